@@ -17,19 +17,25 @@ def algorithm_faults(stage: StageConfig) -> Iterator[Fault]:
     A user's own algorithm (``file.py:function``) is made, which imports its file; a built-in one is
     not.
     """
-    checked = stage.algorithm.checked
-    if checked is not None:
-        yield from _group_size_fault(stage, checked.group_size_min)
-        yield from _built_in_faults(stage, checked)
-        return
+    learner: AlgorithmSettings | AlgorithmSpec
     try:
-        spec = stage.make_algorithm()
+        learner = stage.algorithm.checked or stage.make_algorithm()
     except ConfigError as error:
         setting = error.fields[0].partition(".")[2] if error.fields else "name"
         yield fault(str(error), f"algorithm.{setting}")
         return
-    yield from _group_size_fault(stage, spec.group_size_min)
-    yield from _own_staleness_faults(stage, spec)
+    least = learner.group_size_min
+    if stage.rollout.group_size < least:
+        yield fault(
+            f"algorithm.name={stage.algorithm.name!r} needs rollout.group_size >= {least} (a "
+            f"trajectory is compared with its siblings), got {stage.rollout.group_size}; raise it, "
+            "or choose another algorithm",
+            "rollout.group_size",
+        )
+    if isinstance(learner, AlgorithmSpec):
+        yield from _own_staleness_faults(stage, learner)
+    else:
+        yield from _built_in_faults(stage, learner)
 
 
 def _built_in_faults(stage: StageConfig, settings: AlgorithmSettings) -> Iterator[Fault]:
@@ -105,14 +111,5 @@ def _own_staleness_faults(stage: StageConfig, spec: AlgorithmSpec) -> Iterator[F
 
 
 def _why(stage: StageConfig) -> str:
-    return f"rollout.max_staleness={stage.rollout.max_staleness} trains tokens that older weights sampled"  # noqa: E501
-
-
-def _group_size_fault(stage: StageConfig, least: int) -> Iterator[Fault]:
-    if stage.rollout.group_size < least:
-        yield fault(
-            f"algorithm.name={stage.algorithm.name!r} needs rollout.group_size >= {least} (a "
-            f"trajectory is compared with its siblings), got {stage.rollout.group_size}; raise it, "
-            "or choose another algorithm",
-            "rollout.group_size",
-        )
+    staleness = stage.rollout.max_staleness
+    return f"rollout.max_staleness={staleness} trains tokens that older weights sampled"

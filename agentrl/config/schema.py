@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -29,6 +29,8 @@ from agentrl.training.optim.optim_spec import OptimSpec
 from agentrl.types.section import Count, Listed, Section
 
 When = Literal["always", "built"]
+_Overlay = Annotated[dict[str, Any], Field(default_factory=dict)]
+"""What a stage says of a section; empty by default."""
 
 
 class _StageSections(Section):
@@ -148,17 +150,17 @@ class StageEntry(Section):
     """``model`` or an earlier stage's name; by default the stage before."""
     steps: Count | None = None
     """Short for ``train.steps``."""
-    data: dict[str, Any] = Field(default_factory=dict)
-    env: dict[str, Any] = Field(default_factory=dict)
-    reward: dict[str, Any] = Field(default_factory=dict)
-    sandbox: dict[str, Any] = Field(default_factory=dict)
-    rollout: dict[str, Any] = Field(default_factory=dict)
-    train: dict[str, Any] = Field(default_factory=dict)
-    optim: dict[str, Any] = Field(default_factory=dict)
-    algorithm: dict[str, Any] = Field(default_factory=dict)
-    eval: dict[str, Any] = Field(default_factory=dict)
-    checkpoint: dict[str, Any] = Field(default_factory=dict)
-    debug: dict[str, Any] = Field(default_factory=dict)
+    data: _Overlay
+    env: _Overlay
+    reward: _Overlay
+    sandbox: _Overlay
+    rollout: _Overlay
+    train: _Overlay
+    optim: _Overlay
+    algorithm: _Overlay
+    eval: _Overlay
+    checkpoint: _Overlay
+    debug: _Overlay
 
 
 class RunConfig(_StageSections, _RunSections):

@@ -12,6 +12,7 @@ from typing import Any
 from agentrl.agent_server import AgentProgramSpec
 from agentrl.algorithms import AlgorithmSpec
 from agentrl.config import StageConfig
+from agentrl.config.sections import RewardFunctionConfig
 from agentrl.controller.evaluator import EvalPlan, EvalSet
 from agentrl.envs import EnvSpec, EpisodeView, RewardFn, Rubric, ToolEnv
 from agentrl.errors import ConfigError, DataError
@@ -66,16 +67,6 @@ class StageRecipe:
 
 
 @dataclass(frozen=True, slots=True)
-class _RewardRef:
-    """A reward function by reference, with its name, weight and bound arguments."""
-
-    reference: str
-    name: str | None
-    weight: float
-    args: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
 class RubricSpec:
     """Builds a configuration's rubric where the episodes run.
 
@@ -84,7 +75,7 @@ class RubricSpec:
         base_dir: where ``file.py:name`` references start.
     """
 
-    parts: tuple[_RewardRef, ...]
+    parts: tuple[RewardFunctionConfig, ...]
     base_dir: str
 
     def build(self) -> Rubric:
@@ -96,11 +87,11 @@ class RubricSpec:
         return Rubric([(_bound(part, self.base_dir), part.weight) for part in self.parts])
 
 
-def _bound(part: _RewardRef, base_dir: str | None) -> RewardFn:
-    function = load_object(part.reference, base_dir)
+def _bound(part: RewardFunctionConfig, base_dir: str) -> RewardFn:
+    function = load_object(part.function, base_dir)
     if not callable(function):
         raise ConfigError(
-            f"reward.functions: '{part.reference}' must be a function of an EpisodeView, got "
+            f"reward.functions: '{part.function}' must be a function of an EpisodeView, got "
             f"{type(function).__name__}"
         )
 
@@ -119,8 +110,7 @@ def rubric_spec(stage: StageConfig, live: LiveObjects) -> RubricFactory:
         return live.reward
     if live.reward is not None:
         return Rubric([live.reward] if callable(live.reward) else list(live.reward))
-    parts = tuple(_RewardRef(f.function, f.name, f.weight, f.args) for f in stage.reward.functions)
-    return RubricSpec(parts, str(stage.base_dir))
+    return RubricSpec(stage.reward.functions, str(stage.base_dir))
 
 
 def env_spec(stage: StageConfig, live: LiveObjects, *, with_tools: bool = True) -> EnvSpec:

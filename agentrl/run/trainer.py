@@ -13,11 +13,13 @@ from typing import Any
 from rich.console import Console
 
 from agentrl.config import RunConfig, StageConfig
+from agentrl.config.engine_section import stage_engine
 from agentrl.config.key_names import naming_keys
 from agentrl.controller.cluster.episode_host import EpisodeHost
 from agentrl.controller.cluster.rollout_pool import (
     Incident,
     RolloutPool,
+    RolloutWorkerSpec,
     Score,
     collect_groups,
     stream_groups,
@@ -26,6 +28,7 @@ from agentrl.controller.cluster.rollout_pool import (
 from agentrl.controller.evaluator import Evaluation, RolloutEvaluator
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.stop_request import StopRequest
+from agentrl.engines import EnginePlace, EnginePlan
 from agentrl.envs import EnvSpec, RewardFn, Rubric
 from agentrl.errors import AgentRLError, Closing, ConfigError, close_after
 from agentrl.metrics import (
@@ -37,8 +40,7 @@ from agentrl.metrics import (
     TensorBoardSink,
 )
 from agentrl.rollouts import GroupOutcome, GroupRequest
-from agentrl.run.build import LiveObjects, StageRecipe, eval_plan, reward_model_folder
-from agentrl.run.chat_rollouts import chat_rollouts
+from agentrl.run.build import LiveObjects, StageRecipe, eval_plan, reward_model_folder, rollout_spec
 from agentrl.run.engine import plays_by_messages
 from agentrl.run.lifetime.interruption import Interruption
 from agentrl.run.lifetime.resumption import resume_directory
@@ -365,7 +367,11 @@ class Trainer(Closing):
         """
         if plays_by_messages(stage):
             if self._chat is None:
-                self._chat = chat_rollouts(stage, self._live)
+                place = EnginePlace(model="", max_running=stage.rollout.max_running)
+                engine = EnginePlan(stage_engine(stage), place)
+                host = EpisodeHost()
+                host.setup(RolloutWorkerSpec(engine, rollout_spec(stage, self._live, None)))
+                self._chat = host
             return self._chat, unscored
         processes = self._processes()
         if not self._hosting:

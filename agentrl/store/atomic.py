@@ -32,11 +32,10 @@ def replacing(path: Path) -> Iterator[Path]:
         sync_path(temporary)
         os.replace(temporary, path)
         sync_path(path.parent)
-    except OSError as error:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
-        raise write_failure(f"{path} cannot be written", path, error) from error
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise write_failure(f"{path} cannot be written", path, error) from error
         raise
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import zstandard
 
@@ -114,35 +114,14 @@ def read_frame(path: Path, frame: Sequence[int]) -> bytes:
     Raises:
         StoreError: the frame is not there or is damaged.
     """
-    try:
-        with frames_path(path).open("rb") as file:
-            return _decompress(zstandard.ZstdDecompressor(), file, frame)
-    except (OSError, zstandard.ZstdError) as error:
-        raise StoreError(
-            f"the frame at {frame[0]} of {frames_path(path)} cannot be read: {error}"
-        ) from error
-
-
-def read_with_arrays(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """Each record with its arrays' bytes, in order.
-
-    Raises:
-        StoreError: a whole line is no record, or its frame is not there or is damaged.
-    """
-    try:
-        decompressor = zstandard.ZstdDecompressor()
-        with frames_path(path).open("rb") as file:
-            for record in read_framed(path):
-                yield record, _decompress(decompressor, file, record["frame"])
-    except (OSError, zstandard.ZstdError) as error:
-        raise StoreError(
-            f"{frames_path(path)} cannot be read: {error}; move it and {path.name} away"
-        ) from error
-
-
-def _decompress(
-    decompressor: zstandard.ZstdDecompressor, file: BinaryIO, frame: Sequence[int]
-) -> bytes:
     offset, size = frame
-    file.seek(offset)
-    return decompressor.decompress(file.read(size))
+    frames = frames_path(path)
+    try:
+        with frames.open("rb") as file:
+            file.seek(offset)
+            return zstandard.ZstdDecompressor().decompress(file.read(size))
+    except (OSError, zstandard.ZstdError) as error:
+        raise StoreError(
+            f"the frame at {offset} of {frames} cannot be read: {error}; move it and {path.name} "
+            "away"
+        ) from error

@@ -15,7 +15,8 @@ from agentrl.store.run_directory import RunDirectory
 from agentrl.store.trajectories.codec import Row
 from agentrl.store.trajectories.live import (
     FramedWriter,
-    read_with_arrays,
+    read_frame,
+    read_framed,
     remove_framed,
 )
 from agentrl.store.trajectories.shard import write_shard
@@ -128,6 +129,6 @@ def read_live_rows(path: Path) -> Iterator[tuple[Row, TokenArrays]]:
     Raises:
         StoreError: a whole line is no trajectory, or its frame is not there or is damaged.
     """
-    for row, data in read_with_arrays(path):
-        row.pop("frame")
+    for row in read_framed(path):
+        data = read_frame(path, row.pop("frame"))
         yield row, TokenArrays.unpack(data, row["num_tokens"])

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -148,18 +147,7 @@ def _row(table: pa.Table) -> tuple[Row, TokenArrays]:
     return row, TokenArrays(**arrays, side=row.pop("side"))
 
 
-def _record_batch(rows: Sequence[tuple[Row, TokenArrays]]) -> pa.RecordBatch:
-    scalars = [row for row, _ in rows]
-    arrays = [array for _, array in rows]
-    offsets = np.concatenate([[0], np.cumsum([array.token_ids.size for array in arrays])]).astype(
-        np.int32
-    )
-    columns = [
-        pa.array([row[name] for row in scalars], type=_COLUMNS[name])
-        for name in (*_SUMMARY, *_TEXTS)
-    ]
-    for name in _ARRAYS:
-        values = np.concatenate([getattr(array, name) for array in arrays])
-        columns.append(pa.ListArray.from_arrays(offsets, values, type=_COLUMNS[name]))
-    columns.append(pa.array([array.side for array in arrays], type=pa.binary()))
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+def _record_batch(rows: Iterable[tuple[Row, TokenArrays]]) -> pa.RecordBatch:
+    arrays = (*_ARRAYS, "side")
+    whole = [{**row, **{name: getattr(own, name) for name in arrays}} for row, own in rows]
+    return pa.RecordBatch.from_pylist(whole, schema=SCHEMA)

@@ -32,7 +32,7 @@ from agentrl.types import Trajectory
 _MASKED_COLUMNS = ("status_detail", "prompt", "final_text", "turns", "task", "info")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WriterCounts:
     """What a writer did so far.
 
@@ -127,7 +127,7 @@ class TrajectoryWriter(Closing):
     def counts(self) -> WriterCounts:
         """What was done so far."""
         with self._changed:
-            return self._counts
+            return replace(self._counts)
 
     def write(self, trajectory: Trajectory, step: int) -> None:
         """Queue a trajectory that finished in ``step``.
@@ -151,7 +151,7 @@ class TrajectoryWriter(Closing):
         with self._changed:
             self._assert_usable()
             if self._in_memory >= self._queue_size:
-                self._count(dropped_annotations=1)
+                self._counts.dropped_annotations += 1
                 return False
             self._put(_Entry(partial(self._note, annotation, time.time()), "annotations"))
             return True
@@ -221,7 +221,7 @@ class TrajectoryWriter(Closing):
             self._wait_for_progress()
             self._assert_usable()
         if (waited := time.monotonic() - started) > 1e-3:
-            self._count(wait_s=waited)
+            self._counts.wait_s += waited
 
     def _wait_until_handled(self, ticket: int) -> None:
         while self._handled < ticket:
@@ -239,11 +239,6 @@ class TrajectoryWriter(Closing):
                 f"the store has taken nothing for {self._timeout_s:g} s ({self._issued - handled} "
                 f"entries wait); is the disk of {self._run.root} there?"
             )
-
-    def _count(self, *, wait_s: float = 0.0, **more: int) -> None:
-        counts = self._counts
-        grown = {name: getattr(counts, name) + number for name, number in more.items()}
-        self._counts = replace(counts, wait_s=counts.wait_s + wait_s, **grown)
 
     def _fail(self, error: Exception, what: str) -> StoreError:
         waiting = self._issued - self._handled
@@ -268,8 +263,8 @@ class TrajectoryWriter(Closing):
                 with self._changed:
                     self._handled += 1
                     self._in_memory -= bool(entry.counted)
-                    if entry.counted:
-                        self._count(**{entry.counted: 1})
+                    self._counts.written += entry.counted == "written"
+                    self._counts.annotations += entry.counted == "annotations"
                     self._changed.notify_all()
                     if self._closed and not self._queue:
                         return

@@ -8,7 +8,9 @@ sandbox), 143 interrupted by a signal, 1 otherwise.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Self
 
 
 class AgentRLError(Exception):
@@ -206,6 +208,41 @@ class TrainingError(AgentRLError):
         self.rank = rank
         self.host = host
         self.traceback_text = traceback_text
+
+
+class Closing:
+    """Context manager that calls ``close`` at its end; where the block failed, a failure of that is
+    a note of the block's error.
+
+    Attributes:
+        closing: what ``close`` does, for the note.
+    """
+
+    closing = "closing"
+
+    def close(self) -> None:
+        """Ends what was started; a second call does nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        close_after(error, self.close, self.closing)
+
+
+def close_after(error: BaseException | None, close: Callable[[], None], what: str) -> None:
+    """Closes what was started; where an error came first, a failure of that is its note."""
+    try:
+        close()
+    except AgentRLError as second:
+        if error is None:
+            raise
+        error.add_note(f"and {what} failed: {second}")
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:

@@ -10,6 +10,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from agentrl.cli.terminal import print_table, say
+from agentrl.errors import MachineError
+
 _PACKAGES = ("agentrl", "torch", "ray", "transformers", "tokenizers")
 
 
@@ -25,11 +28,11 @@ def doctor_command(
             its default image.
         reap: instead remove what dead runs left: sandboxes, their folders and containers, and SGLang servers.
     """  # noqa: E501
-    if prepare is not None or reap:
-        if prepare is not None:
-            _prepare(prepare)
-        if reap:
-            _reap()
+    if prepare is not None:
+        _prepare(prepare)
+    if reap:
+        _reap()
+    if reap or prepare is not None:
         return
     print(f"python {platform.python_version()} on {platform.platform()}")
     print(f"processors: {_processors()} usable of {os.cpu_count()}")
@@ -40,20 +43,16 @@ def doctor_command(
 
 
 def _print_packages() -> None:
-    from agentrl.cli.terminal import print_table, say
     from agentrl.run.install.sglang_env import installed_environments
 
     print_table(("package", "version"), [(name, _version(name)) for name in _PACKAGES])
-    environments = installed_environments() or ["none here; agentrl install sglang makes one"]
-    for line in environments:
+    for line in installed_environments() or ["none here; agentrl install sglang makes one"]:
         say(f"SGLang's environment: {line}")
 
 
 def _print_sandboxes() -> None:
-    """The guarantees of every backend, measured, and the one that ``sandbox.backend: auto`` takes."""  # noqa: E501
-    from agentrl.cli.terminal import print_table, say
+    """What every backend guarantees, measured, and the one that ``sandbox.backend: auto`` takes."""
     from agentrl.config.key_names import with_keys
-    from agentrl.errors import MachineError
     from agentrl.sandbox import GUARANTEES, SandboxSpec, probe_backends
 
     reports = probe_backends()
@@ -72,7 +71,6 @@ def _print_sandboxes() -> None:
 
 
 def _prepare(images: Sequence[str]) -> None:
-    from agentrl.cli.terminal import say
     from agentrl.sandbox.docker.images import prepare
     from agentrl.sandbox.docker.settings import DEFAULT_IMAGE
 
@@ -81,10 +79,8 @@ def _prepare(images: Sequence[str]) -> None:
 
 
 def _reap() -> None:
-    from agentrl.cli.terminal import say
     from agentrl.config.key_names import with_keys
     from agentrl.engines.servers.orphan_cleanup import reap_servers
-    from agentrl.errors import MachineError
     from agentrl.sandbox.docker.containers import remove_orphaned_containers
     from agentrl.sandbox.orphan_cleanup import remove_orphans
 

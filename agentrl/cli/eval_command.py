@@ -11,11 +11,20 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from agentrl.cli.terminal import print_json, print_table
 from agentrl.errors import ConfigError
+from agentrl.metrics.evaluation import evaluation_report
+from agentrl.run.eval_file import (
+    EvaluatedTask,
+    evaluated_tasks,
+    read_eval_file,
+    rescored,
+    task_scores,
+    write_eval_file,
+)
 
 if TYPE_CHECKING:
     from agentrl.controller.evaluator import Evaluation
-    from agentrl.run.eval_file import EvaluatedTask
 
 
 def eval_command(
@@ -71,15 +80,12 @@ def eval_command(
     else:
         evaluated = _evaluate(model, config, overrides, samples, only)
     if out is not None:
-        from agentrl.run.eval_file import write_eval_file
-
         write_eval_file(out, evaluated)
     _report(evaluated, as_json=json)
 
 
 def _score_again(path: Path, reference: str) -> list[EvaluatedTask]:
     from agentrl.envs import Rubric
-    from agentrl.run.eval_file import read_eval_file, rescored
     from agentrl.types import load_object
 
     return rescored(read_eval_file(path), Rubric([load_object(reference)]))
@@ -100,10 +106,9 @@ def _evaluate(
 def _by_source(results: Sequence[Evaluation]) -> list[EvaluatedTask]:
     """The tasks of every set; a set's name is their data source where they name none.
 
-    The same source in several sets (with the tools and without them, say) is told apart as ``set/source``.
-    """  # noqa: E501
-    from agentrl.run.eval_file import evaluated_tasks
-
+    The same source in several sets (with the tools and without them, say) is told apart as
+    ``set/source``.
+    """
     sources = {
         result.name: {trajectory.task.data_source for trajectory in result.trajectories}
         for result in results
@@ -122,10 +127,6 @@ def _by_source(results: Sequence[Evaluation]) -> list[EvaluatedTask]:
 
 
 def _report(evaluated: Sequence[EvaluatedTask], *, as_json: bool) -> None:
-    from agentrl.cli.terminal import print_json, print_table
-    from agentrl.metrics.evaluation import evaluation_report
-    from agentrl.run.eval_file import task_scores
-
     report = evaluation_report(task_scores(evaluated))
     failed = sum(score is None for entry in evaluated for score in entry.scores)
     if as_json:

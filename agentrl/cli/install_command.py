@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from agentrl.cli.terminal import say
+
 
 def install_command(
     what: Literal["sglang"],
@@ -29,7 +31,6 @@ def install_command(
     torch_index
         A package index that has torch for the CPU, instead of PyTorch's own.
     """  # noqa: E501
-    from agentrl.cli.terminal import say
     from agentrl.run.install.sglang_env import (
         CPU,
         GPU,

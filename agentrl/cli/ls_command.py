@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from agentrl.store import TrajectorySummary
+from agentrl.cli.terminal import print_json, print_table, reading_stored_files, say
+from agentrl.store import RunDirectory, TrajectoryReader, TrajectorySummary
 
 
+@reading_stored_files()
 def ls_command(
     run: Path,
     /,
@@ -44,57 +44,33 @@ def ls_command(
     json
         A JSON array of everything known of each.
     """
-    from dataclasses import asdict
-
-    from agentrl.cli.terminal import print_json
-    from agentrl.cli.views.stored_files import reading_stored_files
-    from agentrl.store import RunDirectory, TrajectoryReader
-
-    with reading_stored_files():
-        reader = TrajectoryReader(RunDirectory.open(run))
-        found = reader.summaries(step=step, label=label, task_id=task, status=status)
+    reader = TrajectoryReader(RunDirectory.open(run))
+    found = reader.summaries(step=step, label=label, task_id=task, status=status)
     if json:
         print_json([asdict(summary) for summary in found])
-    else:
-        _print(found, limit)
-
-
-def _print(found: Sequence[TrajectorySummary], limit: int) -> None:
-    from agentrl.cli.terminal import print_table, say
-
-    columns = ("id", "step", "task", "status", "reward", "turns", "tokens", "sampled", "version")
+        return
     latest = found[-limit:] if limit else found
-    print_table(
-        columns,
-        [
-            (
-                summary.id,
-                summary.step,
-                summary.task_id,
-                f"{summary.status}({summary.status_reason})"
-                if summary.status_reason
-                else summary.status,
-                summary.reward,
-                summary.num_turns,
-                summary.num_tokens,
-                summary.num_policy_tokens,
-                _versions(summary),
-            )
-            for summary in latest
-        ],
-    )
-    counts = ", ".join(
-        f"{count} {status}" for status, count in sorted(Counter(s.status for s in found).items())
-    )
-    hidden = (
-        f"; {len(found) - len(latest)} earlier ones not shown (--limit 0)"
-        if len(latest) < len(found)
-        else ""
-    )
-    say(f"{len(found)} trajectories{': ' if counts else ''}{counts}{hidden}")
+    columns = ("id", "step", "task", "status", "reward", "turns", "tokens", "sampled", "version")
+    print_table(columns, map(_row, latest))
+    statuses = sorted(Counter(summary.status for summary in found).items())
+    counts = ", ".join(f"{count} {name}" for name, count in statuses)
+    told = f"{len(found)} trajectories{': ' if counts else ''}{counts}"
+    if len(latest) < len(found):
+        told += f"; {len(found) - len(latest)} earlier ones not shown (--limit 0)"
+    say(told)
 
 
-def _versions(summary: TrajectorySummary) -> str | None:
-    low = summary.policy_version_min
-    high = summary.policy_version_max
-    return None if low is None else str(low) if low == high else f"{low}-{high}"
+def _row(one: TrajectorySummary) -> tuple[str | int | float | None, ...]:
+    reason = f"({one.status_reason})" if one.status_reason else ""
+    versions = dict.fromkeys((one.policy_version_min, one.policy_version_max))
+    return (
+        one.id,
+        one.step,
+        one.task_id,
+        f"{one.status}{reason}",
+        one.reward,
+        one.num_turns,
+        one.num_tokens,
+        one.num_policy_tokens,
+        None if None in versions else "-".join(map(str, versions)),
+    )

@@ -11,7 +11,9 @@ from typing import NoReturn
 
 from cyclopts import App, CycloptsError
 
+from agentrl.cli.terminal import say
 from agentrl.errors import AgentRLError, ConfigError, RunInterruptedError
+from agentrl.terminal_log import warnings_on
 
 app = App(
     name="agentrl",
@@ -54,8 +56,6 @@ def run(tokens: Sequence[str]) -> int:
         The exit code: 0 success, 2 a mistake in the configuration or on the command line, 3 data, 4
         the machine, 130 interrupted by Ctrl-C, 143 by SIGTERM or SIGUSR1, 1 anything else.
     """
-    from agentrl.terminal_log import warnings_on
-
     with warnings_on(lambda text: _tell(f"! {text}")):
         return _run(tokens)
 
@@ -89,8 +89,6 @@ def _fail(error: AgentRLError) -> int:
 
 
 def _tell(text: str) -> None:
-    from agentrl.cli.terminal import say
-
     say(text, file=sys.stderr)
 
 

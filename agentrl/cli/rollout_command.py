@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
+from agentrl.cli.terminal import console, print_table, say
 from agentrl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -49,7 +51,6 @@ def rollout_command(
             raise ConfigError(f"--{name} must be at least 1, got {value}")
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
-    from agentrl.cli.terminal import console, say
     from agentrl.run.collection import collect
     from agentrl.run.policy_source import named_policy
 
@@ -70,43 +71,39 @@ def rollout_command(
     say(f"{folder}: {len(collected)} episodes; agentrl ls {folder}")
 
 
-def _report(collected: Sequence[TrajectorySummary]) -> None:
-    from agentrl.cli.terminal import print_table
+_COLUMNS = (
+    "data source",
+    "tasks",
+    "episodes",
+    "terminated",
+    "truncated",
+    "failed",
+    "reward",
+    "turns",
+    "policy tokens",
+)
 
+
+def _report(collected: Sequence[TrajectorySummary]) -> None:
     sources: defaultdict[str, list[TrajectorySummary]] = defaultdict(list)
     for summary in collected:
         sources[summary.data_source].append(summary)
-    print_table(
-        (
-            "data source",
-            "tasks",
-            "episodes",
-            "terminated",
-            "truncated",
-            "failed",
-            "reward",
-            "turns",
-            "policy tokens",
-        ),
-        [_row(name, own) for name, own in sorted(sources.items())],
-    )
+    print_table(_COLUMNS, [_row(name, own) for name, own in sorted(sources.items())])
 
 
 def _row(name: str, own: Sequence[TrajectorySummary]) -> tuple[str | int | float | None, ...]:
-    finished = [summary for summary in own if summary.reward is not None]
-
-    def mean(values: Sequence[float]) -> float | None:
-        return sum(values) / len(values) if values else None
-
+    statuses = Counter(summary.status for summary in own)
+    finished = [
+        (summary.reward, summary.num_turns, summary.num_policy_tokens)
+        for summary in own
+        if summary.reward is not None
+    ]
     return (
         name,
         len({summary.draw for summary in own}),
         len(own),
-        *(
-            sum(summary.status == kind for summary in own)
-            for kind in ("terminated", "truncated", "failed")
-        ),
-        mean([summary.reward for summary in finished if summary.reward is not None]),
-        mean([summary.num_turns for summary in finished]),
-        mean([summary.num_policy_tokens for summary in finished]),
+        statuses["terminated"],
+        statuses["truncated"],
+        statuses["failed"],
+        *(map(fmean, zip(*finished, strict=True)) if finished else (None, None, None)),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from agentrl.cli.terminal import say
 from agentrl.errors import ConfigError
 
 
@@ -44,7 +45,6 @@ def serve_policy_command(
         raise ConfigError(
             f"--out {out} must be a new or empty folder, and it holds files; name another folder"
         )
-    from agentrl.cli.terminal import say
     from agentrl.run.policy_service import serve_policy
 
     serve_policy(

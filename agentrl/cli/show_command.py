@@ -7,7 +7,15 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from agentrl.cli.terminal import print_json, reading_stored_files
+from agentrl.cli.views.run_overview import overview, print_overview
+from agentrl.cli.views.token_text import token_text_of
+from agentrl.cli.views.trajectory_json import trajectory_json
+from agentrl.cli.views.trajectory_text import print_trajectory
+from agentrl.store import RunDirectory, TrajectoryReader
 
+
+@reading_stored_files()
 def show_command(
     run: Path,
     trajectory: str | None = None,
@@ -26,30 +34,13 @@ def show_command(
     json
         As JSON, token ids and logprobs included.
     """
-    from agentrl.cli.views.stored_files import reading_stored_files
-
-    with reading_stored_files():
-        _show_trajectory(run, trajectory, json) if trajectory else _show_run(run, json)
-
-
-def _show_run(run: Path, json: bool) -> None:
-    from agentrl.cli.terminal import print_json
-    from agentrl.cli.views.run_overview import overview, print_overview
-    from agentrl.store import RunDirectory
-
-    found = overview(RunDirectory.open(run))
-    print_json(found) if json else print_overview(found)
-
-
-def _show_trajectory(run: Path, trajectory: str, json: bool) -> None:
-    from agentrl.cli.terminal import print_json
-    from agentrl.cli.views.token_text import token_text_of
-    from agentrl.cli.views.trajectory_json import trajectory_json
-    from agentrl.cli.views.trajectory_text import print_trajectory
-    from agentrl.store import RunDirectory, TrajectoryReader
-
     directory = RunDirectory.open(run)
-    stored = TrajectoryReader(directory).get(trajectory)
-    print_json(trajectory_json(stored)) if json else print_trajectory(
-        stored, token_text_of(directory)
-    )
+    if trajectory:
+        stored = TrajectoryReader(directory).get(trajectory)
+        if json:
+            print_json(trajectory_json(stored))
+        else:
+            print_trajectory(stored, token_text_of(directory))
+    else:
+        found = overview(directory)
+        print_json(found) if json else print_overview(found)

@@ -6,20 +6,32 @@ import json
 import math
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
-from typing import IO, Any, Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import IO, Any, NamedTuple
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-_CONTROL = {code: 0x2400 + code for code in range(0x20) if code not in (0x09, 0x0A)} | {
-    0x7F: 0x2421
-}
-_CONTROL |= dict.fromkeys(range(128, 160), 65533)
+from agentrl.errors import DataError, StoreError
+
+_CONTROL = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"}
+_CONTROL |= {0x7F: 0x2421, **dict.fromkeys(range(0x80, 0xA0), 0xFFFD)}
 _WIDE = 200
 _NARROWEST = 6  # to which a column of text is cut
+
+
+@contextmanager
+def reading_stored_files() -> Iterator[None]:
+    """Turns a StoreError within into a DataError: an unreadable file is a fault of the data, which
+    ends a command without a traceback.
+    """
+    try:
+        yield
+    except StoreError as error:
+        raise DataError(str(error)) from error
 
 
 def console() -> Console:
@@ -50,11 +62,9 @@ def say(text: str = "", *, hang: int | None = None, file: IO[str] | None = None)
         file: standard output, or error.
     """
     out = file or sys.stdout
-    print(
-        fitted(text, Console(file=out).width, hang=hang) if out.isatty() else text,
-        file=out,
-        flush=True,
-    )
+    if out.isatty():
+        text = fitted(text, Console(file=out).width, hang=hang)
+    print(text, file=out, flush=True)
 
 
 def fitted(text: str, width: int, *, hang: int | None = None) -> str:
@@ -94,15 +104,10 @@ def print_table(
     the table.
     """
     cells = [[_cell(value) for value in row] for row in rows]
-    texts = [[Text(shown(text)) for text, _ in line] for line in cells]
-    numeric = [
-        bool(cells) and all(line[index][1] for line in cells) for index in range(len(columns))
-    ]
+    indices = range(len(columns))
+    numeric = [bool(cells) and all(line[index].numeric for line in cells) for index in indices]
     out = console()
-    room = [
-        max((cell_len(line[index].plain) for line in texts), default=0)
-        for index in range(len(columns))
-    ]
+    room = [max((line[index].text.cell_len for line in cells), default=0) for index in indices]
     headings = list(columns)
     gap = 2
     if _width(headings, room, gap) > out.width:
@@ -114,10 +119,14 @@ def print_table(
         title=title, title_justify="left", box=None, pad_edge=False, padding=(0, gap, 0, 0)
     )
     for index, heading in enumerate(headings):
-        justify: Literal["right", "left"] = "right" if numeric[index] else "left"
-        table.add_column(heading, justify=justify, no_wrap=True, max_width=cut.get(index))
-    for line in texts:
-        table.add_row(*line)
+        table.add_column(
+            heading,
+            justify="right" if numeric[index] else "left",
+            no_wrap=True,
+            max_width=cut.get(index),
+        )
+    for line in cells:
+        table.add_row(*(cell.text for cell in line))
     out.print(table)
     if cut:
         say("(texts that end in … are cut to fit the terminal; a pipe or --json has them whole)")
@@ -155,15 +164,17 @@ def _cut(
     return cut
 
 
-def _cell(value: Any) -> tuple[str, bool]:
-    if value is None:
-        return "-", True
-    if isinstance(value, float):
+class _Cell(NamedTuple):
+    text: Text
+    numeric: bool
+
+
+def _cell(value: Any) -> _Cell:
+    text = "-" if value is None else str(value)
+    if isinstance(value, float) and math.isfinite(value):
         small = 0 < abs(value) < 5e-4  # which three decimals would show as nothing
-        return (
-            f"{value:.2e}" if small else f"{value:.3f}" if math.isfinite(value) else str(value)
-        ), True
-    return str(value), isinstance(value, int)
+        text = f"{value:.2e}" if small else f"{value:.3f}"
+    return _Cell(Text(shown(text)), value is None or isinstance(value, int | float))
 
 
 def print_json(value: Mapping[str, Any] | Sequence[Any]) -> None:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from agentrl.cli.terminal import reading_stored_files
+
 
 def train_command(
     config: Path,
@@ -34,7 +36,6 @@ def train_command(
     if dry_run:
         print(to_yaml(loaded.config, loaded.origin), end="")
         return
-    from agentrl.cli.views.stored_files import reading_stored_files
     from agentrl.store import RunDirectory
 
     place = loaded.config.run.dir or ""

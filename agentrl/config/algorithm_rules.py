@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agentrl.algorithms import AlgorithmSettings, AlgorithmSpec
+from agentrl.config.rules import fault
 from agentrl.config.schema import StageConfig
 from agentrl.errors import ConfigError
 from agentrl.types.section import Fault
@@ -16,45 +17,50 @@ def algorithm_faults(stage: StageConfig) -> Iterator[Fault]:
     A user's own algorithm (``file.py:function``) is made, which imports its file; a built-in one is
     not.
     """
-    checked = stage.algorithm.checked
-    if checked is not None:
-        yield from _group_size_fault(stage, checked.group_size_min)
-        yield from _built_in_faults(stage, checked)
-        return
+    learner: AlgorithmSettings | AlgorithmSpec
     try:
-        spec = stage.make_algorithm()
+        learner = stage.algorithm.checked or stage.make_algorithm()
     except ConfigError as error:
         setting = error.fields[0].partition(".")[2] if error.fields else "name"
-        yield Fault((("algorithm", setting),), str(error))
+        yield fault(str(error), f"algorithm.{setting}")
         return
-    yield from _group_size_fault(stage, spec.group_size_min)
-    yield from _own_staleness_faults(stage, spec)
+    least = learner.group_size_min
+    if stage.rollout.group_size < least:
+        yield fault(
+            f"algorithm.name={stage.algorithm.name!r} needs rollout.group_size >= {least} (a "
+            f"trajectory is compared with its siblings), got {stage.rollout.group_size}; raise it, "
+            "or choose another algorithm",
+            "rollout.group_size",
+        )
+    if isinstance(learner, AlgorithmSpec):
+        yield from _own_staleness_faults(stage, learner)
+    else:
+        yield from _built_in_faults(stage, learner)
 
 
 def _built_in_faults(stage: StageConfig, settings: AlgorithmSettings) -> Iterator[Fault]:
     if settings.on_policy_only and stage.debug.train_on_tool_tokens:
-        yield Fault(
-            (("algorithm", "old_logprobs"), ("debug", "train_on_tool_tokens")),
+        yield fault(
             "algorithm.old_logprobs='rollout' needs debug.train_on_tool_tokens=false (no sampler "
             "gave those tokens a "
             "logprob), got true; set it, or algorithm.old_logprobs='recompute'",
+            "algorithm.old_logprobs",
+            "debug.train_on_tool_tokens",
         )
     if stage.rollout.schedule != "sync" and settings.learns_from == "rollouts":
         yield from _staleness_faults(stage, settings)
     if settings.on_policy_only and not stage.updates_are_on_policy:
         train = stage.train
-        yield Fault(
-            (
-                ("algorithm", "old_logprobs"),
-                ("train", "updates_per_batch"),
-                ("train", "mini_batch_prompts"),
-            ),
+        yield fault(
             "algorithm.old_logprobs='rollout' allows one update a batch, "
             "train.updates_per_batch=1 and train.mini_batch_prompts=train.batch_prompts (after "
             "the first, the sampler's policy is no longer the one trained), got "
             f"{train.updates_per_batch} passes over {train.batch_prompts} prompts in mini-batches "
             f"of {train.mini_batch_prompts}; change these, or set "
             "algorithm.old_logprobs='recompute'",
+            "algorithm.old_logprobs",
+            "train.updates_per_batch",
+            "train.mini_batch_prompts",
         )
 
 
@@ -64,16 +70,18 @@ def _staleness_faults(stage: StageConfig, settings: AlgorithmSettings) -> Iterat
     """
     why = _why(stage)
     if settings.on_policy_only:
-        yield Fault(
-            (("algorithm", "old_logprobs"), ("rollout", "max_staleness")),
+        yield fault(
             f"{why}, which needs algorithm.old_logprobs='recompute', got 'rollout'; set it, or "
             "rollout.schedule=sync",
+            "algorithm.old_logprobs",
+            "rollout.max_staleness",
         )
     elif not settings.corrects_staleness:
-        yield Fault(
-            (("algorithm", "rollout_correction", "level"), ("rollout", "max_staleness")),
+        yield fault(
             f"{why}, which needs algorithm.rollout_correction.level='token' (truncated importance "
             "weights), got 'none'; set it, or rollout.schedule=sync",
+            "algorithm.rollout_correction.level",
+            "rollout.max_staleness",
         )
 
 
@@ -82,34 +90,26 @@ def _own_staleness_faults(stage: StageConfig, spec: AlgorithmSpec) -> Iterator[F
     name = stage.algorithm.name
     staleness = stage.rollout.max_staleness
     if spec.max_staleness is not None and staleness > spec.max_staleness:
-        yield Fault(
-            (("rollout", "max_staleness"),),
+        yield fault(
             f"algorithm.name={name!r} allows rollout.max_staleness <= {spec.max_staleness}, got "
             f"{staleness}; lower it",
+            "rollout.max_staleness",
         )
     elif (
         stage.rollout.schedule != "sync"
         and spec.learns_from == "rollouts"
         and spec.correction is None
     ):
-        yield Fault(
-            (("algorithm", "name"), ("rollout", "max_staleness")),
+        yield fault(
             f"{_why(stage)}, but algorithm.name={name!r} returns an AlgorithmSpec without "
             "`correction`, the factor that makes up for their age; give it one "
             "(agentrl.algorithms.losses.truncated_importance is GRPO's, and one of ones is for a "
             "loss that weighs by rollout_logprobs itself), or set rollout.schedule=sync",
+            "algorithm.name",
+            "rollout.max_staleness",
         )
 
 
 def _why(stage: StageConfig) -> str:
-    return f"rollout.max_staleness={stage.rollout.max_staleness} trains tokens that older weights sampled"  # noqa: E501
-
-
-def _group_size_fault(stage: StageConfig, least: int) -> Iterator[Fault]:
-    if stage.rollout.group_size < least:
-        yield Fault(
-            (("rollout", "group_size"),),
-            f"algorithm.name={stage.algorithm.name!r} needs rollout.group_size >= {least} (a "
-            f"trajectory is compared with its siblings), got {stage.rollout.group_size}; raise it, "
-            "or choose another algorithm",
-        )
+    staleness = stage.rollout.max_staleness
+    return f"rollout.max_staleness={staleness} trains tokens that older weights sampled"

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pydantic import ValidationError
 
 from agentrl.config.renamed_keys import with_new_name
+from agentrl.config.rules import fault
 from agentrl.config.schema import StageConfig
 from agentrl.config.train_sections import RolloutConfig
 from agentrl.engines.base import EngineSpec
@@ -46,7 +47,10 @@ def engine_section_faults(stage: StageConfig) -> Iterator[Fault]:
             kind.model_validate(extras.get(section, {}))
     except ConfigError as error:
         near = "" if ":" in rollout.engine else did_you_mean(rollout.engine, BUILT_IN)
-        yield Fault((("rollout", "engine"),), f"{error}{near}")
+        yield fault(
+            f"{error}{near}",
+            "rollout.engine",
+        )
     except ValidationError as error:
         yield from section_faults(error, kind, StageConfig, ("rollout", section))
     for name in extras.keys() - {section}:
@@ -61,27 +65,27 @@ def engine_faults(stage: StageConfig, *, trains: bool) -> Iterator[Fault]:
     spec = stage_engine(stage)
     rollout = stage.rollout
     traits = spec.traits()
-    engine = ("rollout", "engine")
     if trains and not traits.returns_ids:
-        yield Fault(
-            (engine,),
+        yield fault(
             f"rollout.engine={rollout.engine!r} cannot train (such a server returns neither token "
             "ids nor logprobs); use 'torch' or 'sglang' here",
+            "rollout.engine",
         )
     if stage.run.deterministic and not traits.deterministic:
-        yield Fault(
-            (engine, ("run", "deterministic")),
+        yield fault(
             "run.deterministic needs rollout.engine='torch' (other engines batch by arrival), "
             f"got {rollout.engine!r}; set it, or run.deterministic=false",
+            "rollout.engine",
+            "run.deterministic",
         )
     most = traits.max_owners
     if most is not None and stage.num_hosts > most:
-        owner = ("rollout", "num_workers") if rollout.num_workers else ("train", "world_size")
-        urls = ("rollout", spec.section, "urls")
-        given = urls if getattr(spec, "urls", ()) else ("rollout", "engine")
-        yield Fault(
-            (given, owner),
-            f"{'.'.join(given)} needs {'.'.join(owner)} of at most {most} (the engine has one "
-            f"owner, and each of these processes plays episodes), got {stage.num_hosts}; let them "
-            f"start servers of their own, or set {'.'.join(owner)}={most}",
+        owner = stage.hosts_setting
+        given = f"rollout.{spec.section}.urls" if getattr(spec, "urls", ()) else "rollout.engine"
+        yield fault(
+            f"{given} needs {owner} of at most {most} (the engine has one owner, and each of these "
+            f"processes plays episodes), got {stage.num_hosts}; let them start servers of their "
+            f"own, or set {owner}={most}",
+            given,
+            owner,
         )

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from agentrl.config.algorithm_rules import algorithm_faults
-from agentrl.config.document import Document, Origin, dotted, parse_document
+from agentrl.config.document import MISSING, Document, Origin, dotted, parse_document, value_at
 from agentrl.config.engine_section import engine_faults, engine_section_faults
 from agentrl.config.key_names import with_keys
 from agentrl.config.overrides import apply_overrides, expand_short_forms
-from agentrl.config.problems import Problem, raise_problems
 from agentrl.config.renamed_keys import rename_keys, with_new_name
 from agentrl.config.rules import lineage_faults, run_faults, stage_faults
 from agentrl.config.schema import RunConfig, StageConfig
@@ -36,9 +35,11 @@ class LoadedConfig:
         ``default``.
         """
         tree = self._document.tree if stage is None else self._stages[stage]
-        for written in _written_as(key, stage) if _holds(tree, key) else ():
-            if written in self._document.origins:
-                return self._document.origins[written].text
+        origins = self._document.origins
+        if value_at(tree, key) is not MISSING:
+            for written in _written_as(key, stage):
+                if written in origins:
+                    return origins[written].text
         return "default"
 
 
@@ -74,23 +75,23 @@ def load_with_origins(
     trains: bool = True,
 ) -> LoadedConfig:
     """As ``load_config``, keeping where every value came from."""
-    problems: list[Problem] = []
     if isinstance(source, Mapping):
         name = "run"
         folder = Path.cwd()
-        document = _document_of(source)
+        document = Document(copy.deepcopy(dict(source)))
+        document.place((), document.tree, Origin("the mapping given"))
     else:
         path = Path(source)
-        document, problems = parse_document(_read(path), str(source))
+        document = parse_document(_read(path), str(source))
         folder = path.resolve().parent
         name = folder.name if path.stem == "config" else path.stem
-    raise_problems(problems)
+    document.raise_problems()
     expand_short_forms(document)
     if not isinstance(source, Mapping) and _is_a_runs_own(Path(source)):
         rename_keys(document)
-    problems += apply_overrides(document, overrides)
-    problems += _problems(document, folder, trains)
-    raise_problems(problems)
+    apply_overrides(document, overrides)
+    _check(document, folder, trains)
+    document.raise_problems()
     config = RunConfig.model_validate(document.tree)
     base_dir = str((folder / (config.run.base_dir or ".")).resolve())
     run = config.run.replace(dir=config.run.dir or str(Path("runs", name)), base_dir=base_dir)
@@ -115,28 +116,22 @@ def _read(path: Path) -> str:
         raise ConfigError(f"{path} cannot be read as a configuration: {error}") from None
 
 
-def _document_of(source: Mapping[str, Any]) -> Document:
-    document = Document(copy.deepcopy(dict(source)))
-    document.place((), document.tree, Origin("the mapping given"))
-    return document
-
-
-def _problems(document: Document, folder: Path, trains: bool) -> list[Problem]:
-    """All problems of a document whose overrides are applied."""
-    problems = []
-    top, top_faults = _validate(RunConfig, document.tree)
-    problems += [_located(document, fault) for fault in top_faults]
+def _check(document: Document, folder: Path, trains: bool) -> None:
+    """Adds all problems of a document whose overrides are applied."""
+    tree = document.tree
+    top, top_faults = _validate(RunConfig, tree)
     if top is not None:
-        problems += [_located(document, fault) for fault in run_faults(top, trains=trains)]
-    if not _stages_are_readable(document.tree):
-        return problems
-    base_dir = folder / (top.run.base_dir or ".") if top is not None else folder
+        top_faults += run_faults(top, trains=trains)
+        folder /= top.run.base_dir or "."
+    _tell(document, top_faults)
+    stages = tree.get("stages") or []
+    if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
+        return
     sound = []
-    for index, tree in enumerate(stage_trees(document.tree)):
-        stage, faults = _validate(StageConfig, tree)
-        number = index if document.tree.get("stages") else None
+    for index, own in enumerate(stage_trees(tree)):
+        stage, faults = _validate(StageConfig, own)
         if stage is not None:
-            stage = stage.replace(run=stage.run.replace(base_dir=str(base_dir)))
+            stage = stage.replace(run=stage.run.replace(base_dir=str(folder)))
             faults += engine_section_faults(stage)
             broken = [key for fault in faults for key in fault.keys]
             crossing = [
@@ -145,15 +140,11 @@ def _problems(document: Document, folder: Path, trains: bool) -> list[Problem]:
                 *engine_faults(stage, trains=trains),
             ]
             faults += [fault for fault in crossing if not _touches(fault, broken)]
-        problems += [_located(document, fault, number) for fault in faults]
-        sound += [] if faults else [stage]
-    if not problems:
-        numbered = lineage_faults(sound)
-        problems += [
-            _located(document, fault, index if document.tree.get("stages") else None)
-            for index, fault in numbered
-        ]
-    return problems
+        _tell(document, faults, index if stages else None)
+        sound.append(stage)
+    if not document.problems:
+        for index, fault in lineage_faults(sound):
+            _tell(document, [fault], index if stages else None)
 
 
 def _validate(model: type[Section], tree: dict[str, Any]) -> tuple[Any, list[Fault]]:
@@ -173,27 +164,10 @@ def _validate(model: type[Section], tree: dict[str, Any]) -> tuple[Any, list[Fau
             return None, faults
         faults += fresh
         for fault in fresh:
-            _remove(repaired, fault.keys[0])
-
-
-def _remove(tree: Any, key: Key) -> None:
-    *outer, last = key
-    for part in outer:
-        try:
-            tree = tree[part]
-        except (KeyError, IndexError, TypeError):
-            return
-    if isinstance(tree, dict):
-        tree.pop(last, None)
-
-
-def _holds(tree: Any, key: Key) -> bool:
-    for part in key:
-        try:
-            tree = tree[part]
-        except (KeyError, IndexError, TypeError):
-            return False
-    return True
+            *outer, last = fault.keys[0]
+            holder = value_at(repaired, outer)
+            if isinstance(holder, dict):
+                holder.pop(last, None)
 
 
 def _touches(fault: Fault, broken: list[Key]) -> bool:
@@ -203,24 +177,19 @@ def _touches(fault: Fault, broken: list[Key]) -> bool:
     )
 
 
-def _stages_are_readable(tree: dict[str, Any]) -> bool:
-    stages = tree.get("stages")
-    return stages is None or (
-        isinstance(stages, list) and all(isinstance(stage, dict) for stage in stages)
-    )
-
-
-def _located(document: Document, fault: Fault, stage: int | None = None) -> Problem:
-    """The fault at the place of the innermost written key that it is about."""
-    key = fault.keys[0]
-    for length in range(len(key), -1, -1):
-        for written in _written_as(key[:length], stage):
-            if written in document.origins:
-                shown = dotted(_with_stage_name(document, (*written, *key[length:])))
-                return document.origins[written].problem(
-                    with_keys(fault.message.replace("{key}", shown, 1))
-                )
-    raise LookupError(f"no origin for {key}")
+def _tell(document: Document, faults: Iterable[Fault], stage: int | None = None) -> None:
+    """Adds each fault at the place of the innermost written key that it is about."""
+    for fault in faults:
+        key = fault.keys[0]
+        length, written = next(
+            (length, written)
+            for length in range(len(key), -1, -1)
+            for written in _written_as(key[:length], stage)
+            if written in document.origins
+        )
+        shown = dotted(_with_stage_name(document, (*written, *key[length:])))
+        message = with_keys(fault.message.replace("{key}", shown, 1))
+        document.broken(document.origins[written], message)
 
 
 def _written_as(key: Key, stage: int | None) -> Iterator[Key]:

@@ -3,60 +3,59 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ruamel.yaml.error import YAMLError
 
-from agentrl.config.document import Document, Origin, dotted, parse_value
-from agentrl.config.problems import Problem
+from agentrl.config.document import (
+    MISSING,
+    Document,
+    Origin,
+    dotted,
+    matching_keys,
+    parse_value,
+    stage_roots,
+    value_at,
+)
 from agentrl.config.stage_merge import SHORT_FORMS, owner_of
 from agentrl.errors import did_you_mean
 from agentrl.types.section import Key
 
 
-def apply_overrides(
-    document: Document, overrides: Sequence[str] | Mapping[str, Any]
-) -> list[Problem]:
+def apply_overrides(document: Document, overrides: Sequence[str] | Mapping[str, Any]) -> None:
     """Lays ``overrides`` over ``document`` in order; later ones win.
 
     Args:
-        document: changed in place; its short forms are expanded.
+        document: changed in place, its problems too; its short forms are expanded.
         overrides: ``key=value`` texts whose values are YAML 1.2, or dotted keys with values. A
             list's entry is named by its position, a stage also by its name.
-
-    Returns:
-        What is wrong with them.
     """
-    problems: list[Problem] = []
-    for text, key, value in _read(overrides, problems):
-        origin = Origin(text)
+    for origin, key, value in _read(document, overrides):
         try:
             _set(document, key, value, origin)
         except LookupError as error:
-            problems.append(Problem(text, str(error.args[0])))
-    return problems
+            document.broken(origin, str(error.args[0]))
 
 
 def _read(
-    overrides: Sequence[str] | Mapping[str, Any], problems: list[Problem]
-) -> Iterable[tuple[str, str, Any]]:
+    document: Document, overrides: Sequence[str] | Mapping[str, Any]
+) -> Iterator[tuple[Origin, str, Any]]:
     if isinstance(overrides, Mapping):
         for key, value in overrides.items():
-            yield f"override {key}={value!r}", key, copy.deepcopy(value)
+            yield Origin(f"override {key}={value!r}"), key, value
         return
     for text in overrides:
-        place = f"command line: {text}"
+        origin = Origin(f"command line: {text}")
         key, equals, raw = text.partition("=")
         if not equals or not key.strip("-"):
-            problems.append(Problem(place, f"an override is written key=value, got {text!r}"))
+            document.broken(origin, f"an override is written key=value, got {text!r}")
             continue
         try:
-            yield place, key.removeprefix("--"), parse_value(raw)
+            yield origin, key.removeprefix("--"), parse_value(raw)
         except YAMLError as error:
-            problems.append(
-                Problem(place, f"the value of {key} is not YAML: {' '.join(str(error).split())}")
-            )
+            words = " ".join(str(error).split())
+            document.broken(origin, f"the value of {key} is not YAML: {words}")
 
 
 def _set(document: Document, dotted_key: str, value: Any, origin: Origin) -> None:
@@ -64,11 +63,9 @@ def _set(document: Document, dotted_key: str, value: Any, origin: Origin) -> Non
     leads nowhere.
     """
     parts = dotted_key.split(".")
-    if (
-        isinstance(value, str)
-        and (short := SHORT_FORMS.get((parts[-1],)))
-        and (len(parts) == 1 or _names_stage(parts))
-    ):
+    names_stage = len(parts) == 3 and parts[0] == "stages"
+    short = SHORT_FORMS.get((parts[-1],))
+    if isinstance(value, str) and short and (len(parts) == 1 or names_stage):
         parts.append(short)  # data=x is data.train=x: what else the section says stays
     for target in _targets(document.tree, parts):
         _set_at(document, target, copy.deepcopy(value), origin)
@@ -81,64 +78,38 @@ def _targets(tree: dict[str, Any], parts: list[str]) -> list[list[str]]:
     What only the last stage has is set there alone: the settings of an algorithm, data set,
     environment or engine that it names, and entries of a mapping that the top lacks.
     """
-    stages = tree.get("stages")
-    entries = stages if isinstance(stages, list) else []
-    last = entries[-1] if entries else None
-    if not isinstance(last, dict) or parts[0] == "stages":
+    root = stage_roots(tree)[-1]
+    last = value_at(tree, root)
+    if not root or not isinstance(last, dict) or parts[0] == "stages":
         return [parts]
-    index = str(len(entries) - 1)
-    own = ["stages", index, *parts]
-    if parts == ["train", "steps"] and "steps" in last:
-        own = ["stages", index, "steps"]
+    short = parts == ["train", "steps"] and "steps" in last
+    own = [*map(str, root), *(parts[1:] if short else parts)]
     owner = owner_of(tuple(parts)) if len(parts) > 1 else None
-    if owner is not None and _has(last, list(owner)):
+    if owner is not None and value_at(last, owner) is not MISSING:
         return [own]
     section = parts[:-1]
-    top = len(parts) <= 2 or _has(tree, section) or not _has(last, section)
-    targets = [parts] if top else []
-    if not top or _has(tree, own):
-        targets.append(own)
-    return targets
-
-
-def _has(tree: Any, parts: list[str]) -> bool:
-    for part in parts:
-        if isinstance(tree, list) and part.isdecimal() and int(part) < len(tree):
-            tree = tree[int(part)]
-        elif isinstance(tree, dict) and part in tree:
-            tree = tree[part]
-        else:
-            return False
-    return True
+    at_top = len(parts) <= 2 or value_at(tree, section) is not MISSING
+    if not at_top and value_at(last, section) is not MISSING:
+        return [own]
+    return [parts] if value_at(tree, own) is MISSING else [parts, own]
 
 
 def _set_at(document: Document, parts: list[str], value: Any, origin: Origin) -> None:
     here: Any = document.tree
     key: Key = ()
-    for position, part in enumerate(parts):
-        last = position == len(parts) - 1
-        if isinstance(here, list):
-            index = _index(here, part, key)
-            key = (*key, index)
-            if last:
-                here[index] = value
-            here = here[index]
-        elif isinstance(here, dict):
-            key = (*key, part)
-            if last:
-                here[part] = value
-            elif here.get(part) is None:
-                here[part] = {}
-                document.place(key, {}, origin)
-            here = here[part]
-        else:
+    for depth, part in enumerate(parts, 1):
+        if not isinstance(here, list | dict):
             raise LookupError(f"{dotted(key)} is {here!r}, which has no {part!r} in it")
+        step: Any = _index(here, part, key) if isinstance(here, list) else part
+        key = (*key, step)
+        if depth == len(parts):
+            here[step] = value
+        elif isinstance(here, dict) and here.get(step) is None:
+            here[step] = {}
+            document.place(key, {}, origin)
+        here = here[step]
     document.place(key, value, origin)
     expand_short_forms(document)
-
-
-def _names_stage(parts: list[str]) -> bool:
-    return len(parts) == 3 and parts[0] == "stages"
 
 
 def _index(entries: list[Any], part: str, key: Key) -> int:
@@ -162,29 +133,10 @@ def expand_short_forms(document: Document) -> None:
     """Replaces each text that is short for a mapping by that mapping, at the top and in every
     stage.
     """
-    stages = document.tree.get("stages")
-    roots: list[tuple[Key, Any]] = [((), document.tree)]
-    roots += (
-        [(("stages", i), stage) for i, stage in enumerate(stages)]
-        if isinstance(stages, list)
-        else []
-    )
-    for root, tree in roots:
+    for root in stage_roots(document.tree):
         for pattern, name in SHORT_FORMS.items():
-            _expand(document, tree, root, pattern, name)
-
-
-def _expand(document: Document, tree: Any, key: Key, pattern: tuple[str, ...], name: str) -> None:
-    head, *rest = pattern
-    steps: Iterable[Any] = ()
-    if isinstance(tree, dict):
-        steps = list(tree) if head == "*" else [head] if head in tree else []
-    elif isinstance(tree, list) and head == "*":
-        steps = range(len(tree))
-    for step in steps:
-        inner = (*key, step)
-        if rest:
-            _expand(document, tree[step], inner, tuple(rest), name)
-        elif isinstance(tree[step], str):
-            tree[step] = {name: tree[step]}
-            document.origins[(*inner, name)] = document.origins[inner]
+            for key in matching_keys(document.tree, (*root, *pattern)):
+                value = value_at(document.tree, key)
+                if isinstance(value, str):
+                    value_at(document.tree, key[:-1])[key[-1]] = {name: value}
+                    document.origins[(*key, name)] = document.origins[key]

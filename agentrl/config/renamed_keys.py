@@ -8,9 +8,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from agentrl.config.document import Document
+from agentrl.config.document import Document, dotted, matching_keys, stage_roots, value_at
+from agentrl.config.stage_merge import merge
+from agentrl.engines.find import BUILT_IN
 from agentrl.engines.servers.section import RENAMED_VALUES
 from agentrl.engines.sglang.sglang_spec import RENAMED_KEYS
 from agentrl.types.section import Fault, Key
@@ -48,60 +49,43 @@ def with_new_name(fault: Fault) -> Fault:
     for old, new in RENAMED.items():
         if key == _key(old, entry):
             now = _key(new, entry)
-            name = ".".join(map(str, now))
             return Fault(
-                (key, now), f"{{key}} is called {name} now; rename it, got {fault.value!r}"
+                (key, now), f"{{key}} is called {dotted(now)} now; rename it, got {fault.value!r}"
             )
     return fault
 
 
 def rename_keys(document: Document) -> None:
-    """Gives every old key of ``document`` its new name, at the top and in every stage; changes it
-    in place.
+    """Gives every old key and value of ``document`` its new name, at the top and in every stage;
+    changes it in place.
     """
-    stages = document.tree.get("stages") or ()
-    _rename_in(document, (), document.tree)
-    _rename_values(document.tree)
-    for index, stage in enumerate(stages):
-        _rename_in(document, ("stages", index), stage)
-        _rename_values(stage)
+    for root in stage_roots(document.tree):
+        tree = value_at(document.tree, root)
+        rollout = tree.get("rollout") or {}
+        engine = rollout.get("engine")
+        own = ":" in str((tree.get("algorithm") or {}).get("name", ""))
+        for old, new in RENAMED.items():
+            if own and old.startswith("algorithm."):
+                continue  # a user's own algorithm may have a setting of that name
+            if old == "rollout.engine_args" and engine in BUILT_IN:
+                new = f"rollout.{engine}"
+            for key in matching_keys(tree, old.split(".")):
+                _move(document, root, key, _key(new, str(key[2]) if "*" in old else ""))
+        servers = rollout.get("sglang") or {}
+        for name, renamed in RENAMED_VALUES.items():
+            if name in servers:
+                servers[name] = renamed.get(servers[name], servers[name])
 
 
-def _rename_in(document: Document, root: Key, tree: dict[str, Any]) -> None:
-    own = ":" in str((tree.get("algorithm") or {}).get("name", ""))
-    for old, new in RENAMED.items():
-        if own and old.startswith("algorithm."):
-            continue  # a user's own algorithm may have a setting of that name
-        entries = list(_at(tree, ("eval", "sets")) or {}) if "*" in old else [""]
-        for entry in entries:
-            _move(document, root, tree, _key(old, entry), _key(new, entry))
-
-
-def _move(document: Document, root: Key, tree: dict[str, Any], old: Key, new: Key) -> None:
-    holder = _at(tree, old[:-1])
-    if not isinstance(holder, dict) or old[-1] not in holder:
-        return
-    value = holder.pop(old[-1])
+def _move(document: Document, root: Key, old: Key, new: Key) -> None:
+    tree = value_at(document.tree, root)
+    value = value_at(tree, old[:-1]).pop(old[-1])
     origin = document.origins[(*root, *old)]
     document.forget((*root, *old))
     for part in new[:-1]:
-        tree = tree.setdefault(str(part), {})
-    tree[str(new[-1])] = value
-    document.place((*root, *new), value, origin)
-
-
-def _at(tree: Any, key: Key) -> Any:
-    for part in key:
-        tree = tree.get(part) if isinstance(tree, dict) else None
-    return tree
-
-
-def _rename_values(tree: dict[str, Any]) -> None:
-    """Gives old values of ``rollout.sglang`` their new names."""
-    own = (tree.get("rollout") or {}).get("sglang") or {}
-    for name, renamed in RENAMED_VALUES.items():
-        if name in own:
-            own[name] = renamed.get(own[name], own[name])
+        tree = tree.setdefault(part, {})
+    tree[new[-1]] = merge(tree.get(new[-1]), value)
+    document.place((*root, *new), tree[new[-1]], origin)
 
 
 def _key(pattern: str, entry: str) -> Key:

@@ -11,19 +11,27 @@ from agentrl.metrics import REWARD_MODEL_PART
 from agentrl.types.section import Fault
 
 
+def fault(message: str, *keys: str) -> Fault:
+    """A broken rule about settings that are named by dotted keys, the first being the one to
+    change.
+    """
+    return Fault(tuple(tuple(key.split(".")) for key in keys), message)
+
+
 def run_faults(config: RunConfig, *, trains: bool = True) -> Iterator[Fault]:
     """Rules about the run as a whole, and those that only matter where something is trained."""
     if trains and config.model.path is None and config.model.build is None:
-        yield Fault(
-            (("model", "path"),),
+        yield fault(
             "model.path or model.build is required: name a folder in Hugging Face's layout, or a "
             "function that writes one; got neither",
+            "model.path",
         )
     if config.run.deterministic and config.model.dtype != "float32":
-        yield Fault(
-            (("model", "dtype"), ("run", "deterministic")),
+        yield fault(
             f"run.deterministic needs model.dtype='float32', got {config.model.dtype!r}; "
             "set it, or run.deterministic=false",
+            "model.dtype",
+            "run.deterministic",
         )
     yield from _stage_name_faults(config)
 
@@ -67,20 +75,21 @@ def stage_faults(stage: StageConfig, *, trains: bool = True) -> Iterator[Fault]:
 
 def _data_faults(stage: StageConfig) -> Iterator[Fault]:
     if stage.data.train is None:
-        yield Fault(
-            (("data", "train"),),
+        yield fault(
             "data.train is required: a function as file.py:name, a .jsonl or .parquet file, or a "
             "folder; got none",
+            "data.train",
         )
 
 
 def _reward_faults(stage: StageConfig) -> Iterator[Fault]:
     own = stage.reward.model
     if own.stage is not None and own.path is not None:
-        yield Fault(
-            (("reward", "model", "path"), ("reward", "model", "stage")),
+        yield fault(
             f"reward.model.stage and reward.model.path exclude each other, got {own.stage!r} and "
             f"{own.path!r}; keep one",
+            "reward.model.path",
+            "reward.model.stage",
         )
     for index, function in enumerate(stage.reward.functions):
         if (
@@ -109,58 +118,65 @@ def _eval_faults(stage: StageConfig) -> Iterator[Fault]:
 def _size_faults(stage: StageConfig) -> Iterator[Fault]:
     train = stage.train
     if train.steps is not None and train.epochs is not None:
-        yield Fault(
-            (("train", "epochs"), ("train", "steps")),
+        yield fault(
             f"train.steps and train.epochs exclude each other, got {train.steps} and "
             f"{train.epochs}; keep one",
+            "train.epochs",
+            "train.steps",
         )
     if train.batch_prompts % train.mini_batch_prompts:
-        yield Fault(
-            (("train", "mini_batch_prompts"), ("train", "batch_prompts")),
+        yield fault(
             f"train.mini_batch_prompts must divide train.batch_prompts={train.batch_prompts}, "
             f"got {train.mini_batch_prompts}; the divisors are {_divisors(train.batch_prompts)}",
+            "train.mini_batch_prompts",
+            "train.batch_prompts",
         )
     episodes = train.mini_batch_prompts * stage.rollout.group_size
     if train.world_size > episodes:
-        yield Fault(
-            (("train", "world_size"), ("train", "mini_batch_prompts"), ("rollout", "group_size")),
+        yield fault(
             "train.world_size must be at most the episodes of a mini-batch, "
             f"train.mini_batch_prompts * rollout.group_size = {episodes} (a rank without one would "
             f"only wait), got {train.world_size}; lower it, or raise the mini-batch",
+            "train.world_size",
+            "train.mini_batch_prompts",
+            "rollout.group_size",
         )
 
 
 def _rollout_faults(stage: StageConfig) -> Iterator[Fault]:
     rollout = stage.rollout
     if rollout.min_group_size > rollout.group_size:
-        yield Fault(
-            (("rollout", "min_group_size"), ("rollout", "group_size")),
+        yield fault(
             f"rollout.min_group_size must be at most rollout.group_size={rollout.group_size}, got "
             f"{rollout.min_group_size}",
+            "rollout.min_group_size",
+            "rollout.group_size",
         )
     for name, value in rollout.worker_resources.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            yield Fault(
-                (("rollout", "worker_resources"),),
+            yield fault(
                 "rollout.worker_resources must give each Ray resource a number above 0, got "
                 f"{name}: {value!r}",
+                "rollout.worker_resources",
             )
     if stage.run.deterministic and rollout.num_workers:
-        yield Fault(
-            (("rollout", "num_workers"), ("run", "deterministic")),
+        yield fault(
             "run.deterministic needs rollout.num_workers=0 (groups of several workers come in any "
             f"order), got {rollout.num_workers}; set it, or run.deterministic=false",
+            "rollout.num_workers",
+            "run.deterministic",
         )
     yield from _schedule_faults(stage)
     if (
         rollout.context_tokens is not None
         and rollout.context_tokens <= stage.data.max_prompt_tokens
     ):
-        yield Fault(
-            (("rollout", "context_tokens"), ("data", "max_prompt_tokens")),
+        yield fault(
             "rollout.context_tokens must be more than "
             f"data.max_prompt_tokens={stage.data.max_prompt_tokens} "
             f"(nothing could be sampled after the longest prompt), got {rollout.context_tokens}",
+            "rollout.context_tokens",
+            "data.max_prompt_tokens",
         )
 
 
@@ -169,17 +185,19 @@ def _schedule_faults(stage: StageConfig) -> Iterator[Fault]:
     allowed = {"sync": rollout.max_staleness == 0, "one_step_off": rollout.max_staleness == 1}
     if not allowed.get(rollout.schedule, rollout.max_staleness >= 1):
         wanted = {"sync": "0", "one_step_off": "1"}.get(rollout.schedule, "at least 1")
-        yield Fault(
-            (("rollout", "max_staleness"), ("rollout", "schedule")),
+        yield fault(
             f"rollout.max_staleness must be {wanted} with rollout.schedule={rollout.schedule!r}, "
             f"got {rollout.max_staleness}; leave it out, or choose another schedule",
+            "rollout.max_staleness",
+            "rollout.schedule",
         )
     if rollout.schedule == "one_step_off" and rollout.pause_mode != "drain":
-        yield Fault(
-            (("rollout", "pause_mode"), ("rollout", "schedule")),
+        yield fault(
             "rollout.schedule='one_step_off' lets model calls end before a publish, "
             "rollout.pause_mode='drain', "
             f"got {rollout.pause_mode!r}; leave it out, or set rollout.schedule=async",
+            "rollout.pause_mode",
+            "rollout.schedule",
         )
     ahead = {
         "schedule": rollout.schedule != "sync",
@@ -187,11 +205,12 @@ def _schedule_faults(stage: StageConfig) -> Iterator[Fault]:
         "oversample_per_group": rollout.oversample_per_group > 0,
     }
     for name in (name for name, given in ahead.items() if given and stage.run.deterministic):
-        yield Fault(
-            (("rollout", name), ("run", "deterministic")),
+        yield fault(
             "run.deterministic closes batches in the order of their draws, whatever finishes "
             f"first, so that rollout.{name} must be left out, got {getattr(rollout, name)!r}; "
             "leave it out, or set run.deterministic=false",
+            f"rollout.{name}",
+            "run.deterministic",
         )
 
 
@@ -199,19 +218,20 @@ def _sampling_faults(stage: StageConfig) -> Iterator[Fault]:
     """What is sampled must be what can be trained."""
     rollout = stage.rollout
     if (rollout.top_p < 1 or rollout.top_k > 0) and not rollout.allow_biased_sampling:
-        off = "rollout.top_p" if rollout.top_p < 1 else "rollout.top_k"
-        yield Fault(
-            (("rollout", off.removeprefix("rollout.")), ("rollout", "allow_biased_sampling")),
+        yield fault(
             "rollout.top_p=1 and rollout.top_k=0 are needed for training (anything else samples "
             "from another "
             f"distribution than the one whose logprobs are trained), got top_p={rollout.top_p}, "
             f"top_k={rollout.top_k}; set rollout.allow_biased_sampling=true to train all the same",
+            "rollout.top_p" if rollout.top_p < 1 else "rollout.top_k",
+            "rollout.allow_biased_sampling",
         )
     if rollout.temperature == 0 and rollout.group_size > 1:
-        yield Fault(
-            (("rollout", "temperature"), ("rollout", "group_size")),
+        yield fault(
             "rollout.temperature must be more than 0 for training (greedy siblings are all "
             "alike), got 0; eval.greedy evaluates the greedy policy",
+            "rollout.temperature",
+            "rollout.group_size",
         )
 
 
@@ -219,19 +239,14 @@ def _program_faults(stage: StageConfig) -> Iterator[Fault]:
     env = stage.env
     if not env.agent_command:
         return
-    others = {
-        "entry_point": env.entry_point,
-        "args": env.args,
-        "tools": env.tools,
-        "system_prompt": env.system_prompt,
-    }
-    for name, value in others.items():
-        if value:
-            yield Fault(
-                (("env", name), ("env", "agent_command")),
+    for name in ("entry_point", "args", "tools", "system_prompt"):
+        if value := getattr(env, name):
+            yield fault(
                 f"env.agent_command={list(env.agent_command)} is the agent itself, so env.{name} "
                 f"would do nothing, got {value!r}; "
                 "give it to the program, or leave env.agent_command out",
+                f"env.{name}",
+                "env.agent_command",
             )
     for name, item in stage.eval.sets.items():
         if not item.tools:
@@ -247,23 +262,25 @@ def _sandbox_faults(stage: StageConfig) -> Iterator[Fault]:
         stage.sandbox.check_room(stage.sandboxes_a_host)
     except ConfigError as error:
         owner = "rollout" if stage.sandbox.max_running is None else "sandbox"
-        yield Fault(((owner, "max_running"), ("sandbox", "docker", "max_sandboxes")), str(error))
+        yield fault(str(error), f"{owner}.max_running", "sandbox.docker.max_sandboxes")
     cap = stage.sandbox.max_running
     if cap is not None and cap < stage.num_hosts:
-        setting = "rollout.num_workers" if stage.rollout.num_workers else "train.world_size"
-        yield Fault(
-            (("sandbox", "max_running"), tuple(setting.split("."))),
+        setting = stage.hosts_setting
+        yield fault(
             f"sandbox.max_running must be at least {setting}={stage.num_hosts}, since each of them "
             f"hosts episodes, got {cap}; raise it",
+            "sandbox.max_running",
+            setting,
         )
     lifetime_s = stage.sandbox.max_lifetime_s
     episode_s = stage.rollout.episode_timeout_s
     if lifetime_s is not None and lifetime_s <= episode_s:
-        yield Fault(
-            (("sandbox", "max_lifetime_s"), ("rollout", "episode_timeout_s")),
+        yield fault(
             f"sandbox.max_lifetime_s must be more than rollout.episode_timeout_s={episode_s:g} "
             "(else a slow policy's episodes would fail instead of being truncated and trained), "
             f"got {lifetime_s:g}; raise it",
+            "sandbox.max_lifetime_s",
+            "rollout.episode_timeout_s",
         )
 
 
@@ -279,18 +296,18 @@ def lineage_faults(stages: Sequence[StageConfig]) -> Iterator[tuple[int, Fault]]
     """
     kinds: dict[str, LearnsFrom] = {}
     for position, stage in enumerate(stages):
-        own = _learns_from(stage)
+        own = stage.learns_from
         if own != "preferences" and kinds.get(stage.starts_from) == "preferences":
             policies = ", ".join(
                 name for name, kind in {"model": own, **kinds}.items() if kind != "preferences"
             )
             yield (
                 position,
-                Fault(
-                    (("starts_from",),),
+                fault(
                     f"stages.{stage.name}.from must name a policy ({policies}), since "
                     f"algorithm.name={stage.algorithm.name!r} trains one, got the reward model "
                     f"{stage.starts_from!r}; name one",
+                    "starts_from",
                 ),
             )
         scorer = stage.reward.model.stage
@@ -300,10 +317,10 @@ def lineage_faults(stages: Sequence[StageConfig]) -> Iterator[tuple[int, Fault]]
             )
             yield (
                 position,
-                Fault(
-                    (("reward", "model", "stage"),),
+                fault(
                     "{key} must name an earlier stage that trains a reward model (those are: "
                     f"{known}), got {scorer!r}; name one, or a folder by reward.model.path",
+                    "reward.model.stage",
                 ),
             )
         if scorer is not None and any(
@@ -311,10 +328,11 @@ def lineage_faults(stages: Sequence[StageConfig]) -> Iterator[tuple[int, Fault]]
         ):
             yield (
                 position,
-                Fault(
-                    (("reward", "model", "stage"), ("model", "path")),
+                fault(
                     f"{{key}}={scorer!r} is skipped, since it is `when: built` and model.path is "
                     f"given; set stages.{scorer}.when=always, or reward.model.path",
+                    "reward.model.stage",
+                    "model.path",
                 ),
             )
         kinds[stage.name] = own
@@ -322,8 +340,3 @@ def lineage_faults(stages: Sequence[StageConfig]) -> Iterator[tuple[int, Fault]]
 
 def _is_skipped(stage: StageConfig) -> bool:
     return stage.when == "built" and stage.model.path is not None
-
-
-def _learns_from(stage: StageConfig) -> LearnsFrom:
-    """Known without torch for a built-in algorithm; a user's own is made."""
-    return (stage.algorithm.checked or stage.make_algorithm()).learns_from

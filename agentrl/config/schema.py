@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from agentrl.algorithms import AlgorithmSpec, make_algorithm
+from agentrl.algorithms import AlgorithmSpec, LearnsFrom, make_algorithm
 from agentrl.config.sections import (
     CheckpointConfig,
     ControllerConfig,
@@ -29,6 +29,8 @@ from agentrl.training.optim.optim_spec import OptimSpec
 from agentrl.types.section import Count, Listed, Section
 
 When = Literal["always", "built"]
+_Overlay = Annotated[dict[str, Any], Field(default_factory=dict)]
+"""What a stage says of a section; empty by default."""
 
 
 class _StageSections(Section):
@@ -90,6 +92,11 @@ class StageConfig(_StageSections, _RunSections):
         return self.rollout.num_workers or self.train.world_size
 
     @property
+    def hosts_setting(self) -> str:
+        """What says how many those are."""
+        return "rollout.num_workers" if self.rollout.num_workers else "train.world_size"
+
+    @property
     def sandboxes_a_host(self) -> int:
         """Sandboxes at one time in each process that plays episodes; together they keep to
         ``sandbox.max_running``.
@@ -110,6 +117,16 @@ class StageConfig(_StageSections, _RunSections):
         own = self.algorithm
         spec = make_algorithm(own.name, own.settings, base_dir=self.base_dir)
         return replace(spec, num_epochs=self.train.updates_per_batch)
+
+    @property
+    def learns_from(self) -> LearnsFrom:
+        """What it trains on; known without torch for a built-in algorithm, a user's own is made."""
+        return (self.algorithm.checked or self.make_algorithm()).learns_from
+
+    @property
+    def plays(self) -> bool:
+        """Whether its policy plays episodes."""
+        return self.learns_from == "rollouts"
 
     @property
     def updates_are_on_policy(self) -> bool:
@@ -133,17 +150,17 @@ class StageEntry(Section):
     """``model`` or an earlier stage's name; by default the stage before."""
     steps: Count | None = None
     """Short for ``train.steps``."""
-    data: dict[str, Any] = Field(default_factory=dict)
-    env: dict[str, Any] = Field(default_factory=dict)
-    reward: dict[str, Any] = Field(default_factory=dict)
-    sandbox: dict[str, Any] = Field(default_factory=dict)
-    rollout: dict[str, Any] = Field(default_factory=dict)
-    train: dict[str, Any] = Field(default_factory=dict)
-    optim: dict[str, Any] = Field(default_factory=dict)
-    algorithm: dict[str, Any] = Field(default_factory=dict)
-    eval: dict[str, Any] = Field(default_factory=dict)
-    checkpoint: dict[str, Any] = Field(default_factory=dict)
-    debug: dict[str, Any] = Field(default_factory=dict)
+    data: _Overlay
+    env: _Overlay
+    reward: _Overlay
+    sandbox: _Overlay
+    rollout: _Overlay
+    train: _Overlay
+    optim: _Overlay
+    algorithm: _Overlay
+    eval: _Overlay
+    checkpoint: _Overlay
+    debug: _Overlay
 
 
 class RunConfig(_StageSections, _RunSections):

@@ -7,10 +7,8 @@ from agentrl.metrics.display import (
     RL_COLUMNS,
     SFT_COLUMNS,
     Column,
-    ResultRow,
     StepDisplay,
     format_duration,
-    result_rows,
 )
 from agentrl.metrics.names import NAMES, REWARD_MODEL_PART, VERL_NAMES, describe, with_verl_names
 from agentrl.metrics.rollout import correctness, no_signal, rollout_metrics
@@ -28,7 +26,6 @@ __all__ = [
     "JsonlSink",
     "LineWriter",
     "PhaseTimer",
-    "ResultRow",
     "Sink",
     "Sinks",
     "StepDisplay",
@@ -37,7 +34,6 @@ __all__ = [
     "describe",
     "format_duration",
     "no_signal",
-    "result_rows",
     "rollout_metrics",
     "tokens_per_s",
     "with_verl_names",

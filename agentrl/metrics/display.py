@@ -8,14 +8,16 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+
+from agentrl.errors import Closing
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +66,10 @@ PAIR_COLUMNS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ResultRow:
-    """One line of the final table; accuracies are from 0 to 1, None if not measured."""
-
-    name: str
-    before: float | None
-    after: float | None
-
-
 _SPARSE_LINES = 20
 
 
-class StepDisplay:
+class StepDisplay(Closing):
     """Shows a run on a console: with a live line at the bottom of a terminal, otherwise in plain
     lines.
 
@@ -85,7 +78,6 @@ class StepDisplay:
     Args:
         console: the console to print on.
         run_dir: printed first.
-        columns: the numbers of a step's line, until ``stage`` changes them.
         clock: monotonic seconds.
     """
 
@@ -94,11 +86,10 @@ class StepDisplay:
         console: Console,
         run_dir: Path,
         *,
-        columns: Sequence[Column] = RL_COLUMNS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._console = console
-        self._columns = tuple(columns)
+        self._columns: tuple[Column, ...] = RL_COLUMNS
         self._clock = clock
         self._num_steps = 0
         self._done = 0
@@ -114,17 +105,6 @@ class StepDisplay:
             )
             self._live.start()
 
-    def __enter__(self) -> StepDisplay:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
         """Restores the terminal; a second call does nothing."""
         if self._live is not None:
@@ -136,7 +116,7 @@ class StepDisplay:
         name: str,
         num_steps: int,
         *,
-        columns: Sequence[Column] | None = None,
+        columns: tuple[Column, ...] = RL_COLUMNS,
         done: int = 0,
         sparse: bool = False,
     ) -> None:
@@ -150,7 +130,7 @@ class StepDisplay:
             sparse: whether its steps are short. Without a terminal, it then gets at most twenty
                 lines.
         """
-        self._columns = tuple(columns) if columns is not None else self._columns
+        self._columns = columns
         self._num_steps = num_steps
         self._done = done
         self._sparse = sparse
@@ -210,19 +190,24 @@ class StepDisplay:
         self.message(f"! {text}", style="yellow")
 
     def finish(
-        self, rows: Sequence[ResultRow], seconds: Mapping[str, float], hints: Sequence[str] = ()
+        self,
+        evaluations: Mapping[str, Mapping[str, Any]],
+        seconds: Mapping[str, float],
+        hints: Sequence[str] = (),
     ) -> None:
         """Ends with the results, the seconds by phase and hints.
 
         Args:
-            rows: held-out accuracies.
+            evaluations: ``summary.json``'s ``eval``: ``{set: {"before": {"sampled": .., "greedy":
+                ..}, "after": {..}}}``.
             seconds: by phase, as in ``summary.json``.
             hints: commands to continue with.
         """
         self.close()
-        if rows:
+        results = _results(evaluations)
+        if results.row_count:
             self._console.print()
-            self._console.print(_results(rows))
+            self._console.print(results)
         if seconds:
             longest = sorted(seconds.items(), key=lambda item: -item[1])
             phases = "  ".join(f"{name} {format_duration(spent)}" for name, spent in longest)
@@ -233,9 +218,8 @@ class StepDisplay:
 
     def _is_due(self, step: int) -> bool:
         """Whether another twentieth of the steps is done."""
-        return (
-            step * _SPARSE_LINES // self._num_steps > (step - 1) * _SPARSE_LINES // self._num_steps
-        )
+        now, before = (n * _SPARSE_LINES // self._num_steps for n in (step, step - 1))
+        return now > before
 
     @property
     def _step_width(self) -> int:
@@ -250,27 +234,13 @@ class StepDisplay:
         table = Table.grid(padding=(0, 1))
         since = format_duration(self._clock() - self._last)
         status = Text(self._status, style="dim", overflow="ellipsis")
-        if self._num_steps == 0:  # before the first stage
-            table.add_row(Text(since, style="dim"), status)
-            return table
-        bar = ProgressBar(total=self._num_steps, completed=self._done, width=24)
-        table.add_row(
-            bar, Text(f"{self._done}/{self._num_steps}, this step {since}", style="dim"), status
-        )
+        cells: list[RenderableType] = [Text(since, style="dim"), status]
+        if self._num_steps:  # else it is before the first stage
+            bar = ProgressBar(total=self._num_steps, completed=self._done, width=24)
+            where = Text(f"{self._done}/{self._num_steps}, this step {since}", style="dim")
+            cells = [bar, where, status]
+        table.add_row(*cells)
         return table
-
-
-def result_rows(evaluations: Mapping[str, Mapping[str, object]]) -> list[ResultRow]:
-    """The rows of ``summary.json``'s ``eval``: ``{set: {"before": {"sampled": .., "greedy": ..},
-    "after": {..}}}``.
-    """
-    rows = []
-    for name, evaluation in evaluations.items():
-        before = _numbers(evaluation.get("before"))
-        after = _numbers(evaluation.get("after"))
-        kinds = dict.fromkeys([*before, *after])
-        rows += [ResultRow(f"{name}, {kind}", before.get(kind), after.get(kind)) for kind in kinds]
-    return rows
 
 
 def format_duration(seconds: float) -> str:
@@ -285,24 +255,20 @@ def format_duration(seconds: float) -> str:
     return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
 
 
-def _numbers(value: object) -> dict[str, float]:
-    if not isinstance(value, Mapping):
-        return {}
-    return {
-        name: float(number) for name, number in value.items() if isinstance(number, int | float)
-    }
-
-
-def _results(rows: Sequence[ResultRow]) -> Table:
+def _results(evaluations: Mapping[str, Mapping[str, Any]]) -> Table:
+    """A row for each number of a set that was measured before or after."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("held-out accuracy")
     for title in ("before", "after", "change"):
         table.add_column(title, justify="right")
-    for row in rows:
-        change = "" if row.before is None or row.after is None else f"{row.after - row.before:+.3f}"
-        table.add_row(escape(row.name), _accuracy(row.before), _accuracy(row.after), change)
+    for name, evaluation in evaluations.items():
+        before = evaluation.get("before") or {}
+        after = evaluation.get("after") or {}
+        for kind in dict.fromkeys([*before, *after]):
+            was = before.get(kind)
+            now = after.get(kind)
+            change = "" if was is None or now is None else f"{now - was:+.3f}"
+            cells = ["-" if number is None else f"{number:.3f}" for number in (was, now)]
+            if cells != ["-", "-"]:
+                table.add_row(escape(f"{name}, {kind}"), *cells, change)
     return table
-
-
-def _accuracy(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"

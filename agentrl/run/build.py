@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.agent_server import AgentProgramSpec
+from agentrl.algorithms import AlgorithmSpec
 from agentrl.config import StageConfig
+from agentrl.config.sections import RewardFunctionConfig
 from agentrl.controller.evaluator import EvalPlan, EvalSet
 from agentrl.envs import EnvSpec, EpisodeView, RewardFn, Rubric, ToolEnv
 from agentrl.errors import ConfigError, DataError
@@ -39,13 +41,29 @@ class LiveObjects:
 
 
 @dataclass(frozen=True, slots=True)
-class _RewardRef:
-    """A reward function by reference, with its name, weight and bound arguments."""
+class StageRecipe:
+    """What a stage's roles and rollouts are built from.
 
-    reference: str
-    name: str | None
-    weight: float
-    args: Mapping[str, Any]
+    Args:
+        stage: whole.
+        algorithm: of the stage.
+        model: the weights that it starts from.
+        reward_model: what scores its episodes, where ``reward.model`` asks for it.
+        num_steps: batches to train.
+    """
+
+    stage: StageConfig
+    algorithm: AlgorithmSpec
+    model: Path
+    reward_model: Path | None
+    num_steps: int
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Of the whole stage."""
+        train = self.stage.train
+        updates = self.num_steps * train.updates_per_batch
+        return updates * math.ceil(train.batch_prompts / train.mini_batch_prompts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +75,7 @@ class RubricSpec:
         base_dir: where ``file.py:name`` references start.
     """
 
-    parts: tuple[_RewardRef, ...]
+    parts: tuple[RewardFunctionConfig, ...]
     base_dir: str
 
     def build(self) -> Rubric:
@@ -69,11 +87,11 @@ class RubricSpec:
         return Rubric([(_bound(part, self.base_dir), part.weight) for part in self.parts])
 
 
-def _bound(part: _RewardRef, base_dir: str | None) -> RewardFn:
-    function = load_object(part.reference, base_dir)
+def _bound(part: RewardFunctionConfig, base_dir: str) -> RewardFn:
+    function = load_object(part.function, base_dir)
     if not callable(function):
         raise ConfigError(
-            f"reward.functions: '{part.reference}' must be a function of an EpisodeView, got "
+            f"reward.functions: '{part.function}' must be a function of an EpisodeView, got "
             f"{type(function).__name__}"
         )
 
@@ -92,8 +110,7 @@ def rubric_spec(stage: StageConfig, live: LiveObjects) -> RubricFactory:
         return live.reward
     if live.reward is not None:
         return Rubric([live.reward] if callable(live.reward) else list(live.reward))
-    parts = tuple(_RewardRef(f.function, f.name, f.weight, f.args) for f in stage.reward.functions)
-    return RubricSpec(parts, str(stage.base_dir))
+    return RubricSpec(stage.reward.functions, str(stage.base_dir))
 
 
 def env_spec(stage: StageConfig, live: LiveObjects, *, with_tools: bool = True) -> EnvSpec:
@@ -247,6 +264,8 @@ def reward_model_folder(stage: StageConfig, trained: Mapping[str, Path]) -> Path
         DataError: the folder, or the hub's model, does not exist.
     """
     own = stage.reward.model
+    if not stage.plays:
+        return None
     if own.stage is not None:
         if own.stage not in trained:
             raise ConfigError(
@@ -259,7 +278,7 @@ def reward_model_folder(stage: StageConfig, trained: Mapping[str, Path]) -> Path
     return given_model(own.path, stage.base_dir, key="reward.model.path")
 
 
-def scorer_spec(stage: StageConfig, *, policy: Path, reward_model: Path) -> RewardModelSpec:
+def scorer_spec(recipe: StageRecipe) -> RewardModelSpec:
     """The reward model that scores the stage's episodes.
 
     Raises:
@@ -268,17 +287,18 @@ def scorer_spec(stage: StageConfig, *, policy: Path, reward_model: Path) -> Rewa
     from transformers import AutoTokenizer
 
     own, other = (
-        AutoTokenizer.from_pretrained(f, local_files_only=True).get_vocab()
-        for f in (policy, reward_model)
+        AutoTokenizer.from_pretrained(folder, local_files_only=True).get_vocab()
+        for folder in (recipe.model, recipe.reward_model)
     )
     if own != other:
         raise DataError(
-            f"the reward model in {reward_model} must have the policy's tokenizer, since it reads "
-            f"the policy's own tokens, but {len(set(own.items()) ^ set(other.items()))} entries "
-            "differ; train it from the same model"
+            f"the reward model in {recipe.reward_model} must have the policy's tokenizer, since it "
+            f"reads the policy's own tokens, but {len(set(own.items()) ^ set(other.items()))} "
+            "entries differ; train it from the same model"
         )
+    stage = recipe.stage
     return RewardModelSpec(
-        str(reward_model), dtype=stage.model.dtype, deterministic=stage.run.deterministic
+        str(recipe.reward_model), dtype=stage.model.dtype, deterministic=stage.run.deterministic
     )
 
 

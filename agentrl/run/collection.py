@@ -44,8 +44,9 @@ def collect(
 
     Draw n is task n in the order of the data. A directory that holds a part of them already is
     completed: draws whose episodes have not all finished are played again, from the same seeds, and
-    of those the ones that had not finished are kept. So the data set has each
-    finished episode once, however often it was interrupted. Tasks whose prompts are longer than ``data.max_prompt_tokens`` are not played.
+    of those the ones that had not finished are kept. So the data set has each finished episode
+    once, however often it was interrupted. Tasks whose prompts are longer than
+    ``data.max_prompt_tokens`` are not played.
 
     Args:
         config: of one stage alone (``named_policy``).

@@ -61,9 +61,7 @@ def named_policy(
 def played_stage(config: RunConfig) -> StageConfig:
     """The last stage that trains a policy on its episodes, or the last of all where none does."""
     stages = config.resolved_stages()
-    return next(
-        (s for s in reversed(stages) if s.make_algorithm().learns_from == "rollouts"), stages[-1]
-    )
+    return next((s for s in reversed(stages) if s.plays), stages[-1])
 
 
 def policy_folder(named: Path) -> Path:
@@ -77,9 +75,7 @@ def policy_folder(named: Path) -> Path:
         return named
     directory = RunDirectory(named)
     stages = load_config(directory.config_path, trains=False).resolved_stages()
-    policies = [
-        stage for stage in reversed(stages) if stage.make_algorithm().learns_from != "preferences"
-    ]
+    policies = [stage for stage in reversed(stages) if stage.learns_from != "preferences"]
     folders = [directory.models_folder / stage.name for stage in policies]
     finished = next((folder for folder in folders if folder.is_dir()), None)
     if finished is None:

@@ -4,7 +4,7 @@ built.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from agentrl.store.atomic import replacing_folder
 def make_directory(
     config: RunConfig,
     stages: Sequence[StageConfig],
-    rollouts: Sequence[StageConfig],
     live: LiveObjects,
 ) -> RunDirectory:
     """Probes what the rollouts need, then makes the run directory with its record.
@@ -33,7 +32,6 @@ def make_directory(
     Args:
         config: the whole configuration.
         stages: those that run, with the steps asked for.
-        rollouts: those of them that play episodes.
         live: what was given from Python.
 
     Raises:
@@ -48,7 +46,9 @@ def make_directory(
     if parent is not None:
         parent = with_commit(parent, given_model(parent, config.base_dir))
     sandbox: Mapping[str, Any] = {}
-    for stage in rollouts:
+    for stage in stages:
+        if not stage.plays:
+            continue
         # an engine that is not to be had is refused before anything is made
         engine_plan(stage, Path(config.run.dir))
         driver = player_spec(stage, live)
@@ -66,7 +66,7 @@ def make_directory(
         config.run.dir,
         config,
         parent,
-        data=data_hashes(rollouts),
+        data=data_hashes(stages),
         sandbox=sandbox,
         stages=whole_stages(config, stages),
     )
@@ -109,6 +109,16 @@ def last_manifest(directory: RunDirectory, stage: StageConfig) -> Manifest | Non
     return found[1] if found else None
 
 
+def finished_manifest(directory: RunDirectory, stage: StageConfig) -> Manifest | None:
+    """That of a stage that is finished; None where it is not, or more steps are asked for than
+    there were to make.
+    """
+    manifest = last_manifest(directory, stage)
+    if manifest is None or not (directory.models_folder / stage.name).is_dir():
+        return None
+    return manifest if manifest.step >= (stage.train.steps or 0) else None
+
+
 def roll_back(directory: RunDirectory, stages: Sequence[StageConfig], ledger: Ledger) -> None:
     """Takes a run back to its newest checkpoint: later ledger rows are rolled back, later metrics
     taken out.
@@ -127,10 +137,10 @@ def roll_back(directory: RunDirectory, stages: Sequence[StageConfig], ledger: Le
         )
 
 
-def data_hashes(rollouts: Sequence[StageConfig]) -> dict[str, str]:
-    """SHA-256 of each stage's tasks and of each held-out set."""
+def data_hashes(stages: Iterable[StageConfig]) -> dict[str, str]:
+    """SHA-256 of the tasks of each stage that plays episodes, and of each of its held-out sets."""
     sets = {}
-    for stage in rollouts:
+    for stage in (stage for stage in stages if stage.plays):
         sets[f"{stage.name}/train"] = DataSet.of_training(stage)
         for name in stage.eval.sets:
             sets[f"{stage.name}/eval/{name}"] = DataSet.held_out(stage, name)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from agentrl.algorithms import AlgorithmSpec, FilterResult, GroupSummary
+from agentrl.algorithms import FilterResult, GroupSummary
 from agentrl.config import StageConfig
 from agentrl.controller.admission import Admission, RolloutState
 from agentrl.controller.cluster.role_group import RoleGroup
@@ -22,39 +22,27 @@ from agentrl.controller.recorder import Recorder
 from agentrl.controller.rollout_service import RolloutService
 from agentrl.controller.schedule import DemonstrationSchedule
 from agentrl.controller.scoring import RewardScorer, SequenceScores
-from agentrl.controller.stop_request import StopRequest
 from agentrl.errors import DataError
-from agentrl.run.build import renderer_spec
+from agentrl.run.build import StageRecipe, renderer_spec
 from agentrl.run.data.datasets import DataSet
-from agentrl.run.lifetime.session import RunProcesses
+from agentrl.run.lifetime.session import RunContext
 from agentrl.training.data.demonstrations import demonstration_group
 from agentrl.training.data.preferences import preference_group
 from agentrl.types import Task, TrajectoryGroup
 
 
-def conversations(
-    stage: StageConfig,
-    algorithm: AlgorithmSpec,
-    *,
-    model: Path,
-    ledger: Ledger,
-    start: int,
-) -> DemonstrationSchedule:
-    """Batches of given tokens from row ``start`` on: demonstrations, or preference pairs.
-
-    Args:
-        stage: whole.
-        algorithm: of the stage.
-        model: the folder whose tokenizer renders them.
-        ledger: the run's.
-        start: rows used before.
-    """
-    make = preference_group if algorithm.learns_from == "preferences" else demonstration_group
+def conversations(recipe: StageRecipe, ledger: Ledger, *, start: int) -> DemonstrationSchedule:
+    """Batches of given tokens from row ``start`` on: demonstrations, or preference pairs."""
+    stage = recipe.stage
+    pairs = recipe.algorithm.learns_from == "preferences"
+    to_group = partial(
+        preference_group if pairs else demonstration_group,
+        renderer=renderer_spec(stage, recipe.model).build(),
+        max_tokens=stage.context_tokens,
+    )
     return DemonstrationSchedule(
         DataSet.of_training(stage).endless_rows(start),
-        partial(
-            make, renderer=renderer_spec(stage, model).build(), max_tokens=stage.context_tokens
-        ),
+        to_group,
         batch_groups=stage.train.batch_prompts,
         ledger=ledger,
         next_draw=start,
@@ -87,34 +75,27 @@ def held_out_pairs(stage: StageConfig, model: Path) -> list[PairSet]:
 
 
 def rollouts(
-    stage: StageConfig,
-    algorithm: AlgorithmSpec,
+    context: RunContext,
+    recipe: StageRecipe,
     tasks: list[Task],
-    *,
-    processes: RunProcesses,
     policy: RoleHandle,
-    ledger: Ledger,
     recorder: Recorder,
+    *,
     first_draw: int,
     snapshot: RolloutState,
-    num_steps: int,
-    stop: StopRequest,
 ) -> RolloutService:
     """Batches of episodes that the stage's policy plays.
 
     Args:
-        stage: whole.
-        algorithm: of the stage.
+        context: of the run.
+        recipe: of the stage.
         tasks: the data set.
-        processes: of the run.
         policy: whose weights play.
-        ledger: the run's.
         recorder: of the stage.
         first_draw: the stage's first draw.
         snapshot: the draws to go on from.
-        num_steps: batches to train.
-        stop: ends the waits for episodes.
     """
+    stage = recipe.stage
     rollout = stage.rollout
     sampler = PromptSampler(
         tasks, seed=stage.run.seed, shuffle=stage.data.shuffle, first_draw=first_draw
@@ -122,7 +103,7 @@ def rollouts(
     admission = Admission(
         batch_groups=stage.train.batch_prompts,
         group_size=rollout.group_size,
-        last_step=num_steps,
+        last_step=recipe.num_steps,
         oversample_per_group=rollout.oversample_per_group,
         max_staleness=rollout.max_staleness,
         on_stale=rollout.on_stale,
@@ -130,39 +111,30 @@ def rollouts(
         oversample=int(rollout.oversample * stage.train.batch_prompts),
         in_draw_order=stage.run.deterministic,
     )
+    processes = context.processes
     pool = processes.rollouts
 
     def keep_group(played: TrajectoryGroup) -> FilterResult:
-        rewards = np.asarray(
-            [trajectory.reward for trajectory in played.finished], dtype=np.float64
-        )
+        rewards = np.asarray([episode.reward for episode in played.finished], dtype=np.float64)
         if rewards.size < rollout.min_group_size:
             return FilterResult(False, "min_siblings")
-        return algorithm.keep_group(GroupSummary(played.group_index, rewards))
+        return recipe.algorithm.keep_group(GroupSummary(played.group_index, rewards))
 
-    evaluated = (
-        max((item.num_tasks or 1000 for item in stage.eval.sets.values()), default=0)
-        * stage.eval.samples
-    )
-    wait_s = rollout_deadline_s(
-        stage,
-        max(
-            admission.draws_per_batch * (rollout.group_size + rollout.oversample_per_group),
-            evaluated,
-        ),
-    )
+    most_tasks = max((item.num_tasks or 1000 for item in stage.eval.sets.values()), default=0)
+    trained = admission.draws_per_batch * (rollout.group_size + rollout.oversample_per_group)
+    evaluated = most_tasks * stage.eval.samples
     return RolloutService(
         pool,
         sampler,
-        ledger,
+        context.ledger,
         admission,
         snapshot,
         send_weights=partial(publish_weights, processes.sync, policy, pool),
         keep_group=keep_group,
         on_outcome=recorder.record_outcome,
-        wait_s=wait_s,
+        wait_s=rollout_deadline_s(stage, max(trained, evaluated)),
         pause_mode=rollout.pause_mode,
-        stop=stop,
+        stop=context.stop,
         on_poll=lambda: recorder.record_failures(pool.take_failures()),
         score=score_of(processes.roles, stage),
     )

@@ -4,12 +4,12 @@ loop."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.algorithms import AlgorithmSpec, LearnsFrom
+from agentrl.algorithms import LearnsFrom
 from agentrl.config import StageConfig
 from agentrl.controller.admission import RolloutState
 from agentrl.controller.checkpoints import Checkpoints, Manifest
@@ -18,25 +18,21 @@ from agentrl.controller.cluster.rollout_pool import RolloutWorkerSpec
 from agentrl.controller.cluster.worker import RoleSpec
 from agentrl.controller.evaluator import Evaluator, RolloutEvaluator
 from agentrl.controller.failures import FailureBound
-from agentrl.controller.ledger import Ledger
 from agentrl.controller.loop import train
 from agentrl.controller.pair_evaluator import PairEvaluator
 from agentrl.controller.recorder import Recorder
 from agentrl.controller.schedule import Schedule
 from agentrl.controller.stage import WITHOUT_SIGNAL, StageRun, StageSettings
-from agentrl.controller.stop_request import StopRequest
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, close_after
 from agentrl.metrics import (
     PAIR_COLUMNS,
     RL_COLUMNS,
     SFT_COLUMNS,
     Column,
-    PhaseTimer,
-    Sink,
-    StepDisplay,
 )
 from agentrl.run.build import (
     LiveObjects,
+    StageRecipe,
     eval_plan,
     renderer_spec,
     rollout_spec,
@@ -45,10 +41,9 @@ from agentrl.run.build import (
 from agentrl.run.data.datasets import DataSet
 from agentrl.run.data.prompt_limit import fitting_tasks
 from agentrl.run.engine import engine_plan
-from agentrl.run.lifetime.session import RunProcesses, close_after
-from agentrl.run.run_setup import last_manifest
+from agentrl.run.lifetime.session import RunContext
+from agentrl.run.run_setup import finished_manifest
 from agentrl.run.schedule_factory import conversations, held_out_pairs, rollouts, sequence_scores
-from agentrl.store import EventLog, RunDirectory, TrajectoryWriter
 from agentrl.tools import parser_for
 from agentrl.training import ActorSpec, ReferenceSpec, RewardLearnerSpec
 from agentrl.types import Task, seed_for
@@ -67,22 +62,6 @@ _LEARNERS: Mapping[LearnsFrom, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class RunContext:
-    """What all stages of a run share."""
-
-    directory: RunDirectory
-    processes: RunProcesses
-    live: LiveObjects
-    ledger: Ledger
-    writer: TrajectoryWriter
-    events: EventLog
-    sink: Sink
-    display: StepDisplay
-    timer: PhaseTimer
-    stop: StopRequest
-
-
-@dataclass(frozen=True, slots=True)
 class StageOutcome:
     """What a stage came to: where the next one's draws begin, its evaluations, its steps, and how
     many of those had nothing to learn from."""
@@ -91,78 +70,6 @@ class StageOutcome:
     results: Mapping[str, Any]
     steps: int
     without_signal: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class StageRecipe:
-    """What a stage's roles and rollouts are built from.
-
-    Args:
-        stage: whole.
-        algorithm: of the stage.
-        model: the weights that it starts from.
-        reward_model: what scores its episodes, where ``reward.model`` asks for it.
-        num_steps: batches to train.
-    """
-
-    stage: StageConfig
-    algorithm: AlgorithmSpec
-    model: Path
-    reward_model: Path | None
-    num_steps: int
-
-    @property
-    def optimizer_steps(self) -> int:
-        """Of the whole stage."""
-        train = self.stage.train
-        updates = self.num_steps * train.updates_per_batch
-        return updates * math.ceil(train.batch_prompts / train.mini_batch_prompts)
-
-
-def _actor(recipe: StageRecipe) -> RoleSpec | None:
-    if recipe.algorithm.policy_loss is None:
-        return None
-    return ActorSpec(
-        model_path=str(recipe.model),
-        algorithm=recipe.algorithm,
-        optim=recipe.stage.optim,
-        total_steps=recipe.optimizer_steps,
-        dtype=recipe.stage.model.dtype,
-        gradient_checkpointing=recipe.stage.train.gradient_checkpointing,
-        deterministic=recipe.stage.run.deterministic,
-    )
-
-
-def _reference(recipe: StageRecipe) -> RoleSpec | None:
-    if not recipe.algorithm.needs.reference:
-        return None
-    return ReferenceSpec(str(recipe.model), dtype=recipe.stage.model.dtype)
-
-
-def _reward_model(recipe: StageRecipe) -> RoleSpec | None:
-    stage = recipe.stage
-    if recipe.algorithm.pair_loss is not None:
-        return RewardLearnerSpec(
-            model_path=str(recipe.model),
-            algorithm=recipe.algorithm,
-            optim=stage.optim,
-            total_steps=recipe.optimizer_steps,
-            head_seed=seed_for(stage.run.seed, "reward_head"),
-            dtype=stage.model.dtype,
-            gradient_checkpointing=stage.train.gradient_checkpointing,
-            deterministic=stage.run.deterministic,
-        )
-    if recipe.reward_model is None:
-        return None
-    return scorer_spec(stage, policy=recipe.model, reward_model=recipe.reward_model)
-
-
-_ROLES: Mapping[str, Callable[[StageRecipe], RoleSpec | None]] = {
-    "actor": _actor,
-    "reference": _reference,
-    "reward_model": _reward_model,
-}
-"""Every role that a stage may have, by name; None from a stage that needs none."""
 
 
 def role_specs(recipe: StageRecipe, *, training: bool = True) -> dict[str, RoleSpec]:
@@ -176,9 +83,28 @@ def role_specs(recipe: StageRecipe, *, training: bool = True) -> dict[str, RoleS
     Raises:
         DataError: the reward model reads other tokens than the policy writes.
     """
-    names = _ROLES if training else ("reward_model",)
-    made = {name: _ROLES[name](recipe) for name in names}
-    return {name: spec for name, spec in made.items() if spec is not None}
+    stage = recipe.stage
+    algorithm = recipe.algorithm
+    learner: dict[str, Any] = {
+        "model_path": str(recipe.model),
+        "algorithm": algorithm,
+        "optim": stage.optim,
+        "total_steps": recipe.optimizer_steps,
+        "dtype": stage.model.dtype,
+        "gradient_checkpointing": stage.train.gradient_checkpointing,
+        "deterministic": stage.run.deterministic,
+    }
+    roles: dict[str, RoleSpec] = {}
+    if training and algorithm.policy_loss is not None:
+        roles["actor"] = ActorSpec(**learner)
+    if training and algorithm.needs.reference:
+        roles["reference"] = ReferenceSpec(str(recipe.model), dtype=stage.model.dtype)
+    if training and algorithm.pair_loss is not None:
+        seed = seed_for(stage.run.seed, "reward_head")
+        roles["reward_model"] = RewardLearnerSpec(**learner, head_seed=seed)
+    elif recipe.reward_model is not None:
+        roles["reward_model"] = scorer_spec(recipe)
+    return roles
 
 
 def rollout_worker_spec(recipe: StageRecipe, live: LiveObjects) -> RolloutWorkerSpec | None:
@@ -192,7 +118,7 @@ def rollout_worker_spec(recipe: StageRecipe, live: LiveObjects) -> RolloutWorker
 
 
 def run_stage(
-    parts: RunContext,
+    context: RunContext,
     stage: StageConfig,
     *,
     model: Path,
@@ -203,7 +129,7 @@ def run_stage(
     """Trains one stage to its end, from its newest checkpoint where there is one to resume.
 
     Args:
-        parts: what all stages share.
+        context: what all stages share.
         stage: whole.
         model: the weights that it starts from.
         reward_model: what scores its episodes, where ``reward.model`` asks for it.
@@ -211,61 +137,51 @@ def run_stage(
         resume: go on from the newest checkpoint.
     """
     algorithm = stage.make_algorithm()
-    folder = parts.directory.checkpoints_folder / stage.name
+    folder = context.directory.checkpoints_folder / stage.name
     checkpoints = Checkpoints(folder, keep_last=stage.checkpoint.keep_last)
     restored = checkpoints.latest() if resume else None
     manifest = restored[1] if restored else None
     plays = algorithm.learns_from == "rollouts"
-    tasks = _tasks(parts, stage, model) if plays else []
+    tasks = _tasks(context, stage, model) if plays else []
     num_steps = _num_steps(stage, len(tasks) if plays else None)
-    done = manifest.step if manifest else 0
-    columns = _COLUMNS[algorithm.learns_from]
-    parts.display.stage(
-        f"{stage.name} ({algorithm.name})", num_steps, columns=columns, done=done, sparse=not plays
+    context.display.stage(
+        f"{stage.name} ({algorithm.name})",
+        num_steps,
+        columns=_COLUMNS[algorithm.learns_from],
+        done=manifest.step if manifest else 0,
+        sparse=not plays,
     )
-    _tell_renderer(parts, stage, model)
+    _tell_renderer(context, stage, model)
     recipe = StageRecipe(stage, algorithm, model, reward_model, num_steps)
-    with parts.timer.phase("setup"):
-        parts.processes.setup(role_specs(recipe), rollout_worker_spec(recipe, parts.live))
-    learners = [
-        RoleHandle(parts.processes.roles, name) for name in _LEARNERS[algorithm.learns_from]
-    ]
-    recorder = _recorder(parts, stage, manifest)
+    processes = context.processes
+    with context.timer.phase("setup"):
+        processes.setup(role_specs(recipe), rollout_worker_spec(recipe, context.live))
+    learners = [RoleHandle(processes.roles, name) for name in _LEARNERS[algorithm.learns_from]]
+    recorder = _recorder(context, stage, manifest)
     snapshot = (
-        manifest.rollouts if manifest else RolloutState(first_draw, (), 0, parts.ledger.offset)
+        manifest.rollouts if manifest else RolloutState(first_draw, (), 0, context.ledger.offset)
     )
     schedule: Schedule
     if plays:
         schedule = rollouts(
-            stage,
-            algorithm,
-            tasks,
-            processes=parts.processes,
-            policy=learners[0],
-            ledger=parts.ledger,
-            recorder=recorder,
-            first_draw=first_draw,
-            snapshot=snapshot,
-            num_steps=num_steps,
-            stop=parts.stop,
+            context, recipe, tasks, learners[0], recorder, first_draw=first_draw, snapshot=snapshot
         )
     else:
-        start = snapshot.next_draw
-        schedule = conversations(stage, algorithm, model=model, ledger=parts.ledger, start=start)
+        schedule = conversations(recipe, context.ledger, start=snapshot.next_draw)
     run = StageRun(
         _settings(stage, num_steps),
         algorithm=algorithm,
         schedule=schedule,
         learners=learners,
         checkpoints=checkpoints,
-        evaluator=_evaluator(parts, stage, algorithm, schedule, model),
+        evaluator=_evaluator(context, recipe, schedule),
         recorder=recorder,
-        model_folder=parts.directory.models_folder / stage.name,
+        model_folder=context.directory.models_folder / stage.name,
         restored=restored,
-        stop=parts.stop,
+        stop=context.stop,
     )
     try:
-        with parts.stop.deferring():
+        with context.stop.deferring():
             state = train(run)
     except BaseException as error:
         close_after(error, schedule.close, "closing the stage")
@@ -277,15 +193,15 @@ def run_stage(
     )
 
 
-def _recorder(parts: RunContext, stage: StageConfig, manifest: Manifest | None) -> Recorder:
+def _recorder(context: RunContext, stage: StageConfig, manifest: Manifest | None) -> Recorder:
     """What the stage leaves behind, from where a checkpoint stood."""
     recorder = Recorder(
         stage.name,
-        writer=parts.writer,
-        events=parts.events,
-        sink=parts.sink,
-        view=parts.display,
-        timer=parts.timer,
+        writer=context.writer,
+        events=context.events,
+        sink=context.sink,
+        view=context.display,
+        timer=context.timer,
         step=manifest.step if manifest else 0,
         results=dict(manifest.results) if manifest else {},
     )
@@ -296,7 +212,7 @@ def _recorder(parts: RunContext, stage: StageConfig, manifest: Manifest | None) 
     return recorder
 
 
-def _tell_renderer(parts: RunContext, stage: StageConfig, model: Path) -> None:
+def _tell_renderer(context: RunContext, stage: StageConfig, model: Path) -> None:
     """Says which template family was found, and who reads the calls.
 
     Raises:
@@ -304,7 +220,7 @@ def _tell_renderer(parts: RunContext, stage: StageConfig, model: Path) -> None:
     """
     renderer = renderer_spec(stage, model).build()
     parser = type(parser_for(renderer, stage.model.tool_parser)).__name__
-    parts.events.log(
+    context.events.log(
         "renderer",
         f"stage {stage.name}: chat template family {renderer.family} (model.renderer: "
         f"{stage.model.renderer}), "
@@ -315,26 +231,29 @@ def _tell_renderer(parts: RunContext, stage: StageConfig, model: Path) -> None:
     )
 
 
-def _evaluator(
-    parts: RunContext, stage: StageConfig, algorithm: AlgorithmSpec, schedule: Schedule, model: Path
-) -> Evaluator | None:
+def _evaluator(context: RunContext, recipe: StageRecipe, schedule: Schedule) -> Evaluator | None:
     """Evaluates the stage's model on held-out data; None for a stage that only imitates."""
-    if algorithm.learns_from == "rollouts":
-        return RolloutEvaluator(eval_plan(stage, parts.live), schedule.evaluate)
-    if algorithm.learns_from == "demonstrations":
+    stage = recipe.stage
+    kind = recipe.algorithm.learns_from
+    if kind == "rollouts":
+        return RolloutEvaluator(eval_plan(stage, context.live), schedule.evaluate)
+    if kind == "demonstrations":
         return None
-    sets = held_out_pairs(stage, model)
-    return PairEvaluator(sets, sequence_scores(parts.processes.roles, stage))
+    return PairEvaluator(
+        held_out_pairs(stage, recipe.model), sequence_scores(context.processes.roles, stage)
+    )
 
 
-def _tasks(parts: RunContext, stage: StageConfig, model: Path) -> list[Task]:
+def _tasks(context: RunContext, stage: StageConfig, model: Path) -> list[Task]:
     """The tasks to draw; those that are left out for the length of their prompts are told."""
     tasks = DataSet.of_training(stage).tasks()
-    fitting, left_out = fitting_tasks(stage, parts.live, tasks, model=model, run=parts.directory)
+    fitting, left_out = fitting_tasks(
+        stage, context.live, tasks, model=model, run=context.directory
+    )
     if left_out.ids:
-        parts.display.message(str(left_out))
+        context.display.message(str(left_out))
         told = f"stage {stage.name}: {left_out}"
-        parts.events.log(
+        context.events.log(
             "tasks_left_out", told, boundary="data", level="warning", **asdict(left_out)
         )
     return fitting
@@ -372,14 +291,11 @@ def _settings(stage: StageConfig, num_steps: int) -> StageSettings:
     )
 
 
-def finished_stage(parts: RunContext, stage: StageConfig) -> StageOutcome | None:
+def finished_stage(context: RunContext, stage: StageConfig) -> StageOutcome | None:
     """What a stage came to that an earlier attempt of the run finished; None where it did not."""
-    manifest = last_manifest(parts.directory, stage)
-    if manifest is None or not (parts.directory.models_folder / stage.name).is_dir():
+    manifest = finished_manifest(context.directory, stage)
+    if manifest is None:
         return None
-    if stage.train.steps is not None and manifest.step < stage.train.steps:
-        return None  # more steps are asked for than that attempt was to make
-    plays = stage.make_algorithm().learns_from == "rollouts"
-    next_draw = manifest.rollouts.next_draw if plays else 0
+    next_draw = manifest.rollouts.next_draw if stage.plays else 0
     without_signal = int(manifest.progress.get(WITHOUT_SIGNAL, 0))
     return StageOutcome(next_draw, manifest.results, manifest.step, without_signal)

@@ -6,18 +6,20 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
 
 from agentrl.config import RunConfig, StageConfig
+from agentrl.config.engine_section import stage_engine
 from agentrl.config.key_names import naming_keys
 from agentrl.controller.cluster.episode_host import EpisodeHost
 from agentrl.controller.cluster.rollout_pool import (
     Incident,
     RolloutPool,
+    RolloutWorkerSpec,
     Score,
     collect_groups,
     stream_groups,
@@ -26,8 +28,9 @@ from agentrl.controller.cluster.rollout_pool import (
 from agentrl.controller.evaluator import Evaluation, RolloutEvaluator
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.stop_request import StopRequest
+from agentrl.engines import EnginePlace, EnginePlan
 from agentrl.envs import EnvSpec, RewardFn, Rubric
-from agentrl.errors import AgentRLError, ConfigError, StoreError
+from agentrl.errors import AgentRLError, Closing, ConfigError, close_after
 from agentrl.metrics import (
     JsonlSink,
     PhaseTimer,
@@ -35,22 +38,18 @@ from agentrl.metrics import (
     Sinks,
     StepDisplay,
     TensorBoardSink,
-    result_rows,
 )
 from agentrl.rollouts import GroupOutcome, GroupRequest
-from agentrl.run.build import LiveObjects, eval_plan, reward_model_folder
-from agentrl.run.chat_rollouts import chat_rollouts
+from agentrl.run.build import LiveObjects, StageRecipe, eval_plan, reward_model_folder, rollout_spec
 from agentrl.run.engine import plays_by_messages
 from agentrl.run.lifetime.interruption import Interruption
 from agentrl.run.lifetime.resumption import resume_directory
-from agentrl.run.lifetime.session import RunProcesses, close_after
+from agentrl.run.lifetime.session import RunContext, RunProcesses
 from agentrl.run.lifetime.signals import stopping_signals
 from agentrl.run.model_folder import given_model
 from agentrl.run.run_setup import make_directory, roll_back, start_model
 from agentrl.run.schedule_factory import rollout_deadline_s, score_of
 from agentrl.run.stages import (
-    RunContext,
-    StageRecipe,
     finished_stage,
     role_specs,
     rollout_worker_spec,
@@ -97,7 +96,7 @@ class Summary:
         }
 
 
-class Trainer:
+class Trainer(Closing):
     """Runs a configuration; live objects may take the place of references in it.
 
     Use as a context manager, or call ``close``: workers live until then, so that ``evaluate`` and
@@ -111,6 +110,8 @@ class Trainer:
         reward: a reward function, several, or a Rubric, instead of ``reward.functions``.
         console: where progress is shown; None shows nothing.
     """
+
+    closing = "ending the workers"
 
     def __init__(
         self,
@@ -147,12 +148,19 @@ class Trainer:
             RunInterruptedError: SIGTERM or SIGUSR1 came, in the main thread; ``resume`` goes on
                 from the checkpoint.
         """
-        stages = self._stages(steps)
+        stages = self.config.resolved_stages()
+        if steps is not None:
+            train = stages[-1].train.replace(steps=steps, epochs=None)
+            stages[-1] = stages[-1].replace(train=train)
         stop = StopRequest()
         with stopping_signals(stop) as take_signals:
-            directory, told = self._directory(stages, resume)
+            changes: list[str] = []
+            if resume:
+                directory, changes = resume_directory(self.config, stages)
+            else:
+                directory = make_directory(self.config, stages, self._live)
             display = StepDisplay(self._console, directory.root)
-            for line in told:
+            for line in changes:
                 display.message(line)
             self._log_folder = directory.log_folder.resolve()
             with (
@@ -169,10 +177,13 @@ class Trainer:
                 except BaseException as error:
                     stop.deferred = True  # a signal cuts nothing short from here on
                     if interruption.tell(error) is None:
-                        _record_failure(events, error)
+                        if isinstance(error, AgentRLError):
+                            # a disk that is full may not take even why it failed
+                            record = partial(events.failure, "run_failed", error)
+                            close_after(error, record, "recording it")
                         interruption.tell_failure()
                     # a group that failed answers no more; the next call has a fresh one
-                    self._close_after(error)
+                    close_after(error, self.close, self.closing)
                     # the same signal may have ended a rank before it came here
                     instead = interruption.tell(error)
                     if instead is not None:
@@ -264,23 +275,6 @@ class Trainer:
         for own in opened:
             own.close()
 
-    def __enter__(self) -> Trainer:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is None:
-            self.close()
-        else:
-            self._close_after(error)
-
-    def _close_after(self, error: BaseException) -> None:
-        close_after(error, self.close, "ending the workers")
-
     def _train(
         self,
         directory: RunDirectory,
@@ -301,14 +295,16 @@ class Trainer:
         results: dict[str, Any] = {}
         first_draw = num_steps = played = without_signal = 0
         with ExitStack() as stack:
-            ledger = Ledger(directory.ledger_path)
-            stack.callback(ledger.close)
+            ledger = stack.enter_context(closing(Ledger(directory.ledger_path)))
             if resume:
                 roll_back(directory, stages, ledger)
                 events.log("resumed", f"attempt {ledger.attempt} of the run begins", boundary="run")
             writer = stack.enter_context(TrajectoryWriter(directory))
-            sink = self._sinks(directory)
-            stack.callback(sink.close)
+            metrics = self.config.metrics
+            sinks: list[Sink] = [JsonlSink(JsonlWriter(directory.metrics_path))]
+            if metrics.tensorboard:
+                sinks.append(TensorBoardSink(directory.root / "tensorboard"))
+            sink = stack.enter_context(closing(Sinks(sinks, verl_names=metrics.verl_names)))
             parts = RunContext(
                 directory,
                 processes,
@@ -329,14 +325,14 @@ class Trainer:
                         parts,
                         stage,
                         model=models[stage.starts_from],
-                        reward_model=self._reward_model(stage, models),
+                        reward_model=reward_model_folder(stage, models),
                         first_draw=first_draw,
                         resume=resume,
                     )
-                    self._hosting = _plays(stage)
+                    self._hosting = stage.plays
                 first_draw = max(first_draw, outcome.next_draw)
                 num_steps = outcome.steps
-                played += outcome.steps if _plays(stage) else 0
+                played += outcome.steps if stage.plays else 0
                 without_signal += outcome.without_signal
                 results |= outcome.results
         self._models = models
@@ -349,40 +345,13 @@ class Trainer:
                 f"{without_signal} of {played} steps had no signal: the rewards of each group were "
                 "equal, so that nothing could be learned"
             )
-        display.finish(result_rows(results), summary.seconds, hints)
+        display.finish(results, summary.seconds, hints)
         return summary
-
-    def _directory(self, stages: list[StageConfig], resume: bool) -> tuple[RunDirectory, list[str]]:
-        """The run directory, new or gone on with, and what changed in the settings of a resumed
-        run."""
-        if not resume:
-            return make_directory(self.config, stages, self._rollouts(stages), self._live), []
-        directory, changes = resume_directory(self.config, stages, self._rollouts(stages))
-        return directory, changes.told()
-
-    def _stages(self, steps: int | None) -> list[StageConfig]:
-        stages = self.config.resolved_stages()
-        if steps is not None:
-            train = stages[-1].train.replace(steps=steps, epochs=None)
-            stages[-1] = stages[-1].replace(train=train)
-        return stages
-
-    def _rollouts(self, stages: Sequence[StageConfig]) -> list[StageConfig]:
-        return [stage for stage in stages if _plays(stage)]
-
-    def _reward_model(self, stage: StageConfig, models: Mapping[str, Path]) -> Path | None:
-        return reward_model_folder(stage, models) if _plays(stage) else None
 
     def _processes(self) -> RunProcesses:
         if self._session is None:
             self._session = RunProcesses(self.config, self._log_folder)
         return self._session
-
-    def _sinks(self, directory: RunDirectory) -> Sinks:
-        sinks: list[Sink] = [JsonlSink(JsonlWriter(directory.metrics_path))]
-        if self.config.metrics.tensorboard:
-            sinks.append(TensorBoardSink(directory.root / "tensorboard"))
-        return Sinks(sinks, verl_names=self.config.metrics.verl_names)
 
     def _roll_out(self, requests: Sequence[GroupRequest]) -> list[GroupOutcome]:
         """Plays groups outside of training, with the weights trained last, or those that the run
@@ -398,12 +367,16 @@ class Trainer:
         """
         if plays_by_messages(stage):
             if self._chat is None:
-                self._chat = chat_rollouts(stage, self._live)
+                place = EnginePlace(model="", max_running=stage.rollout.max_running)
+                engine = EnginePlan(stage_engine(stage), place)
+                host = EpisodeHost()
+                host.setup(RolloutWorkerSpec(engine, rollout_spec(stage, self._live, None)))
+                self._chat = host
             return self._chat, unscored
         processes = self._processes()
         if not self._hosting:
             model = self._models.get(stage.name) or self._model_without_run()
-            reward_model = self._reward_model(stage, self._models)
+            reward_model = reward_model_folder(stage, self._models)
             recipe = StageRecipe(stage, stage.make_algorithm(), model, reward_model, num_steps=1)
             processes.setup(
                 role_specs(recipe, training=False),
@@ -413,7 +386,7 @@ class Trainer:
         return processes.rollouts, score_of(processes.roles, stage)
 
     def _rollout_stage(self) -> StageConfig:
-        stages = self._rollouts(self._stages(None))
+        stages = [stage for stage in self.config.resolved_stages() if stage.plays]
         if not stages:
             raise ConfigError(
                 "no stage plays episodes: give one an algorithm that learns from rollouts, such as "
@@ -428,17 +401,3 @@ class Trainer:
                 "model.path"
             )
         return given_model(self.config.model.path, self.config.base_dir)
-
-
-def _record_failure(events: EventLog, error: BaseException) -> None:
-    """Writes down why a run failed; a disk that is full may not take even that."""
-    if isinstance(error, AgentRLError):
-        try:
-            events.failure("run_failed", error)
-        except StoreError as second:
-            error.add_note(f"and recording it failed: {second}")
-
-
-def _plays(stage: StageConfig) -> bool:
-    """Whether the stage's policy plays episodes."""
-    return stage.make_algorithm().learns_from == "rollouts"

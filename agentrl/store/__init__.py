@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from agentrl.store.atomic import replacing, sync_folder, write_bytes, write_json, write_text
+from agentrl.store.atomic import replacing, write_bytes, write_json, write_text
 from agentrl.store.events import EventLevel, EventLog
 from agentrl.store.jsonl import JsonlWriter, keep_lines, read_jsonl
 from agentrl.store.log_file import logging_to
-from agentrl.store.masking import SecretMask, mask_secrets
+from agentrl.store.masking import SecretMask
 from agentrl.store.run_directory import RunDirectory
 from agentrl.store.trajectories.annotations import Annotation
 from agentrl.store.trajectories.codec import decode_trajectory, encode_trajectory
@@ -33,11 +33,9 @@ __all__ = [
     "encode_trajectory",
     "keep_lines",
     "logging_to",
-    "mask_secrets",
     "read_jsonl",
     "read_shard",
     "replacing",
-    "sync_folder",
     "write_bytes",
     "write_failure",
     "write_json",

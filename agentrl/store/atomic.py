@@ -29,14 +29,13 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
-        _sync(temporary)
+        sync_path(temporary)
         os.replace(temporary, path)
-        sync_folder(path.parent)
-    except OSError as error:
+        sync_path(path.parent)
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
-        raise write_failure(f"{path} cannot be written", path, error) from error
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise write_failure(f"{path} cannot be written", path, error) from error
         raise
 
 
@@ -93,16 +92,8 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, text + "\n")
 
 
-def sync_folder(folder: Path) -> None:
-    """Make the names in ``folder`` durable."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _sync(path: Path) -> None:
+def sync_path(path: Path) -> None:
+    """Make a file's content, or the names in a folder, durable."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

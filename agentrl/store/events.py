@@ -14,7 +14,7 @@ from agentrl.types import Trajectory
 EventLevel = Literal["info", "warning", "error"]
 
 
-class EventLog:
+class EventLog(JsonlWriter):
     """Alerts, retries and failures, each named for the boundary it crossed; safe to use from
     several threads.
 
@@ -27,7 +27,7 @@ class EventLog:
     """
 
     def __init__(self, run: RunDirectory, mask: SecretMask | None = None) -> None:
-        self._lines = JsonlWriter(run.events_path, mask=mask or SecretMask())
+        super().__init__(run.events_path, mask=mask or SecretMask())
 
     def log(
         self, event: str, message: str, *, boundary: str, level: EventLevel = "info", **fields: Any
@@ -52,7 +52,7 @@ class EventLog:
             "boundary": boundary,
             "message": message,
         }
-        self._lines.append({**fields, **head})
+        self.append({**fields, **head})
 
     def failure(self, event: str, error: BaseException, **fields: Any) -> None:
         """Write an error, under the boundary that it names.
@@ -85,7 +85,3 @@ class EventLog:
             trajectory=trajectory.id,
             **fields,
         )
-
-    def close(self) -> None:
-        """Close the file; a second call does nothing."""
-        self._lines.close()

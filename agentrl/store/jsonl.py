@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import StoreError
-from agentrl.store.atomic import sync_folder, write_bytes
+from agentrl.store.atomic import sync_path, write_bytes
 from agentrl.store.json_text import from_json, to_json
 from agentrl.store.masking import SecretMask
-from agentrl.store.write_error import write_failure
+from agentrl.store.write_error import os_refusals, write_failure
 
 
 class JsonlWriter:
@@ -39,13 +39,12 @@ class JsonlWriter:
         self._mask = mask
         # Guards _file and _size, so that lines of several threads stay whole.
         self._lock = threading.Lock()
-        try:
+        self._file: int | None = None
+        with os_refusals(f"{path} cannot be opened"):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
             self._size = cut_torn_line(self._file)
-            sync_folder(path.parent)
-        except OSError as error:
-            raise StoreError(f"{path} cannot be opened: {error.strerror or error}") from error
+            sync_path(path.parent)
 
     @property
     def size(self) -> int:
@@ -74,13 +73,8 @@ class JsonlWriter:
         Raises:
             StoreError: the file is closed, or the disk refuses.
         """
-        with self._lock:
-            try:
-                os.fsync(self._opened())
-            except OSError as error:
-                raise StoreError(
-                    f"{self.path} cannot be synced: {error.strerror or error}"
-                ) from error
+        with self._lock, os_refusals(f"{self.path} cannot be synced"):
+            os.fsync(self._opened())
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
@@ -101,12 +95,11 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     Raises:
         StoreError: the file cannot be read, or a whole line is no JSON object.
     """
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error.strerror or error}") from error
+    with os_refusals(f"{path} cannot be read"):
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return
     *lines, _torn = data.split(b"\n")
     for number, line in enumerate(lines, start=1):
         yield parse_line(f"{path}:{number}", line)

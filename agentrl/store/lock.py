@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from agentrl.errors import StoreError
+from agentrl.store.write_error import os_refusals
 
 
 def hold_name(path: Path) -> int:
@@ -18,19 +19,15 @@ def hold_name(path: Path) -> int:
     Raises:
         StoreError: another process holds it, or the file cannot be made.
     """
-    try:
+    with os_refusals(f"{path} cannot be made"):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as error:
-        raise StoreError(f"{path} cannot be made: {error.strerror or error}") from error
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(file)
-        raise StoreError(
-            f"{path} is held by another process: end it first, or write under another name"
-        ) from error
     except OSError as error:
         os.close(file)
-        raise StoreError(f"{path} cannot be locked: {error.strerror or error}") from error
+        why = f"cannot be locked: {error.strerror or error}"
+        if isinstance(error, BlockingIOError):
+            why = "is held by another process: end it first, or write under another name"
+        raise StoreError(f"{path} {why}") from error
     return file

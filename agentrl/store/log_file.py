@@ -38,10 +38,6 @@ class LogFile(logging.Handler):
 
     def __init__(self, path: Path, mask: SecretMask | None = None) -> None:
         super().__init__(logging.INFO)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StoreError(f"{path.parent} cannot be made: {error.strerror or error}") from error
         self._lines = JsonlWriter(path, mask=mask or SecretMask())
         self._host = socket.gethostname()
         self._failed = False

@@ -54,10 +54,3 @@ class SecretMask:
             if value in text:
                 text = text.replace(value, mark)
         return text
-
-
-def mask_secrets(text: str) -> str:
-    """``text`` without the secrets of this process's environment. For many texts, keep a
-    ``SecretMask``.
-    """
-    return SecretMask()(text)

@@ -13,6 +13,7 @@ from typing import Any
 from agentrl.errors import ConfigError, StoreError
 from agentrl.store.atomic import write_bytes, write_json
 from agentrl.store.json_text import from_json
+from agentrl.store.write_error import os_refusals
 
 FORMAT = 1
 """The layout's version, in ``run.json``; it grows when a reader of the old one would misread the
@@ -56,12 +57,8 @@ class RunDirectory:
         cls.check_new(root)
         run = cls(Path(root))
         try:
-            for folder in (
-                run.live_folder,
-                run.sealed_folder,
-                run.annotations_folder,
-                run.blobs_folder,
-            ):
+            folders = (run.live_folder, run.sealed_folder, run.annotations_folder, run.blobs_folder)
+            for folder in folders:
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(
@@ -86,15 +83,12 @@ class RunDirectory:
         )
         found = next((name for names in walk for name in sorted(names)), None)
         if found is not None:
-            what = (
-                "already holds a run"
-                if run.record_path.is_file()
-                else f"already holds files, such as {found}"
-            )
-            remedy = "go on with it by --resume, or name" if run.record_path.is_file() else "name"
+            what = f"files, such as {found}; name"
+            if run.record_path.is_file():
+                what = "a run; go on with it by --resume, or name"
             raise ConfigError(
-                f"RunDirectory.root='{root}' must be a new or empty folder, and {what}; {remedy} "
-                "another RunDirectory.root"
+                f"RunDirectory.root='{root}' must be a new or empty folder, and already holds "
+                f"{what} another RunDirectory.root"
             )
 
     @classmethod
@@ -195,18 +189,6 @@ class RunDirectory:
         """The annotations of one writer; their arrays lie beside them in ``.zst``."""
         return self.annotations_folder / f"{_writer(writer)}.jsonl"
 
-    def checkpoint_folder(self, stage: str, step: int) -> Path:
-        """One checkpoint, which exists when its ``manifest.json`` does.
-
-        Raises:
-            StoreError: ``stage`` cannot name a folder.
-        """
-        if not _NAME.fullmatch(stage):
-            raise StoreError(
-                f"a stage names a folder, so it must match {_NAME.pattern}, got {stage!r}"
-            )
-        return self.checkpoints_folder / stage / _step(step)
-
     def write_blob(self, data: bytes) -> str:
         """Keep bytes once; their SHA-256 in hexadecimal is their name.
 
@@ -227,10 +209,8 @@ class RunDirectory:
         """
         if not _SHA256.fullmatch(sha256):
             raise StoreError(f"a blob is named by 64 hexadecimal digits, got {sha256!r}")
-        try:
+        with os_refusals(f"blob {sha256} cannot be read"):
             data = (self.blobs_folder / sha256).read_bytes()
-        except OSError as error:
-            raise StoreError(f"blob {sha256} cannot be read: {error.strerror or error}") from error
         if hashlib.sha256(data).hexdigest() != sha256:
             raise StoreError(f"blob {sha256} is damaged: its bytes have another hash")
         return data

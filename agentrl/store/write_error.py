@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from agentrl.errors import DiskFullError, StoreError
@@ -12,6 +13,15 @@ from agentrl.errors import DiskFullError, StoreError
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _ALMOST_NOTHING = 2**16
 """Bytes that are left where a file did not fit, below its file system's blocks and reserve."""
+
+
+@contextmanager
+def os_refusals(what: str) -> Iterator[None]:
+    """Turns an OSError within into a StoreError: ``what``, and why."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{what}: {error.strerror or error}") from error
 
 
 def write_failure(what: str, path: Path, error: BaseException) -> StoreError:
@@ -35,12 +45,8 @@ def write_failure(what: str, path: Path, error: BaseException) -> StoreError:
             f"free at {folder}); "
             "make room there, or move the run directory, then go on with --resume"
         )
-    reason = (
-        getattr(error, "strerror", None)
-        or str(error).strip().splitlines()[-1:]
-        or [type(error).__name__]
-    )
-    return StoreError(f"{what}: {reason if isinstance(reason, str) else reason[0]}")
+    words = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
+    return StoreError(f"{what}: {words.splitlines()[-1]}")
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

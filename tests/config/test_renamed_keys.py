@@ -123,3 +123,26 @@ def test_a_setting_of_a_users_own_algorithm_keeps_its_name(tmp_path: Path) -> No
     )
     config: RunConfig = load_config(path)
     assert config.algorithm.settings == {"scale": 2.0}
+
+
+@pytest.mark.parametrize("engine", ["torch", "sglang", "openai"])
+def test_the_arguments_of_an_old_runs_engine_go_to_its_own_section(
+    tmp_path: Path, engine: str
+) -> None:
+    given = {
+        "torch": "device: cuda:1",
+        "sglang": "tp_size: 2",
+        "openai": "base_url: http://localhost/v1",
+    }
+    (tmp_path / "run.json").write_text("{}")
+    path = tmp_path / "config.resolved.yaml"
+    path.write_text(
+        "model: {path: m}\ndata: {train: t.py:f}\n"
+        f"rollout: {{engine: {engine}, engine_args: {{{given[engine]}}}, num_engines: 3}}\n"
+    )
+    rollout = load_config(path, trains=False).rollout
+    own = getattr(rollout, engine).model_dump(exclude_unset=True)
+    name, value = given[engine].split(": ")
+    assert str(own[name]) == value
+    assert rollout.sglang.num_servers == 3
+    assert engine == "openai" or not rollout.openai.model_dump()

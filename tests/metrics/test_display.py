@@ -13,10 +13,8 @@ from agentrl.metrics import (
     PAIR_COLUMNS,
     RL_COLUMNS,
     SFT_COLUMNS,
-    ResultRow,
     StepDisplay,
     format_duration,
-    result_rows,
 )
 
 VALUES = {
@@ -117,7 +115,7 @@ def test_every_line_fits_a_terminal_of_80_columns() -> None:
     display.alert("step 3: 41.0% of the episodes failed and are excluded " * 3)
     display.message("held-out code before: sampled 0.000, greedy 0.000 (10 tasks) " * 2)
     display.finish(
-        [],
+        {},
         dict.fromkeys(
             ("update", "rollout", "evaluation", "checkpoint", "publish", "wait_store"), 700.0
         ),
@@ -134,7 +132,7 @@ def test_a_path_longer_than_the_terminal_stays_whole() -> None:
     path = "/runs/" + "long" * 20
     display = StepDisplay(console, Path("r"))
     display.close()
-    display.finish([], {}, [f"agentrl show {path}"])
+    display.finish({}, {}, [f"agentrl show {path}"])
 
     assert path in "".join(output(console))
 
@@ -162,17 +160,17 @@ def test_the_end() -> None:
             "before": {"sampled": 0.31, "greedy": 0.42},
             "after": {"sampled": 0.86},
             "num_tasks": 512,
-        }
+        },
+        "sums": {"after": {"sampled": 0.0625, "greedy": None}},
     }
     with StepDisplay(console, Path("r")) as display:
-        rows = [*result_rows(summary), ResultRow("code, without the tool", None, 0.0625)]
-        display.finish(rows, {"update": 11.0, "rollout": 122.3}, ["agentrl ls r"])
+        display.finish(summary, {"update": 11.0, "rollout": 122.3}, ["agentrl ls r"])
 
     assert [line.split() for line in output(console)[1:]] == [
         ["held-out", "accuracy", "before", "after", "change"],
         ["code,", "sampled", "0.310", "0.860", "+0.550"],
         ["code,", "greedy", "0.420", "-"],
-        ["code,", "without", "the", "tool", "-", "0.062"],
+        ["sums,", "sampled", "-", "0.062"],
         ["seconds", "by", "phase:", "rollout", "2m", "02s", "update", "11s"],
         ["agentrl", "ls", "r"],
     ]

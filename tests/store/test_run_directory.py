@@ -17,7 +17,6 @@ from agentrl.store import (
     RunDirectory,
     SecretMask,
     keep_lines,
-    mask_secrets,
     read_jsonl,
     write_json,
     write_text,
@@ -91,8 +90,8 @@ def test_a_newer_layout_is_refused(run: RunDirectory) -> None:
 
 
 def test_names_that_leave_the_folder_are_refused(run: RunDirectory) -> None:
-    with pytest.raises(StoreError, match=r"a stage names a folder.*got '\.\./x'"):
-        run.checkpoint_folder("../x", 1)
+    with pytest.raises(StoreError, match=r"a writer names files.*got '\.\./x'"):
+        run.live_path(1, "../x", 1)
 
 
 def test_paths(run: RunDirectory) -> None:
@@ -100,7 +99,6 @@ def test_paths(run: RunDirectory) -> None:
         return str(path.relative_to(run.root))
 
     assert below(run.shard_path(123, "driver", 1)) == "traj/sealed/step=000123/driver-0001.parquet"
-    assert below(run.checkpoint_folder("grpo", 100)) == "checkpoints/grpo/step=000100"
 
 
 def test_a_blob_is_named_by_its_bytes(run: RunDirectory) -> None:
@@ -264,7 +262,7 @@ def test_a_secret_is_found_as_json_spells_it() -> None:
 def test_the_environment_is_read_when_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_API_KEY", "sk-0123456789")
 
-    assert mask_secrets("sk-0123456789") == "<masked:SOME_API_KEY>"
+    assert SecretMask()("sk-0123456789") == "<masked:SOME_API_KEY>"
 
 
 def test_a_folder_takes_its_place_whole(tmp_path: Path) -> None:

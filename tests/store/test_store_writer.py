@@ -8,8 +8,9 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -17,7 +18,7 @@ import pytest
 
 from agentrl.errors import StoreError
 from agentrl.store import Annotation, RunDirectory, SecretMask, TrajectoryReader, TrajectoryWriter
-from agentrl.store.trajectories.live import FramedRecord, FramedWriter
+from agentrl.store.trajectories.live import FramedWriter
 from agentrl.types import Trajectory
 
 Make = Callable[..., Trajectory]
@@ -130,10 +131,10 @@ class Gate:
         self.reached = threading.Event()
         append = FramedWriter.append
 
-        def held(files: FramedWriter, record: FramedRecord) -> None:
+        def held(files: FramedWriter, record: Mapping[str, Any], arrays: bytes) -> None:
             self.reached.set()
             assert self._open.wait(60)
-            append(files, record)
+            append(files, record, arrays)
 
         monkeypatch.setattr(FramedWriter, "append", held)
 

@@ -35,13 +35,11 @@ def place_images(
         raise DataError(f"{where}: 'images' must be a list of images, got {type(images).__name__}")
     given = list(images or ())
     rest = iter(given)
-    placed = [
-        {
-            name: _placed(value, rest, folder, where) if name == "content" else value
-            for name, value in message.items()
-        }
-        for message in messages
-    ]
+    placed = [dict(message) for message in messages]
+    for message in placed:
+        content = message.get("content")
+        if isinstance(content, Sequence) and not isinstance(content, str | bytes):
+            message["content"] = [_part(part, rest, folder, where) for part in content]
     if left := sum(1 for _ in rest):
         raise DataError(
             f"{where}: 'images' holds {len(given)} images, {left} more than the messages have "
@@ -51,44 +49,30 @@ def place_images(
     return placed
 
 
-def _placed(content: Any, rest: Iterator[Any], folder: Path, where: str) -> Any:
-    if not isinstance(content, Sequence) or isinstance(content, str | bytes):
-        return content
-    return [_part(part, rest, folder, where) for part in content]
-
-
 def _part(part: Any, rest: Iterator[Any], folder: Path, where: str) -> Any:
-    if not isinstance(part, Mapping) or part.get("type") not in _KINDS:
-        # Arrow gives every part every column: what a text part does not have is null
-        return (
-            {name: value for name, value in part.items() if value is not None}
-            if isinstance(part, Mapping)
-            else part
+    if not isinstance(part, Mapping):
+        return part
+    # Arrow gives every part every column: what a part does not have is null
+    given = {name: value for name, value in part.items() if value is not None}
+    if given.get("type") not in _KINDS:
+        return given
+    source = _first(given, "image", "image_url", "url", "path")
+    if source is None and (source := next(rest, None)) is None:
+        raise DataError(
+            f"{where}: a part of type image has no image, and the column 'images' has none left"
         )
-    source = next(
-        (
-            part[name]
-            for name in ("image", "image_url", "url", "path")
-            if part.get(name) is not None
-        ),
-        None,
-    )
-    if source is None:
-        source = next(rest, None)
-        if source is None:
-            raise DataError(
-                f"{where}: a part of type image has no image, and the column 'images' has none left"
-            )
     return {"type": "image", "image": _anchored(source, folder, where)}
+
+
+def _first(values: Mapping[str, Any], *names: str) -> Any:
+    return next((values[name] for name in names if values.get(name) is not None), None)
 
 
 def _anchored(source: Any, folder: Path, where: str) -> str | Image:
     """A file's name from ``folder`` on, to be read later; anything else read."""
     if isinstance(source, Mapping):
-        source = next(
-            (source[name] for name in ("bytes", "url", "path") if source.get(name) is not None),
-            source,
-        )
+        found = _first(source, "bytes", "url", "path")
+        source = source if found is None else found
     if isinstance(source, str) and not source.startswith(("data:", "http://", "https://")):
         return str(folder / Path(source).expanduser())
     return Image.read(source, f"{where}: an image")

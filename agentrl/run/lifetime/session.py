@@ -3,8 +3,9 @@ their end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.config import RunConfig
@@ -12,7 +13,12 @@ from agentrl.controller.cluster.role_group import LocalRoleGroup, RoleGroup
 from agentrl.controller.cluster.rollout_pool import RolloutPool, RolloutWorkerSpec
 from agentrl.controller.cluster.weight_publisher import ColocatedSync, WeightSync
 from agentrl.controller.cluster.worker import RoleSpec
-from agentrl.errors import AgentRLError, ConfigError
+from agentrl.controller.ledger import Ledger
+from agentrl.controller.stop_request import StopRequest
+from agentrl.errors import ConfigError
+from agentrl.metrics import PhaseTimer, Sink, StepDisplay
+from agentrl.run.build import LiveObjects
+from agentrl.store import EventLog, RunDirectory, TrajectoryWriter
 
 
 class RunProcesses:
@@ -43,7 +49,15 @@ class RunProcesses:
         self.sync: WeightSync = ColocatedSync()
         with ExitStack() as opened:
             if config.controller.mode == "inline":
-                _check_inline(ranks, workers)
+                for setting, found, most in (
+                    ("train.world_size", ranks, 1),
+                    ("rollout.num_workers", workers, 0),
+                ):
+                    if found > most:
+                        raise ConfigError(
+                            "controller.mode=inline runs everything in one process, got "
+                            f"{setting}={found}; set {setting}={most}, or controller.mode=ray"
+                        )
                 local = LocalRoleGroup(threads=threads)
                 opened.callback(local.close)
                 self.roles = local
@@ -83,23 +97,17 @@ class RunProcesses:
         self._opened.close()
 
 
-def _check_inline(ranks: int, workers: int) -> None:
-    if ranks > 1:
-        raise ConfigError(
-            f"controller.mode=inline runs everything in one process, got train.world_size={ranks}; "
-            "set train.world_size=1, or controller.mode=ray"
-        )
-    if workers:
-        raise ConfigError(
-            "controller.mode=inline runs everything in one process, got "
-            f"rollout.num_workers={workers}; set rollout.num_workers=0, or controller.mode=ray"
-        )
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """What all stages of a run share."""
 
-
-def close_after(error: BaseException, close: Callable[[], None], what: str) -> None:
-    """Closes what a failed run started; a failure of that is a note of the error that came
-    first."""
-    try:
-        close()
-    except AgentRLError as second:
-        error.add_note(f"and {what} failed: {second}")
+    directory: RunDirectory
+    processes: RunProcesses
+    live: LiveObjects
+    ledger: Ledger
+    writer: TrajectoryWriter
+    events: EventLog
+    sink: Sink
+    display: StepDisplay
+    timer: PhaseTimer
+    stop: StopRequest

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import zstandard
 
 from agentrl.errors import StoreError
 from agentrl.store.jsonl import parse_line
-from agentrl.store.trajectories.live import FramedRecord, read_frame
+from agentrl.store.trajectories.live import read_frame
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,10 +31,8 @@ class Annotation:
     arrays: Mapping[str, npt.NDArray[np.generic]] = field(default_factory=dict)
 
 
-def encode_annotation(
-    annotation: Annotation, *, recorded_at: float, compressor: zstandard.ZstdCompressor
-) -> FramedRecord:
-    """The record of an annotation.
+def encode_annotation(annotation: Annotation, recorded_at: float) -> tuple[dict[str, Any], bytes]:
+    """The record of an annotation, and the bytes of its arrays.
 
     Raises:
         StoreError: an array is not one-dimensional, or holds no numbers.
@@ -54,9 +51,7 @@ def encode_annotation(
             [name, array.dtype.str, array.size] for name, array in annotation.arrays.items()
         ],
     }
-    return FramedRecord.of(
-        record, b"".join(array.tobytes() for array in annotation.arrays.values()), compressor
-    )
+    return record, b"".join(array.tobytes() for array in annotation.arrays.values())
 
 
 class AnnotationIndex:

@@ -8,30 +8,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import zstandard
 
 from agentrl.errors import StoreError
 from agentrl.store.json_text import to_json
 from agentrl.store.jsonl import cut_torn_line, read_jsonl, write_all
-
-
-@dataclass(frozen=True, slots=True)
-class FramedRecord:
-    """A record as it is written: one JSON object as text, and the zstd frame of its arrays."""
-
-    text: str
-    frame: bytes
-
-    @classmethod
-    def of(
-        cls, record: Mapping[str, Any], arrays: bytes, compressor: zstandard.ZstdCompressor
-    ) -> FramedRecord:
-        """The record of a JSON object and bytes; ``record`` has no key ``frame``."""
-        return cls(to_json(record), compressor.compress(arrays))
+from agentrl.store.write_error import os_refusals
 
 
 class FramedWriter:
@@ -43,25 +28,31 @@ class FramedWriter:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
+        self._compressor = zstandard.ZstdCompressor()
+        with os_refusals(f"{path} cannot be opened"):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._lines = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
             self._frames = os.open(frames_path(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
             cut_torn_line(self._lines)
             # a frame whose line was partial stays as a gap that no line names
             self._end = os.fstat(self._frames).st_size
-        except OSError as error:
-            raise StoreError(f"{path} cannot be opened: {error.strerror or error}") from error
 
-    def append(self, record: FramedRecord) -> None:
-        """Write one record; it survives the death of the process as soon as this returns.
+    def append(self, record: Mapping[str, Any], arrays: bytes) -> None:
+        """Write one record and its arrays; they survive the death of the process as soon as this
+        returns.
+
+        Args:
+            record: a JSON object without the key ``frame``.
+            arrays: their bytes.
 
         Raises:
             OSError: it cannot be written; the files may then end in a partial record.
         """
-        write_all(self._frames, record.frame)
-        line = f'{record.text[:-1]},"frame":[{self._end},{len(record.frame)}]}}\n'
-        self._end += len(record.frame)
+        text = to_json(record)
+        frame = self._compressor.compress(arrays)
+        write_all(self._frames, frame)
+        line = f'{text[:-1]},"frame":[{self._end},{len(frame)}]}}\n'
+        self._end += len(frame)
         write_all(self._lines, line.encode())
 
     def sync(self) -> None:
@@ -123,35 +114,14 @@ def read_frame(path: Path, frame: Sequence[int]) -> bytes:
     Raises:
         StoreError: the frame is not there or is damaged.
     """
-    try:
-        with frames_path(path).open("rb") as file:
-            return _decompress(zstandard.ZstdDecompressor(), file, frame)
-    except (OSError, zstandard.ZstdError) as error:
-        raise StoreError(
-            f"the frame at {frame[0]} of {frames_path(path)} cannot be read: {error}"
-        ) from error
-
-
-def read_with_arrays(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """Each record with its arrays' bytes, in order.
-
-    Raises:
-        StoreError: a whole line is no record, or its frame is not there or is damaged.
-    """
-    try:
-        decompressor = zstandard.ZstdDecompressor()
-        with frames_path(path).open("rb") as file:
-            for record in read_framed(path):
-                yield record, _decompress(decompressor, file, record["frame"])
-    except (OSError, zstandard.ZstdError) as error:
-        raise StoreError(
-            f"{frames_path(path)} cannot be read: {error}; move it and {path.name} away"
-        ) from error
-
-
-def _decompress(
-    decompressor: zstandard.ZstdDecompressor, file: BinaryIO, frame: Sequence[int]
-) -> bytes:
     offset, size = frame
-    file.seek(offset)
-    return decompressor.decompress(file.read(size))
+    frames = frames_path(path)
+    try:
+        with frames.open("rb") as file:
+            file.seek(offset)
+            return zstandard.ZstdDecompressor().decompress(file.read(size))
+    except (OSError, zstandard.ZstdError) as error:
+        raise StoreError(
+            f"the frame at {offset} of {frames} cannot be read: {error}; move it and {path.name} "
+            "away"
+        ) from error

@@ -14,9 +14,9 @@ from agentrl.errors import StoreError
 from agentrl.store.run_directory import RunDirectory
 from agentrl.store.trajectories.codec import Row
 from agentrl.store.trajectories.live import (
-    FramedRecord,
     FramedWriter,
-    read_with_arrays,
+    read_frame,
+    read_framed,
     remove_framed,
 )
 from agentrl.store.trajectories.shard import write_shard
@@ -53,7 +53,7 @@ class StepFiles:
             self._remove(path)
         return recovered
 
-    def append(self, step: int, record: FramedRecord) -> None:
+    def append(self, step: int, row: Row, arrays: TokenArrays) -> None:
         """Add a trajectory to a step's live files.
 
         Raises:
@@ -63,7 +63,7 @@ class StepFiles:
         if step not in self._open:
             number = self._next_number(step)
             self._open[step] = FramedWriter(self._run.live_path(step, self._writer, number)), number
-        self._open[step][0].append(record)
+        self._open[step][0].append(row, arrays.pack())
 
     def seal(self, step: int) -> None:
         """Turn a step's live files into a shard; nothing where it has none. Later ones of the step
@@ -110,18 +110,9 @@ class StepFiles:
         )
 
     def _seal(self, live: Path, shard: Path) -> int:
-        count = 0
-
-        def rows() -> Iterator[tuple[Row, TokenArrays]]:
-            nonlocal count
-            for pair in read_live_rows(live):
-                count += 1
-                yield pair
-
-        first = next(pairs := rows(), None)
-        if first is not None:
-            write_shard(shard, chain([first], pairs))
-        return count
+        rows = read_live_rows(live)
+        first = next(rows, None)
+        return 0 if first is None else write_shard(shard, chain([first], rows))
 
     def _remove(self, live: Path) -> None:
         remove_framed(live)
@@ -138,6 +129,6 @@ def read_live_rows(path: Path) -> Iterator[tuple[Row, TokenArrays]]:
     Raises:
         StoreError: a whole line is no trajectory, or its frame is not there or is damaged.
     """
-    for row, data in read_with_arrays(path):
-        row.pop("frame")
+    for row in read_framed(path):
+        data = read_frame(path, row.pop("frame"))
         yield row, TokenArrays.unpack(data, row["num_tokens"])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -71,8 +71,11 @@ _LAYOUT = {
 }
 
 
-def write_shard(path: Path, rows: Iterable[tuple[Row, TokenArrays]]) -> None:
+def write_shard(path: Path, rows: Iterable[tuple[Row, TokenArrays]]) -> int:
     """Write a shard, durably and in one step, holding 32 rows in memory at a time.
+
+    Returns:
+        How many rows it has.
 
     Raises:
         StoreError: the file cannot be written.
@@ -82,11 +85,14 @@ def write_shard(path: Path, rows: Iterable[tuple[Row, TokenArrays]]) -> None:
             replacing(path) as temporary,
             pq.ParquetWriter(temporary, SCHEMA, **_LAYOUT) as writer,
         ):
+            count = 0
             iterator = iter(rows)
             while group := tuple(islice(iterator, ROW_GROUP_SIZE)):
                 writer.write_batch(_record_batch(group), row_group_size=ROW_GROUP_SIZE)
+                count += len(group)
     except pa.ArrowException as error:
         raise StoreError(f"{path} cannot be written: {error}") from error
+    return count
 
 
 def read_summaries(path: Path) -> list[Row]:
@@ -95,12 +101,9 @@ def read_summaries(path: Path) -> list[Row]:
     Raises:
         StoreError: the file is no shard.
     """
-    try:
-        rows: list[Row] = pq.read_table(
-            path, columns=list(SUMMARY_COLUMNS), partitioning=None
-        ).to_pylist()
-    except (OSError, pa.ArrowException) as error:
-        raise StoreError(f"{path} cannot be read as a shard: {error}") from error
+    with _reading(f"{path} cannot be read as a shard"):
+        table = pq.read_table(path, columns=list(SUMMARY_COLUMNS), partitioning=None)
+    rows: list[Row] = table.to_pylist()
     return rows
 
 
@@ -110,12 +113,10 @@ def read_shard_row(path: Path, index: int) -> tuple[Row, TokenArrays]:
     Raises:
         StoreError: the file is no shard, or has no such row.
     """
-    try:
-        with pq.ParquetFile(path) as file:
-            batch = file.read_row_group(index // ROW_GROUP_SIZE).slice(index % ROW_GROUP_SIZE, 1)
-    except (OSError, IndexError, pa.ArrowException) as error:
-        raise StoreError(f"row {index} of {path} cannot be read: {error}") from error
-    return _row(batch)
+    group, within = divmod(index, ROW_GROUP_SIZE)
+    with _reading(f"row {index} of {path} cannot be read"), pq.ParquetFile(path) as file:
+        table = file.read_row_group(group)
+    return _row(table.slice(within, 1))
 
 
 def read_shard(path: Path) -> Iterator[tuple[Row, TokenArrays]]:
@@ -124,14 +125,19 @@ def read_shard(path: Path) -> Iterator[tuple[Row, TokenArrays]]:
     Raises:
         StoreError: the file is no shard.
     """
+    with _reading(f"{path} cannot be read as a shard"), pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=ROW_GROUP_SIZE):
+            table = pa.Table.from_batches([batch])
+            for index in range(batch.num_rows):
+                yield _row(table.slice(index, 1))
+
+
+@contextmanager
+def _reading(failure: str) -> Iterator[None]:
     try:
-        with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=ROW_GROUP_SIZE):
-                table = pa.Table.from_batches([batch])
-                for index in range(batch.num_rows):
-                    yield _row(table.slice(index, 1))
-    except (OSError, pa.ArrowException) as error:
-        raise StoreError(f"{path} cannot be read as a shard: {error}") from error
+        yield
+    except (OSError, IndexError, pa.ArrowException) as error:
+        raise StoreError(f"{failure}: {error}") from error
 
 
 def _row(table: pa.Table) -> tuple[Row, TokenArrays]:
@@ -141,18 +147,7 @@ def _row(table: pa.Table) -> tuple[Row, TokenArrays]:
     return row, TokenArrays(**arrays, side=row.pop("side"))
 
 
-def _record_batch(rows: Sequence[tuple[Row, TokenArrays]]) -> pa.RecordBatch:
-    scalars = [row for row, _ in rows]
-    arrays = [array for _, array in rows]
-    offsets = np.concatenate([[0], np.cumsum([array.token_ids.size for array in arrays])]).astype(
-        np.int32
-    )
-    columns = [
-        pa.array([row[name] for row in scalars], type=_COLUMNS[name])
-        for name in (*_SUMMARY, *_TEXTS)
-    ]
-    for name in _ARRAYS:
-        values = np.concatenate([getattr(array, name) for array in arrays])
-        columns.append(pa.ListArray.from_arrays(offsets, values, type=_COLUMNS[name]))
-    columns.append(pa.array([array.side for array in arrays], type=pa.binary()))
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+def _record_batch(rows: Iterable[tuple[Row, TokenArrays]]) -> pa.RecordBatch:
+    arrays = (*_ARRAYS, "side")
+    whole = [{**row, **{name: getattr(own, name) for name in arrays}} for row, own in rows]
+    return pa.RecordBatch.from_pylist(whole, schema=SCHEMA)

@@ -53,9 +53,7 @@ class TokenArrays:
             raise StoreError(
                 f"{num_tokens} tokens need {num_tokens * cls.BYTES_A_TOKEN} bytes, got {len(data)}"
             )
-        words = [
-            np.frombuffer(data, "<i4", num_tokens, index * 4 * num_tokens) for index in range(4)
-        ]
+        words = np.frombuffer(data, "<i4", 4 * num_tokens).reshape(4, num_tokens)
         kinds = np.frombuffer(data, np.int8, num_tokens, 16 * num_tokens)
         return cls(
             words[0],
@@ -71,22 +69,19 @@ def token_arrays(trajectory: Trajectory) -> TokenArrays:
     """The arrays of a trajectory, its segments end to end."""
     segments = [segment for turn in trajectory.turns for segment in turn.segments]
     lengths = [segment.token_ids.size for segment in segments]
-    token_ids = (
-        np.concatenate([s.token_ids for s in segments]) if segments else np.zeros(0, np.int32)
-    )
-    logprobs = np.full(token_ids.size, np.nan, dtype=np.float32)
-    start = 0
-    for segment, length in zip(segments, lengths, strict=True):
-        if segment.logprobs is not None:
-            logprobs[start : start + length] = segment.logprobs
-        start += length
+    none = np.zeros(0)  # of a trajectory without segments
+    token_ids = np.concatenate([none.astype(np.int32), *(s.token_ids for s in segments)])
+    logprobs = [
+        np.full(length, np.nan) if segment.logprobs is None else segment.logprobs
+        for segment, length in zip(segments, lengths, strict=True)
+    ]
     versions = [
         -1 if segment.policy_version is None else segment.policy_version for segment in segments
     ]
     turns = [turn.index for turn in trajectory.turns for _ in turn.segments]
     return TokenArrays(
         token_ids=token_ids.astype("<i4", copy=False),
-        logprobs=logprobs.astype("<f4", copy=False),
+        logprobs=np.concatenate([none, *logprobs]).astype("<f4"),
         policy_versions=np.repeat(np.array(versions, dtype="<i4"), lengths),
         turn_index=np.repeat(np.array(turns, dtype="<i4"), lengths),
         kinds=np.repeat(np.array([int(s.kind) for s in segments], dtype=np.int8), lengths),

@@ -28,9 +28,7 @@ _Flat: TypeAlias = (
 )
 
 
-def fields_of(
-    value: Task | SamplingParams | CallRecord | ToolCall | CallProblem | ToolResult | MediaSpan,
-) -> dict[str, Any]:
+def fields_of(value: _Flat) -> dict[str, Any]:
     """The fields of a flat dataclass, not copied."""
     return {name: getattr(value, name) for name in value.__slots__}
 
@@ -119,7 +117,9 @@ class SegmentReader:
 def decode_turn(record: dict[str, Any], cursor: SegmentReader) -> Turn:
     context = tuple(cursor.segment(layout) for layout in record["context"])
     completion = tuple(cursor.segment(layout) for layout in record["completion"])
-    sampling = record["sampling"]
+    sampling = record["sampling"] and dict(record["sampling"])
+    for name in ("stop_token_ids", "stop") if sampling else ():
+        sampling[name] = tuple(sampling[name])
     return Turn(
         **{
             **record,
@@ -128,7 +128,7 @@ def decode_turn(record: dict[str, Any], cursor: SegmentReader) -> Turn:
             "observed": tuple(record["observed"]),
             "images": tuple(record.get("images", ())),
             "calls": tuple(_decode_call(call) for call in record["calls"]),
-            "sampling": None if sampling is None else _decode_sampling(sampling),
+            "sampling": sampling and SamplingParams(**sampling),
         }
     )
 
@@ -138,19 +138,7 @@ def _decode_call(record: dict[str, Any]) -> CallRecord:
     problem = record["problem"]
     result = record["result"]
     return CallRecord(
-        call=None if call is None else ToolCall(**call),
-        problem=None if problem is None else CallProblem(**problem),
-        result=None
-        if result is None
-        else ToolResult(**{**result, "images": tuple(result.get("images", ()))}),
-    )
-
-
-def _decode_sampling(record: dict[str, Any]) -> SamplingParams:
-    return SamplingParams(
-        **{
-            **record,
-            "stop_token_ids": tuple(record["stop_token_ids"]),
-            "stop": tuple(record["stop"]),
-        }
+        call=call and ToolCall(**call),
+        problem=problem and CallProblem(**problem),
+        result=result and ToolResult(**{**result, "images": tuple(result.get("images", ()))}),
     )

@@ -16,18 +16,15 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from types import TracebackType
 from typing import Literal
 
-import zstandard
-
-from agentrl.errors import StoreError
+from agentrl.errors import Closing, StoreError
 from agentrl.store.lock import hold_name
 from agentrl.store.masking import SecretMask
 from agentrl.store.run_directory import RunDirectory
 from agentrl.store.trajectories.annotations import Annotation, encode_annotation
 from agentrl.store.trajectories.codec import encode_trajectory
-from agentrl.store.trajectories.live import FramedRecord, FramedWriter
+from agentrl.store.trajectories.live import FramedWriter
 from agentrl.store.trajectories.sealing import StepFiles
 from agentrl.store.write_error import write_failure
 from agentrl.types import Trajectory
@@ -35,7 +32,7 @@ from agentrl.types import Trajectory
 _MASKED_COLUMNS = ("status_detail", "prompt", "final_text", "turns", "task", "info")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WriterCounts:
     """What a writer did so far.
 
@@ -68,7 +65,7 @@ class _Entry:
     counted: Literal["written", "annotations", ""] = ""
 
 
-class TrajectoryWriter:
+class TrajectoryWriter(Closing):
     """Stores trajectories while the run goes on.
 
     A failure behind the queue is raised by the next call and by every later one. What was sealed
@@ -87,6 +84,8 @@ class TrajectoryWriter:
             sealed.
     """
 
+    closing = "the store"
+
     def __init__(
         self,
         run: RunDirectory,
@@ -104,7 +103,6 @@ class TrajectoryWriter:
         self._lock_file = hold_name(run.live_folder / f"{writer}.lock")
         self._files = StepFiles(run, writer)
         self._annotations: FramedWriter | None = None
-        self._compressor = zstandard.ZstdCompressor()
         # Appended to by callers, taken by the thread, both under _changed; bounded by queue_size.
         self._queue: deque[_Entry] = deque()
         self._in_memory = 0
@@ -129,7 +127,7 @@ class TrajectoryWriter:
     def counts(self) -> WriterCounts:
         """What was done so far."""
         with self._changed:
-            return self._counts
+            return replace(self._counts)
 
     def write(self, trajectory: Trajectory, step: int) -> None:
         """Queue a trajectory that finished in ``step``.
@@ -153,7 +151,7 @@ class TrajectoryWriter:
         with self._changed:
             self._assert_usable()
             if self._in_memory >= self._queue_size:
-                self._count(dropped_annotations=1)
+                self._counts.dropped_annotations += 1
                 return False
             self._put(_Entry(partial(self._note, annotation, time.time()), "annotations"))
             return True
@@ -199,22 +197,6 @@ class TrajectoryWriter:
             self._thread.join(self._timeout_s)
             os.close(self._lock_file)
 
-    def __enter__(self) -> TrajectoryWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            self.close()
-        except StoreError as failure:
-            if error is None:
-                raise
-            error.add_note(f"and the store failed: {failure}")
-
     # what callers do under the lock
 
     def _put(self, entry: _Entry) -> None:
@@ -239,7 +221,7 @@ class TrajectoryWriter:
             self._wait_for_progress()
             self._assert_usable()
         if (waited := time.monotonic() - started) > 1e-3:
-            self._count(wait_s=waited)
+            self._counts.wait_s += waited
 
     def _wait_until_handled(self, ticket: int) -> None:
         while self._handled < ticket:
@@ -257,11 +239,6 @@ class TrajectoryWriter:
                 f"the store has taken nothing for {self._timeout_s:g} s ({self._issued - handled} "
                 f"entries wait); is the disk of {self._run.root} there?"
             )
-
-    def _count(self, *, wait_s: float = 0.0, **more: int) -> None:
-        counts = self._counts
-        grown = {name: getattr(counts, name) + number for name, number in more.items()}
-        self._counts = replace(counts, wait_s=counts.wait_s + wait_s, **grown)
 
     def _fail(self, error: Exception, what: str) -> StoreError:
         waiting = self._issued - self._handled
@@ -286,8 +263,8 @@ class TrajectoryWriter:
                 with self._changed:
                     self._handled += 1
                     self._in_memory -= bool(entry.counted)
-                    if entry.counted:
-                        self._count(**{entry.counted: 1})
+                    self._counts.written += entry.counted == "written"
+                    self._counts.annotations += entry.counted == "annotations"
                     self._changed.notify_all()
                     if self._closed and not self._queue:
                         return
@@ -306,14 +283,12 @@ class TrajectoryWriter:
         row, arrays = encode_trajectory(trajectory, step=step, recorded_at=recorded_at)
         for column in _MASKED_COLUMNS:
             row[column] = self._mask(row[column])
-        self._files.append(step, FramedRecord.of(row, arrays.pack(), self._compressor))
+        self._files.append(step, row, arrays)
 
     def _note(self, annotation: Annotation, recorded_at: float) -> None:
         if self._annotations is None:
             self._annotations = FramedWriter(self._run.annotations_path(self._writer))
-        self._annotations.append(
-            encode_annotation(annotation, recorded_at=recorded_at, compressor=self._compressor)
-        )
+        self._annotations.append(*encode_annotation(annotation, recorded_at))
 
     def _sync(self) -> None:
         self._files.sync()

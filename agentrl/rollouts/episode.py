@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 
 from agentrl.envs import EnvSpec, EpisodeView
-from agentrl.errors import AgentRLError, EnvError, RewardError, ServerError
+from agentrl.errors import AgentRLError, EnvError, ServerError
 from agentrl.llm import CONTEXT_EXCEEDED
 from agentrl.rollouts.builder import TrajectoryBuilder
 from agentrl.rollouts.context import EpisodeContext, PhaseSemaphores
@@ -71,9 +71,8 @@ async def run_episode(
             turns, driver, permits or PhaseSemaphores(), previous, straggler
         )
     except AgentRLError as error:
-        retryable = bool(getattr(error, "retryable", isinstance(error, EnvError | RewardError)))
         status = Status("failed", error.boundary, str(error))
-        trajectory = _failed(builder, status, retryable=retryable, error=error)
+        trajectory = _failed(builder, status, retryable=error.retryable, error=error)
     finally:
         problem = await _clean_up(turns, driver)
     return _with_info(trajectory, {"cleanup_error": problem} if problem else {})

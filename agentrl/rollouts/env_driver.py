@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from agentrl.envs import AsyncEnv, Env, EnvSpec, build_env
 from agentrl.errors import EnvError
-from agentrl.rollouts.deadlines import within
+from agentrl.rollouts.deadlines import TimeLimit
 from agentrl.rollouts.snapshots import EpisodeState, NotResumable, StateSlot
 from agentrl.rollouts.tool_calls import num_bad_turns
 from agentrl.rollouts.turns import TurnGenerator, TurnResult
@@ -90,7 +90,7 @@ class EnvDriver:
             request = turns.next_request(self._sequence, observation.messages, self._tools)
             if isinstance(request, Status):
                 return request
-            async with within(timeout_s, "turn_timeout"):
+            async with TimeLimit(timeout_s, "turn_timeout"):
                 turn = await turns.generate(request, agent=observation.agent)
                 if turn is None:
                     return Status("cancelled", "aborted")

@@ -12,7 +12,7 @@ from agentrl.errors import AgentRLError, EnvError, ServerError
 from agentrl.llm import CONTEXT_EXCEEDED
 from agentrl.rollouts.builder import TrajectoryBuilder
 from agentrl.rollouts.context import EpisodeContext, PhaseSemaphores
-from agentrl.rollouts.deadlines import LimitSpentError, StragglerCancel, within
+from agentrl.rollouts.deadlines import LimitSpentError, StragglerCancel, TimeLimit
 from agentrl.rollouts.driver import DriverSpec, EpisodeDriver
 from agentrl.rollouts.env_driver import EnvDriver
 from agentrl.rollouts.rollout_spec import EpisodeKey
@@ -71,8 +71,10 @@ async def run_episode(
             turns, driver, permits or PhaseSemaphores(), previous, straggler
         )
     except AgentRLError as error:
-        status = Status("failed", error.boundary, str(error))
-        trajectory = _failed(builder, status, retryable=error.retryable, error=error)
+        trajectory = builder.finish(
+            Status("failed", error.boundary, str(error)),
+            info={"retryable": error.retryable, "fault": builder.fault, **_raised(error)},
+        )
     finally:
         problem = await _clean_up(turns, driver)
     return _with_info(trajectory, {"cleanup_error": problem} if problem else {})
@@ -92,7 +94,7 @@ async def _play_and_score(
         async with permits.running, AsyncExitStack() as preparing:
             # before the deadline starts: other episodes cause this wait
             await preparing.enter_async_context(permits.preparing)
-            async with within(timeout_s, "episode_timeout", straggler):
+            async with TimeLimit(timeout_s, "episode_timeout", straggler):
                 await driver.prepare()
                 await preparing.aclose()
                 status = await driver.play()
@@ -129,18 +131,10 @@ def _without_turns(turns: TurnGenerator, reason: str) -> Trajectory:
     else:
         boundary = "env"
         detail = f"{reason} before the policy was asked for its first turn"
-    return _failed(builder, Status("failed", boundary, detail), retryable=reason in _DEADLINES)
-
-
-def _failed(
-    builder: TrajectoryBuilder,
-    status: Status,
-    *,
-    retryable: bool,
-    error: BaseException | None = None,
-) -> Trajectory:
-    raised = {} if error is None else _raised(error)
-    return builder.finish(status, info={"retryable": retryable, "fault": builder.fault, **raised})
+    return builder.finish(
+        Status("failed", boundary, detail),
+        info={"retryable": reason in _DEADLINES, "fault": builder.fault},
+    )
 
 
 def _with_info(trajectory: Trajectory, info: dict[str, str]) -> Trajectory:

@@ -6,7 +6,9 @@ import time
 from dataclasses import dataclass, field, replace
 
 from agentrl.envs import EnvSpec
+from agentrl.rollouts.builder import TrajectoryBuilder
 from agentrl.rollouts.driver import DriverSpec
+from agentrl.rollouts.rollout_spec import EpisodeKey
 from agentrl.rollouts.snapshots import GroupState, NotResumable, StateSlot
 from agentrl.sandbox import PoolCounts
 from agentrl.types import Purpose, SamplingParams, Status, Task, Trajectory, TrajectoryGroup
@@ -47,6 +49,12 @@ class GroupRequest:
     def num_rollouts(self) -> int:
         """All rollouts of the group, the additional ones included."""
         return self.group_size + self.oversample
+
+    def key(self, rollout_index: int, attempt: int = 0) -> EpisodeKey:
+        """The name of a rollout, whose attempt is counted after the lost ones."""
+        return EpisodeKey(
+            self.group_index, rollout_index, self.first_attempt + attempt, self.purpose, self.label
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,16 +105,8 @@ class GroupInFlight:
 def cancelled_outcome(request: GroupRequest) -> GroupOutcome:
     """The outcome of a cancelled group: every rollout has status ``cancelled``."""
     rollouts = tuple(
-        Trajectory(
-            task=request.task,
-            group_index=request.group_index,
-            rollout_index=rollout_index,
-            attempt=request.first_attempt,
-            purpose=request.purpose,
-            turns=(),
-            status=Status("cancelled", "cancelled"),
-            label=request.label,
-            info={"cancelled_at": time.time()},
+        TrajectoryBuilder(request.key(rollout_index), request.task).finish(
+            Status("cancelled", "cancelled"), info={"cancelled_at": time.time()}
         )
         for rollout_index in range(request.num_rollouts)
     )

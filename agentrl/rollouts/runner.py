@@ -21,7 +21,7 @@ from agentrl.rollouts.context import EpisodeContext, PhaseSemaphores
 from agentrl.rollouts.deadlines import Deadlines, StragglerCancel
 from agentrl.rollouts.episode import run_episode
 from agentrl.rollouts.groups import GroupInFlight, GroupOutcome, GroupRequest, cancelled_outcome
-from agentrl.rollouts.rollout_spec import EpisodeKey, RolloutSpec
+from agentrl.rollouts.rollout_spec import RolloutSpec
 from agentrl.rollouts.snapshots import EpisodeState, GroupState, StateSlot
 from agentrl.sandbox import SandboxPool
 from agentrl.tools import TOOL_THREADS
@@ -220,17 +220,10 @@ class EpisodeRunner:
         failed = [one for one in group.retried if one.rollout_index == rollout_index]
         previous = failed[-1] if failed else None
         for attempt in range(min(len(failed), spec.max_retries), spec.max_retries + 1):
-            key = EpisodeKey(
-                request.group_index,
-                rollout_index,
-                request.first_attempt + attempt,
-                request.purpose,
-                request.label,
-            )
             trajectory = await run_episode(
                 self._context,
                 request.task,
-                key,
+                request.key(rollout_index, attempt),
                 sampling=request.sampling,
                 env=request.env,
                 permits=self._permits,

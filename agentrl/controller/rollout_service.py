@@ -361,7 +361,7 @@ class RolloutService:
                 if group_index in self._saved
             ]
             running = [
-                group.at_version(self._running[group.group_index])
+                replace(group, version=self._running[group.group_index])
                 for group in saved
                 if group.group_index in going_on
             ]

@@ -185,11 +185,6 @@ class TrajectoryBuilder:
         """Adds seconds to a stage of the episode."""
         self.timings[stage] = self.timings.get(stage, 0.0) + seconds
 
-    @property
-    def step_reward(self) -> float:
-        """The sum of all turns' rewards."""
-        return sum(sum(turn.rewards.values()) for turn in self.turns)
-
     def finish(
         self,
         status: Status,

@@ -105,7 +105,7 @@ async def _play_and_score(
             raise
         status = Status("truncated", "context_tokens", str(error))
     except EnvError as error:
-        if previous is None or not builder.turns or not _repeats(builder, previous):
+        if not _repeats(builder, previous):
             raise
         status = Status("truncated", "env_exception", str(error))
         raised = _raised(error)
@@ -126,13 +126,13 @@ def _without_turns(turns: TurnGenerator, reason: str) -> Trajectory:
     if reason == StragglerCancel.reason:
         return builder.finish(Status("cancelled", reason))
     if turns.num_calls:
-        boundary = "engine"
         detail = f"{reason} while waiting for the engine's first completion"
+        status = Status("failed", "engine", detail)
     else:
-        boundary = "env"
         detail = f"{reason} before the policy was asked for its first turn"
+        status = Status("failed", "env", detail)
     return builder.finish(
-        Status("failed", boundary, detail),
+        status,
         info={"retryable": reason in _DEADLINES, "fault": builder.fault},
     )
 
@@ -147,13 +147,13 @@ def _raised(error: BaseException) -> dict[str, str]:
     return {"raised_at": place, "traceback": users_traceback(error)} if place else {}
 
 
-def _repeats(builder: TrajectoryBuilder, previous: Trajectory) -> bool:
+def _repeats(builder: TrajectoryBuilder, previous: Trajectory | None) -> bool:
     """Whether the same actions led to the same fault in a new environment."""
-    actions = [turn.text for turn in builder.turns]
     return (
-        bool(builder.fault)
+        previous is not None
+        and bool(builder.turns and builder.fault)
         and builder.fault == previous.info.get("fault")
-        and actions == [turn.text for turn in previous.turns]
+        and [turn.text for turn in builder.turns] == [turn.text for turn in previous.turns]
     )
 
 
@@ -162,20 +162,20 @@ async def _score(turns: TurnGenerator, driver: EpisodeDriver, status: Status) ->
     spec = turns.context.spec
     rubric = turns.context.rubric
     builder = turns.builder
+    played = tuple(builder.turns)
+    step_reward = sum(sum(turn.rewards.values()) for turn in played)
     start = time.monotonic()
     view = EpisodeView(
         task=builder.task,
         messages=builder.messages,
-        turns=tuple(builder.turns),
+        turns=played,
         status=status,
         env=driver.env,
     )
     rewards = dict(await rubric.score(view))
-    total = rubric.total(
-        rewards, step_reward=builder.step_reward, step_weight=spec.step_reward_weight
-    )
-    if any(turn.rewards for turn in builder.turns):
-        rewards["step"] = builder.step_reward
+    total = rubric.total(rewards, step_reward=step_reward, step_weight=spec.step_reward_weight)
+    if any(turn.rewards for turn in played):
+        rewards["step"] = step_reward
     builder.count("score_s", time.monotonic() - start)
     info = turns.measure_retokenization()
     return builder.finish(status, rewards=rewards, reward=total, info=info)

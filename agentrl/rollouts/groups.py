@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass, field, replace
 
@@ -79,11 +80,13 @@ class GroupInFlight:
     """A running group; used in its event loop only.
 
     Attributes:
+        task: plays it; None where its caller does.
         rollouts: each rollout's trajectory if it has ended, otherwise the slot of its state.
         retried: attempts that failed by infrastructure and are repeated.
     """
 
     request: GroupRequest
+    task: asyncio.Task[None] | None = None
     rollouts: list[Trajectory | StateSlot] = field(init=False)
     retried: list[Trajectory] = field(init=False)
 
@@ -92,6 +95,11 @@ class GroupInFlight:
         kept = (NotResumable(),) * self.request.num_rollouts if saved is None else saved.rollouts
         self.rollouts = [one if isinstance(one, Trajectory) else StateSlot(one) for one in kept]
         self.retried = [] if saved is None else list(saved.retried)
+
+    def cancel(self) -> None:
+        """Cancels the group once: a second time would interrupt its cleanup."""
+        if self.task is not None and not self.task.cancelling():
+            self.task.cancel()
 
     def save(self) -> GroupState:
         """The group's present state."""

@@ -31,7 +31,7 @@ def with_images(
     """
     return tuple(
         message
-        if _is_plain(content := message.get("content"))
+        if isinstance(content := message.get("content"), str | None)
         else _read_parts(message, content, named or {})
         for message in messages
     )
@@ -40,10 +40,10 @@ def with_images(
 def images_in(messages: Iterable[Message]) -> Iterator[Image]:
     """The images of messages that ``with_images`` returned, in their order."""
     for message in messages:
-        if isinstance(content := message.get("content"), list | tuple):
-            for part in content:
-                if isinstance(part, Mapping) and isinstance(image := part.get("image"), Image):
-                    yield image
+        content = message.get("content")
+        for part in content if isinstance(content, list | tuple) else ():
+            if isinstance(part, Mapping) and isinstance(image := part.get("image"), Image):
+                yield image
 
 
 def content_text(content: object) -> str:
@@ -57,10 +57,6 @@ def _part_text(part: object) -> str:
     if isinstance(part, Mapping) and isinstance(part.get("image"), Image):
         return f"[{part['image']}]"
     return str(part["text"]) if isinstance(part, Mapping) and "text" in part else str(part)
-
-
-def _is_plain(content: object) -> bool:
-    return content is None or isinstance(content, str)
 
 
 def _read_parts(message: Message, content: Any, named: Mapping[str, object]) -> Message:

@@ -82,12 +82,14 @@ class EnvDriver:
         turns = self._turns
         timeout_s = turns.context.spec.limits.turn_timeout_s
         while (end := self._end()) is None:
-            observation = await _read(self._result.observation)
+            observation = self._result.observation
+            observed = await _with_images(observation.messages, observation.images)
             if observation.tools is not None:
                 self._tools = observation.tools
             if observation.rewrite is not None:
-                self._sequence = self._sequence.restarted(observation.rewrite)
-            request = turns.next_request(self._sequence, observation.messages, self._tools)
+                rewritten = await _with_images(observation.rewrite, observation.images)
+                self._sequence = self._sequence.restarted(rewritten)
+            request = turns.next_request(self._sequence, observed, self._tools)
             if isinstance(request, Status):
                 return request
             async with TimeLimit(timeout_s, "turn_timeout"):
@@ -162,17 +164,6 @@ class EnvDriver:
             restarts=builder.restarts,
             timings=dict(builder.timings),
         )
-
-
-async def _read(observation: Observation) -> Observation:
-    """The observation after its images are read from their sources."""
-    images = observation.images
-    rewrite = observation.rewrite
-    messages = await _with_images(observation.messages, images)
-    new_rewrite = None if rewrite is None else await _with_images(rewrite, images)
-    if messages is observation.messages and new_rewrite is rewrite:
-        return observation
-    return replace(observation, messages=messages, rewrite=new_rewrite)
 
 
 async def _with_images(

@@ -84,21 +84,20 @@ def _read_parts(message: Message, content: Any, named: Mapping[str, object]) -> 
 
 
 def _read_part(part: object, where: str, named: Mapping[str, object]) -> dict[str, Any]:
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    if isinstance(part, Mapping):
-        if kind == "text" and isinstance(part.get("text"), str):
-            return {"type": "text", "text": part["text"]}
-        if kind in ("image", "image_url"):
-            given = next(
-                (part[name] for name in ("image", "image_url", "url", "path") if part.get(name)),
-                None,
-            )
+    match part:
+        case {"type": "text", "text": str(text)}:
+            return {"type": "text", "text": text}
+        case {"type": "image" | "image_url", **forms}:
+            names = ("image", "image_url", "url", "path")
+            given = next((forms[name] for name in names if forms.get(name)), None)
             if isinstance(given, str) and given in named:
                 given = named[given]
             return {"type": "image", "image": Image.read(given, where)}
+        case Mapping():
+            found = f"type {part.get('type')!r}"
+        case _:
+            found = type(part).__name__
     raise DataError(
         f'{where} must be {{"type": "text", "text": ...}} or {{"type": "image", "image": ...}}, '
-        "got "
-        f"{f'type {kind!r}' if isinstance(part, Mapping) else type(part).__name__}; other kinds "
-        f"are not supported"
+        f"got {found}; other kinds are not supported"
     )

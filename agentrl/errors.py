@@ -22,20 +22,26 @@ class AgentRLError(Exception):
         fields: settings that it is about, the first being the one to change, each as
             ``SpecClass.field`` just as the message has it. A command line shows their keys
             (``agentrl.config.with_keys``).
+        retryable: whether the same may succeed in another try; None leaves the class's own answer.
     """
 
     boundary = "agentrl"
     fields: tuple[str, ...] = ()
     exit_code = 1
+    retryable = False
     has_own_traceback = True
     """Whether an error of exit code 1 is shown with agentrl's own traceback; its message alone says
     all where not.
     """
 
-    def __init__(self, *message: object, fields: Iterable[str] = ()) -> None:
+    def __init__(
+        self, *message: object, fields: Iterable[str] = (), retryable: bool | None = None
+    ) -> None:
         super().__init__(*message)
         if fields:
             self.fields = tuple(fields)
+        if retryable is not None:
+            self.retryable = retryable
 
 
 class ConfigError(AgentRLError, ValueError):
@@ -67,6 +73,7 @@ class EnvError(AgentRLError):
     """An environment broke its contract or raised."""
 
     boundary = "env"
+    retryable = True
 
 
 class ToolError(AgentRLError):
@@ -79,31 +86,21 @@ class ToolError(AgentRLError):
 class SandboxError(AgentRLError):
     """The sandbox itself failed; what the CODE in it did is a result, never this error.
 
-    Args:
-        message: what failed and what to do.
-        retryable: whether another sandbox may succeed where this one failed.
+    Retryable where another sandbox may succeed.
     """
 
     boundary = "sandbox"
-
-    def __init__(self, message: str, *, retryable: bool = True) -> None:
-        super().__init__(message)
-        self.retryable = retryable
+    retryable = True
 
 
 class EngineError(AgentRLError):
     """A rollout engine failed.
 
-    Args:
-        message: what failed and what to do.
-        retryable: whether the same request may succeed on this or another engine.
+    Retryable where the same request may succeed on this or another engine.
     """
 
     boundary = "engine"
-
-    def __init__(self, message: str, *, retryable: bool = True) -> None:
-        super().__init__(message)
-        self.retryable = retryable
+    retryable = True
 
 
 class ServerError(EngineError):
@@ -130,8 +127,7 @@ class TokenMismatchError(EngineError):
     trained.
     """
 
-    def __init__(self, message: str, *, retryable: bool = False) -> None:
-        super().__init__(message, retryable=retryable)
+    retryable = False
 
 
 class WeightMismatchError(EngineError):
@@ -139,8 +135,7 @@ class WeightMismatchError(EngineError):
     be kept.
     """
 
-    def __init__(self, message: str, *, retryable: bool = False) -> None:
-        super().__init__(message, retryable=retryable)
+    retryable = False
 
 
 class EpisodesFailedError(EngineError):
@@ -149,10 +144,8 @@ class EpisodesFailedError(EngineError):
     """
 
     boundary = "rollout"
+    retryable = False
     has_own_traceback = False
-
-    def __init__(self, message: str, *, retryable: bool = False) -> None:
-        super().__init__(message, retryable=retryable)
 
 
 class RunInterruptedError(AgentRLError):
@@ -170,6 +163,7 @@ class RewardError(AgentRLError):
     """A rubric, judge or reward model failed: the trajectory is failed, its reward is never 0."""
 
     boundary = "reward"
+    retryable = True
 
 
 class StoreError(AgentRLError):

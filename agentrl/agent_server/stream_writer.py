@@ -20,8 +20,9 @@ from agentrl.agent_server.api.partial_turn import PartialMessage, PartialText
 from agentrl.errors import TokenMismatchError
 from agentrl.llm import to_wire
 from agentrl.render import Renderer
+from agentrl.rollouts.builder import TurnRequest
 from agentrl.rollouts.tool_calls import renumbered
-from agentrl.rollouts.turns import TurnGenerator, TurnRequest, TurnResult
+from agentrl.rollouts.turns import TurnGenerator, TurnResult
 from agentrl.types import Completion, Message, concat_ids
 
 

@@ -341,7 +341,7 @@ class RolloutService(Schedule):
             going_on = self._running.keys() - self._cancelling.keys()
             states = [self._saved[draw] for draw in self._again if draw in self._saved]
             states += [
-                group.at_version(self._running[group.group_index])
+                replace(group, version=self._running[group.group_index])
                 for group in saved
                 if group.group_index in going_on
             ]

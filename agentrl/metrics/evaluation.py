@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -20,6 +20,8 @@ F64 = npt.NDArray[np.float64]
 
 ALL_SOURCES = "all"
 _MAX_SUBSETS = 256
+_CONFIDENCE = 0.95
+_CORRECT_ABOVE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,11 @@ class TaskScores:
             )
         if not all(math.isfinite(score) for score in self.scores):
             raise ValueError(f"task {self.task_id!r} has a score that is not finite: {self.scores}")
+
+    @property
+    def correct(self) -> list[bool]:
+        """Whether each sample is correct."""
+        return [score > _CORRECT_ABOVE for score in self.scores]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,21 +133,14 @@ def maj_at_k(
 
 
 def _vote(answers: Iterable[str | None], worth: Mapping[str, float]) -> float:
-    votes: dict[str, int] = defaultdict(int)
-    for answer in answers:
-        if answer is not None:
-            votes[answer] += 1
-    if not votes:
-        return 0.0
-    most = max(votes.values())
+    votes = Counter(answer for answer in answers if answer is not None)
+    most = max(votes.values(), default=0)
     winners = [worth[answer] for answer, count in votes.items() if count == most]
-    return sum(winners) / len(winners)
+    return sum(winners) / len(winners) if winners else 0.0
 
 
-def interval(
-    task_values: Sequence[float] | F64, *, num_samples: int | None = None, confidence: float = 0.95
-) -> Estimate:
-    """The mean of one number a task, with a confidence interval clustered by task.
+def interval(task_values: Sequence[float] | F64, *, num_samples: int | None = None) -> Estimate:
+    """The mean of one number a task, with a confidence interval of 95%, clustered by task.
 
     - Values in [0, 1] get Wilson's score interval. Its number of observations is that implied by
       the spread over tasks, ``p(1-p) / se**2`` (Kish's effective sample size), between the numbers
@@ -150,7 +150,6 @@ def interval(
     Args:
         task_values: ``[n]``, n >= 1.
         num_samples: the number of samples behind them; by default one a task.
-        confidence: of the interval, in (0, 1).
 
     Raises:
         ValueError: there is no value.
@@ -160,7 +159,7 @@ def interval(
     if n == 0:
         raise ValueError("an interval needs the value of at least one task")
     mean = float(values.mean())
-    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    z = NormalDist().inv_cdf(0.5 + _CONFIDENCE / 2)
     variance = float(values.var(ddof=1)) / n if n > 1 else math.nan
     if values.min() >= 0.0 and values.max() <= 1.0:
         effective = mean * (1 - mean) / variance if variance > 0 else float(n)
@@ -174,7 +173,7 @@ def interval(
 
 
 def evaluation_report(
-    tasks: Sequence[TaskScores], *, threshold: float = 0.5, confidence: float = 0.95, seed: int = 0
+    tasks: Sequence[TaskScores],
 ) -> dict[str, dict[str, Estimate]]:
     """Every statistic of an evaluation, by data source and, if there are several, for all of them.
 
@@ -184,49 +183,32 @@ def evaluation_report(
 
     Args:
         tasks: one entry a task; those without a finished sample are left out.
-        threshold: a sample with a score above it is correct.
-        confidence: of the intervals.
-        seed: of the subsets that ``maj@k`` draws.
     """
+    scored = [task for task in tasks if task.scores]
     by_source: dict[str, list[TaskScores]] = defaultdict(list)
-    for task in tasks:
-        if task.scores:
-            by_source[task.data_source].append(task)
+    for task in scored:
+        by_source[task.data_source].append(task)
     if len(by_source) > 1:
-        by_source[ALL_SOURCES] = [task for task in tasks if task.scores]
-    return {
-        source: _source_report(own, threshold, confidence, seed)
-        for source, own in by_source.items()
-    }
+        by_source[ALL_SOURCES] = scored
+    return {source: _source_report(own) for source, own in by_source.items()}
 
 
-def _source_report(
-    tasks: Sequence[TaskScores], threshold: float, confidence: float, seed: int
-) -> dict[str, Estimate]:
+def _source_report(tasks: Sequence[TaskScores]) -> dict[str, Estimate]:
     most = max(len(task.scores) for task in tasks)
-    report = {
-        f"avg@{most}": _estimate(tasks, [float(np.mean(task.scores)) for task in tasks], confidence)
-    }
-    correct = [[score > threshold for score in task.scores] for task in tasks]
-    for k in _ks(most):
-        rows = [i for i, task in enumerate(tasks) if len(task.scores) >= k]
-        values = [pass_at_k(len(correct[i]), sum(correct[i]), k) for i in rows]
-        report[f"pass@{k}"] = _estimate([tasks[i] for i in rows], values, confidence)
-    for k in _ks(most)[1:]:
-        rows = [i for i, task in enumerate(tasks) if len(task.answers) >= k]
-        rng = np.random.default_rng([seed, k])
-        values = [maj_at_k(tasks[i].answers, correct[i], k, rng) for i in rows]
+    report = {f"avg@{most}": _estimate(tasks, [float(np.mean(task.scores)) for task in tasks])}
+    ks = sorted({*(2**i for i in range(most.bit_length())), most})
+    for k in ks:
+        own = [task for task in tasks if len(task.scores) >= k]
+        values = [pass_at_k(len(task.scores), sum(task.correct), k) for task in own]
+        report[f"pass@{k}"] = _estimate(own, values)
+    for k in ks[1:]:
+        own = [task for task in tasks if len(task.answers) >= k]
+        rng = np.random.default_rng([0, k])
+        values = [maj_at_k(task.answers, task.correct, k, rng) for task in own]
         if values:
-            report[f"maj@{k}"] = _estimate([tasks[i] for i in rows], values, confidence)
+            report[f"maj@{k}"] = _estimate(own, values)
     return report
 
 
-def _estimate(tasks: Sequence[TaskScores], values: Sequence[float], confidence: float) -> Estimate:
-    return interval(
-        values, num_samples=sum(len(task.scores) for task in tasks), confidence=confidence
-    )
-
-
-def _ks(most: int) -> list[int]:
-    powers = [2**i for i in range(most.bit_length()) if 2**i <= most]
-    return powers if powers[-1] == most else [*powers, most]
+def _estimate(tasks: Sequence[TaskScores], values: Sequence[float]) -> Estimate:
+    return interval(values, num_samples=sum(len(task.scores) for task in tasks))

@@ -7,11 +7,11 @@ bias every mean.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from agentrl.types import CallRecord, Segment, Trajectory, TrajectoryGroup
+from agentrl.types import CallRecord, Trajectory, TrajectoryGroup
 
 CORRECT = "correct"
 """The rubric's part that scores the answer, from 0 to 1."""
@@ -34,7 +34,7 @@ def correctness(trajectory: Trajectory) -> float:
     return float(trajectory.reward > 0)
 
 
-def rollout_metrics(groups: Iterable[TrajectoryGroup]) -> dict[str, float]:
+def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     """The metrics of a step's groups, finished and failed rollouts together.
 
     A name whose statistic has no observation is left out, so no value is NaN.
@@ -42,10 +42,8 @@ def rollout_metrics(groups: Iterable[TrajectoryGroup]) -> dict[str, float]:
     Args:
         groups: each with all its rollouts, of any status.
     """
-    group_list = list(groups)
-    everyone = [trajectory for group in group_list for trajectory in group.trajectories]
-    finished = [trajectory for group in group_list for trajectory in group.finished]
-    metrics = _counts(group_list, everyone, finished)
+    finished = [trajectory for group in groups for trajectory in group.finished]
+    metrics = _counts(groups)
     if finished:
         metrics |= _rewards(finished) | _lengths(finished) | _tools(finished) | _mismatch(finished)
     return metrics
@@ -68,23 +66,20 @@ def no_signal(groups: Sequence[TrajectoryGroup]) -> str:
     return ", ".join(parts)
 
 
-def _counts(
-    groups: Sequence[TrajectoryGroup],
-    everyone: Sequence[Trajectory],
-    finished: Sequence[Trajectory],
-) -> dict[str, float]:
-    compared = [group for group in groups if len(group.finished) >= 2]
-    with_signal = [
-        group for group in compared if len({trajectory.reward for trajectory in group.finished}) > 1
-    ]
+def _counts(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
+    everyone = [trajectory for group in groups for trajectory in group.trajectories]
+    rewards = [[trajectory.reward for trajectory in group.finished] for group in groups]
+    effective = sum(map(len, rewards))
+    compared = [own for own in rewards if len(own) >= 2]
+    with_signal = [own for own in compared if len(set(own)) > 1]
     metrics = {
         "count/groups": float(len(groups)),
         "count/trajectories": float(len(everyone)),
-        "count/effective": float(len(finished)),
-        "count/with_signal": float(sum(len(group.finished) for group in with_signal)),
+        "count/effective": float(effective),
+        "count/with_signal": float(sum(map(len, with_signal))),
     }
     if everyone:
-        metrics["excluded_frac"] = 1.0 - len(finished) / len(everyone)
+        metrics["excluded_frac"] = 1.0 - effective / len(everyone)
     if compared:
         metrics["group/zero_std_frac"] = 1.0 - len(with_signal) / len(compared)
     if stragglers := sum(trajectory.status.reason == "straggler" for trajectory in everyone):
@@ -106,39 +101,35 @@ def _rewards(finished: Sequence[Trajectory]) -> dict[str, float]:
         for part, value in trajectory.rewards.items():
             values[f"reward_part/{_segment(part)}"].append(float(value))
     means = {f"{name}/mean": float(np.mean(own)) for name, own in values.items()}
-    deviations = {
+    return means | {
         f"{name}/std": float(np.std(own))
         for name, own in values.items()
         if name.partition("/")[0] == "reward"
     }
-    return means | deviations
 
 
 def _lengths(finished: Sequence[Trajectory]) -> dict[str, float]:
-    response = [trajectory.num_policy_tokens for trajectory in finished]
-    total = [sum(_tokens(turn.segments) for turn in one.turns) for one in finished]
+    response = [one.num_policy_tokens for one in finished]
+    total = [sum(len(s) for turn in one.turns for s in turn.segments) for one in finished]
     prompts = [
-        sum(_tokens(turn.context) for turn in one.turns if turn.parent is None) for one in finished
+        sum(len(s) for turn in one.turns if turn.parent is None for s in turn.context)
+        for one in finished
     ]
-    after_prompt = [whole - prompt for whole, prompt in zip(total, prompts, strict=True)]
-    turns = [len(trajectory.turns) for trajectory in finished]
-    restarts = [trajectory.info.get("restarts", 0) for trajectory in finished]
-    truncated = [trajectory.status.kind == "truncated" for trajectory in finished]
+    after_prompt = np.subtract(total, prompts)
+    turns = [len(one.turns) for one in finished]
     return {
         "length/response/mean": float(np.mean(response)),
         "length/response/max": float(max(response)),
         "length/after_prompt/mean": float(np.mean(after_prompt)),
         "length/after_prompt/max": float(max(after_prompt)),
         "length/total/mean": float(np.mean(total)),
-        "length/truncated_frac": float(np.mean(truncated)),
+        "length/truncated_frac": float(
+            np.mean([one.status.kind == "truncated" for one in finished])
+        ),
         "turns/mean": float(np.mean(turns)),
         "turns/max": float(max(turns)),
-        "turns/restarts": float(np.mean(restarts)),
+        "turns/restarts": float(np.mean([one.info.get("restarts", 0) for one in finished])),
     }
-
-
-def _tokens(segments: Sequence[Segment]) -> int:
-    return sum(map(len, segments))
 
 
 def _mismatch(finished: Sequence[Trajectory]) -> dict[str, float]:
@@ -166,9 +157,7 @@ def _tools(finished: Sequence[Trajectory]) -> dict[str, float]:
         if call.call is not None and error != "unknown_tool":
             by_tool[_segment(call.call.name)].append(call)
     for name, own in by_tool.items():
-        metrics[f"tool/{name}/error_frac"] = float(
-            np.mean([_error(call) is not None for call in own])
-        )
+        metrics[f"tool/{name}/error_frac"] = float(np.mean([_error(c) is not None for c in own]))
         # invalid arguments are refused before the tool runs: their latency is not the tool's
         latencies = [
             c.result.latency_s
@@ -177,10 +166,8 @@ def _tools(finished: Sequence[Trajectory]) -> dict[str, float]:
         ]
         if latencies:
             p50, p95 = np.percentile(latencies, [50, 95])
-            metrics |= {
-                f"tool/{name}/latency_s/p50": float(p50),
-                f"tool/{name}/latency_s/p95": float(p95),
-            }
+            metrics[f"tool/{name}/latency_s/p50"] = float(p50)
+            metrics[f"tool/{name}/latency_s/p95"] = float(p95)
     return metrics
 
 

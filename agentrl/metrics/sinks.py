@@ -45,15 +45,12 @@ class JsonlSink:
         self._lines = lines
 
     def log(self, step: int, values: Mapping[str, float], prefix: str = "") -> None:
-        numbers = {name: float(value) for name, value in values.items()}
-        nonfinite = [name for name, value in numbers.items() if not math.isfinite(value)]
-        record: dict[str, Any] = {
-            "step": step,
-            "stage": prefix,
-            **numbers,
-            **dict.fromkeys(nonfinite),
-        }
-        self._lines.append({**record, "nonfinite": len(nonfinite)} if nonfinite else record)
+        record: dict[str, Any] = {"step": step, "stage": prefix}
+        for name, value in values.items():
+            record[name] = float(value) if math.isfinite(value) else None
+        if nonfinite := list(record.values()).count(None):
+            record["nonfinite"] = nonfinite
+        self._lines.append(record)
 
     def close(self) -> None:
         self._lines.close()

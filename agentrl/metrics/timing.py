@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -21,8 +22,8 @@ class PhaseTimer:
         self._clock = clock
         # Guards ``_total`` and ``_step``: the training loop and the collector's thread update them.
         self._lock = threading.Lock()
-        self._total: dict[str, float] = {}
-        self._step: dict[str, float] = {}
+        self._total: defaultdict[str, float] = defaultdict(float)
+        self._step: defaultdict[str, float] = defaultdict(float)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -36,15 +37,15 @@ class PhaseTimer:
     def add(self, name: str, seconds: float) -> None:
         """Adds seconds that were measured elsewhere."""
         with self._lock:
-            self._total[name] = self._total.get(name, 0.0) + seconds
-            self._step[name] = self._step.get(name, 0.0) + seconds
+            self._total[name] += seconds
+            self._step[name] += seconds
 
     def take_step(self) -> dict[str, float]:
         """``time/{phase}_s`` since the last call, which starts the next step."""
         with self._lock:
-            step = self._step
-            self._step = {}
-        return {f"time/{name}_s": seconds for name, seconds in step.items()}
+            step = {f"time/{name}_s": seconds for name, seconds in self._step.items()}
+            self._step.clear()
+        return step
 
     def total(self) -> dict[str, float]:
         """Seconds by phase since the start, as in ``summary.json``."""

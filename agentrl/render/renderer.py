@@ -1,48 +1,73 @@
-"""Renderer: the contract between messages and tokens."""
+"""Renderer: the contract between messages and tokens, with what follows from the tokenizer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import groupby, pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.types import Message, Segment, ToolSpec
+from agentrl.errors import DataError
+from agentrl.render.encode import Encoded, Piece, PieceEncoder, cached_if_short
+from agentrl.render.vision import KNOWN_MODELS, Vision
+from agentrl.types import (
+    MediaSpan,
+    Message,
+    Segment,
+    SegmentKind,
+    ToolSpec,
+    frozen_ints,
+    images_in,
+)
+
+_CACHED_IDS = 16  # such as the end of a prompt, which is the same for every turn
 
 
-class Renderer(Protocol):
+class Renderer(ABC):
     """Converts messages to token segments, and never re-encodes the model's own text.
 
     Only the template's own markers become added tokens. The same text from a tool or a user is
     encoded as ordinary text, whether the token is flagged special or not.
+
+    Args:
+        tokenizer: a fast Hugging Face tokenizer.
+        assistant_markers: see ``PieceEncoder``.
+        vision: the model's image format; None for a model of text alone.
+
+    Raises:
+        DataError: the tokenizer is of an unsupported kind.
     """
 
-    @property
-    def family(self) -> str:
-        """The template family's name, as in ``model.renderer``."""
-        ...
+    family: str
+    """The template family's name, as in ``model.renderer``."""
+    vocab_size: int
+    """The tokenizer's ids are ``[0, vocab_size)``; a model's padded vocabulary may be larger."""
+    stop_token_ids: tuple[int, ...]
+    """Tokens that end an assistant's turn."""
+    image_token_ids: frozenset[int]
+    """Tokens that only images consist of; empty if the model takes none.
 
-    @property
-    def vocab_size(self) -> int:
-        """The tokenizer's ids are ``[0, vocab_size)``; a model's padded vocabulary may be
-        larger.
-        """
-        ...
+    A sequence with a sampled one cannot be extended, because no engine can tell it from an image.
+    """
 
-    @property
-    def stop_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end an assistant's turn."""
-        ...
-
-    @property
-    def image_token_ids(self) -> frozenset[int]:
-        """Tokens that only images consist of; empty if the model takes none.
-
-        A sequence with a sampled one cannot be extended, because no engine can tell it from an
-        image.
-        """
-        ...
+    def __init__(
+        self, tokenizer: Any, assistant_markers: Iterable[str], vision: Vision | None
+    ) -> None:
+        self._backend = tokenizer.backend_tokenizer
+        self._encoder = PieceEncoder(self._backend, assistant_markers)
+        self._vision = vision
+        self.image_token_ids = vision.reserved_ids if vision else frozenset()
+        self._known_ids: frozenset[int] = frozenset(
+            self._backend.get_vocab(with_added_tokens=True).values()
+        )
+        self.vocab_size = max(self._known_ids) + 1
+        # the rollouts of a group often contain the same texts
+        self._ids_of = cached_if_short(self._tokenize)
+        self._text_of = cached_if_short(self._decode, longest=_CACHED_IDS)
 
     def prompt(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
@@ -50,10 +75,33 @@ class Renderer(Protocol):
         """A new sequence: one PROMPT segment that ends where the assistant's turn begins.
 
         Raises:
-            DataError: the template cannot write the conversation.
+            DataError: the template refuses the conversation, cuts a message, does not write an
+                image exactly once, or does not write the given tools. Also if a content is neither
+                text nor parts of text and images, the model takes no images, or a tool call's
+                arguments are not a mapping.
         """
-        ...
+        encoded = self._encoder.encode(self._prompt_pieces(messages, tools))
+        ids, _, media = self._with_images(encoded, messages)
+        return (Segment(SegmentKind.PROMPT, ids, media=media),)
 
+    def decode(self, token_ids: npt.NDArray[np.int32]) -> str:
+        """A completion's text without its final stop token; other added tokens stay visible.
+
+        Ids outside the tokenizer's vocabulary (a padded vocabulary's) become U+FFFD.
+        """
+        ids = token_ids.tolist()
+        if ids and ids[-1] in self.stop_token_ids:
+            ids.pop()
+        return self._text_of(tuple(ids))
+
+    def tokenize(self, text: str) -> npt.NDArray[np.int32]:
+        """The ids ``[n]`` of text alone, to measure the loss of sending a history as text.
+
+        Every marker in the text becomes its added token, regardless of its author.
+        """
+        return self._ids_of(text)
+
+    @abstractmethod
     def extend(
         self,
         completion: npt.NDArray[np.int32],
@@ -74,22 +122,68 @@ class Renderer(Protocol):
             TEMPLATE and OBSERVATION segments to append to the sequence. None if the template
             rewrites history, or cannot be shown to keep it; a new sequence must then start.
         """
-        ...
 
+    @abstractmethod
     def target(self, message: Message) -> Segment:
         """An assistant's message to imitate: one TARGET segment with its end-of-turn token."""
-        ...
 
-    def decode(self, token_ids: npt.NDArray[np.int32]) -> str:
-        """A completion's text without its final stop token; other added tokens stay visible.
+    @abstractmethod
+    def _prompt_pieces(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec]
+    ) -> Iterable[Piece]:
+        """The conversation up to where the assistant's turn begins."""
 
-        Ids outside the tokenizer's vocabulary (a padded vocabulary's) become U+FFFD.
+    def _context(self, encoded: Encoded, messages: Sequence[Message]) -> tuple[Segment, ...]:
+        """Consecutive tokens of one kind: OBSERVATION if they cover content, else TEMPLATE.
+
+        Args:
+            encoded: from ``PieceEncoder.encode``; its ids may be empty.
+            messages: those whose images are in it.
         """
-        ...
+        ids, content, media = self._with_images(encoded, messages)
+        if not ids.size:
+            return ()
+        ids = frozen_ints(ids)
+        bounds = [0, *(np.flatnonzero(content[1:] != content[:-1]) + 1).tolist(), ids.size]
+        return tuple(
+            Segment(
+                SegmentKind.OBSERVATION if content[start] else SegmentKind.TEMPLATE,
+                ids[start:end],
+                media=tuple(
+                    replace(span, start=span.start - start)
+                    for span in media
+                    if start <= span.start < end
+                ),
+            )
+            for start, end in pairwise(bounds)
+        )
 
-    def tokenize(self, text: str) -> npt.NDArray[np.int32]:
-        """The ids ``[n]`` of text alone, to measure the loss of sending a history as text.
+    def _with_images(
+        self, encoded: Encoded, messages: Sequence[Message]
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_], tuple[MediaSpan, ...]]:
+        """``Vision.expand`` with the images of ``messages``.
 
-        Every marker in the text becomes its added token, regardless of its author.
+        Raises:
+            DataError: there are images, and the model takes none.
         """
-        ...
+        images = tuple(images_in(messages))
+        if self._vision is not None:
+            return self._vision.expand(*encoded, images)
+        if images:
+            raise DataError(
+                f"the conversation has {len(images)} images, and the model takes text alone; use a "
+                f"model of {', '.join(KNOWN_MODELS)}, or leave the images out"
+            )
+        return *encoded, ()
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        """Text of known ids, with U+FFFD for each other one."""
+        runs = ((known, list(run)) for known, run in groupby(ids, self._known_ids.__contains__))
+        return "".join(
+            self._backend.decode(run, skip_special_tokens=False) if known else "\ufffd" * len(run)
+            for known, run in runs
+        )
+
+    def _tokenize(self, text: str) -> npt.NDArray[np.int32]:
+        ids = self._backend.encode(text, add_special_tokens=False).ids
+        return frozen_ints(np.asarray(ids, dtype=np.int32))

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from agentrl.errors import DataError
 from agentrl.render import Renderer
 from agentrl.types import Message, ToolSpec, Turn, concat_ids
+from agentrl.types.arrays import common_prefix
 
 
 def changed_tokens(recorded: npt.NDArray[np.int32], reencoded: npt.NDArray[np.int32]) -> int:
@@ -22,12 +23,8 @@ def changed_tokens(recorded: npt.NDArray[np.int32], reencoded: npt.NDArray[np.in
     """
     if np.array_equal(recorded, reencoded):
         return 0
-    size = min(recorded.size, reencoded.size)
-    differs = np.flatnonzero(recorded[:size] != reencoded[:size])
-    head = int(differs[0]) if differs.size else size
-    rest = size - head
-    differs = np.flatnonzero(recorded[::-1][:rest] != reencoded[::-1][:rest])
-    tail = int(differs[0]) if differs.size else rest
+    head = common_prefix(recorded, reencoded)
+    tail = common_prefix(recorded[head:][::-1], reencoded[head:][::-1])
     return max(1, recorded.size - head - tail)
 
 

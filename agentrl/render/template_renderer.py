@@ -16,7 +16,7 @@ from agentrl.render.encode import Piece, Source
 from agentrl.render.families.family import Family
 from agentrl.render.families.probe_messages import ANSWER, CALL, QUESTION, RESULT, THOUGHT, TOOL
 from agentrl.render.message_check import call_arguments, text_content
-from agentrl.render.tokenizer_renderer import TokenizerRenderer
+from agentrl.render.renderer import Renderer
 from agentrl.render.vision import Vision
 from agentrl.types import Message, Segment, SegmentKind, ToolSpec, images_in
 
@@ -24,7 +24,7 @@ _OPEN_THINKING = "<think>"
 _CLOSE_THINKING = "</think>"
 
 
-class TemplateRenderer(TokenizerRenderer):
+class TemplateRenderer(Renderer):
     """A ``Renderer`` over any chat template.
 
     - The text of a conversation is the template's own, with the author of each character known

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -13,7 +13,6 @@ from agentrl.errors import DataError
 from agentrl.types import (
     Batch,
     Sample,
-    Segment,
     SegmentKind,
     Trajectory,
     TrajectoryGroup,
@@ -83,54 +82,42 @@ def make_batch(
         first_turn[row] + turn for row, sample in samples for turn in sample.segment_turns
     ]
     masks = [
-        turn in sample.owned and segment.kind in trained and _is_fresh(segment, oldest_version)
+        turn in sample.owned
+        and segment.kind in trained
+        and (segment.policy_version is None or segment.policy_version >= oldest_version)
         for _, sample in samples
         for segment, turn in zip(sample.segments, sample.segment_turns, strict=True)
     ]
     versions = [-1 if one.policy_version is None else one.policy_version for one in segments]
     sizes = [len(segment) for segment in segments]
+    logprobs = [
+        np.zeros(len(one), np.float32) if one.logprobs is None else one.logprobs for one in segments
+    ]
 
     def by_token(values: Sequence[object], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        return np.repeat(np.asarray(values, dtype=dtype), sizes)
-
-    def by_trajectory(values: Iterable[object], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        return np.asarray(list(values), dtype=dtype)
+        return np.repeat(np.asarray(values, dtype), sizes)
 
     return Batch(
         token_ids=concat_ids(segments),
         kind=by_token([segment.kind for segment in segments], np.int8),
         loss_mask=by_token(masks, np.float32),
-        rollout_logprobs=np.concatenate([_logprobs(segment) for segment in segments]),
+        rollout_logprobs=np.concatenate(logprobs),
         policy_versions=by_token(versions, np.int32),
         turn_index=by_token(segment_turns, np.int32),
         cu_seqlens=np.cumsum([0, *(len(sample) for _, sample in samples)]).astype(np.int32),
-        trajectory=np.asarray([row for row, _ in samples], dtype=np.int32),
-        temperature=np.asarray(temperatures, dtype=np.float32),
+        trajectory=np.asarray([row for row, _ in samples], np.int32),
+        temperature=np.asarray(temperatures, np.float32),
         turn_trajectory=np.repeat(np.arange(len(trajectories), dtype=np.int32), turns_per_row),
-        turn_reward=np.asarray([sum(turn.rewards.values()) for _, turn in turns], dtype=np.float32),
-        turn_credit=np.zeros(len(turns), dtype=np.float32) if turn_credit is None else turn_credit,
-        state_key=np.asarray(
-            [int(turn.state_key or "0", 16) for _, turn in turns], dtype=np.uint64
-        ),
-        group=by_trajectory(
-            (n for n, group in enumerate(groups) for _ in group.finished), np.int32
-        ),
-        group_index=by_trajectory((one.group_index for one in trajectories), np.int64),
-        rollout_index=by_trajectory((one.rollout_index for one in trajectories), np.int32),
-        reward=by_trajectory((one.reward for one in trajectories), np.float32),
+        turn_reward=np.asarray([sum(turn.rewards.values()) for _, turn in turns], np.float32),
+        turn_credit=np.zeros(len(turns), np.float32) if turn_credit is None else turn_credit,
+        state_key=np.asarray([int(turn.state_key or "0", 16) for _, turn in turns], np.uint64),
+        group=np.asarray([n for n, group in enumerate(groups) for _ in group.finished], np.int32),
+        group_index=np.asarray([one.group_index for one in trajectories], np.int64),
+        rollout_index=np.asarray([one.rollout_index for one in trajectories], np.int32),
+        reward=np.asarray([one.reward for one in trajectories], np.float32),
         credit=credit.astype(np.float32),
-        truncated=by_trajectory((one.status.kind == "truncated" for one in trajectories), np.bool_),
+        truncated=np.asarray([one.status.kind == "truncated" for one in trajectories], np.bool_),
     )
-
-
-def _is_fresh(segment: Segment, oldest_version: int) -> bool:
-    return segment.policy_version is None or segment.policy_version >= oldest_version
-
-
-def _logprobs(segment: Segment) -> npt.NDArray[np.float32]:
-    if segment.logprobs is None:
-        return np.zeros(len(segment), dtype=np.float32)
-    return segment.logprobs
 
 
 def _checked_temperature(sample: Sample, trajectory: Trajectory) -> float:
@@ -144,11 +131,8 @@ def _checked_temperature(sample: Sample, trajectory: Trajectory) -> float:
             f"a sample starts with PROMPT, that of trajectory {trajectory.id} with "
             f"{sample.segments[0].kind.name}"
         )
-    found = {
-        turn.sampling.temperature
-        for turn in (trajectory.turns[index] for index in sample.turns)
-        if turn.sampling is not None and turn.completion
-    }
+    turns = [trajectory.turns[index] for index in sample.turns]
+    found = {turn.sampling.temperature for turn in turns if turn.sampling and turn.completion}
     if len(found) > 1:
         raise DataError(
             f"trajectory {trajectory.id} was sampled at temperatures {sorted(found)} within one "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from agentrl.rollouts.rollout_spec import EpisodeKey
 from agentrl.types import (
     Completion,
+    GenerateRequest,
     MediaSpan,
     Message,
     SamplingParams,
@@ -21,11 +22,10 @@ from agentrl.types import (
     Status,
     StepResult,
     Task,
+    ToolSpec,
     Trajectory,
     Turn,
     concat_ids,
-    concat_media,
-    images_in,
 )
 
 _as_json = json.JSONEncoder(sort_keys=True, default=str).encode
@@ -69,6 +69,25 @@ class SequenceState:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TurnRequest:
+    """The next turn of a sequence, which has room for it.
+
+    Args:
+        sequence: the sequence to extend; its messages are the whole conversation.
+        observed: the new ones of these messages.
+        segments: the turn's context, which comes before its completion.
+        tools: the tools on offer.
+        max_new_tokens: the tokens that the limits leave for the completion.
+    """
+
+    sequence: SequenceState
+    observed: tuple[Message, ...]
+    segments: tuple[Segment, ...]
+    tools: tuple[ToolSpec, ...]
+    max_new_tokens: int
+
+
 @dataclass(slots=True)
 class TrajectoryBuilder:
     """A running episode's trajectory, to which turns are added one by one; ``finish`` freezes it.
@@ -91,13 +110,10 @@ class TrajectoryBuilder:
 
     def add_turn(
         self,
-        sequence: SequenceState,
-        *,
-        observed: tuple[Message, ...],
-        segments: tuple[Segment, ...],
-        sent: npt.NDArray[np.int32],
+        turn: TurnRequest,
+        request: GenerateRequest,
         completion: Completion,
-        sampled: npt.NDArray[np.int32],
+        *,
         message: Message,
         text: str,
         agent: str,
@@ -106,12 +122,9 @@ class TrajectoryBuilder:
         """Records the input and the completion of a model call; ``add_step`` adds its effects.
 
         Args:
-            sequence: the sequence that the turn extends; its messages are the model's whole input.
-            observed: the new ones of these messages.
-            segments: the turn's context, which comes before the completion.
-            sent: ``[n]`` the whole sequence that the engine was given, ``segments`` at its end.
+            turn: what the call was to generate.
+            request: what the engine was given for it.
             completion: the engine's completion.
-            sampled: ``[m]`` its ids.
             message, text: the completion as a message and as text.
             agent: the name of the agent whose turn it is.
             sampling: the sampling parameters.
@@ -119,43 +132,42 @@ class TrajectoryBuilder:
         Returns:
             The sequence after the turn.
         """
-        media = concat_media(segments)
-        images = {image.sha256: image for image in images_in(sequence.messages)} if media else {}
-        turn = Turn(
-            index=len(self.turns),
-            parent=sequence.parent,
-            context=segments,
-            completion=completion.segments,
-            text=text,
-            message=message,
-            observed=observed,
-            images=tuple(images[span.sha256] for span in media),
-            finish_reason=completion.finish_reason,
-            sampling=sampling,
-            state_key=sequence.digest.hex()[:16],
-            agent=agent,
-            stale_kv=completion.stale_kv,
-            cached_tokens=completion.cached_tokens,
-            timings=dict(completion.timings),
-        )
+        sequence = turn.sequence
+        index = len(self.turns)
         self.restarts += sequence.parent is None and bool(self.turns)
-        self.turns.append(turn)
         self.messages = (*sequence.messages, message)
-        versions = [
-            segment.policy_version
-            for segment in completion.segments
-            if segment.policy_version is not None
-        ]
+        self.turns.append(
+            Turn(
+                index=index,
+                parent=sequence.parent,
+                context=turn.segments,
+                completion=completion.segments,
+                text=text,
+                message=message,
+                observed=turn.observed,
+                images=request.images[len(sequence.media) :],
+                finish_reason=completion.finish_reason,
+                sampling=sampling,
+                state_key=sequence.digest.hex()[:16],
+                agent=agent,
+                stale_kv=completion.stale_kv,
+                cached_tokens=completion.cached_tokens,
+                timings=dict(completion.timings),
+            )
+        )
+        sent = request.token_ids
         return SequenceState(
             session_id=sequence.session_id,
             messages=self.messages,
             digest=_digest(sequence.digest, (message,)),
-            parent=turn.index,
+            parent=index,
             ids=concat_ids(completion.segments, after=sent),
-            completion=sampled,
+            completion=concat_ids(completion.segments),
             prompt_tokens=int(sent.size) if sequence.parent is None else sequence.prompt_tokens,
-            media=(*sequence.media, *concat_media(segments, int(sequence.ids.size))),
-            policy_version=max([sequence.policy_version, *versions]),
+            media=request.media,
+            policy_version=max(
+                [sequence.policy_version, *(s.policy_version or 0 for s in completion.segments)]
+            ),
         )
 
     def add_step(self, result: StepResult, seconds: float) -> None:
@@ -173,11 +185,6 @@ class TrajectoryBuilder:
         """Adds seconds to a stage of the episode."""
         self.timings[stage] = self.timings.get(stage, 0.0) + seconds
 
-    @property
-    def step_reward(self) -> float:
-        """The sum of all turns' rewards."""
-        return sum(sum(turn.rewards.values()) for turn in self.turns)
-
     def finish(
         self,
         status: Status,
@@ -190,16 +197,12 @@ class TrajectoryBuilder:
         counted = {"restarts": self.restarts, "resumed_turns": self.resumed_turns}
         extra = {name: count for name, count in counted.items() if count}
         return Trajectory(
+            **asdict(self.key),
             task=self.task,
-            group_index=self.key.group_index,
-            rollout_index=self.key.rollout_index,
-            attempt=self.key.attempt,
-            purpose=self.key.purpose,
             turns=tuple(self.turns),
             status=status,
             rewards=dict(rewards or {}),
             reward=reward,
-            label=self.key.label,
             timings=dict(self.timings),
             info={**extra, **(info or {})},
         )

@@ -8,9 +8,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from types import TracebackType
+from typing import Self
 
 from agentrl.types.clock import PausableClock, PausableTimeout, counted_by
 
@@ -62,12 +63,11 @@ class StragglerCancel:
             clock.spend()
 
 
-def within(
-    seconds: float, reason: str, straggler: StragglerCancel | None = None
-) -> AbstractAsyncContextManager[None]:
+class TimeLimit(PausableTimeout):
     """Ends its block after ``seconds``.
 
     Waits for a sandbox that others use do not count, nor does time in which the engine is paused.
+    A class for speed, because each turn in flight holds two.
 
     Args:
         seconds: the time limit.
@@ -77,25 +77,23 @@ def within(
     Raises:
         LimitSpentError: the time is up; its text is ``reason``, or the straggler's reason.
     """
-    return _Within(seconds, reason, straggler)
 
+    __slots__ = ("_counted", "_reason", "_straggler")
 
-class _Within:
-    """See ``within``; a class for speed, because each turn in flight holds two."""
-
-    __slots__ = ("_counted", "_reason", "_straggler", "_timeout")
-
-    def __init__(self, seconds: float, reason: str, straggler: StragglerCancel | None) -> None:
-        self._timeout = PausableTimeout(seconds, _DEADLINES.get())
-        self._counted = counted_by(self._timeout)
+    def __init__(
+        self, seconds: float, reason: str, straggler: StragglerCancel | None = None
+    ) -> None:
+        super().__init__(seconds, _DEADLINES.get())
+        self._counted = counted_by(self)
         self._reason = reason
         self._straggler = straggler
 
-    async def __aenter__(self) -> None:
-        await self._timeout.__aenter__()
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
         if self._straggler is not None:
-            self._straggler.hold(self._timeout)
+            self._straggler.hold(self)
         self._counted.__enter__()
+        return self
 
     async def __aexit__(
         self,
@@ -105,12 +103,11 @@ class _Within:
     ) -> None:
         self._counted.__exit__(kind, error, trace)
         try:
-            await self._timeout.__aexit__(kind, error, trace)
+            await super().__aexit__(kind, error, trace)
             timed_out = isinstance(error, TimeoutError)
         except TimeoutError:
             timed_out = True
-        if timed_out and self._timeout.expired():
+        if timed_out and self.expired():
             straggler = self._straggler
-            if straggler is not None and straggler.requested:
-                raise LimitSpentError(straggler.reason) from None
-            raise LimitSpentError(self._reason) from None
+            cancelled = straggler is not None and straggler.requested
+            raise LimitSpentError(StragglerCancel.reason if cancelled else self._reason) from None

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from agentrl.envs import AsyncEnv, Env, EnvSpec, build_env
 from agentrl.errors import EnvError
-from agentrl.rollouts.deadlines import within
+from agentrl.rollouts.deadlines import TimeLimit
 from agentrl.rollouts.snapshots import EpisodeState, NotResumable, StateSlot
 from agentrl.rollouts.tool_calls import num_bad_turns
 from agentrl.rollouts.turns import TurnGenerator, TurnResult
@@ -82,15 +82,17 @@ class EnvDriver:
         turns = self._turns
         timeout_s = turns.context.spec.limits.turn_timeout_s
         while (end := self._end()) is None:
-            observation = await _read(self._result.observation)
+            observation = self._result.observation
+            observed = await _with_images(observation.messages, observation.images)
             if observation.tools is not None:
                 self._tools = observation.tools
             if observation.rewrite is not None:
-                self._sequence = self._sequence.restarted(observation.rewrite)
-            request = turns.next_request(self._sequence, observation.messages, self._tools)
+                rewritten = await _with_images(observation.rewrite, observation.images)
+                self._sequence = self._sequence.restarted(rewritten)
+            request = turns.next_request(self._sequence, observed, self._tools)
             if isinstance(request, Status):
                 return request
-            async with within(timeout_s, "turn_timeout"):
+            async with TimeLimit(timeout_s, "turn_timeout"):
                 turn = await turns.generate(request, agent=observation.agent)
                 if turn is None:
                     return Status("cancelled", "aborted")
@@ -162,17 +164,6 @@ class EnvDriver:
             restarts=builder.restarts,
             timings=dict(builder.timings),
         )
-
-
-async def _read(observation: Observation) -> Observation:
-    """The observation after its images are read from their sources."""
-    images = observation.images
-    rewrite = observation.rewrite
-    messages = await _with_images(observation.messages, images)
-    new_rewrite = None if rewrite is None else await _with_images(rewrite, images)
-    if messages is observation.messages and new_rewrite is rewrite:
-        return observation
-    return replace(observation, messages=messages, rewrite=new_rewrite)
 
 
 async def _with_images(

@@ -8,11 +8,11 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 
 from agentrl.envs import EnvSpec, EpisodeView
-from agentrl.errors import AgentRLError, EnvError, RewardError, ServerError
+from agentrl.errors import AgentRLError, EnvError, ServerError
 from agentrl.llm import CONTEXT_EXCEEDED
 from agentrl.rollouts.builder import TrajectoryBuilder
 from agentrl.rollouts.context import EpisodeContext, PhaseSemaphores
-from agentrl.rollouts.deadlines import LimitSpentError, StragglerCancel, within
+from agentrl.rollouts.deadlines import LimitSpentError, StragglerCancel, TimeLimit
 from agentrl.rollouts.driver import DriverSpec, EpisodeDriver
 from agentrl.rollouts.env_driver import EnvDriver
 from agentrl.rollouts.rollout_spec import EpisodeKey
@@ -71,9 +71,10 @@ async def run_episode(
             turns, driver, permits or PhaseSemaphores(), previous, straggler
         )
     except AgentRLError as error:
-        retryable = bool(getattr(error, "retryable", isinstance(error, EnvError | RewardError)))
-        status = Status("failed", error.boundary, str(error))
-        trajectory = _failed(builder, status, retryable=retryable, error=error)
+        trajectory = builder.finish(
+            Status("failed", error.boundary, str(error)),
+            info={"retryable": error.retryable, "fault": builder.fault, **_raised(error)},
+        )
     finally:
         problem = await _clean_up(turns, driver)
     return _with_info(trajectory, {"cleanup_error": problem} if problem else {})
@@ -93,7 +94,7 @@ async def _play_and_score(
         async with permits.running, AsyncExitStack() as preparing:
             # before the deadline starts: other episodes cause this wait
             await preparing.enter_async_context(permits.preparing)
-            async with within(timeout_s, "episode_timeout", straggler):
+            async with TimeLimit(timeout_s, "episode_timeout", straggler):
                 await driver.prepare()
                 await preparing.aclose()
                 status = await driver.play()
@@ -104,7 +105,7 @@ async def _play_and_score(
             raise
         status = Status("truncated", "context_tokens", str(error))
     except EnvError as error:
-        if previous is None or not builder.turns or not _repeats(builder, previous):
+        if not _repeats(builder, previous):
             raise
         status = Status("truncated", "env_exception", str(error))
         raised = _raised(error)
@@ -125,23 +126,15 @@ def _without_turns(turns: TurnGenerator, reason: str) -> Trajectory:
     if reason == StragglerCancel.reason:
         return builder.finish(Status("cancelled", reason))
     if turns.num_calls:
-        boundary = "engine"
         detail = f"{reason} while waiting for the engine's first completion"
+        status = Status("failed", "engine", detail)
     else:
-        boundary = "env"
         detail = f"{reason} before the policy was asked for its first turn"
-    return _failed(builder, Status("failed", boundary, detail), retryable=reason in _DEADLINES)
-
-
-def _failed(
-    builder: TrajectoryBuilder,
-    status: Status,
-    *,
-    retryable: bool,
-    error: BaseException | None = None,
-) -> Trajectory:
-    raised = {} if error is None else _raised(error)
-    return builder.finish(status, info={"retryable": retryable, "fault": builder.fault, **raised})
+        status = Status("failed", "env", detail)
+    return builder.finish(
+        status,
+        info={"retryable": reason in _DEADLINES, "fault": builder.fault},
+    )
 
 
 def _with_info(trajectory: Trajectory, info: dict[str, str]) -> Trajectory:
@@ -154,13 +147,13 @@ def _raised(error: BaseException) -> dict[str, str]:
     return {"raised_at": place, "traceback": users_traceback(error)} if place else {}
 
 
-def _repeats(builder: TrajectoryBuilder, previous: Trajectory) -> bool:
+def _repeats(builder: TrajectoryBuilder, previous: Trajectory | None) -> bool:
     """Whether the same actions led to the same fault in a new environment."""
-    actions = [turn.text for turn in builder.turns]
     return (
-        bool(builder.fault)
+        previous is not None
+        and bool(builder.turns and builder.fault)
         and builder.fault == previous.info.get("fault")
-        and actions == [turn.text for turn in previous.turns]
+        and [turn.text for turn in builder.turns] == [turn.text for turn in previous.turns]
     )
 
 
@@ -169,20 +162,20 @@ async def _score(turns: TurnGenerator, driver: EpisodeDriver, status: Status) ->
     spec = turns.context.spec
     rubric = turns.context.rubric
     builder = turns.builder
+    played = tuple(builder.turns)
+    step_reward = sum(sum(turn.rewards.values()) for turn in played)
     start = time.monotonic()
     view = EpisodeView(
         task=builder.task,
         messages=builder.messages,
-        turns=tuple(builder.turns),
+        turns=played,
         status=status,
         env=driver.env,
     )
     rewards = dict(await rubric.score(view))
-    total = rubric.total(
-        rewards, step_reward=builder.step_reward, step_weight=spec.step_reward_weight
-    )
-    if any(turn.rewards for turn in builder.turns):
-        rewards["step"] = builder.step_reward
+    total = rubric.total(rewards, step_reward=step_reward, step_weight=spec.step_reward_weight)
+    if any(turn.rewards for turn in played):
+        rewards["step"] = step_reward
     builder.count("score_s", time.monotonic() - start)
     info = turns.measure_retokenization()
     return builder.finish(status, rewards=rewards, reward=total, info=info)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass, field, replace
 
 from agentrl.envs import EnvSpec
+from agentrl.rollouts.builder import TrajectoryBuilder
 from agentrl.rollouts.driver import DriverSpec
+from agentrl.rollouts.rollout_spec import EpisodeKey
 from agentrl.rollouts.snapshots import GroupState, NotResumable, StateSlot
 from agentrl.sandbox import PoolCounts
 from agentrl.types import Purpose, SamplingParams, Status, Task, Trajectory, TrajectoryGroup
@@ -48,6 +51,12 @@ class GroupRequest:
         """All rollouts of the group, the additional ones included."""
         return self.group_size + self.oversample
 
+    def key(self, rollout_index: int, attempt: int = 0) -> EpisodeKey:
+        """The name of a rollout, whose attempt is counted after the lost ones."""
+        return EpisodeKey(
+            self.group_index, rollout_index, self.first_attempt + attempt, self.purpose, self.label
+        )
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupOutcome:
@@ -71,11 +80,13 @@ class GroupInFlight:
     """A running group; used in its event loop only.
 
     Attributes:
+        task: plays it; None where its caller does.
         rollouts: each rollout's trajectory if it has ended, otherwise the slot of its state.
         retried: attempts that failed by infrastructure and are repeated.
     """
 
     request: GroupRequest
+    task: asyncio.Task[None] | None = None
     rollouts: list[Trajectory | StateSlot] = field(init=False)
     retried: list[Trajectory] = field(init=False)
 
@@ -84,6 +95,11 @@ class GroupInFlight:
         kept = (NotResumable(),) * self.request.num_rollouts if saved is None else saved.rollouts
         self.rollouts = [one if isinstance(one, Trajectory) else StateSlot(one) for one in kept]
         self.retried = [] if saved is None else list(saved.retried)
+
+    def cancel(self) -> None:
+        """Cancels the group once: a second time would interrupt its cleanup."""
+        if self.task is not None and not self.task.cancelling():
+            self.task.cancel()
 
     def save(self) -> GroupState:
         """The group's present state."""
@@ -97,16 +113,8 @@ class GroupInFlight:
 def cancelled_outcome(request: GroupRequest) -> GroupOutcome:
     """The outcome of a cancelled group: every rollout has status ``cancelled``."""
     rollouts = tuple(
-        Trajectory(
-            task=request.task,
-            group_index=request.group_index,
-            rollout_index=rollout_index,
-            attempt=request.first_attempt,
-            purpose=request.purpose,
-            turns=(),
-            status=Status("cancelled", "cancelled"),
-            label=request.label,
-            info={"cancelled_at": time.time()},
+        TrajectoryBuilder(request.key(rollout_index), request.task).finish(
+            Status("cancelled", "cancelled"), info={"cancelled_at": time.time()}
         )
         for rollout_index in range(request.num_rollouts)
     )

@@ -21,7 +21,7 @@ from agentrl.rollouts.context import EpisodeContext, PhaseSemaphores
 from agentrl.rollouts.deadlines import Deadlines, StragglerCancel
 from agentrl.rollouts.episode import run_episode
 from agentrl.rollouts.groups import GroupInFlight, GroupOutcome, GroupRequest, cancelled_outcome
-from agentrl.rollouts.rollout_spec import EpisodeKey, RolloutSpec
+from agentrl.rollouts.rollout_spec import RolloutSpec
 from agentrl.rollouts.snapshots import EpisodeState, GroupState, StateSlot
 from agentrl.sandbox import SandboxPool
 from agentrl.tools import TOOL_THREADS
@@ -69,10 +69,9 @@ class EpisodeRunner:
         """The deadlines of all episodes here."""
         # From the loop's thread to the callers of ``collect``; an exception means a broken loop.
         self._finished: queue.Queue[GroupOutcome | BaseException] = queue.Queue()
-        # By label and group index. The loop's thread alone uses ``_running``. It adds to and reads
-        # ``_in_flight``, from which ``collect`` removes a group in its caller's thread: single dict
-        # operations, and ``in_flight`` is only called by the thread that collects.
-        self._running: dict[tuple[str, int], asyncio.Task[None]] = {}
+        # By label and group index. The loop's thread adds to and reads it; ``collect`` removes a
+        # group in its caller's thread: single dict operations, and ``in_flight`` is only called by
+        # the thread that collects.
         self._in_flight: dict[tuple[str, int], GroupInFlight] = {}
         TOOL_THREADS.resize(permits.tool_threads)
         ENV_THREADS.resize(permits.env_threads)
@@ -114,8 +113,8 @@ class EpisodeRunner:
 
         def end() -> None:
             for group_index in group_indices:
-                if (task := self._running.get((label, group_index))) is not None:
-                    _cancel(task)
+                if (group := self._in_flight.get((label, group_index))) is not None:
+                    group.cancel()
 
         self._loop.call_soon_threadsafe(end)
 
@@ -161,21 +160,17 @@ class EpisodeRunner:
 
     def _start(self, request: GroupRequest) -> None:
         group = GroupInFlight(request)
-        key = (request.label, request.group_index)
-        self._in_flight[key] = group
-        self._running[key] = self._loop.create_task(self._host(group))
+        self._in_flight[request.label, request.group_index] = group
+        group.task = self._loop.create_task(self._host(group))
 
     async def _host(self, group: GroupInFlight) -> None:
-        request = group.request
         try:
             self._finished.put(await self._play(group))
         except asyncio.CancelledError:
-            self._finished.put(cancelled_outcome(request))
+            self._finished.put(cancelled_outcome(group.request))
         except BaseException as error:
             self._finished.put(error)
             raise
-        finally:
-            self._running.pop((request.label, request.group_index), None)
 
     async def _play(self, group: GroupInFlight) -> GroupOutcome:
         request = group.request
@@ -220,17 +215,10 @@ class EpisodeRunner:
         failed = [one for one in group.retried if one.rollout_index == rollout_index]
         previous = failed[-1] if failed else None
         for attempt in range(min(len(failed), spec.max_retries), spec.max_retries + 1):
-            key = EpisodeKey(
-                request.group_index,
-                rollout_index,
-                request.first_attempt + attempt,
-                request.purpose,
-                request.label,
-            )
             trajectory = await run_episode(
                 self._context,
                 request.task,
-                key,
+                request.key(rollout_index, attempt),
                 sampling=request.sampling,
                 env=request.env,
                 permits=self._permits,
@@ -250,9 +238,10 @@ class EpisodeRunner:
         return trajectory
 
     async def _cancel_all(self) -> None:
-        tasks = list(self._running.values())
-        for task in tasks:
-            _cancel(task)
+        groups = list(self._in_flight.values())
+        for group in groups:
+            group.cancel()
+        tasks = [group.task for group in groups if group.task is not None]
         await asyncio.gather(*tasks, return_exceptions=True)
         # no episode runs any more: services first, then the engine's hook, then the sandboxes
         await self._context.close()
@@ -260,12 +249,6 @@ class EpisodeRunner:
             await self._on_close()
         if self._context.sandboxes is not None:
             await self._context.sandboxes.close()
-
-
-def _cancel(task: asyncio.Task[None]) -> None:
-    """Cancels a task once: a second time would interrupt its cleanup."""
-    if not task.cancelling():
-        task.cancel()
 
 
 def _log_retry(trajectory: Trajectory, retries_left: int) -> None:

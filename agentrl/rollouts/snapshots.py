@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from agentrl.rollouts.builder import SequenceState
 from agentrl.types import StepResult, ToolSpec, Trajectory, Turn
@@ -70,10 +70,6 @@ class GroupState:
     def lost(self) -> tuple[NotResumable, ...]:
         """Rollouts that had finished turns and restart from their beginning."""
         return tuple(one for one in self.rollouts if isinstance(one, NotResumable) and one.why)
-
-    def at_version(self, version: int) -> GroupState:
-        """A copy, issued while ``version`` was served."""
-        return replace(self, version=version)
 
 
 @dataclass(slots=True, eq=False)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from agentrl.engines.checks import first_outside
 from agentrl.errors import TokenMismatchError
 from agentrl.types import Completion, GenerateRequest, SegmentKind
+from agentrl.types.arrays import common_prefix
 
 
 def assert_token_consistency(
@@ -70,9 +71,8 @@ def assert_extends_context(request: GenerateRequest, previous: npt.NDArray[np.in
     ids = request.token_ids
     if ids.size <= n:
         _fail(request, f"it has {ids.size} ids, the sequence that it extends has {n}")
-    differs = np.flatnonzero(ids[:n] != previous)
-    if differs.size:
-        at = int(differs[0])
+    at = common_prefix(ids, previous)
+    if at < n:
         _fail(request, f"id {int(ids[at])} at {at} where the sequence has {int(previous[at])}")
 
 

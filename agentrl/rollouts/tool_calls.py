@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 from agentrl.types import CallProblem, ParsedMessage, ToolCall, Turn
 
@@ -13,7 +14,8 @@ def bounded(parsed: ParsedMessage, most: int) -> ParsedMessage:
 
     One more problem counts the others, so that a turn gets at most ``most + 1`` answers.
     """
-    written = _numbered(parsed.tool_calls, parsed.problems)
+    every: list[ToolCall | CallProblem] = [*parsed.tool_calls, *parsed.problems]
+    written = sorted(every, key=_number)
     if len(written) <= most:
         return parsed
     left_out = sum(getattr(entry, "count", 1) for entry in written[most:])
@@ -43,24 +45,14 @@ def renumbered(parsed: ParsedMessage, number: int) -> ParsedMessage:
 
 def num_bad_turns(turns: Sequence[Turn]) -> int:
     """The number of consecutive last turns that tried a call and made none that could be read."""
-    number = 0
-    for turn in reversed(turns):
-        if not turn.calls or any(record.call is not None for record in turn.calls):
-            break
-        number += 1
-    return number
+    bad = [bool(turn.calls) and not any(record.call for record in turn.calls) for turn in turns]
+    return sum(1 for _ in takewhile(bool, reversed(bad)))
 
 
-def _numbered(
-    calls: Sequence[ToolCall], problems: Sequence[CallProblem]
-) -> list[ToolCall | CallProblem]:
-    """Calls and problems by the number in their ids, which is the order written; other ids last."""
-
-    def number(entry: ToolCall | CallProblem) -> float:
-        digits = entry.id.rpartition("_")[2]
-        return int(digits) if digits.isdecimal() else float("inf")
-
-    return sorted([*calls, *problems], key=number)
+def _number(entry: ToolCall | CallProblem) -> float:
+    """The number in a call's id, which is the order written; other ids come last."""
+    digits = entry.id.rpartition("_")[2]
+    return int(digits) if digits.isdecimal() else float("inf")
 
 
 def _with_calls(

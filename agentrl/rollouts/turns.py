@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from agentrl.errors import EngineError
 from agentrl.render.retokenize import retok_frac, template_frac
-from agentrl.rollouts.builder import SequenceState, TrajectoryBuilder
+from agentrl.rollouts.builder import SequenceState, TrajectoryBuilder, TurnRequest
 from agentrl.rollouts.context import EpisodeContext
 from agentrl.rollouts.snapshots import EpisodeState
 from agentrl.rollouts.token_consistency import assert_extends_context, assert_token_consistency
@@ -31,7 +28,6 @@ from agentrl.types import (
     Message,
     ParsedMessage,
     SamplingParams,
-    Segment,
     Status,
     ToolSpec,
     concat_ids,
@@ -39,30 +35,10 @@ from agentrl.types import (
     images_in,
     seed_for,
 )
-
-OnTokens: TypeAlias = Callable[[npt.NDArray[np.int32], npt.NDArray[np.float32]], None]
+from agentrl.types.completion import OnTokens
 
 _PROMPT_END = 16
 """Tokens at the end of a turn's prompt that are searched for an open reasoning block."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TurnRequest:
-    """The next turn of a sequence, which has room for it.
-
-    Args:
-        sequence: the sequence to extend; its messages are the whole conversation.
-        observed: the new ones of these messages.
-        segments: the turn's context, which comes before its completion.
-        tools: the tools on offer.
-        max_new_tokens: the tokens that the limits leave for the completion.
-    """
-
-    sequence: SequenceState
-    observed: tuple[Message, ...]
-    segments: tuple[Segment, ...]
-    tools: tuple[ToolSpec, ...]
-    max_new_tokens: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -211,19 +187,15 @@ class TurnGenerator:
             assert_token_consistency(request, completion, info.vocab_size)
         if completion.finish_reason == "abort":
             return None
-        sampled = concat_ids(completion.segments)
-        text, parsed = await self._parse(completion, sampled, turn, chosen.stop)
+        text, parsed = await self._parse(completion, turn, chosen.stop)
         if for_client:
             parsed = renumbered(parsed, number)
         else:
             parsed = bounded(parsed, self.context.spec.limits.max_calls_per_turn)
         sequence = self.builder.add_turn(
-            turn.sequence,
-            observed=turn.observed,
-            segments=turn.segments if info.returns_ids else (),
-            sent=request.token_ids,
-            completion=completion,
-            sampled=sampled,
+            turn if info.returns_ids else replace(turn, segments=()),
+            request,
+            completion,
             message=parsed.message,
             text=text,
             agent=agent,
@@ -314,11 +286,7 @@ class TurnGenerator:
         )
 
     async def _parse(
-        self,
-        completion: Completion,
-        sampled: npt.NDArray[np.int32],
-        turn: TurnRequest,
-        stop: tuple[str, ...],
+        self, completion: Completion, turn: TurnRequest, stop: tuple[str, ...]
     ) -> tuple[str, ParsedMessage]:
         """The completion as text and as a message.
 
@@ -326,7 +294,14 @@ class TurnGenerator:
         """
         text = completion.text
         if text is None:
-            text = self._decode(sampled)
+            if self.context.renderer is None:
+                name = self.context.engine.info().name
+                raise EngineError(
+                    f"engine {name!r} gave ids without text, and there is no renderer to decode "
+                    "them; give the rollout a renderer",
+                    retryable=False,
+                )
+            text = self.context.renderer.decode(concat_ids(completion.segments))
         if completion.stop_string is not None:
             found = [text.find(string) for string in {completion.stop_string, *stop}]
             text = text[: min((start for start in found if start >= 0), default=len(text))]
@@ -334,16 +309,6 @@ class TurnGenerator:
             return text, completion.parsed
         whole = self.opened_reasoning(turn) + text
         return text, await read_completion(self.context.parser, whole, turn.tools)
-
-    def _decode(self, ids: npt.NDArray[np.int32]) -> str:
-        if self.context.renderer is None:
-            name = self.context.engine.info().name
-            raise EngineError(
-                f"engine {name!r} gave ids without text, and there is no renderer to decode them; "
-                "give the rollout a renderer",
-                retryable=False,
-            )
-        return self.context.renderer.decode(ids)
 
     def _no_room(self, setting: str, limit: int, length: int) -> Status:
         """The end of an episode whose sequence is too long; a prompt that is too long is a data

@@ -6,7 +6,7 @@ Axes: T tokens, S samples, U turns, J trajectories. Entry t of every [T] array i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -126,18 +126,14 @@ class Batch:
                 raise KeyError(
                     f"{name!r} is no column that a pass may join; those are {', '.join(_LATER)}"
                 )
-            if not bool(np.isfinite(column).all()):
-                raise ValueError(
-                    f"batch.{name} holds {int((~np.isfinite(column)).sum())} values that are not "
-                    f"finite"
-                )
+            if not_finite := int((~np.isfinite(column)).sum()):
+                raise ValueError(f"batch.{name} holds {not_finite} values that are not finite")
         return replace(self, **columns)  # type: ignore[arg-type]
 
     def token_columns(self) -> dict[str, npt.NDArray[np.generic]]:
         """The ``[T]`` columns that are present, by name."""
-        return {
-            name: getattr(self, name) for name in _TOKEN_COLUMNS if getattr(self, name) is not None
-        }
+        columns = {name: getattr(self, name) for name in _TOKEN_COLUMNS}
+        return {name: column for name, column in columns.items() if column is not None}
 
     def select(self, samples: Sequence[int] | npt.NDArray[np.integer]) -> Batch:
         """The batch of the given samples, in the given order.
@@ -145,17 +141,16 @@ class Batch:
         The [U] and [J] columns stay whole, so that row numbers stay valid.
         """
         rows = np.asarray(samples, dtype=np.int64)
-        lengths = self.lengths[rows] if rows.size else np.zeros(0, dtype=np.int32)
-        cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        cu_seqlens = np.cumsum([0, *self.lengths[rows]]).astype(np.int32)
         index = token_rows(self.cu_seqlens, rows)
         columns = {name: column[index] for name, column in self.token_columns().items()}
-        chosen = {field.name: getattr(self, field.name) for field in fields(self)} | columns
-        chosen |= {
-            "cu_seqlens": cu_seqlens,
-            "trajectory": self.trajectory[rows],
-            "temperature": self.temperature[rows],
-        }
-        return Batch(**chosen)
+        return replace(
+            self,
+            **columns,  # type: ignore[arg-type]
+            cu_seqlens=cu_seqlens,
+            trajectory=self.trajectory[rows],
+            temperature=self.temperature[rows],
+        )
 
 
 def token_rows(cu_seqlens: I32, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, Self
 
 
 class Clock(Protocol):
@@ -105,7 +105,7 @@ class PausableTimeout:
         self._left_s = 0.0
         self._ended = seconds is None  # no deadline: there is nothing to stop
 
-    async def __aenter__(self) -> PausableTimeout:
+    async def __aenter__(self) -> Self:
         await self._scope.__aenter__()
         if self._clock is not None:
             self._clock.attach(self)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from agentrl.types.segment import MediaSpan, Segment
 
 FinishReason = Literal["stop", "length", "abort"]
 StaleKV = Literal["never", "within_call", "always"]
+OnTokens: TypeAlias = Callable[[npt.NDArray[np.int32], npt.NDArray[np.float32]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ class GenerateRequest:
     images: tuple[Image, ...] = ()
     messages: tuple[Message, ...] = ()
     tools: tuple[ToolSpec, ...] = ()
-    on_tokens: Callable[[npt.NDArray[np.int32], npt.NDArray[np.float32]], None] | None = None
+    on_tokens: OnTokens | None = None
 
 
 @dataclass(frozen=True, slots=True)

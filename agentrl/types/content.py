@@ -31,7 +31,7 @@ def with_images(
     """
     return tuple(
         message
-        if _is_plain(content := message.get("content"))
+        if isinstance(content := message.get("content"), str | None)
         else _read_parts(message, content, named or {})
         for message in messages
     )
@@ -40,10 +40,10 @@ def with_images(
 def images_in(messages: Iterable[Message]) -> Iterator[Image]:
     """The images of messages that ``with_images`` returned, in their order."""
     for message in messages:
-        if isinstance(content := message.get("content"), list | tuple):
-            for part in content:
-                if isinstance(part, Mapping) and isinstance(image := part.get("image"), Image):
-                    yield image
+        content = message.get("content")
+        for part in content if isinstance(content, list | tuple) else ():
+            if isinstance(part, Mapping) and isinstance(image := part.get("image"), Image):
+                yield image
 
 
 def content_text(content: object) -> str:
@@ -57,10 +57,6 @@ def _part_text(part: object) -> str:
     if isinstance(part, Mapping) and isinstance(part.get("image"), Image):
         return f"[{part['image']}]"
     return str(part["text"]) if isinstance(part, Mapping) and "text" in part else str(part)
-
-
-def _is_plain(content: object) -> bool:
-    return content is None or isinstance(content, str)
 
 
 def _read_parts(message: Message, content: Any, named: Mapping[str, object]) -> Message:
@@ -88,21 +84,20 @@ def _read_parts(message: Message, content: Any, named: Mapping[str, object]) -> 
 
 
 def _read_part(part: object, where: str, named: Mapping[str, object]) -> dict[str, Any]:
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    if isinstance(part, Mapping):
-        if kind == "text" and isinstance(part.get("text"), str):
-            return {"type": "text", "text": part["text"]}
-        if kind in ("image", "image_url"):
-            given = next(
-                (part[name] for name in ("image", "image_url", "url", "path") if part.get(name)),
-                None,
-            )
+    match part:
+        case {"type": "text", "text": str(text)}:
+            return {"type": "text", "text": text}
+        case {"type": "image" | "image_url", **forms}:
+            names = ("image", "image_url", "url", "path")
+            given = next((forms[name] for name in names if forms.get(name)), None)
             if isinstance(given, str) and given in named:
                 given = named[given]
             return {"type": "image", "image": Image.read(given, where)}
+        case Mapping():
+            found = f"type {part.get('type')!r}"
+        case _:
+            found = type(part).__name__
     raise DataError(
         f'{where} must be {{"type": "text", "text": ...}} or {{"type": "image", "image": ...}}, '
-        "got "
-        f"{f'type {kind!r}' if isinstance(part, Mapping) else type(part).__name__}; other kinds "
-        f"are not supported"
+        f"got {found}; other kinds are not supported"
     )

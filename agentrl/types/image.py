@@ -66,10 +66,8 @@ class Image:
         if isinstance(source, Image):
             return source
         if isinstance(source, Mapping):
-            inner = next(
-                (source[name] for name in ("url", "bytes", "path") if source.get(name) is not None),
-                None,
-            )
+            forms = map(source.get, ("url", "bytes", "path"))
+            inner = next((form for form in forms if form is not None), None)
             if inner is None or isinstance(inner, Mapping):
                 raise DataError(
                     f"{where} must be {_FORMS}, got a mapping with {', '.join(map(str, source))}"

@@ -131,27 +131,27 @@ def plain_section(annotation: Any) -> type[Section] | None:
 
 def entry_section(annotation: Any) -> type[Section] | None:
     """The section that each entry of a list or mapping of this type is, or None."""
-    if typing.get_origin(annotation) not in (tuple, dict):
-        return None
-    return next(
-        (section for part in typing.get_args(annotation) if (section := plain_section(part))), None
-    )
+    kinds = typing.get_args(annotation) if typing.get_origin(annotation) in (tuple, dict) else ()
+    return next(filter(None, map(plain_section, kinds)), None)
 
 
-def sections_within(
-    root: type[Section], prefix: tuple[str, ...] = ()
-) -> Iterator[tuple[str, type[Section]]]:
+def _fields(section: type[Section], prefix: Key) -> Iterator[tuple[Key, Any]]:
+    """The keys of a section's fields with their types."""
+    for name, field in section.model_fields.items():
+        yield (*prefix, field.alias or name), field.annotation
+
+
+def sections_within(root: type[Section], prefix: Key = ()) -> Iterator[tuple[str, type[Section]]]:
     """Every section in ``root`` with its dotted key, in which ``N`` or ``NAME`` stands for an
     entry.
     """
-    for name, field in root.model_fields.items():
-        key = (*prefix, field.alias or name)
-        if (section := plain_section(field.annotation)) is not None:
-            yield ".".join(key), section
+    for key, annotation in _fields(root, prefix):
+        if (section := plain_section(annotation)) is not None:
+            yield ".".join(map(str, key)), section
             yield from sections_within(section, key)
-        elif (section := entry_section(field.annotation)) is not None:
-            entry = "NAME" if typing.get_origin(field.annotation) is dict else "N"
-            yield ".".join((*key, entry)), section
+        elif (section := entry_section(annotation)) is not None:
+            entry = "NAME" if typing.get_origin(annotation) is dict else "N"
+            yield ".".join(map(str, (*key, entry))), section
 
 
 _KINDS = {
@@ -226,12 +226,12 @@ def meant(section: type[Section], loc: Key, root: type[Section], at: Key) -> str
     in this.
     """
     name = str(loc[-1])
-    here = (*at, *loc[:-1])
     leaves = {str(known[-1]): known for known in _known_keys(root)}
     owner = _section_at(section, loc[:-1])
-    near = nearest(name, [f.alias or own for own, f in owner.model_fields.items()] if owner else [])
-    meant = leaves.get(name) or ((*here, near) if near is not None else ())
-    return f"; did you mean {'.'.join(map(str, meant))}?" if meant else ""
+    own = [str(key[-1]) for key, _ in _fields(owner, ())] if owner else []
+    near = nearest(name, own)
+    found = leaves.get(name) or ((*at, *loc[:-1], near) if near is not None else ())
+    return f"; did you mean {'.'.join(map(str, found))}?" if found else ""
 
 
 def _section_at(root: type[Section], key: Key) -> type[Section] | None:
@@ -249,10 +249,9 @@ def _section_at(root: type[Section], key: Key) -> type[Section] | None:
 
 def _known_keys(root: type[Section], prefix: Key = ()) -> Iterator[Key]:
     """Every key of ``root`` down to its plain values, without those in lists and mappings."""
-    for name, field in root.model_fields.items():
-        key = (*prefix, field.alias or name)
+    for key, annotation in _fields(root, prefix):
         yield key
-        if (inner := plain_section(field.annotation)) is not None:
+        if (inner := plain_section(annotation)) is not None:
             yield from _known_keys(inner, key)
 
 
@@ -261,9 +260,9 @@ def _config_error(section: type[Section], error: ValidationError) -> ConfigError
     lines = []
     fields = []
     for fault in section_faults(error, section):
-        *outer, last = fault.keys[0] or ("",)
-        owner = _section_at(section, tuple(outer)) or section
-        field = ".".join(map(str, [*([] if owner is not section else outer), last]))
-        fields.append(f"{owner.__name__}.{field}")
+        key = fault.keys[0] or ("",)
+        owner = _section_at(section, key[:-1]) or section
+        own = key if owner is section else key[-1:]
+        fields.append(f"{owner.__name__}.{'.'.join(map(str, own))}")
         lines.append(fault.message.replace("{key}", fields[-1], 1))
     return ConfigError("; ".join(lines), fields=fields)

@@ -71,13 +71,12 @@ class Segment:
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_ids", frozen_ints(self.token_ids))
         is_policy = self.kind is SegmentKind.POLICY
-        if (self.logprobs is not None) != is_policy or (
-            self.policy_version is not None
-        ) != is_policy:
+        given = (self.logprobs is not None, self.policy_version is not None)
+        if given != (is_policy, is_policy):
             raise ValueError(
                 f"logprobs and policy_version belong exactly on POLICY segments, got "
                 f"kind={self.kind.name}, logprobs "
-                f"{'given' if self.logprobs is not None else 'missing'}, "
+                f"{'given' if given[0] else 'missing'}, "
                 f"policy_version={self.policy_version}"
             )
         if self.logprobs is not None:
@@ -95,11 +94,7 @@ class Segment:
                     f"tokens"
                 )
         for span in self.media:
-            if (
-                span.start < 0
-                or span.num_tokens < 1
-                or span.start + span.num_tokens > self.token_ids.size
-            ):
+            if not 0 <= span.start < span.start + span.num_tokens <= self.token_ids.size:
                 raise ValueError(
                     f"an image's tokens must lie within its segment of {self.token_ids.size}, got "
                     f"{span}"
@@ -132,10 +127,10 @@ def concat_ids(
         ``[m + n]`` int32, read-only.
     """
     arrays = [segment.token_ids for segment in segments]
-    if after.size:
+    if after.size or not arrays:
         arrays.insert(0, after)
-    if len(arrays) < 2:
-        return frozen_ints(arrays[0]) if arrays else _NO_IDS
+    if len(arrays) == 1:
+        return frozen_ints(arrays[0])
     ids = np.concatenate(arrays)
     ids.setflags(write=False)
     return ids

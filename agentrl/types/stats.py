@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 
@@ -40,27 +40,15 @@ class Stat:
         )
 
 
-class Stats(Mapping[str, Stat]):
+class Stats(dict[str, Stat]):
     """Named statistics; adding two merges equal names."""
 
-    def __init__(self, entries: Mapping[str, Stat] | None = None) -> None:
-        self._entries = dict(entries or {})
-
-    def __getitem__(self, name: str) -> Stat:
-        return self._entries[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def __add__(self, other: Mapping[str, Stat]) -> Stats:
-        merged = dict(self._entries)
+        merged = Stats(self)
         for name, stat in other.items():
             merged[name] = merged[name] + stat if name in merged else stat
-        return Stats(merged)
+        return merged
 
     def means(self) -> dict[str, float]:
         """The mean of each statistic that has observations."""
-        return {name: stat.mean for name, stat in self._entries.items() if stat.count}
+        return {name: stat.mean for name, stat in self.items() if stat.count}

@@ -168,23 +168,16 @@ class Trajectory:
 
     def samples(self) -> tuple[Sample, ...]:
         """The leaves' sequences; the first path with a turn owns it (docs/tokens.md)."""
-        parents = {turn.parent for turn in self.turns if turn.parent is not None}
+        parents = {turn.parent for turn in self.turns}
         seen: set[int] = set()
         samples = []
         for leaf in (turn.index for turn in self.turns if turn.index not in parents):
             path = self.path(leaf)
             pairs = [(segment, turn) for turn in path for segment in self.turns[turn].segments]
-            if not pairs:
-                continue
-            samples.append(
-                Sample(
-                    turns=path,
-                    owned=frozenset(path) - seen,
-                    segments=tuple(segment for segment, _ in pairs),
-                    segment_turns=tuple(turn for _, turn in pairs),
-                )
-            )
-            seen.update(path)
+            if pairs:
+                segments, segment_turns = zip(*pairs, strict=True)
+                samples.append(Sample(path, frozenset(path) - seen, segments, segment_turns))
+                seen.update(path)
         return tuple(samples)
 
     def images(self) -> Mapping[str, Image]:

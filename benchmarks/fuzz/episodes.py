@@ -79,7 +79,7 @@ def fuzz(variant: Variant, folder: Path, *, episodes: int, seed: int) -> Outcome
     """
     inner, tokenizer = built_variant(variant, folder)
     added: dict[str, int] = tokenizer.get_added_vocab()
-    watched = Watched(inner, added)
+    watched: Any = Watched(inner, added)
     markers = sorted(added)
     model = FuzzedModel(
         inner,

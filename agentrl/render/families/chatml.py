@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.errors import DataError
+from agentrl.render.char_provenance import unmarked
 from agentrl.render.encode import Piece, Source
 from agentrl.render.message_check import call_arguments, text_content
-from agentrl.render.tokenizer_renderer import TokenizerRenderer
+from agentrl.render.renderer import Renderer
 from agentrl.render.vision import IMAGE_TEXT, Vision
 from agentrl.types import Image, Message, Segment, SegmentKind, ToolSpec
 
@@ -66,7 +67,7 @@ class ChatMLStyle:
         return Piece(f"{TURN_START}assistant\n{self.generation_prefix}", _TEMPLATE)
 
 
-class ChatMLRenderer(TokenizerRenderer):
+class ChatMLRenderer(Renderer):
     """A ``Renderer`` for one tokenizer and style.
 
     Args:
@@ -233,24 +234,19 @@ def _split_thinking(text: str) -> tuple[str, str]:
 
 def _after_prefix(prefix: str, body: Sequence[Piece]) -> list[Piece]:
     """``body`` without its first characters, which must be ``prefix``."""
-    rest = list(body)
-    while prefix and rest:
-        piece = rest.pop(0)
-        if prefix.startswith(piece.text):
-            prefix = prefix[len(piece.text) :]
-        elif piece.text.startswith(prefix):
-            rest.insert(0, Piece(piece.text[len(prefix) :], piece.source))
-            prefix = ""
-        else:
-            break
-    else:
-        return rest
-    text = "".join(piece.text for piece in body)
-    raise DataError(
-        f"the generation prompt has already written {prefix!r} of the assistant's turn, which the "
-        f"message to imitate does not begin with: {text[:80]!r}; drop its reasoning, or switch "
-        f"thinking on"
-    )
+    text = unmarked(body)
+    if not text.startswith(prefix[: len(text)]):
+        raise DataError(
+            f"the generation prompt has already written {prefix!r} of the assistant's turn, which "
+            f"the message to imitate does not begin with: {text[:80]!r}; drop its reasoning, or "
+            "switch thinking on"
+        )
+    skip = len(prefix)
+    rest = []
+    for piece in body:
+        rest.append(piece._replace(text=piece.text[skip:]))
+        skip = max(0, skip - len(piece.text))
+    return rest
 
 
 def _content(message: Message) -> Iterator[Piece]:

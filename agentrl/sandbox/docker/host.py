@@ -87,15 +87,11 @@ class ContainerHost:
         # Guards _links: slots are opened on callers' threads, and end on the I/O thread.
         self._lock = threading.Lock()
         self._links = {mux.CONTROL: ContainerLink(self, mux.CONTROL, on_frame, on_end)}
-        self._control = self._links[mux.CONTROL]
+        self.control = self._links[mux.CONTROL]
         self.stream = Stream(
             io, getattr(attached, "_sock", attached), self._on_data, self._on_stream_end
         )
         self.stream.write(bootstrap)
-
-    @property
-    def control(self) -> ContainerLink:
-        return self._control
 
     def open_slot(self, number: int, on_frame: OnFrame, on_end: OnEnd) -> ContainerLink:
         link = ContainerLink(self, number + 1, on_frame, on_end)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import logging
+import math
 import os
 import threading
 import time
@@ -37,13 +38,8 @@ def shared_server(settings: HostSettings) -> ForkServer:
         _end_retired()
         server = _servers.get(settings)
         if server is not None and server.ended:
-            server.close()
-            del _servers[settings]
-        elif (
-            server is not None
-            and settings.recycle_after
-            and server.num_runs >= settings.recycle_after
-        ):
+            _servers.pop(settings).close()
+        elif server is not None and server.num_runs >= (settings.recycle_after or math.inf):
             _retired.append((time.monotonic(), _servers.pop(settings)))
         if settings not in _servers:
             _remove_orphans_once()

@@ -28,7 +28,10 @@ OnEnd = Callable[[], None]
 
 _REMOVE_S = 5.0
 _LISTENER_S = 10.0
-_BOOT = "import sys; sys.path.insert(0, {folder!r}); from host.{module} import main; sys.path.remove({folder!r}); main()"  # noqa: E501
+_BOOT = (
+    "import sys; sys.path.insert(0, {folder!r}); from host.{module} import main; "
+    "sys.path.remove({folder!r}); main()"
+)
 FOLDER_PREFIX = "agentrl-sandbox-"  # of a host's folder, before its owner
 HOST_FOLDER = Path(__file__).parents[1] / "host"
 
@@ -141,23 +144,15 @@ class ProcessHost:
             self._log.close()
             raise SandboxError(f"the sandbox host could not be started: {error}") from error
         self._cgroups = CgroupPool()
-        self._control = Channel(io, ours, self._noting_ends(on_frame), on_end)
-
-    @property
-    def pid(self) -> int:
-        """Of the program that was started."""
-        return self._process.pid
-
-    @property
-    def control(self) -> Channel:
-        return self._control
+        self.pid = self._process.pid
+        self.control = Channel(io, ours, self._noting_ends(on_frame), on_end)
 
     def open_slot(self, number: int, on_frame: OnFrame, on_end: OnEnd) -> Channel:
         ours, theirs = socket.socketpair()
         with theirs:
             channel = Channel(self._io, ours, on_frame, on_end)
             cgroup = self._cgroups.lend(number)
-            self._control.send(
+            self.control.send(
                 {"op": "open", "slot": number, "cgroup": bool(cgroup)},
                 fds=(theirs.fileno(), *cgroup),
             )
@@ -183,7 +178,7 @@ class ProcessHost:
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
-                self._control.send({"op": "listener"}, fds=(theirs.fileno(),))
+                self.control.send({"op": "listener"}, fds=(theirs.fileno(),))
             ours.settimeout(_LISTENER_S)
             try:
                 _, fds, _, _ = socket.recv_fds(ours, 1, 1)

@@ -77,19 +77,12 @@ class SlotHandle:
         self.closed: Future[None] = Future()
         self.server = server
         self.opened: Future[Reply] = Future()  # resolves when the slot is ready
+        self.has_cgroup = False  # whether a memory cgroup bounds its runs, once it is open
         self._pending: dict[int, Future[Reply]] = {0: self.opened}
         self._ids = itertools.count(1)
         # Guards _pending and _ended: callers ask on any thread, replies come on the I/O thread.
         self._lock = threading.Lock()
         self._ended = False
-
-    @property
-    def has_cgroup(self) -> bool:
-        """Whether a memory cgroup bounds its runs; False until it is open."""
-        opened = self.opened
-        return (
-            opened.done() and opened.exception() is None and bool(opened.result()[0].get("cgroup"))
-        )
 
     def request(
         self, header: dict[str, Any], blobs: Sequence[bytes] = ()
@@ -121,12 +114,12 @@ class SlotHandle:
         self.server.kill_slot(self.number)
         self.link.close()
 
-    def fail_open(self, why: str) -> None:
-        """The supervisor could not fork this slot."""
+    def gone(self, error: str | None) -> None:
+        """The supervisor has removed this slot, or could not fork it."""
         with self._lock:
-            opened = self._pending.pop(0, None)
+            opened = self._pending.pop(0, None) if error is not None else None
         if opened is not None:
-            fail(opened, SandboxError(f"a sandbox could not be opened: {why}"))
+            fail(opened, SandboxError(f"a sandbox could not be opened: {error}"))
         self.close()
         resolve(self.closed, None)
 
@@ -134,6 +127,8 @@ class SlotHandle:
         """A reply came."""
         with self._lock:
             future = self._pending.pop(header["id"], None)
+        if future is self.opened:
+            self.has_cgroup = header.get("cgroup", False)
         if future is not None:
             resolve(future, (header, blobs))
 
@@ -263,15 +258,10 @@ class ForkServer:
                 fail(
                     self._ready, (ConfigError if header["setting"] else MachineError)(header["why"])
                 )
-            case "closed":
+            case "closed" | "open_failed":
                 with self._lock:
                     slot = self.slots.pop(header["slot"])
-                slot.close()
-                resolve(slot.closed, None)
-            case "open_failed":
-                with self._lock:
-                    slot = self.slots.pop(header["slot"])
-                slot.fail_open(header["error"])
+                slot.gone(header.get("error"))
 
     def _on_end(self) -> None:
         with self._lock:
@@ -288,6 +278,4 @@ class ForkServer:
 
 
 def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

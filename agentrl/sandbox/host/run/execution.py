@@ -367,8 +367,8 @@ class _Execution:
 def execute(
     slot: Slot, header: frames.Header, blobs: list[bytes]
 ) -> tuple[dict[str, Any], list[bytes]]:
-    """Do one run request: ``(the reply's fields, blobs)`` with stdout, stderr and the fetched
-    files.
+    """Do one run request: the reply's fields, those of ``ExecResult`` as ``result``, and its blobs:
+    stdout, stderr and the fetched files.
 
     Raises:
         PathRefused: a file to write first was refused.
@@ -386,8 +386,8 @@ def execute(
     execution.start(code)
     execution.drive()
     execution.finish()
-    fields = execution.result()
-    if slot.pressure is not None and slot.pressure.spoils(fields["status"], fields["signal"]):
+    result = execution.result()
+    if slot.pressure is not None and slot.pressure.spoils(result["status"], result["signal"]):
         raise HostFailure(
             "the container ran out of memory meanwhile: the kernel may have ended any process in it"
         )
@@ -404,5 +404,5 @@ def execute(
             fetched.append(path)
         except safe_fs.PathRefused as error:
             refused[path] = str(error)
-    fields |= {"fetched": fetched, "refused_files": refused}
-    return fields, [bytes(execution.out.kept), bytes(execution.err.kept), *contents]
+    reply = {"result": result, "fetched": fetched, "refused_files": refused}
+    return reply, [bytes(execution.out.kept), bytes(execution.err.kept), *contents]

@@ -75,10 +75,10 @@ def _done(
     """The reply's fields and blobs."""
     match header["op"]:
         case "run":
-            result, out = execute(slot, header, blobs)
-            if header["id"] in slot.cancelled and result["interpreter_ended"]:
+            reply, out = execute(slot, header, blobs)
+            if header["id"] in slot.cancelled and reply["result"]["interpreter_ended"]:
                 slot.lost_unsaid = True
-            return result, out
+            return reply, out
         case "write":
             if slot.namespaces is not None:
                 slot.namespaces.bound(header["limits"])

@@ -18,15 +18,13 @@ import requests
 from agentrl.errors import SandboxError
 from agentrl.sandbox.forkserver.channel import IOThread
 from agentrl.sandbox.forkserver.launcher import HOST_FOLDER, OnEnd, OnFrame
-from agentrl.sandbox.host import frames, mux
+from agentrl.sandbox.host import mux
 
 from . import containers, images
 from .engine import Client, asked, connect
 from .host import ContainerHost
-from .settings import HOST_BYTES, SANDBOX_BYTES, DockerSettings
 
 _READABLE = ("/opt", "/srv", "/app", "/go", "/nix")
-_MEMORY_SHARE = 0.8  # of the engine's
 
 # runs in any Python 3, so that one that is too old says so; the modules follow on standard input
 _BOOT = """
@@ -42,7 +40,8 @@ def take(size):
 modules = take(int.from_bytes(take(8), "big"))
 if sys.version_info < {oldest}:
     import json, struct
-    frame = json.dumps({{"op": "too_old", "found": "%d.%d" % sys.version_info[:2], "sizes": []}}).encode()
+    why = {too_old!r}.replace("VERSION", "%d.%d" % sys.version_info[:2])
+    frame = json.dumps({{"op": "refused", "setting": False, "why": why, "sizes": []}}).encode()
     frame = struct.pack("!IQ", len(frame), 0) + frame
     os.write(1, struct.pack("!BII", {data}, {control}, len(frame)) + frame)
     sys.exit(0)
@@ -52,7 +51,7 @@ sys.path.insert(0, "/run/host.zip")
 from host.relay import main
 sys.path.remove("/run/host.zip")
 main()
-"""  # noqa: E501
+"""
 
 
 @dataclass(frozen=True)
@@ -60,31 +59,24 @@ class DockerLauncher:
     """The host is the first process of a container.
 
     Attributes:
-        settings: engine, runtime, and the container's size.
+        spec: of the container.
         image: the user's name of the image.
-        disk_bytes, max_files: size of the file system that each sandbox has.
-        memory_bytes: what all runs that may execute at one time may use together.
-        processes: what all sandboxes may have together; interpreters that rest keep their threads.
     """
 
-    settings: DockerSettings
+    spec: containers.ContainerSpec
     image: str
-    disk_bytes: int
-    max_files: int
-    memory_bytes: int
-    processes: int
 
     @property
     def host_settings(self) -> Mapping[str, Any]:
         return MappingProxyType(
             {
-                "roots": containers.root_paths(self.settings),
-                "readable": (*_READABLE, *self.settings.readable),
+                "roots": containers.root_paths(self.spec.settings),
+                "readable": (*_READABLE, *self.spec.settings.readable),
             }
         )
 
     def start(self, io: IOThread, on_frame: OnFrame, on_end: OnEnd) -> ContainerHost:
-        client = connect(self.settings)
+        client = connect(self.spec.settings)
         try:
             containers.remove_orphaned(client)
             image = images.find(client, self.image)
@@ -96,16 +88,14 @@ class DockerLauncher:
     def _start(
         self, client: Client, image: images.Image, io: IOThread, on_frame: OnFrame, on_end: OnEnd
     ) -> ContainerHost:
-        boot = _BOOT.format(oldest=images.OLDEST_PYTHON, data=mux.DATA, control=mux.CONTROL)
+        boot = _BOOT.format(
+            oldest=images.OLDEST_PYTHON,
+            data=mux.DATA,
+            control=mux.CONTROL,
+            too_old=str(images.lacks_python(self.image, "has Python VERSION")),
+        )
         container = containers.create(
-            client,
-            self.settings,
-            image_id=image.id,
-            command=[*image.python, "-I", "-c", boot],
-            disk_bytes=self.disk_bytes,
-            max_files=self.max_files,
-            memory_bytes=self._container_bytes(client),
-            processes=self.processes,
+            client, self.spec, image.id, [*image.python, "-I", "-c", boot]
         )
         try:
             with asked("start a container"):
@@ -120,27 +110,13 @@ class DockerLauncher:
                         raise images.lacks_python(
                             self.image, f"has no {image.python[0]}"
                         ) from error
-                    raise containers.named_refusal(error, self.settings) from error
+                    raise containers.named_refusal(error, self.spec.settings) from error
         except BaseException:
             containers.remove(client, container)
             raise
-        hear = self._naming_old_python(on_frame)
-        return ContainerHost(client, container, attached, exit_code, _bootstrap(), io, hear, on_end)
-
-    def _naming_old_python(self, on_frame: OnFrame) -> OnFrame:
-        def hear(header: frames.Header, blobs: list[bytes]) -> None:
-            if header["op"] == "too_old":
-                error = images.lacks_python(self.image, f"has Python {header['found']}")
-                header = {"op": "refused", "setting": False, "why": str(error)}
-            on_frame(header, blobs)
-
-        return hear
-
-    def _container_bytes(self, client: Client) -> int:
-        with asked("tell its memory"):
-            ceiling = int(client.info()["MemTotal"] * _MEMORY_SHARE)
-        sandboxes = self.settings.max_sandboxes * (SANDBOX_BYTES + self.disk_bytes)
-        return min(ceiling, HOST_BYTES + self.memory_bytes + sandboxes)
+        return ContainerHost(
+            client, container, attached, exit_code, _bootstrap(), io, on_frame, on_end
+        )
 
 
 def _watch_exit(client: Client, container: str) -> Future[int]:

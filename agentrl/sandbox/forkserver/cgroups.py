@@ -12,11 +12,11 @@ import contextlib
 import functools
 import os
 import subprocess
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentrl.sandbox.host.proc import rounds
 from agentrl.sandbox.owner_id import Owner
 
 _PREFIX = "agentrl-sandbox-"  # of a cgroup's name, before its owner
@@ -137,18 +137,14 @@ class Cgroup:
         for fd in self.files:
             os.close(fd)
         self.files = ()
-        end = time.monotonic() + _EMPTY_S
-        while True:
+        for _ in rounds(_EMPTY_S, 0.01):
             try:
                 os.rmdir(self._path)
             except FileNotFoundError:
                 return
             except OSError:
-                if time.monotonic() > end:
-                    return
-                time.sleep(0.01)
-            else:
-                return
+                continue
+            return
 
 
 class CgroupPool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from agentrl.errors import SandboxError
 from agentrl.sandbox.host import frames
 from agentrl.sandbox.host.confine import marks
 from agentrl.sandbox.host.files import removal
+from agentrl.sandbox.host.proc import rounds
 from agentrl.sandbox.owner_id import Owner
 
 from .cgroups import CgroupPool
@@ -143,9 +144,15 @@ class ProcessHost:
             ours.close()
             self._log.close()
             raise SandboxError(f"the sandbox host could not be started: {error}") from error
-        self._cgroups = CgroupPool()
+        cgroups = self._cgroups = CgroupPool()
+
+        def hear(header: frames.Header, blobs: list[bytes]) -> None:
+            if header["op"] in ("closed", "open_failed"):  # its cgroup is free for another slot
+                cgroups.take_back(header["slot"])
+            on_frame(header, blobs)
+
         self.pid = self._process.pid
-        self.control = Channel(io, ours, self._noting_ends(on_frame), on_end)
+        self.control = Channel(io, ours, hear, on_end)
 
     def open_slot(self, number: int, on_frame: OnFrame, on_end: OnEnd) -> Channel:
         ours, theirs = socket.socketpair()
@@ -157,16 +164,6 @@ class ProcessHost:
                 fds=(theirs.fileno(), *cgroup),
             )
         return channel
-
-    def _noting_ends(self, on_frame: OnFrame) -> OnFrame:
-        """Frames as they are heard; the cgroup of a slot that has ended is free for another."""
-
-        def hear(header: frames.Header, blobs: list[bytes]) -> None:
-            if header["op"] in ("closed", "open_failed"):
-                self._cgroups.take_back(header["slot"])
-            on_frame(header, blobs)
-
-        return hear
 
     def listener(self) -> socket.socket:
         """The socket at which the sandboxes ask for the network; the host listens, and its owner
@@ -205,19 +202,16 @@ class ProcessHost:
         """
         self._log.close()
         self._cgroups.close()
-        base = facts.get("base")
-        deadline = time.monotonic() + _REMOVE_S
-        if base is not None and os.path.exists(base) and sys.platform == "linux":
+        base = facts.get("base") or ""
+        if os.path.exists(base) and sys.platform == "linux":
             marks.end_orphans(_REMOVE_S)
-        while base is not None and os.path.exists(base):
-            try:
+        for _ in rounds(_REMOVE_S, 0.01):
+            if not os.path.exists(base):
+                return
+            with contextlib.suppress(OSError):
                 removal.remove(base)
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise SandboxError(
-                        f"the folder {base} of a sandbox host that died could not be removed"
-                    ) from None
-                time.sleep(0.01)
+                return
+        raise SandboxError(f"the folder {base} of a sandbox host that died could not be removed")
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ class SlotHandle:
 
     def kill(self) -> None:
         """End the slot by force, also where it does not listen."""
-        self.server.kill_slot(self.number)
+        self.server.control.send({"op": "kill", "slot": self.number})
         self.link.close()
 
     def gone(self, error: str | None) -> None:
@@ -184,13 +184,19 @@ class ForkServer:
         try:
             self.facts = self._ready.result(_START_S)
             if settings.network:
-                self.proxy = self._open_proxy()
+                assert isinstance(self._host, ProcessHost)  # another refuses to serve a proxy
+                self.proxy = ProxyServer(self._host.listener(), AllowList(settings.network))
         except TimeoutError:
             self.close()
             raise SandboxError(f"the sandbox host did not start within {_START_S:g} s") from None
         except BaseException:
             self.close()
             raise
+
+    @property
+    def control(self) -> Link:
+        """The link to the supervisor."""
+        return self._host.control
 
     def _spawn(self) -> None:
         try:
@@ -201,14 +207,7 @@ class ForkServer:
         except OSError as error:
             fail(self._ready, SandboxError(f"the sandbox host could not be started: {error}"))
             return
-        self._host.control.send(self.settings.first_frame())
-
-    def _open_proxy(self) -> ProxyServer:
-        if not isinstance(self._host, ProcessHost):
-            raise MachineError(
-                "NetworkSpec.allow needs a host on this machine; use SandboxSpec.backend=bubblewrap"
-            )
-        return ProxyServer(self._host.listener(), AllowList(self.settings.network))
+        self.control.send(self.settings.first_frame())
 
     def open_slot(self) -> SlotHandle:
         """Fork a slot; its :attr:`SlotHandle.opened` says when it is ready.
@@ -226,16 +225,12 @@ class ForkServer:
             self.slots[slot.number] = slot
         return slot
 
-    def kill_slot(self, number: int) -> None:
-        """SIGKILL a slot; the supervisor then sweeps what it ran."""
-        self._host.control.send({"op": "kill", "slot": number})
-
     def close(self) -> None:
         """End the host with everything in it."""
         if not hasattr(self, "_host"):
             self.io.stop()  # waits for a start that is under way
         if hasattr(self, "_host"):
-            self._host.control.close()
+            self.control.close()
             self._host.end(_END_S)
             if self.proxy is not None:
                 self.proxy.close()
@@ -248,7 +243,7 @@ class ForkServer:
         """
         for slot in self.slots.values():
             slot.link.abandon()
-        self._host.control.abandon()
+        self.control.abandon()
 
     def _on_frame(self, header: frames.Header, _: list[bytes]) -> None:
         match header["op"]:

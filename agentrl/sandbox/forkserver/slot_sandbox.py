@@ -57,17 +57,18 @@ class ForkedSandbox(Sandbox):
         with self._lock:
             slot = self._slot
         facts = {} if slot is None else slot.server.facts
-        found = ["namespaces of its own for each run"] if facts.get("namespaced") else []
-        if slot is not None and (facts.get("namespaced") or facts.get("abi")):
-            found += ["a memory cgroup" if slot.has_cgroup else "memory watched"]
-        found += (
-            ["files counted while a run goes on"]
-            if facts.get("abi") and not facts.get("bounded")
-            else []
-        )
-        found += [f"Landlock ABI {facts['abi']}"] if facts.get("abi") else []
-        found += ["its own uid" if facts.get("own_uid") else "the owner's uid"] if found else []
-        return ", ".join(found)
+        if slot is None or not (facts["namespaced"] or facts["abi"]):
+            return ""
+        found = {
+            "namespaces of its own for each run": facts["namespaced"],
+            "a memory cgroup": slot.has_cgroup,
+            "memory watched": not slot.has_cgroup,
+            "files counted while a run goes on": facts["abi"] and not facts["bounded"],
+            f"Landlock ABI {facts['abi']}": facts["abi"],
+            "its own uid": facts["own_uid"],
+            "the owner's uid": not facts["own_uid"],
+        }
+        return ", ".join(name for name, holds in found.items() if holds)
 
     async def start(self) -> None:
         await self._open()

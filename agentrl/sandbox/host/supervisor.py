@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-from . import frames
+from . import frames, proc
 from .confine import landlock, memory, namespaced_slot, seccomp, uids
 from .files import removal
 from .interpreter import Interpreter, preload
@@ -321,9 +321,14 @@ class Supervisor:
         """End every slot and remove every folder."""
         self.control.close()
         signal.set_wakeup_fd(-1)
-        end = time.monotonic() + _SLOT_END_S
-        while self._collect_all() and time.monotonic() < end:
-            time.sleep(0.005)  # a slot sees the same end of file and ends its own tree in one step
+
+        def reaped(pid: int, *_: object) -> None:
+            self.slots.pop(pid, None)
+
+        # a slot sees the same end of file and ends its own tree in one step
+        for _ in proc.rounds(_SLOT_END_S, 0.005):
+            if not process_tree.reap_all(reaped):
+                break
         for pid, entry in self.slots.items():
             process_tree.kill(pid)
             if entry.uid is not None and not self.namespaced:
@@ -333,15 +338,6 @@ class Supervisor:
         process_tree.kill_below((), None, self._collect_strays, _SLOT_END_S)
         if self.base is not None:
             removal.remove(self.base)
-
-    def _collect_all(self) -> bool:
-        """Reap what has ended; whether a child is left."""
-
-        def reaped(pid: int, *_: object) -> None:
-            self.slots.pop(pid, None)
-            self.cleaners.pop(pid, None)
-
-        return process_tree.reap_all(reaped)
 
 
 def _image_env() -> dict[str, str]:

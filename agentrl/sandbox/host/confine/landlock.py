@@ -32,6 +32,7 @@ _REFER = 1 << 13
 _TRUNCATE = 1 << 14
 _IOCTL_DEV = 1 << 15
 _ALL_V1 = (1 << 13) - 1
+_SINCE = {2: _REFER, 3: _TRUNCATE, 5: _IOCTL_DEV}
 _NET_ALL = 0b11
 _CONNECT_TCP = 0b10
 _SCOPE_ALL = 0b11
@@ -53,17 +54,6 @@ def abi_version() -> int:
         )
     except OSError:
         return 0
-
-
-def _handled_fs(abi: int) -> int:
-    handled = _ALL_V1
-    if abi >= 2:
-        handled |= _REFER
-    if abi >= 3:
-        handled |= _TRUNCATE
-    if abi >= 5:
-        handled |= _IOCTL_DEV
-    return handled
 
 
 def _create(abi: int, fs: int, net: int, scoped: int) -> int:
@@ -101,7 +91,7 @@ def run_ruleset(
         rw: single files (``/dev/null``) to read and write.
         tcp_port: where TCP connections may lead (ABI 4), by whatever address; None allows none.
     """
-    handled = _handled_fs(abi)
+    handled = _ALL_V1 | sum(right for since, right in _SINCE.items() if abi >= since)
     ruleset = _create(abi, handled, _NET_ALL if abi >= 4 else 0, _SCOPE_ALL if abi >= 6 else 0)
     devices = (1 << 6) | (1 << 11)  # MAKE_CHAR, MAKE_BLOCK
     grants = [(path, handled & ~devices) for path in write]

@@ -11,9 +11,8 @@ import mmap
 import os
 import signal
 import struct
-import time
 
-from ..proc import number
+from ..proc import number, rounds
 
 # cgroup 2, cgroup 1
 _COUNTERS = (
@@ -87,12 +86,8 @@ class Pressure:
         if status == "oom" or (status == "killed" and killed_by == signal.SIGKILL):
             self._claims.put(self._index, self._before, last)
             return status == "killed"
-        end = time.monotonic() + _CLAIM_S
-        while not self._claims.cover(self._before, last):
-            if time.monotonic() > end:
-                return True
-            time.sleep(0.02)
-        return False
+        looks = rounds(_CLAIM_S, 0.02)
+        return not any(self._claims.cover(self._before, last) for _ in looks)
 
     def _kills(self) -> int:
         if self._path is None:

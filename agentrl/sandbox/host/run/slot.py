@@ -201,8 +201,8 @@ class Slot:
         """What RLIMIT_NPROC counts beside the next run's own: the slot, a resting interpreter, idle
         first processes.
         """
-        num_children = 1 if self.resting_pid else 0
-        return 1 + num_children + (0 if self.namespaces is None else 1 + num_children)
+        num_own = 2 if self.resting_pid else 1
+        return num_own if self.namespaces is None else 2 * num_own
 
     def end_session(self) -> None:
         """End the interpreter that keeps its variables, if there is one."""

@@ -126,7 +126,8 @@ class Watch:
             reserve = min(_RESERVE_BYTES, held.f_blocks * held.f_frsize // _RESERVE_SHARE)
         if free >= reserve:
             return ""
-        return f"{free} bytes are left where sandboxes keep their files, and Limits.reserve_bytes is {reserve}"  # noqa: E501
+        left = f"{free} bytes are left where sandboxes keep their files"
+        return f"{left}, and Limits.reserve_bytes is {reserve}"
 
     def _written_bytes(self, pids: list[int]) -> int:
         """By the processes of the run that were seen, or by those that the slot has reaped since

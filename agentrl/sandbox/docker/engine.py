@@ -13,7 +13,7 @@ from typing import Any
 import docker
 import requests
 
-from agentrl.errors import AgentRLError, MachineError, SandboxError
+from agentrl.errors import MachineError, SandboxError
 
 from .settings import DockerSettings
 
@@ -46,7 +46,14 @@ def connect(settings: DockerSettings) -> Client:
         with closing(_open(way, oldest)) as client:
             version = str(client.api.version(api_version=False)["ApiVersion"])
     except (docker.errors.DockerException, requests.RequestException, OSError, ValueError) as error:
-        raise _unreachable(error, place) from error
+        why, remedy = _reason(error, place)
+        with _lock:
+            answered = place in _answered
+        if answered:
+            raise SandboxError(
+                f"the container engine at {place} answered before and does not now: {why}"
+            ) from error
+        raise MachineError(f"no container engine answers at {place}: {why}; {remedy}") from error
     if tuple(map(int, version.split("."))) < _OLDEST_API:
         raise MachineError(
             f"the container engine at {place} speaks Docker API {version}; {oldest} (Docker 19.03, "
@@ -64,17 +71,6 @@ def _open(way: dict[str, Any], version: str) -> Client:
             False  # REQUESTS_CA_BUNDLE would take the place of the engine's own authority
         )
     return client
-
-
-def _unreachable(error: BaseException, place: str) -> AgentRLError:
-    why, remedy = _reason(error, place)
-    with _lock:
-        answered = place in _answered
-    if answered:
-        return SandboxError(
-            f"the container engine at {place} answered before and does not now: {why}"
-        )
-    return MachineError(f"no container engine answers at {place}: {why}; {remedy}")
 
 
 def _way(settings: DockerSettings) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass, field
 from typing import Any
 
 from agentrl.errors import SandboxError
@@ -24,33 +25,30 @@ _EXIT_S = 2.0  # in which the engine says how a container ended whose stream has
 _SIGKILLED = 137
 
 
+@dataclass(eq=False)
 class ContainerLink:
     """Frames to and from one process of the container."""
 
-    def __init__(self, host: ContainerHost, number: int, on_frame: OnFrame, on_end: OnEnd) -> None:
-        self._host = host
-        self._number = number
-        self._on_frame = on_frame
-        self._on_end = on_end
-        self._decoder = frames.FrameDecoder()
+    host: ContainerHost
+    number: int
+    on_frame: OnFrame
+    on_end: OnEnd
+    decoder: frames.FrameDecoder = field(default_factory=frames.FrameDecoder)
 
     def send(self, header: frames.Header, blobs: Sequence[bytes] = ()) -> None:
-        self._host.tell(mux.encode(mux.DATA, self._number, frames.encode(header, blobs)))
+        data = frames.encode(header, blobs)
+        self.host.stream.write(mux.encode(mux.DATA, self.number, data))
 
     def close(self) -> None:
-        self._host.hang_up(self._number)
+        self.host.hang_up(self.number)
 
     def abandon(self) -> None:
-        self._host.stream.abandon()
+        self.host.stream.abandon()
 
     def on_data(self, data: bytes) -> None:
         """What the process wrote."""
-        for header, blobs in self._decoder.feed(data):
-            self._on_frame(header, blobs)
-
-    def on_end(self) -> None:
-        """The process is gone, or the link was closed."""
-        self._on_end()
+        for header, blobs in self.decoder.feed(data):
+            self.on_frame(header, blobs)
 
 
 class ContainerHost:
@@ -97,19 +95,15 @@ class ContainerHost:
         link = ContainerLink(self, number + 1, on_frame, on_end)
         with self._lock:
             self._links[number + 1] = link
-        self.tell(mux.encode(mux.OPEN, number + 1))
+        self.stream.write(mux.encode(mux.OPEN, number + 1))
         return link
-
-    def tell(self, data: bytes) -> None:
-        """Send chunks to the relay, without blocking."""
-        self.stream.write(data)
 
     def hang_up(self, number: int) -> None:
         """Close a link; the supervisor's ends everything."""
         if number == mux.CONTROL:
             self.stream.close()
             return
-        self.tell(mux.encode(mux.END, number))
+        self.stream.write(mux.encode(mux.END, number))
         self._io.call(lambda: self._end_link(number))
 
     def said(self) -> str:

@@ -160,7 +160,7 @@ class ProcessHost:
             channel = Channel(self._io, ours, on_frame, on_end)
             cgroup = self._cgroups.lend(number)
             self.control.send(
-                {"op": "open", "slot": number, "cgroup": bool(cgroup)},
+                {"op": "open", "slot": number, "cgroup": len(cgroup)},
                 fds=(theirs.fileno(), *cgroup),
             )
         return channel

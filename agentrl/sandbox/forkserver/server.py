@@ -159,6 +159,7 @@ class ForkServer:
     Attributes:
         executing: a permit for each run at one time, over all sandboxes of the host.
         num_runs: runs that its sandboxes were asked for.
+        retired_s: when another took its place, by ``time.monotonic``.
 
     Raises:
         MachineError: this machine cannot host such sandboxes.
@@ -171,6 +172,7 @@ class ForkServer:
         self.facts: dict[str, Any] = {}
         self.slots: dict[int, SlotHandle] = {}
         self.ended = False
+        self.retired_s = 0.0
         self.executing = executing or FifoSemaphore(settings.permits)
         self.num_runs = 0
         self._numbers = itertools.count()

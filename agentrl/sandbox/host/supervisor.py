@@ -28,7 +28,6 @@ _TICK_S = 1.0
 _SLOT_END_S = 2.0
 _PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
 _MAX_FDS = 16
-_CGROUP_FDS = 3
 
 
 class Refused(Exception):  # noqa: N818
@@ -184,9 +183,7 @@ class Supervisor:
         for header, _ in self._decoder.feed(data):
             if header["op"] == "open":
                 sock = socket.socket(fileno=self._fds.pop(0))
-                cgroup = [
-                    self._fds.pop(0) for _ in range(_CGROUP_FDS if header.get("cgroup") else 0)
-                ]
+                cgroup = [self._fds.pop(0) for _ in range(header.get("cgroup", 0))]
                 self.open(header["slot"], sock, cgroup)
                 for fd in cgroup:
                     os.close(fd)

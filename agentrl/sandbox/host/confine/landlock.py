@@ -39,6 +39,8 @@ _SCOPE_ALL = 0b11
 _SCOPE_SIGNAL = 0b10
 _FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 
+_DEVICES = ("/dev/full", "/dev/random", "/dev/urandom")  # /dev/zero is memory that is mapped
+
 _PR_SET_NO_NEW_PRIVS = 38
 
 
@@ -78,7 +80,6 @@ def run_ruleset(
     write: Iterable[str],
     read_exec: Iterable[str],
     read: Iterable[str],
-    rw: Iterable[str],
     tcp_port: int | None = None,
 ) -> int:
     """The descriptor of the ruleset of one slot's children; a path that does not exist is left out.
@@ -87,8 +88,7 @@ def run_ruleset(
         abi: the Landlock ABI to use.
         write: folders in which everything but devices is allowed.
         read_exec: folders and files to read and execute.
-        read: folders and files to read.
-        rw: single files (``/dev/null``) to read and write.
+        read: folders and files to read; devices that give bytes come with them.
         tcp_port: where TCP connections may lead (ABI 4), by whatever address; None allows none.
     """
     handled = _ALL_V1 | sum(right for since, right in _SINCE.items() if abi >= since)
@@ -96,8 +96,8 @@ def run_ruleset(
     devices = (1 << 6) | (1 << 11)  # MAKE_CHAR, MAKE_BLOCK
     grants = [(path, handled & ~devices) for path in write]
     grants += [(path, _READ_FILE | _READ_DIR | _EXECUTE) for path in read_exec]
-    grants += [(path, _READ_FILE | _READ_DIR) for path in read]
-    grants += [(path, (_READ_FILE | _WRITE_FILE | _TRUNCATE) & handled) for path in rw]
+    grants += [(path, _READ_FILE | _READ_DIR) for path in (*read, *_DEVICES)]
+    grants.append(("/dev/null", (_READ_FILE | _WRITE_FILE | _TRUNCATE) & handled))
     for path, rights in grants:
         if os.path.exists(path):
             _allow(ruleset, path, rights)

@@ -8,6 +8,7 @@ import selectors
 import signal
 import sys
 import time
+from dataclasses import dataclass
 from resource import struct_rusage
 from typing import Any
 
@@ -34,26 +35,24 @@ class HostFailure(Exception):  # noqa: N818
     """The slot itself failed; the owner raises SandboxError."""
 
 
+@dataclass
 class _Execution:
-    def __init__(self, slot: Slot, header: frames.Header, stdin: bytes) -> None:
-        self.slot = slot
-        self.header = header
-        self.limits = header["limits"]
-        self.stdin = memoryview(stdin)
-        self.pid = 0
-        self.session: InterpreterSession | None = None
-        self.starts_afresh = (
-            False  # though the caller was not told that the session's interpreter had ended
-        )
-        self.status: int | None = None  # as waitpid tells it
-        self.reported: int | None = None  # the exit code of a run whose interpreter lives on
-        self.cpu_s = 0.0
-        self.peak_bytes = 0
-        self.reason = ""
-        self.detail = ""
-        self.failure = ""  # of the machine
+    slot: Slot
+    header: frames.Header
+    stdin: memoryview
+    pid: int = 0
+    session: InterpreterSession | None = None
+    starts_afresh: bool = False  # untold: the session's interpreter had ended
+    status: int | None = None  # as waitpid tells it
+    reported: int | None = None  # the exit code of a run whose interpreter lives on
+    cpu_s: float = 0.0
+    peak_bytes: int = 0
+    reason: str = ""
+    detail: str = ""
+    failure: str = ""  # of the machine
 
     def start(self, code: bytes) -> None:
+        self.limits = self.header["limits"]
         pipes = [os.pipe() for _ in range(4)]
         (in_r, self.in_w), (out_r, out_w), (err_r, err_w), (status_r, status_w) = pipes
         stdio = (in_r, out_w, err_w)
@@ -379,7 +378,7 @@ def execute(
         slot.namespaces.bound(header["limits"])
     for path, data in zip(header["files"], uploads, strict=True):
         safe_fs.write_file(slot.work, path, data)
-    execution = _Execution(slot, header, stdin)
+    execution = _Execution(slot, header, memoryview(stdin))
     if slot.pressure is not None:
         slot.pressure.begin()
     slot.bound_memory(header["limits"], fresh=header["persist"] != "interpreter")

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, field
 
 CHUNK = 1 << 16
 
 
+@dataclass
 class Output:
     """One output of the child, kept up to its limit."""
 
-    def __init__(self, fd: int, limit: int) -> None:
-        self.fd = fd
-        self.limit = limit
-        self.kept = bytearray()
-        self.truncated = False
+    fd: int
+    limit: int
+    kept: bytearray = field(default_factory=bytearray)
+    truncated: bool = False
 
     def read(self) -> bool:
         """Take what is there; False at the end of the stream."""

@@ -120,13 +120,7 @@ class Slot:
                 config.abi,
                 write=self.own_folders,
                 read_exec=config.read_exec,
-                read=(
-                    *config.read,
-                    "/dev/full",
-                    "/dev/random",
-                    "/dev/urandom",
-                ),  # /dev/zero is memory that is mapped
-                rw=("/dev/null",),
+                read=config.read,
                 tcp_port=config.proxy_port,
             )
             signals = None if config.namespaced else landlock.signal_ruleset(config.abi)
@@ -209,11 +203,8 @@ class Slot:
         if self.session is not None:
             if self.session.pid:
                 pid = self.session.pid
-                # a first process ends when the others have been reaped
-                pids = [
-                    pid,
-                    *(self.with_first(pid) - {pid}),
-                ]
+                # a first process, the later one here, ends when the others have been reaped
+                pids = [pid, *(self.with_first(pid) - {pid})]
                 for pid in pids:
                     process_tree.kill(pid)
                 for pid in pids:

@@ -1,14 +1,18 @@
-"""Docker launcher: starts the sandbox host in a container and carries its links."""
+"""Docker launcher: starts the sandbox host in a container, and links its owner to it over the
+stream that is attached to the container.
+"""
 
 from __future__ import annotations
 
 import functools
 import io as bytes_io
+import struct
 import threading
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -16,14 +20,18 @@ import docker
 import requests
 
 from agentrl.errors import SandboxError
-from agentrl.sandbox.forkserver.channel import IOThread
+from agentrl.sandbox.forkserver.channel import IOThread, Stream
 from agentrl.sandbox.forkserver.launcher import HOST_FOLDER, OnEnd, OnFrame
-from agentrl.sandbox.host import mux
+from agentrl.sandbox.host import frames, mux
 
 from . import containers, images
 from .engine import Client, asked, connect
-from .host import ContainerHost
 
+_STDERR = 2
+_HEAD = struct.Struct(">BxxxI")  # of the engine's attached stream
+_KEPT_STDERR_BYTES = 4096
+_EXIT_S = 2.0  # in which the engine says how a container ended whose stream has ended
+_SIGKILLED = 137
 _READABLE = ("/opt", "/srv", "/app", "/go", "/nix")
 
 # runs in any Python 3, so that one that is too old says so; the modules follow on standard input
@@ -146,3 +154,145 @@ def _bootstrap() -> bytes:
         for path in sorted(HOST_FOLDER.rglob("*.py")):
             archive.write(path, f"host/{path.relative_to(HOST_FOLDER)}")
     return len(out.getvalue()).to_bytes(8, "big") + out.getvalue()
+
+
+@dataclass(eq=False)
+class ContainerLink:
+    """Frames to and from one process of the container."""
+
+    host: ContainerHost
+    number: int
+    on_frame: OnFrame
+    on_end: OnEnd
+    decoder: frames.FrameDecoder = field(default_factory=frames.FrameDecoder)
+
+    def send(self, header: frames.Header, blobs: Sequence[bytes] = ()) -> None:
+        data = frames.encode(header, blobs)
+        self.host.stream.write(mux.encode(mux.DATA, self.number, data))
+
+    def close(self) -> None:
+        self.host.hang_up(self.number)
+
+    def abandon(self) -> None:
+        self.host.stream.abandon()
+
+    def on_data(self, data: bytes) -> None:
+        """What the process wrote."""
+        for header, blobs in self.decoder.feed(data):
+            self.on_frame(header, blobs)
+
+
+class ContainerHost:
+    """A host whose container was started.
+
+    Args:
+        client: the way to the engine; closed in :meth:`clear`.
+        container: its id.
+        attached: the socket attached to its standard streams.
+        exit_code: known when the container has ended.
+        bootstrap: what its first process reads before anything else.
+        io, on_frame, on_end: as in ``Launcher.start``.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        container: str,
+        attached: Any,
+        exit_code: Future[int],
+        bootstrap: bytes,
+        io: IOThread,
+        on_frame: OnFrame,
+        on_end: OnEnd,
+    ) -> None:
+        self._client = client
+        self._container = container
+        self._attached = attached  # the SDK's wrapper closes the socket when it is collected
+        self._exit_code = exit_code
+        self._io = io
+        self._stderr = bytearray()
+        self._buffer = bytearray()
+        self._decoder = mux.ChunkDecoder()
+        # Guards _links: slots are opened on callers' threads, and end on the I/O thread.
+        self._lock = threading.Lock()
+        self._links = {mux.CONTROL: ContainerLink(self, mux.CONTROL, on_frame, on_end)}
+        self.control = self._links[mux.CONTROL]
+        self.stream = Stream(
+            io, getattr(attached, "_sock", attached), self._on_data, self._on_stream_end
+        )
+        self.stream.write(bootstrap)
+
+    def open_slot(self, number: int, on_frame: OnFrame, on_end: OnEnd) -> ContainerLink:
+        link = ContainerLink(self, number + 1, on_frame, on_end)
+        with self._lock:
+            self._links[number + 1] = link
+        self.stream.write(mux.encode(mux.OPEN, number + 1))
+        return link
+
+    def hang_up(self, number: int) -> None:
+        """Close a link; the supervisor's ends everything."""
+        if number == mux.CONTROL:
+            self.stream.close()
+            return
+        self.stream.write(mux.encode(mux.END, number))
+        self._io.call(lambda: self._end_link(number))
+
+    def said(self) -> str:
+        """Why the container ended, as far as the engine and its standard error tell."""
+        said = self._stderr.decode(errors="replace").strip()
+        try:
+            code = self._exit_code.result(_EXIT_S)
+        except FutureTimeout:
+            return said or "its stream was closed"
+        except SandboxError as error:
+            return said or str(error)
+        if code == _SIGKILLED:
+            return (
+                "its container was killed, by its limit DockerSettings.memory_bytes or from "
+                f"outside; {said}"
+            )
+        return f"its container ended with exit code {code}{': ' + said if said else ''}"
+
+    def end(self, patience_s: float) -> None:
+        try:
+            self._exit_code.result(patience_s)
+        except FutureTimeout:
+            with asked("remove a container"):
+                containers.remove(self._client, self._container)
+        except SandboxError:
+            return  # the engine is gone, and what it left is reaped when it is back
+
+    def clear(self, facts: Mapping[str, Any]) -> None:
+        """The engine removes the container with all that it holds."""
+        self._attached.close()
+        self._client.close()
+
+    def _on_data(self, data: bytes) -> None:
+        self._buffer += data
+        for (source, _), part in frames.cut(self._buffer, _HEAD, lambda _, length: length):
+            if source == _STDERR:
+                self._stderr = (self._stderr + part)[-_KEPT_STDERR_BYTES:]
+                continue
+            for kind, number, body in self._decoder.feed(part):
+                if kind == mux.END:
+                    self._end_link(number)
+                    continue
+                with self._lock:
+                    link = self._links.get(number)
+                if link is not None:
+                    link.on_data(body)
+
+    def _end_link(self, number: int) -> None:
+        with self._lock:
+            link = self._links.pop(number, None)
+        if link is not None:
+            link.on_end()
+
+    def _on_stream_end(self) -> None:
+        with self._lock:
+            links = self._links
+            self._links = {}
+        for number in sorted(
+            links, reverse=True
+        ):  # the supervisor's last, as its end is everyone's
+            links[number].on_end()

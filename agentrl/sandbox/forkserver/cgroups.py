@@ -20,9 +20,11 @@ from agentrl.sandbox.host.proc import rounds
 from agentrl.sandbox.owner_id import Owner
 
 _PREFIX = "agentrl-sandbox-"  # of a cgroup's name, before its owner
-_LIMIT = {1: "memory.limit_in_bytes", 2: "memory.max"}
-_KILLS = {1: "memory.oom_control", 2: "memory.events"}
-_NO_SWAP = {1: "memory.swappiness", 2: "memory.swap.max"}
+# by version: the limit, the count of kills, and what forbids swap
+_FILES = {
+    1: ("memory.limit_in_bytes", "memory.oom_control", "memory.swappiness"),
+    2: ("memory.max", "memory.events", "memory.swap.max"),
+}
 _EMPTY_S = 2.0  # in which the processes of a sandbox that has ended leave its cgroup
 
 
@@ -116,16 +118,17 @@ class Cgroup:
         path = self._path = f"{node.path}/{_PREFIX}{Owner.current()}-{os.urandom(4).hex()}"
         os.mkdir(path)
         self.files: tuple[int, ...] = ()
+        limit, kills, swap = _FILES[node.version]
         try:
             for name, flags in (
                 ("cgroup.procs", os.O_WRONLY),
-                (_LIMIT[node.version], os.O_WRONLY),
-                (_KILLS[node.version], os.O_RDONLY),
+                (limit, os.O_WRONLY),
+                (kills, os.O_RDONLY),
             ):
                 self.files += (os.open(f"{path}/{name}", flags | os.O_CLOEXEC),)
             # version 2 names it where there is swap
             with contextlib.suppress(FileNotFoundError):
-                Path(path, _NO_SWAP[node.version]).write_text("0")
+                Path(path, swap).write_text("0")
         except OSError:
             self.remove()
             raise

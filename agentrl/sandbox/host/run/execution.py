@@ -8,18 +8,18 @@ import selectors
 import signal
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from resource import struct_rusage
 from typing import Any
 
 from .. import frames
 from ..files import safe_fs
 from . import child, process_tree
-from .output import CHUNK, Output
 from .session import InterpreterSession, SessionBroken
 from .slot import Slot
 from .watch import SpaceShort, Watch
 
+_CHUNK = 1 << 16
 _WATCH_S = 0.1
 _REAP_S = 20.0
 _SETTLE_S = (
@@ -33,6 +33,34 @@ _OOM_SHARE = 0.7  # of the memory limit: a SIGKILL with that much in use was the
 
 class HostFailure(Exception):  # noqa: N818
     """The slot itself failed; the owner raises SandboxError."""
+
+
+@dataclass
+class _Output:
+    """One output of the child, kept up to its limit."""
+
+    fd: int
+    limit: int
+    kept: bytearray = field(default_factory=bytearray)
+    truncated: bool = False
+
+    def read(self) -> bool:
+        """Take what is there; False at the end of the stream."""
+        try:
+            data = os.read(self.fd, _CHUNK)
+        except BlockingIOError:
+            return True
+        room = self.limit - len(self.kept)
+        self.kept += data[:room]
+        self.truncated = self.truncated or len(data) > room
+        return bool(data)
+
+    def drain(self) -> None:
+        """What lies in the pipe after every writer has ended."""
+        while not self.truncated:
+            before = len(self.kept)
+            if not self.read() or len(self.kept) == before:
+                return
 
 
 @dataclass
@@ -57,7 +85,7 @@ class _Execution:
         (in_r, self.in_w), (out_r, out_w), (err_r, err_w), (status_r, status_w) = pipes
         stdio = (in_r, out_w, err_w)
         self.status_r = status_r
-        self.out, self.err = (Output(fd, self.limits["output_bytes"]) for fd in (out_r, err_r))
+        self.out, self.err = (_Output(fd, self.limits["output_bytes"]) for fd in (out_r, err_r))
         for fd in (self.in_w, out_r, err_r):
             os.set_blocking(fd, False)
         self.started = time.monotonic()
@@ -185,13 +213,12 @@ class _Execution:
                 self.end("killed", str(error))
             if self.reported is None:  # closed: only the end of the process says more
                 selector.unregister(self.session.control)
-        else:
-            if not what.read():
-                selector.unregister(what.fd)
+        elif not what.read():
+            selector.unregister(what.fd)
 
     def feed(self, selector: selectors.BaseSelector) -> None:
         try:
-            self.stdin = self.stdin[os.write(self.in_w, self.stdin[:CHUNK]) :]
+            self.stdin = self.stdin[os.write(self.in_w, self.stdin[:_CHUNK]) :]
         except BlockingIOError:
             return
         except BrokenPipeError:
@@ -227,7 +254,7 @@ class _Execution:
             stream.drain()
             if stream.truncated:
                 self.end("output_limit", f"{name} passed the limit of {stream.limit} bytes")
-        refused = os.read(self.status_r, CHUNK)
+        refused = os.read(self.status_r, _CHUNK)
         for fd in (self.out.fd, self.err.fd, self.status_r):
             os.close(fd)
         if not gone or not self.has_ended:

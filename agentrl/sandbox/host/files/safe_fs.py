@@ -46,25 +46,21 @@ def split_path(path: str) -> list[str]:
 
 
 def _open_parent(root: str, parts: list[str], *, make: bool) -> int:
+    named = repr("/".join(parts))
     fd = os.open(root, FOLDER)
     for part in parts[:-1]:
-        if make:
+        with owned(fd):
             try:
-                os.mkdir(part, 0o700, dir_fd=fd)
-            except FileExistsError:
-                pass
+                if make:
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(part, 0o700, dir_fd=fd)
             except OSError as error:
-                os.close(fd)
-                raise PathRefused(f"{'/'.join(parts)!r}: {error.strerror}") from error
-        try:
-            below = os.open(part, FOLDER, dir_fd=fd)
-        except OSError as error:
-            raise PathRefused(
-                f"{'/'.join(parts)!r}: {part!r} is a link or no folder ({error.strerror})"
-            ) from error
-        finally:
-            os.close(fd)
-        fd = below
+                raise PathRefused(f"{named}: {error.strerror}") from error
+            try:
+                fd = os.open(part, FOLDER, dir_fd=fd)
+            except OSError as error:
+                why = f"{part!r} is a link or no folder ({error.strerror})"
+                raise PathRefused(f"{named}: {why}") from error
     return fd
 
 

@@ -284,7 +284,10 @@ def _run_in(main: ModuleType, code: bytes, name: str) -> int:
     try:
         exec(_compile(code, name), main.__dict__)
     except SystemExit as error:
-        return _exit_code(error)
+        if error.code is None or isinstance(error.code, int):
+            return (error.code or 0) & 0xFF
+        print(error.code, file=sys.stderr)  # noqa: T201  as an interpreter does
+        return 1
     except BaseException as error:  # noqa: BLE001  the boundary: what an interpreter prints for its main program
         _report(type(error), error, error.__traceback__)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
@@ -300,15 +303,6 @@ def _compile(code: bytes, name: str) -> Any:
         ) from None
     linecache.cache[name] = (len(text), None, text.splitlines(True), name)
     return compile(text, name, "exec", dont_inherit=True)
-
-
-def _exit_code(error: SystemExit) -> int:
-    if error.code is None:
-        return 0
-    if isinstance(error.code, int):
-        return error.code & 0xFF
-    print(error.code, file=sys.stderr)  # noqa: T201  what an interpreter does with sys.exit("text")
-    return 1
 
 
 def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -179,7 +179,7 @@ class _Execution:
                 self.end("killed", "cancelled by the caller")
             if self.session is not None:
                 selector.register(self.session.control, selectors.EVENT_READ, "session")
-            while not (self.has_ended or self.reason or self.out.truncated or self.err.truncated):
+            while not (self.has_ended or self.reason or self.truncated):
                 now = time.monotonic()
                 if now >= deadline:
                     self.end("timeout", f"still running after {self.limits['wall_s']:g} s")

@@ -6,11 +6,12 @@ import asyncio
 import functools
 import logging
 import socket
-import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import wait
 from typing import Any
+
+from agentrl.sandbox.forkserver.channel import IOThread
 
 from .allow import AllowList
 from .request import MAX_HEAD_BYTES, BadRequest, Request, parse
@@ -60,30 +61,22 @@ class ProxyServer:
         self._allow = allow
         self._resolve = resolve or _addresses
         self._open: set[asyncio.Task[None]] = set()
-        self._stop: asyncio.Event
-        self._loop: asyncio.AbstractEventLoop
-        self._ready: Future[None] = Future()
-        # Runs the event loop that owns all of the above but counts, which others may read.
-        self._thread = threading.Thread(target=self._run, name="agentrl-sandbox-proxy", daemon=True)
-        self._thread.start()
-        self._ready.result()
+        listener.setblocking(False)
+        # Its loop owns all of the above but counts, which others may read.
+        self._io = IOThread("agentrl-sandbox-proxy")
+        self._loop = self._io.loop
+        self._io.call(self._listen)
 
     def close(self) -> None:
         """End every connection and the thread; a second call does nothing."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stop.set)
-            self._thread.join(_END_S)
+        if self._listener.fileno() >= 0:
+            wait((asyncio.run_coroutine_threadsafe(self._end(), self._loop),), _END_S)
+            self._io.stop()
 
-    def _run(self) -> None:
-        asyncio.run(self._serve())
-
-    async def _serve(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._stop = asyncio.Event()
-        self._listener.setblocking(False)
+    def _listen(self) -> None:
         self._loop.add_reader(self._listener, self._accept)
-        self._ready.set_result(None)
-        await self._stop.wait()
+
+    async def _end(self) -> None:
         self._loop.remove_reader(self._listener)
         self._listener.close()
         for task in self._open:
@@ -103,7 +96,7 @@ class ProxyServer:
                 extra={"event": "sandbox_proxy_paused"},
             )
             self._loop.remove_reader(self._listener)
-            self._loop.call_later(_PAUSE_S, self._loop.add_reader, self._listener, self._accept)
+            self._loop.call_later(_PAUSE_S, self._listen)
             return
         sock.setblocking(False)
         task = self._loop.create_task(self._serve_one(sock))

@@ -101,10 +101,6 @@ class SlotHandle:
             self.link.send({**header, "id": number}, blobs)
         return number, future
 
-    def cancel(self, number: int) -> None:
-        """End the run with this number; its reply is dropped."""
-        self.link.send({"op": "cancel", "target": number})
-
     def close(self) -> None:
         """Hang up: the slot ends its processes, the supervisor removes its folder."""
         self.link.close()

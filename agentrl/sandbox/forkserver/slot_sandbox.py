@@ -196,7 +196,7 @@ class ForkedSandbox(Sandbox):
         try:
             reply, out = await asyncio.wait_for(asyncio.wrap_future(future), patience_s)
         except asyncio.CancelledError:
-            slot.cancel(number)
+            slot.link.send({"op": "cancel", "target": number})  # its reply is dropped
             raise
         except TimeoutError:
             slot.kill()

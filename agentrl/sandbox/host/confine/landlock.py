@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterable
 
 from ..proc import opened
-from .libc import checked, libc, prctl
+from .libc import checked, libc
 
 _SYS_CREATE_RULESET = 444
 _SYS_ADD_RULE = 445
@@ -40,8 +40,6 @@ _SCOPE_SIGNAL = 0b10
 _FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 
 _DEVICES = ("/dev/full", "/dev/random", "/dev/urandom")  # /dev/zero is memory that is mapped
-
-_PR_SET_NO_NEW_PRIVS = 38
 
 
 def _call(number: int, *args: object) -> int:
@@ -109,11 +107,6 @@ def run_ruleset(
 def signal_ruleset(abi: int) -> int | None:
     """A ruleset that confines signals alone, for the slot itself; None where the kernel cannot."""
     return _create(abi, 0, 0, _SCOPE_SIGNAL) if abi >= 6 else None
-
-
-def no_new_privs() -> None:
-    """From here on no setuid program gives privileges; what Landlock and seccomp ask for."""
-    prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
 def restrict_self(abi: int, ruleset: int) -> None:

@@ -24,6 +24,7 @@ from .pressure import Claims, Pressure
 from .session import InterpreterSession
 
 _PR_SET_DUMPABLE = 4
+_PR_SET_NO_NEW_PRIVS = 38
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ class Slot:
                 prctl(_PR_SET_DUMPABLE, 1)
         if config.abi is None:
             return
-        landlock.no_new_privs()
+        prctl(_PR_SET_NO_NEW_PRIVS, 1)  # which Landlock and seccomp ask for
         memory.without_huge_pages()
         if signals is not None:
             landlock.restrict_self(config.abi, signals)

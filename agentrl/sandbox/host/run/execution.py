@@ -401,14 +401,14 @@ def execute(
         HostFailure: the run could not be started or ended; nothing is known about the code.
     """
     stdin, code, *uploads = blobs
-    if slot.namespaces is not None:
-        slot.namespaces.bound(header["limits"])
     for path, data in zip(header["files"], uploads, strict=True):
         safe_fs.write_file(slot.work, path, data)
     execution = _Execution(slot, header, memoryview(stdin))
     if slot.pressure is not None:
         slot.pressure.begin()
-    slot.bound_memory(header["limits"], fresh=header["persist"] != "interpreter")
+    if slot.bound is not None:  # also of an interpreter that rests beside a fresh one
+        rests = header["persist"] != "interpreter" and slot.resting_pid
+        slot.bound.begin(header["limits"], 2 if rests else 1)
     execution.start(code)
     execution.drive()
     execution.finish()

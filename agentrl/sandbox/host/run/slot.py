@@ -12,7 +12,6 @@ import signal
 import socket
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
 
 from .. import frames
 from ..confine import landlock, memory, seccomp, uids
@@ -182,11 +181,6 @@ class Slot:
         return {pid} if self.namespaces is None else {pid, self.namespaces.firsts[pid]}
 
     @property
-    def idle_pids(self) -> set[int]:
-        """First processes of pid namespaces, which do nothing."""
-        return set() if self.namespaces is None else set(self.namespaces.firsts.values())
-
-    @property
     def resting_pid(self) -> int:
         """The interpreter that keeps its variables, once it was forked; else 0."""
         return 0 if self.session is None else self.session.pid
@@ -225,14 +219,6 @@ class Slot:
         none.
         """
         return self.bound is not None and self.bound.is_spent
-
-    def bound_memory(self, limits: dict[str, Any], *, fresh: bool) -> None:
-        """Let the cgroup, where there is one, hold the next run, and a resting interpreter beside a
-        fresh one.
-        """
-        if self.bound is not None:
-            num_runs = 2 if fresh and self.resting_pid else 1
-            self.bound.begin(limits["memory_bytes"], limits["disk_bytes"], num_runs)
 
     def kill_all(self) -> None:
         """End whatever runs in this slot but the slot itself."""

@@ -73,6 +73,8 @@ def _done(
     slot: Slot, header: frames.Header, blobs: list[bytes]
 ) -> tuple[dict[str, Any], list[bytes]]:
     """The reply's fields and blobs."""
+    if slot.namespaces is not None and "limits" in header:  # what follows may write
+        slot.namespaces.bound(header["limits"])
     match header["op"]:
         case "run":
             reply, out = execute(slot, header, blobs)
@@ -80,8 +82,6 @@ def _done(
                 slot.lost_unsaid = True
             return reply, out
         case "write":
-            if slot.namespaces is not None:
-                slot.namespaces.bound(header["limits"])
             safe_fs.write_file(slot.work, header["path"], blobs[0])
             return {}, []
         case "read":

@@ -64,7 +64,10 @@ class Watch:
             return None
         self.looks += 1
         resting = slot.session if self.session is None else None
-        own = slot.idle_pids | ({resting.pid} if resting is not None else set())
+        # first processes of pid namespaces, which do nothing, and an interpreter that rests
+        own = set() if slot.namespaces is None else set(slot.namespaces.firsts.values())
+        if resting is not None:
+            own.add(resting.pid)
         pids = [pid for pid in process_tree.descendants(os.getpid()) if pid not in own]
         if len(pids) > limits["processes"]:
             return "killed", f"more than {limits['processes']} processes"

@@ -20,8 +20,8 @@ import docker
 import requests
 
 from agentrl.errors import SandboxError
-from agentrl.sandbox.forkserver.channel import IOThread, Stream
-from agentrl.sandbox.forkserver.launcher import HOST_FOLDER, OnEnd, OnFrame
+from agentrl.sandbox.forkserver.channel import IOThread, OnEnd, OnFrame, Stream
+from agentrl.sandbox.forkserver.launcher import HOST_FOLDER
 from agentrl.sandbox.host import frames, mux
 
 from . import containers, images

@@ -23,9 +23,10 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar
 from agentrl.errors import MachineError, SandboxError
 from agentrl.sandbox.host.confine import drop_privileges, namespaced_slot, uids
 from agentrl.sandbox.host.interpreter import PROGRAMS, SYSTEM_FILES
+from agentrl.sandbox.host.proc import owned
 
-from .channel import IOThread
-from .launcher import HOST_FOLDER, OnEnd, OnFrame, ProcessHost, host_argv
+from .channel import IOThread, OnEnd, OnFrame
+from .launcher import HOST_FOLDER, ProcessHost, host_argv
 from .local import forked, module_folders
 
 if TYPE_CHECKING:
@@ -149,15 +150,13 @@ class BubblewrapLauncher:
         info, tell = os.pipe()
         blocked, unblock = os.pipe()
         with os.fdopen(info, "rb") as told, os.fdopen(unblock, "wb", buffering=0) as go:
-            try:
+            with owned(tell), owned(blocked):
                 argv = _argv_of_root(bwrap, folders, first + uids.BLOCK - 1, tell, blocked)
-                host = BubblewrapHost(argv, io, on_frame, on_end, pass_fds=(tell, blocked))
-            except SandboxError:
-                reservation.close()
-                raise
-            finally:
-                os.close(tell)
-                os.close(blocked)
+                try:
+                    host = BubblewrapHost(argv, io, on_frame, on_end, pass_fds=(tell, blocked))
+                except SandboxError:
+                    reservation.close()
+                    raise
             host.reservation = reservation
             try:
                 if _map_uids(told, first):

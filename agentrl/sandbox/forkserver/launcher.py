@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -22,10 +22,7 @@ from agentrl.sandbox.host.proc import rounds
 from agentrl.sandbox.owner_id import Owner
 
 from .cgroups import CgroupPool
-from .channel import Channel, IOThread
-
-OnFrame = Callable[[frames.Header, list[bytes]], None]
-OnEnd = Callable[[], None]
+from .channel import Channel, IOThread, OnEnd, OnFrame
 
 _REMOVE_S = 5.0
 _LISTENER_S = 10.0

@@ -16,7 +16,7 @@ from agentrl.sandbox.owner_id import Owner
 from agentrl.sandbox.permits import FifoSemaphore
 from agentrl.sandbox.proxy import AllowList, ProxyServer
 
-from .channel import IOThread, Reply, fail, resolve
+from .channel import IOThread, fail, resolve
 from .launcher import FOLDER_PREFIX, Host, Launcher, Link, LocalLauncher, ProcessHost
 
 _START_S = 60.0
@@ -76,9 +76,9 @@ class SlotHandle:
         self.number = number
         self.closed: Future[None] = Future()
         self.server = server
-        self.opened: Future[Reply] = Future()  # resolves when the slot is ready
+        self.opened: Future[frames.Frame] = Future()  # resolves when the slot is ready
         self.has_cgroup = False  # whether a memory cgroup bounds its runs, once it is open
-        self._pending: dict[int, Future[Reply]] = {0: self.opened}
+        self._pending: dict[int, Future[frames.Frame]] = {0: self.opened}
         self._ids = itertools.count(1)
         # Guards _pending and _ended: callers ask on any thread, replies come on the I/O thread.
         self._lock = threading.Lock()
@@ -86,10 +86,10 @@ class SlotHandle:
 
     def request(
         self, header: dict[str, Any], blobs: Sequence[bytes] = ()
-    ) -> tuple[int, Future[Reply]]:
+    ) -> tuple[int, Future[frames.Frame]]:
         """Send a request; its number and the future of its reply."""
         number = next(self._ids)
-        future = Future[Reply]()
+        future = Future[frames.Frame]()
         with self._lock:
             ended = self._ended
             if not ended:

@@ -10,11 +10,11 @@ from types import MappingProxyType
 from typing import Any
 
 from agentrl.errors import ConfigError, SandboxError
+from agentrl.sandbox.host.frames import Frame
 from agentrl.sandbox.interface import ExecResult, FileRefusedError, Persist, Sandbox
 from agentrl.sandbox.limits import Limits
 from agentrl.sandbox.permits import FifoSemaphore
 
-from .channel import Reply
 from .server import ForkServer, SlotHandle
 
 _STALL_S = 60.0  # how long a slot may be silent beyond the deadlines of what it was asked
@@ -187,7 +187,7 @@ class ForkedSandbox(Sandbox):
 
     async def _ask(
         self, header: dict[str, Any], blobs: Sequence[bytes] = (), allowed_s: float = 0.0
-    ) -> Reply:
+    ) -> Frame:
         slot = await self._open()
         with self._lock:
             self._allowed_s += allowed_s

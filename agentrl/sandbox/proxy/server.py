@@ -6,6 +6,7 @@ import asyncio
 import functools
 import logging
 import socket
+from asyncio import StreamReader, StreamWriter
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import wait
@@ -25,6 +26,7 @@ _MAX_CONNECTIONS = 256
 _OTHERS = "other hosts"
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
+_Streams = tuple[StreamReader, StreamWriter]
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +126,7 @@ class ProxyServer:
         finally:
             writer.close()
 
-    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _exchange(self, reader: StreamReader, writer: StreamWriter) -> None:
         try:
             request = parse(await _within(reader.readuntil(b"\r\n\r\n")))
         except asyncio.LimitOverrunError:
@@ -155,9 +157,7 @@ class ProxyServer:
         finally:
             server_writer.close()
 
-    async def _connect(
-        self, request: Request
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | str:
+    async def _connect(self, request: Request) -> _Streams | str:
         """A connection to the server, or why there is none."""
         host = request.host
         port = request.port
@@ -200,8 +200,8 @@ async def _addresses(host: str, port: int) -> list[str]:
 
 
 async def _tunnel(
-    one: tuple[asyncio.StreamReader, asyncio.StreamWriter],
-    other: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+    one: _Streams,
+    other: _Streams,
 ) -> None:
     try:
         async with asyncio.TaskGroup() as group:
@@ -211,9 +211,7 @@ async def _tunnel(
         logger.debug("a tunnel ended: %s", gone.exceptions)
 
 
-async def _copy(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, num_bytes: int | None
-) -> None:
+async def _copy(reader: StreamReader, writer: StreamWriter, num_bytes: int | None) -> None:
     """So many bytes, or all up to the end, which is passed on."""
     left = num_bytes
     while left is None or left:
@@ -231,7 +229,7 @@ async def _within(action: Coroutine[Any, Any, Any]) -> Any:
     return await asyncio.wait_for(action, _IDLE_S)
 
 
-async def _answer(writer: asyncio.StreamWriter, status: str, why: str) -> None:
+async def _answer(writer: StreamWriter, status: str, why: str) -> None:
     body = f"{why}\n".encode()
     head = (
         f"HTTP/1.1 {status}\r\nContent-Type: text/plain\r\n"

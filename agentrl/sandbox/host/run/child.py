@@ -25,6 +25,7 @@ from .session import InterpreterSession, serve
 from .slot import Slot
 
 CODE_NAME = "main.py"
+Stdio = tuple[int, int, int]  # descriptors
 NOT_EXECUTABLE = 126
 NOT_FOUND = 127
 _OOM_HEADROOM = 16 * 2**20  # lets an interpreter that ran out of memory still print that it did
@@ -47,7 +48,7 @@ def run(
     header: frames.Header,
     code: bytes,
     session: InterpreterSession | None,
-    stdio: tuple[int, int, int],
+    stdio: Stdio,
     status: int,
 ) -> NoReturn:
     """Never returns. What fails before the code starts is written to ``status``; nothing written
@@ -83,7 +84,7 @@ def _prepare(
     slot: Slot,
     header: frames.Header,
     session: InterpreterSession | None,
-    stdio: tuple[int, int, int],
+    stdio: Stdio,
     status: int,
 ) -> None:
     os.setsid()

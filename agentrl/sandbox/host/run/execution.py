@@ -102,7 +102,7 @@ class _Execution:
     def fork(
         self,
         code: bytes,
-        stdio: tuple[int, int, int],
+        stdio: child.Stdio,
         status_w: int,
         session: InterpreterSession | None,
     ) -> None:
@@ -110,7 +110,7 @@ class _Execution:
         if self.pid == 0:
             child.run(self.slot, self.header, code, session, stdio, status_w)
 
-    def hand_over(self, code: bytes, stdio: tuple[int, int, int], status_w: int) -> None:
+    def hand_over(self, code: bytes, stdio: child.Stdio, status_w: int) -> None:
         """Give the run to the interpreter that keeps its variables; to a new one where that cannot
         go on.
         """
@@ -390,9 +390,7 @@ class _Execution:
         return ("killed" if killed_by == signal.SIGKILL else "error"), f"ended by {name}"
 
 
-def execute(
-    slot: Slot, header: frames.Header, blobs: list[bytes]
-) -> tuple[dict[str, Any], list[bytes]]:
+def execute(slot: Slot, header: frames.Header, blobs: list[bytes]) -> frames.Frame:
     """Do one run request: the reply's fields, those of ``ExecResult`` as ``result``, and its blobs:
     stdout, stderr and the fetched files.
 

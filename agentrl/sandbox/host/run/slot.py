@@ -99,7 +99,7 @@ class Slot:
         self.session: InterpreterSession | None = None
         self.lost_unsaid = False  # whether an interpreter ended and no reply said so
         # Of the owner, in order; read and served by this one thread.
-        self.requests: deque[tuple[frames.Header, list[bytes]]] = deque()
+        self.requests: deque[frames.Frame] = deque()
         self.cancelled: set[int] = set()
         self.owner_gone = False
         self._decoder = frames.FrameDecoder()

@@ -69,9 +69,7 @@ def _answer(slot: Slot, header: frames.Header, blobs: list[bytes]) -> None:
     slot.send({"id": header["id"], **reply}, out)
 
 
-def _done(
-    slot: Slot, header: frames.Header, blobs: list[bytes]
-) -> tuple[dict[str, Any], list[bytes]]:
+def _done(slot: Slot, header: frames.Header, blobs: list[bytes]) -> frames.Frame:
     """The reply's fields and blobs."""
     if slot.namespaces is not None and "limits" in header:  # what follows may write
         slot.namespaces.bound(header["limits"])

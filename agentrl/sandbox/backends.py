@@ -56,13 +56,6 @@ _reports: dict[Hashable, BackendReport] = {}
 _lock = threading.Lock()
 
 
-def is_named(name: str) -> bool:
-    """Whether ``SandboxSpec.backend`` may say so: a row of the table, or a user's
-    ``module:function``.
-    """
-    return name in BACKENDS or ":" in name
-
-
 def factory_of(name: str) -> Callable[[Any], Sandbox]:
     """The function that builds sandboxes of this backend.
 

@@ -13,16 +13,14 @@ GUARANTEES: Mapping[str, str] = MappingProxyType(
         "files": "reads and writes nothing but its own folder and the system's programs",
         "secrets": "sees no environment or memory of another process",
         "network": "no socket of any family: no TCP, UDP, unix, vsock or raw traffic; where hosts "
-        "are allowed, nothing "
-        "but the way to the proxy",
+        "are allowed, nothing but the way to the proxy",
         "processes": "signals and traces nothing outside itself, and nothing outlives a run",
         "kernel": "no namespaces, mounts, io_uring, BPF, keys, modules or foreign system call "
         "tables",
         "memory": "memory is bounded, for one process and for all of a run together",
         "user": "runs under a uid that nothing else uses, never as root",
         "disk": "all files together are bounded by the kernel; without it code may take space of a "
-        "file system that "
-        "others use, down to Limits.reserve_bytes, before its run is ended for it",
+        "file system that others use, down to Limits.reserve_bytes, before its run is ended for it",
     }
 )
 

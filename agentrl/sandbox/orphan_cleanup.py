@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 
 from .forkserver.cgroups import remove_orphaned_cgroups
@@ -35,14 +34,12 @@ def remove_orphans() -> list[str]:
     """
     if sys.platform != "linux":
         return []
-    hosts = dict(_orphaned_hosts())
-    folders = dict(_orphaned_folders())
     strays = marks.orphans()
-    end = time.monotonic() + _GRACE_S
-    while (hosts or folders) and time.monotonic() < end:
-        time.sleep(0.05)
+    for _ in proc.rounds(_GRACE_S, 0.05):
         hosts = dict(_orphaned_hosts())
         folders = dict(_orphaned_folders())
+        if not (hosts or folders):
+            break
     removed = [f"{_ended(pid)} of owner {owner}" for pid, owner in hosts.items()]
     if (
         hosts or folders or strays

@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections import deque
 from concurrent.futures import Future
-from types import TracebackType
 
 from agentrl.errors import SandboxError
 from agentrl.types.clock import clock_paused
@@ -37,7 +36,7 @@ class FifoSemaphore:
             SandboxError: :meth:`close` was called, before or while this caller waited.
         """
         with self._lock:
-            self._check_open()
+            self.check_open()
             if self._free:
                 self._free -= 1
                 return
@@ -83,20 +82,11 @@ class FifoSemaphore:
 
     def check_open(self) -> None:
         """Raises SandboxError once :meth:`close` was called."""
-        with self._lock:
-            self._check_open()
-
-    def _check_open(self) -> None:
         if self._refusal is not None:
             raise SandboxError(self._refusal, retryable=False)
 
     async def __aenter__(self) -> None:
         await self.take()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.give()

@@ -7,7 +7,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from agentrl.errors import ConfigError
@@ -79,22 +79,18 @@ class SandboxPool:
         Raises:
             SandboxError: the pool is closed, or the sandbox did not start.
         """
-        await self._permits.take()
-        try:
+        async with AsyncExitStack() as undo:
+            await self._permits.take()
+            undo.callback(self._permits.give)
             async with self._starting:
                 with clock_paused():
                     sandbox = await self._start()
-            try:
-                with self._lock:
-                    self._permits.check_open()
-                    self._lent[sandbox] = self._watch(sandbox)
-                    self._counts["started"] += 1
-            except BaseException:
-                await sandbox.close()
-                raise
-        except BaseException:
-            self._permits.give()
-            raise
+            undo.push_async_callback(sandbox.close)
+            with self._lock:
+                self._permits.check_open()
+                self._lent[sandbox] = self._watch(sandbox)
+                self._counts["started"] += 1
+            undo.pop_all()
         return sandbox
 
     async def release(self, sandbox: Sandbox) -> None:

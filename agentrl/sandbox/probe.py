@@ -43,14 +43,17 @@ def reads(path):
 
 def bounded(path):
     size = os.statvfs(path)
-    return size.f_blocks * size.f_frsize <= limits["disk_bytes"] and 0 < size.f_files <= limits["max_files"]
+    if size.f_blocks * size.f_frsize > limits["disk_bytes"]:
+        return False
+    return 0 < size.f_files <= limits["max_files"]
 
 def serve():
     with socket.socket() as listener:
         listener.listen()
 
-# what a sandbox with a proxy may not do with the sockets that it gets; one without a proxy gets none
-reach = [lambda a=address: socket.create_connection(a, 1) for address in (("127.0.0.1", port), ("1.1.1.1", 80))]
+# what a sandbox with a proxy may not do with the sockets that it gets; without one it gets none
+places = (("127.0.0.1", port), ("1.1.1.1", 80))
+reach = [lambda a=address: socket.create_connection(a, 1) for address in places]
 out = [*reach, serve] if port else [sock(socket.AF_INET)]
 lock = open("stray", "w")
 fcntl.flock(lock, fcntl.LOCK_EX)  # held for as long as a process of this run lives
@@ -58,13 +61,18 @@ listing = os.path.dirname(canary)
 held = {
     "files": refused(
         reads(canary), lambda: os.listdir(listing), lambda: open(listing + "/made", "xb"),
-        lambda: os.mkdir(listing + "/folder"), lambda: open("/proc/sys/kernel/core_pattern", "r+b").close(),
+        lambda: os.mkdir(listing + "/folder"),
+        lambda: open("/proc/sys/kernel/core_pattern", "r+b").close(),
     ),
-    "secrets": refused(*(reads(f"/proc/{pid}/{name}") for pid in (owner, os.getppid()) for name in ("environ", "mem"))),
+    "secrets": refused(
+        *(reads(f"/proc/{pid}/{n}") for pid in (owner, os.getppid()) for n in ("environ", "mem"))
+    ),
     "network": refused(*out) and refused(
         sock(socket.AF_INET6), sock(socket.AF_INET, socket.SOCK_DGRAM), sock(socket.AF_UNIX),
         sock(40), sock(16, socket.SOCK_RAW), sock(17, socket.SOCK_RAW),
-        lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0].sendto(b"", listing + "/datagrams"),
+        lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0].sendto(
+            b"", listing + "/datagrams"
+        ),
     ),
     "processes": refused(lambda: os.kill(owner, 0), lambda: os.kill(os.getppid() or owner, 0)),
     "kernel": refused(lambda: call(425, 1, None), lambda: call(438, -1, 0, 0))
@@ -80,7 +88,7 @@ if os.fork() == 0:
     time.sleep(30)
     os._exit(0)
 print(json.dumps(held))
-"""  # noqa: E501
+"""
 # memory that is mapped, touched and unmapped again but for a page of it
 _HOARD = r"""
 import ctypes, os, sys, time
@@ -113,10 +121,12 @@ except OSError:
     pass
 page = ctypes.create_string_buffer(4096)
 vector = (ctypes.c_size_t * 2)(ctypes.addressof(page), 4096)
-number = 278 if os.uname().machine == "x86_64" else 75  # vmsplice: a page in a pipe keeps its huge page
-if libc.prctl(42, 0, 0, 0, 0) != 1 and libc.syscall(number, os.pipe()[1], vector, ctypes.c_size_t(1), 1) > 0:
-    print("HELD", flush=True)
-"""  # noqa: E501
+# vmsplice: a page in a pipe keeps its huge page
+number = 278 if os.uname().machine == "x86_64" else 75
+if libc.prctl(42, 0, 0, 0, 0) != 1:
+    if libc.syscall(number, os.pipe()[1], vector, ctypes.c_size_t(1), 1) > 0:
+        print("HELD", flush=True)
+"""
 _HOARD_LIMIT_BYTES = 64 * 2**20
 _LOOK_FOR_STRAY = "import fcntl\nfcntl.flock(open('stray', 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
 

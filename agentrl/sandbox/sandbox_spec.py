@@ -16,7 +16,7 @@ from agentrl.errors import ConfigError, MachineError
 from agentrl.types.section import Count, Listed, Seconds, Section, Words
 
 from . import backends
-from .backends import BACKENDS, factory_of, is_named
+from .backends import BACKENDS, factory_of
 from .docker import DockerSettings
 from .guarantees import GUARANTEES, BackendReport, parse_require
 from .host.confine.uids import SLOTS
@@ -121,7 +121,7 @@ class SandboxSpec(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.backend != "auto" and not is_named(self.backend):
+        if self.backend not in ("auto", *BACKENDS) and ":" not in self.backend:
             raise self.broken(
                 "backend",
                 f"={self.backend!r} does not exist; use one of {', '.join(('auto', *BACKENDS))}, "

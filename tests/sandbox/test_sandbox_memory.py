@@ -199,7 +199,7 @@ def test_version_1_takes_its_own_also_where_a_part_of_the_hierarchy_is_mounted(
 
 
 def test_the_cgroup_of_a_dead_owner_is_removed(node: cgroups.Node) -> None:
-    make = "import os\nfrom agentrl.sandbox.forkserver.cgroups import *\nCgroup.make(find_node())\nprint(os.getpid())"  # noqa: E501
+    make = "import os\nfrom agentrl.sandbox.forkserver.cgroups import *\nCgroup(find_node())\nprint(os.getpid())"  # noqa: E501
     done = subprocess.run([sys.executable, "-c", make], capture_output=True, text=True, check=True)
     left = f"agentrl-sandbox-{done.stdout.strip()}-"
     assert [name for name in os.listdir(node.path) if name.startswith(left)]

@@ -2,8 +2,6 @@
 
 An attack that succeeds prints BREACH, and does no harm.
 
-An attack that succeeds prints BREACH, and does no harm.
-
 Files are opened for writing and nothing is written, signals are number 0 or SIGCONT, bombs stop by
 themselves at a size that any machine bears.
 """
@@ -45,7 +43,7 @@ from .bombs import (
     ZERO_HOARD,
 )
 from .programs import FILES, KERNEL, NETWORK, PROCESSES, SECRETS, USER, prelude
-from .verdict import Check, Factory, Run, Step, expect, held, one_of, steps
+from .verdict import Check, Factory, Run, Step, checks, expect, held, one_of, step, steps
 
 _REMOVALS = 4
 _SMALL = Limits(wall_s=20, memory_bytes=96 * 2**20, processes=16)
@@ -61,7 +59,7 @@ async def _attack(code: str, factory: Factory) -> None:
         with open(canary, "w") as file:
             file.write("canary")
         os.chmod(canary, 0o666)
-        before = os.stat(canary)
+        before = _state(canary)
         made = [
             f"{place}/made-by-{os.path.basename(folder)}"
             for place in ("/tmp", "/dev/shm", "/var/tmp")
@@ -78,40 +76,42 @@ async def _attack(code: str, factory: Factory) -> None:
             expect(result.status in ("ok", "killed"), "and be no failure of the sandbox", result)
         seen = [path for path in made if os.path.exists(path)]
         expect(not seen, "files of its own show nowhere else", seen)
-        after = os.stat(canary)
         left = set(os.listdir(folder))
         expect(left == {"canary", "socket", "datagrams"}, "the target's folder is untouched", left)
-        same = (before.st_mode, before.st_size, before.st_mtime_ns) == (
-            after.st_mode,
-            after.st_size,
-            after.st_mtime_ns,
-        )
-        expect(same, "the target file is untouched", after)
+        after = _state(canary)
+        expect(after == before, "the target file is untouched", after)
+
+
+def _state(path: str) -> tuple[float, ...]:
+    found = os.stat(path)
+    return found.st_mode, found.st_size, found.st_mtime_ns
 
 
 def _listeners(stack: ExitStack, folder: str) -> dict[str, object]:
     """A socket of each kind that code could reach, by the name that the programs know it by."""
     abstract = f"agentrl-target-{os.getpid()}-{os.urandom(4).hex()}"
-    unix = {"unix": f"{folder}/socket", "datagrams": f"{folder}/datagrams"}
-    hidden = {"abstract": abstract, "abstract_datagrams": f"{abstract}-datagrams"}
-    for name in ("unix", "datagrams", "abstract", "abstract_datagrams"):
-        kind = socket.SOCK_DGRAM if "datagrams" in name else socket.SOCK_STREAM
-        if name in hidden and os.uname().sysname != "Linux":
+    reached: dict[str, object] = {}
+    for name, kind, family, address in (
+        ("unix", socket.SOCK_STREAM, socket.AF_UNIX, f"{folder}/socket"),
+        ("datagrams", socket.SOCK_DGRAM, socket.AF_UNIX, f"{folder}/datagrams"),
+        ("abstract", socket.SOCK_STREAM, socket.AF_UNIX, f"\0{abstract}"),
+        ("abstract_datagrams", socket.SOCK_DGRAM, socket.AF_UNIX, f"\0{abstract}-datagrams"),
+        ("tcp", socket.SOCK_STREAM, socket.AF_INET, ("127.0.0.1", 0)),
+        ("udp", socket.SOCK_DGRAM, socket.AF_INET, ("127.0.0.1", 0)),
+    ):
+        hidden = address[0] == "\0"
+        reached[name] = address[1:] if hidden else address
+        if hidden and os.uname().sysname != "Linux":
             continue
-        sock = stack.enter_context(socket.socket(socket.AF_UNIX, kind))
-        sock.bind(unix[name] if name in unix else "\0" + hidden[name])
-        if name in unix:
-            os.chmod(unix[name], 0o777)
+        sock = stack.enter_context(socket.socket(family, kind))
+        sock.bind(address)
         if kind == socket.SOCK_STREAM:
             sock.listen()
-    ports = {}
-    for name, kind in (("tcp", socket.SOCK_STREAM), ("udp", socket.SOCK_DGRAM)):
-        sock = stack.enter_context(socket.socket(type=kind))
-        sock.bind(("127.0.0.1", 0))
-        if kind == socket.SOCK_STREAM:
-            sock.listen()
-        ports[name] = sock.getsockname()[1]
-    return {**unix, **hidden, **ports}
+        if family == socket.AF_INET:
+            reached[name] = sock.getsockname()[1]
+        elif not hidden:
+            os.chmod(str(address), 0o777)
+    return reached
 
 
 def _bomb(
@@ -122,19 +122,19 @@ def _bomb(
 ) -> Step:
     """A run that must end with one of these statuses and print no BREACH."""
     wanted = {"stdout": held} | ({"status": one_of(*statuses)} if statuses else {})
-    return Step(rule, program, wanted, limits=limits)
+    return step(rule, program, wanted, limits=limits)
 
 
-_GOES_ON = Step("the sandbox goes on", "print(1)", {"stdout": b"1\n"})
-_FORKS = Step("others fork", "import os\nos.wait() if os.fork() else None", {"status": "ok"})
+_GOES_ON = step("the sandbox goes on", "print(1)", {"stdout": b"1\n"})
+_FORKS = step("others fork", "import os\nos.wait() if os.fork() else None", {"status": "ok"})
 
 
 async def _fork_bomb(factory: Factory) -> None:
     async with factory() as sandbox, factory() as neighbour:
         rule = "no more processes than the limit live"
-        await _bomb(rule, FORK_BOMB, "ok", "killed").play(sandbox)
-        await _FORKS.play(sandbox)
-        await _FORKS.play(neighbour)
+        await _bomb(rule, FORK_BOMB, "ok", "killed")(sandbox)
+        await _FORKS(sandbox)
+        await _FORKS(neighbour)
 
 
 def _memory_bomb(made: str) -> Run:
@@ -148,27 +148,27 @@ async def _hoard(program: str, factory: Factory) -> None:
     """What a process unmapped and still keeps counts, and costs nobody else anything."""
     hoard = _bomb("memory that no process shows is bounded", program, "ok", "oom", "killed")
     wait = "import time\ntime.sleep(2)\nprint('beside')"
-    beside = Step("a neighbour's run goes on", wait, {"stdout": b"beside\n"}, limits=_SMALL)
+    beside = step("a neighbour's run goes on", wait, {"stdout": b"beside\n"}, limits=_SMALL)
     async with factory() as sandbox, factory() as neighbour:
-        await asyncio.gather(hoard.play(sandbox), beside.play(neighbour))
+        await asyncio.gather(hoard(sandbox), beside(neighbour))
 
 
 async def _talk(factory: Factory) -> None:
     """Two sandboxes that live at one time hear nothing of each other."""
     name = f"agentrl-talk-{os.urandom(6).hex()}".encode()
     rule = "nothing that one sandbox says reaches another"
-    hear = Step(rule, HEAR, {"status": "ok", "stdout": held}, stdin=name)
+    hear = step(rule, HEAR, {"status": "ok", "stdout": held}, stdin=name)
     async with factory() as one, factory() as other:
-        await asyncio.gather(hear.play(one), other.run(SAY, stdin=name))
+        await asyncio.gather(hear(one), other.run(SAY, stdin=name))
 
 
 async def _inode_fill(factory: Factory) -> None:
     limits = _SMALL.replace(max_files=1000)
     async with factory() as sandbox:
-        await _bomb("all files together are counted", INODE_FILL, limits=limits).play(sandbox)
+        await _bomb("all files together are counted", INODE_FILL, limits=limits)(sandbox)
         await sandbox.reset()
-        after = Step("a reset frees them", "open('own', 'w').close()", {"status": "ok"})
-        await after.play(sandbox)
+        after = step("a reset frees them", "open('own', 'w').close()", {"status": "ok"})
+        await after(sandbox)
 
 
 async def _traces(factory: Factory) -> None:
@@ -176,7 +176,7 @@ async def _traces(factory: Factory) -> None:
     name = f"agentrl-trace-{os.urandom(6).hex()}".encode()
     rule = "nothing of one sandbox is left for the next"
     for program in (LEAVE, LOOK_FOR_TRACE, LOOK_FOR_TRACE):  # the second may get the first's place
-        await steps(Step(rule, program, {"status": "ok", "stdout": held}, stdin=name))(factory)
+        await steps(step(rule, program, {"status": "ok", "stdout": held}, stdin=name))(factory)
 
 
 async def _swapped_folders(factory: Factory) -> None:
@@ -212,76 +212,81 @@ async def _neighbour(factory: Factory) -> None:
         folder, pid = found.stdout.decode().split()
         code = f"folder, pid = {folder!r}, {pid}\n" + THEFT
         rule = "a neighbour's files are out of reach"
-        await Step(rule, code, {"status": "ok", "stdout": held}).play(thief)
+        await step(rule, code, {"status": "ok", "stdout": held})(thief)
 
 
 def _named(programs: dict[str, str], guarantee: str) -> tuple[Check, ...]:
-    return tuple(Check(name, guarantee, partial(_attack, code)) for name, code in programs.items())
+    return checks(guarantee, {name: partial(_attack, code) for name, code in programs.items()})
 
 
 def _outlives(code: str, timeout_s: float, status: str) -> Run:
     """A child that writes a heartbeat must be dead when its run has ended."""
-    run = Step(
+    run = step(
         f"the run itself ends as {status!r}", BEAT + code, {"status": status}, timeout_s=timeout_s
     )
-    look = Step("a child must not outlive its run", LOOK_FOR_BEAT, {"stdout": b"True 0\n"})
+    look = step("a child must not outlive its run", LOOK_FOR_BEAT, {"stdout": b"True 0\n"})
     return steps(run, look)
 
 
 ATTACKS: tuple[Check, ...] = (
     *_named(FILES, "files"),
-    Check("a neighbour's folder", "files", _neighbour),
-    Check("folders swapped for links while they are removed", "files", _swapped_folders),
-    Check("traces for the next sandbox", "files", _traces),
+    *checks(
+        "files",
+        {
+            "a neighbour's folder": _neighbour,
+            "folders swapped for links while they are removed": _swapped_folders,
+            "traces for the next sandbox": _traces,
+        },
+    ),
     *_named(SECRETS, "secrets"),
     *_named(NETWORK, "network"),
-    Check("words to a neighbour", "network", _talk),
+    *checks(
+        "network",
+        {
+            "words to a neighbour": _talk,
+        },
+    ),
     *_named(PROCESSES, "processes"),
-    Check("daemon outlives a normal end", "processes", _outlives("", 30.0, "ok")),
-    Check(
-        "setsid child outlives a timeout",
+    *checks(
         "processes",
-        _outlives("while True: pass", 2.0, "timeout"),
-    ),
-    Check(
-        "forged messages to the host",
-        "processes",
-        steps(
-            Step(
-                "what the code writes to the descriptors that it finds changes no result",
-                FORGERY,
-                {"status": "error", "exit_code": 9, "stdout": b"done\n"},
+        {
+            "daemon outlives a normal end": _outlives("", 30.0, "ok"),
+            "setsid child outlives a timeout": _outlives("while True: pass", 2.0, "timeout"),
+            "forged messages to the host": steps(
+                step(
+                    "what the code writes to the descriptors that it finds changes no result",
+                    FORGERY,
+                    {"status": "error", "exit_code": 9, "stdout": b"done\n"},
+                ),
+                step("the next result is the next run's", "print(2)", {"stdout": b"2\n"}),
             ),
-            Step("the next result is the next run's", "print(2)", {"stdout": b"2\n"}),
-        ),
+            "fork bomb": _fork_bomb,
+        },
     ),
-    Check("fork bomb", "processes", _fork_bomb),
     *_named(KERNEL, "kernel"),
-    Check(
-        "memory bomb of one process",
+    *checks(
         "memory",
-        steps(_bomb("the memory of one process is bounded", GREED, "ok", "oom", "killed")),
+        {
+            "memory bomb of one process": steps(
+                _bomb("the memory of one process is bounded", GREED, "ok", "oom", "killed")
+            ),
+            "memory bomb of many processes": _memory_bomb(PRIVATE_MEMORY),
+            "memory bomb of kernel buffers": steps(
+                _bomb("buffers of the kernel's are bounded", BUFFER_BOMB, "ok", "oom")
+            ),
+            "memory bomb of shared mappings": _memory_bomb(SHARED_MEMORY),
+            "memory bomb of kernel buffers in many processes": partial(_hoard, BUFFERS_OF_MANY),
+            "hoard of shared memory": partial(_hoard, SHARED_HOARD),
+            "hoard of /dev/zero": partial(_hoard, ZERO_HOARD),
+            "hoard of pages in pipes": partial(_hoard, PIPE_HOARD),
+        },
     ),
-    Check("memory bomb of many processes", "memory", _memory_bomb(PRIVATE_MEMORY)),
-    Check(
-        "memory bomb of kernel buffers",
-        "memory",
-        steps(_bomb("buffers of the kernel's are bounded", BUFFER_BOMB, "ok", "oom")),
-    ),
-    Check("memory bomb of shared mappings", "memory", _memory_bomb(SHARED_MEMORY)),
-    Check(
-        "memory bomb of kernel buffers in many processes",
-        "memory",
-        partial(_hoard, BUFFERS_OF_MANY),
-    ),
-    Check("hoard of shared memory", "memory", partial(_hoard, SHARED_HOARD)),
-    Check("hoard of /dev/zero", "memory", partial(_hoard, ZERO_HOARD)),
-    Check("hoard of pages in pipes", "memory", partial(_hoard, PIPE_HOARD)),
     *_named(USER, "user"),
-    Check(
-        "disk fill",
+    *checks(
         "disk",
-        steps(_bomb("all files together are bounded", DISK_FILL, limits=_DISK)),
+        {
+            "disk fill": steps(_bomb("all files together are bounded", DISK_FILL, limits=_DISK)),
+            "inode fill": _inode_fill,
+        },
     ),
-    Check("inode fill", "disk", _inode_fill),
 )

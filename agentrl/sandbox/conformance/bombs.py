@@ -215,13 +215,14 @@ except OSError: pass
 LOOK_FOR_TRACE = """
 import os, sys, tempfile
 name = sys.stdin.read()
-for folder in ('.', '..', tempfile.gettempdir(), '/tmp', '/var/tmp', '/dev/shm', '/run', '/run/lock'):
+own = ('.', '..', tempfile.gettempdir())
+for folder in (*own, '/tmp', '/var/tmp', '/dev/shm', '/run', '/run/lock'):
     try: found = [entry for entry in os.listdir(folder) if name in entry]
     except OSError: continue
     if found: print('BREACH', folder, found)
     for trace in (name, '.' + name):
         if os.path.exists(os.path.join(folder, trace)): print('BREACH', folder)
-"""  # noqa: E501
+"""
 
 # what a process made and unmapped again, save for a page of it, while the rest stays
 _HOARD = """
@@ -298,14 +299,15 @@ import socket, sys
 name = chr(0) + sys.stdin.read()
 for kind in (socket.SOCK_DGRAM, socket.SOCK_STREAM):
     try:
-        ear = socket.socketpair(socket.AF_UNIX, kind)[0] if kind == socket.SOCK_DGRAM else socket.socket(socket.AF_UNIX)
+        if kind == socket.SOCK_DGRAM: ear = socket.socketpair(socket.AF_UNIX, kind)[0]
+        else: ear = socket.socket(socket.AF_UNIX)
         ear.bind(name if kind == socket.SOCK_DGRAM else name + '-stream')
         ear.settimeout(3)
         if kind == socket.SOCK_STREAM: ear.listen()
         heard = ear.recv(9) if kind == socket.SOCK_DGRAM else ear.accept()
     except OSError: continue
     print('BREACH', heard)
-"""  # noqa: E501
+"""
 
 SAY = """
 import socket, sys, time

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 from .sessions import last, where_offered
-from .verdict import Check, Factory, expect
+from .verdict import Factory, checks, expect
 
 _ROUNDS = 3
 _RECOVERY_RUNS = 3
@@ -176,15 +176,16 @@ async def _fresh(code: str, factory: Factory) -> None:
             expect(result.stdout == b"42\n", "the sandbox goes on", result)
 
 
-EXCUSES = (
-    *(
-        Check(f"code that {name}", "processes", where_offered(partial(_excuse, code)))
-        for name, code in PROGRAMS.items()
-    ),
-    Check("processes that are gone when they are found", "processes", partial(_fresh, COMETS)),
-    Check(
-        "such processes beside an interpreter that persists",
-        "processes",
-        where_offered(partial(_excuse, COMETS)),
-    ),
+EXCUSES = checks(
+    "processes",
+    {
+        **{
+            f"code that {name}": where_offered(partial(_excuse, code))
+            for name, code in PROGRAMS.items()
+        },
+        "processes that are gone when they are found": partial(_fresh, COMETS),
+        "such processes beside an interpreter that persists": where_offered(
+            partial(_excuse, COMETS)
+        ),
+    },
 )

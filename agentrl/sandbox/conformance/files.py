@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 from agentrl.sandbox.interface import FileRefusedError, Sandbox
 from agentrl.sandbox.limits import Limits
 
-from .verdict import Check, Factory, Step, expect
+from .verdict import Factory, checks, expect, step
 
 _OUTSIDE = ("../up", "a/../../up", "/etc/passwd", "", ".", "a\0b", "x/" * 100 + "y", "\ud800")
 
@@ -93,7 +93,7 @@ async def _links_and_devices(factory: Factory) -> None:
         "os.mkfifo('pipe')\nos.mkdir('real')\nos.symlink('link', 'chain')"
     )
     async with factory() as sandbox:
-        await Step("links can be made", plant, {"status": "ok"}).play(sandbox)
+        await step("links can be made", plant, {"status": "ok"})(sandbox)
         for path in ("link", "chain", "zero", "pipe", "real", "folder/etc/hostname"):
             await _refused(sandbox.read_file(path), f"reading {path!r} must be refused")
         await _refused(
@@ -159,15 +159,15 @@ async def _hard_to_remove(factory: Factory) -> None:
         )
 
 
-FILE_CHECKS = tuple(
-    Check(name, None, run)
-    for name, run in (
-        ("file round trip", _round_trip),
-        ("files persist until reset", _persist_and_reset),
-        ("paths outside are refused", _paths_outside),
-        ("links and devices are refused", _links_and_devices),
-        ("file size limit", _sizes),
-        ("a closed working folder", _closed_folder),
-        ("folders that are hard to remove", _hard_to_remove),
-    )
+FILE_CHECKS = checks(
+    None,
+    {
+        "file round trip": _round_trip,
+        "files persist until reset": _persist_and_reset,
+        "paths outside are refused": _paths_outside,
+        "links and devices are refused": _links_and_devices,
+        "file size limit": _sizes,
+        "a closed working folder": _closed_folder,
+        "folders that are hard to remove": _hard_to_remove,
+    },
 )

@@ -19,12 +19,13 @@ def attempt(name, action):
 def syscall(name, x86_64, aarch64, *args):
     number = x86_64 if os.uname().machine == "x86_64" else aarch64
     ctypes.set_errno(0)
-    if libc.syscall(ctypes.c_long(number), *args) >= 0 or ctypes.get_errno() not in (errno.EPERM, errno.ENOSYS):
+    done = libc.syscall(ctypes.c_long(number), *args) >= 0
+    if done or ctypes.get_errno() not in (errno.EPERM, errno.ENOSYS):
         print("BREACH", name, os.strerror(ctypes.get_errno()), flush=True)
 
 import atexit
 atexit.register(lambda: print("DONE", flush=True))
-"""  # noqa: E501
+"""
 
 
 def prelude(target: str) -> str:
@@ -50,10 +51,10 @@ attempt("mkdir", lambda: os.mkdir(T["folder"] + "/made"))
 attempt("unlink", lambda: os.unlink(T["canary"]))
 attempt("rename out", lambda: (open("own", "w").close(), os.rename("own", T["folder"] + "/made")))
 attempt("rename in", lambda: os.rename(T["canary"], "stolen"))
-for path in T["made"]:  # it may have such folders of its own: the owner looks whether it sees these files
+for path in T["made"]:  # it may have such folders of its own: the owner looks for these files
     try: open(path, "x").close()
     except OSError: pass
-""",  # noqa: E501
+""",
     "change the mode of a file outside": """
 for change in (lambda: os.chmod(T["canary"], 0o600), lambda: os.utime(T["canary"], (1, 1)),
                lambda: os.chmod(T["folder"], 0o700)):
@@ -72,11 +73,11 @@ attempt("magic link", lambda: open("/proc/self/root" + T["canary"]).read())
 attempt("dot dot", lambda: open("../" * 40 + T["canary"].lstrip("/")).read())
 """,
     "devices": """
-for path in ("/dev/mem", "/dev/kmsg", "/dev/port", "/dev/sda", "/dev/vda", "/dev/ptmx", "/dev/tty", "/dev/kvm",
-             "/dev/fuse", "/dev/vsock", "/dev/net/tun"):
+for path in ("/dev/mem", "/dev/kmsg", "/dev/port", "/dev/sda", "/dev/vda", "/dev/ptmx", "/dev/tty",
+             "/dev/kvm", "/dev/fuse", "/dev/vsock", "/dev/net/tun"):
     attempt(path, lambda: os.close(os.open(path, os.O_RDONLY)))
 attempt("mknod", lambda: os.mknod("device", 0o600 | 0o020000, os.makedev(1, 1)))
-""",  # noqa: E501
+""",
     "chroot": """
 attempt("chroot", lambda: os.chroot("."))
 attempt("chdir out", lambda: (os.chdir(T["folder"]), open("canary").read()))
@@ -108,18 +109,21 @@ for path in tried:
     attempt("attribute", lambda: mark(fd))
     attempt("flags", lambda: flags(fd))
     attempt("lease", lambda: fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK))
-    if libc.syscall(ctypes.c_long(452), fd, b"", info.st_mode & 0o7777, 0x1000) == 0: print("BREACH fchmodat2")
+    if libc.syscall(ctypes.c_long(452), fd, b"", info.st_mode & 0o7777, 0x1000) == 0:
+        print("BREACH fchmodat2")
     os.close(fd)
-""",  # noqa: E501
+""",
     "the mount table": """
 request, found = struct.pack("=IIQQ", 24, 0, 2**64 - 1, 0), ctypes.create_string_buffer(4096)
-if libc.syscall(ctypes.c_long(458), request, found, ctypes.c_long(100), 0) >= 0: print("BREACH listmount")
-""",  # noqa: E501
+if libc.syscall(ctypes.c_long(458), request, found, ctypes.c_long(100), 0) >= 0:
+    print("BREACH listmount")
+""",
     "outside by a program": """
 import subprocess
-seen = subprocess.run(["sh", "-c", "cat " + T["canary"] + " /etc/shadow; ls " + T["folder"]], capture_output=True)
+look = "cat " + T["canary"] + " /etc/shadow; ls " + T["folder"]
+seen = subprocess.run(["sh", "-c", look], capture_output=True)
 if seen.stdout: print("BREACH", seen.stdout[:200])
-""",  # noqa: E501
+""",
 }
 
 SECRETS = {
@@ -129,9 +133,10 @@ for pid in {1, PARENT, T["owner"]}:
         attempt(f"{pid}/{name}", lambda: open(f"/proc/{pid}/{name}", "rb").read(1))
 """,
     "environment of the run": """
-extra = set(os.environ) - {"PATH", "HOME", "TMPDIR", "LANG", "USER", "LOGNAME", "LC_CTYPE", "PWD", "SHLVL", "_"}
+own = {"PATH", "HOME", "TMPDIR", "LANG", "USER", "LOGNAME", "LC_CTYPE", "PWD", "SHLVL", "_"}
+extra = set(os.environ) - own
 if extra: print("BREACH", extra)
-""",  # noqa: E501
+""",
     "kernel log": """
 buffer = ctypes.create_string_buffer(256)
 if libc.klogctl(3, buffer, 256) > 0: print("BREACH", buffer.raw)
@@ -154,12 +159,14 @@ def connect(address):
     s = socket.socket(socket.AF_UNIX); s.settimeout(2); s.connect(address)
 attempt("abstract", lambda: connect("\\0" + T["abstract"]))
 attempt("named", lambda: connect(T["unix"]))
-for path in ("/run/docker.sock", "/var/run/docker.sock", "/run/dbus/system_bus_socket", "/run/systemd/private"):
+for path in ("/run/docker.sock", "/var/run/docker.sock", "/run/dbus/system_bus_socket",
+             "/run/systemd/private"):
     attempt(path, lambda: connect(path))
-""",  # noqa: E501
+""",
     "datagrams by a socket pair": """
 places = [T["datagrams"], "\\0" + T["abstract_datagrams"]]
-places += ["/run/systemd/journal/socket", "/run/systemd/journal/dev-log", "/dev/log", "/run/systemd/notify"]
+places += ["/run/systemd/journal/socket", "/run/systemd/journal/dev-log", "/dev/log"]
+places += ["/run/systemd/notify"]
 def sender(kind): return socket.socketpair(socket.AF_UNIX, kind)[0]
 for place in places:
     for kind in (socket.SOCK_DGRAM, socket.SOCK_RAW):
@@ -167,26 +174,29 @@ for place in places:
         attempt("sendmsg", lambda: sender(kind).sendmsg([b""], [], 0, place))
     for kind in (socket.SOCK_DGRAM, socket.SOCK_RAW, socket.SOCK_STREAM, socket.SOCK_SEQPACKET):
         attempt("connect", lambda: sender(kind).connect(place))
-""",  # noqa: E501
+""",
     "the internet and metadata": """
 for host in ("169.254.169.254", "1.1.1.1"):
     attempt(host, lambda: socket.create_connection((host, 80), timeout=1).close())
 attempt("dns", lambda: socket.getaddrinfo("example.com", 80))
 """,
     "other socket families": """
-for family in (40, 16, 17, 38, 31, 30, 44, 39):  # vsock, netlink, packet, alg, bluetooth, tipc, xdp, nfc
-    attempt(family, lambda: socket.socket(family, socket.SOCK_RAW if family in (16, 17) else socket.SOCK_DGRAM))
+# vsock, netlink, packet, alg, bluetooth, tipc, xdp, nfc
+for family in (40, 16, 17, 38, 31, 30, 44, 39):
+    kind = socket.SOCK_RAW if family in (16, 17) else socket.SOCK_DGRAM
+    attempt(family, lambda: socket.socket(family, kind))
     attempt(family, lambda: socket.socket(family, socket.SOCK_STREAM))
 attempt("raw", lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1))
-""",  # noqa: E501
+""",
 }
 
 PROCESSES = {
     "signal others": """
-for pid in {T["owner"], PARENT, 1 if os.getppid() else PARENT}:  # in a pid namespace of its own, 1 is its own
+# in a pid namespace of its own, 1 is its own
+for pid in {T["owner"], PARENT, 1 if os.getppid() else PARENT}:
     attempt(pid, lambda: os.kill(pid, 0))
 attempt("pidfd", lambda: signal.pidfd_send_signal(os.pidfd_open(T["owner"]), 0))
-""",  # noqa: E501
+""",
     "trace others": """
 for pid in (T["owner"], PARENT):
     if libc.ptrace(0x4206, pid, None, None) == 0: print("BREACH seize")
@@ -199,8 +209,9 @@ import resource
 for pid in (T["owner"], PARENT):
     attempt("prlimit", lambda: resource.prlimit(pid, resource.RLIMIT_NOFILE))
     attempt("affinity", lambda: os.sched_setaffinity(pid, os.sched_getaffinity(0)))
-    attempt("priority", lambda: os.setpriority(os.PRIO_PROCESS, pid, os.getpriority(os.PRIO_PROCESS, pid)))
-""",  # noqa: E501
+    same = lambda: os.setpriority(os.PRIO_PROCESS, pid, os.getpriority(os.PRIO_PROCESS, pid))
+    attempt("priority", same)
+""",
     "stay below the host": """
 if os.getppid() == 1: print("BREACH")
 try: os.setpgid(0, os.getppid()); print("BREACH joined the host's group")
@@ -264,9 +275,10 @@ if os.uname().machine == "x86_64":
 
 USER = {
     "not root and not the owner": """
-if 0 in (os.getuid(), os.geteuid(), os.getgid(), os.getegid()) or os.getuid() == T["owner_uid"]: print("BREACH")
+if 0 in (os.getuid(), os.geteuid(), os.getgid(), os.getegid()): print("BREACH root")
+if os.getuid() == T["owner_uid"]: print("BREACH the owner")
 if os.getgroups() not in ([], [os.getgid()]): print("BREACH groups", os.getgroups())
 attempt("setuid", lambda: os.setuid(0))
 attempt("setgroups", lambda: os.setgroups([0]))
-""",  # noqa: E501
+""",
 }

@@ -6,10 +6,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.sandbox.interface import ExecResult, Sandbox
+from agentrl.sandbox.interface import Sandbox
 
 Factory = Callable[[], Sandbox]
 Run = Callable[[Factory], Awaitable[None]]
+Step = Callable[[Sandbox], Awaitable[None]]
 
 
 class CheckFailed(AssertionError):  # noqa: N818
@@ -42,7 +43,7 @@ class CheckResult:
     detail: str = ""
 
 
-class Step:
+def step(rule: str, code: str | bytes | None, wanted: Mapping[str, Any], **options: Any) -> Step:
     """One run in a sandbox, and the result that it must have.
 
     Args:
@@ -52,26 +53,13 @@ class Step:
         options: of ``Sandbox.run``.
     """
 
-    def __init__(
-        self, rule: str, code: str | bytes | None, wanted: Mapping[str, Any], **options: Any
-    ) -> None:
-        self._rule = rule
-        self._code = code
-        self._wanted = wanted
-        self._options = options
-
-    async def play(self, sandbox: Sandbox) -> ExecResult:
-        """Run it.
-
-        Raises:
-            CheckFailed: the result is another one.
-        """
-        result = await sandbox.run(self._code, **self._options)
-        for name, wanted in self._wanted.items():
+    async def play(sandbox: Sandbox) -> None:
+        result = await sandbox.run(code, **options)
+        for name, value in wanted.items():
             seen = getattr(result, name)
-            holds = wanted(seen) if callable(wanted) else seen == wanted
-            expect(holds, f"{self._rule} ({name})", result)
-        return result
+            expect(value(seen) if callable(value) else seen == value, f"{rule} ({name})", result)
+
+    return play
 
 
 def steps(*sequence: Step) -> Run:
@@ -79,10 +67,15 @@ def steps(*sequence: Step) -> Run:
 
     async def run(factory: Factory) -> None:
         async with factory() as sandbox:
-            for step in sequence:
-                await step.play(sandbox)
+            for play in sequence:
+                await play(sandbox)
 
     return run
+
+
+def checks(guarantee: str | None, runs: Mapping[str, Run]) -> tuple[Check, ...]:
+    """The checks of a guarantee, by their names."""
+    return tuple(Check(name, guarantee, run) for name, run in runs.items())
 
 
 def has(*parts: bytes) -> Callable[[bytes], bool]:

@@ -9,6 +9,7 @@ from agentrl.sandbox.forkserver.hosts import shared_server
 from agentrl.sandbox.forkserver.server import HostSettings
 from agentrl.sandbox.forkserver.slot_sandbox import ForkedSandbox
 
+from .containers import ContainerSpec
 from .launcher import DockerLauncher
 from .settings import DEFAULT_IMAGE, HOST_BYTES
 
@@ -49,9 +50,8 @@ def host_settings(spec: SandboxSpec) -> HostSettings:
             "leave it out"
         )
     executing = HostSettings(confine=True, max_executing=spec.max_executing).permits
-    launcher = DockerLauncher(
+    container = ContainerSpec(
         spec.docker,
-        spec.image or DEFAULT_IMAGE,
         disk_bytes=spec.limits.disk_bytes,
         max_files=spec.limits.max_files,
         memory_bytes=executing * spec.limits.memory_bytes,
@@ -62,5 +62,5 @@ def host_settings(spec: SandboxSpec) -> HostSettings:
         preload=spec.preload_modules,
         max_executing=spec.max_executing,
         recycle_after=spec.recycle_after,
-        launcher=launcher,
+        launcher=DockerLauncher(container, spec.image or DEFAULT_IMAGE),
     )

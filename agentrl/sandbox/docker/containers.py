@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import dataclass
 from typing import Any
 
 import docker
@@ -11,7 +12,7 @@ from agentrl.errors import MachineError, SandboxError
 from agentrl.sandbox.owner_id import Owner
 
 from .engine import Client, asked, connect
-from .settings import DockerSettings
+from .settings import HOST_BYTES, SANDBOX_BYTES, DockerSettings
 
 _OWNER = "agentrl.sandbox.owner_id"
 _MACHINE = "agentrl.sandbox.machine"
@@ -25,19 +26,28 @@ _CAPABILITIES = (
     "FOWNER",
 )
 _SPARE_PROCESSES = 64
+_MEMORY_SHARE = 0.8  # of the engine's
 
 
-def create(
-    client: Client,
-    settings: DockerSettings,
-    *,
-    image_id: str,
-    command: list[str],
-    disk_bytes: int,
-    max_files: int,
-    memory_bytes: int,
-    processes: int,
-) -> str:
+@dataclass(frozen=True)
+class ContainerSpec:
+    """A container, but for what runs in it.
+
+    Attributes:
+        settings: engine, runtime, and the container's size.
+        disk_bytes, max_files: size of the file system that each sandbox has.
+        memory_bytes: what all runs that may execute at one time may use together.
+        processes: what all sandboxes may have together; interpreters that rest keep their threads.
+    """
+
+    settings: DockerSettings
+    disk_bytes: int
+    max_files: int
+    memory_bytes: int
+    processes: int
+
+
+def create(client: Client, spec: ContainerSpec, image_id: str, command: list[str]) -> str:
     """Create the container of a host, and answer with its id; nothing of it runs yet.
 
     It has no network, no mount of its host's, a read-only root, six capabilities, no new
@@ -45,16 +55,19 @@ def create(
     file system bounded in bytes and files. Its output is not kept, and it is removed when it ends.
 
     Args:
+        client: the engine's.
+        spec: of the container; its memory has room for all files as well.
         image_id, command: what runs.
-        disk_bytes, max_files: size of the file system of each sandbox.
-        memory_bytes: of the container, where the settings name no other.
-        processes: of all sandboxes together.
 
     Raises:
         MachineError: the engine has no such runtime.
         SandboxError: the engine failed.
     """
-    memory = settings.memory_bytes or memory_bytes
+    settings = spec.settings
+    with asked("tell its memory"):
+        ceiling = int(client.info()["MemTotal"] * _MEMORY_SHARE)
+    sandboxes = settings.max_sandboxes * (SANDBOX_BYTES + spec.disk_bytes)
+    memory = settings.memory_bytes or min(ceiling, HOST_BYTES + spec.memory_bytes + sandboxes)
 
     def attempt(*, count_files: bool) -> str:
         host_config = client.api.create_host_config(
@@ -65,11 +78,11 @@ def create(
             cap_add=list(_CAPABILITIES),
             security_opt=["no-new-privileges"],
             ipc_mode="private",
-            pids_limit=processes + _SPARE_PROCESSES,
+            pids_limit=spec.processes + _SPARE_PROCESSES,
             mem_limit=memory,
             memswap_limit=memory,
             nano_cpus=None if settings.cpus is None else int(settings.cpus * 1e9),
-            tmpfs=_file_systems(settings, disk_bytes, max_files, count_files=count_files),
+            tmpfs=_file_systems(spec, count_files=count_files),
             log_config=docker.types.LogConfig(type="none"),
             runtime=settings.runtime,
         )
@@ -110,16 +123,16 @@ def create(
             raise named_refusal(error, settings) from error
 
 
-def _file_systems(
-    settings: DockerSettings, disk_bytes: int, max_files: int, *, count_files: bool
-) -> dict[str, str]:
+def _file_systems(spec: ContainerSpec, *, count_files: bool) -> dict[str, str]:
     """The options of everything that can be written to, by where it is mounted."""
 
     def options(flags: str, size: int, files: int) -> str:
         return f"rw,nosuid,nodev,{flags},size={size}{f',nr_inodes={files}' if count_files else ''}"
 
     return {
-        **dict.fromkeys(root_paths(settings), options("exec,mode=0711", disk_bytes, max_files)),
+        **dict.fromkeys(
+            root_paths(spec.settings), options("exec,mode=0711", spec.disk_bytes, spec.max_files)
+        ),
         "/tmp": options("noexec,mode=0711", 2**16, 16),
         "/run": options("noexec,mode=0700", 2**22, 16),
         "/dev/shm": options("noexec,mode=0700", 2**16, 16),  # no way from one sandbox to another

@@ -13,7 +13,7 @@ from typing import Any
 import docker
 import requests
 
-from agentrl.errors import AgentRLError, MachineError, SandboxError
+from agentrl.errors import MachineError, SandboxError
 
 from .settings import DockerSettings
 
@@ -46,7 +46,14 @@ def connect(settings: DockerSettings) -> Client:
         with closing(_open(way, oldest)) as client:
             version = str(client.api.version(api_version=False)["ApiVersion"])
     except (docker.errors.DockerException, requests.RequestException, OSError, ValueError) as error:
-        raise _unreachable(error, place) from error
+        why, remedy = _reason(error, place)
+        with _lock:
+            answered = place in _answered
+        if answered:
+            raise SandboxError(
+                f"the container engine at {place} answered before and does not now: {why}"
+            ) from error
+        raise MachineError(f"no container engine answers at {place}: {why}; {remedy}") from error
     if tuple(map(int, version.split("."))) < _OLDEST_API:
         raise MachineError(
             f"the container engine at {place} speaks Docker API {version}; {oldest} (Docker 19.03, "
@@ -64,17 +71,6 @@ def _open(way: dict[str, Any], version: str) -> Client:
             False  # REQUESTS_CA_BUNDLE would take the place of the engine's own authority
         )
     return client
-
-
-def _unreachable(error: BaseException, place: str) -> AgentRLError:
-    why, remedy = _reason(error, place)
-    with _lock:
-        answered = place in _answered
-    if answered:
-        return SandboxError(
-            f"the container engine at {place} answered before and does not now: {why}"
-        )
-    return MachineError(f"no container engine answers at {place}: {why}; {remedy}")
 
 
 def _way(settings: DockerSettings) -> dict[str, Any]:
@@ -105,26 +101,30 @@ def _way(settings: DockerSettings) -> dict[str, Any]:
 def _reason(error: BaseException, place: str) -> tuple[str, str]:
     """What went wrong and what to do, by the first cause that says so."""
     causes = list(_causes(error))
-    start = "start it (systemctl start docker, or Docker Desktop), or name one in DOCKER_HOST or DockerSettings.host"  # noqa: E501
-    if any(isinstance(cause, FileNotFoundError) for cause in causes):
-        return "the socket does not exist", start
-    if any(isinstance(cause, ConnectionRefusedError) for cause in causes):
-        return "the connection is refused", start
-    if any(isinstance(cause, PermissionError) for cause in causes):
-        return (
-            "permission denied",
-            'let this user speak to it (sudo usermod -aG docker "$USER", then log in again), or '
-            "set DOCKER_HOST to "
-            "an engine of your own (podman system service)",
-        )
-    if any(isinstance(cause, socket.gaierror) for cause in causes):
-        return "the name is unknown", "correct DOCKER_HOST or DockerSettings.host"
-    if failed := [cause for cause in causes if isinstance(cause, ssl.SSLError)]:
-        return f"TLS failed: {failed[0]}", "check DOCKER_TLS_VERIFY and DOCKER_CERT_PATH"
-    if any(isinstance(cause, TimeoutError | requests.Timeout) for cause in causes):
-        return f"no answer within {_TIMEOUT_S} s", start
-    if any(isinstance(cause, docker.errors.InvalidVersion) for cause in causes):
-        return f"it is too old: {causes[0]}", "update it to Docker 19.03 or podman 3 or later"
+    start = (
+        "start it (systemctl start docker, or Docker Desktop), or name one in DOCKER_HOST or "
+        "DockerSettings.host"
+    )
+    own = (
+        'let this user speak to it (sudo usermod -aG docker "$USER", then log in again), or set '
+        "DOCKER_HOST to an engine of your own (podman system service)"
+    )
+    known: tuple[tuple[Any, str, str], ...] = (
+        (FileNotFoundError, "the socket does not exist", start),
+        (ConnectionRefusedError, "the connection is refused", start),
+        (PermissionError, "permission denied", own),
+        (socket.gaierror, "the name is unknown", "correct DOCKER_HOST or DockerSettings.host"),
+        (ssl.SSLError, "TLS failed: {}", "check DOCKER_TLS_VERIFY and DOCKER_CERT_PATH"),
+        (TimeoutError | requests.Timeout, f"no answer within {_TIMEOUT_S} s", start),
+        (
+            docker.errors.InvalidVersion,
+            "it is too old: {}",
+            "update it to Docker 19.03 or podman 3 or later",
+        ),
+    )
+    for kind, why, remedy in known:
+        if found := [cause for cause in causes if isinstance(cause, kind)]:
+            return why.format(found[0]), remedy
     return str(causes[0]), f"see that it works (docker -H {place} info)"
 
 

@@ -1,14 +1,18 @@
-"""Docker launcher: starts the sandbox host in a container and carries its links."""
+"""Docker launcher: starts the sandbox host in a container, and links its owner to it over the
+stream that is attached to the container.
+"""
 
 from __future__ import annotations
 
 import functools
 import io as bytes_io
+import struct
 import threading
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -16,17 +20,19 @@ import docker
 import requests
 
 from agentrl.errors import SandboxError
-from agentrl.sandbox.forkserver.channel import IOThread
-from agentrl.sandbox.forkserver.launcher import HOST_FOLDER, OnEnd, OnFrame
+from agentrl.sandbox.forkserver.channel import IOThread, OnEnd, OnFrame, Stream
+from agentrl.sandbox.forkserver.launcher import HOST_FOLDER
 from agentrl.sandbox.host import frames, mux
 
 from . import containers, images
 from .engine import Client, asked, connect
-from .host import ContainerHost
-from .settings import HOST_BYTES, SANDBOX_BYTES, DockerSettings
 
+_STDERR = 2
+_HEAD = struct.Struct(">BxxxI")  # of the engine's attached stream
+_KEPT_STDERR_BYTES = 4096
+_EXIT_S = 2.0  # in which the engine says how a container ended whose stream has ended
+_SIGKILLED = 137
 _READABLE = ("/opt", "/srv", "/app", "/go", "/nix")
-_MEMORY_SHARE = 0.8  # of the engine's
 
 # runs in any Python 3, so that one that is too old says so; the modules follow on standard input
 _BOOT = """
@@ -42,7 +48,8 @@ def take(size):
 modules = take(int.from_bytes(take(8), "big"))
 if sys.version_info < {oldest}:
     import json, struct
-    frame = json.dumps({{"op": "too_old", "found": "%d.%d" % sys.version_info[:2], "sizes": []}}).encode()
+    why = {too_old!r}.replace("VERSION", "%d.%d" % sys.version_info[:2])
+    frame = json.dumps({{"op": "refused", "setting": False, "why": why, "sizes": []}}).encode()
     frame = struct.pack("!IQ", len(frame), 0) + frame
     os.write(1, struct.pack("!BII", {data}, {control}, len(frame)) + frame)
     sys.exit(0)
@@ -52,7 +59,7 @@ sys.path.insert(0, "/run/host.zip")
 from host.relay import main
 sys.path.remove("/run/host.zip")
 main()
-"""  # noqa: E501
+"""
 
 
 @dataclass(frozen=True)
@@ -60,31 +67,24 @@ class DockerLauncher:
     """The host is the first process of a container.
 
     Attributes:
-        settings: engine, runtime, and the container's size.
+        spec: of the container.
         image: the user's name of the image.
-        disk_bytes, max_files: size of the file system that each sandbox has.
-        memory_bytes: what all runs that may execute at one time may use together.
-        processes: what all sandboxes may have together; interpreters that rest keep their threads.
     """
 
-    settings: DockerSettings
+    spec: containers.ContainerSpec
     image: str
-    disk_bytes: int
-    max_files: int
-    memory_bytes: int
-    processes: int
 
     @property
     def host_settings(self) -> Mapping[str, Any]:
         return MappingProxyType(
             {
-                "roots": containers.root_paths(self.settings),
-                "readable": (*_READABLE, *self.settings.readable),
+                "roots": containers.root_paths(self.spec.settings),
+                "readable": (*_READABLE, *self.spec.settings.readable),
             }
         )
 
     def start(self, io: IOThread, on_frame: OnFrame, on_end: OnEnd) -> ContainerHost:
-        client = connect(self.settings)
+        client = connect(self.spec.settings)
         try:
             containers.remove_orphaned(client)
             image = images.find(client, self.image)
@@ -96,16 +96,14 @@ class DockerLauncher:
     def _start(
         self, client: Client, image: images.Image, io: IOThread, on_frame: OnFrame, on_end: OnEnd
     ) -> ContainerHost:
-        boot = _BOOT.format(oldest=images.OLDEST_PYTHON, data=mux.DATA, control=mux.CONTROL)
+        boot = _BOOT.format(
+            oldest=images.OLDEST_PYTHON,
+            data=mux.DATA,
+            control=mux.CONTROL,
+            too_old=str(images.lacks_python(self.image, "has Python VERSION")),
+        )
         container = containers.create(
-            client,
-            self.settings,
-            image_id=image.id,
-            command=[*image.python, "-I", "-c", boot],
-            disk_bytes=self.disk_bytes,
-            max_files=self.max_files,
-            memory_bytes=self._container_bytes(client),
-            processes=self.processes,
+            client, self.spec, image.id, [*image.python, "-I", "-c", boot]
         )
         try:
             with asked("start a container"):
@@ -120,27 +118,13 @@ class DockerLauncher:
                         raise images.lacks_python(
                             self.image, f"has no {image.python[0]}"
                         ) from error
-                    raise containers.named_refusal(error, self.settings) from error
+                    raise containers.named_refusal(error, self.spec.settings) from error
         except BaseException:
             containers.remove(client, container)
             raise
-        hear = self._naming_old_python(on_frame)
-        return ContainerHost(client, container, attached, exit_code, _bootstrap(), io, hear, on_end)
-
-    def _naming_old_python(self, on_frame: OnFrame) -> OnFrame:
-        def hear(header: frames.Header, blobs: list[bytes]) -> None:
-            if header["op"] == "too_old":
-                error = images.lacks_python(self.image, f"has Python {header['found']}")
-                header = {"op": "refused", "setting": False, "why": str(error)}
-            on_frame(header, blobs)
-
-        return hear
-
-    def _container_bytes(self, client: Client) -> int:
-        with asked("tell its memory"):
-            ceiling = int(client.info()["MemTotal"] * _MEMORY_SHARE)
-        sandboxes = self.settings.max_sandboxes * (SANDBOX_BYTES + self.disk_bytes)
-        return min(ceiling, HOST_BYTES + self.memory_bytes + sandboxes)
+        return ContainerHost(
+            client, container, attached, exit_code, _bootstrap(), io, on_frame, on_end
+        )
 
 
 def _watch_exit(client: Client, container: str) -> Future[int]:
@@ -170,3 +154,145 @@ def _bootstrap() -> bytes:
         for path in sorted(HOST_FOLDER.rglob("*.py")):
             archive.write(path, f"host/{path.relative_to(HOST_FOLDER)}")
     return len(out.getvalue()).to_bytes(8, "big") + out.getvalue()
+
+
+@dataclass(eq=False)
+class ContainerLink:
+    """Frames to and from one process of the container."""
+
+    host: ContainerHost
+    number: int
+    on_frame: OnFrame
+    on_end: OnEnd
+    decoder: frames.FrameDecoder = field(default_factory=frames.FrameDecoder)
+
+    def send(self, header: frames.Header, blobs: Sequence[bytes] = ()) -> None:
+        data = frames.encode(header, blobs)
+        self.host.stream.write(mux.encode(mux.DATA, self.number, data))
+
+    def close(self) -> None:
+        self.host.hang_up(self.number)
+
+    def abandon(self) -> None:
+        self.host.stream.abandon()
+
+    def on_data(self, data: bytes) -> None:
+        """What the process wrote."""
+        for header, blobs in self.decoder.feed(data):
+            self.on_frame(header, blobs)
+
+
+class ContainerHost:
+    """A host whose container was started.
+
+    Args:
+        client: the way to the engine; closed in :meth:`clear`.
+        container: its id.
+        attached: the socket attached to its standard streams.
+        exit_code: known when the container has ended.
+        bootstrap: what its first process reads before anything else.
+        io, on_frame, on_end: as in ``Launcher.start``.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        container: str,
+        attached: Any,
+        exit_code: Future[int],
+        bootstrap: bytes,
+        io: IOThread,
+        on_frame: OnFrame,
+        on_end: OnEnd,
+    ) -> None:
+        self._client = client
+        self._container = container
+        self._attached = attached  # the SDK's wrapper closes the socket when it is collected
+        self._exit_code = exit_code
+        self._io = io
+        self._stderr = bytearray()
+        self._buffer = bytearray()
+        self._decoder = mux.ChunkDecoder()
+        # Guards _links: slots are opened on callers' threads, and end on the I/O thread.
+        self._lock = threading.Lock()
+        self._links = {mux.CONTROL: ContainerLink(self, mux.CONTROL, on_frame, on_end)}
+        self.control = self._links[mux.CONTROL]
+        self.stream = Stream(
+            io, getattr(attached, "_sock", attached), self._on_data, self._on_stream_end
+        )
+        self.stream.write(bootstrap)
+
+    def open_slot(self, number: int, on_frame: OnFrame, on_end: OnEnd) -> ContainerLink:
+        link = ContainerLink(self, number + 1, on_frame, on_end)
+        with self._lock:
+            self._links[number + 1] = link
+        self.stream.write(mux.encode(mux.OPEN, number + 1))
+        return link
+
+    def hang_up(self, number: int) -> None:
+        """Close a link; the supervisor's ends everything."""
+        if number == mux.CONTROL:
+            self.stream.close()
+            return
+        self.stream.write(mux.encode(mux.END, number))
+        self._io.call(lambda: self._end_link(number))
+
+    def said(self) -> str:
+        """Why the container ended, as far as the engine and its standard error tell."""
+        said = self._stderr.decode(errors="replace").strip()
+        try:
+            code = self._exit_code.result(_EXIT_S)
+        except FutureTimeout:
+            return said or "its stream was closed"
+        except SandboxError as error:
+            return said or str(error)
+        if code == _SIGKILLED:
+            return (
+                "its container was killed, by its limit DockerSettings.memory_bytes or from "
+                f"outside; {said}"
+            )
+        return f"its container ended with exit code {code}{': ' + said if said else ''}"
+
+    def end(self, patience_s: float) -> None:
+        try:
+            self._exit_code.result(patience_s)
+        except FutureTimeout:
+            with asked("remove a container"):
+                containers.remove(self._client, self._container)
+        except SandboxError:
+            return  # the engine is gone, and what it left is reaped when it is back
+
+    def clear(self, facts: Mapping[str, Any]) -> None:
+        """The engine removes the container with all that it holds."""
+        self._attached.close()
+        self._client.close()
+
+    def _on_data(self, data: bytes) -> None:
+        self._buffer += data
+        for (source, _), part in frames.cut(self._buffer, _HEAD, lambda _, length: length):
+            if source == _STDERR:
+                self._stderr = (self._stderr + part)[-_KEPT_STDERR_BYTES:]
+                continue
+            for kind, number, body in self._decoder.feed(part):
+                if kind == mux.END:
+                    self._end_link(number)
+                    continue
+                with self._lock:
+                    link = self._links.get(number)
+                if link is not None:
+                    link.on_data(body)
+
+    def _end_link(self, number: int) -> None:
+        with self._lock:
+            link = self._links.pop(number, None)
+        if link is not None:
+            link.on_end()
+
+    def _on_stream_end(self) -> None:
+        with self._lock:
+            links = self._links
+            self._links = {}
+        for number in sorted(
+            links, reverse=True
+        ):  # the supervisor's last, as its end is everyone's
+            links[number].on_end()

@@ -16,16 +16,17 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 from agentrl.errors import MachineError, SandboxError
 from agentrl.sandbox.host.confine import drop_privileges, namespaced_slot, uids
 from agentrl.sandbox.host.interpreter import PROGRAMS, SYSTEM_FILES
+from agentrl.sandbox.host.proc import owned
 
-from .channel import IOThread
-from .launcher import HOST_FOLDER, OnEnd, OnFrame, ProcessHost, host_argv
+from .channel import IOThread, OnEnd, OnFrame
+from .launcher import HOST_FOLDER, ProcessHost, host_argv
 from .local import forked, module_folders
 
 if TYPE_CHECKING:
@@ -46,8 +47,8 @@ _DEVICES = (
     "urandom",
 )  # no zero: a mapping of it is shared memory that no process shows
 _ISOLATION = (
-    "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try",  # noqa: E501
-    "--hostname", "sandbox", "--die-with-parent", "--new-session",
+    "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-net", "--unshare-uts",
+    "--unshare-cgroup-try", "--hostname", "sandbox", "--die-with-parent", "--new-session",
 )  # fmt: skip
 _REFUSAL = (
     "namespace",
@@ -149,15 +150,13 @@ class BubblewrapLauncher:
         info, tell = os.pipe()
         blocked, unblock = os.pipe()
         with os.fdopen(info, "rb") as told, os.fdopen(unblock, "wb", buffering=0) as go:
-            try:
+            with owned(tell), owned(blocked):
                 argv = _argv_of_root(bwrap, folders, first + uids.BLOCK - 1, tell, blocked)
-                host = BubblewrapHost(argv, io, on_frame, on_end, pass_fds=(tell, blocked))
-            except SandboxError:
-                reservation.close()
-                raise
-            finally:
-                os.close(tell)
-                os.close(blocked)
+                try:
+                    host = BubblewrapHost(argv, io, on_frame, on_end, pass_fds=(tell, blocked))
+                except SandboxError:
+                    reservation.close()
+                    raise
             host.reservation = reservation
             try:
                 if _map_uids(told, first):
@@ -268,21 +267,13 @@ def _map_uids(told: IO[bytes], first: int) -> bool:
     return True
 
 
-def _is_set(path: str, value: str) -> bool:
-    """Whether this setting of the kernel's exists and has this value."""
-    try:
-        with open(path) as file:
-            return file.read().strip() == value
-    except FileNotFoundError:
-        return False
-
-
 def _remedy(said: str) -> str:
     """What to do where bubblewrap is installed and refused, by what the machine's settings say."""
     if "Unknown option" in said:
         return "it is too old: version 0.6 or later is needed"
     for path, refusing, remedy in _SWITCHES:
-        if any(word in said for word in _REFUSAL) and _is_set(path, refusing):
+        is_set = os.path.exists(path) and Path(path).read_text().strip() == refusing
+        if is_set and any(word in said for word in _REFUSAL):
             return remedy
     if "setuid" in said:
         return "a setuid bwrap cannot be used here: chmod u-s it where user namespaces are allowed"
@@ -292,4 +283,7 @@ def _remedy(said: str) -> str:
             "--security-opt apparmor=unconfined --security-opt systempaths=unconfined (and "
             "--cap-add SYS_ADMIN where it runs as root)"
         )
-    return "this machine refuses what bubblewrap needs; bwrap --unshare-all --ro-bind / / true shows it as well"  # noqa: E501
+    return (
+        "this machine refuses what bubblewrap needs; bwrap --unshare-all --ro-bind / / true shows "
+        "it as well"
+    )

@@ -12,16 +12,19 @@ import contextlib
 import functools
 import os
 import subprocess
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
+from agentrl.sandbox.host.proc import rounds
 from agentrl.sandbox.owner_id import Owner
 
 _PREFIX = "agentrl-sandbox-"  # of a cgroup's name, before its owner
-_LIMIT = {1: "memory.limit_in_bytes", 2: "memory.max"}
-_KILLS = {1: "memory.oom_control", 2: "memory.events"}
-_NO_SWAP = {1: "memory.swappiness", 2: "memory.swap.max"}
+# by version: the limit, the count of kills, and what forbids swap
+_FILES = {
+    1: ("memory.limit_in_bytes", "memory.oom_control", "memory.swappiness"),
+    2: ("memory.max", "memory.events", "memory.swap.max"),
+}
 _EMPTY_S = 2.0  # in which the processes of a sandbox that has ended leave its cgroup
 
 
@@ -51,15 +54,14 @@ def find_node() -> Node | None:
 def _is_usable(node: Node) -> bool:
     try:
         _remove_orphans(node)
-        cgroup = Cgroup.make(node)
+        cgroup = Cgroup(node)
+        try:
+            with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as cat:
+                os.write(cgroup.files[0], str(cat.pid).encode())  # a process can be moved into it
+        finally:
+            cgroup.remove()
     except OSError:
         return False
-    try:
-        cgroup.try_out()
-    except OSError:
-        return False
-    finally:
-        cgroup.remove()
     return True
 
 
@@ -102,48 +104,34 @@ def _seen(path: str, root: str, place: str) -> str:
 
 
 class Cgroup:
-    """One memory cgroup, made here.
+    """One memory cgroup, made below a node.
+
+    Raises:
+        OSError: the kernel refused.
 
     Attributes:
         files: descriptors of what its sandbox writes to and reads: the processes in it, its limit,
             its count of kills.
     """
 
-    def __init__(self, node: Node, path: str) -> None:
-        self._path = path
+    def __init__(self, node: Node) -> None:
+        path = self._path = f"{node.path}/{_PREFIX}{Owner.current()}-{os.urandom(4).hex()}"
+        os.mkdir(path)
         self.files: tuple[int, ...] = ()
+        limit, kills, swap = _FILES[node.version]
         try:
-            for name, flags in (("cgroup.procs", os.O_WRONLY), (_LIMIT[node.version], os.O_WRONLY)):
-                self.files += (os.open(f"{path}/{name}", flags | os.O_CLOEXEC),)
-            self.files += (os.open(f"{path}/{_KILLS[node.version]}", os.O_RDONLY | os.O_CLOEXEC),)
-            with (
-                contextlib.suppress(FileNotFoundError),
-                open(f"{path}/{_NO_SWAP[node.version]}", "w") as file,
+            for name, flags in (
+                ("cgroup.procs", os.O_WRONLY),
+                (limit, os.O_WRONLY),
+                (kills, os.O_RDONLY),
             ):
-                file.write("0")  # version 2 names it where there is swap
+                self.files += (os.open(f"{path}/{name}", flags | os.O_CLOEXEC),)
+            # version 2 names it where there is swap
+            with contextlib.suppress(FileNotFoundError):
+                Path(path, swap).write_text("0")
         except OSError:
             self.remove()
             raise
-
-    @classmethod
-    def make(cls, node: Node) -> Cgroup:
-        """A new one below ``node``.
-
-        Raises:
-            OSError: the kernel refused.
-        """
-        path = f"{node.path}/{_PREFIX}{Owner.current()}-{os.urandom(4).hex()}"
-        os.mkdir(path)
-        return cls(node, path)
-
-    def try_out(self) -> None:
-        """Move a process into it.
-
-        Raises:
-            OSError: the kernel refused.
-        """
-        with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
-            os.write(self.files[0], str(process.pid).encode())
 
     def remove(self) -> None:
         """Take it away; its last processes may be leaving meanwhile. What stays is removed by a
@@ -152,18 +140,14 @@ class Cgroup:
         for fd in self.files:
             os.close(fd)
         self.files = ()
-        end = time.monotonic() + _EMPTY_S
-        while True:
+        for _ in rounds(_EMPTY_S, 0.01):
             try:
                 os.rmdir(self._path)
             except FileNotFoundError:
                 return
             except OSError:
-                if time.monotonic() > end:
-                    return
-                time.sleep(0.01)
-            else:
-                return
+                continue
+            return
 
 
 class CgroupPool:
@@ -179,7 +163,7 @@ class CgroupPool:
         if self._node is None:
             return ()
         try:
-            cgroup = self._idle.pop() if self._idle else Cgroup.make(self._node)
+            cgroup = self._idle.pop() if self._idle else Cgroup(self._node)
         except (
             OSError
         ):  # the machine's number of cgroups is bounded too; the rlimits and the watch remain

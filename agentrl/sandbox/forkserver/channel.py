@@ -15,7 +15,8 @@ from typing import Any
 
 from agentrl.sandbox.host import frames
 
-Reply = tuple[frames.Header, list[bytes]]
+OnFrame = Callable[[frames.Header, list[bytes]], None]
+OnEnd = Callable[[], None]
 _READ_BYTES = 1 << 20
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -68,7 +69,7 @@ class Stream:
         io: IOThread,
         sock: socket.socket,
         on_data: Callable[[bytes], None],
-        on_end: Callable[[], None],
+        on_end: OnEnd,
     ) -> None:
         self._io = io
         self._sock = sock
@@ -188,8 +189,8 @@ class Channel(Stream):
         self,
         io: IOThread,
         sock: socket.socket,
-        on_frame: Callable[[frames.Header, list[bytes]], None],
-        on_end: Callable[[], None],
+        on_frame: OnFrame,
+        on_end: OnEnd,
     ) -> None:
         decoder = frames.FrameDecoder()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import logging
+import math
 import os
 import threading
 import time
@@ -19,7 +20,7 @@ _GRACE_S = 60.0  # after which nobody who was given a host has yet to open a san
 
 _servers: dict[HostSettings, ForkServer] = {}
 _executing: dict[HostSettings, FifoSemaphore] = {}
-_retired: list[tuple[float, ForkServer]] = []
+_retired: list[ForkServer] = []
 # Guards the three tables. It is held while a host starts, so that equal settings share one.
 _lock = threading.Lock()
 
@@ -37,14 +38,10 @@ def shared_server(settings: HostSettings) -> ForkServer:
         _end_retired()
         server = _servers.get(settings)
         if server is not None and server.ended:
-            server.close()
-            del _servers[settings]
-        elif (
-            server is not None
-            and settings.recycle_after
-            and server.num_runs >= settings.recycle_after
-        ):
-            _retired.append((time.monotonic(), _servers.pop(settings)))
+            _servers.pop(settings).close()
+        elif server is not None and server.num_runs >= (settings.recycle_after or math.inf):
+            server.retired_s = time.monotonic()
+            _retired.append(_servers.pop(settings))
         if settings not in _servers:
             _remove_orphans_once()
             permits = _executing.setdefault(settings, FifoSemaphore(settings.permits))
@@ -55,7 +52,7 @@ def shared_server(settings: HostSettings) -> ForkServer:
 def close_servers() -> None:
     """End every host of this process; called at its exit."""
     with _lock:
-        servers = [*_servers.values(), *(server for _, server in _retired)]
+        servers = [*_servers.values(), *_retired]
         _servers.clear()
         _retired.clear()
     for server in servers:
@@ -76,18 +73,17 @@ _remove_orphans_once = functools.cache(remove_orphans_and_say)
 
 
 def _end_retired() -> None:
-    now = time.monotonic()
-    for entry in list(_retired):
-        since, server = entry
-        if server.ended or (not server.slots and now - since > _GRACE_S):
-            _retired.remove(entry)
+    oldest = time.monotonic() - _GRACE_S
+    for server in list(_retired):
+        if server.ended or (not server.slots and server.retired_s < oldest):
+            _retired.remove(server)
             server.close()
 
 
 def _after_fork_in_child() -> None:
     global _lock
     _lock = threading.Lock()  # another thread of the parent may have held the old one
-    for server in (*_servers.values(), *(server for _, server in _retired)):
+    for server in (*_servers.values(), *_retired):
         server.abandon()
     _servers.clear()
     _executing.clear()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -18,17 +18,18 @@ from agentrl.errors import SandboxError
 from agentrl.sandbox.host import frames
 from agentrl.sandbox.host.confine import marks
 from agentrl.sandbox.host.files import removal
+from agentrl.sandbox.host.proc import rounds
 from agentrl.sandbox.owner_id import Owner
 
 from .cgroups import CgroupPool
-from .channel import Channel, IOThread
-
-OnFrame = Callable[[frames.Header, list[bytes]], None]
-OnEnd = Callable[[], None]
+from .channel import Channel, IOThread, OnEnd, OnFrame
 
 _REMOVE_S = 5.0
 _LISTENER_S = 10.0
-_BOOT = "import sys; sys.path.insert(0, {folder!r}); from host.{module} import main; sys.path.remove({folder!r}); main()"  # noqa: E501
+_BOOT = (
+    "import sys; sys.path.insert(0, {folder!r}); from host.{module} import main; "
+    "sys.path.remove({folder!r}); main()"
+)
 FOLDER_PREFIX = "agentrl-sandbox-"  # of a host's folder, before its owner
 HOST_FOLDER = Path(__file__).parents[1] / "host"
 
@@ -140,38 +141,26 @@ class ProcessHost:
             ours.close()
             self._log.close()
             raise SandboxError(f"the sandbox host could not be started: {error}") from error
-        self._cgroups = CgroupPool()
-        self._control = Channel(io, ours, self._noting_ends(on_frame), on_end)
+        cgroups = self._cgroups = CgroupPool()
 
-    @property
-    def pid(self) -> int:
-        """Of the program that was started."""
-        return self._process.pid
+        def hear(header: frames.Header, blobs: list[bytes]) -> None:
+            if header["op"] in ("closed", "open_failed"):  # its cgroup is free for another slot
+                cgroups.take_back(header["slot"])
+            on_frame(header, blobs)
 
-    @property
-    def control(self) -> Channel:
-        return self._control
+        self.pid = self._process.pid
+        self.control = Channel(io, ours, hear, on_end)
 
     def open_slot(self, number: int, on_frame: OnFrame, on_end: OnEnd) -> Channel:
         ours, theirs = socket.socketpair()
         with theirs:
             channel = Channel(self._io, ours, on_frame, on_end)
             cgroup = self._cgroups.lend(number)
-            self._control.send(
-                {"op": "open", "slot": number, "cgroup": bool(cgroup)},
+            self.control.send(
+                {"op": "open", "slot": number, "cgroup": len(cgroup)},
                 fds=(theirs.fileno(), *cgroup),
             )
         return channel
-
-    def _noting_ends(self, on_frame: OnFrame) -> OnFrame:
-        """Frames as they are heard; the cgroup of a slot that has ended is free for another."""
-
-        def hear(header: frames.Header, blobs: list[bytes]) -> None:
-            if header["op"] in ("closed", "open_failed"):
-                self._cgroups.take_back(header["slot"])
-            on_frame(header, blobs)
-
-        return hear
 
     def listener(self) -> socket.socket:
         """The socket at which the sandboxes ask for the network; the host listens, and its owner
@@ -183,7 +172,7 @@ class ProcessHost:
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
-                self._control.send({"op": "listener"}, fds=(theirs.fileno(),))
+                self.control.send({"op": "listener"}, fds=(theirs.fileno(),))
             ours.settimeout(_LISTENER_S)
             try:
                 _, fds, _, _ = socket.recv_fds(ours, 1, 1)
@@ -210,19 +199,16 @@ class ProcessHost:
         """
         self._log.close()
         self._cgroups.close()
-        base = facts.get("base")
-        deadline = time.monotonic() + _REMOVE_S
-        if base is not None and os.path.exists(base) and sys.platform == "linux":
+        base = facts.get("base") or ""
+        if os.path.exists(base) and sys.platform == "linux":
             marks.end_orphans(_REMOVE_S)
-        while base is not None and os.path.exists(base):
-            try:
+        for _ in rounds(_REMOVE_S, 0.01):
+            if not os.path.exists(base):
+                return
+            with contextlib.suppress(OSError):
                 removal.remove(base)
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise SandboxError(
-                        f"the folder {base} of a sandbox host that died could not be removed"
-                    ) from None
-                time.sleep(0.01)
+                return
+        raise SandboxError(f"the folder {base} of a sandbox host that died could not be removed")
 
 
 @dataclass(frozen=True)

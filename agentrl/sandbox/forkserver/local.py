@@ -60,7 +60,5 @@ def forked(spec: SandboxSpec, *, confine: bool, launcher: Launcher | None = None
 
 def module_folders(spec: SandboxSpec) -> tuple[str, ...]:
     """Folders of modules beyond the standard library that the code may read and import."""
-    paths = (
-        (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")) if spec.site_packages else ()
-    )
-    return tuple(dict.fromkeys(paths))
+    names = ("purelib", "platlib") if spec.site_packages else ()
+    return tuple(dict.fromkeys(map(sysconfig.get_path, names)))

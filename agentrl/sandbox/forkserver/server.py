@@ -16,7 +16,7 @@ from agentrl.sandbox.owner_id import Owner
 from agentrl.sandbox.permits import FifoSemaphore
 from agentrl.sandbox.proxy import AllowList, ProxyServer
 
-from .channel import IOThread, Reply, fail, resolve
+from .channel import IOThread, fail, resolve
 from .launcher import FOLDER_PREFIX, Host, Launcher, Link, LocalLauncher, ProcessHost
 
 _START_S = 60.0
@@ -76,27 +76,20 @@ class SlotHandle:
         self.number = number
         self.closed: Future[None] = Future()
         self.server = server
-        self.opened: Future[Reply] = Future()  # resolves when the slot is ready
-        self._pending: dict[int, Future[Reply]] = {0: self.opened}
+        self.opened: Future[frames.Frame] = Future()  # resolves when the slot is ready
+        self.has_cgroup = False  # whether a memory cgroup bounds its runs, once it is open
+        self._pending: dict[int, Future[frames.Frame]] = {0: self.opened}
         self._ids = itertools.count(1)
         # Guards _pending and _ended: callers ask on any thread, replies come on the I/O thread.
         self._lock = threading.Lock()
         self._ended = False
 
-    @property
-    def has_cgroup(self) -> bool:
-        """Whether a memory cgroup bounds its runs; False until it is open."""
-        opened = self.opened
-        return (
-            opened.done() and opened.exception() is None and bool(opened.result()[0].get("cgroup"))
-        )
-
     def request(
         self, header: dict[str, Any], blobs: Sequence[bytes] = ()
-    ) -> tuple[int, Future[Reply]]:
+    ) -> tuple[int, Future[frames.Frame]]:
         """Send a request; its number and the future of its reply."""
         number = next(self._ids)
-        future = Future[Reply]()
+        future = Future[frames.Frame]()
         with self._lock:
             ended = self._ended
             if not ended:
@@ -108,25 +101,21 @@ class SlotHandle:
             self.link.send({**header, "id": number}, blobs)
         return number, future
 
-    def cancel(self, number: int) -> None:
-        """End the run with this number; its reply is dropped."""
-        self.link.send({"op": "cancel", "target": number})
-
     def close(self) -> None:
         """Hang up: the slot ends its processes, the supervisor removes its folder."""
         self.link.close()
 
     def kill(self) -> None:
         """End the slot by force, also where it does not listen."""
-        self.server.kill_slot(self.number)
+        self.server.control.send({"op": "kill", "slot": self.number})
         self.link.close()
 
-    def fail_open(self, why: str) -> None:
-        """The supervisor could not fork this slot."""
+    def gone(self, error: str | None) -> None:
+        """The supervisor has removed this slot, or could not fork it."""
         with self._lock:
-            opened = self._pending.pop(0, None)
+            opened = self._pending.pop(0, None) if error is not None else None
         if opened is not None:
-            fail(opened, SandboxError(f"a sandbox could not be opened: {why}"))
+            fail(opened, SandboxError(f"a sandbox could not be opened: {error}"))
         self.close()
         resolve(self.closed, None)
 
@@ -134,6 +123,8 @@ class SlotHandle:
         """A reply came."""
         with self._lock:
             future = self._pending.pop(header["id"], None)
+        if future is self.opened:
+            self.has_cgroup = header.get("cgroup", False)
         if future is not None:
             resolve(future, (header, blobs))
 
@@ -164,6 +155,7 @@ class ForkServer:
     Attributes:
         executing: a permit for each run at one time, over all sandboxes of the host.
         num_runs: runs that its sandboxes were asked for.
+        retired_s: when another took its place, by ``time.monotonic``.
 
     Raises:
         MachineError: this machine cannot host such sandboxes.
@@ -176,6 +168,7 @@ class ForkServer:
         self.facts: dict[str, Any] = {}
         self.slots: dict[int, SlotHandle] = {}
         self.ended = False
+        self.retired_s = 0.0
         self.executing = executing or FifoSemaphore(settings.permits)
         self.num_runs = 0
         self._numbers = itertools.count()
@@ -189,13 +182,19 @@ class ForkServer:
         try:
             self.facts = self._ready.result(_START_S)
             if settings.network:
-                self.proxy = self._open_proxy()
+                assert isinstance(self._host, ProcessHost)  # another refuses to serve a proxy
+                self.proxy = ProxyServer(self._host.listener(), AllowList(settings.network))
         except TimeoutError:
             self.close()
             raise SandboxError(f"the sandbox host did not start within {_START_S:g} s") from None
         except BaseException:
             self.close()
             raise
+
+    @property
+    def control(self) -> Link:
+        """The link to the supervisor."""
+        return self._host.control
 
     def _spawn(self) -> None:
         try:
@@ -206,14 +205,7 @@ class ForkServer:
         except OSError as error:
             fail(self._ready, SandboxError(f"the sandbox host could not be started: {error}"))
             return
-        self._host.control.send(self.settings.first_frame())
-
-    def _open_proxy(self) -> ProxyServer:
-        if not isinstance(self._host, ProcessHost):
-            raise MachineError(
-                "NetworkSpec.allow needs a host on this machine; use SandboxSpec.backend=bubblewrap"
-            )
-        return ProxyServer(self._host.listener(), AllowList(self.settings.network))
+        self.control.send(self.settings.first_frame())
 
     def open_slot(self) -> SlotHandle:
         """Fork a slot; its :attr:`SlotHandle.opened` says when it is ready.
@@ -231,16 +223,12 @@ class ForkServer:
             self.slots[slot.number] = slot
         return slot
 
-    def kill_slot(self, number: int) -> None:
-        """SIGKILL a slot; the supervisor then sweeps what it ran."""
-        self._host.control.send({"op": "kill", "slot": number})
-
     def close(self) -> None:
         """End the host with everything in it."""
         if not hasattr(self, "_host"):
             self.io.stop()  # waits for a start that is under way
         if hasattr(self, "_host"):
-            self._host.control.close()
+            self.control.close()
             self._host.end(_END_S)
             if self.proxy is not None:
                 self.proxy.close()
@@ -253,7 +241,7 @@ class ForkServer:
         """
         for slot in self.slots.values():
             slot.link.abandon()
-        self._host.control.abandon()
+        self.control.abandon()
 
     def _on_frame(self, header: frames.Header, _: list[bytes]) -> None:
         match header["op"]:
@@ -263,15 +251,10 @@ class ForkServer:
                 fail(
                     self._ready, (ConfigError if header["setting"] else MachineError)(header["why"])
                 )
-            case "closed":
+            case "closed" | "open_failed":
                 with self._lock:
                     slot = self.slots.pop(header["slot"])
-                slot.close()
-                resolve(slot.closed, None)
-            case "open_failed":
-                with self._lock:
-                    slot = self.slots.pop(header["slot"])
-                slot.fail_open(header["error"])
+                slot.gone(header.get("error"))
 
     def _on_end(self) -> None:
         with self._lock:
@@ -288,6 +271,4 @@ class ForkServer:
 
 
 def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

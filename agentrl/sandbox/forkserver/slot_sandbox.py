@@ -6,24 +6,19 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from types import MappingProxyType
 from typing import Any
 
 from agentrl.errors import ConfigError, SandboxError
+from agentrl.sandbox.host.frames import Frame
 from agentrl.sandbox.interface import ExecResult, FileRefusedError, Persist, Sandbox
 from agentrl.sandbox.limits import Limits
 from agentrl.sandbox.permits import FifoSemaphore
 
-from .channel import Reply
 from .server import ForkServer, SlotHandle
 
 _STALL_S = 60.0  # how long a slot may be silent beyond the deadlines of what it was asked
 _CLOSE_S = 20.0
-_REPORTED = (
-    "status", "exit_code", "signal", "stdout_truncated", "stderr_truncated", "wall_s", "cpu_s",
-    "interpreter_ended", "detail",
-)  # fmt: skip
 _SET_AT_START = ("memory_bytes", "processes", "file_bytes", "open_files")
 
 
@@ -62,17 +57,18 @@ class ForkedSandbox(Sandbox):
         with self._lock:
             slot = self._slot
         facts = {} if slot is None else slot.server.facts
-        found = ["namespaces of its own for each run"] if facts.get("namespaced") else []
-        if slot is not None and (facts.get("namespaced") or facts.get("abi")):
-            found += ["a memory cgroup" if slot.has_cgroup else "memory watched"]
-        found += (
-            ["files counted while a run goes on"]
-            if facts.get("abi") and not facts.get("bounded")
-            else []
-        )
-        found += [f"Landlock ABI {facts['abi']}"] if facts.get("abi") else []
-        found += ["its own uid" if facts.get("own_uid") else "the owner's uid"] if found else []
-        return ", ".join(found)
+        if slot is None or not (facts["namespaced"] or facts["abi"]):
+            return ""
+        found = {
+            "namespaces of its own for each run": facts["namespaced"],
+            "a memory cgroup": slot.has_cgroup,
+            "memory watched": not slot.has_cgroup,
+            "files counted while a run goes on": facts["abi"] and not facts["bounded"],
+            f"Landlock ABI {facts['abi']}": facts["abi"],
+            "its own uid": facts["own_uid"],
+            "the owner's uid": not facts["own_uid"],
+        }
+        return ", ".join(name for name, holds in found.items() if holds)
 
     async def start(self) -> None:
         await self._open()
@@ -122,7 +118,7 @@ class ForkedSandbox(Sandbox):
             )
         stdout, stderr, *contents = blobs
         return ExecResult(
-            **{name: reply[name] for name in _REPORTED},
+            **reply["result"],
             stdout=stdout,
             stderr=stderr,
             queued_s=queued_s,
@@ -162,14 +158,6 @@ class ForkedSandbox(Sandbox):
         if self._closed:
             raise SandboxError("the sandbox is closed; reset() it or open another", retryable=False)
 
-    async def _own_server(self) -> ForkServer:
-        with self._lock:
-            self._check_open()
-            if self._slot is not None:
-                return self._slot.server
-        # starting the host takes a moment, on the first use in a process; never on the event loop
-        return await asyncio.to_thread(self._server)
-
     async def _open(self) -> SlotHandle:
         try:
             async with asyncio.timeout(self._start_timeout_s):
@@ -183,37 +171,38 @@ class ForkedSandbox(Sandbox):
             ) from None
 
     async def _opened(self) -> SlotHandle:
-        server = await self._own_server()
         with self._lock:
             self._check_open()
-            if self._slot is None:
-                self._slot = server.open_slot()
             slot = self._slot
-        if (
-            not slot.opened.done()
-            or slot.opened.exception() is not None
-            or "failed" in slot.opened.result()[0]
-        ):
-            reply, _ = await asyncio.shield(
-                asyncio.wrap_future(slot.opened)
-            )  # others may wait for it too
-            if "failed" in reply:
-                raise SandboxError(reply["failed"])
+        # starting the host takes a moment, on the first use in a process; never on the event loop
+        server = slot.server if slot is not None else await asyncio.to_thread(self._server)
+        with self._lock:
+            self._check_open()
+            slot = self._slot = self._slot or server.open_slot()
+        # others may wait for it too
+        reply, _ = await asyncio.shield(asyncio.wrap_future(slot.opened))
+        if "failed" in reply:
+            raise SandboxError(reply["failed"])
         return slot
 
     async def _ask(
         self, header: dict[str, Any], blobs: Sequence[bytes] = (), allowed_s: float = 0.0
-    ) -> Reply:
+    ) -> Frame:
         slot = await self._open()
         with self._lock:
             self._allowed_s += allowed_s
             patience_s = self._allowed_s + _STALL_S
         number, future = slot.request(header, blobs)
         try:
-            reply, out = await _wait(future, patience_s, header["op"])
+            reply, out = await asyncio.wait_for(asyncio.wrap_future(future), patience_s)
         except asyncio.CancelledError:
-            slot.cancel(number)
+            slot.link.send({"op": "cancel", "target": number})  # its reply is dropped
             raise
+        except TimeoutError:
+            slot.kill()
+            raise SandboxError(
+                f"the sandbox did not answer {header['op']!r} within {patience_s:g} s"
+            ) from None
         except SandboxError:
             slot.kill()
             raise
@@ -241,13 +230,6 @@ class ForkedSandbox(Sandbox):
             raise SandboxError(f"a sandbox did not end within {_CLOSE_S:g} s") from None
 
 
-async def _wait(future: Future[Reply], timeout_s: float, what: str) -> Reply:
-    try:
-        return await asyncio.wait_for(asyncio.wrap_future(future), timeout_s)
-    except TimeoutError:
-        raise SandboxError(f"the sandbox did not answer {what!r} within {timeout_s:g} s") from None
-
-
 def _check_program(
     code: str | bytes | None, argv: Sequence[str] | None, env: Mapping[str, str]
 ) -> None:
@@ -260,7 +242,8 @@ def _check_program(
     if any("\0" in arg for arg in argv or ()):
         raise ValueError("argv: an argument cannot hold a NUL character")
     for name, value in env.items():
-        if not name or "=" in name or "\0" in name + value or not _is_encodable(name + value):
+        text = (name + value).encode(errors="replace").decode()
+        if not name or "=" in name or "\0" in text or text != name + value:
             raise ValueError(
                 f"env: {name!r}={value!r} cannot be a variable; a name holds no '=', and both are "
                 "UTF-8 without a NUL"
@@ -275,14 +258,6 @@ def _check_lasting(limits: Limits, own: Limits) -> None:
                 f"keeps its variables (it was started with {getattr(own, name)}); set "
                 f"Limits.{name}, or run with persist='files'"
             )
-
-
-def _is_encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _check_size(path: str, data: bytes, limits: Limits) -> None:

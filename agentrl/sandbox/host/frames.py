@@ -12,6 +12,7 @@ MAX_HEADER_BYTES = 16 * 2**20
 MAX_FRAME_BYTES = 2 * 2**30
 
 Header = dict[str, Any]
+Frame = tuple[Header, list[bytes]]
 
 
 class FrameError(ValueError):
@@ -55,7 +56,7 @@ class FrameDecoder:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[tuple[Header, list[bytes]]]:
+    def feed(self, data: bytes) -> Iterator[Frame]:
         """Add what was read; yields every frame that is now whole."""
         self._buffer += data
         for (head_len, _), body in cut(self._buffer, _PREFIX, _body_bytes):

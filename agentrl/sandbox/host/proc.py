@@ -1,9 +1,10 @@
-"""Process files: reads proc(5), in which any process may end meanwhile; closes descriptors."""
+"""Process files: reads proc(5), in which any process may end meanwhile; descriptors; deadlines."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator
 
 
@@ -34,6 +35,16 @@ def number(lines: bytes, name: bytes) -> int:
     """The whole number behind the name that begins a line; 0 where no line does."""
     found = (line for line in lines.split(b"\n") if line.startswith(name))
     return next((int(line.split()[1]) for line in found), 0)
+
+
+def rounds(seconds: float, pause_s: float) -> Iterator[None]:
+    """One round after another until the time is over, with a pause before each but the first."""
+    end = time.monotonic() + seconds
+    while True:
+        yield
+        if time.monotonic() > end:
+            return
+        time.sleep(pause_s)
 
 
 @contextlib.contextmanager

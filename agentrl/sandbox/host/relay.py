@@ -17,6 +17,7 @@ import selectors
 import signal
 import socket
 from collections import deque
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 from . import frames, mux, supervisor
@@ -27,16 +28,15 @@ _STDIN = 0
 _STDOUT = 1
 
 
+@dataclass
 class _Link:
     """A socket to the supervisor or a slot, and what waits to be written to it."""
 
-    def __init__(self, sock: socket.socket, number: int) -> None:
-        self.sock = sock
-        self.number = number
-        # Written when the socket takes it; one thread, so that no lock is needed.
-        self.waiting: deque[memoryview] = deque()
-        self.ending = False
-        sock.setblocking(False)
+    sock: socket.socket
+    number: int
+    # Written when the socket takes it; one thread, so that no lock is needed.
+    waiting: deque[memoryview] = field(default_factory=deque)
+    ending: bool = False
 
 
 class Relay:
@@ -113,6 +113,7 @@ class Relay:
         self.add(ours, number)
 
     def add(self, sock: socket.socket, number: int) -> None:
+        sock.setblocking(False)
         link = self.links[number] = _Link(sock, number)
         self.selector.register(sock, selectors.EVENT_READ, link)
 

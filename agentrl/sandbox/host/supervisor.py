@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-from . import frames
+from . import frames, proc
 from .confine import landlock, memory, namespaced_slot, seccomp, uids
 from .files import removal
 from .interpreter import Interpreter, preload
@@ -28,7 +28,6 @@ _TICK_S = 1.0
 _SLOT_END_S = 2.0
 _PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
 _MAX_FDS = 16
-_CGROUP_FDS = 3
 
 
 class Refused(Exception):  # noqa: N818
@@ -184,9 +183,7 @@ class Supervisor:
         for header, _ in self._decoder.feed(data):
             if header["op"] == "open":
                 sock = socket.socket(fileno=self._fds.pop(0))
-                cgroup = [
-                    self._fds.pop(0) for _ in range(_CGROUP_FDS if header.get("cgroup") else 0)
-                ]
+                cgroup = [self._fds.pop(0) for _ in range(header.get("cgroup", 0))]
                 self.open(header["slot"], sock, cgroup)
                 for fd in cgroup:
                     os.close(fd)
@@ -321,9 +318,14 @@ class Supervisor:
         """End every slot and remove every folder."""
         self.control.close()
         signal.set_wakeup_fd(-1)
-        end = time.monotonic() + _SLOT_END_S
-        while self._collect_all() and time.monotonic() < end:
-            time.sleep(0.005)  # a slot sees the same end of file and ends its own tree in one step
+
+        def reaped(pid: int, *_: object) -> None:
+            self.slots.pop(pid, None)
+
+        # a slot sees the same end of file and ends its own tree in one step
+        for _ in proc.rounds(_SLOT_END_S, 0.005):
+            if not process_tree.reap_all(reaped):
+                break
         for pid, entry in self.slots.items():
             process_tree.kill(pid)
             if entry.uid is not None and not self.namespaced:
@@ -333,15 +335,6 @@ class Supervisor:
         process_tree.kill_below((), None, self._collect_strays, _SLOT_END_S)
         if self.base is not None:
             removal.remove(self.base)
-
-    def _collect_all(self) -> bool:
-        """Reap what has ended; whether a child is left."""
-
-        def reaped(pid: int, *_: object) -> None:
-            self.slots.pop(pid, None)
-            self.cleaners.pop(pid, None)
-
-        return process_tree.reap_all(reaped)
 
 
 def _image_env() -> dict[str, str]:

@@ -1,8 +1,6 @@
 """Proxy request: reads a request's head, judges it and writes another for its server.
 
 RFC 9112; RFC 9110, sec. 9.3.6.
-
-RFC 9112; RFC 9110, sec. 9.3.6.
 """
 
 from __future__ import annotations

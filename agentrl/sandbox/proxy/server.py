@@ -6,11 +6,13 @@ import asyncio
 import functools
 import logging
 import socket
-import threading
+from asyncio import StreamReader, StreamWriter
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import wait
 from typing import Any
+
+from agentrl.sandbox.forkserver.channel import IOThread
 
 from .allow import AllowList
 from .request import MAX_HEAD_BYTES, BadRequest, Request, parse
@@ -24,6 +26,7 @@ _MAX_CONNECTIONS = 256
 _OTHERS = "other hosts"
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
+_Streams = tuple[StreamReader, StreamWriter]
 
 logger = logging.getLogger(__name__)
 
@@ -60,30 +63,22 @@ class ProxyServer:
         self._allow = allow
         self._resolve = resolve or _addresses
         self._open: set[asyncio.Task[None]] = set()
-        self._stop: asyncio.Event
-        self._loop: asyncio.AbstractEventLoop
-        self._ready: Future[None] = Future()
-        # Runs the event loop that owns all of the above but counts, which others may read.
-        self._thread = threading.Thread(target=self._run, name="agentrl-sandbox-proxy", daemon=True)
-        self._thread.start()
-        self._ready.result()
+        listener.setblocking(False)
+        # Its loop owns all of the above but counts, which others may read.
+        self._io = IOThread("agentrl-sandbox-proxy")
+        self._loop = self._io.loop
+        self._io.call(self._listen)
 
     def close(self) -> None:
         """End every connection and the thread; a second call does nothing."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stop.set)
-            self._thread.join(_END_S)
+        if self._listener.fileno() >= 0:
+            wait((asyncio.run_coroutine_threadsafe(self._end(), self._loop),), _END_S)
+            self._io.stop()
 
-    def _run(self) -> None:
-        asyncio.run(self._serve())
-
-    async def _serve(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._stop = asyncio.Event()
-        self._listener.setblocking(False)
+    def _listen(self) -> None:
         self._loop.add_reader(self._listener, self._accept)
-        self._ready.set_result(None)
-        await self._stop.wait()
+
+    async def _end(self) -> None:
         self._loop.remove_reader(self._listener)
         self._listener.close()
         for task in self._open:
@@ -103,7 +98,7 @@ class ProxyServer:
                 extra={"event": "sandbox_proxy_paused"},
             )
             self._loop.remove_reader(self._listener)
-            self._loop.call_later(_PAUSE_S, self._loop.add_reader, self._listener, self._accept)
+            self._loop.call_later(_PAUSE_S, self._listen)
             return
         sock.setblocking(False)
         task = self._loop.create_task(self._serve_one(sock))
@@ -131,7 +126,7 @@ class ProxyServer:
         finally:
             writer.close()
 
-    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _exchange(self, reader: StreamReader, writer: StreamWriter) -> None:
         try:
             request = parse(await _within(reader.readuntil(b"\r\n\r\n")))
         except asyncio.LimitOverrunError:
@@ -162,9 +157,7 @@ class ProxyServer:
         finally:
             server_writer.close()
 
-    async def _connect(
-        self, request: Request
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | str:
+    async def _connect(self, request: Request) -> _Streams | str:
         """A connection to the server, or why there is none."""
         host = request.host
         port = request.port
@@ -207,8 +200,8 @@ async def _addresses(host: str, port: int) -> list[str]:
 
 
 async def _tunnel(
-    one: tuple[asyncio.StreamReader, asyncio.StreamWriter],
-    other: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+    one: _Streams,
+    other: _Streams,
 ) -> None:
     try:
         async with asyncio.TaskGroup() as group:
@@ -218,9 +211,7 @@ async def _tunnel(
         logger.debug("a tunnel ended: %s", gone.exceptions)
 
 
-async def _copy(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, num_bytes: int | None
-) -> None:
+async def _copy(reader: StreamReader, writer: StreamWriter, num_bytes: int | None) -> None:
     """So many bytes, or all up to the end, which is passed on."""
     left = num_bytes
     while left is None or left:
@@ -238,7 +229,7 @@ async def _within(action: Coroutine[Any, Any, Any]) -> Any:
     return await asyncio.wait_for(action, _IDLE_S)
 
 
-async def _answer(writer: asyncio.StreamWriter, status: str, why: str) -> None:
+async def _answer(writer: StreamWriter, status: str, why: str) -> None:
     body = f"{why}\n".encode()
     head = (
         f"HTTP/1.1 {status}\r\nContent-Type: text/plain\r\n"

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterable
 
 from ..proc import opened
-from .libc import checked, libc, prctl
+from .libc import checked, libc
 
 _SYS_CREATE_RULESET = 444
 _SYS_ADD_RULE = 445
@@ -32,13 +32,14 @@ _REFER = 1 << 13
 _TRUNCATE = 1 << 14
 _IOCTL_DEV = 1 << 15
 _ALL_V1 = (1 << 13) - 1
+_SINCE = {2: _REFER, 3: _TRUNCATE, 5: _IOCTL_DEV}
 _NET_ALL = 0b11
 _CONNECT_TCP = 0b10
 _SCOPE_ALL = 0b11
 _SCOPE_SIGNAL = 0b10
 _FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 
-_PR_SET_NO_NEW_PRIVS = 38
+_DEVICES = ("/dev/full", "/dev/random", "/dev/urandom")  # /dev/zero is memory that is mapped
 
 
 def _call(number: int, *args: object) -> int:
@@ -53,17 +54,6 @@ def abi_version() -> int:
         )
     except OSError:
         return 0
-
-
-def _handled_fs(abi: int) -> int:
-    handled = _ALL_V1
-    if abi >= 2:
-        handled |= _REFER
-    if abi >= 3:
-        handled |= _TRUNCATE
-    if abi >= 5:
-        handled |= _IOCTL_DEV
-    return handled
 
 
 def _create(abi: int, fs: int, net: int, scoped: int) -> int:
@@ -88,7 +78,6 @@ def run_ruleset(
     write: Iterable[str],
     read_exec: Iterable[str],
     read: Iterable[str],
-    rw: Iterable[str],
     tcp_port: int | None = None,
 ) -> int:
     """The descriptor of the ruleset of one slot's children; a path that does not exist is left out.
@@ -97,17 +86,16 @@ def run_ruleset(
         abi: the Landlock ABI to use.
         write: folders in which everything but devices is allowed.
         read_exec: folders and files to read and execute.
-        read: folders and files to read.
-        rw: single files (``/dev/null``) to read and write.
+        read: folders and files to read; devices that give bytes come with them.
         tcp_port: where TCP connections may lead (ABI 4), by whatever address; None allows none.
     """
-    handled = _handled_fs(abi)
+    handled = _ALL_V1 | sum(right for since, right in _SINCE.items() if abi >= since)
     ruleset = _create(abi, handled, _NET_ALL if abi >= 4 else 0, _SCOPE_ALL if abi >= 6 else 0)
     devices = (1 << 6) | (1 << 11)  # MAKE_CHAR, MAKE_BLOCK
     grants = [(path, handled & ~devices) for path in write]
     grants += [(path, _READ_FILE | _READ_DIR | _EXECUTE) for path in read_exec]
-    grants += [(path, _READ_FILE | _READ_DIR) for path in read]
-    grants += [(path, (_READ_FILE | _WRITE_FILE | _TRUNCATE) & handled) for path in rw]
+    grants += [(path, _READ_FILE | _READ_DIR) for path in (*read, *_DEVICES)]
+    grants.append(("/dev/null", (_READ_FILE | _WRITE_FILE | _TRUNCATE) & handled))
     for path, rights in grants:
         if os.path.exists(path):
             _allow(ruleset, path, rights)
@@ -119,11 +107,6 @@ def run_ruleset(
 def signal_ruleset(abi: int) -> int | None:
     """A ruleset that confines signals alone, for the slot itself; None where the kernel cannot."""
     return _create(abi, 0, 0, _SCOPE_SIGNAL) if abi >= 6 else None
-
-
-def no_new_privs() -> None:
-    """From here on no setuid program gives privileges; what Landlock and seccomp ask for."""
-    prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
 def restrict_self(abi: int, ruleset: int) -> None:

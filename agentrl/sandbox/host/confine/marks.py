@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
 
 from .. import proc
 
@@ -47,18 +46,15 @@ def end_orphans(deadline_s: float) -> tuple[set[int], set[int]]:
     seconds.
     """
     ended: set[int] = set()
-    found = orphans()
-    end = time.monotonic() + deadline_s
-    while found:
+    for _ in proc.rounds(deadline_s, _ROUND_S):
+        found = orphans()
+        if not found:
+            break
         ended |= found
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in found:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, number)
-        if time.monotonic() > end:
-            break
-        time.sleep(_ROUND_S)
-        found = orphans()
     return ended, found
 
 

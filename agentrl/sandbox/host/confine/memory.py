@@ -78,15 +78,15 @@ class Bound:
         self._bytes = 0
         self._seen = 0
 
-    def begin(self, memory_bytes: int, disk_bytes: int, num_runs: int) -> None:
+    def begin(self, limits: dict[str, int], num_runs: int) -> None:
         """Let the next run have what its limits allow, beside interpreters that rest.
 
         Raises:
             OSError: the kernel refused.
         """
         wanted = (
-            num_runs * (memory_bytes + memory_bytes // 4)
-            + (disk_bytes if self._disk else 0)
+            num_runs * (limits["memory_bytes"] + limits["memory_bytes"] // 4)
+            + (limits["disk_bytes"] if self._disk else 0)
             + _SPARE_BYTES
         )
         if wanted != self._bytes:

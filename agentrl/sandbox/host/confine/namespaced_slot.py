@@ -105,7 +105,8 @@ class SlotNamespaces:
         held = os.statvfs(STORE)
         size = max(bounds[0], (held.f_blocks - held.f_bfree) * held.f_frsize)
         inodes = max(bounds[1], held.f_files - held.f_ffree)
-        namespaces.remount(STORE, _FLAGS, f"size={size},nr_inodes={inodes}")
+        options = f"size={size},nr_inodes={inodes}"
+        namespaces.mount(None, STORE, namespaces.REMOUNT | _FLAGS, options)
         self._bounds = bounds
 
     def fork(self) -> int:

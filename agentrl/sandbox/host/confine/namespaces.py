@@ -16,7 +16,7 @@ READ_ONLY = 1
 NO_SETUID = 2
 NO_DEVICES = 4
 NO_EXEC = 8
-_REMOUNT = 32
+REMOUNT = 32
 _BIND = 4096
 _RECURSIVE = 1 << 14
 _PRIVATE = 1 << 18
@@ -66,22 +66,14 @@ def have_children_in(pid_namespace: int) -> None:
     checked(libc.setns(ctypes.c_int(pid_namespace), ctypes.c_int(NEW_PIDS)), "setns")
 
 
-def mount(kind: str, target: str, flags: int = 0, options: str = "") -> None:
-    """Mount a fresh file system, ``tmpfs`` or ``proc``.
+def mount(kind: str | None, target: str, flags: int = 0, options: str = "") -> None:
+    """Mount a fresh file system, ``tmpfs`` or ``proc``, or with ``REMOUNT`` none: change the
+    options of one.
 
     Raises:
         OSError: the kernel refused.
     """
     _mount(kind, target, kind, flags, options)
-
-
-def remount(target: str, flags: int, options: str) -> None:
-    """Change the options of a mounted file system.
-
-    Raises:
-        OSError: the kernel refused.
-    """
-    _mount(None, target, None, _REMOUNT | flags, options)
 
 
 def bind(source: str, target: str) -> None:

@@ -24,13 +24,12 @@ PLACE = (
 _IN_PLACE = 32
 
 
-def open_folder(name: str, parent: int | None = None, *, mode: int = 0o700) -> int:
-    """The descriptor of a folder that its owner may have closed.
+def open_folder(name: str, parent: int | None = None) -> int:
+    """The descriptor of a folder that its owner may have closed, and that is open to it afterwards.
 
     Args:
         name: of the folder in ``parent``; a path where that is None.
         parent: a descriptor.
-        mode: bits that the folder gets, where it lacks them and its owner is who calls.
 
     Raises:
         OSError: no folder bears the name (a link does not), or it is another user's.
@@ -38,21 +37,23 @@ def open_folder(name: str, parent: int | None = None, *, mode: int = 0o700) -> i
     try:
         fd = os.open(name, FOLDER, dir_fd=parent)
     except PermissionError:
-        _add_mode(name, parent, mode)
+        _add_mode(name, parent)
         fd = os.open(name, FOLDER, dir_fd=parent)
     found = stat.S_IMODE(os.fstat(fd).st_mode)
-    if found & mode != mode:
-        os.fchmod(fd, found | mode)
+    if found & stat.S_IRWXU != stat.S_IRWXU:
+        os.fchmod(fd, found | stat.S_IRWXU)
     return fd
 
 
-def _add_mode(name: str, parent: int | None, mode: int) -> None:
-    """Change the mode of a folder that cannot be opened, and of nothing that a link leads to."""
+def _add_mode(name: str, parent: int | None) -> None:
+    """Give its owner the rights to a folder that cannot be opened, and to nothing that a link leads
+    to.
+    """
     if sys.platform != "linux":
-        os.chmod(name, mode, dir_fd=parent, follow_symlinks=False)
+        os.chmod(name, stat.S_IRWXU, dir_fd=parent, follow_symlinks=False)
         return
     with opened(name, PLACE, dir_fd=parent) as fd:
-        set_mode(fd, stat.S_IMODE(os.fstat(fd).st_mode) | mode)
+        set_mode(fd, stat.S_IMODE(os.fstat(fd).st_mode) | stat.S_IRWXU)
 
 
 def set_mode(place: int, mode: int) -> None:

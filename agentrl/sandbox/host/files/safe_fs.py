@@ -7,7 +7,7 @@ import os
 import stat
 from collections.abc import Iterator
 
-from ..proc import opened
+from ..proc import opened, owned
 from .removal import FOLDER
 
 MAX_DEPTH = 64
@@ -46,26 +46,33 @@ def split_path(path: str) -> list[str]:
 
 
 def _open_parent(root: str, parts: list[str], *, make: bool) -> int:
+    named = repr("/".join(parts))
     fd = os.open(root, FOLDER)
     for part in parts[:-1]:
-        if make:
+        with owned(fd):
             try:
-                os.mkdir(part, 0o700, dir_fd=fd)
-            except FileExistsError:
-                pass
+                if make:
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(part, 0o700, dir_fd=fd)
             except OSError as error:
-                os.close(fd)
-                raise PathRefused(f"{'/'.join(parts)!r}: {error.strerror}") from error
-        try:
-            below = os.open(part, FOLDER, dir_fd=fd)
-        except OSError as error:
-            raise PathRefused(
-                f"{'/'.join(parts)!r}: {part!r} is a link or no folder ({error.strerror})"
-            ) from error
-        finally:
-            os.close(fd)
-        fd = below
+                raise PathRefused(f"{named}: {error.strerror}") from error
+            try:
+                fd = os.open(part, FOLDER, dir_fd=fd)
+            except OSError as error:
+                why = f"{part!r} is a link or no folder ({error.strerror})"
+                raise PathRefused(f"{named}: {why}") from error
     return fd
+
+
+@contextlib.contextmanager
+def _place(root: str, path: str, *, make: bool) -> Iterator[tuple[int, str]]:
+    """The open folder of a path, and the name in it; what the block cannot do there is refused."""
+    parts = split_path(path)
+    with owned(_open_parent(root, parts, make=make)) as parent:
+        try:
+            yield parent, parts[-1]
+        except OSError as error:
+            raise PathRefused(f"{path!r}: {error.strerror}") from error
 
 
 def write_file(root: str, path: str, data: bytes) -> None:
@@ -74,19 +81,13 @@ def write_file(root: str, path: str, data: bytes) -> None:
     Raises:
         PathRefused: see :func:`split_path`; or a link, device or folder stands in the way.
     """
-    parts = split_path(path)
-    parent = _open_parent(root, parts, make=True)
-    try:
+    with _place(root, path, make=True) as (parent, name):
         # replaced rather than opened: what lies there may be a link, a pipe or a device
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(parts[-1], dir_fd=parent)
+            os.unlink(name, dir_fd=parent)
         fd = os.open(
-            parts[-1], os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=parent
+            name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=parent
         )
-    except OSError as error:
-        raise PathRefused(f"{path!r}: {error.strerror}") from error
-    finally:
-        os.close(parent)
     with os.fdopen(fd, "wb") as file:
         file.write(data)
 
@@ -97,17 +98,11 @@ def read_file(root: str, path: str, limit: int) -> bytes:
     Raises:
         PathRefused: no such file, a link, a device, a folder, or larger than the limit.
     """
-    parts = split_path(path)
-    parent = _open_parent(root, parts, make=False)
-    try:
+    with _place(root, path, make=False) as (parent, name):
         # non-blocking: opening a named pipe must not wait for a writer
         fd = os.open(
-            parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent
+            name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent
         )
-    except OSError as error:
-        raise PathRefused(f"{path!r}: {error.strerror}") from error
-    finally:
-        os.close(parent)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise PathRefused(f"{path!r}: not a regular file")

@@ -25,6 +25,7 @@ from .session import InterpreterSession, serve
 from .slot import Slot
 
 CODE_NAME = "main.py"
+Stdio = tuple[int, int, int]  # descriptors
 NOT_EXECUTABLE = 126
 NOT_FOUND = 127
 _OOM_HEADROOM = 16 * 2**20  # lets an interpreter that ran out of memory still print that it did
@@ -47,7 +48,7 @@ def run(
     header: frames.Header,
     code: bytes,
     session: InterpreterSession | None,
-    stdio: tuple[int, int, int],
+    stdio: Stdio,
     status: int,
 ) -> NoReturn:
     """Never returns. What fails before the code starts is written to ``status``; nothing written
@@ -83,7 +84,7 @@ def _prepare(
     slot: Slot,
     header: frames.Header,
     session: InterpreterSession | None,
-    stdio: tuple[int, int, int],
+    stdio: Stdio,
     status: int,
 ) -> None:
     os.setsid()
@@ -284,7 +285,10 @@ def _run_in(main: ModuleType, code: bytes, name: str) -> int:
     try:
         exec(_compile(code, name), main.__dict__)
     except SystemExit as error:
-        return _exit_code(error)
+        if error.code is None or isinstance(error.code, int):
+            return (error.code or 0) & 0xFF
+        print(error.code, file=sys.stderr)  # noqa: T201  as an interpreter does
+        return 1
     except BaseException as error:  # noqa: BLE001  the boundary: what an interpreter prints for its main program
         _report(type(error), error, error.__traceback__)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
@@ -300,15 +304,6 @@ def _compile(code: bytes, name: str) -> Any:
         ) from None
     linecache.cache[name] = (len(text), None, text.splitlines(True), name)
     return compile(text, name, "exec", dont_inherit=True)
-
-
-def _exit_code(error: SystemExit) -> int:
-    if error.code is None:
-        return 0
-    if isinstance(error.code, int):
-        return error.code & 0xFF
-    print(error.code, file=sys.stderr)  # noqa: T201  what an interpreter does with sys.exit("text")
-    return 1
 
 
 def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -8,17 +8,18 @@ import selectors
 import signal
 import sys
 import time
+from dataclasses import dataclass, field
 from resource import struct_rusage
 from typing import Any
 
 from .. import frames
 from ..files import safe_fs
 from . import child, process_tree
-from .output import CHUNK, Output
 from .session import InterpreterSession, SessionBroken
 from .slot import Slot
 from .watch import SpaceShort, Watch
 
+_CHUNK = 1 << 16
 _WATCH_S = 0.1
 _REAP_S = 20.0
 _SETTLE_S = (
@@ -34,31 +35,57 @@ class HostFailure(Exception):  # noqa: N818
     """The slot itself failed; the owner raises SandboxError."""
 
 
+@dataclass
+class _Output:
+    """One output of the child, kept up to its limit."""
+
+    fd: int
+    limit: int
+    kept: bytearray = field(default_factory=bytearray)
+    truncated: bool = False
+
+    def read(self) -> bool:
+        """Take what is there; False at the end of the stream."""
+        try:
+            data = os.read(self.fd, _CHUNK)
+        except BlockingIOError:
+            return True
+        room = self.limit - len(self.kept)
+        self.kept += data[:room]
+        self.truncated = self.truncated or len(data) > room
+        return bool(data)
+
+    def drain(self) -> None:
+        """What lies in the pipe after every writer has ended."""
+        while not self.truncated:
+            before = len(self.kept)
+            if not self.read() or len(self.kept) == before:
+                return
+
+
+@dataclass
 class _Execution:
-    def __init__(self, slot: Slot, header: frames.Header, stdin: bytes) -> None:
-        self.slot = slot
-        self.header = header
-        self.limits = header["limits"]
-        self.stdin = memoryview(stdin)
-        self.pid = 0
-        self.session: InterpreterSession | None = None
-        self.starts_afresh = (
-            False  # though the caller was not told that the session's interpreter had ended
-        )
-        self.status: int | None = None  # as waitpid tells it
-        self.reported: int | None = None  # the exit code of a run whose interpreter lives on
-        self.cpu_s = 0.0
-        self.peak_bytes = 0
-        self.reason = ""
-        self.detail = ""
-        self.failure = ""  # of the machine
+    slot: Slot
+    header: frames.Header
+    stdin: memoryview
+    pid: int = 0
+    session: InterpreterSession | None = None
+    starts_afresh: bool = False  # untold: the session's interpreter had ended
+    status: int | None = None  # as waitpid tells it
+    reported: int | None = None  # the exit code of a run whose interpreter lives on
+    cpu_s: float = 0.0
+    peak_bytes: int = 0
+    reason: str = ""
+    detail: str = ""
+    failure: str = ""  # of the machine
 
     def start(self, code: bytes) -> None:
+        self.limits = self.header["limits"]
         pipes = [os.pipe() for _ in range(4)]
         (in_r, self.in_w), (out_r, out_w), (err_r, err_w), (status_r, status_w) = pipes
         stdio = (in_r, out_w, err_w)
         self.status_r = status_r
-        self.out, self.err = (Output(fd, self.limits["output_bytes"]) for fd in (out_r, err_r))
+        self.out, self.err = (_Output(fd, self.limits["output_bytes"]) for fd in (out_r, err_r))
         for fd in (self.in_w, out_r, err_r):
             os.set_blocking(fd, False)
         self.started = time.monotonic()
@@ -75,7 +102,7 @@ class _Execution:
     def fork(
         self,
         code: bytes,
-        stdio: tuple[int, int, int],
+        stdio: child.Stdio,
         status_w: int,
         session: InterpreterSession | None,
     ) -> None:
@@ -83,7 +110,7 @@ class _Execution:
         if self.pid == 0:
             child.run(self.slot, self.header, code, session, stdio, status_w)
 
-    def hand_over(self, code: bytes, stdio: tuple[int, int, int], status_w: int) -> None:
+    def hand_over(self, code: bytes, stdio: child.Stdio, status_w: int) -> None:
         """Give the run to the interpreter that keeps its variables; to a new one where that cannot
         go on.
         """
@@ -152,7 +179,7 @@ class _Execution:
                 self.end("killed", "cancelled by the caller")
             if self.session is not None:
                 selector.register(self.session.control, selectors.EVENT_READ, "session")
-            while not (self.has_ended or self.reason or self.out.truncated or self.err.truncated):
+            while not (self.has_ended or self.reason or self.truncated):
                 now = time.monotonic()
                 if now >= deadline:
                     self.end("timeout", f"still running after {self.limits['wall_s']:g} s")
@@ -186,13 +213,12 @@ class _Execution:
                 self.end("killed", str(error))
             if self.reported is None:  # closed: only the end of the process says more
                 selector.unregister(self.session.control)
-        else:
-            if not what.read():
-                selector.unregister(what.fd)
+        elif not what.read():
+            selector.unregister(what.fd)
 
     def feed(self, selector: selectors.BaseSelector) -> None:
         try:
-            self.stdin = self.stdin[os.write(self.in_w, self.stdin[:CHUNK]) :]
+            self.stdin = self.stdin[os.write(self.in_w, self.stdin[:_CHUNK]) :]
         except BlockingIOError:
             return
         except BrokenPipeError:
@@ -228,7 +254,7 @@ class _Execution:
             stream.drain()
             if stream.truncated:
                 self.end("output_limit", f"{name} passed the limit of {stream.limit} bytes")
-        refused = os.read(self.status_r, CHUNK)
+        refused = os.read(self.status_r, _CHUNK)
         for fd in (self.out.fd, self.err.fd, self.status_r):
             os.close(fd)
         if not gone or not self.has_ended:
@@ -364,30 +390,28 @@ class _Execution:
         return ("killed" if killed_by == signal.SIGKILL else "error"), f"ended by {name}"
 
 
-def execute(
-    slot: Slot, header: frames.Header, blobs: list[bytes]
-) -> tuple[dict[str, Any], list[bytes]]:
-    """Do one run request: ``(the reply's fields, blobs)`` with stdout, stderr and the fetched
-    files.
+def execute(slot: Slot, header: frames.Header, blobs: list[bytes]) -> frames.Frame:
+    """Do one run request: the reply's fields, those of ``ExecResult`` as ``result``, and its blobs:
+    stdout, stderr and the fetched files.
 
     Raises:
         PathRefused: a file to write first was refused.
         HostFailure: the run could not be started or ended; nothing is known about the code.
     """
     stdin, code, *uploads = blobs
-    if slot.namespaces is not None:
-        slot.namespaces.bound(header["limits"])
     for path, data in zip(header["files"], uploads, strict=True):
         safe_fs.write_file(slot.work, path, data)
-    execution = _Execution(slot, header, stdin)
+    execution = _Execution(slot, header, memoryview(stdin))
     if slot.pressure is not None:
         slot.pressure.begin()
-    slot.bound_memory(header["limits"], fresh=header["persist"] != "interpreter")
+    if slot.bound is not None:  # also of an interpreter that rests beside a fresh one
+        rests = header["persist"] != "interpreter" and slot.resting_pid
+        slot.bound.begin(header["limits"], 2 if rests else 1)
     execution.start(code)
     execution.drive()
     execution.finish()
-    fields = execution.result()
-    if slot.pressure is not None and slot.pressure.spoils(fields["status"], fields["signal"]):
+    result = execution.result()
+    if slot.pressure is not None and slot.pressure.spoils(result["status"], result["signal"]):
         raise HostFailure(
             "the container ran out of memory meanwhile: the kernel may have ended any process in it"
         )
@@ -404,5 +428,5 @@ def execute(
             fetched.append(path)
         except safe_fs.PathRefused as error:
             refused[path] = str(error)
-    fields |= {"fetched": fetched, "refused_files": refused}
-    return fields, [bytes(execution.out.kept), bytes(execution.err.kept), *contents]
+    reply = {"result": result, "fetched": fetched, "refused_files": refused}
+    return reply, [bytes(execution.out.kept), bytes(execution.err.kept), *contents]

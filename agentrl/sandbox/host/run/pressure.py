@@ -10,17 +10,15 @@ from __future__ import annotations
 import mmap
 import os
 import signal
-import struct
-import time
 
-from ..proc import number
+from ..proc import number, rounds
 
 # cgroup 2, cgroup 1
 _COUNTERS = (
     "/sys/fs/cgroup/memory.events",
     "/sys/fs/cgroup/memory/memory.oom_control",
 )
-_NUMBER = struct.Struct("=Q")
+_NUMBER_BYTES = 8
 _CLAIM_S = 1.0  # in which the run to blame, which the kernel just ended, says so
 
 
@@ -33,23 +31,21 @@ class Claims:
     """
 
     def __init__(self, num_slots: int) -> None:
-        self._num_slots = num_slots
-        self._memory = mmap.mmap(-1, 2 * _NUMBER.size * num_slots)
+        # of each slot, the number of kills before its claim and the last that it claims
+        self._bounds = memoryview(mmap.mmap(-1, 2 * _NUMBER_BYTES * num_slots)).cast("Q")
 
     def put(self, index: int, before: int, last: int) -> None:
         """Slot ``index`` claims the kills after ``before`` up to ``last``."""
-        at = 2 * _NUMBER.size * index
         # first, so that a range that is half written is empty
-        _NUMBER.pack_into(self._memory, at, before)
-        _NUMBER.pack_into(self._memory, at + _NUMBER.size, last)
+        self._bounds[2 * index] = before
+        self._bounds[2 * index + 1] = last
 
     def cover(self, before: int, last: int) -> bool:
         """Whether each kill after ``before`` up to ``last`` is claimed."""
         ranges = []
-        for at in range(0, 2 * _NUMBER.size * self._num_slots, 2 * _NUMBER.size):
-            (end,) = _NUMBER.unpack_from(self._memory, at + _NUMBER.size)
-            (start,) = _NUMBER.unpack_from(self._memory, at)
-            ranges.append((start, end))
+        for at in range(0, len(self._bounds), 2):
+            end = self._bounds[at + 1]  # first, as it is written last
+            ranges.append((self._bounds[at], end))
         for start, end in sorted(ranges):
             if start <= before < end:
                 before = end
@@ -87,12 +83,8 @@ class Pressure:
         if status == "oom" or (status == "killed" and killed_by == signal.SIGKILL):
             self._claims.put(self._index, self._before, last)
             return status == "killed"
-        end = time.monotonic() + _CLAIM_S
-        while not self._claims.cover(self._before, last):
-            if time.monotonic() > end:
-                return True
-            time.sleep(0.02)
-        return False
+        looks = rounds(_CLAIM_S, 0.02)
+        return not any(self._claims.cover(self._before, last) for _ in looks)
 
     def _kills(self) -> int:
         if self._path is None:

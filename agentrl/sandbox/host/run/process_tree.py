@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Collection
 from resource import struct_rusage
 
@@ -134,8 +133,7 @@ def kill_below(
     Returns:
         Whether nothing is left.
     """
-    end = time.monotonic() + deadline_s
-    while True:
+    for _ in proc.rounds(deadline_s, 0.001):
         if group is not None:
             # empty, or only zombies are left (macOS then answers EPERM)
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -157,9 +155,7 @@ def kill_below(
                 except ProcessLookupError:
                     continue
         reap()
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.001)
+    return False
 
 
 def _is_zombie(pid: int) -> bool:

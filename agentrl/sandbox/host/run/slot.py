@@ -12,7 +12,6 @@ import signal
 import socket
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
 
 from .. import frames
 from ..confine import landlock, memory, seccomp, uids
@@ -24,6 +23,7 @@ from .pressure import Claims, Pressure
 from .session import InterpreterSession
 
 _PR_SET_DUMPABLE = 4
+_PR_SET_NO_NEW_PRIVS = 38
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Slot:
         self.session: InterpreterSession | None = None
         self.lost_unsaid = False  # whether an interpreter ended and no reply said so
         # Of the owner, in order; read and served by this one thread.
-        self.requests: deque[tuple[frames.Header, list[bytes]]] = deque()
+        self.requests: deque[frames.Frame] = deque()
         self.cancelled: set[int] = set()
         self.owner_gone = False
         self._decoder = frames.FrameDecoder()
@@ -120,13 +120,7 @@ class Slot:
                 config.abi,
                 write=self.own_folders,
                 read_exec=config.read_exec,
-                read=(
-                    *config.read,
-                    "/dev/full",
-                    "/dev/random",
-                    "/dev/urandom",
-                ),  # /dev/zero is memory that is mapped
-                rw=("/dev/null",),
+                read=config.read,
                 tcp_port=config.proxy_port,
             )
             signals = None if config.namespaced else landlock.signal_ruleset(config.abi)
@@ -137,7 +131,7 @@ class Slot:
                 prctl(_PR_SET_DUMPABLE, 1)
         if config.abi is None:
             return
-        landlock.no_new_privs()
+        prctl(_PR_SET_NO_NEW_PRIVS, 1)  # which Landlock and seccomp ask for
         memory.without_huge_pages()
         if signals is not None:
             landlock.restrict_self(config.abi, signals)
@@ -187,11 +181,6 @@ class Slot:
         return {pid} if self.namespaces is None else {pid, self.namespaces.firsts[pid]}
 
     @property
-    def idle_pids(self) -> set[int]:
-        """First processes of pid namespaces, which do nothing."""
-        return set() if self.namespaces is None else set(self.namespaces.firsts.values())
-
-    @property
     def resting_pid(self) -> int:
         """The interpreter that keeps its variables, once it was forked; else 0."""
         return 0 if self.session is None else self.session.pid
@@ -201,19 +190,16 @@ class Slot:
         """What RLIMIT_NPROC counts beside the next run's own: the slot, a resting interpreter, idle
         first processes.
         """
-        num_children = 1 if self.resting_pid else 0
-        return 1 + num_children + (0 if self.namespaces is None else 1 + num_children)
+        num_own = 2 if self.resting_pid else 1
+        return num_own if self.namespaces is None else 2 * num_own
 
     def end_session(self) -> None:
         """End the interpreter that keeps its variables, if there is one."""
         if self.session is not None:
             if self.session.pid:
                 pid = self.session.pid
-                # a first process ends when the others have been reaped
-                pids = [
-                    pid,
-                    *(self.with_first(pid) - {pid}),
-                ]
+                # a first process, the later one here, ends when the others have been reaped
+                pids = [pid, *(self.with_first(pid) - {pid})]
                 for pid in pids:
                     process_tree.kill(pid)
                 for pid in pids:
@@ -233,14 +219,6 @@ class Slot:
         none.
         """
         return self.bound is not None and self.bound.is_spent
-
-    def bound_memory(self, limits: dict[str, Any], *, fresh: bool) -> None:
-        """Let the cgroup, where there is one, hold the next run, and a resting interpreter beside a
-        fresh one.
-        """
-        if self.bound is not None:
-            num_runs = 2 if fresh and self.resting_pid else 1
-            self.bound.begin(limits["memory_bytes"], limits["disk_bytes"], num_runs)
 
     def kill_all(self) -> None:
         """End whatever runs in this slot but the slot itself."""

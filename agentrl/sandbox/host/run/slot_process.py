@@ -69,19 +69,17 @@ def _answer(slot: Slot, header: frames.Header, blobs: list[bytes]) -> None:
     slot.send({"id": header["id"], **reply}, out)
 
 
-def _done(
-    slot: Slot, header: frames.Header, blobs: list[bytes]
-) -> tuple[dict[str, Any], list[bytes]]:
+def _done(slot: Slot, header: frames.Header, blobs: list[bytes]) -> frames.Frame:
     """The reply's fields and blobs."""
+    if slot.namespaces is not None and "limits" in header:  # what follows may write
+        slot.namespaces.bound(header["limits"])
     match header["op"]:
         case "run":
-            result, out = execute(slot, header, blobs)
-            if header["id"] in slot.cancelled and result["interpreter_ended"]:
+            reply, out = execute(slot, header, blobs)
+            if header["id"] in slot.cancelled and reply["result"]["interpreter_ended"]:
                 slot.lost_unsaid = True
-            return result, out
+            return reply, out
         case "write":
-            if slot.namespaces is not None:
-                slot.namespaces.bound(header["limits"])
             safe_fs.write_file(slot.work, header["path"], blobs[0])
             return {}, []
         case "read":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..files import usage
@@ -29,25 +30,27 @@ class SpaceShort(Exception):  # noqa: N818
     """
 
 
+@dataclass
 class Watch:
     """Looked through ten times a second while a run goes on.
 
-    Args:
+    Attributes:
         slot: whose children are watched.
         limits: of the run.
         session: the interpreter that does the run, where it keeps its variables.
+        looks: how many there were.
+        reaped_before: bytes written by what the slot had reaped at the first look.
+        written: bytes written, by process.
+        counted_at: bytes written when files were last counted.
     """
 
-    def __init__(
-        self, slot: Slot, limits: dict[str, Any], session: InterpreterSession | None
-    ) -> None:
-        self._slot = slot
-        self._limits = limits
-        self._session = session
-        self._looks = 0
-        self._reaped_before: int | None = None
-        self._written: dict[int, int] = {}
-        self._counted_at = 0  # bytes written when files were last counted
+    slot: Slot
+    limits: dict[str, Any]
+    session: InterpreterSession | None
+    looks: int = 0
+    reaped_before: int | None = None
+    written: dict[int, int] = field(default_factory=dict)
+    counted_at: int = 0
 
     def look(self) -> Verdict | None:
         """What ends the run, if anything does.
@@ -55,20 +58,23 @@ class Watch:
         Raises:
             SpaceShort: as the class says.
         """
-        slot = self._slot
-        limits = self._limits
+        slot = self.slot
+        limits = self.limits
         if slot.config.abi is None and sys.platform != "linux":
             return None
-        self._looks += 1
-        resting = slot.session if self._session is None else None
-        own = slot.idle_pids | ({resting.pid} if resting is not None else set())
+        self.looks += 1
+        resting = slot.session if self.session is None else None
+        # first processes of pid namespaces, which do nothing, and an interpreter that rests
+        own = set() if slot.namespaces is None else set(slot.namespaces.firsts.values())
+        if resting is not None:
+            own.add(resting.pid)
         pids = [pid for pid in process_tree.descendants(os.getpid()) if pid not in own]
         if len(pids) > limits["processes"]:
             return "killed", f"more than {limits['processes']} processes"
         if slot.memory_is_spent or (len(pids) > 1 and self._passes_memory(pids)):
             return "oom", f"all processes together passed {limits['memory_bytes']} bytes"
-        if self._session is not None and limits["cpu_s"] is not None:
-            used_s = self._session.used_s()  # RLIMIT_CPU counts a process's whole life
+        if self.session is not None and limits["cpu_s"] is not None:
+            used_s = self.session.used_s()  # RLIMIT_CPU counts a process's whole life
             if used_s > limits["cpu_s"]:
                 return (
                     "timeout",
@@ -80,33 +86,33 @@ class Watch:
         """Whether what the processes made, and what their sockets and pipes may hold, is more than
         the limit.
         """
-        left = self._limits["memory_bytes"] - process_tree.memory_beyond_own(pids)
-        return left < 0 or (self._slot.bound is None and usage.of_buffers(pids, left) > left)
+        left = self.limits["memory_bytes"] - process_tree.memory_beyond_own(pids)
+        return left < 0 or (self.slot.bound is None and usage.of_buffers(pids, left) > left)
 
     def _look_at_files(self, pids: list[int]) -> Verdict | None:
-        max_bytes = self._limits["disk_bytes"]
-        max_files = self._limits["max_files"]
+        max_bytes = self.limits["disk_bytes"]
+        max_files = self.limits["max_files"]
         short = ""
         early = False
-        if not self._slot.config.bounded:
+        if not self.slot.config.bounded:
             short = self._short_of_space()
             written = self._written_bytes(pids)
-            early = written - self._counted_at > max_bytes // _EARLY_SHARE
-        if self._looks % _FILES_EVERY and not early and not short:
+            early = written - self.counted_at > max_bytes // _EARLY_SHARE
+        if self.looks % _FILES_EVERY and not early and not short:
             return None
         try:
-            used, entries = usage.of_folders(self._slot.own_folders, max_files)
+            used, entries = usage.of_folders(self.slot.own_folders, max_files)
         except usage.Uncountable as error:
             return "killed", str(error)
-        holders = {*pids, self._slot.resting_pid} - {0}
-        used += usage.of_unlinked(holders, os.stat(self._slot.work).st_dev)
+        holders = {*pids, self.slot.resting_pid} - {0}
+        used += usage.of_unlinked(holders, os.stat(self.slot.work).st_dev)
         if used > max_bytes:
             return "killed", f"{used} bytes in files; the limit is {max_bytes} bytes"
         if entries > max_files:
             return "killed", f"more than {max_files} files"
-        if self._slot.config.bounded:
+        if self.slot.config.bounded:
             return None
-        self._counted_at = written
+        self.counted_at = written
         if short and (
             max(used, written) >= max_bytes // _BLAMED_SHARE or usage.hides_files(holders)
         ):
@@ -119,22 +125,23 @@ class Watch:
         """What is to be said of a file system that has less left than its reserve; nothing of any
         other.
         """
-        held = os.statvfs(self._slot.work)
+        held = os.statvfs(self.slot.work)
         free = held.f_bavail * held.f_frsize
-        reserve = self._limits["reserve_bytes"]
+        reserve = self.limits["reserve_bytes"]
         if reserve is None:
             reserve = min(_RESERVE_BYTES, held.f_blocks * held.f_frsize // _RESERVE_SHARE)
         if free >= reserve:
             return ""
-        return f"{free} bytes are left where sandboxes keep their files, and Limits.reserve_bytes is {reserve}"  # noqa: E501
+        left = f"{free} bytes are left where sandboxes keep their files"
+        return f"{left}, and Limits.reserve_bytes is {reserve}"
 
     def _written_bytes(self, pids: list[int]) -> int:
         """By the processes of the run that were seen, or by those that the slot has reaped since
         its first look.
         """
         reaped = usage.written_bytes(os.getpid())
-        if self._reaped_before is None:
-            self._reaped_before = reaped
+        if self.reaped_before is None:
+            self.reaped_before = reaped
         for pid in pids:
-            self._written[pid] = max(self._written.get(pid, 0), usage.written_bytes(pid))
-        return max(sum(self._written.values()), reaped - self._reaped_before)
+            self.written[pid] = max(self.written.get(pid, 0), usage.written_bytes(pid))
+        return max(sum(self.written.values()), reaped - self.reaped_before)

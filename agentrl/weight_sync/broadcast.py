@@ -101,7 +101,9 @@ class BroadcastSender:
         name = f"agentrl-{next(_numbers)}-{update.label}"
         timeout = timedelta(seconds=update.timeout_s)
         store = TCPStore(self._address, 0, is_master=True, timeout=timeout, wait_for_workers=False)
-        ranks = list(itertools.accumulate(update.num_ranks, initial=1))
+        ranks = list(
+            itertools.accumulate((server.client.num_ranks for server in update.servers), initial=1)
+        )
         joining = update.start(
             lambda client, place: client.join_group(
                 name,
@@ -168,12 +170,11 @@ class _BroadcastSession(BatchSession):
 
     def send(self, batch: Sequence[WeightArray], *, label: str | None, flush: bool) -> None:
         update = self.update
-        if update.lost_all:
+        if not update.num_live:
             return
         update.pause_servers()
-        announced = [(array.name, array.dtype, array.shape) for array in batch]
         receiving = update.start(
-            lambda client, _: client.receive(self._group.name, announced, label=label, flush=flush)
+            lambda client, _: client.receive(self._group.name, batch, label=label, flush=flush)
         )
         if self._broadcast(batch, receiving):
             update.wait(receiving)

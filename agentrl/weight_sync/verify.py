@@ -1,7 +1,8 @@
 """Weight verification: after a publish the engine's weights are compared with the trainer's, in two
 ways.
 
-- Checksums of all tensors, where the engine has them, or the server's own digests.
+- Checksums of all tensors: the engine's own, or those of what servers were sent. Servers that tell
+  digests of their own must tell the same ones.
 - The probe: log-probabilities of a fixed sequence, by every server, against the trainer's own
   forward. It needs nothing of an engine but ``score``, and sees what a server computes with, on any
   device.
@@ -14,23 +15,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from agentrl.engines import EngineControl, ServedDtype
-from agentrl.engines.probe import PROBE_TOLERANCE, probe_distance, probe_ids
+from agentrl.engines.probe import Probe, probe_ids
 from agentrl.errors import WeightMismatchError
 from agentrl.types import Batch, BatchShard, SegmentKind
 
 if TYPE_CHECKING:
     from agentrl.training import Actor
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Probe:
-    """The trainer's logprobs ``[n - 1]`` of the tokens ``[n]`` but the first."""
-
-    token_ids: tuple[int, ...]
-    logprobs: npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,13 +50,10 @@ def verify_probe(engine: EngineControl, probe: Probe, dtype: ServedDtype, versio
         WeightMismatchError: a server's logprobs differ; it is named.
     """
     for server, logprobs in engine.score(probe.token_ids).items():
-        distance = probe_distance(probe.logprobs, logprobs)
-        if distance > PROBE_TOLERANCE[dtype]:
+        if difference := probe.difference(logprobs, dtype):
             raise WeightMismatchError(
                 f"after publish({version}) {server} computes with other weights than the trainer: "
-                f"its logprobs of the probe differ by {distance:.3g} on average, at most "
-                f"{PROBE_TOLERANCE[dtype]:g} is rounding in {dtype}; restart it, and look at its "
-                "log",
+                f"{difference}; restart it, and look at its log",
             )
 
 

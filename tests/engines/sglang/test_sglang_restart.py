@@ -17,6 +17,7 @@ import pytest
 from agentrl.engines.sglang import SGLangEngine
 from agentrl.errors import EngineError
 from agentrl.weight_sync import HttpSender
+from tests.engines.sglang.digests import require_sent
 from tests.engines.sglang.models import (
     HuggingFace,
     in_flight,
@@ -89,6 +90,7 @@ async def test_of_two_servers_one_is_killed_and_comes_back_with_the_current_weig
         while sorted(engine.server_states().values()) != ["serving", "serving"]:
             await asyncio.sleep(0.2)
     await asyncio.to_thread(engine.checksum)
+    require_sent(engine)
     again = await asyncio.gather(
         *(engine.generate(request(f"again{n}", p)) for n, p in enumerate(prompts))
     )

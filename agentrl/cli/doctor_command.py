@@ -41,7 +41,7 @@ def doctor_command(
 
 def _print_packages() -> None:
     from agentrl.cli.terminal import print_table, say
-    from agentrl.run.install.sglang_env import installed_environments
+    from agentrl.run.install.sglang_env.build import installed_environments
 
     print_table(("package", "version"), [(name, _version(name)) for name in _PACKAGES])
     environments = installed_environments() or ["none here; agentrl install sglang makes one"]

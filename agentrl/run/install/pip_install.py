@@ -6,6 +6,7 @@ installed.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -88,17 +89,12 @@ class Progress:
 
     def _here(self) -> int:
         """Bytes of the file that is being downloaded."""
-        newest = 0
-        size = 0
+        sizes = {}
         for path in self._folder.rglob("*.whl"):
-            try:
+            with contextlib.suppress(FileNotFoundError):  # pip moves on
                 stat = path.stat()
-            except FileNotFoundError:  # pip moves on
-                continue
-            if stat.st_mtime_ns >= newest:
-                newest = stat.st_mtime_ns
-                size = stat.st_size
-        return size
+                sizes[stat.st_mtime_ns] = stat.st_size
+        return sizes[max(sizes)] if sizes else 0
 
 
 def pip_install(

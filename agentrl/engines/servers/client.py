@@ -39,7 +39,7 @@ class ModelSizes:
     """Facts of a model's ``config.json``; one that also sees keeps its language model's apart."""
 
     vocab_size: int
-    num_kv_heads: int
+    num_heads: int
     ties_embeddings: bool
     sees_images: bool
 
@@ -60,7 +60,7 @@ class ModelSizes:
         tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))
         return cls(
             vocab_size=int(text["vocab_size"]),
-            num_kv_heads=int(text.get("num_key_value_heads") or text["num_attention_heads"]),
+            num_heads=int(text["num_attention_heads"]),
             ties_embeddings=bool(tied),
             sees_images="vision_config" in config,
         )

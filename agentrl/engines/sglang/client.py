@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.engines.base import EnginePlace, Tag
-from agentrl.engines.servers.client import ModelSizes, WeightLabels
+from agentrl.engines.servers.client import WeightLabels
 from agentrl.engines.servers.errors import RefusedError, ServerLostError, refusal
 from agentrl.engines.servers.http_client import CONNECT_S, HttpClient
 from agentrl.engines.sglang.capabilities import Capabilities, require_version
 from agentrl.engines.sglang.model_check import model_problem
 from agentrl.engines.sglang.sglang_spec import SGLangEngineSpec
-from agentrl.engines.sglang.stream import TokenStream, events
+from agentrl.engines.sglang.stream import events, tell_new
 from agentrl.engines.sglang.wire import generate_body, read_answer, read_score, score_body
 from agentrl.engines.weights import WeightArray
 from agentrl.errors import EngineError
@@ -35,8 +35,10 @@ class SGLangClient(HttpClient):
         url: ``http://host:port``.
         place: what it should serve.
         spec: limits of its calls.
-        sizes: of the model.
         labels: of weights.
+
+    Attributes:
+        capabilities: of the server; none before ``probe``.
     """
 
     def __init__(
@@ -45,27 +47,16 @@ class SGLangClient(HttpClient):
         url: str,
         place: EnginePlace,
         spec: SGLangEngineSpec,
-        sizes: ModelSizes,
         labels: WeightLabels,
     ) -> None:
         super().__init__(name, url, spec, place.api_key)
         self._place = place
-        self._sizes = sizes
         self._labels = labels
         self._info: Mapping[str, Any] = {}
-        self._capabilities: Capabilities | None = None
+        self.capabilities = Capabilities((), brackets_updates=False)
         self._answered_without_spans = False
         self._released: set[Tag] = set()
         self._groups: set[str] = set()
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Abilities of the server; known after ``probe``."""
-        if self._capabilities is None:
-            raise EngineError(
-                f"{self.name} was not probed yet; call probe() first", retryable=False
-            )
-        return self._capabilities
 
     @property
     def num_ranks(self) -> int:
@@ -81,7 +72,7 @@ class SGLangClient(HttpClient):
         """See ``ServerClient.probe``."""
         self._info = await self._ask("/server_info")
         version = require_version(self._info.get("version"), self.name)
-        self._capabilities = Capabilities(
+        self.capabilities = Capabilities(
             version, brackets_updates=await self.has_route("/begin_weight_update")
         )
 
@@ -122,13 +113,9 @@ class SGLangClient(HttpClient):
         if request.on_tokens is None:
             answer = await self.json("/generate", body, timeout_s=None)
         else:
-            answer = await self._stream(body, TokenStream(request))
+            answer = await self._stream(body, request)
         completion = read_answer(
-            request,
-            answer,
-            server=self.name,
-            vocab_size=self._sizes.vocab_size,
-            version_of=self._labels.version_of,
+            request, answer, server=self.name, version_of=self._labels.version_of
         )
         self._answered_without_spans |= "weight_versions" not in answer["meta_info"]
         return completion
@@ -298,10 +285,11 @@ class SGLangClient(HttpClient):
             raise ServerLostError(f"{self.name} made no checksums: {answer.get('message')}")
         return [rank["checksums"] for rank in ranks]
 
-    async def _stream(self, body: Mapping[str, Any], grows: TokenStream) -> Mapping[str, Any]:
+    async def _stream(self, body: Mapping[str, Any], request: GenerateRequest) -> Mapping[str, Any]:
         """The last of the answers of a request that tells its tokens as they come."""
         route = "/generate"
         answer = None
+        told = 0
         with self.named(route, None):
             timeout = httpx.Timeout(None, connect=CONNECT_S)
             async with self.http.stream(
@@ -311,7 +299,7 @@ class SGLangClient(HttpClient):
                     raise refusal(self.name, route, response.status_code, await response.aread())
                 async for event in events(response.aiter_bytes()):
                     answer = self.object(route, event)
-                    grows(answer)
+                    told = tell_new(request, answer, told)
         if answer is None:
             raise ServerLostError(f"{self.name} answered {route} with a stream of nothing")
         return answer

@@ -4,14 +4,15 @@ serve.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from agentrl.engines.base import EnginePlace
 from agentrl.engines.servers.client import read_config
 from agentrl.engines.weights import tensor_shapes
+from agentrl.errors import DataError
 
 SPARE_POSITIONS = 8
 """SGLang refuses a prompt that leaves fewer than seven positions of its context; servers get these
@@ -41,7 +42,9 @@ def model_problem(
         tensors: its own names of them; none where it does not tell.
     """
     config = read_config(place.model)
-    other = _config_of(str(info.get("model_path"))) or config
+    other = config
+    with suppress(DataError):  # of another machine, or under another path
+        other = read_config(str(info.get("model_path")))
     shape = [(key, other.get(key)) for key in ("vocab_size", "hidden_size", "num_hidden_layers")]
     said = [(key, served.get(key)) for key in ("architectures", "model_type")]
     for key, value in said + shape:
@@ -95,19 +98,6 @@ def part_names(served: str) -> list[str]:
         if f".{fused}." in served:
             return [served.replace(fused, name) for name in names]
     return [served]
-
-
-def _config_of(folder: str) -> Mapping[str, Any] | None:
-    """Of the folder that a server was started with; None on another machine or under another
-    path.
-    """
-    try:
-        found: Mapping[str, Any] = json.loads(
-            (Path(folder) / "config.json").read_text(encoding="utf-8")
-        )
-    except (OSError, ValueError):
-        return None
-    return found
 
 
 def _dtype(asked: str, config: Mapping[str, Any]) -> str:

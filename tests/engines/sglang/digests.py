@@ -21,6 +21,7 @@ import httpx
 import numpy as np
 import numpy.typing as npt
 
+from agentrl.engines.servers.client import read_config
 from agentrl.engines.sglang import SGLangEngine
 from agentrl.engines.sglang.model_check import part_names
 from agentrl.engines.weights import WeightArray
@@ -48,7 +49,8 @@ def require_sent(engine: SGLangEngine) -> None:
             trust_env=False,
         ).json()
         ranks = [rank["checksums"] for rank in answer["ranks"]]
-        wrong, compared = differing(state.weights, ranks, state.kind.sizes.num_kv_heads)
+        kv_heads = read_config(state.kind.place.model)["num_key_value_heads"]
+        wrong, compared = differing(state.weights, ranks, kv_heads)
         assert compared
         assert not wrong
 

@@ -30,7 +30,7 @@ class ServerUpdate:
 
     Attributes:
         servers: those that the update reaches.
-        arrays: what was put so far.
+        arrays: what was put so far; with it a server is started again.
         label: what the servers call the new weights; sent with the last of them.
         flush: whether the servers' KV cache is emptied.
         folder: where this update's weights may be written.
@@ -129,11 +129,8 @@ class ServerUpdate:
             self.mark_corrupt(str(error))
             raise
 
-    def finish(self, weights: Mapping[str, WeightArray] | None = None) -> None:
+    def finish(self) -> None:
         """All servers have all tensors: the new version is served from here on.
-
-        Args:
-            weights: the same as was put, where they lie elsewhere than in memory.
 
         Raises:
             EngineError: no server is left and none can be started.
@@ -141,7 +138,7 @@ class ServerUpdate:
         if self._open:
             self.on_all(lambda client, _: client.end_update())
         self._over = True
-        self._control.updated(self.version, weights or self.arrays)
+        self._control.updated(self.version, self.arrays)
 
     def mark_corrupt(self, problem: str) -> None:
         """The update failed: the engine answers nothing any more."""

@@ -183,11 +183,7 @@ class ServerControl:
                 self.pool.lose(server, str(error))
 
         results = await asyncio.gather(
-            *(
-                on_member(place, server)
-                for place, server in enumerate(members)
-                if self.pool.takes_part(server)
-            ),
+            *(on_member(place, server) for place, server in enumerate(members) if server.reachable),
             return_exceptions=True,
         )
         for failure in filter(None, results):

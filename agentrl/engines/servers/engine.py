@@ -108,7 +108,3 @@ class ServersEngine(ServerControl):
         """Servers that were lost, came back or were given up since the last call."""
         notices = self.pool.notices
         return [notices.popleft() for _ in range(len(notices))]
-
-    def server_states(self) -> Mapping[str, str]:
-        """Each server's name and state."""
-        return {server.name: server.state for server in self.pool.servers}

@@ -50,7 +50,6 @@ class ServerPool:
         self._state = state
         self._start = start
         self._last_problem = ""
-        self._returning: set[Server] = set()
 
     @property
     def serving(self) -> tuple[Server, ...]:
@@ -60,11 +59,7 @@ class ServerPool:
     @property
     def reachable(self) -> tuple[Server, ...]:
         """Those that an update can reach: in the rotation, or given ones that answer again."""
-        return tuple(server for server in self.servers if self.takes_part(server))
-
-    def takes_part(self, server: Server) -> bool:
-        """Whether a server can be called in an update."""
-        return server.serving or server in self._returning
+        return tuple(server for server in self.servers if server.reachable)
 
     async def start(self) -> None:
         """Brings all up at once; where one fails the others' starts are cancelled.
@@ -99,7 +94,8 @@ class ServerPool:
 
     def lose(self, server: Server, why: str) -> None:
         """Takes a server out of the rotation; one that was started here is started again."""
-        self._returning.discard(server)
+        if server.state == "returning":
+            server.state = "lost"
         if not server.serving:
             return
         server.lose()
@@ -119,16 +115,17 @@ class ServerPool:
 
     async def find_returning(self) -> None:
         """Looks for given servers that answer again: the next update brings them back."""
-        away = [server for server in self.servers if server.given and server.state == "lost"]
+        away = [server for server in self.servers if server.given and not server.serving]
         answers = await asyncio.gather(*(server.healthy() for server in away))
-        self._returning = {server for server, healthy in zip(away, answers, strict=True) if healthy}
+        for server, healthy in zip(away, answers, strict=True):
+            server.state = "returning" if healthy else "lost"
 
     def updated(self) -> None:
         """Given servers that took part in an update serve again."""
-        for server in self._returning:
-            server.state = "serving"
-            self._log(server, "server_returned", f"{server.name} answers again, and serves")
-        self._returning.clear()
+        for server in self.servers:
+            if server.state == "returning":
+                server.state = "serving"
+                self._log(server, "server_returned", f"{server.name} answers again, and serves")
 
     async def settle(self) -> None:
         """Waits until no server is starting."""
@@ -148,9 +145,7 @@ class ServerPool:
     def require_any_live(self) -> None:
         """Raises an EngineError where no server serves, takes part in the update that is open, or
         will serve before the next one."""
-        if not any(
-            self.takes_part(server) or server.state == "starting" for server in self.servers
-        ):
+        if not any(server.reachable or server.state == "starting" for server in self.servers):
             gone = all(server.state == "gone" for server in self.servers)
             raise EngineError(f"no server is left: {self.describe()}", retryable=not gone)
 

@@ -158,7 +158,6 @@ class Requests:
         stale_before = self._state.stale_kv
         call = asyncio.ensure_future(server.client.generate(request, flight.rid))
         server.calls.add(call)
-        server.running += 1
         self._idle.clear()
         try:
             completion = await call
@@ -172,7 +171,6 @@ class Requests:
             raise
         finally:
             server.calls.discard(call)
-            server.running -= 1
             flight.server = None
             if not self.running:
                 self._idle.set()

@@ -67,7 +67,7 @@ class ServerUpdate:
     @property
     def num_live(self) -> int:
         """Servers that took part from the beginning and are not lost by now."""
-        return sum(map(self._control.pool.takes_part, self.servers))
+        return sum(server.reachable for server in self.servers)
 
     @property
     def lost_any(self) -> bool:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-import numpy as np
-
+from agentrl.engines.sglang.wire import scored
 from agentrl.types import GenerateRequest
 
 _PREFIX = b"data: "
@@ -42,10 +41,7 @@ def tell_new(request: GenerateRequest, answer: Mapping[str, Any], told: int) -> 
     meta = answer.get("meta_info")
     if not isinstance(meta, Mapping) or meta.get("finish_reason") is not None:
         return told
-    ids = answer.get("output_ids") or []
-    triples = meta.get("output_token_logprobs") or []
-    end = min(len(ids), len(triples))
-    if end > told and request.on_tokens is not None:
-        logprobs = [triple[0] for triple in triples[told:end]]
-        request.on_tokens(np.asarray(ids[told:end], np.int32), np.asarray(logprobs, np.float32))
-    return max(told, end)
+    ids, logprobs = scored((meta.get("output_token_logprobs") or [])[told:])
+    if ids.size and request.on_tokens is not None:
+        request.on_tokens(ids, logprobs)
+    return told + ids.size

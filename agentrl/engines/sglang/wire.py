@@ -34,15 +34,12 @@ def sampling_body(sampling: SamplingParams) -> dict[str, Any]:
         "max_new_tokens": sampling.max_new_tokens,
         "temperature": sampling.temperature,
     }
-    optional: tuple[tuple[str, Any, Any], ...] = (
-        ("top_p", sampling.top_p, 1.0),
-        ("top_k", sampling.top_k, 0),
-        ("min_p", sampling.min_p, 0.0),
-        ("stop_token_ids", list(sampling.stop_token_ids), []),
-        ("stop", list(sampling.stop), []),
-        ("json_schema", sampling.json_schema, ""),
-    )
-    return body | {name: value for name, value, off in optional if value != off}
+    plain = SamplingParams(sampling.max_new_tokens)
+    for name in ("top_p", "top_k", "min_p", "stop_token_ids", "stop", "json_schema"):
+        value = getattr(sampling, name)
+        if value != getattr(plain, name):
+            body[name] = list(value) if isinstance(value, tuple) else value
+    return body
 
 
 def generate_body(request: GenerateRequest, rid: str) -> dict[str, Any]:
@@ -81,7 +78,7 @@ def read_score(
     """
     try:
         triples = answer["meta_info"]["input_token_logprobs"][-(len(token_ids) - 1) :]
-        ids, logprobs = _scored(triples)
+        ids, logprobs = scored(triples)
     except (KeyError, TypeError, IndexError, ValueError) as error:
         raise ServerLostError(
             f"{server} scored a prompt with no logprobs ({type(error).__name__}: {error})"
@@ -91,7 +88,7 @@ def read_score(
     return logprobs
 
 
-def _scored(
+def scored(
     triples: Sequence[Sequence[Any]],
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
     """Ids and their logprobs; one that is null becomes NaN."""
@@ -141,7 +138,7 @@ def read_answer(
                 f"{who}: the server gave it up with status {status}: {finish.get('message')}"
             )
         ids = np.asarray(answer["output_ids"], np.int32)
-        named, logprobs = _scored(meta.get("output_token_logprobs") or [])
+        named, logprobs = scored(meta.get("output_token_logprobs") or [])
         spans = _spans(meta, ids.size)
         usage = TokenUsage(int(meta["prompt_tokens"]), int(meta["completion_tokens"]))
         cached = int(meta.get("cached_tokens") or 0)

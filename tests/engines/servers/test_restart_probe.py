@@ -59,7 +59,7 @@ def wait_for(holds: Callable[[], bool]) -> None:
 
 
 def state(engine: SGLangEngine) -> str:
-    return engine.server_states()["server 0"]
+    return engine.pool.servers[0].state
 
 
 def test_a_server_that_computes_the_same_serves_again(engine: SGLangEngine, score: Path) -> None:

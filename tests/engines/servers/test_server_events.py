@@ -157,13 +157,13 @@ async def test_a_server_that_is_lost_and_one_that_returns_are_told(
     sick: list[bool] = []
     engine, _ = build({}, health=lambda handler: says(b"{}", 500 if sick else 200)(handler))
     sick.append(True)
-    await until(lambda: sorted(engine.server_states().values()) == ["lost", "serving"])
+    await until(lambda: sorted(one.state for one in engine.pool.servers) == ["lost", "serving"])
     (notice,) = engine.take_notices()
     assert (notice.event, notice.counts) == ("server_lost", {"count/lost_servers": 1.0})
     sick.clear()
     await asyncio.to_thread(publish, engine, 1, TENSORS)
     assert engine.take_notices() == []
-    assert list(engine.server_states().values()) == ["serving", "serving"]
+    assert [one.state for one in engine.pool.servers] == ["serving", "serving"]
     assert events(caplog)[2:] == [("server_lost", "WARNING"), ("server_returned", "INFO")]
 
 
@@ -171,7 +171,7 @@ async def test_the_only_server_is_lost_and_comes_back_with_an_update(build: Buil
     sick: list[bool] = []
     engine, _ = build(health=lambda handler: says(b"{}", 500 if sick else 200)(handler))
     sick.append(True)
-    await until(lambda: list(engine.server_states().values()) == ["lost"])
+    await until(lambda: [one.state for one in engine.pool.servers] == ["lost"])
     with pytest.raises(EngineError, match="no server is left") as caught:
         await engine.generate(request())
     assert caught.value.retryable
@@ -180,7 +180,7 @@ async def test_the_only_server_is_lost_and_comes_back_with_an_update(build: Buil
         await asyncio.to_thread(engine.begin_update, 1)
     sick.clear()
     await asyncio.to_thread(publish, engine, 1, TENSORS)
-    assert list(engine.server_states().values()) == ["serving"]
+    assert [one.state for one in engine.pool.servers] == ["serving"]
     answer = await engine.generate(request())
     assert {segment.policy_version for segment in answer.segments} == {1}
 

@@ -79,11 +79,11 @@ def build_environment(
         tell(f"step {number} of {len(recipe.steps)}: {packages[0]}{more}")
         extra = ["--extra-index-url", index] if index and step[0].startswith("torch==") else []
         words = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", *extra, *step]
-        _run([str(python), *words], _STEP_S, f"pip install {packages[0]}")
+        _run(python, words, _STEP_S, f"pip install {packages[0]}")
     if recipe.stand_ins:
         _place_stand_ins(python)
     tell("loading the server, to see that it can be")
-    _run([str(python), "-m", "sglang.launch_server", "--help"], _PROOF_S, "loading the server")
+    _run(python, ["-m", "sglang.launch_server", "--help"], _PROOF_S, "loading the server")
     mark.write_text(json.dumps(record), encoding="utf-8")
     return python, True
 
@@ -105,7 +105,7 @@ def _place_stand_ins(python: Path) -> None:
     """Puts our two modules among the environment's packages (see each)."""
     code = "import sysconfig; print(sysconfig.get_path('purelib'))"
     packages = Path(
-        _run([str(python), "-c", code], _PROOF_S, "finding the environment's packages").strip()
+        _run(python, ["-c", code], _PROOF_S, "finding the environment's packages").strip()
     )
     for source, target in _STAND_INS.items():
         (packages / target).parent.mkdir(exist_ok=True)
@@ -113,13 +113,18 @@ def _place_stand_ins(python: Path) -> None:
     (packages / "agentrl_vision_ops.pth").write_text("import agentrl_vision_ops\n")
 
 
-def _run(command: list[str], seconds: float, what: str) -> str:
+def _run(python: Path, arguments: list[str], seconds: float, what: str) -> str:
     environment = os.environ.copy()
     for name in ("PYTHONPATH", "PYTHONHOME"):
         environment.pop(name, None)
     try:
         return subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=seconds, check=True
+            [python, *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=True,
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         said = (getattr(error, "stderr", None) or str(error)).strip()

@@ -43,7 +43,7 @@ def doctor_command(
 
 
 def _print_packages() -> None:
-    from agentrl.run.install.sglang_env import installed_environments
+    from agentrl.run.install.sglang_env.build import installed_environments
 
     print_table(("package", "version"), [(name, _version(name)) for name in _PACKAGES])
     for line in installed_environments() or ["none here; agentrl install sglang makes one"]:

@@ -31,13 +31,8 @@ def install_command(
     torch_index
         A package index that has torch for the CPU, instead of PyTorch's own.
     """  # noqa: E501
-    from agentrl.run.install.sglang_env import (
-        CPU,
-        GPU,
-        SGLANG_VERSION,
-        build_environment,
-        default_folder,
-    )
+    from agentrl.run.install.sglang_env.build import build_environment
+    from agentrl.run.install.sglang_env.recipe import CPU, GPU, SGLANG_VERSION, default_folder
 
     del what  # one choice so far
     recipe = GPU if gpu else CPU

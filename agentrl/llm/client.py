@@ -9,13 +9,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import random
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -88,15 +89,6 @@ class ChatAnswer:
         return content if isinstance(content, str) else ""
 
 
-@dataclass(slots=True)
-class _Connection:
-    """The HTTP client of one event loop, and the semaphore that bounds its requests."""
-
-    http: openai.AsyncOpenAI
-    permits: asyncio.Semaphore
-
-
-@dataclass(slots=True)
 class ChatClient:
     """Asks one model on one server; usable from any event loop.
 
@@ -110,15 +102,14 @@ class ChatClient:
         ConfigError: the key's variable is named and not set.
     """
 
-    spec: ChatServerSpec
-    usage: ChatUsage = field(default_factory=ChatUsage)
-    _key: str | None = field(init=False, repr=False)
-    _connections: WeakKeyDictionary[asyncio.AbstractEventLoop, _Connection] = field(
-        init=False, repr=False, default_factory=WeakKeyDictionary
-    )
-
-    def __post_init__(self) -> None:
-        self._key = self.spec.api_key()
+    def __init__(self, spec: ChatServerSpec) -> None:
+        self.spec = spec
+        self.usage = ChatUsage()
+        self._key = spec.api_key()
+        # by event loop: its HTTP client, and the semaphore that bounds its requests
+        self._connections: WeakKeyDictionary[
+            asyncio.AbstractEventLoop, tuple[openai.AsyncOpenAI, asyncio.Semaphore]
+        ] = WeakKeyDictionary()
 
     async def chat(
         self,
@@ -154,25 +145,32 @@ class ChatClient:
         } | {name: value for name, value in optional.items() if value is not None}
         content = json.dumps(body).encode()  # ASCII, which carries half a surrogate pair too
         start = time.monotonic()
-        connection = self._connection()
-        async with connection.permits:
+        http, permits = self._connection()
+        async with permits:
             try:
-                answer = await self._persist(connection.http, content)
+                answer = self._json(await self._persist(http, content))
             except ServerError:
                 self.usage += ChatUsage(failures=1)
                 raise
         usage = _usage(answer.get("usage"))
         self.usage += usage
-        message, finish_reason = self._choice(answer)
-        return ChatAnswer(message, finish_reason, usage, time.monotonic() - start)
+        match answer:
+            case {"choices": [{"message": dict() as message, **choice}, *_]}:
+                reason = str(choice.get("finish_reason") or "stop")
+                return ChatAnswer(message, reason, usage, time.monotonic() - start)
+        raise self._error(
+            f"gave no choices[0].message: {str(answer)[:200]}; see the server's log",
+            retryable=False,
+            status=200,
+        )
 
     async def close(self) -> None:
         """Close the connections of this event loop; a later request opens new ones."""
-        connection = self._connections.pop(asyncio.get_running_loop(), None)
-        if connection is not None:
-            await connection.http.close()
+        http, _ = self._connections.pop(asyncio.get_running_loop(), (None, None))
+        if http is not None:
+            await http.close()
 
-    def _connection(self) -> _Connection:
+    def _connection(self) -> tuple[openai.AsyncOpenAI, asyncio.Semaphore]:
         loop = asyncio.get_running_loop()
         if loop not in self._connections:
             from openai import AsyncOpenAI
@@ -184,31 +182,50 @@ class ChatClient:
                 max_retries=0,
             )
             # Of this loop alone; requests beyond it wait in order.
-            permits = asyncio.Semaphore(self.spec.max_concurrent)
-            self._connections[loop] = _Connection(http, permits)
+            self._connections[loop] = http, asyncio.Semaphore(self.spec.max_concurrent)
         return self._connections[loop]
 
-    async def _persist(self, http: openai.AsyncOpenAI, content: bytes) -> Mapping[str, Any]:
-        """The answer of the first attempt that infrastructure did not fail.
+    async def _persist(self, http: openai.AsyncOpenAI, content: bytes) -> str:
+        """The answer's text, of the first attempt that infrastructure did not fail.
 
         The package's own retries are off: they know neither a deadline nor a spent quota.
         """
-        end = time.monotonic() + self.spec.deadline_s
-        for attempt in range(self.spec.max_retries + 1):
-            timeout_s = min(self.spec.timeout_s, max(end - time.monotonic(), 0.0))
-            answer = await self._attempt(http, content, timeout_s)
-            if isinstance(answer, str):
-                return self._json(answer)
-            error, wait_s = answer
-            if not error.retryable or attempt == self.spec.max_retries:
+        import openai
+
+        spec = self.spec
+        headers: dict[str, str | openai.Omit] = {"Content-Type": "application/json"}
+        if not self._key:
+            headers["Authorization"] = openai.Omit()
+        end = time.monotonic() + spec.deadline_s
+        for attempt in itertools.count():
+            timeout_s = min(spec.timeout_s, max(end - time.monotonic(), 0.0))
+            wait_s = None
+            try:
+                async with asyncio.timeout(timeout_s):
+                    return await http.post(
+                        "/chat/completions",
+                        cast_to=str,
+                        content=content,
+                        options={"headers": headers, "follow_redirects": False},
+                    )
+            except openai.APIStatusError as refused:
+                error = self._refused(refused)
+                wait_s = _retry_after_s(refused.response.headers.get("Retry-After"))
+            except (TimeoutError, openai.APITimeoutError):
+                error = self._error(
+                    f"did not answer within {spec.timeout_s:g} s; raise timeout_s, or ask for less"
+                )
+            except openai.APIConnectionError as broken:
+                error = self._broken(broken.__cause__ or broken)
+            if not error.retryable or attempt == spec.max_retries:
                 raise error
             if wait_s is None:
-                longest = min(self.spec.max_backoff_s, _FIRST_BACKOFF_S * 2**attempt)
+                longest = min(spec.max_backoff_s, _FIRST_BACKOFF_S * 2**attempt)
                 wait_s = random.uniform(longest / 2, longest)
             if time.monotonic() + wait_s >= end:
                 raise ServerError(
                     f"{error}; the next attempt would come after "
-                    f"deadline_s={self.spec.deadline_s:g}, raise it to wait",
+                    f"deadline_s={spec.deadline_s:g}, raise it to wait",
                     retryable=True,
                     status=error.status,
                     code=error.code,
@@ -218,56 +235,31 @@ class ChatClient:
                 "%s; retry %d of %d in %.1f s",
                 error,
                 attempt + 1,
-                self.spec.max_retries,
+                spec.max_retries,
                 wait_s,
                 extra={"event": "chat_request_retried", "status": error.status, "wait_s": wait_s},
             )
             await asyncio.sleep(wait_s)
         raise AssertionError("the last attempt returns or raises")
 
-    async def _attempt(
-        self, http: openai.AsyncOpenAI, content: bytes, timeout_s: float
-    ) -> str | tuple[ServerError, float | None]:
-        """The answer's text; or the error, and the seconds that the server asks to wait."""
-        import openai
-
-        headers: dict[str, str | openai.Omit] = {"Content-Type": "application/json"}
-        if not self._key:
-            headers["Authorization"] = openai.Omit()
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await http.post(
-                    "/chat/completions",
-                    cast_to=str,
-                    content=content,
-                    options={"headers": headers, "follow_redirects": False},
-                )
-        except openai.APIStatusError as refused:
-            return self._refused(refused), _retry_after_s(
-                refused.response.headers.get("Retry-After")
+    def _broken(self, cause: BaseException) -> ServerError:
+        kind = type(cause).__name__
+        if kind == "DecodingError":  # of the transport, which is openai's own
+            return self._error(
+                f"answered with something that is not as its head says ({cause}); see its log"
             )
-        except (TimeoutError, openai.APITimeoutError):
-            what = (
-                f"did not answer within {self.spec.timeout_s:g} s; raise timeout_s, or ask for less"
-            )
-        except openai.APIConnectionError as broken:
-            cause = broken.__cause__ or broken
-            if type(cause).__name__ == "DecodingError":  # of the transport, which is openai's own
-                what = (
-                    f"answered with something that is not as its head says ({cause}); see its log"
-                )
-            else:
-                what = (
-                    f"cannot be reached ({type(cause).__name__}: {cause}); see that it runs there"
-                )
-        return self._error(what), None
+        return self._error(f"cannot be reached ({kind}: {cause}); see that it runs there")
 
     def _refused(self, refused: openai.APIStatusError) -> ServerError:
         status = refused.status_code
-        said, code = _complaint(refused.body)
+        code = str(refused.code or refused.type or "")
+        said = refused.body  # its `error`, which the package took out
+        if isinstance(said, Mapping):
+            said = said.get("message") or said.get("detail") or said
         remedy = _REMEDIES.get(status, "see the server's log" if status >= 500 else "see base_url")
         return self._error(
-            f"answered {status}: {said or 'nothing'}; {remedy.format(key=self.spec.key_name)}",
+            f"answered {status}: {str(said or 'nothing')[:500]}; "
+            f"{remedy.format(key=self.spec.key_name)}",
             retryable=(status in (408, 429) or status >= 500) and code not in _SPENT_CODES,
             status=status,
             code=code,
@@ -287,19 +279,6 @@ class ChatClient:
             )
         return answer
 
-    def _choice(self, answer: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
-        choices = answer.get("choices")
-        choice = choices[0] if isinstance(choices, list) and choices else None
-        message = choice.get("message") if isinstance(choice, Mapping) else None
-        if not isinstance(choice, Mapping) or not isinstance(message, Mapping):
-            found = str(answer)[:200]
-            raise self._error(
-                f"gave no choices[0].message: {found}; see the server's log",
-                retryable=False,
-                status=200,
-            )
-        return message, str(choice.get("finish_reason") or "stop")
-
     def _error(
         self, what: str, *, retryable: bool = True, status: int | None = None, code: str = ""
     ) -> ServerError:
@@ -313,20 +292,10 @@ class ChatClient:
 def _usage(found: Any) -> ChatUsage:
     counts = found if isinstance(found, Mapping) else {}
     details = counts.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, Mapping) else None
-    prompt, completion, cached = (
-        number if isinstance(number, int) else 0
-        for number in (counts.get("prompt_tokens"), counts.get("completion_tokens"), cached)
-    )
-    return ChatUsage(prompt, completion, cached, requests=1)
-
-
-def _complaint(error: object) -> tuple[str, str]:
-    """The server's message and its code, from the body's ``error`` that the package took out."""
-    if not isinstance(error, Mapping):
-        return str(error or "")[:500], ""
-    said = error.get("message") or error.get("detail") or error
-    return str(said)[:500], str(error.get("code") or error.get("type") or "")
+    counts = {**counts, **(details if isinstance(details, Mapping) else {})}
+    names = ("prompt_tokens", "completion_tokens", "cached_tokens")
+    numbers = {name: counts[name] for name in names if isinstance(counts.get(name), int)}
+    return ChatUsage(**numbers, requests=1)
 
 
 def _retry_after_s(header: str | None) -> float | None:

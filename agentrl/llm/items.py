@@ -36,9 +36,8 @@ def from_items(items: Sequence[Any], where: str) -> list[Message]:
         if kind == "function_call_output":
             wires.append((_result(item, place), place))
         elif kind == "message" and item.get("role") != "assistant":
-            wires.append(
-                ({"role": item.get("role"), "content": _content(item.get("content"), place)}, place)
-            )
+            said = {"role": item.get("role"), "content": _content(item.get("content"), place)}
+            wires.append((said, place))
         else:
             _add_to_turn(wires, kind, item, place)
     return [from_wire(wire, place) for wire, place in wires]
@@ -91,11 +90,9 @@ def _result(item: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 def _content(value: Any, place: str) -> Any:
     """Text, or parts in the shape of chat completions."""
-    return (
-        [_part(part, f"{place}.content[{n}]") for n, part in enumerate(value)]
-        if isinstance(value, list)
-        else value
-    )
+    if not isinstance(value, list):
+        return value
+    return [_part(part, f"{place}.content[{n}]") for n, part in enumerate(value)]
 
 
 def _part(part: Any, place: str) -> dict[str, Any]:
@@ -113,14 +110,14 @@ def tool_from_item(value: Any, where: str) -> ToolSpec:
     Raises:
         WireFault: it is no function tool: those that OpenAI runs itself are not here.
     """
+    match value:
+        case {"type": "function", **given}:
+            function = {name: own for name, own in given.items() if own is not None}
+            return tool_from_wire({"type": "function", "function": function}, where)
     kind = value.get("type") if isinstance(value, Mapping) else None
-    if kind != "function":
-        raise WireFault(
-            f"{where} must be a tool of type function, which the agent runs itself, got type "
-            f"{kind!r}; none is run here"
-        )
-    return tool_from_wire(
-        {"type": "function", "function": {k: v for k, v in value.items() if v is not None}}, where
+    raise WireFault(
+        f"{where} must be a tool of type function, which the agent runs itself, got type "
+        f"{kind!r}; none is run here"
     )
 
 
@@ -135,22 +132,20 @@ def to_items(message: Message, name: str) -> list[dict[str, Any]]:
     wire = to_wire(message, reasoning=True)
     items = []
     calls = wire.get("tool_calls", [])
-    if wire.get("reasoning_content"):
-        items.append(reasoning_item(f"rs_{name}", wire["reasoning_content"]))
+    if reasoning := wire.get("reasoning_content"):
+        items.append(reasoning_item(f"rs_{name}", reasoning))
     if wire["content"] or not calls:
         items.append(message_item(f"msg_{name}", wire["content"] or ""))
-    items += [call_item(f"fc_{name}_{n}", call) for n, call in enumerate(calls)]
-    return items
+    return items + [call_item(f"fc_{name}_{n}", call) for n, call in enumerate(calls)]
 
 
 def reasoning_item(item_id: str, text: str) -> dict[str, Any]:
     """The model's thoughts."""
-    content = [{"type": "reasoning_text", "text": text}]
     return {
         "id": item_id,
         "type": "reasoning",
         "summary": [],
-        "content": content,
+        "content": [{"type": "reasoning_text", "text": text}],
         "status": "completed",
     }
 
@@ -159,13 +154,12 @@ def message_item(
     item_id: str, text: str, logprobs: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, Any]:
     """What it says."""
-    content = [text_part(text, logprobs)]
     return {
         "id": item_id,
         "type": "message",
         "role": "assistant",
         "status": "completed",
-        "content": content,
+        "content": [text_part(text, logprobs)],
     }
 
 
@@ -176,11 +170,10 @@ def text_part(text: str, logprobs: Sequence[Mapping[str, Any]] = ()) -> dict[str
 
 def call_item(item_id: str, call: Mapping[str, Any]) -> dict[str, Any]:
     """A call, from its entry in a message on the wire."""
-    function = call["function"]
     return {
         "id": item_id,
         "type": "function_call",
         "status": "completed",
         "call_id": call["id"],
-        **function,
+        **call["function"],
     }

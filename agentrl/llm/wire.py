@@ -46,7 +46,12 @@ def to_wire(message: Message, *, reasoning: bool = False) -> dict[str, Any]:
     """
     wire: dict[str, Any] = {**message}
     if isinstance(message["content"], list):
-        wire["content"] = [_part_to_wire(part) for part in message["content"]]
+        wire["content"] = [
+            {"type": "image_url", "image_url": {"url": image.data_uri()}}
+            if isinstance(image := part.get("image"), Image)
+            else dict(part)
+            for part in message["content"]
+        ]
     if not reasoning:
         wire.pop("reasoning_content", None)
     if message.get("tool_calls"):
@@ -78,7 +83,11 @@ def from_wire(value: Any, where: str) -> Message:
     if value.get("function_call") is not None:
         raise WireFault(f"{where}.function_call is not supported; write it as tool_calls")
     if role == "assistant" and calls:
-        message["tool_calls"] = _calls_from_wire(calls, where)
+        if not isinstance(calls, list):
+            raise WireFault(f"{where}.tool_calls must be a list, got {_short(calls)}")
+        message["tool_calls"] = [
+            _call_from_wire(call, f"{where}.tool_calls[{n}]") for n, call in enumerate(calls)
+        ]
     if role == "tool":
         if not isinstance(value.get("tool_call_id"), str):
             raise WireFault(
@@ -128,22 +137,18 @@ def tool_from_wire(value: Any, where: str) -> ToolSpec:
     Raises:
         WireFault: it is no function tool.
     """
-    function = (
-        value.get("function")
-        if isinstance(value, Mapping) and value.get("type") == "function"
-        else None
+    match value:
+        case {"type": "function", "function": {"name": str(name), **function}}:
+            parameters = function.get("parameters", {"type": "object", "properties": {}})
+            if isinstance(parameters, Mapping):
+                return ToolSpec(name, str(function.get("description") or ""), dict(parameters))
+            raise WireFault(
+                f"{where}.function.parameters must be a JSON Schema object, got "
+                f"{_short(parameters)}"
+            )
+    raise WireFault(
+        f'{where} must be {{"type": "function", "function": {{"name": ...}}}}, got {_short(value)}'
     )
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise WireFault(
-            f'{where} must be {{"type": "function", "function": {{"name": ...}}}}, got '
-            f"{_short(value)}"
-        )
-    parameters = function.get("parameters", {"type": "object", "properties": {}})
-    if not isinstance(parameters, Mapping):
-        raise WireFault(
-            f"{where}.function.parameters must be a JSON Schema object, got {_short(parameters)}"
-        )
-    return ToolSpec(function["name"], str(function.get("description") or ""), dict(parameters))
 
 
 def _call_to_wire(call: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,17 +161,12 @@ def _call_to_wire(call: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _calls_from_wire(calls: Any, where: str) -> list[Any]:
-    if not isinstance(calls, list):
-        raise WireFault(f"{where}.tool_calls must be a list, got {_short(calls)}")
-    return [_call_from_wire(call, f"{where}.tool_calls[{n}]") for n, call in enumerate(calls)]
-
-
 def _call_from_wire(value: Any, where: str) -> dict[str, Any]:
-    function = value.get("function") if isinstance(value, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise WireFault(f"{where} must be a function call with a name, got {_short(value)}")
-    arguments = function.get("arguments") or {}
+    match value:
+        case {"function": {"name": str(name), **function}}:
+            arguments = function.get("arguments") or {}
+        case _:
+            raise WireFault(f"{where} must be a function call with a name, got {_short(value)}")
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
@@ -178,14 +178,8 @@ def _call_from_wire(value: Any, where: str) -> dict[str, Any]:
         raise WireFault(
             f"{where}.function.arguments must be a JSON object, got {_short(arguments)}"
         )
-    function = {"name": function["name"], "arguments": dict(arguments)}
-    return {"id": str(value.get("id") or ""), "type": "function", "function": function}
-
-
-def _part_to_wire(part: Mapping[str, Any]) -> dict[str, Any]:
-    if isinstance(image := part.get("image"), Image):
-        return {"type": "image_url", "image_url": {"url": image.data_uri()}}
-    return dict(part)
+    call = {"name": name, "arguments": dict(arguments)}
+    return {"id": str(value.get("id") or ""), "type": "function", "function": call}
 
 
 def _content(value: Any, where: str, role: str) -> Any:
@@ -210,18 +204,19 @@ def _part_from_wire(part: Any, where: str) -> dict[str, Any]:
     """A part with nothing in it but what was looked at: a client must not name a file of this
     machine.
     """
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind == "text" and isinstance(part.get("text"), str):
-        return {"type": "text", "text": part["text"]}
-    if kind != "image_url":
-        raise WireFault(f"{where} must be a part of type text or image_url, got {_short(part)}")
-    source = part.get("image_url")
-    url = source.get("url") if isinstance(source, Mapping) else source
-    if not isinstance(url, str) or not url.startswith("data:"):
-        raise WireFault(
-            f"{where}.image_url.url must be a data: URI, as nothing is fetched, got {_short(url)}"
-        )
-    return {"type": "image", "image": url}
+    match part:
+        case {"type": "text", "text": str(text)}:
+            return {"type": "text", "text": text}
+        case {"type": "image_url"}:
+            source = part.get("image_url")
+            url = source.get("url") if isinstance(source, Mapping) else source
+            if isinstance(url, str) and url.startswith("data:"):
+                return {"type": "image", "image": url}
+            raise WireFault(
+                f"{where}.image_url.url must be a data: URI, as nothing is fetched, got "
+                f"{_short(url)}"
+            )
+    raise WireFault(f"{where} must be a part of type text or image_url, got {_short(part)}")
 
 
 def _short(value: object, limit: int = 120) -> str:

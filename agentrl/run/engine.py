@@ -14,7 +14,7 @@ from agentrl.engines.base import EnginePlace, EnginePlan
 from agentrl.errors import ConfigError
 from agentrl.render import Renderer, RendererSpec, sees_images
 from agentrl.run.build import renderer_spec
-from agentrl.run.install.sglang_env import default_python
+from agentrl.run.install.sglang_env.recipe import default_python
 from agentrl.store import RunDirectory
 
 _LONGEST_WAIT_S = 60.0

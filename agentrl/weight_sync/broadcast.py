@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
 
-import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import (
@@ -27,6 +26,7 @@ from agentrl.engines.servers.update import ServerUpdate
 from agentrl.engines.weights import WeightArray
 from agentrl.errors import EngineError
 from agentrl.weight_sync.plan import BatchSession
+from agentrl.weight_sync.tensor_bytes import to_tensor
 
 _POLL_S = 0.002
 _numbers = itertools.count()
@@ -55,9 +55,10 @@ class BroadcastSender:
     def __init__(
         self, backend: Literal["gloo", "nccl"] = "gloo", address: str = "127.0.0.1"
     ) -> None:
+        self.group: _Group | None = None
+        self.device = "cuda" if backend == "nccl" else "cpu"
         self._backend = backend
         self._address = address
-        self._group: _Group | None = None
 
     def begin(self, update: ServerUpdate) -> UpdateSession:
         """A session that broadcasts.
@@ -65,43 +66,35 @@ class BroadcastSender:
         Raises:
             EngineError: a server did not join; the update is given up.
         """
-        if self._group is None or self._group.members != update.member_ids:
-            stale = self._group
-            self._group = None
+        if self.group is None or self.group.members != update.member_ids:
+            stale = self.group
+            self.group = None
             try:
                 if stale is not None:
                     update.on_all(lambda client, _: client.leave_group(stale.name))
                     dist.destroy_process_group(stale.process_group)
-                self._group = self._open(update)
+                self.group = self._open(update)
             except BaseException:
                 update.give_up()
                 raise
-        return _BroadcastSession(
-            update,
-            self._group,
-            device="cuda" if self._backend == "nccl" else "cpu",
-            broken=self._drop,
-        )
+        return _BroadcastSession(update, self, self.group)
 
     def close(self) -> None:
         """Leaves the group."""
-        group = self._group
-        self._group = None
-        if (
-            group is not None and group.process_group in _world.pg_map
-        ):  # leaving the default group ends all others
+        group = self.group
+        self.group = None
+        # leaving the default group ends all others
+        if group is not None and group.process_group in _world.pg_map:
             dist.destroy_process_group(group.process_group)
-
-    def _drop(self) -> None:
-        """A broken group is never used again, nor waited for."""
-        self._group = None
 
     def _open(self, update: ServerUpdate) -> _Group:
         """Joins with all servers at once; a server that refuses ends the wait for the others."""
         name = f"agentrl-{next(_numbers)}-{update.label}"
         timeout = timedelta(seconds=update.timeout_s)
         store = TCPStore(self._address, 0, is_master=True, timeout=timeout, wait_for_workers=False)
-        ranks = list(itertools.accumulate(update.num_ranks, initial=1))
+        ranks = list(
+            itertools.accumulate((server.client.num_ranks for server in update.servers), initial=1)
+        )
         joining = update.start(
             lambda client, place: client.join_group(
                 name,
@@ -158,27 +151,23 @@ class _BroadcastSession(BatchSession):
     all of its ranks.
     """
 
-    def __init__(
-        self, update: ServerUpdate, group: _Group, *, device: str, broken: Callable[[], None]
-    ) -> None:
+    def __init__(self, update: ServerUpdate, sender: BroadcastSender, group: _Group) -> None:
         super().__init__(update)
+        self._sender = sender
         self._group = group
-        self._device = device
-        self._broken = broken
 
     def send(self, batch: Sequence[WeightArray], *, label: str | None, flush: bool) -> None:
         update = self.update
-        if update.lost_all:
+        if not update.num_live:
             return
         update.pause_servers()
-        announced = [(array.name, array.dtype, array.shape) for array in batch]
         receiving = update.start(
-            lambda client, _: client.receive(self._group.name, announced, label=label, flush=flush)
+            lambda client, _: client.receive(self._group.name, batch, label=label, flush=flush)
         )
         if self._broadcast(batch, receiving):
             update.wait(receiving)
             return
-        self._broken()
+        self._sender.group = None  # never used again, nor waited for
         if receiving.done():
             update.wait(receiving)  # a server that refused says why
         update.lose_all("the broadcast of the weights broke off")
@@ -190,11 +179,9 @@ class _BroadcastSession(BatchSession):
         options = dist.BroadcastOptions()
         options.rootRank = 0
         for array in batch:
-            tensor = (
-                torch.from_numpy(array.data).view(getattr(torch, array.dtype)).reshape(array.shape)
-            )
             try:
-                work = self._group.process_group.broadcast([tensor.to(self._device)], options)
+                tensor = to_tensor(array).to(self._sender.device)
+                work = self._group.process_group.broadcast([tensor], options)
                 while not work.is_completed():
                     if self.update.lost_any or (
                         receiving.done() and receiving.exception() is not None

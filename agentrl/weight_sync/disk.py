@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
-
-from torch import Tensor
+from collections.abc import Sequence
 
 from agentrl.engines import UpdateSession
 from agentrl.engines.servers.update import ServerUpdate
-from agentrl.engines.weights import open_weights, write_weights
-from agentrl.weight_sync.tensor_bytes import to_array
+from agentrl.engines.weights import WeightArray, open_weights, write_weights
+from agentrl.weight_sync.plan import BatchSession
 
 
 class DiskSender:
@@ -25,28 +24,19 @@ class DiskSender:
         """Nothing is kept but the folder, with which a server may be started again."""
 
 
-class _DiskSession:
-    def __init__(self, update: ServerUpdate) -> None:
-        self._update = update
+class _DiskSession(BatchSession):
+    """No server hears of an update before the folder is whole."""
 
-    def put(self, name: str, tensor: Tensor) -> None:
-        self._update.accept(to_array(name, tensor, self._update.dtype))
-
-    def commit(self) -> None:
-        update = self._update
-        update.require_complete()
+    def send(self, batch: Sequence[WeightArray], *, label: str | None, flush: bool) -> None:
+        if label is None:  # all are written with the last of them
+            return
+        update = self.update
         folder = update.folder
         write_weights(folder, update.model, update.arrays.values())
         update.on_all(
-            lambda client, _: client.load_folder(
-                str(folder.resolve()), label=update.label, flush=update.flush
-            )
+            lambda client, _: client.load_folder(str(folder.resolve()), label=label, flush=flush)
         )
-        update.finish(open_weights(folder, update.dtype))
+        update.arrays = open_weights(folder, update.dtype)  # no longer in memory
         for older in folder.parent.iterdir():
             if older.is_dir() and older != folder:
                 shutil.rmtree(older)
-
-    def abort(self) -> None:
-        """No server heard of it: the old weights go on being served."""
-        self._update.give_up()

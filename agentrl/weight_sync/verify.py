@@ -1,7 +1,8 @@
 """Weight verification: after a publish the engine's weights are compared with the trainer's, in two
 ways.
 
-- Checksums of all tensors, where the engine has them, or the server's own digests.
+- Checksums of all tensors: the engine's own, or those of what servers were sent. Servers that tell
+  digests of their own must tell the same ones.
 - The probe: log-probabilities of a fixed sequence, by every server, against the trainer's own
   forward. It needs nothing of an engine but ``score``, and sees what a server computes with, on any
   device.
@@ -14,23 +15,26 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from agentrl.engines import EngineControl, ServedDtype
-from agentrl.engines.probe import PROBE_TOLERANCE, probe_distance, probe_ids
+from agentrl.engines.probe import Probe, probe_ids
 from agentrl.errors import WeightMismatchError
-from agentrl.types import Batch, BatchShard, SegmentKind
+from agentrl.rollouts.batching import make_batch
+from agentrl.types import (
+    Batch,
+    BatchShard,
+    Segment,
+    SegmentKind,
+    Status,
+    Task,
+    Trajectory,
+    TrajectoryGroup,
+    Turn,
+    frozen_ints,
+)
 
 if TYPE_CHECKING:
     from agentrl.training import Actor
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Probe:
-    """The trainer's logprobs ``[n - 1]`` of the tokens ``[n]`` but the first."""
-
-    token_ids: tuple[int, ...]
-    logprobs: npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,13 +62,10 @@ def verify_probe(engine: EngineControl, probe: Probe, dtype: ServedDtype, versio
         WeightMismatchError: a server's logprobs differ; it is named.
     """
     for server, logprobs in engine.score(probe.token_ids).items():
-        distance = probe_distance(probe.logprobs, logprobs)
-        if distance > PROBE_TOLERANCE[dtype]:
+        if difference := probe.difference(logprobs, dtype):
             raise WeightMismatchError(
                 f"after publish({version}) {server} computes with other weights than the trainer: "
-                f"its logprobs of the probe differ by {distance:.3g} on average, at most "
-                f"{PROBE_TOLERANCE[dtype]:g} is rounding in {dtype}; restart it, and look at its "
-                "log",
+                f"{difference}; restart it, and look at its log",
             )
 
 
@@ -86,29 +87,10 @@ def verify_checksums(trainer: Mapping[str, int], engine: Mapping[str, int], vers
 
 def _one_sample(ids: tuple[int, ...]) -> Batch:
     """The probe as a batch of one sample, each token but the first as if the policy had made it."""
-    size = len(ids)
-    zeros = np.zeros(size, np.float32)
-    one = np.zeros(1, np.int32)
-    mask = np.ones(size, np.float32)
-    mask[0] = 0.0
-    return Batch(
-        token_ids=np.array(ids, np.int32),
-        kind=np.full(size, SegmentKind.POLICY, np.int8),
-        loss_mask=mask,
-        rollout_logprobs=zeros,
-        policy_versions=np.zeros(size, np.int32),
-        turn_index=np.zeros(size, np.int32),
-        cu_seqlens=np.array([0, size], np.int32),
-        trajectory=one,
-        temperature=np.ones(1, np.float32),
-        turn_trajectory=one,
-        turn_reward=zeros[:1],
-        turn_credit=zeros[:1],
-        state_key=np.zeros(1, np.uint64),
-        group=one,
-        group_index=np.zeros(1, np.int64),
-        rollout_index=one,
-        reward=zeros[:1],
-        credit=zeros[:1],
-        truncated=np.zeros(1, np.bool_),
-    )
+    prompt = Segment(SegmentKind.PROMPT, frozen_ints(ids[:1]))
+    zeros = np.zeros(len(ids) - 1, np.float32)
+    made = Segment(SegmentKind.POLICY, frozen_ints(ids[1:]), zeros, 0)
+    turn = Turn(0, None, (prompt,), (made,), "", {"role": "assistant", "content": ""})
+    task = Task("probe")
+    episode = Trajectory(task, 0, 0, 0, "train", (turn,), Status("terminated"), reward=0.0)
+    return make_batch([TrajectoryGroup(0, task, (episode,))], credit=np.zeros(1, np.float32))

@@ -12,7 +12,7 @@ import pytest
 
 from agentrl.cli.main import run
 from agentrl.engines.servers.process import FOLDER_PREFIX as SERVER_PREFIX
-from agentrl.run.install.sglang_env import CPU, SGLANG_VERSION, default_folder
+from agentrl.run.install.sglang_env.recipe import CPU, SGLANG_VERSION, default_folder
 from agentrl.sandbox import BACKENDS, GUARANTEES, SandboxSpec
 from agentrl.sandbox.forkserver.launcher import FOLDER_PREFIX
 from agentrl.sandbox.owner_id import Owner

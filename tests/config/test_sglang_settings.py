@@ -16,7 +16,8 @@ from agentrl.config import StageConfig
 from agentrl.config.load import load_config
 from agentrl.errors import ConfigError, MachineError
 from agentrl.run.engine import engine_plan
-from agentrl.run.install.sglang_env import CPU, build_environment, default_folder, default_python
+from agentrl.run.install.sglang_env.build import build_environment
+from agentrl.run.install.sglang_env.recipe import CPU, default_folder, default_python
 from agentrl.weight_sync import BroadcastSender, DiskSender, HttpSender, make_sender
 
 Write = Callable[..., Path]

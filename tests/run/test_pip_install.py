@@ -67,7 +67,7 @@ def arguments(index: str, target: Path, package: str) -> list[str]:
 
 def test_an_installation_names_large_files_with_their_sizes(index: str, tmp_path: Path) -> None:
     told: list[str] = []
-    pip_install(sys.executable, arguments(index, tmp_path, "largeone"), tell=told.append)
+    pip_install(arguments(index, tmp_path, "largeone"), tell=told.append)
 
     assert (tmp_path / "smallone.py").exists()
     large, packages, done = told
@@ -78,7 +78,7 @@ def test_an_installation_names_large_files_with_their_sizes(index: str, tmp_path
 
 def test_what_pip_said_last_is_kept_for_whoever_must_mend_it(index: str, tmp_path: Path) -> None:
     with pytest.raises(subprocess.CalledProcessError) as failure:
-        pip_install(sys.executable, arguments(index, tmp_path, "absent"), tell=lambda _: None)
+        pip_install(arguments(index, tmp_path, "absent"), tell=lambda _: None)
     assert "No matching distribution found for absent" in failure.value.output
 
 
@@ -90,7 +90,7 @@ def test_the_script_ends_as_pip_does_and_shows_why(index: str, tmp_path: Path) -
 
 
 def test_the_line_says_how_much_of_a_file_is_here(tmp_path: Path) -> None:
-    progress = Progress(tmp_path)
+    progress = Progress(tmp_path, tmp_path)
     assert progress.hear("Collecting torch==2.13") is None
     assert progress.line() == "looking for what is needed: 1 packages so far"
     progress.hear("  Downloading torch-2.13.0-cp311-linux.whl.metadata (29 kB)")
@@ -106,7 +106,7 @@ def test_the_line_says_how_much_of_a_file_is_here(tmp_path: Path) -> None:
         progress.hear("Installing collected packages: torch, numpy")
         == "installing 2 packages, 888.1 MB of files"
     )
-    assert progress.line() == "installing 2 packages"
+    assert progress.line() == "installing 2 packages: 0 done"
 
 
 def test_packages_are_counted_while_they_are_installed(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_packages_are_counted_while_they_are_installed(tmp_path: Path) -> None:
 
 
 def test_small_files_are_counted_and_not_named(tmp_path: Path) -> None:
-    progress = Progress(tmp_path)
+    progress = Progress(tmp_path, tmp_path)
     assert progress.hear("Downloading idna-3.10-py3-none-any.whl (70 kB)") is None
     assert (
         progress.hear("Using cached ray-2.6-cp311-linux.whl (70.2 MB)")

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import MachineError
-from agentrl.run.install.sglang_env import Recipe, build_environment
-from agentrl.run.install.sglang_env.place import interpreter
+from agentrl.run.install.sglang_env.build import build_environment
+from agentrl.run.install.sglang_env.recipe import Recipe, interpreter
 
 pytestmark = pytest.mark.slow
 

@@ -39,7 +39,7 @@ class ModelSizes:
     """Facts of a model's ``config.json``; one that also sees keeps its language model's apart."""
 
     vocab_size: int
-    num_kv_heads: int
+    num_heads: int
     ties_embeddings: bool
     sees_images: bool
 
@@ -60,7 +60,7 @@ class ModelSizes:
         tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))
         return cls(
             vocab_size=int(text["vocab_size"]),
-            num_kv_heads=int(text.get("num_key_value_heads") or text["num_attention_heads"]),
+            num_heads=int(text["num_attention_heads"]),
             ties_embeddings=bool(tied),
             sees_images="vision_config" in config,
         )
@@ -175,23 +175,12 @@ class ServerClient(Protocol):
     async def leave_group(self, name: str) -> None: ...
 
     async def receive(
-        self,
-        name: str,
-        tensors: Sequence[tuple[str, str, Sequence[int]]],
-        *,
-        label: str | None,
-        flush: bool,
+        self, name: str, arrays: Sequence[WeightArray], *, label: str | None, flush: bool
     ) -> None: ...
 
-    async def verify(self, weights: Mapping[str, WeightArray]) -> int:
-        """Compares the server's own digests with the weights that it should hold.
-
-        Returns:
-            Tensors that were compared; 0 where it offers no digest known here.
-
-        Raises:
-            EngineError: a tensor differs.
-        """
+    async def digests(self) -> Mapping[str, str]:
+        """The server's own digests of its weights, by names that servers of the same kind share;
+        empty where it has none that can be compared."""
         ...
 
     async def close(self) -> None: ...

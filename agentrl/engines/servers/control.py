@@ -1,85 +1,110 @@
-"""Server control: pause, sleep, update and restart of all servers; all on one event loop."""
+"""Server control: pause, sleep, update and restart of all servers.
+
+Calls come from the engine's owner's thread and block; their coroutines run on the engine's loop,
+in a thread of its own.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import shutil
+import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.engines.base import PauseMode, Tag
-from agentrl.engines.probe import PROBE_TOLERANCE, probe_distance
+from agentrl.engines.base import PauseMode, Tag, WeightSender
+from agentrl.engines.probe import Probe
 from agentrl.engines.servers.client import ServerClient, ServerKind
 from agentrl.engines.servers.errors import ServerLostError
 from agentrl.engines.servers.pool import ServerPool
 from agentrl.engines.servers.requests import Requests
 from agentrl.engines.servers.server import Server
-from agentrl.engines.servers.state import Score, ServersState
-from agentrl.engines.weights import WeightArray, open_weights, write_weights
+from agentrl.engines.servers.state import ServersState
+from agentrl.engines.weights import WeightArray, write_weights
 from agentrl.errors import EngineError
+
+T = TypeVar("T")
+P = ParamSpec("P")
+Control = TypeVar("Control", bound="ServerControl")
 
 logger = logging.getLogger(__name__)
 
+_CLOSE_S = 60.0
+
+
+def blocking(
+    work: Callable[Concatenate[Control, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Control, P], T]:
+    """A coroutine of the engine's loop as a call of any other thread, which waits for it."""
+
+    @functools.wraps(work)
+    def call(control: Control, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return control.submit(work(control, *args, **kwargs)).result()
+
+    return call
+
 
 class ServerControl:
-    """Everything of an engine of servers but its two faces. Coroutines run on the engine's loop
-    alone.
+    """Starts the servers, and does what one owner may do with all of them.
 
     Args:
         kind: of the servers.
-        loop: the engine's.
-        receives_weights: whether updates will come.
+        sender: brings an update's tensors to them; None for weights that never change.
     """
 
-    def __init__(
-        self, kind: ServerKind, loop: asyncio.AbstractEventLoop, *, receives_weights: bool
-    ) -> None:
+    def __init__(self, kind: ServerKind, sender: WeightSender | None) -> None:
+        self.sender = sender
         self.state = ServersState(kind)
-        self.pool = ServerPool(
-            kind,
-            self.state.labels,
-            start=self._start_server,
-            generates=lambda: self.state.life.serves,
-            changed=self.state.notify,
-        )
+        self.pool = ServerPool(self.state, self._start_server)
         self.requests = Requests(self.state, self.pool)
-        self._loop = loop
-        self._receives_weights = receives_weights
+        self._loop = asyncio.new_event_loop()
+        # set on that loop, which then ends
+        self._closed = asyncio.Event()
+        # runs the loop; all of pool, requests and updates happens there
+        self._thread = threading.Thread(
+            target=self._run, name=f"agentrl-{kind.spec.section}-engine", daemon=True
+        )
+        self._thread.start()
+        try:
+            self.submit(self._start()).result()
+        except BaseException:
+            self.close()
+            raise
 
-    # --- what any thread may call
-    # ---------------------------------------------------------------------------------
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Runs a coroutine on the engine's loop.
 
-    def submit(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
-        """Runs a coroutine on the engine's loop."""
+        Raises:
+            EngineError: the engine is closed.
+        """
+        if not self._thread.is_alive():
+            work.close()
+            raise EngineError("the engine is closed; build it again")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    # --- life
-    # -----------------------------------------------------------------------------------------------------  # noqa: E501
+    def close(self) -> None:
+        """Ends the servers that it started; requests in flight fail. A second call does nothing."""
+        if not self._thread.is_alive():
+            return
+        if self.sender is not None:
+            self.sender.close()
+        try:
+            self.submit(self._end()).result(_CLOSE_S)
+        finally:
+            self._loop.call_soon_threadsafe(self._closed.set)
+            self._thread.join(_CLOSE_S)
 
-    async def start(self) -> None:
-        """Brings every server up."""
-        await self.pool.start()
-
-    async def close(self) -> None:
-        """Ends everything; requests in flight fail."""
-        self.state.life.close("it was closed")
-        await self.state.notify()
-        await self.pool.close()
-        weights = self.state.weights_folder(0).parent
-        if weights.exists():
-            await asyncio.to_thread(shutil.rmtree, weights)
-
-    # --- control
-    # --------------------------------------------------------------------------------------------------  # noqa: E501
-
+    @blocking
     async def pause(self, mode: PauseMode) -> None:
-        """See ``EngineControl.pause``."""
+        """See ``EngineControl.pause``. A server that cannot say which weights made a token is
+        drained in any mode."""
         self.state.life.require_whole("pause")
         self.state.life.pause(mode)
         members = self.pool.serving
@@ -92,6 +117,7 @@ class ServerControl:
             members, lambda client, _: client.pause(server_mode), may_lose_all=True
         )
 
+    @blocking
     async def resume(self) -> None:
         """See ``EngineControl.resume``."""
         self.state.life.require_resumable()
@@ -101,8 +127,9 @@ class ServerControl:
         self.state.life.resume()
         await self.state.notify()
 
+    @blocking
     async def sleep(self, tags: Sequence[Tag]) -> None:
-        """See ``EngineControl.sleep``."""
+        """See ``EngineControl.sleep``; a server without a memory saver keeps its memory."""
         self.state.life.require_whole("sleep")
         running = 0 if self.state.life.paused in ("retract", "drain") else self.requests.running
         await self.on_members(
@@ -110,61 +137,65 @@ class ServerControl:
         )
         self.state.life.sleep(tags)
 
+    @blocking
     async def wake(self, tags: Sequence[Tag]) -> None:
-        """See ``EngineControl.wake``."""
+        """Takes back what ``sleep`` released; other tags are left out."""
         self.state.life.require_whole("wake")
         await self.on_members(self.pool.serving, lambda client, _: client.regain(tags))
         self.state.life.wake(tags)
 
+    @blocking
+    async def score(self, token_ids: Sequence[int]) -> dict[str, npt.NDArray[np.float32]]:
+        """See ``EngineControl.score``: of every server that serves; one that is lost meanwhile is
+        scored when it restarts.
+        """
+        self.state.life.require_whole("score")
+        scores = await self.on_members(
+            self.pool.serving, lambda client, _: client.score(token_ids), may_lose_all=True
+        )
+        if scores:
+            self.state.probe = Probe(tuple(token_ids), next(iter(scores.values())))
+        return scores
+
     async def on_members(
         self,
         members: Sequence[Server],
-        call: Callable[[ServerClient, int], Awaitable[None]],
+        call: Callable[[ServerClient, int], Awaitable[T]],
         *,
         may_lose_all: bool = False,
-    ) -> None:
+    ) -> dict[str, T]:
         """Calls servers at once; one that is lost meanwhile is left behind, and started again
         later.
+
+        Returns:
+            Their answers, by the servers' names.
 
         Raises:
             EngineError: a server refused, or (unless ``may_lose_all``) none is left and none can be
                 started.
         """
-        live = [
-            (place, server) for place, server in enumerate(members) if self.pool.takes_part(server)
-        ]
+        answers: dict[str, T] = {}
+
+        async def on_member(place: int, server: Server) -> None:
+            try:
+                answers[server.name] = await call(server.client, place)
+            except ServerLostError as error:
+                self.pool.lose(server, str(error))
+
         results = await asyncio.gather(
-            *(self._on_member(server, call, place) for place, server in live),
+            *(on_member(place, server) for place, server in enumerate(members) if server.reachable),
             return_exceptions=True,
         )
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
+        for failure in filter(None, results):
+            raise failure
         if not may_lose_all:
             self.pool.require_any_live()
+        return answers
 
-    async def _on_member(
-        self, server: Server, call: Callable[[ServerClient, int], Awaitable[None]], place: int
-    ) -> None:
-        try:
-            await call(server.client, place)
-        except ServerLostError as error:
-            self.pool.lose(server, str(error))
+    # --- for the update
 
-    async def lose_members(self, members: Sequence[Server], why: str) -> None:
-        """None of these servers can be trusted any more.
-
-        Raises:
-            EngineError: none can be started again.
-        """
-        for server in members:
-            self.pool.lose(server, why)
-        self.pool.require_any_live()
-
-    # --- updates
-    # --------------------------------------------------------------------------------------------------  # noqa: E501
-
-    async def begin_update(self, version: int) -> None:
+    @blocking
+    async def open_update(self, version: int) -> None:
         """Opens an update; servers that are starting come up first."""
         self.state.life.require_updatable(version)
         await self.pool.settle()
@@ -172,13 +203,11 @@ class ServerControl:
         self.pool.require_any_live()
         self.state.life.begin_update(version)
 
-    def update_members(self) -> tuple[Server, ...]:
-        """The servers that an update reaches."""
-        return self.pool.reachable
-
+    @blocking
     async def updated(self, version: int, weights: Mapping[str, WeightArray]) -> None:
         """The servers have new weights; those that were lost are started with them."""
         self.state.weights = weights
+        self.state.probe = None
         self.state.stale_kv = "never" if self.state.flushes_updates else "always"
         self.state.kv.clear()
         self.state.life.end_update(version)
@@ -186,94 +215,84 @@ class ServerControl:
         await self.pool.any_serving()
         await self.state.notify()
 
-    async def update_cancelled(self) -> None:
-        """No tensor was sent."""
-        self.state.life.end_update(None)
-
+    @blocking
     async def mark_corrupt(self, problem: str) -> None:
         """The servers hold parts of two versions: nothing is served any more."""
         self.state.life.mark_corrupt(problem)
         logger.warning(
             "%s: the update is refused, and the engine answers nothing more",
             problem,
-            extra={"event": "update_refused", "engine": Path(self.state.kind.place.folder).name},
+            extra={"event": "update_refused", "engine": self.pool.engine},
         )
         await self.state.notify()
 
-    async def verify(self) -> None:
-        """Every server holds what it was sent, by its own digests where it has any."""
-        if self.state.weights is None:
-            raise EngineError(
-                "checksum: no weights were sent yet, so that there is nothing to compare with; "
-                "publish first",
-                retryable=False,
-            )
-        for server in self.pool.serving:
-            await server.client.verify(self.state.weights)
+    @blocking
+    async def cancel_update(self) -> None:
+        """No tensor was sent: the old weights go on being served."""
+        self.state.life.end_update(None)
 
-    async def score(self, token_ids: Sequence[int]) -> dict[str, npt.NDArray[np.float32]]:
-        """See ``EngineControl.score``; a server that is lost meanwhile is scored when it
-        restarts.
+    async def compare_digests(self, *started: Server) -> None:
+        """Servers that serve, and one that came up, tell the same digests of their weights.
+
+        Raises:
+            EngineError: one tells another; nothing is compared where servers tell none.
         """
-        self.state.life.require_whole("score")
-        scores: dict[str, npt.NDArray[np.float32]] = {}
-
-        async def one(server: Server) -> None:
-            try:
-                scores[server.name] = await server.client.score(token_ids)
-            except ServerLostError as error:
-                self.pool.lose(server, str(error))
-
-        await asyncio.gather(*(one(server) for server in self.pool.serving))
-        if scores:
-            version = self.state.life.policy_version
-            first = next(iter(scores.values()))
-            self.state.score = Score(version, tuple(token_ids), first)
-        return scores
+        told: dict[str, tuple[str, str]] = {}
+        members = (*self.pool.serving, *started)
+        for server in members if len(members) > 1 else ():
+            for name, digest in (await server.client.digests()).items():
+                first, expected = told.setdefault(name, (server.name, digest))
+                if digest != expected:
+                    raise EngineError(
+                        f"{server.name} holds other weights than {first}, by their own digests of "
+                        f"{name}; restart it, and look at its log",
+                        retryable=False,
+                    )
 
     # --- inside
-    # ---------------------------------------------------------------------------------------------------  # noqa: E501
+
+    async def _start(self) -> None:
+        await self.pool.start()
+        if self.sender is None:  # no update will make them agree
+            await self.compare_digests()
 
     async def _start_server(self, server: Server) -> None:
-        """Starts a server with the weights served now."""
+        """Starts a server with the weights served now, by which the others were verified."""
         life = self.state.life
-        kind = self.state.kind
+        place = self.state.kind.place
         while life.updating:
             await self.state.wait_changed(timeout_s=0.2)
         if life.fault:
             raise EngineError(life.fault, retryable=False)
-        weights = self.state.weights
         version = life.policy_version
-        model = Path(kind.place.model)
-        if weights is None and server.given and not self._receives_weights:
-            # no update will bring them
-            weights = await asyncio.to_thread(open_weights, model, kind.place.dtype)
-        if weights is not None and not server.given:
+        model = Path(place.model)
+        if self.state.weights is not None and not server.given:
             folder = self.state.weights_folder(version)
             if not folder.exists():
-                await asyncio.to_thread(write_weights, folder, model, weights.values())
+                arrays = self.state.weights.values()
+                await asyncio.to_thread(write_weights, folder, model, arrays)
             model = folder
         await server.start(model, self.state.labels.label(version))
-        if weights is not None:
-            await server.client.verify(weights)
-        await self._compare_score(server, version)
+        await self.compare_digests(server)
+        if (probe := self.state.probe) is not None:
+            found = await server.client.score(probe.token_ids)
+            if difference := probe.difference(found, place.dtype):
+                raise EngineError(
+                    f"{server.name} came up with other weights than version {version}: {difference}"
+                )
         if life.policy_version != version:
             raise ServerLostError(
                 f"{server.name} came up with version {version} after {life.policy_version} was sent"
             )
 
-    async def _compare_score(self, server: Server, version: int) -> None:
-        """A server that was started again agrees with those that were verified after the
-        publish.
-        """
-        score = self.state.score
-        if score is None or score.version != version:
-            return
-        dtype = self.state.kind.place.dtype
-        distance = probe_distance(score.logprobs, await server.client.score(score.token_ids))
-        if distance > PROBE_TOLERANCE[dtype]:
-            raise EngineError(
-                f"{server.name} came up with other weights than version {version}: its logprobs of "
-                f"the probe differ by {distance:.3g} on average, {PROBE_TOLERANCE[dtype]:g} is "
-                f"allowed in {dtype}"
-            )
+    async def _end(self) -> None:
+        self.state.life.close("it was closed")
+        await self.state.notify()
+        await self.pool.close()
+        weights = self.state.weights_folder(0).parent
+        if weights.exists():
+            await asyncio.to_thread(shutil.rmtree, weights)
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._closed.wait())

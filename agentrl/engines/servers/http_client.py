@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 
 from agentrl.engines.servers.errors import ServerLostError, refusal
+from agentrl.engines.servers.section import ServersSpec
 
 CONNECT_S = 10.0
 _KEPT_S = 2.0
@@ -23,24 +24,14 @@ class HttpClient:
     Args:
         name: for messages.
         url: ``http://host:port``.
-        call_timeout_s: of every call that neither generates nor moves weights.
-        update_timeout_s: of calls that move weights.
+        spec: limits of the calls.
         api_key: sent as a bearer token where the server asks for one.
     """
 
-    def __init__(
-        self,
-        name: str,
-        url: str,
-        *,
-        call_timeout_s: float,
-        update_timeout_s: float,
-        api_key: str | None = None,
-    ) -> None:
+    def __init__(self, name: str, url: str, spec: ServersSpec, api_key: str | None) -> None:
         self.name = name
         self.url = url.rstrip("/")
-        self.call_timeout_s = call_timeout_s
-        self.update_timeout_s = update_timeout_s
+        self.spec = spec
         self.http = httpx.AsyncClient(
             base_url=self.url,
             headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
@@ -59,24 +50,19 @@ class HttpClient:
 
     async def has_route(self, route: str) -> bool:
         """Whether the server has a route, asked without calling it."""
-        with self.named(route, self.call_timeout_s):
-            answer = await self.http.options(route, timeout=self.call_timeout_s)
-        return answer.status_code != 404
+        timeout_s = self.spec.call_timeout_s
+        with self.named(route, timeout_s):
+            return (await self.http.options(route, timeout=timeout_s)).status_code != 404
 
     async def close(self) -> None:
         """Closes the connections; calls in flight fail."""
         await self.http.aclose()
 
     async def json(
-        self,
-        method: str,
-        route: str,
-        body: Mapping[str, Any] | None = None,
-        *,
-        timeout_s: float | None,
+        self, route: str, body: Mapping[str, Any] | None = None, *, timeout_s: float | None
     ) -> Mapping[str, Any]:
         """A call that answers with an object."""
-        return self.object(route, await self.send(method, route, body, timeout_s))
+        return self.object(route, await self.send(route, body, timeout_s=timeout_s))
 
     def object(self, route: str, content: bytes) -> Mapping[str, Any]:
         """The object that an answer is."""
@@ -93,13 +79,14 @@ class HttpClient:
         return answer
 
     async def send(
-        self, method: str, route: str, body: Mapping[str, Any] | None, timeout_s: float | None
+        self, route: str, body: Mapping[str, Any] | None = None, *, timeout_s: float | None
     ) -> bytes:
-        """A call; ``timeout_s`` None sets no limit once it is connected."""
+        """A call: POST with a body, GET without one. ``timeout_s`` None sets no limit once it is
+        connected."""
+        method = "GET" if body is None else "POST"
+        timeout = httpx.Timeout(timeout_s, connect=CONNECT_S)
         with self.named(route, timeout_s):
-            answer = await self.http.request(
-                method, route, json=body, timeout=httpx.Timeout(timeout_s, connect=CONNECT_S)
-            )
+            answer = await self.http.request(method, route, json=body, timeout=timeout)
         if answer.status_code >= 400:
             raise refusal(self.name, route, answer.status_code, answer.content)
         return answer.content

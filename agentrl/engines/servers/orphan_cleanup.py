@@ -36,41 +36,36 @@ def reap_servers() -> list[str]:
         number = len(supervise.server_processes(marker))
         supervise.end_server(marker)
         removed.append(f"server of owner {marker.partition('/')[0]}, {number} processes")
-    for folder in _folders():  # of those that left no process
+    for folder, owner in _folders().items():  # of those that left no process
         supervise.remove_leftovers(str(folder))
-        removed.append(f"folder {folder} of owner {_owner_of(folder)}")
+        removed.append(f"folder {folder} of owner {owner}")
     return removed
 
 
 def _orphans() -> set[str]:
     """Markers of servers whose owner is dead and of which a process lives."""
     prefix = f"{supervise.MARKER}=".encode()
-    found: set[str] = set()
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        with contextlib.suppress(OSError):
-            words = Path(f"/proc/{name}/environ").read_bytes().split(b"\0")
-            found |= {
-                word.removeprefix(prefix).decode(errors="replace")
-                for word in words
-                if word.startswith(prefix)
-            }
-    owners = {marker: Owner.parse(marker.partition("/")[0]) for marker in found}
-    return {marker for marker, owner in owners.items() if owner is not None and owner.is_dead}
+    found = {
+        word.removeprefix(prefix).decode(errors="replace")
+        for pid in supervise.processes()
+        for word in supervise.environment(pid)
+        if word.startswith(prefix)
+    }
+    return {marker for marker in found if _dead_owner(marker.partition("/")[0])}
 
 
-def _folders() -> list[Path]:
+def _folders() -> dict[Path, Owner]:
     """Temporary folders of servers whose owner is dead, and that this user may remove."""
-    found = []
+    found = {}
     for path in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
-        owner = _owner_of(path)
+        owner = _dead_owner(path.name.removeprefix(FOLDER_PREFIX).rpartition("-")[0])
         with contextlib.suppress(OSError):
             ours = os.geteuid() in (0, path.lstat().st_uid) and not path.is_symlink()
-            if ours and owner is not None and owner.is_dead:
-                found.append(path)
+            if ours and owner is not None:
+                found[path] = owner
     return found
 
 
-def _owner_of(folder: Path) -> Owner | None:
-    return Owner.parse(folder.name.removeprefix(FOLDER_PREFIX).rpartition("-")[0])
+def _dead_owner(text: str) -> Owner | None:
+    owner = Owner.parse(text)
+    return owner if owner is not None and owner.is_dead else None

@@ -6,15 +6,17 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from agentrl.engines.base import EngineNotice
-from agentrl.engines.servers.client import ServerKind, WeightLabels
 from agentrl.engines.servers.router import Router
 from agentrl.engines.servers.server import Server
+from agentrl.engines.servers.state import ServersState
 from agentrl.errors import AgentRLError, EngineError
+
+Start: TypeAlias = Callable[[Server], Coroutine[Any, Any, None]]
 
 logger = logging.getLogger(__name__)
 
@@ -27,37 +29,27 @@ class ServerPool:
     """Used from one event loop.
 
     Args:
-        kind: which servers, and how often their health is checked.
-        labels: of weights.
+        state: of the engine whose servers they are.
         start: brings one server up with the weights served now.
-        generates: whether servers may generate now; while they are paused their health cannot be
-            asked for.
-        changed: told when a server came or went.
+
+    Attributes:
+        engine: names the engine in the log, where several processes have some.
+        notices: from the engine's loop to its owner's thread; both ends of a deque may be used at
+            once.
     """
 
-    def __init__(
-        self,
-        kind: ServerKind,
-        labels: WeightLabels,
-        *,
-        start: Callable[[Server], Awaitable[None]],
-        generates: Callable[[], bool],
-        changed: Callable[[], Awaitable[None]],
-    ) -> None:
+    def __init__(self, state: ServersState, start: Start) -> None:
+        kind = state.kind
         urls = kind.spec.urls or (None,) * kind.spec.num_servers
-        self.servers = tuple(Server(index, kind, labels, url) for index, url in enumerate(urls))
+        self.servers = tuple(
+            Server(index, kind, state.labels, url) for index, url in enumerate(urls)
+        )
         self.router = Router(self.servers)
-        self.problems: list[str] = []
-        # from the engine's loop to its owner's thread; both ends of a deque may be used at once
-        self._notices: deque[EngineNotice] = deque()
-        # whose servers they are, where several processes have some
-        self._engine = Path(kind.place.folder).name
-        self._spec = kind.spec
+        self.engine = Path(kind.place.folder).name
+        self.notices: deque[EngineNotice] = deque()
+        self._state = state
         self._start = start
-        self._generates = generates
-        self._changed = changed
-        self._returning: set[Server] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._last_problem = ""
 
     @property
     def serving(self) -> tuple[Server, ...]:
@@ -67,36 +59,28 @@ class ServerPool:
     @property
     def reachable(self) -> tuple[Server, ...]:
         """Those that an update can reach: in the rotation, or given ones that answer again."""
-        return tuple(server for server in self.servers if self.takes_part(server))
-
-    def takes_part(self, server: Server) -> bool:
-        """Whether a server can be called in an update."""
-        return server.serving or server in self._returning
+        return tuple(server for server in self.servers if server.reachable)
 
     async def start(self) -> None:
-        """Brings all up at once; where one fails the others are ended.
+        """Brings all up at once; where one fails the others' starts are cancelled.
 
         Raises:
             AgentRLError: the first failure.
         """
-        starts = [asyncio.ensure_future(self._start(server)) for server in self.servers]
-        await asyncio.wait(starts, return_when=asyncio.FIRST_EXCEPTION)
-        failures = [start.exception() for start in starts if start.done()]
-        for failure in filter(None, failures):
-            for start in starts:
-                start.cancel()
-            await asyncio.wait(starts)
-            await self.close()
-            raise failure
+        try:
+            async with asyncio.TaskGroup() as starts:
+                for server in self.servers:
+                    starts.create_task(self._start(server))
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
         for server in self.servers:
             server.state = "serving"
-            self._log(server, "server_started", "serves")
-        for server in self.servers:
-            self._in_background(self._watch(server))
+            self._log(server, "server_started", f"{server.name} serves")
+            self._state.in_background(self._watch(server))
 
     async def close(self) -> None:
         """Ends the servers started here."""
-        for task in list(self._tasks):
+        for task in list(self._state.tasks):
             task.cancel()
         for server in self.servers:
             server.state = "gone"
@@ -110,36 +94,38 @@ class ServerPool:
 
     def lose(self, server: Server, why: str) -> None:
         """Takes a server out of the rotation; one that was started here is started again."""
-        self._returning.discard(server)
+        if server.state == "returning":
+            server.state = "lost"
         if not server.serving:
             return
-        problem = f"{server.name} was lost: {why}"
-        self.problems.append(problem)
         server.lose()
+        self._last_problem = f"{server.name} was lost: {why}"
+        most = self._state.kind.spec.max_restarts
         if server.given:
-            self._tell(
-                server,
-                "server_lost",
-                f"{problem}; it comes back with the next update once it answers again",
-                lost=1,
-            )
+            remedy = "it comes back with the next update once it answers again"
+        elif server.restarts < most:
+            waiting = "" if self.serving else ", requests wait for it"
+            count = f"restart {server.restarts + 1} of at most {most}"
+            remedy = f"it is started again{waiting} ({count})"
         else:
-            self._in_background(self._restart(server, problem))
+            remedy = "no restart is left"
+        self._tell(server, "server_lost", f"{self._last_problem}; {remedy}", lost=1)
+        if not server.given:
+            self._state.in_background(self._restart(server))
 
     async def find_returning(self) -> None:
         """Looks for given servers that answer again: the next update brings them back."""
-        away = [server for server in self.servers if server.given and server.state == "lost"]
+        away = [server for server in self.servers if server.given and not server.serving]
         answers = await asyncio.gather(*(server.healthy() for server in away))
-        self._returning = {
-            server for server, answers_again in zip(away, answers, strict=True) if answers_again
-        }
+        for server, healthy in zip(away, answers, strict=True):
+            server.state = "returning" if healthy else "lost"
 
     def updated(self) -> None:
         """Given servers that took part in an update serve again."""
-        for server in self._returning:
-            server.state = "serving"
-            self._log(server, "server_returned", "answers again, and serves")
-        self._returning.clear()
+        for server in self.servers:
+            if server.state == "returning":
+                server.state = "serving"
+                self._log(server, "server_returned", f"{server.name} answers again, and serves")
 
     async def settle(self) -> None:
         """Waits until no server is starting."""
@@ -157,19 +143,22 @@ class ServerPool:
             await asyncio.sleep(_EXIT_POLL_S)
 
     def require_any_live(self) -> None:
-        """Raises an EngineError where no server serves and none will before the next update."""
-        if not any(server.state in ("serving", "starting") for server in self.servers):
+        """Raises an EngineError where no server serves, takes part in the update that is open, or
+        will serve before the next one."""
+        if not any(server.reachable or server.state == "starting" for server in self.servers):
             gone = all(server.state == "gone" for server in self.servers)
             raise EngineError(f"no server is left: {self.describe()}", retryable=not gone)
 
     def describe(self) -> str:
         """The servers' states, and what went wrong last."""
         states = ", ".join(f"{server.name} is {server.state}" for server in self.servers)
-        return states + (f"; last problem: {self.problems[-1]}" if self.problems else "")
+        return states + (f"; last problem: {self._last_problem}" if self._last_problem else "")
 
     async def _watch(self, server: Server) -> None:
-        """Looks at a server as long as the engine lives."""
+        """Looks at a server as long as the engine lives; while it is paused, a server's health
+        cannot be asked for."""
         loop = asyncio.get_running_loop()
+        life = self._state.life
         last_look = loop.time()
         misses = 0
         while server.state != "gone":
@@ -178,85 +167,60 @@ class ServerPool:
                 misses = 0
             elif server.exited:
                 self.lose(server, "its process ended")
-            elif self._generates() and loop.time() - last_look > self._spec.health_interval_s:
+            elif life.serves and loop.time() - last_look > self._state.kind.spec.health_interval_s:
                 healthy = await server.healthy()
                 last_look = loop.time()
-                misses = 0 if healthy or not self._generates() else misses + 1
+                misses = 0 if healthy or not life.serves else misses + 1
                 if misses >= _MISSES:
                     self.lose(server, "it did not answer /health")
 
-    def take_notices(self) -> list[EngineNotice]:
-        """What became of servers since the last call; from any thread."""
-        taken = []
-        while self._notices:
-            taken.append(self._notices.popleft())
-        return taken
-
-    async def _restart(self, server: Server, problem: str) -> None:
+    async def _restart(self, server: Server) -> None:
         """Starts a lost server again, a bounded number of times."""
-        most = self._spec.max_restarts
+        most = self._state.kind.spec.max_restarts
         lost = time.monotonic()
-        waiting = "" if self.serving else ", requests wait for it"
-        again = f"it is started again{waiting} (restart {server.restarts + 1} of at most {most})"
-        self._tell(
-            server,
-            "server_lost",
-            f"{problem}; {again if server.restarts < most else 'no restart is left'}",
-            lost=1,
-        )
         while server.restarts < most:
             server.restarts += 1
             server.state = "starting"
             try:
                 await self._start(server)
             except (AgentRLError, OSError) as error:
-                self.problems.append(f"{server.name}, start {server.restarts + 1}: {error}")
-                self._tell(server, "server_start_failed", self.problems[-1])
+                self._last_problem = f"{server.name}, start {server.restarts + 1}: {error}"
+                self._tell(server, "server_start_failed", self._last_problem)
                 continue
             server.state = "serving"
             away_s = time.monotonic() - lost
-            self._tell(
-                server,
-                "server_restarted",
-                f"{server.name} serves again after {away_s:.0f} s",
-                away_s=away_s,
-                warns=False,
-            )
-            await self._changed()
-            return
-        self._tell(
-            server,
-            "server_gone",
-            f"{server.name} is given up after {most} restarts; {self.describe()}",
-        )
-        server.state = "gone"
-        await server.end()
-        await self._changed()
+            text = f"{server.name} serves again after {away_s:.0f} s"
+            self._tell(server, "server_restarted", text, logging.INFO, away_s=away_s)
+            break
+        else:
+            text = f"{server.name} is given up after {most} restarts; {self.describe()}"
+            self._tell(server, "server_gone", text)
+            server.state = "gone"
+            await server.end()
+        await self._state.notify()
 
     def _tell(
         self,
         server: Server,
         event: str,
         text: str,
+        level: int = logging.WARNING,
         *,
         lost: int = 0,
         away_s: float = 0.0,
-        warns: bool = True,
     ) -> None:
         """One event for the log, ``events.jsonl`` and the metrics."""
-        given = {"count/lost_servers": float(lost), "time/server_away_s": away_s}
-        counts = {name: value for name, value in given.items() if value}
-        message = f"{text} [{self._engine}]"
-        self._notices.append(EngineNotice(event, message, counts))
-        fields = {"event": event, "server": server.name, "engine": self._engine, "away_s": away_s}
-        logger.log(logging.WARNING if warns else logging.INFO, message, extra=fields)
+        counts = {"count/lost_servers": float(lost), "time/server_away_s": away_s}
+        message = self._log(server, event, text, level, away_s=away_s)
+        self.notices.append(
+            EngineNotice(event, message, {name: value for name, value in counts.items() if value})
+        )
 
-    def _log(self, server: Server, event: str, text: str) -> None:
-        """An event of which no person need hear."""
-        fields = {"event": event, "server": server.name, "engine": self._engine}
-        logger.info("%s %s [%s]", server.name, text, self._engine, extra=fields)
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _log(
+        self, server: Server, event: str, text: str, level: int = logging.INFO, **fields: float
+    ) -> str:
+        """An event for the log alone, of which no person need hear; its message."""
+        message = f"{text} [{self.engine}]"
+        own = {"event": event, "server": server.name, "engine": self.engine}
+        logger.log(level, message, extra={**own, **fields})
+        return message

@@ -52,6 +52,9 @@ class ServerProcess:
         self._said = b""
         self._status, told = os.pipe()
         os.set_blocking(self._status, False)
+        # where torch keeps compiled kernels for later starts: beside the folder that ends with the
+        # server
+        kernels = f"torchinductor_{os.environ.get('USER') or os.getuid()}"
         guarded = [sys.executable, "-I", str(Path(supervise.__file__)), str(os.getpid()), str(told)]
         try:
             with log.open("ab") as output:
@@ -61,7 +64,7 @@ class ServerProcess:
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     env={
-                        **_caches(),
+                        "TORCHINDUCTOR_CACHE_DIR": str(Path(tempfile.gettempdir(), kernels)),
                         **environment,
                         supervise.MARKER: self._marker,
                         "TMPDIR": folder,
@@ -139,14 +142,3 @@ class ServerProcess:
         words = self._said.split()
         session = int(words[2]) if words[:1] == [b"pids"] and len(words) > 2 else None
         supervise.end_server(self._marker, session)
-
-
-def _caches() -> dict[str, str]:
-    """Where torch keeps compiled kernels for later starts: beside the temporary folder that ends
-    with the server.
-    """
-    return {
-        "TORCHINDUCTOR_CACHE_DIR": str(
-            Path(tempfile.gettempdir(), f"torchinductor_{os.environ.get('USER') or os.getuid()}")
-        )
-    }

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,9 @@ from agentrl.engines.servers.state import ServersState
 from agentrl.errors import EngineError
 from agentrl.types import Completion, GenerateRequest, TokenUsage
 from agentrl.types.clock import PausableTimeout
+
+Ids: TypeAlias = npt.NDArray[np.int32]
+Logprobs: TypeAlias = npt.NDArray[np.float32]
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +40,11 @@ class _Flight:
     rid: str = ""
     aborted: bool = False
     told: int = 0
+
+    def tell(self, listener: Callable[[Ids, Logprobs], None], ids: Ids, logprobs: Logprobs) -> None:
+        """Counts the tokens that the request's listener is told."""
+        self.told += ids.size
+        listener(ids, logprobs)
 
 
 class Requests:
@@ -54,7 +63,6 @@ class Requests:
         # what is aborted is never a later request of the same name
         self._numbers = itertools.count()
         self._idle = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def running(self) -> int:
@@ -75,7 +83,7 @@ class Requests:
             )
         flight = _Flight(request)
         if request.on_tokens is not None:
-            flight.request = replace(request, on_tokens=_counted(flight))
+            flight.request = replace(request, on_tokens=partial(flight.tell, request.on_tokens))
         self._flights[request.request_id] = flight
         timeout = PausableTimeout(request.deadline_s, self._state.life.clock)
         try:
@@ -93,19 +101,11 @@ class Requests:
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """See ``RolloutEngine.abort``; what was generated so far comes back with the answer."""
-        flights = [
-            self._flights[request_id] for request_id in request_ids if request_id in self._flights
-        ]
+        flights = [self._flights[one] for one in request_ids if one in self._flights]
         for flight in flights:
             flight.aborted = True
         await self._state.notify()  # those that wait for a server
-        await asyncio.gather(
-            *(
-                self._forget(flight.server, flight.rid)
-                for flight in flights
-                if flight.server is not None
-            )
-        )
+        await asyncio.gather(*(self._forget(one.server, one.rid) for one in flights if one.server))
 
     async def release(self, session_id: str) -> None:
         """See ``RolloutEngine.release``. The server's cache forgets by itself: least recently used
@@ -120,12 +120,10 @@ class Requests:
         for _ in range(_ATTEMPTS):
             server = await self._server_for(flight, failed)
             if server is None:
-                usage = TokenUsage(int(request.token_ids.size), 0)
+                usage = TokenUsage(request.token_ids.size, 0)
                 return Completion(request.request_id, (), "abort", usage)
-            flight.server, flight.rid = (
-                server,
-                f"{request.request_id}#{self._state.labels.owner}.{next(self._numbers)}",
-            )
+            flight.server = server
+            flight.rid = f"{request.request_id}#{self._state.labels.owner}.{next(self._numbers)}"
             try:
                 return await self._attempt(flight, server)
             except ServerLostError as error:
@@ -160,7 +158,6 @@ class Requests:
         stale_before = self._state.stale_kv
         call = asyncio.ensure_future(server.client.generate(request, flight.rid))
         server.calls.add(call)
-        server.running += 1
         self._idle.clear()
         try:
             completion = await call
@@ -170,19 +167,17 @@ class Requests:
                     f"{server.name} was lost while it had request {request.request_id!r}"
                 ) from None
             call.cancel()
-            self._in_background(self._forget(server, flight.rid))
+            self._state.in_background(self._forget(server, flight.rid))
             raise
         finally:
             server.calls.discard(call)
-            server.running -= 1
             flight.server = None
             if not self.running:
                 self._idle.set()
         if stale_before != "never" or self._state.stale_kv != "never":
             completion = replace(completion, stale_kv="always")
-        self._state.kv[request.session_id] = (
-            completion.usage.prompt_tokens + completion.usage.completion_tokens
-        )
+        usage = completion.usage
+        self._state.kv[request.session_id] = usage.prompt_tokens + usage.completion_tokens
         return completion
 
     async def _server_for(self, flight: _Flight, failed: Sequence[Server]) -> Server | None:
@@ -242,24 +237,7 @@ class Requests:
                 retryable=False,
             ) from None
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
 
 def _cancelling() -> bool:
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-def _counted(flight: _Flight) -> Callable[[npt.NDArray[np.int32], npt.NDArray[np.float32]], None]:
-    """The request's listener, with a count of the tokens that it was told."""
-    listener = flight.request.on_tokens
-    assert listener is not None
-
-    def tell(ids: npt.NDArray[np.int32], logprobs: npt.NDArray[np.float32]) -> None:
-        flight.told += int(ids.size)
-        listener(ids, logprobs)
-
-    return tell

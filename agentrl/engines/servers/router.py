@@ -5,28 +5,11 @@ loaded one.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Generic, Protocol, TypeVar
+
+from agentrl.engines.servers.server import Server
 
 
-class Loaded(Protocol):
-    """What the router must know of a server."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def serving(self) -> bool: ...
-
-    @property
-    def running(self) -> int:
-        """Requests in flight."""
-        ...
-
-
-Server = TypeVar("Server", bound=Loaded)
-
-
-class Router(Generic[Server]):
+class Router:
     """Sessions to servers. Used from one event loop.
 
     Args:
@@ -34,7 +17,7 @@ class Router(Generic[Server]):
     """
 
     def __init__(self, servers: Collection[Server]) -> None:
-        self._servers = tuple(servers)
+        self._servers = servers
         self._homes: dict[str, Server] = {}
 
     def choose(self, session_id: str, avoid: Collection[Server] = ()) -> Server | None:
@@ -50,13 +33,15 @@ class Router(Generic[Server]):
         home = self._homes.get(session_id)
         if home is not None and home.serving and home not in avoid:
             return home
-        able = [server for server in self._servers if server.serving]
-        able = [server for server in able if server not in avoid] or able
-        if not able:
-            return None
         homes = list(self._homes.values())
-        chosen = min(able, key=lambda server: (server.running, homes.count(server)))
-        self._homes[session_id] = chosen
+        able = [server for server in self._servers if server.serving]
+        chosen = min(
+            able,
+            key=lambda server: (server in avoid, server.running, homes.count(server)),
+            default=None,
+        )
+        if chosen is not None:
+            self._homes[session_id] = chosen
         return chosen
 
     def forget(self, session_id: str) -> None:

@@ -11,8 +11,9 @@ from agentrl.engines.servers.client import ServerClient, ServerKind, WeightLabel
 from agentrl.engines.servers.process import ServerProcess
 from agentrl.errors import EngineError, MachineError
 
-ServerState: TypeAlias = Literal["starting", "serving", "lost", "gone"]
-"""``lost``: it does not answer, and may come back; ``gone``: it was given up."""
+ServerState: TypeAlias = Literal["starting", "serving", "lost", "returning", "gone"]
+"""``lost``: it does not answer, and may come back; ``returning``: it answers again, and serves once
+the update that is open has ended; ``gone``: it was given up."""
 
 HOST = "127.0.0.1"
 _POLL_S = 0.5
@@ -35,7 +36,6 @@ class Server:
     ) -> None:
         self.name = f"server {index}" + (f" ({url})" if url else "")
         self.state: ServerState = "starting"
-        self.running = 0
         self.restarts = 0
         self.calls: set[asyncio.Task[Any]] = set()
         self._kind = kind
@@ -49,6 +49,16 @@ class Server:
     def serving(self) -> bool:
         """Whether it may be sent requests."""
         return self.state == "serving"
+
+    @property
+    def running(self) -> int:
+        """Requests that it has."""
+        return len(self.calls)
+
+    @property
+    def reachable(self) -> bool:
+        """Whether it can be called in an update."""
+        return self.state in ("serving", "returning")
 
     @property
     def given(self) -> bool:

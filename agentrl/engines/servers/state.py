@@ -6,26 +6,15 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any
 
 from agentrl.engines.life import EngineLife
+from agentrl.engines.probe import Probe
 from agentrl.engines.servers.client import ServerKind, WeightLabels
 from agentrl.engines.weights import WeightArray
 from agentrl.types import EngineInfo, StaleKV
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Score:
-    """Logprobs of a sequence under one version, which a server started later must agree with."""
-
-    version: int
-    token_ids: tuple[int, ...]
-    logprobs: npt.NDArray[np.float32]
 
 
 class ServersState:
@@ -33,6 +22,12 @@ class ServersState:
 
     Args:
         kind: of the servers.
+
+    Attributes:
+        weights: those that were sent last; None before the first update.
+        probe: logprobs under the version served now, which a server started later must agree with.
+        kv: tokens of each session in the servers' caches.
+        tasks: what runs in the background until the engine closes.
     """
 
     def __init__(self, kind: ServerKind) -> None:
@@ -40,15 +35,17 @@ class ServersState:
         self.life = EngineLife()
         self.labels = WeightLabels(secrets.token_hex(4))
         self.weights: Mapping[str, WeightArray] | None = None
-        self.score: Score | None = None
+        self.probe: Probe | None = None
         self.stale_kv: StaleKV = "never"
         self.kv: dict[str, int] = {}
+        self.tasks: set[asyncio.Task[None]] = set()
         # requests and starts wait here for any change of state; notified from the engine's loop
         self._changed = asyncio.Condition()
 
     @property
     def flushes_updates(self) -> bool:
-        """Whether an update empties the KV caches."""
+        """Whether an update empties the KV caches: not where requests were paused in place, whose
+        KV is kept."""
         return self.life.paused != "in_place"
 
     def info(self) -> EngineInfo:
@@ -66,6 +63,12 @@ class ServersState:
     def weights_folder(self, version: int) -> Path:
         """Where weights of a version may be written."""
         return Path(self.kind.place.folder) / "weights" / f"version-{version:06d}"
+
+    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs beside whatever goes on."""
+        task = asyncio.ensure_future(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
 
     async def notify(self) -> None:
         """Something changed: everyone who waits looks again."""

@@ -84,9 +84,11 @@ def end_server(marker: str, session: int | None = None, *, is_ours: bool = False
             note_shared(marker, members)
             late = time.monotonic() > end
             for pid in members:
-                if pid not in asked and (number == signal.SIGTERM or late or not _is_tracker(pid)):
+                is_tracker = _TRACKER in _read(pid, "cmdline")
+                if pid not in asked and (number == signal.SIGTERM or late or not is_tracker):
                     asked.add(pid)
-                    _signal(pid, number)
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.kill(pid, number)
             if late and number == signal.SIGTERM:
                 break
             time.sleep(_POLL_S / 4)
@@ -108,11 +110,12 @@ def server_processes(
     """
     wanted = f"{MARKER}={marker}".encode()
     sessions: dict[int, int] = {}
-    for name in os.listdir("/proc"):
-        fields = _stat(int(name)) if name.isdigit() and int(name) != os.getpid() else None
-        if fields is not None and fields[0] not in (b"Z", b"X"):
-            sessions[int(name)] = int(fields[3])
-    marked = {pid for pid in sessions if wanted in _environment(pid)}
+    for pid in processes():
+        # proc(5)'s stat from the third field on: state, parent, group, session
+        fields = _read(pid, "stat").rpartition(b")")[2].split()
+        if pid != os.getpid() and fields and fields[0] not in (b"Z", b"X"):
+            sessions[pid] = int(fields[3])
+    marked = {pid for pid in sessions if wanted in environment(pid)}
     own = {sessions[pid] for pid in marked} | ({session} if session is not None else set())
     own = {
         one for one in own if one in marked or one not in sessions or (is_ours and one == session)
@@ -145,9 +148,8 @@ def remove_leftovers(folder: str) -> None:
         left = {
             path for path in Path(folder, _LISTING).read_text().split("\n") if os.path.exists(path)
         }
-        for name in os.listdir("/proc") if left else ():
-            if name.isdigit():
-                left -= _shared_files([int(name)])
+        if left:
+            left -= _shared_files(processes())
         for path in left:
             with contextlib.suppress(OSError):
                 os.unlink(path)
@@ -204,31 +206,22 @@ def _exit_code(pid: int, *, reap: bool) -> int | None:
     return done.si_status if done.si_code == os.CLD_EXITED else -done.si_status
 
 
-def _signal(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)
+def processes() -> list[int]:
+    """The pids of all processes."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-def _stat(pid: int) -> list[bytes] | None:
-    """Fields of proc(5)'s stat from the third on: state, parent, group, session."""
+def environment(pid: int) -> list[bytes]:
+    """The variables with which a process was started."""
+    return _read(pid, "environ").split(b"\0")
+
+
+def _read(pid: int, name: str) -> bytes:
+    """A file of proc(5); empty where the process has ended, or belongs to someone else."""
     try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return Path(f"/proc/{pid}/{name}").read_bytes()
     except OSError:
-        return None
-
-
-def _environment(pid: int) -> list[bytes]:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return []
-
-
-def _is_tracker(pid: int) -> bool:
-    try:
-        return _TRACKER in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
+        return b""
 
 
 def _shared_files(pids: Iterable[int], since: float = 0.0) -> set[str]:
@@ -238,21 +231,15 @@ def _shared_files(pids: Iterable[int], since: float = 0.0) -> set[str]:
     """
     found: set[str] = set()
     for pid in pids:
+        maps = _read(pid, "maps").decode(errors="replace").splitlines()
+        paths = {line.split(maxsplit=5)[5] for line in maps if _SHARED_MEMORY in line}
         with contextlib.suppress(OSError):
-            maps = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
-            found |= {line.split(maxsplit=5)[5] for line in maps if _SHARED_MEMORY in line}
-        with contextlib.suppress(OSError):
-            found |= {os.readlink(one.path) for one in os.scandir(f"/proc/{pid}/fd")}
-    return {
-        path for path in found if os.path.dirname(path) == _SHARED_MEMORY and _is_newer(path, since)
-    }
-
-
-def _is_newer(path: str, since: float) -> bool:
-    try:
-        return os.lstat(path).st_ctime >= since
-    except OSError:
-        return False
+            paths |= {os.readlink(one.path) for one in os.scandir(f"/proc/{pid}/fd")}
+        for path in paths:
+            with contextlib.suppress(OSError):
+                if os.path.dirname(path) == _SHARED_MEMORY and os.lstat(path).st_ctime >= since:
+                    found.add(path)
+    return found
 
 
 if __name__ == "__main__":

@@ -4,14 +4,14 @@ left behind.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from agentrl.engines.base import ServedDtype
 from agentrl.engines.servers.client import ServerClient
 from agentrl.engines.servers.control import ServerControl
+from agentrl.engines.servers.errors import ServerLostError
 from agentrl.engines.weights import WeightArray
 from agentrl.errors import EngineError
 
@@ -24,64 +24,38 @@ class ServerUpdate:
         the engine corrupt.
 
     Args:
-        core: whose servers.
+        control: whose servers.
         version: the policy version from ``finish`` on.
-        shapes: of every tensor that must be put, by Hugging Face name.
-        optional: names that need not be put (a tied head).
+        shapes: of every tensor, by Hugging Face name; all must be put but a tied head.
+
+    Attributes:
+        servers: those that the update reaches.
+        arrays: what was put so far; with it a server is started again.
+        label: what the servers call the new weights; sent with the last of them.
+        flush: whether the servers' KV cache is emptied.
+        folder: where this update's weights may be written.
+        model: the folder of the model's configuration and tokenizer.
+        dtype: of the servers' weights.
+        timeout_s: of one call.
     """
 
     def __init__(
-        self,
-        core: ServerControl,
-        version: int,
-        shapes: Mapping[str, tuple[int, ...]],
-        optional: frozenset[str],
+        self, control: ServerControl, version: int, shapes: Mapping[str, tuple[int, ...]]
     ) -> None:
+        state = control.state
         self.version = version
-        self.servers = core.update_members()
-        self._core = core
+        self.servers = control.pool.reachable
+        self.arrays: dict[str, WeightArray] = {}
+        self.label = state.labels.label(version)
+        self.flush = state.flushes_updates
+        self.folder = state.weights_folder(version)
+        self.model = Path(state.kind.place.model)
+        self.dtype = state.kind.place.dtype
+        self.timeout_s = state.kind.spec.update_timeout_s
+        self._control = control
         self._shapes = shapes
-        self._optional = optional
-        self._arrays: dict[str, WeightArray] = {}
         self._open = False
         self._over = False
-
-    @property
-    def dtype(self) -> ServedDtype:
-        """Of the servers' weights."""
-        return self._core.state.kind.place.dtype
-
-    @property
-    def label(self) -> str:
-        """What the servers call the new weights; sent with the last of them."""
-        return self._core.state.labels.label(self.version)
-
-    @property
-    def folder(self) -> Path:
-        """Where this update's weights may be written."""
-        return self._core.state.weights_folder(self.version)
-
-    @property
-    def model(self) -> Path:
-        """The folder of the model's configuration and tokenizer."""
-        return Path(self._core.state.kind.place.model)
-
-    @property
-    def flush(self) -> bool:
-        """Whether the servers' KV cache is emptied: not where requests were paused in place, whose
-        KV is kept.
-        """
-        return self._core.state.flushes_updates
-
-    @property
-    def timeout_s(self) -> float:
-        """Of one call."""
-        return self._core.state.kind.spec.update_timeout_s
-
-    @property
-    def num_ranks(self) -> Sequence[int]:
-        """Tensor-parallel ranks of each server that takes part."""
-        return [server.client.num_ranks for server in self.servers]
 
     @property
     def member_ids(self) -> tuple[str, ...]:
@@ -91,19 +65,14 @@ class ServerUpdate:
         return tuple(f"{server.client.url}#{server.restarts}" for server in self.servers)
 
     @property
+    def num_live(self) -> int:
+        """Servers that took part from the beginning and are not lost by now."""
+        return sum(server.reachable for server in self.servers)
+
+    @property
     def lost_any(self) -> bool:
         """Whether a server that took part is lost by now."""
-        return not all(self._core.pool.takes_part(server) for server in self.servers)
-
-    @property
-    def lost_all(self) -> bool:
-        """Whether no server is left that takes part."""
-        return not any(self._core.pool.takes_part(server) for server in self.servers)
-
-    @property
-    def arrays(self) -> Mapping[str, WeightArray]:
-        """What was put so far."""
-        return self._arrays
+        return self.num_live < len(self.servers)
 
     def accept(self, array: WeightArray) -> None:
         """Checks a tensor before any server hears of it, and keeps it: a server that is started
@@ -113,28 +82,23 @@ class ServerUpdate:
             EngineError: no tensor of this name or shape, or one that was put before; the update has
                 failed.
         """
-        wanted = self._shapes.get(array.name)
-        problem = ""
-        if wanted is None:
-            problem = f"{self.model} has no tensor {array.name!r}"
-        elif wanted != array.shape:
-            problem = f"{array.name} must have shape {wanted}, got {array.shape}"
-        elif array.name in self._arrays:
-            problem = f"{array.name} was put twice"
-        if problem:
-            self.mark_corrupt(problem)
-            raise EngineError(f"weight update {self.version}: {problem}", retryable=False)
-        self._arrays[array.name] = array
+        expected = self._shapes.get(array.name)
+        if expected is None:
+            self._fail(f"{self.model} has no tensor {array.name!r}")
+        if expected != array.shape:
+            self._fail(f"{array.name} must have shape {expected}, got {array.shape}")
+        if array.name in self.arrays:
+            self._fail(f"{array.name} was put twice")
+        self.arrays[array.name] = array
 
     def require_complete(self) -> None:
         """Raises an EngineError, and fails the update, where a tensor was not put: servers would
         not notice.
         """
-        missing = sorted(self._shapes.keys() - self._arrays.keys() - self._optional)
+        tied = {"lm_head.weight"} if self._control.state.kind.sizes.ties_embeddings else set()
+        missing = sorted(self._shapes.keys() - self.arrays.keys() - tied)
         if missing:
-            problem = f"{len(missing)} tensors were not put, first {missing[0]!r}; put every one"
-            self.mark_corrupt(problem)
-            raise EngineError(f"weight update {self.version}: {problem}", retryable=False)
+            self._fail(f"{len(missing)} tensors were not put, first {missing[0]!r}; put every one")
 
     def pause_servers(self) -> None:
         """Before the first tensor; not for weights from a folder. A second call does nothing."""
@@ -153,11 +117,11 @@ class ServerUpdate:
         """
         self.wait(self.start(call))
 
-    def start(self, call: Callable[[ServerClient, int], Awaitable[None]]) -> Future[None]:
+    def start(self, call: Callable[[ServerClient, int], Awaitable[None]]) -> Future[Any]:
         """Like ``on_all``, without waiting; ``wait`` must follow."""
-        return self._core.submit(self._core.on_members(self.servers, call))
+        return self._control.submit(self._control.on_members(self.servers, call))
 
-    def wait(self, future: Future[None]) -> None:
+    def wait(self, future: Future[Any]) -> None:
         """Waits for what ``start`` began; see ``on_all``."""
         try:
             future.result()
@@ -165,11 +129,8 @@ class ServerUpdate:
             self.mark_corrupt(str(error))
             raise
 
-    def finish(self, weights: Mapping[str, WeightArray] | None = None) -> None:
+    def finish(self) -> None:
         """All servers have all tensors: the new version is served from here on.
-
-        Args:
-            weights: the same as was put, where they lie elsewhere than in memory.
 
         Raises:
             EngineError: no server is left and none can be started.
@@ -177,13 +138,13 @@ class ServerUpdate:
         if self._open:
             self.on_all(lambda client, _: client.end_update())
         self._over = True
-        self._blocking(self._core.updated(self.version, dict(weights or self._arrays)))
+        self._control.updated(self.version, self.arrays)
 
     def mark_corrupt(self, problem: str) -> None:
         """The update failed: the engine answers nothing any more."""
         if not self._over:
             self._over = True
-            self._blocking(self._core.mark_corrupt(f"weight update {self.version}: {problem}"))
+            self._control.mark_corrupt(f"weight update {self.version}: {problem}")
 
     def give_up(self) -> None:
         """The sender failed: the old weights go on being served where no server was sent a tensor;
@@ -192,7 +153,7 @@ class ServerUpdate:
             self.mark_corrupt("it was given up after tensors had been sent")
         elif not self._over:
             self._over = True
-            self._blocking(self._core.update_cancelled())
+            self._control.cancel_update()
 
     def lose_all(self, why: str) -> None:
         """Every server that takes part counts as lost, and is started again with the new weights.
@@ -200,7 +161,12 @@ class ServerUpdate:
         Raises:
             EngineError: none of them can be; the update has failed.
         """
-        self.wait(self._core.submit(self._core.lose_members(self.servers, why)))
 
-    def _blocking(self, work: Coroutine[Any, Any, None]) -> None:
-        self._core.submit(work).result()
+        async def lose(client: ServerClient, place: int) -> None:
+            raise ServerLostError(why)
+
+        self.on_all(lose)
+
+    def _fail(self, problem: str) -> NoReturn:
+        self.mark_corrupt(problem)
+        raise EngineError(f"weight update {self.version}: {problem}", retryable=False)

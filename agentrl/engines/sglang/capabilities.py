@@ -12,12 +12,11 @@ from dataclasses import dataclass
 
 from agentrl.errors import MachineError
 
-MIN_VERSION = (0, 5, 18)
-_DIGESTS_SINCE = (0, 5, 23)
-_SPANS_SINCE = (0, 5, 23)
-_IMAGES_SINCE = (0, 5, 23)
-
 Version = tuple[int, ...]
+
+MIN_VERSION = (0, 5, 18)
+_NEWER: Version = (0, 5, 23)
+"""The version that was tried beside the least one; what each can do is known of these two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +36,17 @@ class Capabilities:
     def reports_spans(self) -> bool:
         """Whether an answer says which weights made which of its tokens. Without it an update waits
         until no request runs, so that each answer is of one version."""
-        return self.version >= _SPANS_SINCE
+        return self.version >= _NEWER
 
     @property
     def digests(self) -> bool:
         """Whether ``/weights_checker`` may be asked for checksums."""
-        return self.version >= _DIGESTS_SINCE
+        return self.version >= _NEWER
 
     @property
     def keeps_ids_beside_images(self) -> bool:
         """Whether the ids of a request with images are used as they are, but for placeholders."""
-        return self.version >= _IMAGES_SINCE
+        return self.version >= _NEWER
 
 
 def require_version(version: object, server: str) -> Version:
@@ -60,13 +59,8 @@ def require_version(version: object, server: str) -> Version:
     numbers = tuple(int(part or 0) for part in found.groups()) if found else ()
     if numbers < MIN_VERSION:
         raise MachineError(
-            f"{server} is SGLang {version}; agentrl needs at least {shown(MIN_VERSION)}: install a "
-            "newer one (`agentrl install sglang`) and name its interpreter in "
-            "SGLangEngineSpec.python"
+            f"{server} is SGLang {version}; agentrl needs at least "
+            f"{'.'.join(map(str, MIN_VERSION))}: install a newer one (`agentrl install sglang`) "
+            "and name its interpreter in SGLangEngineSpec.python"
         )
     return numbers
-
-
-def shown(version: Version) -> str:
-    """A version as people write it."""
-    return ".".join(map(str, version))

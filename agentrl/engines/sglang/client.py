@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -11,24 +11,20 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.engines.base import EnginePlace, Tag
-from agentrl.engines.servers.client import ModelSizes, WeightLabels
+from agentrl.engines.servers.client import WeightLabels
 from agentrl.engines.servers.errors import RefusedError, ServerLostError, refusal
 from agentrl.engines.servers.http_client import CONNECT_S, HttpClient
 from agentrl.engines.sglang.capabilities import Capabilities, require_version
-from agentrl.engines.sglang.digests import differing
 from agentrl.engines.sglang.model_check import model_problem
 from agentrl.engines.sglang.sglang_spec import SGLangEngineSpec
-from agentrl.engines.sglang.stream import TokenStream, events
+from agentrl.engines.sglang.stream import events, tell_new
 from agentrl.engines.sglang.wire import generate_body, read_answer, read_score, score_body
 from agentrl.engines.weights import WeightArray
 from agentrl.errors import EngineError
 from agentrl.types import Completion, GenerateRequest
 
-_SERVER_TAGS: Mapping[Tag, str] = {
-    "weights": "weights",
-    "kv_cache": "kv_cache",
-    "graphs": "cuda_graph",
-}
+_SERVER_TAGS: Mapping[Tag, str] = {"graphs": "cuda_graph"}
+"""SGLang's names of what it calls otherwise."""
 
 
 class SGLangClient(HttpClient):
@@ -39,8 +35,10 @@ class SGLangClient(HttpClient):
         url: ``http://host:port``.
         place: what it should serve.
         spec: limits of its calls.
-        sizes: of the model.
         labels: of weights.
+
+    Attributes:
+        capabilities: of the server; none before ``probe``.
     """
 
     def __init__(
@@ -49,33 +47,16 @@ class SGLangClient(HttpClient):
         url: str,
         place: EnginePlace,
         spec: SGLangEngineSpec,
-        sizes: ModelSizes,
         labels: WeightLabels,
     ) -> None:
-        super().__init__(
-            name,
-            url,
-            call_timeout_s=spec.call_timeout_s,
-            update_timeout_s=spec.update_timeout_s,
-            api_key=place.api_key,
-        )
+        super().__init__(name, url, spec, place.api_key)
         self._place = place
-        self._sizes = sizes
         self._labels = labels
         self._info: Mapping[str, Any] = {}
-        self._capabilities: Capabilities | None = None
+        self.capabilities = Capabilities((), brackets_updates=False)
         self._answered_without_spans = False
         self._released: set[Tag] = set()
         self._groups: set[str] = set()
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Abilities of the server; known after ``probe``."""
-        if self._capabilities is None:
-            raise EngineError(
-                f"{self.name} was not probed yet; call probe() first", retryable=False
-            )
-        return self._capabilities
 
     @property
     def num_ranks(self) -> int:
@@ -91,14 +72,15 @@ class SGLangClient(HttpClient):
         """See ``ServerClient.probe``."""
         self._info = await self._ask("/server_info")
         version = require_version(self._info.get("version"), self.name)
-        brackets = await self.has_route("/begin_weight_update")
-        self._capabilities = Capabilities(version, brackets)
+        self.capabilities = Capabilities(
+            version, brackets_updates=await self.has_route("/begin_weight_update")
+        )
 
     async def check_model(self) -> None:
         """See ``ServerClient.check_model``."""
         served = await self._ask("/model_info")
-        digests = await self.digests() if self.capabilities.digests else []
-        if problem := model_problem(self._place, self._info, served, digests):
+        names = {name for rank in await self._checksums() for name in rank}
+        if problem := model_problem(self._place, self._info, served, names):
             raise EngineError(f"{self.name} {problem}", retryable=False)
 
     async def attach(self) -> bool:
@@ -129,22 +111,19 @@ class SGLangClient(HttpClient):
             )
         body = generate_body(request, rid)
         if request.on_tokens is None:
-            answer = await self._post("/generate", body, timeout_s=None)
+            answer = await self.json("/generate", body, timeout_s=None)
         else:
-            answer = await self._stream(body, TokenStream(request))
+            answer = await self._stream(body, request)
         completion = read_answer(
-            request,
-            answer,
-            server=self.name,
-            vocab_size=self._sizes.vocab_size,
-            version_of=self._labels.version_of,
+            request, answer, server=self.name, version_of=self._labels.version_of
         )
         self._answered_without_spans |= "weight_versions" not in answer["meta_info"]
         return completion
 
     async def score(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """See ``ServerClient.score``."""
-        answer = await self._post("/generate", score_body(token_ids))
+        body = score_body(token_ids)
+        answer = await self.json("/generate", body, timeout_s=self.spec.call_timeout_s)
         return read_score(answer, token_ids, server=self.name)
 
     async def abort(self, rid: str) -> None:
@@ -175,25 +154,20 @@ class SGLangClient(HttpClient):
                 "call pause('drain') or pause('retract') first",
                 retryable=False,
             )
-        if wanted := [tag for tag in tags if tag not in self._released]:
-            await self._act(
-                "/release_memory_occupation",
-                {"tags": [_SERVER_TAGS[tag] for tag in wanted]},
-                update=True,
-            )
-            self._released |= set(wanted)
+        await self._occupy("/release_memory_occupation", set(tags) - self._released)
+        self._released |= set(tags)
 
     async def regain(self, tags: Sequence[Tag]) -> None:
         """Takes memory back; what was not released is left out, since resuming it kills the
         server.
         """
-        if wanted := [tag for tag in tags if tag in self._released]:
-            await self._act(
-                "/resume_memory_occupation",
-                {"tags": [_SERVER_TAGS[tag] for tag in wanted]},
-                update=True,
-            )
-            self._released -= set(wanted)
+        await self._occupy("/resume_memory_occupation", set(tags) & self._released)
+        self._released -= set(tags)
+
+    async def _occupy(self, route: str, tags: Set[Tag]) -> None:
+        if tags:
+            body = {"tags": sorted(_SERVER_TAGS.get(tag, tag) for tag in tags)}
+            await self.send(route, body, timeout_s=self.spec.update_timeout_s)
 
     async def begin_update(self) -> None:
         """Opens the bracket that tensors must stand in, where the server wants one."""
@@ -213,13 +187,8 @@ class SGLangClient(HttpClient):
 
     async def load_folder(self, folder: str, *, label: str, flush: bool) -> None:
         """Loads weights from a folder that the server can read."""
-        body = {
-            "model_path": folder,
-            "load_format": "auto",
-            "weight_version": label,
-            "abort_all_requests": False,
-        }
-        await self._success("/update_weights_from_disk", {**body, "flush_cache": flush})
+        body = {"model_path": folder, "load_format": "auto"}
+        await self._load("/update_weights_from_disk", body, label, flush)
 
     async def load_bucket(self, payload: str, *, label: str | None, flush: bool) -> None:
         """Loads tensors from a flattened bucket.
@@ -233,12 +202,8 @@ class SGLangClient(HttpClient):
         body = {
             "serialized_named_tensors": [payload] * self.num_ranks,
             "load_format": "flattened_bucket",
-            "flush_cache": flush,
-            "abort_all_requests": False,
         }
-        await self._success(
-            "/update_weights_from_tensor", body | ({"weight_version": label} if label else {})
-        )
+        await self._load("/update_weights_from_tensor", body, label, flush)
 
     async def join_group(
         self, name: str, *, host: str, port: int, rank: int, world_size: int, backend: str
@@ -251,10 +216,10 @@ class SGLangClient(HttpClient):
             "master_port": port,
             "rank_offset": rank,
             "world_size": world_size,
+            "group_name": name,
+            "backend": backend,
         }
-        await self._success(
-            "/init_weights_update_group", {**body, "group_name": name, "backend": backend}
-        )
+        await self._success("/init_weights_update_group", body)
         self._groups.add(name)
 
     async def leave_group(self, name: str) -> None:
@@ -266,7 +231,7 @@ class SGLangClient(HttpClient):
     async def receive(
         self,
         name: str,
-        tensors: Sequence[tuple[str, str, Sequence[int]]],
+        arrays: Sequence[WeightArray],
         *,
         label: str | None,
         flush: bool,
@@ -275,7 +240,7 @@ class SGLangClient(HttpClient):
 
         Args:
             name: a group that it joined.
-            tensors: ``(name, dtype, shape)`` in the order of the broadcasts.
+            arrays: in the order of the broadcasts; their names, dtypes and shapes are sent.
             label: given with the last of an update alone.
             flush: empty the KV cache.
 
@@ -288,47 +253,43 @@ class SGLangClient(HttpClient):
                 f"{self.name} did not join the group {name!r}; call join_group() first",
                 retryable=False,
             )
-        body: dict[str, Any] = {
-            "names": [tensor for tensor, _, _ in tensors],
-            "dtypes": [dtype for _, dtype, _ in tensors],
-            "shapes": [list(shape) for _, _, shape in tensors],
+        body = {
+            "names": [array.name for array in arrays],
+            "dtypes": [array.dtype for array in arrays],
+            "shapes": [array.shape for array in arrays],
             "group_name": name,
-            "flush_cache": flush,
-            "abort_all_requests": False,
         }
-        await self._success(
-            "/update_weights_from_distributed", body | ({"weight_version": label} if label else {})
-        )
+        await self._load("/update_weights_from_distributed", body, label, flush)
 
-    async def digests(self) -> Sequence[Mapping[str, str]]:
-        """The server's own digest of each tensor under its own names, one mapping a tensor-parallel
-        rank.
+    async def digests(self) -> Mapping[str, str]:
+        """See ``ServerClient.digests``. On a GPU they are made by another function, of which it is
+        not known that all servers answer alike.
         """
-        answer = await self._post(
-            "/weights_checker", {"action": "checksum"}, timeout_s=self.update_timeout_s
-        )
+        ranks = await self._checksums() if self._info.get("device") == "cpu" else []
+        return {
+            f"{name!r} (rank {rank} of {len(ranks)})": digest
+            for rank, digests in enumerate(ranks)
+            for name, digest in digests.items()
+        }
+
+    async def _checksums(self) -> Sequence[Mapping[str, str]]:
+        """The server's own digest of each tensor under its own names, one mapping a tensor-parallel
+        rank; none where it cannot be asked.
+        """
+        if not self.capabilities.digests:
+            return []
+        timeout_s = self.spec.update_timeout_s
+        answer = await self.json("/weights_checker", {"action": "checksum"}, timeout_s=timeout_s)
         ranks = answer.get("ranks")
         if not answer.get("success") or not isinstance(ranks, list):
             raise ServerLostError(f"{self.name} made no checksums: {answer.get('message')}")
-        return [dict(rank["checksums"]) for rank in ranks]
+        return [rank["checksums"] for rank in ranks]
 
-    async def verify(self, weights: Mapping[str, WeightArray]) -> int:
-        """See ``ServerClient.verify``; SGLang's digests on a GPU are of another layout."""
-        if not self.capabilities.digests or self._info.get("device") != "cpu":
-            return 0
-        wrong, compared = differing(weights, await self.digests(), self._sizes.num_kv_heads)
-        if wrong:
-            raise EngineError(
-                f"{self.name} holds other weights than it should in {len(wrong)} of {compared} "
-                f"tensors, first {wrong[0]!r}",
-                retryable=False,
-            )
-        return compared
-
-    async def _stream(self, body: Mapping[str, Any], grows: TokenStream) -> Mapping[str, Any]:
+    async def _stream(self, body: Mapping[str, Any], request: GenerateRequest) -> Mapping[str, Any]:
         """The last of the answers of a request that tells its tokens as they come."""
         route = "/generate"
         answer = None
+        told = 0
         with self.named(route, None):
             timeout = httpx.Timeout(None, connect=CONNECT_S)
             async with self.http.stream(
@@ -338,29 +299,31 @@ class SGLangClient(HttpClient):
                     raise refusal(self.name, route, response.status_code, await response.aread())
                 async for event in events(response.aiter_bytes()):
                     answer = self.object(route, event)
-                    grows(answer)
+                    told = tell_new(request, answer, told)
         if answer is None:
             raise ServerLostError(f"{self.name} answered {route} with a stream of nothing")
         return answer
 
+    async def _load(
+        self, route: str, body: Mapping[str, Any], label: str | None, flush: bool
+    ) -> None:
+        """A call that brings weights; requests in flight go on."""
+        labelled = {"weight_version": label} if label else {}
+        await self._success(
+            route, {**body, **labelled, "flush_cache": flush, "abort_all_requests": False}
+        )
+
     async def _success(self, route: str, body: Mapping[str, Any]) -> None:
         """A call that says in its answer whether it succeeded."""
-        answer = await self._post(route, body, timeout_s=self.update_timeout_s)
+        answer = await self.json(route, body, timeout_s=self.spec.update_timeout_s)
         if not answer.get("success"):
             raise RefusedError(
                 f"{self.name} did not do {route}: {answer.get('message') or 'no reason given'}"
             )
 
     async def _ask(self, route: str) -> Mapping[str, Any]:
-        return await self.json("GET", route, timeout_s=self.call_timeout_s)
+        return await self.json(route, timeout_s=self.spec.call_timeout_s)
 
-    async def _post(
-        self, route: str, body: Mapping[str, Any], *, timeout_s: float | None = -1.0
-    ) -> Mapping[str, Any]:
-        limit = self.call_timeout_s if timeout_s == -1.0 else timeout_s
-        return await self.json("POST", route, body, timeout_s=limit)
-
-    async def _act(self, route: str, body: Mapping[str, Any], *, update: bool = False) -> None:
+    async def _act(self, route: str, body: Mapping[str, Any]) -> None:
         """A call whose answer says nothing."""
-        limit = self.update_timeout_s if update else self.call_timeout_s
-        await self.send("POST", route, body, limit)
+        await self.send(route, body, timeout_s=self.spec.call_timeout_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from agentrl.engines.base import EnginePlace
-from agentrl.engines.servers.client import ModelSizes, WeightLabels, read_config
+from agentrl.engines.servers.client import ModelSizes, WeightLabels
 from agentrl.engines.servers.server import HOST
 from agentrl.engines.sglang.capabilities import require_version
 from agentrl.engines.sglang.client import SGLangClient
@@ -29,7 +30,6 @@ _CPU_ARGUMENTS: Mapping[str, object] = {
     "mem-fraction-static": 0.1,
 }
 _CPU_SEQUENCES = 64
-_CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1"}
 
 
 class SGLangServers:
@@ -49,15 +49,21 @@ class SGLangServers:
         self.place = place
         self.spec = spec
         self.sizes = ModelSizes.read(place)
-        _require_divisor(place, spec)
+        heads = self.sizes.num_heads
+        if not spec.urls and heads % spec.tp_size:
+            raise ConfigError(
+                f"SGLangEngineSpec.tp_size must divide the model's num_attention_heads={heads} "
+                "(each rank of a server has as many heads as the others), got "
+                f"{spec.tp_size}; choose a divisor, or set it to 1"
+            )
         self.device = spec.device
         if not spec.urls and not spec.command:
-            found = self._ask_environment()
-            self.device = spec.device or found
+            offered = self._ask_environment()
+            self.device = spec.device or offered
 
     def client(self, name: str, url: str, labels: WeightLabels) -> SGLangClient:
         """A client of one server."""
-        return SGLangClient(name, url, self.place, self.spec, self.sizes, labels)
+        return SGLangClient(name, url, self.place, self.spec, labels)
 
     def command(self, *, model: Path, port: int, label: str) -> list[str]:
         """The command line of one server.
@@ -109,11 +115,9 @@ class SGLangServers:
         A model that is a folder needs no look at the network; a rank has one thread unless said
         otherwise.
         """
-        kept = {
-            name: value
-            for name, value in os.environ.items()
-            if name not in ("PYTHONPATH", "PYTHONHOME")
-        }
+        kept = os.environ.copy()
+        for name in ("PYTHONPATH", "PYTHONHOME"):
+            kept.pop(name, None)
         own = {
             "HF_HUB_OFFLINE": "1",
             "TRANSFORMERS_OFFLINE": "1",
@@ -123,11 +127,12 @@ class SGLangServers:
             "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
         }
         if self.device == "cpu":
-            ranks = self.spec.tp_size
-            cores = sorted(os.sched_getaffinity(0))
-            binding = "|".join(str(cores[rank % len(cores)]) for rank in range(ranks))
-            own |= _CPU_ENVIRONMENT
-            own |= {"SGLANG_CPU_OMP_THREADS_BIND": binding} if ranks > 1 else {}
+            own["SGLANG_USE_CPU_ENGINE"] = "1"
+            if (ranks := self.spec.tp_size) > 1:
+                cores = itertools.cycle(sorted(os.sched_getaffinity(0)))
+                own["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(
+                    map(str, itertools.islice(cores, ranks))
+                )
             kept.setdefault("OMP_NUM_THREADS", "1")
         return kept | own | dict(self.spec.env)
 
@@ -170,14 +175,3 @@ class SGLangServers:
         if self.device != "cpu":
             return None
         return _CPU_SEQUENCES * (self.place.context_tokens + SPARE_POSITIONS)
-
-
-def _require_divisor(place: EnginePlace, spec: SGLangEngineSpec) -> None:
-    config = read_config(place.model)
-    heads = int((config.get("text_config") or config)["num_attention_heads"])
-    if not spec.urls and heads % spec.tp_size:
-        raise ConfigError(
-            f"SGLangEngineSpec.tp_size must divide the model's num_attention_heads={heads} (each "
-            f"rank of a server has as many heads as the others), got {spec.tp_size}; choose a "
-            "divisor, or set it to 1"
-        )

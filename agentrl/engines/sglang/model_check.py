@@ -4,39 +4,47 @@ serve.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from agentrl.engines.base import EnginePlace
 from agentrl.engines.servers.client import read_config
-from agentrl.engines.sglang.digests import unknown_names
 from agentrl.engines.weights import tensor_shapes
+from agentrl.errors import DataError
 
 SPARE_POSITIONS = 8
 """SGLang refuses a prompt that leaves fewer than seven positions of its context; servers get these
 in addition."""
 
 
+_FUSED: Mapping[str, tuple[str, ...]] = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+
+
 def model_problem(
     place: EnginePlace,
     info: Mapping[str, Any],
     served: Mapping[str, Any],
-    digests: Sequence[Mapping[str, str]],
+    tensors: Collection[str],
 ) -> str:
     """The first fault of a server, and its remedy; empty for a sound one.
 
-    A given server may hold any weights of this model: the first update replaces and compares them.
+    A given server may hold any weights of this model: the first update replaces them.
 
     Args:
         place: what it should serve.
         info: its ``/server_info``.
         served: its ``/model_info``.
-        digests: by its own names of tensors, for each rank; none where it does not tell.
+        tensors: its own names of them; none where it does not tell.
     """
     config = read_config(place.model)
-    other = _config_of(str(info.get("model_path"))) or config
+    other = config
+    with suppress(DataError):  # of another machine, or under another path
+        other = read_config(str(info.get("model_path")))
     shape = [(key, other.get(key)) for key in ("vocab_size", "hidden_size", "num_hidden_layers")]
     said = [(key, served.get(key)) for key in ("architectures", "model_type")]
     for key, value in said + shape:
@@ -55,7 +63,7 @@ def model_problem(
             f"samples with {preferred} what a request leaves open, so that logprobs would be those "
             "of another distribution; start it without --preferred-sampling-params"
         )
-    if unknown := unknown_names(tensor_shapes(Path(place.model)).keys(), digests):
+    if unknown := unknown_names(tensor_shapes(Path(place.model)), tensors):
         return (
             f"serves another model: {place.model} has no {unknown[0]!r}; start it with this model"
         )
@@ -70,17 +78,26 @@ def model_problem(
     return ""
 
 
-def _config_of(folder: str) -> Mapping[str, Any] | None:
-    """Of the folder that a server was started with; None on another machine or under another
-    path.
-    """
-    try:
-        found: Mapping[str, Any] = json.loads(
-            (Path(folder) / "config.json").read_text(encoding="utf-8")
-        )
-    except (OSError, ValueError):
-        return None
-    return found
+def unknown_names(own: Collection[str], served: Collection[str]) -> list[str]:
+    """A server's names that are not made of the tensors named ``own``."""
+    return [
+        name
+        for name in served
+        # the embedding under a second name, where they are tied, and tables of positions
+        if not (name.startswith("lm_head.") or ".rotary_emb." in name)
+        and not all(part in own for part in part_names(name))
+    ]
+
+
+def part_names(served: str) -> list[str]:
+    """The Hugging Face tensors that one of the server's is made of, in order."""
+    if served.startswith("visual."):
+        # Qwen's vision tower has queries, keys and values in one tensor of its own
+        served = served.replace(".attn.qkv_proj.", ".attn.qkv.")
+    for fused, names in _FUSED.items():
+        if f".{fused}." in served:
+            return [served.replace(fused, name) for name in names]
+    return [served]
 
 
 def _dtype(asked: str, config: Mapping[str, Any]) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-import numpy as np
-
+from agentrl.engines.sglang.wire import scored
 from agentrl.types import GenerateRequest
 
 _PREFIX = b"data: "
@@ -27,31 +26,22 @@ async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
                 yield data
 
 
-class TokenStream:
-    """Tells who listens to a request what is new in its answer, as long as that grows.
+def tell_new(request: GenerateRequest, answer: Mapping[str, Any], told: int) -> int:
+    """Tells who listens to a request what is new in its answer, as long as that grows; another
+    answer than SGLang's is left to whoever reads the last one.
 
     Args:
-        request: one with ``on_tokens``.
+        request: what was asked.
+        answer: so far.
+        told: tokens before this answer.
 
-    Attributes:
-        told: tokens so far.
+    Returns:
+        Tokens that are told by now.
     """
-
-    def __init__(self, request: GenerateRequest) -> None:
-        self.told = 0
-        self._request = request
-
-    def __call__(self, answer: Mapping[str, Any]) -> None:
-        """An answer of SGLang's; another is left to whoever reads the last one."""
-        meta = answer.get("meta_info")
-        if not isinstance(meta, Mapping) or meta.get("finish_reason") is not None:
-            return
-        ids = answer.get("output_ids") or []
-        triples = meta.get("output_token_logprobs") or []
-        end = min(len(ids), len(triples))
-        if end > self.told and self._request.on_tokens is not None:
-            logprobs = [triple[0] for triple in triples[self.told : end]]
-            self._request.on_tokens(
-                np.asarray(ids[self.told : end], np.int32), np.asarray(logprobs, np.float32)
-            )
-            self.told = end
+    meta = answer.get("meta_info")
+    if not isinstance(meta, Mapping) or meta.get("finish_reason") is not None:
+        return told
+    ids, logprobs = scored((meta.get("output_token_logprobs") or [])[told:])
+    if ids.size and request.on_tokens is not None:
+        request.on_tokens(ids, logprobs)
+    return told + ids.size

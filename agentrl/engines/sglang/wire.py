@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -35,15 +34,12 @@ def sampling_body(sampling: SamplingParams) -> dict[str, Any]:
         "max_new_tokens": sampling.max_new_tokens,
         "temperature": sampling.temperature,
     }
-    optional: tuple[tuple[str, Any, Any], ...] = (
-        ("top_p", sampling.top_p, 1.0),
-        ("top_k", sampling.top_k, 0),
-        ("min_p", sampling.min_p, 0.0),
-        ("stop_token_ids", list(sampling.stop_token_ids), []),
-        ("stop", list(sampling.stop), []),
-        ("json_schema", sampling.json_schema, ""),
-    )
-    return body | {name: value for name, value, off in optional if value != off}
+    plain = SamplingParams(sampling.max_new_tokens)
+    for name in ("top_p", "top_k", "min_p", "stop_token_ids", "stop", "json_schema"):
+        value = getattr(sampling, name)
+        if value != getattr(plain, name):
+            body[name] = list(value) if isinstance(value, tuple) else value
+    return body
 
 
 def generate_body(request: GenerateRequest, rid: str) -> dict[str, Any]:
@@ -82,18 +78,22 @@ def read_score(
     """
     try:
         triples = answer["meta_info"]["input_token_logprobs"][-(len(token_ids) - 1) :]
-        ids = [int(triple[1]) for triple in triples]
-        logprobs = np.asarray(
-            [float("nan") if triple[0] is None else triple[0] for triple in triples],
-            dtype=np.float32,
-        )
+        ids, logprobs = scored(triples)
     except (KeyError, TypeError, IndexError, ValueError) as error:
         raise ServerLostError(
             f"{server} scored a prompt with no logprobs ({type(error).__name__}: {error})"
         ) from error
-    if ids != list(token_ids[1:]):
+    if not np.array_equal(ids, token_ids[1:]):
         raise ServerLostError(f"{server} scored other tokens than it was sent")
     return logprobs
+
+
+def scored(
+    triples: Sequence[Sequence[Any]],
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    """Ids and their logprobs; one that is null becomes NaN."""
+    ids = np.asarray([triple[1] for triple in triples], np.int32)
+    return ids, np.asarray([triple[0] for triple in triples], np.float32)
 
 
 def _with_single_placeholders(request: GenerateRequest) -> list[int]:
@@ -109,7 +109,6 @@ def read_answer(
     answer: Mapping[str, Any],
     *,
     server: str,
-    vocab_size: int,
     version_of: Callable[[str], int],
 ) -> Completion:
     """The completion that an answer holds.
@@ -118,7 +117,6 @@ def read_answer(
         request: what was asked.
         answer: the parsed JSON object.
         server: its name, for errors.
-        vocab_size: ids that the model has.
         version_of: policy version of a server's weight label; raises where the label is not this
             engine's.
 
@@ -131,18 +129,16 @@ def read_answer(
     who = f"{server}, request {request.request_id!r}"
     try:
         meta = answer["meta_info"]
-        finish = answer["meta_info"]["finish_reason"]
+        finish = meta["finish_reason"]
         reason = _FINISH[finish["type"]]
         matched = finish.get("matched")
-        status = finish.get("status_code")
-        if reason == "abort" and status is not None and int(status) >= 400:
+        status = int(finish.get("status_code") or 0)
+        if reason == "abort" and status >= 400:
             raise ServerLostError(
                 f"{who}: the server gave it up with status {status}: {finish.get('message')}"
             )
-        ids = np.asarray(answer["output_ids"], dtype=np.int32)
-        triples = meta.get("output_token_logprobs") or []
-        logprobs = np.asarray([_number(triple[0], who) for triple in triples], dtype=np.float32)
-        named = np.asarray([triple[1] for triple in triples], dtype=np.int32)
+        ids = np.asarray(answer["output_ids"], np.int32)
+        named, logprobs = scored(meta.get("output_token_logprobs") or [])
         spans = _spans(meta, ids.size)
         usage = TokenUsage(int(meta["prompt_tokens"]), int(meta["completion_tokens"]))
         cached = int(meta.get("cached_tokens") or 0)
@@ -156,7 +152,21 @@ def read_answer(
         raise RefusedError(
             f"{who}: the server sampled from logits that are not numbers; look at the weights"
         )
-    _check(ids, logprobs, named, spans, usage, vocab_size, who)
+    if not np.isfinite(logprobs).all():
+        raise RefusedError(
+            f"{who}: a logprob is {logprobs[~np.isfinite(logprobs)][0]}, which is not a finite "
+            "number; the server's weights or arithmetic are broken (a dtype that overflows?), and "
+            "nothing can be trained on it"
+        )
+    if not np.array_equal(named, ids):
+        raise TokenMismatchError(
+            f"{who}: {ids.size} ids came back and {logprobs.size} logprobs, which are not of the "
+            "same tokens"
+        )
+    if [*(start for _, start, _ in spans), ids.size] != [0, *(end for _, _, end in spans)]:
+        raise TokenMismatchError(
+            f"{who}: the spans of weight versions {spans} do not cover its {ids.size} ids"
+        )
     segments = tuple(
         Segment(SegmentKind.POLICY, ids[start:end], logprobs[start:end], version_of(label))
         for label, start, end in spans
@@ -173,16 +183,6 @@ def read_answer(
     )
 
 
-def _number(value: object, who: str) -> float:
-    number = float("nan") if value is None else float(str(value))
-    if not math.isfinite(number):
-        raise RefusedError(
-            f"{who}: a logprob is {value!r}, which is not a finite number; the server's weights or "
-            "arithmetic are broken (a dtype that overflows?), and nothing can be trained on it"
-        )
-    return number
-
-
 def _spans(meta: Mapping[str, Any], size: int) -> list[tuple[str, int, int]]:
     """``(label, start, end)``; a server without spans makes each answer with one version."""
     spans = meta.get("weight_versions")
@@ -191,27 +191,3 @@ def _spans(meta: Mapping[str, Any], size: int) -> list[tuple[str, int, int]]:
     return [
         (str(span["version"]), int(span["start"]), min(int(span["end"]), size)) for span in spans
     ]
-
-
-def _check(
-    ids: npt.NDArray[np.int32],
-    logprobs: npt.NDArray[np.float32],
-    named: npt.NDArray[np.int32],
-    spans: Sequence[tuple[str, int, int]],
-    usage: TokenUsage,
-    vocab_size: int,
-    who: str,
-) -> None:
-    problem = ""
-    if logprobs.size != ids.size or not np.array_equal(named, ids):
-        problem = f"{ids.size} ids came back and {logprobs.size} logprobs, which are not of the same tokens"  # noqa: E501
-    elif usage.completion_tokens != ids.size:
-        problem = f"{ids.size} ids came back, the server counted {usage.completion_tokens}"
-    elif ids.size and (int(ids.min()) < 0 or int(ids.max()) >= vocab_size):
-        problem = f"an id is outside the vocabulary of {vocab_size}; the server has another model"
-    elif [start for _, start, _ in spans] != [0, *(end for _, _, end in spans)][: len(spans)] or (
-        ids.size and (not spans or spans[-1][2] != ids.size)
-    ):
-        problem = f"the spans of weight versions {list(spans)} do not cover its {ids.size} ids"
-    if problem:
-        raise TokenMismatchError(f"{who}: {problem}")

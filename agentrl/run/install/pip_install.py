@@ -6,6 +6,7 @@ installed.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -35,10 +36,10 @@ class Progress:
 
     Args:
         folder: where pip keeps what it downloads.
-        site: where it installs; None does not count what is there.
+        site: where it installs.
     """
 
-    def __init__(self, folder: Path, site: Path | None = None) -> None:
+    def __init__(self, folder: Path, site: Path) -> None:
         self._folder = folder
         self._site = site
         self._before = self._num_installed()
@@ -76,55 +77,46 @@ class Progress:
         if self._done:
             return "finishing"
         if self._packages:
-            done = f": {self._num_installed() - self._before} done" if self._site else ""
-            return f"installing {self._packages} packages{done}"
+            done = self._num_installed() - self._before
+            return f"installing {self._packages} packages: {done} done"
         if not self._files:
             return f"looking for what is needed: {self._found} packages so far"
         here = f", {_megabytes(self._here())} of {self._size}" if self._size else ""
         return f"{self._name}{here}; {self._files} files, {_megabytes(self._whole)} in all"
 
     def _num_installed(self) -> int:
-        return len(list(self._site.glob("*.dist-info"))) if self._site else 0
+        return len(list(self._site.glob("*.dist-info")))
 
     def _here(self) -> int:
         """Bytes of the file that is being downloaded."""
-        newest = 0
-        size = 0
+        sizes = {}
         for path in self._folder.rglob("*.whl"):
-            try:
+            with contextlib.suppress(FileNotFoundError):  # pip moves on
                 stat = path.stat()
-            except FileNotFoundError:  # pip moves on
-                continue
-            if stat.st_mtime_ns >= newest:
-                newest = stat.st_mtime_ns
-                size = stat.st_size
-        return size
+                sizes[stat.st_mtime_ns] = stat.st_size
+        return sizes[max(sizes)] if sizes else 0
 
 
 def pip_install(
-    python: str | Path,
     arguments: Sequence[str],
     *,
     tell: Callable[[str], None],
     refresh: Callable[[str], None] | None = None,
-    site: Path | None = None,
 ) -> None:
-    """``pip install`` in an interpreter's environment.
+    """``pip install`` in the environment of this interpreter.
 
     Args:
-        python: the interpreter.
         arguments: of ``pip install``.
         tell: told lines that stay.
         refresh: told twice a second where it stands; None tells that as a line that stays, now and
             then.
-        site: the environment's packages, which are counted while they are installed.
 
     Raises:
         subprocess.CalledProcessError: pip failed; its ``output`` is what it said last.
     """
     folder = Path(tempfile.mkdtemp(prefix="agentrl-pip-"))
     command = [
-        str(python),
+        sys.executable,
         "-m",
         "pip",
         "install",
@@ -133,7 +125,7 @@ def pip_install(
         "off",
         *arguments,
     ]
-    progress = Progress(folder, site)
+    progress = Progress(folder, Path(sysconfig.get_path("purelib")))
     said = deque[str](maxlen=_KEPT_LINES)
     started = time.monotonic()
     ended = threading.Event()
@@ -186,14 +178,7 @@ def main() -> int:
         sys.stdout.flush()
 
     try:
-        site = Path(sysconfig.get_path("purelib"))
-        pip_install(
-            sys.executable,
-            sys.argv[1:],
-            tell=tell,
-            refresh=refresh if terminal else None,
-            site=site,
-        )
+        pip_install(sys.argv[1:], tell=tell, refresh=refresh if terminal else None)
     except subprocess.CalledProcessError as error:
         tell("pip failed; it said last:")
         sys.stderr.write(error.output)

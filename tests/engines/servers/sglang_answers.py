@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from agentrl.engines import EnginePlace
-from agentrl.engines.servers.client import ModelSizes, WeightLabels
+from agentrl.engines.servers.client import WeightLabels
 from agentrl.engines.sglang import SGLangEngineSpec
 from agentrl.engines.sglang.client import SGLangClient
 from agentrl.types import GenerateRequest, SamplingParams, frozen_ints
@@ -26,9 +26,8 @@ def split(settings: dict[str, Any]) -> tuple[dict[str, Any], EnginePlace]:
 def sglang_client(url: str, *, call_timeout_s: float = 5.0) -> SGLangClient:
     """A client of a server at ``url`` whose weights are called ``own.N``."""
     spec = SGLangEngineSpec(call_timeout_s=call_timeout_s, update_timeout_s=call_timeout_s)
-    sizes = ModelSizes(VOCAB, num_kv_heads=2, ties_embeddings=True, sees_images=False)
     place = EnginePlace("model", context_tokens=64)
-    return SGLangClient("server 0", url, place, spec, sizes, WeightLabels("own"))
+    return SGLangClient("server 0", url, place, spec, WeightLabels("own"))
 
 
 def request(**sampling: Any) -> GenerateRequest:

@@ -80,7 +80,7 @@ Build = Callable[..., tuple[SGLangEngine, BrokenServer]]
 
 @pytest.fixture
 def build(place: EnginePlace) -> Iterator[Build]:
-    """An engine on a fake server, whose routes may be given, and on so many sound ones."""
+    """An engine on a fake server, whose routes may be given, and on others with theirs."""
     contexts, engines = [], []
 
     def start(routes: Mapping[str, Behaviour]) -> BrokenServer:
@@ -89,11 +89,15 @@ def build(place: EnginePlace) -> Iterator[Build]:
         contexts.append(context)
         return context.__enter__()
 
-    def make(*, sound: int = 0, **routes: Behaviour) -> tuple[SGLangEngine, BrokenServer]:
+    def make(
+        *others: Mapping[str, Behaviour],
+        sender: Callable[[], HttpSender] | None = HttpSender,
+        **routes: Behaviour,
+    ) -> tuple[SGLangEngine, BrokenServer]:
         server = start(routes)
-        urls = (server.url, *(start({}).url for _ in range(sound)))
+        urls = (server.url, *(start(other).url for other in others))
         spec = SGLangEngineSpec(urls=urls, health_interval_s=0.1, call_timeout_s=5.0)
-        engines.append(SGLangEngine(place, spec, HttpSender()))
+        engines.append(SGLangEngine(place, spec, sender and sender()))
         return engines[-1], server
 
     yield make
@@ -151,16 +155,68 @@ async def test_a_server_that_is_lost_and_one_that_returns_are_told(
 ) -> None:
     caplog.set_level(logging.INFO)
     sick: list[bool] = []
-    engine, _ = build(sound=1, health=lambda handler: says(b"{}", 500 if sick else 200)(handler))
+    engine, _ = build({}, health=lambda handler: says(b"{}", 500 if sick else 200)(handler))
     sick.append(True)
-    await until(lambda: sorted(engine.server_states().values()) == ["lost", "serving"])
+    await until(lambda: sorted(one.state for one in engine.pool.servers) == ["lost", "serving"])
     (notice,) = engine.take_notices()
     assert (notice.event, notice.counts) == ("server_lost", {"count/lost_servers": 1.0})
     sick.clear()
     await asyncio.to_thread(publish, engine, 1, TENSORS)
     assert engine.take_notices() == []
-    assert list(engine.server_states().values()) == ["serving", "serving"]
+    assert [one.state for one in engine.pool.servers] == ["serving", "serving"]
     assert events(caplog)[2:] == [("server_lost", "WARNING"), ("server_returned", "INFO")]
+
+
+async def test_the_only_server_is_lost_and_comes_back_with_an_update(build: Build) -> None:
+    sick: list[bool] = []
+    engine, _ = build(health=lambda handler: says(b"{}", 500 if sick else 200)(handler))
+    sick.append(True)
+    await until(lambda: [one.state for one in engine.pool.servers] == ["lost"])
+    with pytest.raises(EngineError, match="no server is left") as caught:
+        await engine.generate(request())
+    assert caught.value.retryable
+    await asyncio.to_thread(engine.pause, "retract")
+    with pytest.raises(EngineError, match="no server is left"):  # it does not answer yet
+        await asyncio.to_thread(engine.begin_update, 1)
+    sick.clear()
+    await asyncio.to_thread(publish, engine, 1, TENSORS)
+    assert [one.state for one in engine.pool.servers] == ["serving"]
+    answer = await engine.generate(request())
+    assert {segment.policy_version for segment in answer.segments} == {1}
+
+
+def told_digests(digest: str) -> Mapping[str, Behaviour]:
+    """The routes of an SGLang 0.5.23 on a CPU that tells this digest of its one weight."""
+    info = {"version": "0.5.23", "dtype": "float32", "device": "cpu"}
+    told = {"success": True, "ranks": [{"checksums": {"model.norm.weight": digest}}]}
+    return {
+        "server_info": says(json.dumps(info).encode()),
+        "weights_checker": says(json.dumps(told).encode()),
+        "begin_weight_update": DONE,
+        "end_weight_update": DONE,
+    }
+
+
+@pytest.mark.parametrize(("other", "differs"), [("1f", False), ("2e", True)])
+def test_servers_that_tell_other_digests_after_an_update_are_named(
+    build: Build, other: str, differs: bool
+) -> None:
+    engine, _ = build(told_digests(other), **told_digests("1f"))
+    publish(engine, 1, TENSORS)
+    if differs:
+        with pytest.raises(
+            EngineError,
+            match=r"server 1 .* holds other weights than server 0 .* digests of "
+            r"'model\.norm\.weight' \(rank 0 of 1\)",
+        ):
+            engine.checksum()
+    else:
+        assert engine.checksum().keys() == TENSORS.keys()
+
+
+def test_where_no_weights_will_be_sent_servers_of_different_ones_are_refused(build: Build) -> None:
+    with pytest.raises(EngineError, match=r"server 1 .* holds other weights than server 0"):
+        build(told_digests("2e"), sender=None, **told_digests("1f"))
 
 
 def test_an_update_that_is_refused_is_told(build: Build, caplog: pytest.LogCaptureFixture) -> None:

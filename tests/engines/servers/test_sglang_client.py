@@ -196,14 +196,34 @@ async def test_what_was_released_is_resumed_once() -> None:
 async def test_nothing_is_received_in_a_group_that_was_not_joined() -> None:
     async with client_of(update_weights_from_distributed=SUCCESS) as (client, server):
         with pytest.raises(EngineError, match="did not join the group 'g'"):
-            await client.receive("g", [("w", "float32", (2,))], label=None, flush=False)
+            await client.receive("g", [], label=None, flush=False)
     assert server.calls == []
 
 
 async def test_a_checker_that_makes_no_checksums_is_named() -> None:
-    async with client_of(weights_checker=says(b'{"success": true, "message": "hm"}')) as (
-        client,
-        _,
-    ):
+    info = says(b'{"version": "0.5.23", "device": "cpu"}')
+    async with client_of(
+        server_info=info, weights_checker=says(b'{"success": true, "message": "hm"}')
+    ) as (client, _):
+        await client.probe()
         with pytest.raises(ServerLostError, match="made no checksums: hm"):
             await client.digests()
+
+
+@pytest.mark.parametrize(
+    ("version", "device", "told"),
+    [
+        ("0.5.23", "cpu", {"'w' (rank 0 of 2)": "1f", "'w' (rank 1 of 2)": "2e"}),
+        ("0.5.23", "cuda", {}),
+        ("0.5.18", "cpu", {}),
+    ],
+)
+async def test_digests_are_told_by_rank_where_they_can_be_compared(
+    version: str, device: str, told: dict[str, str]
+) -> None:
+    info = says(json.dumps({"version": version, "device": device}).encode())
+    ranks = [{"checksums": {"w": "1f"}}, {"checksums": {"w": "2e"}}]
+    checker = says(json.dumps({"success": True, "ranks": ranks}).encode())
+    async with client_of(server_info=info, weights_checker=checker) as (client, _):
+        await client.probe()
+        assert await client.digests() == told

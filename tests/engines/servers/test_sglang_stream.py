@@ -140,10 +140,7 @@ async def test_a_request_is_not_begun_anew_once_its_tokens_were_told(
         async def start(one: Server) -> None:
             one._client = client_of(server)
 
-        async def changed() -> None:
-            """Nobody waits."""
-
-        pool = ServerPool(kind, state.labels, start=start, generates=lambda: True, changed=changed)
+        pool = ServerPool(state, start)
         await pool.start()
         try:
             with pytest.raises(

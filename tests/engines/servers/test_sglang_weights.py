@@ -13,7 +13,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import save_file as save_torch_file
 
-from agentrl.engines.sglang.digests import differing, unknown_names
+from agentrl.engines.sglang.model_check import unknown_names
 from agentrl.engines.weights import (
     ServedDtype,
     WeightArray,
@@ -24,6 +24,7 @@ from agentrl.engines.weights import (
 )
 from agentrl.errors import DataError
 from agentrl.types.checksum import tensor_checksum
+from tests.engines.sglang.digests import differing
 
 LAYER = "model.layers.0"
 SHAPES = {
@@ -146,7 +147,7 @@ def test_a_tied_head_is_not_compared(
 
 def test_a_tensor_of_another_model_is_named(values: dict[str, np.ndarray]) -> None:
     answer = {**served(values), "model.layers.1.mlp.gate_up_proj.weight": "0" * 16}
-    assert unknown_names(SHAPES, [answer]) == ["model.layers.1.mlp.gate_up_proj.weight"]
+    assert unknown_names(SHAPES, answer) == ["model.layers.1.mlp.gate_up_proj.weight"]
 
 
 def test_a_written_folder_is_read_by_the_safetensors_library(

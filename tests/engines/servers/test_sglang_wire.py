@@ -21,7 +21,7 @@ def version_of(label: str) -> int:
 
 
 def read(value: dict[str, Any]) -> Completion:
-    return read_answer(request(), value, server="server 0", vocab_size=VOCAB, version_of=version_of)
+    return read_answer(request(), value, server="server 0", version_of=version_of)
 
 
 def test_what_is_switched_off_is_not_sent() -> None:
@@ -154,7 +154,6 @@ def test_half_an_answer_is_named() -> None:
     ("changes", "said"),
     [
         ({"output_token_logprobs": []}, "6 ids came back and 0 logprobs"),
-        ({"completion_tokens": 7}, "the server counted 7"),
         (
             {"weight_versions": [{"version": "own.3", "start": 0, "end": 4}]},
             "do not cover its 6 ids",
@@ -179,9 +178,14 @@ def test_logprobs_of_other_tokens_break_the_token_consistency() -> None:
         read(value)
 
 
+def test_another_count_of_tokens_breaks_the_token_consistency() -> None:
+    with pytest.raises(TokenMismatchError, match="6 ids came back, the engine made 7"):
+        assert_token_consistency(request(), read(answer(completion_tokens=7)), VOCAB)
+
+
 def test_an_id_outside_the_vocabulary_breaks_the_token_consistency() -> None:
-    with pytest.raises(TokenMismatchError, match="outside the vocabulary of 200"):
-        read_answer(request(), answer(), server="server 0", vocab_size=200, version_of=version_of)
+    with pytest.raises(TokenMismatchError, match="outside the model's vocabulary of 200"):
+        assert_token_consistency(request(), read(answer()), 200)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from agentrl.engines.servers.process import ServerProcess
 from agentrl.engines.servers.server import free_port, server_url
 from agentrl.engines.sglang import SGLangEngine, SGLangEngineSpec
 from agentrl.engines.sglang.launch import SGLangServers
-from agentrl.run.install.sglang_env import default_python
+from agentrl.run.install.sglang_env.recipe import default_python
 from agentrl.training.models.tiny import build_tiny_model
 from tests.engines.servers.broken_server import Behaviour, BrokenServer, broken_server, passes_on
 from tests.engines.servers.sglang_answers import split

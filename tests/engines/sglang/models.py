@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from agentrl.engines import EngineControl
 from agentrl.engines.sglang import SGLangEngine
 from agentrl.types import Completion, GenerateRequest, SamplingParams, concat_ids, frozen_ints
+from tests.engines.sglang.digests import require_sent
 
 CONTEXT = 512
 
@@ -72,14 +72,15 @@ def versions(completion: Completion) -> list[int | None]:
     return [segment.policy_version for segment in completion.segments]
 
 
-def publish(engine: EngineControl, reference: HuggingFace, version: int) -> None:
-    """Every weight of the reference, as version."""
+def publish(engine: SGLangEngine, reference: HuggingFace, version: int) -> None:
+    """Every weight of the reference, as version; each server says that it holds just these."""
     engine.pause("retract")
     session = engine.begin_update(version)
     for name, parameter in reference.module.named_parameters():
         session.put(name, parameter)
     session.commit()
     engine.checksum()
+    require_sent(engine)
     engine.resume()
 
 

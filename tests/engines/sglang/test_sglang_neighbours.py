@@ -62,7 +62,7 @@ async def test_a_server_that_answers_late_is_waited_for(
 ) -> None:
     engine = build(neighbour(passes_on(server, after_s=1.0)).url, sender=HttpSender)
     assert made(await engine.generate(request("r", PROMPT, deadline_s=120.0)))
-    assert list(engine.server_states().values()) == ["serving"]
+    assert [one.state for one in engine.pool.servers] == ["serving"]
 
 
 async def test_a_server_that_is_gone_is_out_of_the_rotation(
@@ -73,7 +73,7 @@ async def test_a_server_that_is_gone_is_out_of_the_rotation(
     broken.vanish()
     answers = [await engine.generate(request(f"r{n}", PROMPT)) for n in range(4)]
     assert all(made(answer) for answer in answers)
-    assert sorted(engine.server_states().values()) == ["lost", "serving"]
+    assert sorted(one.state for one in engine.pool.servers) == ["lost", "serving"]
 
 
 async def test_a_server_that_dies_in_an_update_is_left_behind(
@@ -84,4 +84,4 @@ async def test_a_server_that_dies_in_an_update_is_left_behind(
     broken.vanish()
     await asyncio.to_thread(publish, engine, reference, 1)
     assert made(await engine.generate(request("r", PROMPT)))
-    assert sorted(engine.server_states().values()) == ["lost", "serving"]
+    assert sorted(one.state for one in engine.pool.servers) == ["lost", "serving"]

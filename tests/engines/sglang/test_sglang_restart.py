@@ -17,6 +17,7 @@ import pytest
 from agentrl.engines.sglang import SGLangEngine
 from agentrl.errors import EngineError
 from agentrl.weight_sync import HttpSender
+from tests.engines.sglang.digests import require_sent
 from tests.engines.sglang.models import (
     HuggingFace,
     in_flight,
@@ -86,9 +87,10 @@ async def test_of_two_servers_one_is_killed_and_comes_back_with_the_current_weig
             logprobs(answer), reference.logprobs(prompt, made(answer)), atol=1e-4
         )
     async with asyncio.timeout(RESTART_S):
-        while sorted(engine.server_states().values()) != ["serving", "serving"]:
+        while sorted(one.state for one in engine.pool.servers) != ["serving", "serving"]:
             await asyncio.sleep(0.2)
     await asyncio.to_thread(engine.checksum)
+    require_sent(engine)
     again = await asyncio.gather(
         *(engine.generate(request(f"again{n}", p)) for n, p in enumerate(prompts))
     )
@@ -139,7 +141,7 @@ async def test_a_server_that_dies_too_often_is_given_up_and_said_so(
     shutil.rmtree(own)  # so that it cannot start again
     os.kill(servers_of(tmp_path)[0], signal.SIGKILL)
     async with asyncio.timeout(RESTART_S):
-        while "gone" not in engine.server_states().values():
+        while "gone" not in (one.state for one in engine.pool.servers):
             await asyncio.sleep(0.2)
     events = [vars(record).get("event") for record in caplog.records]
     told = ["server_lost", "server_start_failed", "server_gone"]

@@ -14,16 +14,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agentrl.errors import ConfigError, MachineError
-from agentrl.run.install.sglang_env.place import default_folder, interpreter
-from agentrl.run.install.sglang_env.recipe import CPU, GPU, SGLANG_VERSION, Recipe
+from agentrl.run.install.sglang_env.recipe import (
+    CPU,
+    GPU,
+    SGLANG_VERSION,
+    Recipe,
+    default_folder,
+    interpreter,
+)
 
 _MARK = "agentrl-sglang.json"
 _STEP_S = 3600.0
 _PROOF_S = 600.0
 _STAND_INS = {"kernels.py": "sgl_kernel/__init__.py", "vision_ops.py": "agentrl_vision_ops.py"}
-_START_UP = ("agentrl_vision_ops.pth", "import agentrl_vision_ops\n")
 _SHOWN_LINES = 15
-_UNFINISHED = ", not finished: agentrl install sglang goes on with it"
 
 
 def build_environment(
@@ -71,17 +75,15 @@ def build_environment(
     index = torch_index or recipe.torch_index
     for number, step in enumerate(recipe.steps, 1):
         packages = [word for word in step if not word.startswith("-")]
-        tell(
-            f"step {number} of {len(recipe.steps)}: {packages[0]}"
-            + (" and more" if len(packages) > 1 else "")
-        )
+        more = " and more" if len(packages) > 1 else ""
+        tell(f"step {number} of {len(recipe.steps)}: {packages[0]}{more}")
         extra = ["--extra-index-url", index] if index and step[0].startswith("torch==") else []
         words = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", *extra, *step]
-        _run([str(python), *words], _STEP_S, f"pip install {packages[0]}")
+        _run(python, words, _STEP_S, f"pip install {packages[0]}")
     if recipe.stand_ins:
         _place_stand_ins(python)
     tell("loading the server, to see that it can be")
-    _run([str(python), "-m", "sglang.launch_server", "--help"], _PROOF_S, "loading the server")
+    _run(python, ["-m", "sglang.launch_server", "--help"], _PROOF_S, "loading the server")
     mark.write_text(json.dumps(record), encoding="utf-8")
     return python, True
 
@@ -91,16 +93,11 @@ def installed_environments() -> list[str]:
     first.
     """
     lines = []
-    for recipe in (GPU, CPU):
-        folder = default_folder(recipe)
-        found = _read(folder / _MARK)
-        if found is None:
-            continue
-        ready = found.get("complete") is True and interpreter(folder).exists()
-        lines.append(
-            f"{found.get('sglang')} for {found.get('recipe')} in {folder}"
-            + ("" if ready else _UNFINISHED)
-        )
+    for folder in map(default_folder, (GPU, CPU)):
+        if found := _read(folder / _MARK):
+            ready = found.get("complete") is True and interpreter(folder).exists()
+            state = "" if ready else ", not finished: agentrl install sglang goes on with it"
+            lines.append(f"{found.get('sglang')} for {found.get('recipe')} in {folder}{state}")
     return lines
 
 
@@ -108,32 +105,33 @@ def _place_stand_ins(python: Path) -> None:
     """Puts our two modules among the environment's packages (see each)."""
     code = "import sysconfig; print(sysconfig.get_path('purelib'))"
     packages = Path(
-        _run([str(python), "-c", code], _PROOF_S, "finding the environment's packages").strip()
+        _run(python, ["-c", code], _PROOF_S, "finding the environment's packages").strip()
     )
     for source, target in _STAND_INS.items():
         (packages / target).parent.mkdir(exist_ok=True)
         shutil.copyfile(Path(__file__).parent / "stand_ins" / source, packages / target)
-    name, line = _START_UP
-    (packages / name).write_text(line, encoding="utf-8")
+    (packages / "agentrl_vision_ops.pth").write_text("import agentrl_vision_ops\n")
 
 
-def _run(command: list[str], seconds: float, what: str) -> str:
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("PYTHONPATH", "PYTHONHOME")
-    }
+def _run(python: Path, arguments: list[str], seconds: float, what: str) -> str:
+    environment = os.environ.copy()
+    for name in ("PYTHONPATH", "PYTHONHOME"):
+        environment.pop(name, None)
     try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=seconds, check=True
-        )
+        return subprocess.run(
+            [python, *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=True,
+        ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         said = (getattr(error, "stderr", None) or str(error)).strip()
         shown = "\n".join(said.splitlines()[-_SHOWN_LINES:])
         raise MachineError(
             f"{what} failed; call the command again to go on, or fix this first:\n{shown}"
         ) from error
-    return done.stdout
 
 
 def _read(mark: Path) -> dict[str, object] | None:

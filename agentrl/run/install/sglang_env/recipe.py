@@ -1,8 +1,12 @@
-"""What an environment for SGLang servers is made of."""
+"""What an environment for SGLang servers is made of, and where it lies unless someone says
+otherwise.
+"""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
 SGLANG_VERSION = "0.5.23"
 
@@ -98,3 +102,22 @@ CPU = Recipe(
 """Without a GPU: the CPU build of torch, SGLang's wheel without its CUDA packages, and two
 stand-ins. Linux, x86-64.
 """
+
+
+def default_folder(recipe: Recipe) -> Path:
+    """Below the user's data folder (``XDG_DATA_HOME``, by default ``~/.local/share``)."""
+    data = Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser()
+    return data / "agentrl" / f"sglang-{SGLANG_VERSION}-{recipe.name}"
+
+
+def default_python() -> Path:
+    """The interpreter of the default environment: the GPU's where it is there, otherwise the
+    CPU's.
+    """
+    on_gpu = interpreter(default_folder(GPU))
+    return on_gpu if on_gpu.exists() else interpreter(default_folder(CPU))
+
+
+def interpreter(folder: Path) -> Path:
+    """The interpreter of the environment in a folder."""
+    return folder / "bin" / "python"

@@ -1,4 +1,5 @@
-"""What a server's own digest of each of its tensors must be, given the weights that it was sent.
+"""What a server's own digest of each of its tensors must be, given the weights that it was sent:
+the oracle of the tests that send weights to a real server.
 
 SGLang (0.5.23, on a CPU) answers ``/weights_checker`` with the first 64 bits of the SHA-256 of each
 parameter's bytes, under its own names, for each tensor-parallel rank. Its parameters are Hugging
@@ -13,18 +14,18 @@ vocabulary to a multiple of 64, the MLP's width to 32 a rank, attention to whole
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import httpx
 import numpy as np
 import numpy.typing as npt
 
+from agentrl.engines.servers.client import read_config
+from agentrl.engines.sglang import SGLangEngine
+from agentrl.engines.sglang.model_check import part_names
 from agentrl.engines.weights import WeightArray
 
-_FUSED: Mapping[str, tuple[str, ...]] = {
-    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
-    "gate_up_proj": ("gate_proj", "up_proj"),
-}
 _VOCABULARY = ("embed_tokens", "lm_head")
 _HEADS = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP = ("gate_proj", "up_proj", "down_proj")
@@ -34,6 +35,24 @@ as well.
 """
 _VOCAB_PADDING = 64
 _MLP_PADDING = 32
+
+
+def require_sent(engine: SGLangEngine) -> None:
+    """Each of an engine's servers holds exactly what was sent, bit by bit, by its own digests."""
+    state = engine.state
+    assert state.weights is not None
+    for server in engine.pool.serving:
+        answer = httpx.post(
+            f"{server.client.url}/weights_checker",
+            json={"action": "checksum"},
+            timeout=60,
+            trust_env=False,
+        ).json()
+        ranks = [rank["checksums"] for rank in answer["ranks"]]
+        kv_heads = read_config(state.kind.place.model)["num_key_value_heads"]
+        wrong, compared = differing(state.weights, ranks, kv_heads)
+        assert compared
+        assert not wrong
 
 
 def differing(
@@ -55,7 +74,7 @@ def differing(
     for rank, digests in enumerate(ranks):
         for served, digest in digests.items():
             parts = _parts(served, weights)
-            if parts is None and _is_no_weight(served):
+            if parts is None and (served.startswith("lm_head.") or ".rotary_emb." in served):
                 continue
             compared += 1
             if parts is None or _digest(parts, rank, len(ranks), num_kv_heads) != digest:
@@ -63,37 +82,8 @@ def differing(
     return wrong, compared
 
 
-def unknown_names(own: Collection[str], ranks: Sequence[Mapping[str, str]]) -> list[str]:
-    """A server's names that are not made of the tensors named ``own``."""
-    return [
-        served
-        for digests in ranks
-        for served in digests
-        if not _is_no_weight(served) and not all(name in own for name in _part_names(served))
-    ]
-
-
-def _is_no_weight(served: str) -> bool:
-    """Whether it is the embedding under a second name, where they are tied, or a table of
-    positions.
-    """
-    return served.startswith("lm_head.") or ".rotary_emb." in served
-
-
-def _part_names(served: str) -> list[str]:
-    """The Hugging Face tensors that one of the server's is made of, in order."""
-    if served.startswith(
-        "visual."
-    ):  # Qwen's vision tower has queries, keys and values in one tensor of its own
-        served = served.replace(".attn.qkv_proj.", ".attn.qkv.")
-    for fused, names in _FUSED.items():
-        if f".{fused}." in served:
-            return [served.replace(f".{fused}.", f".{name}.") for name in names]
-    return [served]
-
-
 def _parts(served: str, weights: Mapping[str, WeightArray]) -> list[WeightArray] | None:
-    names = _part_names(served)
+    names = part_names(served)
     return [weights[name] for name in names] if all(name in weights for name in names) else None
 
 

@@ -1,0 +1,57 @@
+"""A server's program that answers as a sound SGLang 0.5.18 does, started with its arguments.
+
+Its score of a prompt is what the file of its first argument says when it starts, which stands for
+the weights that it loaded. Standard library alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+parser = argparse.ArgumentParser()
+parser.add_argument("score")
+parser.add_argument("--port", type=int)
+parser.add_argument("--host")
+options, _ = parser.parse_known_args(sys.argv[1:])
+score = float(Path(options.score).read_text())
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        self.answer(200, answers(self.path, json.loads(body or b"{}")))
+
+    def do_POST(self) -> None:
+        self.do_GET()
+
+    def do_OPTIONS(self) -> None:
+        self.answer(404, {})
+
+    def answer(self, status: int, value: Any) -> None:
+        content = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing is printed."""
+
+
+def answers(route: str, body: Any) -> Any:
+    if route == "/server_info":
+        return {"version": "0.5.18", "dtype": "float32", "device": "cpu"}
+    if route == "/generate":
+        triples = [[score, token, None] for token in body["input_ids"]]
+        return {"meta_info": {"input_token_logprobs": triples}}
+    return {"success": True}
+
+
+ThreadingHTTPServer((options.host, options.port), Handler).serve_forever()

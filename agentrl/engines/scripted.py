@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
@@ -35,6 +36,8 @@ Script: TypeAlias = (
     | Mapping[str, Sequence[Sequence[int]]]
     | Sequence[Sequence[int]]
 )
+
+_ENDED = 0.0  # time of a loop at which a wait expires that an abort ends
 
 
 class ScriptedEngine:
@@ -82,7 +85,7 @@ class ScriptedEngine:
         self._turns: dict[str, int] = {}
         self._kv: dict[str, npt.NDArray[np.int32]] = {}
         self._checksums: dict[str, int] = {}
-        self._waits: dict[str, asyncio.Task[None]] = {}
+        self._waits: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Timeout]] = {}
         self._life = EngineLife(policy_version)
         # guards what runs and who waits: requests come from any event loop, moves from the owner's
         # thread
@@ -102,20 +105,11 @@ class ScriptedEngine:
         self.requests.append(request)
         if call in self._failures:
             raise self._failures[call]
-        waiting = asyncio.ensure_future(self._ready(request))
-        self._waits[request.request_id] = waiting
+        scope = asyncio.timeout(request.deadline_s)
+        self._waits[request.request_id] = (asyncio.get_running_loop(), scope)
         try:
-            await asyncio.wait([waiting], timeout=request.deadline_s)
-            if not waiting.done():
-                raise EngineError(
-                    f"request {request.request_id!r} spent its deadline_s={request.deadline_s}; "
-                    "raise it"
-                )
-            if waiting.cancelled() and self._life.closed:
-                raise self._life.error()
-            if waiting.cancelled():
-                return self._completion(request, [], "abort")
-            waiting.result()
+            async with scope:
+                await self._ready(request)
             if request.min_version > self._life.policy_version:
                 raise EngineError(
                     f"request {request.request_id!r} needs min_version={request.min_version}, the "
@@ -123,8 +117,18 @@ class ScriptedEngine:
                     "engine that was updated"
                 )
             return self._completion(request, *self._answer(request))
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            if self._life.closed:
+                raise self._life.error() from None
+            if scope.when() == _ENDED:
+                return self._completion(request, [], "abort")
+            raise EngineError(
+                f"request {request.request_id!r} spent its deadline_s={request.deadline_s}; "
+                "raise it"
+            ) from None
         finally:
-            waiting.cancel()
             del self._waits[request.request_id]
             with self._state:
                 self._running.discard(request.request_id)
@@ -134,7 +138,7 @@ class ScriptedEngine:
         """Ends requests that wait for their latency, with finish_reason ``abort`` and no token."""
         for request_id in request_ids:
             if request_id in self._waits:
-                _cancel(self._waits[request_id])
+                _end(*self._waits[request_id])
 
     async def release(self, session_id: str) -> None:
         """Forgets a session's KV; its script goes on at the next turn."""
@@ -217,7 +221,7 @@ class ScriptedEngine:
         with self._state:
             self._life.close("it was closed")
         for wait in list(self._waits.values()):
-            _cancel(wait)
+            _end(*wait)
 
     def mark_corrupt(self, cause: str) -> None:
         """Gives an update up halfway: nothing is answered any more."""
@@ -250,7 +254,7 @@ class ScriptedEngine:
             sleepers = self._sleepers
             self._sleepers = []
         for woken in sleepers:
-            _cancel(woken)
+            woken.get_loop().call_soon_threadsafe(woken.cancel)
 
     async def _ready(self, request: GenerateRequest) -> None:
         await self._serving()
@@ -263,18 +267,18 @@ class ScriptedEngine:
 
     def _answer(self, request: GenerateRequest) -> tuple[Sequence[int], FinishReason, str | None]:
         """The script's answer up to where it ends, and why it ends there."""
-        ids = self._scripted(request)
         sampling = request.sampling
-        for length in range(1, min(len(ids), sampling.max_new_tokens) + 1):
-            text = ""
-            if sampling.stop and self._decode is not None:
-                text = self._decode(np.asarray(ids[:length], dtype=np.int32))
-            found = next((string for string in sampling.stop if string in text), None)
-            if found is not None or ids[length - 1] in sampling.stop_token_ids:
+        ids = self._scripted(request)[: sampling.max_new_tokens]
+        for length, token in enumerate(ids, 1):
+            found = self._completed(ids[:length], sampling.stop) if sampling.stop else None
+            if found is not None or token in sampling.stop_token_ids:
                 return ids[:length], "stop", found
-        if len(ids) >= sampling.max_new_tokens:
-            return ids[: sampling.max_new_tokens], "length", None
-        return ids, "stop", None
+        return ids, "length" if len(ids) == sampling.max_new_tokens else "stop", None
+
+    def _completed(self, ids: Sequence[int], stop: Sequence[str]) -> str | None:
+        assert self._decode is not None  # without it, requests with stop strings are refused
+        text = self._decode(np.asarray(ids, dtype=np.int32))
+        return next((string for string in stop if string in text), None)
 
     def _scripted(self, request: GenerateRequest) -> Sequence[int]:
         session = request.session_id
@@ -359,6 +363,11 @@ class ScriptedUpdateSession:
         raise EngineError(f"weight update: {problem}", retryable=False)
 
 
-def _cancel(future: asyncio.Future[None]) -> None:
-    """From any thread; a finished one is left as it is."""
-    future.get_loop().call_soon_threadsafe(future.cancel)
+def _end(loop: asyncio.AbstractEventLoop, scope: asyncio.Timeout) -> None:
+    """Ends a request's wait, from any thread; later than its answer that changes nothing."""
+
+    def expire() -> None:
+        with contextlib.suppress(RuntimeError):  # it is over
+            scope.reschedule(_ENDED)
+
+    loop.call_soon_threadsafe(expire)

@@ -112,7 +112,10 @@ def _check(request: GenerateRequest) -> None:
             f"stop_token_ids must be empty, got {request.sampling.stop_token_ids}; use stop strings"
         )
     elif request.min_version:
-        problem = f"min_version must be 0, got {request.min_version}; the server's weights have no versions"  # noqa: E501
+        problem = (
+            f"min_version must be 0, got {request.min_version}; the server's weights have no "
+            "versions"
+        )
     if problem:
         raise EngineError(
             f"request {request.request_id!r} to engine 'openai': {problem}", retryable=False

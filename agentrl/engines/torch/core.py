@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from agentrl.engines.base import PauseMode, Tag
+from agentrl.engines.base import EngineHealth, PauseMode, Tag
 from agentrl.engines.life import EngineLife
 from agentrl.engines.torch.job import ScheduledRequest
 from agentrl.engines.torch.kv_state import KVState
@@ -49,6 +49,7 @@ class TorchScheduler:
         decode: Callable[[npt.NDArray[np.int32]], str] | None = None,
     ) -> None:
         self.admitting = True
+        self.now = life.clock.now  # seconds of engine time, which stops while it is paused
         self.outbox: list[tuple[ScheduledRequest, Completion | EngineError]] = []
         self._plan = plan
         self._weights = weights
@@ -69,24 +70,27 @@ class TorchScheduler:
         self._changed = False
 
     @property
-    def num_running(self) -> int:
-        return len(self._running)
-
-    @property
     def num_waiting(self) -> int:
         return len(self._returning) + len(self._arriving)
 
     @property
-    def kv_tokens(self) -> int:
-        return 0 if self._lanes is None else self._lanes.cache.kv_tokens
+    def drained(self) -> bool:
+        return not self._running
 
     @property
     def has_work(self) -> bool:
-        return bool(self.num_running or (self.num_waiting and self.admitting))
+        return bool(self._running or (self.num_waiting and self.admitting))
 
-    def now(self) -> float:
-        """Seconds of engine time, which stops while the engine is paused."""
-        return self._life.clock.now()
+    def health(self) -> EngineHealth:
+        """See ``EngineControl.health``; from any thread."""
+        lanes = self._lanes
+        return EngineHealth(
+            self._life.state,
+            len(self._running),
+            self.num_waiting,
+            0 if lanes is None else lanes.cache.kv_tokens,
+            self._life.policy_version,
+        )
 
     def submit(self, job: ScheduledRequest) -> None:
         """Queues a validated request."""
@@ -152,7 +156,7 @@ class TorchScheduler:
         """See ``EngineControl.sleep``: drops KV memory."""
         if self._running:
             raise EngineError(
-                f"sleep: {self.num_running} requests are running or interrupted in place; "
+                f"sleep: {len(self._running)} requests are running or interrupted in place; "
                 "call pause('drain') or pause('retract') first",
                 retryable=False,
             )
@@ -213,11 +217,12 @@ class TorchScheduler:
         A prefill of few tokens costs nearly as much as one of many, and while it runs nothing is
         decoded.
         """
-        ready = min(self.num_waiting, self._plan.num_rows - self.num_running)
+        running = len(self._running)
+        ready = min(self.num_waiting, self._plan.num_rows - running)
         if not ready:
             return False
         self._held_back += 1
-        if ready * _BATCH_SHARE < self.num_running and self._held_back <= _HOLD_BACK_STEPS:
+        if ready * _BATCH_SHARE < running and self._held_back <= _HOLD_BACK_STEPS:
             return False
         self._held_back = 0
         return True
@@ -227,7 +232,7 @@ class TorchScheduler:
         skipped = []
         pending: list[Pending] = []
         whole: dict[bytes, Pending] = {}  # those of them that prefill a whole prompt, by its ids
-        free = self._plan.num_rows - self.num_running
+        free = self._plan.num_rows - len(self._running)
         while self.num_waiting and free:
             job = (self._returning or self._arriving).popleft()
             if job.request.min_version > self._life.policy_version:
@@ -266,24 +271,22 @@ class TorchScheduler:
         reused = self._reusable(common_prefix(ids[:-1], table.held(row)), session.pure)
         sibling = None if reused else whole.get(ids.tobytes())
         if sibling is not None:
-            sibling.copies.append(row)
+            sibling.rows.append(row)
             reused = ids.size
         else:
             if reused == 0 and (found := lanes.cache.find_prompt(ids)) is not None:
                 source, pure = found
                 reused = self._reusable(ids.size - 1, pure)
                 lanes.kv.copy(source, row, reused)
-            pending.append(Pending(row, ids, reused))
+            pending.append(Pending([row], ids, reused))
             if reused == 0:
                 whole[ids.tobytes()] = pending[-1]
                 lanes.cache.remember_prompt(session, ids)
         session.pure = ids.size
         table.kv_len[row] = 0
         table.ids[row, : ids.size] = ids
-        sampled = job.logprobs.size
-        table.logprobs[row, ids.size - sampled : ids.size] = job.logprobs
-        table.begin(row, job.request.seed, job.request.sampling)
-        table.count[row] = sampled
+        table.logprobs[row, job.num_prompt : ids.size] = job.logprobs
+        table.begin(row, job.num_prompt, job.request.seed, job.request.sampling)
         job.row = row
         self._running[row] = job
         job.mark(self._life.policy_version)
@@ -306,9 +309,8 @@ class TorchScheduler:
             rows = []
             sources = []
             for index, item in enumerate(items):
-                for row in (item.row, *item.copies):
+                for row in item.rows:
                     table.kv_len[row] = item.first
-                    table.start[row] = item.first - table.count[row]
                     table.inputs[1, row] = item.first - 1
                     lanes.kv.set_visible(row, item.first)
                     rows.append(row)
@@ -356,33 +358,31 @@ class TorchScheduler:
         )
         ids = both[0].astype(np.int64)
         logprobs = both[1].view(np.float32)
-        if live is not rows and live.size < rows.size:
+        if live.size < rows.size:
             ids = ids[live]
             logprobs = logprobs[live]
-        if not bool(np.isfinite(logprobs).all()):
-            live, ids, logprobs = self._reject(live, ids, logprobs)
+        finite = np.isfinite(logprobs)
+        if not finite.all():
+            self._reject(live[~finite])
+            live = live[finite]
+            ids = ids[finite]
+            logprobs = logprobs[finite]
         stopped = table.accept(live, ids, logprobs)
-        full = table.count[live] >= table.limit[live]
+        full = table.inputs[1, live] >= table.last[live]
         for index in np.flatnonzero(stopped | full):
             self._finish(int(live[index]), "stop" if stopped[index] else "length")
         if self._watched:
             self._watch(live)
 
-    def _reject(
-        self,
-        live: npt.NDArray[np.int64],
-        ids: npt.NDArray[np.int64],
-        logprobs: npt.NDArray[np.float32],
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    def _reject(self, rows: npt.NDArray[np.int64]) -> None:
         """Fails the requests whose logits are not finite; the cache is cleared of what they
         wrote.
         """
-        finite = np.isfinite(logprobs)
-        for row in live[~finite]:
-            job = self._running[int(row)]
+        for row in rows.tolist():
+            job = self._running[row]
             position = int(self._rows.table.inputs[1, row]) + 1
             self._leave(job)
-            self._rows.kv.clear_row(int(row))
+            self._rows.kv.clear_row(row)
             self._rows.cache.release(job.request.session_id)
             message = (
                 f"request {job.request.request_id!r}: the logits at position {position} are "
@@ -391,7 +391,6 @@ class TorchScheduler:
                 "of the last update, or use EnginePlace.dtype=float32"
             )
             self._answer(job, EngineError(message, retryable=False))
-        return live[finite], ids[finite], logprobs[finite]
 
     def _watch(self, live: npt.NDArray[np.int64]) -> None:
         """Looks for stop strings, and tells who listens of the token that was sampled last, where
@@ -422,8 +421,8 @@ class TorchScheduler:
         table = self._rows.table
         row = job.row
         assert row is not None
+        job.ids = table.ids[row, : int(table.inputs[1, row]) + 1].copy()
         job.logprobs = table.sampled(row)[1].copy()
-        job.ids = table.ids[row, : int(table.start[row]) + job.logprobs.size].copy()
         job.kv_tokens = int(table.kv_len[row])
         job.row = None
         del self._running[row]
@@ -440,7 +439,7 @@ class TorchScheduler:
         parameters.
         """
         self._changed = False
-        if self.num_running and not self._plan.deterministic:
+        if self._running and not self._plan.deterministic:
             for one, other in exchanges(self._rows.table.keys(self._plan.num_rows)):
                 self._rows.cache.swap(one, other)
                 jobs = {other: self._running.pop(one, None), one: self._running.pop(other, None)}

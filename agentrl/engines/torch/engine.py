@@ -157,11 +157,7 @@ class TorchEngine:
 
     def health(self) -> EngineHealth:
         """See ``EngineControl.health``; answers at once, even while a step runs."""
-        core = self._core
-        life = self._life
-        return EngineHealth(
-            life.state, core.num_running, core.num_waiting, core.kv_tokens, life.policy_version
-        )
+        return self._core.health()
 
     def close(self) -> None:
         """Ends the thread; requests in flight fail."""

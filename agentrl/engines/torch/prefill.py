@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -22,14 +22,13 @@ _SCORE_BUDGET = 1 << 25
 
 @dataclass(slots=True, eq=False)
 class Pending:
-    """One row to be prefilled: ``ids[first:]`` at positions ``first``.. of ``row``, then copied to
-    ``copies``.
+    """Rows to be prefilled alike: ``ids[first:]`` at positions ``first``.. of the first one, then
+    copied to the others.
     """
 
-    row: int
+    rows: list[int]
     ids: npt.NDArray[np.int32]
     first: int
-    copies: list[int] = field(default_factory=list)
 
     @property
     def remaining(self) -> int:
@@ -60,12 +59,12 @@ class Prefiller:
             last_logits = self._chunk(batch)
             done = [index for index, item in enumerate(batch) if item.remaining == 0]
             work = [item for item in work if item.remaining > 0]
-            for index in done:
-                for target in batch[index].copies:
-                    self._kv.copy(batch[index].row, target, int(batch[index].ids.size))
+            finished = [batch[index] for index in done]
+            for item in finished:
+                for target in item.rows[1:]:
+                    self._kv.copy(item.rows[0], target, item.first)
             if done:
-                rows = last_logits if len(done) == len(batch) else last_logits[done]
-                yield [batch[index] for index in done], rows
+                yield finished, last_logits if len(done) == len(batch) else last_logits[done]
 
     def _batch(self, work: Sequence[Pending]) -> list[Pending]:
         """The longest leading run of ``work`` (sorted by length) that wastes little on padding."""
@@ -104,7 +103,7 @@ class Prefiller:
         return self._decoder.prefill(
             self._tensor(tokens),
             self._tensor(positions),
-            self._tensor(np.array([item.row for item in batch], dtype=np.int64)),
+            self._tensor(np.array([item.rows[0] for item in batch], dtype=np.int64)),
             self._tensor(np.array(sizes, dtype=np.int64) - 1),
             num_keys,
         )

@@ -120,7 +120,7 @@ class EngineThread:
             self._run_inbox(wait=not self._ready())
             if self._ready():
                 core.step()
-            if self._drained is not None and not core.num_running:
+            if self._drained is not None and core.drained:
                 self._life.pause("drain")
                 core.admitting = True
                 self._drained.set_result(None)

@@ -27,21 +27,15 @@ class OpenAIEngine:
     logprobs, no versions.
 
     Args:
-        client: of the server.
+        server: that answers.
+
+    Raises:
+        ConfigError: the variable named for the key is not set.
     """
 
-    def __init__(self, client: ChatClient) -> None:
-        self.client = client
+    def __init__(self, server: ChatServerSpec) -> None:
+        self.client = ChatClient(server)
         self._asked: dict[str, asyncio.Task[ChatAnswer]] = {}
-
-    @classmethod
-    def of(cls, server: ChatServerSpec) -> OpenAIEngine:
-        """An engine of one server.
-
-        Raises:
-            ConfigError: the variable named for the key is not set.
-        """
-        return cls(ChatClient(server))
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """See ``RolloutEngine.generate``; the counts are the server's own.
@@ -62,9 +56,9 @@ class OpenAIEngine:
                     f"without an answer of model {self.client.spec.model!r} at "
                     f"{self.client.spec.base_url}; raise it, or ask for less"
                 )
-            return (
-                _aborted(request) if asking.cancelled() else _completion(request, asking.result())
-            )
+            if asking.cancelled():
+                return Completion(request.request_id, (), "abort", TokenUsage(0, 0), text="")
+            return _completion(request, asking.result())
         finally:
             asking.cancel()
             del self._asked[request.request_id]
@@ -90,13 +84,12 @@ class OpenAIEngine:
         await self.client.close()
 
     async def _ask(self, request: GenerateRequest) -> ChatAnswer:
-        sampling = request.sampling
         return await self.client.chat(
             _answerable(request.messages),
             tools=request.tools,
-            max_tokens=sampling.max_new_tokens,
-            temperature=sampling.temperature,
-            settings=_settings(sampling),
+            max_tokens=request.sampling.max_new_tokens,
+            temperature=request.sampling.temperature,
+            settings=_settings(request.sampling),
         )
 
 
@@ -167,10 +160,6 @@ def _completion(request: GenerateRequest, answer: ChatAnswer) -> Completion:
         cached_tokens=answer.usage.cached_tokens,
         timings={"request_s": answer.seconds},
     )
-
-
-def _aborted(request: GenerateRequest) -> Completion:
-    return Completion(request.request_id, (), "abort", TokenUsage(0, 0), text="")
 
 
 def _parsed(wire: Mapping[str, Any]) -> ParsedMessage:

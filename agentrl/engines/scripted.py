@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -40,6 +41,7 @@ Script: TypeAlias = (
 _ENDED = 0.0  # time of a loop at which a wait expires that an abort ends
 
 
+@dataclass(eq=False)
 class ScriptedEngine:
     """Answers from a script; ``RolloutEngine`` and ``EngineControl`` without a model.
 
@@ -60,28 +62,19 @@ class ScriptedEngine:
         decode: ids to text, for stop strings; without it, requests with any are refused.
     """
 
-    def __init__(
-        self,
-        script: Script,
-        *,
-        vocab_size: int = 1 << 20,
-        context_tokens: int = 1 << 20,
-        logprob: float = -1.0,
-        latency: Callable[[GenerateRequest], Awaitable[object]] | None = None,
-        failures: Mapping[int, EngineError] | None = None,
-        shapes: Mapping[str, tuple[int, ...]] | None = None,
-        policy_version: int = 0,
-        decode: Callable[[npt.NDArray[np.int32]], str] | None = None,
-    ) -> None:
+    script: Script
+    _: KW_ONLY
+    vocab_size: int = 1 << 20
+    context_tokens: int = 1 << 20
+    logprob: float = -1.0
+    latency: Callable[[GenerateRequest], Awaitable[object]] | None = None
+    failures: Mapping[int, EngineError] = field(default_factory=dict)
+    shapes: Mapping[str, tuple[int, ...]] | None = None
+    policy_version: InitVar[int] = 0
+    decode: Callable[[npt.NDArray[np.int32]], str] | None = None
+
+    def __post_init__(self, policy_version: int) -> None:
         self.requests: list[GenerateRequest] = []
-        self._script = script
-        self._vocab_size = vocab_size
-        self._context_tokens = context_tokens
-        self._logprob = logprob
-        self._latency = latency
-        self._failures = dict(failures or {})
-        self._shapes = shapes
-        self._decode = decode
         self._turns: dict[str, int] = {}
         self._kv: dict[str, npt.NDArray[np.int32]] = {}
         self._checksums: dict[str, int] = {}
@@ -96,15 +89,15 @@ class ScriptedEngine:
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """The script's answer; see ``RolloutEngine.generate``."""
-        check_request(request, self.info(), stop_strings=self._decode is not None, images=True)
+        check_request(request, self.info(), stop_strings=self.decode is not None, images=True)
         if request.request_id in self._waits:
             raise EngineError(
                 f"request_id {request.request_id!r} is already in flight; ids must be unique"
             )
         call = len(self.requests)
         self.requests.append(request)
-        if call in self._failures:
-            raise self._failures[call]
+        if call in self.failures:
+            raise self.failures[call]
         scope = asyncio.timeout(request.deadline_s)
         self._waits[request.request_id] = (asyncio.get_running_loop(), scope)
         try:
@@ -149,8 +142,8 @@ class ScriptedEngine:
         return EngineInfo(
             "scripted",
             "scripted",
-            self._vocab_size,
-            self._context_tokens,
+            self.vocab_size,
+            self.context_tokens,
             self._life.policy_version,
         )
 
@@ -195,7 +188,7 @@ class ScriptedEngine:
         """See ``EngineControl.begin_update``."""
         with self._state:
             self._life.begin_update(version)
-        return ScriptedUpdateSession(self, version, self._shapes)
+        return ScriptedUpdateSession(self, version)
 
     def checksum(self) -> Mapping[str, int]:
         """Of the tensors of the last update."""
@@ -203,7 +196,7 @@ class ScriptedEngine:
 
     def score(self, token_ids: Sequence[int]) -> Mapping[str, npt.NDArray[np.float32]]:
         """The logprob of every scripted token."""
-        return {"scripted": np.full(len(token_ids) - 1, self._logprob, dtype=np.float32)}
+        return {"scripted": np.full(len(token_ids) - 1, self.logprob, dtype=np.float32)}
 
     def take_notices(self) -> list[EngineNotice]:
         """Nothing: it either works or fails."""
@@ -260,8 +253,8 @@ class ScriptedEngine:
         await self._serving()
         with self._state:
             self._running.add(request.request_id)
-        if self._latency is not None:
-            await self._latency(request)
+        if self.latency is not None:
+            await self.latency(request)
             if not self._draining:
                 await self._serving()
 
@@ -276,15 +269,15 @@ class ScriptedEngine:
         return ids, "length" if len(ids) == sampling.max_new_tokens else "stop", None
 
     def _completed(self, ids: Sequence[int], stop: Sequence[str]) -> str | None:
-        assert self._decode is not None  # without it, requests with stop strings are refused
-        text = self._decode(np.asarray(ids, dtype=np.int32))
+        assert self.decode is not None  # without it, requests with stop strings are refused
+        text = self.decode(np.asarray(ids, dtype=np.int32))
         return next((string for string in stop if string in text), None)
 
     def _scripted(self, request: GenerateRequest) -> Sequence[int]:
         session = request.session_id
-        if callable(self._script):
-            return self._script(request)
-        turns = self._script.get(session, ()) if isinstance(self._script, Mapping) else self._script
+        if callable(self.script):
+            return self.script(request)
+        turns = self.script.get(session, ()) if isinstance(self.script, Mapping) else self.script
         turn = self._turns.get(session, 0)
         if turn >= len(turns):
             raise EngineError(
@@ -306,7 +299,7 @@ class ScriptedEngine:
         sampled = np.array(ids, dtype=np.int32)
         sequence = np.concatenate([request.token_ids, sampled])
         self._kv[request.session_id] = sequence[:-1]
-        logprobs = np.full(len(ids), self._logprob, dtype=np.float32)
+        logprobs = np.full(len(ids), self.logprob, dtype=np.float32)
         segment = Segment(SegmentKind.POLICY, sampled, logprobs, self._life.policy_version)
         return Completion(
             request_id=request.request_id,
@@ -318,16 +311,13 @@ class ScriptedEngine:
         )
 
 
+@dataclass
 class ScriptedUpdateSession:
     """``UpdateSession`` of a ScriptedEngine: checks names and shapes, keeps checksums."""
 
-    def __init__(
-        self, engine: ScriptedEngine, version: int, shapes: Mapping[str, tuple[int, ...]] | None
-    ) -> None:
-        self._engine = engine
-        self._version = version
-        self._shapes = shapes
-        self._put: dict[str, int] = {}
+    engine: ScriptedEngine
+    version: int
+    _put: dict[str, int] = field(default_factory=dict)
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
         """Takes one tensor.
@@ -336,30 +326,31 @@ class ScriptedUpdateSession:
             EngineError: an unknown name or another shape; the engine is corrupt.
         """
         shape = tuple(tensor.shape)
-        if self._shapes is not None and name not in self._shapes:
+        wanted = self.engine.shapes
+        if wanted is not None and name not in wanted:
             self._fail(f"there is no tensor {name!r}")
-        if self._shapes is not None and shape != self._shapes[name]:
-            self._fail(f"{name} must have shape {self._shapes[name]}, got {shape}")
+        if wanted is not None and shape != wanted[name]:
+            self._fail(f"{name} must have shape {wanted[name]}, got {shape}")
         self._put[name] = tensor_checksum(
             tensor.detach().float().cpu().contiguous().numpy().view(np.uint32)
         )
 
     def commit(self) -> None:
         """Serves the new version."""
-        missing = [name for name in self._shapes or () if name not in self._put]
+        missing = [name for name in self.engine.shapes or () if name not in self._put]
         if missing:
             self._fail(f"{missing[0]!r} was not sent; put every tensor")
-        self._engine.end_update(self._version, self._put)
+        self.engine.end_update(self.version, self._put)
 
     def abort(self) -> None:
         """Gives up; the engine is corrupt where anything was put."""
         if self._put:
-            self._engine.mark_corrupt("an update was given up after tensors were put")
+            self.engine.mark_corrupt("an update was given up after tensors were put")
         else:
-            self._engine.end_update(None, {})
+            self.engine.end_update(None, {})
 
     def _fail(self, problem: str) -> None:
-        self._engine.mark_corrupt(problem)
+        self.engine.mark_corrupt(problem)
         raise EngineError(f"weight update: {problem}", retryable=False)
 
 

@@ -60,9 +60,7 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     Raises:
         DataError: it has no ``*.safetensors``, or one that is damaged.
     """
-    return {
-        name: shape for file in _files(folder) for name, (_, shape, _, _) in _header(file).items()
-    }
+    return {name: shape for file in _files(folder) for name, (_, shape, _) in _header(file).items()}
 
 
 def open_weights(folder: Path, dtype: ServedDtype) -> dict[str, WeightArray]:
@@ -74,8 +72,8 @@ def open_weights(folder: Path, dtype: ServedDtype) -> dict[str, WeightArray]:
     arrays = {}
     for file in _files(folder):
         whole = np.memmap(file, dtype=np.uint8, mode="r")
-        for name, (code, shape, start, end) in _header(file).items():
-            data: npt.NDArray[np.uint8] = whole[start:end]
+        for name, (code, shape, place) in _header(file).items():
+            data: npt.NDArray[np.uint8] = whole[place]
             if code != _CODES[dtype]:
                 data = _converted(data, code, dtype, f"{file}: tensor {name!r}")
             arrays[name] = WeightArray(name, dtype, shape, data)
@@ -146,10 +144,8 @@ def _files(folder: Path) -> list[Path]:
     return files
 
 
-def _header(file: Path) -> dict[str, tuple[str, tuple[int, ...], int, int]]:
-    """``name -> (dtype code, shape, first byte, last byte + 1)`` with offsets from the file's
-    beginning.
-    """
+def _header(file: Path) -> dict[str, tuple[str, tuple[int, ...], slice]]:
+    """``name -> (dtype code, shape, bytes)``, the bytes counted from the file's beginning."""
     try:
         with file.open("rb") as opened:
             size = int.from_bytes(opened.read(8), "little")
@@ -158,8 +154,7 @@ def _header(file: Path) -> dict[str, tuple[str, tuple[int, ...], int, int]]:
             name: (
                 entry["dtype"],
                 tuple(entry["shape"]),
-                8 + size + entry["data_offsets"][0],
-                8 + size + entry["data_offsets"][1],
+                slice(*(8 + size + offset for offset in entry["data_offsets"])),
             )
             for name, entry in header.items()
             if name != "__metadata__"

@@ -50,7 +50,7 @@ class TorchScheduler:
     ) -> None:
         self.admitting = True
         self.now = life.clock.now  # seconds of engine time, which stops while it is paused
-        self.outbox: list[tuple[ScheduledRequest, Completion | EngineError]] = []
+        self.outbox: list[ScheduledRequest] = []  # answered
         self._plan = plan
         self._weights = weights
         self._life = life
@@ -96,10 +96,10 @@ class TorchScheduler:
         """Queues a validated request."""
         request_id = job.request.request_id
         if self._life.fault:
-            self.outbox.append((job, self._life.error()))
+            self._answer(job, self._life.error())
         elif request_id in self._jobs:
             message = f"request_id {request_id!r} is already in flight; ids must be unique"
-            self.outbox.append((job, EngineError(message, retryable=False)))
+            self._answer(job, EngineError(message, retryable=False))
         else:
             self._jobs[request_id] = job
             known = self._lanes is not None and self._lanes.cache.holds(job.request.session_id)
@@ -174,16 +174,16 @@ class TorchScheduler:
     def mark_corrupt(self, cause: str) -> None:
         """Fails every request: the weights are no longer those of one version."""
         self._life.mark_corrupt(cause)
-        for job in list(self._jobs.values()):
-            self._withdraw(job)
-            self._answer(job, self._life.error())
+        self.fail_all()
 
-    def fail_all(self, message: str) -> None:
-        """Fails every request after a crash, without relying on anything that the crash may have
-        left half done.
+    def fail_all(self) -> None:
+        """Fails every request, without relying on anything that a crash may have left half done:
+        nothing runs any more.
         """
-        self.outbox += [(job, EngineError(message)) for job in self._jobs.values()]
-        self._jobs.clear()
+        for job in list(self._jobs.values()):
+            self._answer(job, self._life.error())
+        for jobs in (self._returning, self._arriving, self._running):
+            jobs.clear()
 
     @property
     def _rows(self) -> KVState:
@@ -431,8 +431,10 @@ class TorchScheduler:
         self._changed = True
 
     def _answer(self, job: ScheduledRequest, answer: Completion | EngineError) -> None:
-        del self._jobs[job.request.request_id]
-        self.outbox.append((job, answer))
+        job.answer = answer
+        self.outbox.append(job)
+        if self._jobs.get(job.request.request_id) is job:
+            del self._jobs[job.request.request_id]
 
     def _arrange(self) -> None:
         """After a change: which rows run, how far the span reaches, and their sampling

@@ -97,11 +97,11 @@ class TorchEngine:
         """See ``RolloutEngine.info``. ``vocab_size`` is the model's, padding included: no id is
         masked, because the recorded logprobs are those of the whole softmax."""
         return EngineInfo(
-            name="torch",
-            model=self._place.model,
-            vocab_size=self._model.vocab_size,
-            context_tokens=self._place.context_tokens,
-            policy_version=self._life.policy_version,
+            "torch",
+            self._place.model,
+            self._model.vocab_size,
+            self._place.context_tokens,
+            self._life.policy_version,
         )
 
     def pause(self, mode: PauseMode) -> None:

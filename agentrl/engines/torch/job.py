@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
+from agentrl.errors import EngineError
 from agentrl.types import (
     Completion,
     FinishReason,
@@ -41,6 +43,7 @@ class ScheduledRequest:
     row: int | None = None
     cached_tokens: int | None = None
     kv_tokens: int | None = None
+    answer: Completion | EngineError = field(init=False)
     started: float | None = None
     prefill_s: float = 0.0
 
@@ -55,6 +58,15 @@ class ScheduledRequest:
         allowed = self.request.deadline_s
         return float("inf") if allowed is None else self.submitted + allowed
 
+    def resolve(self) -> None:
+        """Gives the answer to who awaits it; on the future's event loop."""
+        if self.future.done():
+            return
+        if isinstance(self.answer, EngineError):
+            self.future.set_exception(self.answer)
+        else:
+            self.future.set_result(self.answer)
+
     def mark(self, version: int) -> None:
         """Notes that tokens sampled from now on are of ``version``."""
         if not self.marks or self.marks[-1][0] != version:
@@ -66,12 +78,9 @@ class ScheduledRequest:
         """The answer: one POLICY segment a version that made at least one token."""
         ids = self.ids[self.num_prompt :]
         count = int(self.logprobs.size)
-        ends = [first for _, first in self.marks[1:]] + [count]
         segments = tuple(
             Segment(SegmentKind.POLICY, ids[first:end], self.logprobs[first:end], version)
-            for (version, first), end in zip(
-                self.marks, ends, strict=False
-            )  # no mark: it never ran
+            for (version, first), (_, end) in pairwise([*self.marks, (0, count)])
             if end > first
         )
         started = now if self.started is None else self.started

@@ -17,8 +17,6 @@ import torch
 from agentrl.engines.life import EngineLife
 from agentrl.engines.torch.core import TorchScheduler
 from agentrl.engines.torch.job import ScheduledRequest
-from agentrl.errors import EngineError
-from agentrl.types import Completion
 
 T = TypeVar("T")
 
@@ -139,35 +137,28 @@ class EngineThread:
 
     def _deliver(self) -> None:
         """Resolves the futures of answered requests, with one wake-up for each event loop."""
-        by_loop: dict[
-            asyncio.AbstractEventLoop, list[tuple[ScheduledRequest, Completion | EngineError]]
-        ] = {}
-        for job, answer in self._core.outbox:
-            by_loop.setdefault(job.future.get_loop(), []).append((job, answer))
+        by_loop: dict[asyncio.AbstractEventLoop, list[ScheduledRequest]] = {}
+        for job in self._core.outbox:
+            by_loop.setdefault(job.future.get_loop(), []).append(job)
         self._core.outbox.clear()
-        for loop, answers in by_loop.items():
+        for loop, jobs in by_loop.items():
             with contextlib.suppress(
                 RuntimeError
             ):  # the loop was closed: nobody awaits these any more
-                loop.call_soon_threadsafe(_resolve, answers)
+                loop.call_soon_threadsafe(_resolve, jobs)
 
     def _end(self, reason: str) -> None:
         with self._ending:
             self._life.close(reason)
         while not self._inbox.empty():  # what was posted before: submissions fail below, calls too
             self._inbox.get()()
-        self._core.fail_all(str(self._life.error()))
+        self._core.fail_all()
         self._deliver()
         for call in list(self._calls):
             if not call.done():
                 call.set_exception(self._life.error())
 
 
-def _resolve(answers: list[tuple[ScheduledRequest, Completion | EngineError]]) -> None:
-    for job, answer in answers:
-        if job.future.done():
-            continue
-        if isinstance(answer, EngineError):
-            job.future.set_exception(answer)
-        else:
-            job.future.set_result(answer)
+def _resolve(jobs: list[ScheduledRequest]) -> None:
+    for job in jobs:
+        job.resolve()

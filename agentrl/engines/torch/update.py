@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -13,24 +14,17 @@ from agentrl.engines.torch.thread import EngineThread
 from agentrl.errors import EngineError
 
 
+@dataclass(frozen=True, slots=True)
 class TorchUpdateSession:
     """``UpdateSession`` of a TorchEngine. A failed one leaves it corrupt: it answers nothing
     more.
     """
 
-    def __init__(
-        self,
-        version: int,
-        life: EngineLife,
-        core: TorchScheduler,
-        model: ServedModel,
-        thread: EngineThread,
-    ) -> None:
-        self._version = version
-        self._life = life
-        self._core = core
-        self._model = model
-        self._thread = thread
+    version: int
+    life: EngineLife
+    core: TorchScheduler
+    model: ServedModel
+    thread: EngineThread
 
     def put(self, name: str, tensor: Tensor) -> None:
         """Copies one whole tensor, in any dtype and from any device, under its Hugging Face name.
@@ -38,7 +32,7 @@ class TorchUpdateSession:
         Raises:
             EngineError: an unknown name or another shape; the engine is corrupt.
         """
-        self._move("put", lambda: self._model.put(name, tensor))
+        self._move("put", lambda: self.model.put(name, tensor))
 
     def commit(self) -> None:
         """Serves the new weights; see ``UpdateSession.commit``."""
@@ -52,22 +46,22 @@ class TorchUpdateSession:
 
     def _move(self, what: str, move: Callable[[], None]) -> None:
         def run() -> None:
-            self._life.require_open(what)
+            self.life.require_open(what)
             try:
                 move()
             except EngineError as error:
-                self._core.mark_corrupt(str(error))
+                self.core.mark_corrupt(str(error))
                 raise
 
-        self._thread.call(run)
+        self.thread.call(run)
 
     def _commit(self) -> None:
-        self._model.finish()
-        self._core.retract()  # KV of an older version is never read under a newer one
-        self._life.end_update(self._version)
+        self.model.finish()
+        self.core.retract()  # KV of an older version is never read under a newer one
+        self.life.end_update(self.version)
 
     def _abort(self) -> None:
-        if self._model.touched:
-            self._core.mark_corrupt("an update was given up after tensors had been put")
+        if self.model.touched:
+            self.core.mark_corrupt("an update was given up after tensors had been put")
         else:
-            self._life.end_update(None)
+            self.life.end_update(None)

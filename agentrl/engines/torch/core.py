@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +34,7 @@ _HOLD_BACK_STEPS = 8
 
 
 class TorchScheduler:
-    """Continuous batching over ``plan.num_rows`` rows.
+    """Continuous batching over ``plan.num_rows`` rows, none while it is asleep.
 
     A request waits in the queue, is prefilled in a row, decodes there one token a step with all
     others, and leaves; its session stays in the row for the next turn. Rows 0..span-1 decode, idle
@@ -55,7 +56,7 @@ class TorchScheduler:
         self._weights = weights
         self._life = life
         self._as_text = decode
-        self._lanes: KVState | None = KVState(plan, weights)
+        self._rows = KVState(plan, weights)
         # of sessions with KV here: they go first, so that it is not evicted
         self._returning: deque[ScheduledRequest] = deque()
         self._arriving: deque[ScheduledRequest] = deque()
@@ -83,12 +84,11 @@ class TorchScheduler:
 
     def health(self) -> EngineHealth:
         """See ``EngineControl.health``; from any thread."""
-        lanes = self._lanes
         return EngineHealth(
             self._life.state,
             len(self._running),
             self.num_waiting,
-            0 if lanes is None else lanes.cache.kv_tokens,
+            self._rows.cache.kv_tokens,
             self._life.policy_version,
         )
 
@@ -102,7 +102,7 @@ class TorchScheduler:
             self._answer(job, EngineError(message, retryable=False))
         else:
             self._jobs[request_id] = job
-            known = self._lanes is not None and self._lanes.cache.holds(job.request.session_id)
+            known = self._rows.cache.holds(job.request.session_id)
             (self._returning if known else self._arriving).append(job)
             self._next_expiry = min(self._next_expiry, job.deadline)
             self._watched |= bool(job.request.sampling.stop) or job.request.on_tokens is not None
@@ -121,8 +121,7 @@ class TorchScheduler:
 
     def release(self, session_id: str) -> None:
         """Frees a session's KV, at once or when its request has ended."""
-        if self._lanes is not None:
-            self._lanes.cache.release(session_id)
+        self._rows.cache.release(session_id)
 
     def step(self) -> None:
         """Admits what fits, then samples one token for every running request."""
@@ -138,12 +137,10 @@ class TorchScheduler:
         """Sends running requests back to the head of the queue with what they sampled; all KV is
         dropped.
         """
-        running = [self._running[row] for row in sorted(self._running)]
-        for job in sorted(running, key=lambda job: job.submitted, reverse=True):
-            self._leave(job)
-            self._returning.appendleft(job)
-        if self._lanes is not None:
-            self._lanes.cache.forget_all()
+        jobs = self._running
+        for row in sorted(sorted(jobs), key=lambda row: jobs[row].submitted, reverse=True):
+            self._returning.appendleft(self._leave(row))
+        self._rows.cache.forget_all()
         self._arrange()
 
     def pause(self, mode: PauseMode) -> None:
@@ -163,12 +160,12 @@ class TorchScheduler:
         if "kv_cache" in tags:
             self._life.sleep(["kv_cache"])
             self.retract()
-            self._lanes = None
+            self._rows = KVState(replace(self._plan, num_rows=0), self._weights)
 
     def wake(self, tags: Sequence[Tag]) -> None:
         """See ``EngineControl.wake``: takes KV memory again."""
         if "kv_cache" in tags and self._life.asleep:
-            self._lanes = KVState(self._plan, self._weights)
+            self._rows = KVState(self._plan, self._weights)
             self._life.wake(["kv_cache"])
 
     def mark_corrupt(self, cause: str) -> None:
@@ -185,16 +182,11 @@ class TorchScheduler:
         for jobs in (self._returning, self._arriving, self._running):
             jobs.clear()
 
-    @property
-    def _rows(self) -> KVState:
-        assert self._lanes is not None  # without KV memory the engine is paused and nothing runs
-        return self._lanes
-
     def _withdraw(self, job: ScheduledRequest) -> None:
         if job.row is None:
             (self._returning if job in self._returning else self._arriving).remove(job)
         else:
-            self._leave(job)
+            self._leave(job.row)
 
     def _expire(self) -> None:
         now = self.now()
@@ -379,9 +371,8 @@ class TorchScheduler:
         wrote.
         """
         for row in rows.tolist():
-            job = self._running[row]
             position = int(self._rows.table.inputs[1, row]) + 1
-            self._leave(job)
+            job = self._leave(row)
             self._rows.kv.clear_row(row)
             self._rows.cache.release(job.request.session_id)
             message = (
@@ -412,23 +403,21 @@ class TorchScheduler:
                 listener(ids[-1:].copy(), logprobs[-1:].copy())
 
     def _finish(self, row: int, reason: FinishReason, stop_string: str | None = None) -> None:
-        job = self._running[row]
-        self._leave(job)
+        job = self._leave(row)
         self._answer(job, job.completion(reason, self.now(), stop_string))
 
-    def _leave(self, job: ScheduledRequest) -> None:
-        """Takes a running job out of its row; the row keeps its KV for the session's next turn."""
+    def _leave(self, row: int) -> ScheduledRequest:
+        """Takes a running job out of its row, which keeps its KV for the session's next turn."""
         table = self._rows.table
-        row = job.row
-        assert row is not None
+        job = self._running.pop(row)
         job.ids = table.ids[row, : int(table.inputs[1, row]) + 1].copy()
         job.logprobs = table.sampled(row)[1].copy()
         job.kv_tokens = int(table.kv_len[row])
         job.row = None
-        del self._running[row]
         table.end(row)
         self._rows.cache.rest(job.request.session_id)
         self._changed = True
+        return job
 
     def _answer(self, job: ScheduledRequest, answer: Completion | EngineError) -> None:
         job.answer = answer

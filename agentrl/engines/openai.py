@@ -13,7 +13,6 @@ from agentrl.tools.parsers.reading import Reading, kind_of
 from agentrl.types import (
     Completion,
     EngineInfo,
-    FinishReason,
     GenerateRequest,
     Message,
     ParsedMessage,
@@ -46,7 +45,15 @@ class OpenAIEngine:
             ServerError: the server refused the request, or its infrastructure failed for good.
         """
         _check(request)
-        asking = asyncio.ensure_future(self._ask(request))
+        asking = asyncio.ensure_future(
+            self.client.chat(
+                _answerable(request.messages),
+                tools=request.tools,
+                max_tokens=request.sampling.max_new_tokens,
+                temperature=request.sampling.temperature,
+                settings=_settings(request.sampling),
+            )
+        )
         self._asked[request.request_id] = asking
         try:
             await asyncio.wait([asking], timeout=request.deadline_s)
@@ -66,8 +73,7 @@ class OpenAIEngine:
     async def abort(self, request_ids: Sequence[str]) -> None:
         """See ``RolloutEngine.abort``."""
         for request_id in request_ids:
-            asking = self._asked.get(request_id)
-            if asking is not None:
+            if (asking := self._asked.get(request_id)) is not None:
                 asking.get_loop().call_soon_threadsafe(asking.cancel)
 
     async def release(self, session_id: str) -> None:
@@ -82,15 +88,6 @@ class OpenAIEngine:
     async def close(self) -> None:
         """Closes the connections of this event loop."""
         await self.client.close()
-
-    async def _ask(self, request: GenerateRequest) -> ChatAnswer:
-        return await self.client.chat(
-            _answerable(request.messages),
-            tools=request.tools,
-            max_tokens=request.sampling.max_new_tokens,
-            temperature=request.sampling.temperature,
-            settings=_settings(request.sampling),
-        )
 
 
 def _check(request: GenerateRequest) -> None:
@@ -148,12 +145,11 @@ def _answerable(messages: Sequence[Message]) -> list[Message]:
 
 
 def _completion(request: GenerateRequest, answer: ChatAnswer) -> Completion:
-    reason: FinishReason = "length" if answer.finish_reason == "length" else "stop"
     parsed = _parsed(answer.message)
     return Completion(
         request_id=request.request_id,
         segments=(),
-        finish_reason=reason,
+        finish_reason="length" if answer.finish_reason == "length" else "stop",
         account=TokenUsage(answer.usage.prompt_tokens, answer.usage.completion_tokens),
         text=str(parsed.message["content"]),
         parsed=parsed,

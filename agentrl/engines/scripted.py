@@ -244,10 +244,9 @@ class ScriptedEngine:
 
     def _wake_sleepers(self) -> None:
         with self._state:
-            sleepers = self._sleepers
-            self._sleepers = []
-        for woken in sleepers:
-            woken.get_loop().call_soon_threadsafe(woken.cancel)
+            for woken in self._sleepers:
+                woken.get_loop().call_soon_threadsafe(woken.cancel)
+            self._sleepers.clear()
 
     async def _ready(self, request: GenerateRequest) -> None:
         await self._serving()
@@ -263,15 +262,13 @@ class ScriptedEngine:
         sampling = request.sampling
         ids = self._scripted(request)[: sampling.max_new_tokens]
         for length, token in enumerate(ids, 1):
-            found = self._completed(ids[:length], sampling.stop) if sampling.stop else None
+            text = ""
+            if sampling.stop and self.decode is not None:
+                text = self.decode(np.asarray(ids[:length], dtype=np.int32))
+            found = next((string for string in sampling.stop if string in text), None)
             if found is not None or token in sampling.stop_token_ids:
                 return ids[:length], "stop", found
         return ids, "length" if len(ids) == sampling.max_new_tokens else "stop", None
-
-    def _completed(self, ids: Sequence[int], stop: Sequence[str]) -> str | None:
-        assert self.decode is not None  # without it, requests with stop strings are refused
-        text = self.decode(np.asarray(ids, dtype=np.int32))
-        return next((string for string in stop if string in text), None)
 
     def _scripted(self, request: GenerateRequest) -> Sequence[int]:
         session = request.session_id

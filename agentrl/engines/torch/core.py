@@ -257,10 +257,9 @@ class TorchScheduler:
         lanes = self._rows
         ids = job.ids
         row = lanes.cache.place(session)
-        table = lanes.table
         # the last id must be fed again for its logits, so at most n-1 positions are taken from the
         # cache
-        reused = self._reusable(common_prefix(ids[:-1], table.held(row)), session.pure)
+        reused = self._reusable(common_prefix(ids[:-1], lanes.table.held(row)), session.pure)
         sibling = None if reused else whole.get(ids.tobytes())
         if sibling is not None:
             sibling.rows.append(row)
@@ -275,10 +274,7 @@ class TorchScheduler:
                 whole[ids.tobytes()] = pending[-1]
                 lanes.cache.remember_prompt(session, ids)
         session.pure = ids.size
-        table.kv_len[row] = 0
-        table.ids[row, : ids.size] = ids
-        table.logprobs[row, job.num_prompt : ids.size] = job.logprobs
-        table.begin(row, job.num_prompt, job.request.seed, job.request.sampling)
+        lanes.table.begin(row, job)
         job.row = row
         self._running[row] = job
         job.mark(self._life.policy_version)

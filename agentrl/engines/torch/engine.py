@@ -77,7 +77,7 @@ class TorchEngine:
         job = ScheduledRequest(
             request, future, self._core.now(), np.array(request.token_ids, dtype=np.int32)
         )
-        self._thread.submit(job)
+        self._thread.submit(lambda: self._core.submit(job))
         try:
             return await future
         except asyncio.CancelledError:

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from agentrl.engines.torch.job import ScheduledRequest
 from agentrl.engines.torch.sampling import SamplingRows
-from agentrl.types import SamplingParams
 
 _OFF: Mapping[str, np.generic] = {
     "inverse_temperature": np.float32(1.0),
@@ -24,7 +24,7 @@ _OFF: Mapping[str, np.generic] = {
 
 class RowTable:
     """Every array has one entry a row; ``ids`` and ``logprobs`` are ``[rows, capacity]`` by
-    absolute position.
+    absolute position. A request samples its tokens at positions ``start`` to ``last``.
 
     ``ids[r, :kv_len[r]]`` are the ids whose KV the row holds, running or not. While the row runs,
     the token to be fed next is ``inputs[0, r]`` at position ``inputs[1, r]``; of an idle row that
@@ -44,11 +44,16 @@ class RowTable:
         self.stop_ids = np.full((rows, 1), -1, dtype=np.int64)
         self._sampling = {name: np.full(rows, off) for name, off in _OFF.items()}
 
-    def begin(self, row: int, start: int, seed: int, sampling: SamplingParams) -> None:
-        """Sets where a row's request samples its first token and its last, and how."""
+    def begin(self, row: int, job: ScheduledRequest) -> None:
+        """Gives a row to a request; it holds no KV yet."""
+        sampling = job.request.sampling
+        start = job.num_prompt
+        self.kv_len[row] = 0
+        self.ids[row, : job.ids.size] = job.ids
+        self.logprobs[row, start : job.ids.size] = job.logprobs
         self.start[row] = start
         self.last[row] = start + sampling.max_new_tokens - 1
-        self.seeds[row] = np.uint64(seed % 2**64)
+        self.seeds[row] = np.uint64(job.request.seed % 2**64)
         greedy = sampling.temperature == 0.0
         values = (
             1.0 if greedy else 1.0 / sampling.temperature,

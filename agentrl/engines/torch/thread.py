@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 class EngineThread:
     """Runs a core on one daemon thread; whatever touches the core is posted here and runs between
-    two steps.
+    two steps. What was posted runs, also when the thread ends.
 
     An exception in a step kills the engine: every request and call in flight fails, and so does
     every later one.
@@ -38,7 +38,6 @@ class EngineThread:
         self._closing = False
         # guards the end: a call is posted before the engine is closed, or refused
         self._ending = threading.Lock()
-        self._calls: set[Future[Any]] = set()
         self._drained: Future[None] | None = None
         self._thread = threading.Thread(target=self._main, name="agentrl-torch-engine", daemon=True)
         self._thread.start()
@@ -52,13 +51,13 @@ class EngineThread:
                 self._inbox.put(function)
         return not self._life.closed
 
-    def submit(self, job: ScheduledRequest) -> None:
-        """Queues a request.
+    def submit(self, function: Callable[[], object]) -> None:
+        """Runs ``function`` on the thread, soon.
 
         Raises:
             EngineError: the engine has ended.
         """
-        if not self.post(lambda: self._core.submit(job)):
+        if not self.post(function):
             raise self._life.error()
 
     def call(self, function: Callable[[], T]) -> T:
@@ -71,7 +70,8 @@ class EngineThread:
             except Exception as error:  # noqa: BLE001  (handed to the caller, who raises it)
                 future.set_exception(error)
 
-        return self._wait(future, run)
+        self.submit(run)
+        return future.result()
 
     def drain(self) -> None:
         """Admits nothing more, waits until nothing runs, and pauses."""
@@ -81,7 +81,8 @@ class EngineThread:
             self._core.admitting = False
             self._drained = future
 
-        self._wait(future, run)
+        self.submit(run)
+        future.result()
 
     def close(self) -> None:
         """Ends the thread; what is in flight fails."""
@@ -91,15 +92,6 @@ class EngineThread:
 
         self.post(run)
         self._thread.join()
-
-    def _wait(self, future: Future[T], run: Callable[[], None]) -> T:
-        self._calls.add(future)
-        try:
-            if not self.post(run):
-                raise self._life.error()
-            return future.result()
-        finally:
-            self._calls.discard(future)
 
     def _main(self) -> None:
         if self._num_threads is not None:
@@ -142,21 +134,17 @@ class EngineThread:
             by_loop.setdefault(job.future.get_loop(), []).append(job)
         self._core.outbox.clear()
         for loop, jobs in by_loop.items():
-            with contextlib.suppress(
-                RuntimeError
-            ):  # the loop was closed: nobody awaits these any more
+            with contextlib.suppress(RuntimeError):  # it was closed: nobody awaits these any more
                 loop.call_soon_threadsafe(_resolve, jobs)
 
     def _end(self, reason: str) -> None:
         with self._ending:
             self._life.close(reason)
-        while not self._inbox.empty():  # what was posted before: submissions fail below, calls too
-            self._inbox.get()()
+        self._run_inbox(wait=False)  # what was posted before; submitted requests fail below
         self._core.fail_all()
         self._deliver()
-        for call in list(self._calls):
-            if not call.done():
-                call.set_exception(self._life.error())
+        if self._drained is not None:
+            self._drained.set_exception(self._life.error())
 
 
 def _resolve(jobs: list[ScheduledRequest]) -> None:

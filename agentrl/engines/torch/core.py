@@ -23,7 +23,6 @@ from agentrl.engines.torch.prefill import DETERMINISTIC_CHUNK, Pending
 from agentrl.engines.torch.row_layout import Blocks, attention_blocks, exchanges
 from agentrl.engines.torch.sampling import SamplingRows, sample, uniforms
 from agentrl.engines.torch.sessions import KVSession
-from agentrl.engines.torch.stops import completed_stop
 from agentrl.engines.torch.torch_spec import RowPlan
 from agentrl.errors import EngineError
 from agentrl.types import Completion, FinishReason
@@ -387,16 +386,12 @@ class TorchScheduler:
             job = self._running.get(row)
             if job is None:
                 continue
-            listener = job.request.on_tokens
-            stop = job.request.sampling.stop
             ids, logprobs = self._rows.table.sampled(row)
-            found = None
-            if stop and self._as_text is not None:
-                found = completed_stop(self._as_text, ids, stop)
+            found = job.completed_stop(self._as_text, ids)
             if found is not None:
                 self._finish(row, "stop", found)
-            elif listener is not None:
-                listener(ids[-1:].copy(), logprobs[-1:].copy())
+            elif job.request.on_tokens is not None:
+                job.request.on_tokens(ids[-1:].copy(), logprobs[-1:].copy())
 
     def _finish(self, row: int, reason: FinishReason, stop_string: str | None = None) -> None:
         job = self._leave(row)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -18,6 +19,8 @@ from agentrl.types import (
     SegmentKind,
     TokenUsage,
 )
+
+_SLACK = 16
 
 
 @dataclass(slots=True, eq=False)
@@ -66,6 +69,22 @@ class ScheduledRequest:
             self.future.set_exception(self.answer)
         else:
             self.future.set_result(self.answer)
+
+    def completed_stop(
+        self, decode: Callable[[npt.NDArray[np.int32]], str] | None, sampled: npt.NDArray[np.int32]
+    ) -> str | None:
+        """The stop string that the last sampled token completed.
+
+        Only a tail is decoded: a string of b bytes became complete just now, so it lies within the
+        last b tokens that have text; ``_SLACK`` more cover tokens without any and characters cut at
+        the tail's start.
+        """
+        stop = self.request.sampling.stop
+        if not stop or decode is None:
+            return None
+        tail = 2 * max(len(string.encode()) for string in stop) + _SLACK
+        text = decode(sampled[-tail:])
+        return next((string for string in stop if string in text), None)
 
     def mark(self, version: int) -> None:
         """Notes that tokens sampled from now on are of ``version``."""

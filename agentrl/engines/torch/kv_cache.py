@@ -46,14 +46,11 @@ class KVCache:
         self._both = torch.zeros(
             (2, shape.num_layers, rows, K, self.capacity, E), dtype=dtype, device=device
         )
-        self.keys = self._both[0]
-        self.values = self._both[1]
+        self.keys, self.values = self._both
         self.bias = torch.full((rows, K, self.capacity), float("-inf"), dtype=dtype, device=device)
         self.bias[:, :, 0] = 0.0  # a row without any visible key would be NaN
         self._row_base = (torch.arange(rows * K, device=device) * self.capacity).view(rows, K)
-        self._flat = [
-            (self.keys[n].view(-1, E), self.values[n].view(-1, E)) for n in range(shape.num_layers)
-        ]
+        self._flat = list(zip(*self._both.view(2, shape.num_layers, -1, E), strict=True))
         self._flat_bias = self.bias.view(-1)
 
     def show(self, positions_N: Tensor) -> Tensor:

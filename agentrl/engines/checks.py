@@ -284,6 +284,5 @@ def check_request(
 
 def first_outside(ids: npt.NDArray[Any], vocab_size: int) -> int | None:
     """The first of ``ids`` ``[n]`` that is no id of the vocabulary."""
-    if not ids.size or (int(ids.min()) >= 0 and int(ids.max()) < vocab_size):
-        return None
-    return int(ids[(ids < 0) | (ids >= vocab_size)][0])
+    outside = ids[(ids < 0) | (ids >= vocab_size)]
+    return int(outside[0]) if outside.size else None

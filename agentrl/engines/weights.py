@@ -20,10 +20,6 @@ from agentrl.store.atomic import replacing_folder
 from agentrl.types.checksum import tensor_checksum
 
 _CODES: Mapping[ServedDtype, str] = {"float32": "F32", "bfloat16": "BF16"}
-_BITS: Mapping[ServedDtype, type[np.unsignedinteger[Any]]] = {
-    "float32": np.uint32,
-    "bfloat16": np.uint16,
-}
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
 
 
@@ -46,7 +42,7 @@ class WeightArray:
     @property
     def bits(self) -> npt.NDArray[np.unsignedinteger[Any]]:
         """``[elements]``: each number's bits, as an unsigned integer of its width."""
-        return self.data.view(_BITS[self.dtype])
+        return self.data.view(np.uint32 if self.dtype == "float32" else np.uint16)
 
 
 def array_checksum(array: WeightArray) -> int:
@@ -87,11 +83,8 @@ def _converted(
     if code == "BF16":
         bits = data.view(np.uint16).astype(np.uint32) << 16
     elif code in ("F16", "F32"):
-        bits = (
-            data.view(np.float16 if code == "F16" else np.float32)
-            .astype(np.float32)
-            .view(np.uint32)
-        )
+        numbers = data.view(np.float16 if code == "F16" else np.float32)
+        bits = numbers.astype(np.float32).view(np.uint32)
     else:
         raise DataError(
             f"{what} has dtype {code}; servers are given BF16, F16 or F32, save the model in one "

@@ -221,8 +221,8 @@ class TorchScheduler:
     def _admit(self) -> None:
         lanes = self._rows
         skipped = []
-        pending: list[Pending] = []
-        whole: dict[bytes, Pending] = {}  # those of them that prefill a whole prompt, by its ids
+        # by the ids of a whole prompt, or by the row of what goes on behind KV that there is
+        pending: dict[bytes | int, Pending] = {}
         free = self._plan.num_rows - len(self._running)
         while self.num_waiting and free:
             job = (self._returning or self._arriving).popleft()
@@ -240,17 +240,13 @@ class TorchScheduler:
                 skipped.append(job)
                 continue
             free -= 1
-            self._enter(job, session, pending, whole)
+            self._enter(job, session, pending)
         self._returning.extendleft(reversed(skipped))
         if pending:
-            self._prefill(pending)
+            self._prefill(list(pending.values()))
 
     def _enter(
-        self,
-        job: ScheduledRequest,
-        session: KVSession,
-        pending: list[Pending],
-        whole: dict[bytes, Pending],
+        self, job: ScheduledRequest, session: KVSession, pending: dict[bytes | int, Pending]
     ) -> None:
         """Gives the job a row and what KV there is, and notes what is left to prefill."""
         lanes = self._rows
@@ -259,7 +255,7 @@ class TorchScheduler:
         # the last id must be fed again for its logits, so at most n-1 positions are taken from the
         # cache
         reused = self._reusable(common_prefix(ids[:-1], lanes.table.held(row)), session.pure)
-        sibling = None if reused else whole.get(ids.tobytes())
+        sibling = None if reused else pending.get(ids.tobytes())
         if sibling is not None:
             sibling.rows.append(row)
             reused = ids.size
@@ -268,9 +264,8 @@ class TorchScheduler:
                 source, pure = found
                 reused = self._reusable(ids.size - 1, pure)
                 lanes.kv.copy(source, row, reused)
-            pending.append(Pending([row], ids, reused))
+            pending[row if reused else ids.tobytes()] = Pending([row], ids, reused)
             if reused == 0:
-                whole[ids.tobytes()] = pending[-1]
                 lanes.cache.remember_prompt(session, ids)
         session.pure = ids.size
         lanes.table.begin(row, job)

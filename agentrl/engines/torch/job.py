@@ -44,7 +44,7 @@ class ScheduledRequest:
     logprobs: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
     marks: list[tuple[int, int]] = field(default_factory=list)
     row: int | None = None
-    cached_tokens: int | None = None
+    cached_tokens: int = 0
     kv_tokens: int | None = None
     answer: Completion | EngineError = field(init=False)
     started: float | None = None
@@ -109,7 +109,7 @@ class ScheduledRequest:
             finish_reason=finish_reason,
             account=TokenUsage(self.num_prompt, count, self.kv_tokens),
             stop_string=stop_string,
-            cached_tokens=self.cached_tokens or 0,
+            cached_tokens=self.cached_tokens,
             timings={
                 "queue_s": started - self.submitted,
                 "prefill_s": self.prefill_s,

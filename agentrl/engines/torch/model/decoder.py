@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from agentrl.engines.torch.kv_cache import KVCache
+from agentrl.engines.torch.kv_cache import KVCache, additive_mask
 from agentrl.engines.torch.model.config import DecoderConfig
 from agentrl.engines.torch.row_layout import Blocks
 
@@ -125,9 +125,8 @@ class NativeDecoder:
         hidden = self._weights.embedding.index_select(0, tokens_MT.view(-1))
         rope = self._rope.index_select(0, positions_MT.view(-1)).unsqueeze(1)
         index = kv.flat_index(rows_M, positions_MT)
-        hidden_keys = self._key_positions[:num_keys] > positions_MT[:, :, None]  # [M, T, L]
-        mask = torch.zeros(hidden_keys.shape, device=hidden.device, dtype=hidden.dtype)
-        mask.masked_fill_(hidden_keys, float("-inf"))
+        later_keys = self._key_positions[:num_keys] > positions_MT[:, :, None]  # [M, T, L]
+        mask = additive_mask(later_keys, hidden.dtype)
         for number, layer in enumerate(self._weights.layers):
             queries = self._project(hidden, number, rope, index)
             if number == len(self._weights.layers) - 1:
@@ -167,8 +166,9 @@ class NativeDecoder:
         if not self._fp32:
             queries = queries.to(hidden.dtype)
             keys = keys.to(hidden.dtype)
-        values = qkv[:, self._qk_width :].reshape(-1, self._E)
-        self._kv.write(number, index, keys.view(-1, self._E), values)
+        flat_keys, flat_values = self._kv.flat[number]
+        flat_keys.index_copy_(0, index, keys.view(-1, self._E))
+        flat_values.index_copy_(0, index, qkv[:, self._qk_width :].reshape(-1, self._E))
         return queries
 
     def _scores(self, queries: Tensor, keys: Tensor, bias: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from agentrl.engines.torch.kv_cache import KVCache
+from agentrl.engines.torch.kv_cache import KVCache, additive_mask
 from agentrl.engines.torch.row_layout import Blocks
 
 MaskKind = Literal["full", "sliding", "by_layer"]
@@ -47,15 +47,16 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers' classes are untype
     ) -> tuple[Tensor, Tensor]:
         """Stores ``[n, K, T, E]`` of a layer; all keys and values ``[n, K, L, E]`` of the rows."""
         heads = key_states.shape[1]
-        key_width = key_states.shape[3]
-        value_width = value_states.shape[3]
         index = self._index[:, :, :heads].reshape(-1)
-        keys, values = (
-            states.transpose(1, 2).flatten(0, 2) for states in (key_states, value_states)
-        )
-        self._kv.write_front(layer_idx, index, keys, values)
+        both = (key_states, value_states)
+        for flat, states in zip(self._kv.flat[layer_idx], both, strict=True):
+            front = flat[:, : states.shape[3]]
+            front.index_copy_(0, index, states.transpose(1, 2).flatten(0, 2))
         keys, values = self._kv.read(layer_idx, self._rows, self._num_keys)
-        return keys[:, :heads, :, :key_width], values[:, :heads, :, :value_width]
+        return (
+            keys[:, :heads, :, : key_states.shape[3]],
+            values[:, :heads, :, : value_states.shape[3]],
+        )
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0
@@ -76,13 +77,13 @@ class Masks:
         """Additive masks ``[n, 1, T, L]`` in the form that the model's forward takes."""
         keys = torch.arange(num_keys, device=positions_nT.device)
         queries = positions_nT[:, None, :, None]
-        full = _additive(keys > queries, dtype)
+        full = additive_mask(keys > queries, dtype)
         if self.kind == "full":
             return full
         # padding stands at the trash, behind all keys: key 0 stays visible, for a softmax over none
         # would be NaN
         gone = (keys <= queries - self.window) & ((queries < num_keys) | (keys > 0))
-        sliding = _additive((keys > queries) | gone, dtype)
+        sliding = additive_mask((keys > queries) | gone, dtype)
         return (
             sliding
             if self.kind == "sliding"
@@ -137,9 +138,3 @@ class TransformersDecoder:
         )
         logits: Tensor = answer.logits
         return logits.float()
-
-
-def _additive(hidden: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(
-        hidden, float("-inf")
-    )

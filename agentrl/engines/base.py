@@ -39,19 +39,15 @@ class RolloutEngine(Protocol):
                 a version below ``min_version``, a deadline spent, or the engine's own failure;
                 ``retryable`` tells which.
         """
-        ...
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """Ends requests in flight with finish_reason ``abort``; unknown ids are ignored."""
-        ...
 
     async def release(self, session_id: str) -> None:
         """Frees what is kept for an episode; unknown ids are ignored."""
-        ...
 
     def info(self) -> EngineInfo:
         """What a client must know, at the version served now."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +92,6 @@ class UpdateSession(Protocol):
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
         """One whole tensor under its Hugging Face name."""
-        ...
 
     def commit(self) -> None:
         """Serves the new weights under their version; KV of older ones is dropped.
@@ -104,11 +99,9 @@ class UpdateSession(Protocol):
         Raises:
             EngineError: a tensor is missing or has another shape; the engine is corrupt.
         """
-        ...
 
     def abort(self) -> None:
         """Gives up: the engine is corrupt where anything was put."""
-        ...
 
 
 class EngineControl(Protocol):
@@ -117,13 +110,11 @@ class EngineControl(Protocol):
     def pause(self, mode: PauseMode) -> None:
         """``drain`` waits for running requests; ``retract`` drops their KV and prefills it again
         after ``resume``; ``in_place`` keeps KV of the older version."""
-        ...
 
     def resume(self) -> None: ...
 
     def sleep(self, tags: Sequence[Tag]) -> None:
         """Releases memory; requires idle or paused by ``retract``."""
-        ...
 
     def wake(self, tags: Sequence[Tag]) -> None: ...
 
@@ -131,12 +122,10 @@ class EngineControl(Protocol):
 
     def begin_update(self, version: int) -> UpdateSession:
         """Requires a paused engine."""
-        ...
 
     def checksum(self) -> Mapping[str, int]:
         """For each Hugging Face tensor Σ bits_i·(2i+1) mod 2**64 over its flat index i in the
         served dtype."""
-        ...
 
     def score(self, token_ids: Sequence[int]) -> Mapping[str, npt.NDArray[np.float32]]:
         """Log-probabilities of a text under the weights served now; requires a serving engine.
@@ -148,17 +137,14 @@ class EngineControl(Protocol):
             By each server's name ``[n - 1]``: of every token but the first, given those before it,
             at temperature 1. An engine in this process has one entry.
         """
-        ...
 
     def health(self) -> EngineHealth: ...
 
     def take_notices(self) -> list[EngineNotice]:
         """Failures overcome since the last call; from any thread."""
-        ...
 
     def close(self) -> None:
         """Ends everything that it started; requests in flight fail."""
-        ...
 
 
 class HostedEngine(RolloutEngine, EngineControl, Protocol):
@@ -177,11 +163,9 @@ class WeightSender(Protocol):
 
     def begin(self, update: Any) -> UpdateSession:
         """A session that puts tensors into a ``servers.update.ServerUpdate``."""
-        ...
 
     def close(self) -> None:
         """Ends what it keeps between updates."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.engines.base import EnginePlace, EngineSpec, EngineTraits, WeightSender
+from agentrl.engines.base import EnginePlace, EngineSpec, EngineTraits, HostedEngine, WeightSender
 from agentrl.errors import ConfigError, EngineError
 from agentrl.types import Completion, EngineInfo, GenerateRequest, SamplingParams, concat_ids
 
-T = TypeVar("T")
-
-_METHODS = (
-    *("generate", "abort", "release", "info", "pause", "resume", "sleep", "wake", "layout"),
-    *("begin_update", "checksum", "score", "health", "take_notices", "close"),
-)
 _NEW_TOKENS = 4
 
 
@@ -97,7 +91,8 @@ class _Checked:
         """Rules of a built engine, from its first request to its end."""
         with self.rule("build() returns an engine with both faces"):
             self._built = self._spec.build(self._spec.resolve(self._place), sender)
-            missing = [name for name in _METHODS if not callable(getattr(self._built, name, None))]
+            faces = [name for name in dir(HostedEngine) if not name.startswith("_")]
+            missing = [name for name in faces if not callable(getattr(self._built, name, None))]
             _hold(not missing, f"it has no {', '.join(missing)}()")
         if self.broken:
             return
@@ -112,18 +107,15 @@ class _Checked:
             info = self._built.info()
             dtype = self._built.layout().dtype
             found = (info.context_tokens, info.returns_ids, dtype)
-            wanted = (
-                self._place.context_tokens,
-                self._spec.traits().returns_ids,
-                self._place.dtype,
-            )
+            returns_ids = self._spec.traits().returns_ids
+            wanted = (self._place.context_tokens, returns_ids, self._place.dtype)
             _hold(found == wanted, f"context_tokens, returns_ids, dtype are {found}, not {wanted}")
         with self.rule("a new engine is serving"):
-            _hold(self._built.health().state == "serving", f"it is {self._built.health().state}")
+            self._hold_state("serving", "build()")
 
     def _answers(self) -> None:
         with self.rule("a completion accounts for every token"):
-            completion = self._run(self._generate())
+            completion = self._answer()
             ids = concat_ids(completion.segments)
             logprobs = sum(
                 segment.logprobs.size
@@ -139,27 +131,19 @@ class _Checked:
             )
             _hold(ids.size <= _NEW_TOKENS, f"{ids.size} of {_NEW_TOKENS} tokens came")
         with self.rule("a completion carries the version served"):
-            version = self._built.info().policy_version
-            found = {part.policy_version for part in self._run(self._generate()).segments}
-            _hold(found <= {version}, f"{found}, and {version} is served")
+            self._hold_version(self._built.info().policy_version, "is served")
         with self.rule("ids outside the vocabulary are refused, not to be tried again"):
-            self._refused(
-                lambda: self._run(self._generate(self._built.info().vocab_size)), final=True
-            )
+            self._refused(lambda: self._answer(self._built.info().vocab_size), final=True)
         if self._spec.traits().deterministic and self._place.deterministic:
             with self.rule("a deterministic engine repeats itself"):
-                one, two = (self._run(self._generate()) for _ in range(2))
-                _hold(
-                    concat_ids(one.segments).tolist() == concat_ids(two.segments).tolist(),
-                    "the same request gave other tokens",
-                )
+                one, two = (concat_ids(self._answer().segments).tolist() for _ in range(2))
+                _hold(one == two, "the same request gave other tokens")
 
     def _pauses(self) -> None:
         with self.rule("a paused engine says so, and answers after resume()"):
             self._built.pause("retract")
-            state = self._built.health().state
-            _hold(state == "paused", f"after pause('retract') it is {state}")
-            self._run(self._answered_after_resume())
+            self._hold_state("paused", "pause('retract')")
+            asyncio.run(self._answered_after_resume())
         with self.rule("begin_update() needs a paused engine"):
             self._refused(lambda: self._built.begin_update(1))
 
@@ -188,33 +172,41 @@ class _Checked:
                 session.put(name, tensor)
             session.commit()
             self._built.resume()
-            found = {part.policy_version for part in self._run(self._generate()).segments}
-            _hold(found <= {version}, f"{found}, and {version} was committed")
+            self._hold_version(version, "was committed")
         with self.rule("an incomplete update leaves a corrupt engine"):
             self._built.pause("retract")
             session = self._built.begin_update(version + 1)
             session.put(*tensors[0])
             self._refused(session.commit)
-            state = self._built.health().state
-            _hold(state == "corrupt", f"it is {state}")
-            self._refused(lambda: self._run(self._generate()))
+            self._hold_state("corrupt", "commit()")
+            self._refused(self._answer)
 
     def _ends(self) -> None:
         with self.rule("a closed engine says so, and answers nothing"):
             self._built.close()
-            state = self._built.health().state
-            _hold(state == "closed", f"after close() it is {state}")
-            self._refused(lambda: self._run(self._generate()))
+            self._hold_state("closed", "close()")
+            self._refused(self._answer)
 
-    def _generate(self, token: int = 2) -> Coroutine[Any, Any, Completion]:
+    def _hold_state(self, wanted: str, after: str) -> None:
+        state = self._built.health().state
+        _hold(state == wanted, f"after {after} it is {state}")
+
+    def _hold_version(self, version: int, how: str) -> None:
+        found = {part.policy_version for part in self._answer().segments}
+        _hold(found <= {version}, f"{found}, and {version} {how}")
+
+    def _answer(self, token: int = 2) -> Completion:
+        return asyncio.run(self._generate(token))
+
+    async def _generate(self, token: int = 2) -> Completion:
         self._count += 1
         name = f"check-{self._count}"
         sampling = SamplingParams(max_new_tokens=_NEW_TOKENS)
         ids = np.array([0, 1, token], np.int32)
-        work: Coroutine[Any, Any, Completion] = self._built.generate(
+        completion: Completion = await self._built.generate(
             GenerateRequest(name, name, ids, sampling, seed=1)
         )
-        return work
+        return completion
 
     async def _answered_after_resume(self) -> None:
         waiting = asyncio.ensure_future(self._generate())
@@ -230,9 +222,6 @@ class _Checked:
             _hold(not (final and error.retryable), "the error is retryable")
             return
         raise _BrokenRuleError("no EngineError was raised")
-
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run(work)
 
 
 def check_request(
@@ -254,7 +243,10 @@ def check_request(
     context = info.context_tokens
     problem = ""
     if ids.ndim != 1 or ids.size < 1 or ids.dtype.kind not in "iu":
-        problem = f"token_ids must be one dimension of at least one integer, got {ids.dtype} of shape {ids.shape}"  # noqa: E501
+        problem = (
+            "token_ids must be one dimension of at least one integer, got "
+            f"{ids.dtype} of shape {ids.shape}"
+        )
     elif (wrong := first_outside(ids, info.vocab_size)) is not None:
         problem = (
             f"token_ids must lie in [0, {info.vocab_size}), the vocabulary of {info.model}, got "
@@ -269,12 +261,13 @@ def check_request(
     elif request.media and not images:
         problem = (
             f"engine {info.name!r} with {info.model} takes no images, got {len(request.media)}; "
-            "use rollout.engine: sglang and a model that sees"
+            "use the engine 'sglang' and a model that sees"
         )
-    elif (request.media or request.images) and [span.sha256 for span in request.media] != [
-        image.sha256 for image in request.images
-    ]:
-        problem = f"images must be those of media, one each, got {len(request.images)} for {len(request.media)}"  # noqa: E501
+    elif [span.sha256 for span in request.media] != [image.sha256 for image in request.images]:
+        problem = (
+            "images must be those of media, one each, got "
+            f"{len(request.images)} for {len(request.media)}"
+        )
     elif sampling.stop and not stop_strings:
         problem = (
             f"engine {info.name!r} was built without a way to decode, so it cannot match stop "
@@ -291,6 +284,5 @@ def check_request(
 
 def first_outside(ids: npt.NDArray[Any], vocab_size: int) -> int | None:
     """The first of ``ids`` ``[n]`` that is no id of the vocabulary."""
-    if not ids.size or (int(ids.min()) >= 0 and int(ids.max()) < vocab_size):
-        return None
-    return int(ids[(ids < 0) | (ids >= vocab_size)][0])
+    outside = ids[(ids < 0) | (ids >= vocab_size)]
+    return int(outside[0]) if outside.size else None

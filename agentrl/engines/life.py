@@ -42,14 +42,15 @@ class EngineLife:
     @property
     def state(self) -> EngineState:
         """The state that an owner is told; the gravest one that holds."""
-        states: tuple[tuple[EngineState, bool], ...] = (
-            ("closed", bool(self.closed)),
-            ("corrupt", bool(self.fault)),
-            ("updating", self.updating),
-            ("asleep", bool(self.asleep)),
-            ("paused", self.paused is not None),
-        )
-        return next((name for name, holds in states if holds), "serving")
+        if self.closed:
+            return "closed"
+        if self.fault:
+            return "corrupt"
+        if self.updating:
+            return "updating"
+        if self.asleep:
+            return "asleep"
+        return "serving" if self.paused is None else "paused"
 
     @property
     def serves(self) -> bool:

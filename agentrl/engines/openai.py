@@ -13,7 +13,6 @@ from agentrl.tools.parsers.reading import Reading, kind_of
 from agentrl.types import (
     Completion,
     EngineInfo,
-    FinishReason,
     GenerateRequest,
     Message,
     ParsedMessage,
@@ -27,21 +26,15 @@ class OpenAIEngine:
     logprobs, no versions.
 
     Args:
-        client: of the server.
+        server: that answers.
+
+    Raises:
+        ConfigError: the variable named for the key is not set.
     """
 
-    def __init__(self, client: ChatClient) -> None:
-        self.client = client
+    def __init__(self, server: ChatServerSpec) -> None:
+        self.client = ChatClient(server)
         self._asked: dict[str, asyncio.Task[ChatAnswer]] = {}
-
-    @classmethod
-    def of(cls, server: ChatServerSpec) -> OpenAIEngine:
-        """An engine of one server.
-
-        Raises:
-            ConfigError: the variable named for the key is not set.
-        """
-        return cls(ChatClient(server))
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """See ``RolloutEngine.generate``; the counts are the server's own.
@@ -52,7 +45,15 @@ class OpenAIEngine:
             ServerError: the server refused the request, or its infrastructure failed for good.
         """
         _check(request)
-        asking = asyncio.ensure_future(self._ask(request))
+        asking = asyncio.ensure_future(
+            self.client.chat(
+                _answerable(request.messages),
+                tools=request.tools,
+                max_tokens=request.sampling.max_new_tokens,
+                temperature=request.sampling.temperature,
+                settings=_settings(request.sampling),
+            )
+        )
         self._asked[request.request_id] = asking
         try:
             await asyncio.wait([asking], timeout=request.deadline_s)
@@ -62,9 +63,9 @@ class OpenAIEngine:
                     f"without an answer of model {self.client.spec.model!r} at "
                     f"{self.client.spec.base_url}; raise it, or ask for less"
                 )
-            return (
-                _aborted(request) if asking.cancelled() else _completion(request, asking.result())
-            )
+            if asking.cancelled():
+                return Completion(request.request_id, (), "abort", TokenUsage(0, 0), text="")
+            return _completion(request, asking.result())
         finally:
             asking.cancel()
             del self._asked[request.request_id]
@@ -72,8 +73,7 @@ class OpenAIEngine:
     async def abort(self, request_ids: Sequence[str]) -> None:
         """See ``RolloutEngine.abort``."""
         for request_id in request_ids:
-            asking = self._asked.get(request_id)
-            if asking is not None:
+            if (asking := self._asked.get(request_id)) is not None:
                 asking.get_loop().call_soon_threadsafe(asking.cancel)
 
     async def release(self, session_id: str) -> None:
@@ -89,16 +89,6 @@ class OpenAIEngine:
         """Closes the connections of this event loop."""
         await self.client.close()
 
-    async def _ask(self, request: GenerateRequest) -> ChatAnswer:
-        sampling = request.sampling
-        return await self.client.chat(
-            _answerable(request.messages),
-            tools=request.tools,
-            max_tokens=sampling.max_new_tokens,
-            temperature=sampling.temperature,
-            settings=_settings(sampling),
-        )
-
 
 def _check(request: GenerateRequest) -> None:
     """What such a server cannot do is not left out in silence."""
@@ -112,7 +102,10 @@ def _check(request: GenerateRequest) -> None:
             f"stop_token_ids must be empty, got {request.sampling.stop_token_ids}; use stop strings"
         )
     elif request.min_version:
-        problem = f"min_version must be 0, got {request.min_version}; the server's weights have no versions"  # noqa: E501
+        problem = (
+            f"min_version must be 0, got {request.min_version}; the server's weights have no "
+            "versions"
+        )
     if problem:
         raise EngineError(
             f"request {request.request_id!r} to engine 'openai': {problem}", retryable=False
@@ -152,22 +145,17 @@ def _answerable(messages: Sequence[Message]) -> list[Message]:
 
 
 def _completion(request: GenerateRequest, answer: ChatAnswer) -> Completion:
-    reason: FinishReason = "length" if answer.finish_reason == "length" else "stop"
     parsed = _parsed(answer.message)
     return Completion(
         request_id=request.request_id,
         segments=(),
-        finish_reason=reason,
+        finish_reason="length" if answer.finish_reason == "length" else "stop",
         usage=TokenUsage(answer.usage.prompt_tokens, answer.usage.completion_tokens),
         text=str(parsed.message["content"]),
         parsed=parsed,
         cached_tokens=answer.usage.cached_tokens,
         timings={"request_s": answer.seconds},
     )
-
-
-def _aborted(request: GenerateRequest) -> Completion:
-    return Completion(request.request_id, (), "abort", TokenUsage(0, 0), text="")
 
 
 def _parsed(wire: Mapping[str, Any]) -> ParsedMessage:

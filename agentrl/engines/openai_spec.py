@@ -56,7 +56,7 @@ class OpenAIEngineSpec(EngineSpec):
         Raises:
             ConfigError: the section describes no server, or the key's variable is not set.
         """
-        engine: MessageEngine = load_object("agentrl.engines.openai:OpenAIEngine.of")(
+        engine: MessageEngine = load_object("agentrl.engines.openai:OpenAIEngine")(
             self.server(max_concurrent=place.max_running)
         )
         return engine

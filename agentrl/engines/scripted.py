@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -36,7 +38,10 @@ Script: TypeAlias = (
     | Sequence[Sequence[int]]
 )
 
+_ENDED = 0.0  # time of a loop at which a wait expires that an abort ends
 
+
+@dataclass(eq=False)
 class ScriptedEngine:
     """Answers from a script; ``RolloutEngine`` and ``EngineControl`` without a model.
 
@@ -57,32 +62,23 @@ class ScriptedEngine:
         decode: ids to text, for stop strings; without it, requests with any are refused.
     """
 
-    def __init__(
-        self,
-        script: Script,
-        *,
-        vocab_size: int = 1 << 20,
-        context_tokens: int = 1 << 20,
-        logprob: float = -1.0,
-        latency: Callable[[GenerateRequest], Awaitable[object]] | None = None,
-        failures: Mapping[int, EngineError] | None = None,
-        shapes: Mapping[str, tuple[int, ...]] | None = None,
-        policy_version: int = 0,
-        decode: Callable[[npt.NDArray[np.int32]], str] | None = None,
-    ) -> None:
+    script: Script
+    _: KW_ONLY
+    vocab_size: int = 1 << 20
+    context_tokens: int = 1 << 20
+    logprob: float = -1.0
+    latency: Callable[[GenerateRequest], Awaitable[object]] | None = None
+    failures: Mapping[int, EngineError] = field(default_factory=dict)
+    shapes: Mapping[str, tuple[int, ...]] | None = None
+    policy_version: InitVar[int] = 0
+    decode: Callable[[npt.NDArray[np.int32]], str] | None = None
+
+    def __post_init__(self, policy_version: int) -> None:
         self.requests: list[GenerateRequest] = []
-        self._script = script
-        self._vocab_size = vocab_size
-        self._context_tokens = context_tokens
-        self._logprob = logprob
-        self._latency = latency
-        self._failures = dict(failures or {})
-        self._shapes = shapes
-        self._decode = decode
         self._turns: dict[str, int] = {}
         self._kv: dict[str, npt.NDArray[np.int32]] = {}
         self._checksums: dict[str, int] = {}
-        self._waits: dict[str, asyncio.Task[None]] = {}
+        self._waits: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Timeout]] = {}
         self._life = EngineLife(policy_version)
         # guards what runs and who waits: requests come from any event loop, moves from the owner's
         # thread
@@ -93,29 +89,20 @@ class ScriptedEngine:
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """The script's answer; see ``RolloutEngine.generate``."""
-        check_request(request, self.info(), stop_strings=self._decode is not None, images=True)
+        check_request(request, self.info(), stop_strings=self.decode is not None, images=True)
         if request.request_id in self._waits:
             raise EngineError(
                 f"request_id {request.request_id!r} is already in flight; ids must be unique"
             )
         call = len(self.requests)
         self.requests.append(request)
-        if call in self._failures:
-            raise self._failures[call]
-        waiting = asyncio.ensure_future(self._ready(request))
-        self._waits[request.request_id] = waiting
+        if call in self.failures:
+            raise self.failures[call]
+        scope = asyncio.timeout(request.deadline_s)
+        self._waits[request.request_id] = (asyncio.get_running_loop(), scope)
         try:
-            await asyncio.wait([waiting], timeout=request.deadline_s)
-            if not waiting.done():
-                raise EngineError(
-                    f"request {request.request_id!r} spent its deadline_s={request.deadline_s}; "
-                    "raise it"
-                )
-            if waiting.cancelled() and self._life.closed:
-                raise self._life.error()
-            if waiting.cancelled():
-                return self._completion(request, [], "abort")
-            waiting.result()
+            async with scope:
+                await self._ready(request)
             if request.min_version > self._life.policy_version:
                 raise EngineError(
                     f"request {request.request_id!r} needs min_version={request.min_version}, the "
@@ -123,8 +110,18 @@ class ScriptedEngine:
                     "engine that was updated"
                 )
             return self._completion(request, *self._answer(request))
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            if self._life.closed:
+                raise self._life.error() from None
+            if scope.when() == _ENDED:
+                return self._completion(request, [], "abort")
+            raise EngineError(
+                f"request {request.request_id!r} spent its deadline_s={request.deadline_s}; "
+                "raise it"
+            ) from None
         finally:
-            waiting.cancel()
             del self._waits[request.request_id]
             with self._state:
                 self._running.discard(request.request_id)
@@ -134,7 +131,7 @@ class ScriptedEngine:
         """Ends requests that wait for their latency, with finish_reason ``abort`` and no token."""
         for request_id in request_ids:
             if request_id in self._waits:
-                _cancel(self._waits[request_id])
+                _end(*self._waits[request_id])
 
     async def release(self, session_id: str) -> None:
         """Forgets a session's KV; its script goes on at the next turn."""
@@ -145,8 +142,8 @@ class ScriptedEngine:
         return EngineInfo(
             "scripted",
             "scripted",
-            self._vocab_size,
-            self._context_tokens,
+            self.vocab_size,
+            self.context_tokens,
             self._life.policy_version,
         )
 
@@ -191,7 +188,7 @@ class ScriptedEngine:
         """See ``EngineControl.begin_update``."""
         with self._state:
             self._life.begin_update(version)
-        return ScriptedUpdateSession(self, version, self._shapes)
+        return ScriptedUpdateSession(self, version)
 
     def checksum(self) -> Mapping[str, int]:
         """Of the tensors of the last update."""
@@ -199,7 +196,7 @@ class ScriptedEngine:
 
     def score(self, token_ids: Sequence[int]) -> Mapping[str, npt.NDArray[np.float32]]:
         """The logprob of every scripted token."""
-        return {"scripted": np.full(len(token_ids) - 1, self._logprob, dtype=np.float32)}
+        return {"scripted": np.full(len(token_ids) - 1, self.logprob, dtype=np.float32)}
 
     def take_notices(self) -> list[EngineNotice]:
         """Nothing: it either works or fails."""
@@ -217,7 +214,7 @@ class ScriptedEngine:
         with self._state:
             self._life.close("it was closed")
         for wait in list(self._waits.values()):
-            _cancel(wait)
+            _end(*wait)
 
     def mark_corrupt(self, cause: str) -> None:
         """Gives an update up halfway: nothing is answered any more."""
@@ -247,40 +244,37 @@ class ScriptedEngine:
 
     def _wake_sleepers(self) -> None:
         with self._state:
-            sleepers = self._sleepers
-            self._sleepers = []
-        for woken in sleepers:
-            _cancel(woken)
+            for woken in self._sleepers:
+                woken.get_loop().call_soon_threadsafe(woken.cancel)
+            self._sleepers.clear()
 
     async def _ready(self, request: GenerateRequest) -> None:
         await self._serving()
         with self._state:
             self._running.add(request.request_id)
-        if self._latency is not None:
-            await self._latency(request)
+        if self.latency is not None:
+            await self.latency(request)
             if not self._draining:
                 await self._serving()
 
     def _answer(self, request: GenerateRequest) -> tuple[Sequence[int], FinishReason, str | None]:
         """The script's answer up to where it ends, and why it ends there."""
-        ids = self._scripted(request)
         sampling = request.sampling
-        for length in range(1, min(len(ids), sampling.max_new_tokens) + 1):
+        ids = self._scripted(request)[: sampling.max_new_tokens]
+        for length, token in enumerate(ids, 1):
             text = ""
-            if sampling.stop and self._decode is not None:
-                text = self._decode(np.asarray(ids[:length], dtype=np.int32))
+            if sampling.stop and self.decode is not None:
+                text = self.decode(np.asarray(ids[:length], dtype=np.int32))
             found = next((string for string in sampling.stop if string in text), None)
-            if found is not None or ids[length - 1] in sampling.stop_token_ids:
+            if found is not None or token in sampling.stop_token_ids:
                 return ids[:length], "stop", found
-        if len(ids) >= sampling.max_new_tokens:
-            return ids[: sampling.max_new_tokens], "length", None
-        return ids, "stop", None
+        return ids, "length" if len(ids) == sampling.max_new_tokens else "stop", None
 
     def _scripted(self, request: GenerateRequest) -> Sequence[int]:
         session = request.session_id
-        if callable(self._script):
-            return self._script(request)
-        turns = self._script.get(session, ()) if isinstance(self._script, Mapping) else self._script
+        if callable(self.script):
+            return self.script(request)
+        turns = self.script.get(session, ()) if isinstance(self.script, Mapping) else self.script
         turn = self._turns.get(session, 0)
         if turn >= len(turns):
             raise EngineError(
@@ -302,7 +296,7 @@ class ScriptedEngine:
         sampled = np.array(ids, dtype=np.int32)
         sequence = np.concatenate([request.token_ids, sampled])
         self._kv[request.session_id] = sequence[:-1]
-        logprobs = np.full(len(ids), self._logprob, dtype=np.float32)
+        logprobs = np.full(len(ids), self.logprob, dtype=np.float32)
         segment = Segment(SegmentKind.POLICY, sampled, logprobs, self._life.policy_version)
         return Completion(
             request_id=request.request_id,
@@ -314,16 +308,13 @@ class ScriptedEngine:
         )
 
 
+@dataclass
 class ScriptedUpdateSession:
     """``UpdateSession`` of a ScriptedEngine: checks names and shapes, keeps checksums."""
 
-    def __init__(
-        self, engine: ScriptedEngine, version: int, shapes: Mapping[str, tuple[int, ...]] | None
-    ) -> None:
-        self._engine = engine
-        self._version = version
-        self._shapes = shapes
-        self._put: dict[str, int] = {}
+    engine: ScriptedEngine
+    version: int
+    _put: dict[str, int] = field(default_factory=dict)
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
         """Takes one tensor.
@@ -332,33 +323,39 @@ class ScriptedUpdateSession:
             EngineError: an unknown name or another shape; the engine is corrupt.
         """
         shape = tuple(tensor.shape)
-        if self._shapes is not None and name not in self._shapes:
+        wanted = self.engine.shapes
+        if wanted is not None and name not in wanted:
             self._fail(f"there is no tensor {name!r}")
-        if self._shapes is not None and shape != self._shapes[name]:
-            self._fail(f"{name} must have shape {self._shapes[name]}, got {shape}")
+        if wanted is not None and shape != wanted[name]:
+            self._fail(f"{name} must have shape {wanted[name]}, got {shape}")
         self._put[name] = tensor_checksum(
             tensor.detach().float().cpu().contiguous().numpy().view(np.uint32)
         )
 
     def commit(self) -> None:
         """Serves the new version."""
-        missing = [name for name in self._shapes or () if name not in self._put]
+        missing = [name for name in self.engine.shapes or () if name not in self._put]
         if missing:
             self._fail(f"{missing[0]!r} was not sent; put every tensor")
-        self._engine.end_update(self._version, self._put)
+        self.engine.end_update(self.version, self._put)
 
     def abort(self) -> None:
         """Gives up; the engine is corrupt where anything was put."""
         if self._put:
-            self._engine.mark_corrupt("an update was given up after tensors were put")
+            self.engine.mark_corrupt("an update was given up after tensors were put")
         else:
-            self._engine.end_update(None, {})
+            self.engine.end_update(None, {})
 
     def _fail(self, problem: str) -> None:
-        self._engine.mark_corrupt(problem)
+        self.engine.mark_corrupt(problem)
         raise EngineError(f"weight update: {problem}", retryable=False)
 
 
-def _cancel(future: asyncio.Future[None]) -> None:
-    """From any thread; a finished one is left as it is."""
-    future.get_loop().call_soon_threadsafe(future.cancel)
+def _end(loop: asyncio.AbstractEventLoop, scope: asyncio.Timeout) -> None:
+    """Ends a request's wait, from any thread; later than its answer that changes nothing."""
+
+    def expire() -> None:
+        with contextlib.suppress(RuntimeError):  # it is over
+            scope.reschedule(_ENDED)
+
+    loop.call_soon_threadsafe(expire)

@@ -20,10 +20,6 @@ from agentrl.store.atomic import replacing_folder
 from agentrl.types.checksum import tensor_checksum
 
 _CODES: Mapping[ServedDtype, str] = {"float32": "F32", "bfloat16": "BF16"}
-_BITS: Mapping[ServedDtype, type[np.unsignedinteger[Any]]] = {
-    "float32": np.uint32,
-    "bfloat16": np.uint16,
-}
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
 
 
@@ -46,7 +42,7 @@ class WeightArray:
     @property
     def bits(self) -> npt.NDArray[np.unsignedinteger[Any]]:
         """``[elements]``: each number's bits, as an unsigned integer of its width."""
-        return self.data.view(_BITS[self.dtype])
+        return self.data.view(np.uint32 if self.dtype == "float32" else np.uint16)
 
 
 def array_checksum(array: WeightArray) -> int:
@@ -60,9 +56,7 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     Raises:
         DataError: it has no ``*.safetensors``, or one that is damaged.
     """
-    return {
-        name: shape for file in _files(folder) for name, (_, shape, _, _) in _header(file).items()
-    }
+    return {name: shape for file in _files(folder) for name, (_, shape, _) in _header(file).items()}
 
 
 def open_weights(folder: Path, dtype: ServedDtype) -> dict[str, WeightArray]:
@@ -74,8 +68,8 @@ def open_weights(folder: Path, dtype: ServedDtype) -> dict[str, WeightArray]:
     arrays = {}
     for file in _files(folder):
         whole = np.memmap(file, dtype=np.uint8, mode="r")
-        for name, (code, shape, start, end) in _header(file).items():
-            data: npt.NDArray[np.uint8] = whole[start:end]
+        for name, (code, shape, place) in _header(file).items():
+            data: npt.NDArray[np.uint8] = whole[place]
             if code != _CODES[dtype]:
                 data = _converted(data, code, dtype, f"{file}: tensor {name!r}")
             arrays[name] = WeightArray(name, dtype, shape, data)
@@ -89,11 +83,8 @@ def _converted(
     if code == "BF16":
         bits = data.view(np.uint16).astype(np.uint32) << 16
     elif code in ("F16", "F32"):
-        bits = (
-            data.view(np.float16 if code == "F16" else np.float32)
-            .astype(np.float32)
-            .view(np.uint32)
-        )
+        numbers = data.view(np.float16 if code == "F16" else np.float32)
+        bits = numbers.astype(np.float32).view(np.uint32)
     else:
         raise DataError(
             f"{what} has dtype {code}; servers are given BF16, F16 or F32, save the model in one "
@@ -146,10 +137,8 @@ def _files(folder: Path) -> list[Path]:
     return files
 
 
-def _header(file: Path) -> dict[str, tuple[str, tuple[int, ...], int, int]]:
-    """``name -> (dtype code, shape, first byte, last byte + 1)`` with offsets from the file's
-    beginning.
-    """
+def _header(file: Path) -> dict[str, tuple[str, tuple[int, ...], slice]]:
+    """``name -> (dtype code, shape, bytes)``, the bytes counted from the file's beginning."""
     try:
         with file.open("rb") as opened:
             size = int.from_bytes(opened.read(8), "little")
@@ -158,8 +147,7 @@ def _header(file: Path) -> dict[str, tuple[str, tuple[int, ...], int, int]]:
             name: (
                 entry["dtype"],
                 tuple(entry["shape"]),
-                8 + size + entry["data_offsets"][0],
-                8 + size + entry["data_offsets"][1],
+                slice(*(8 + size + offset for offset in entry["data_offsets"])),
             )
             for name, entry in header.items()
             if name != "__metadata__"

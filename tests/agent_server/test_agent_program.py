@@ -339,7 +339,7 @@ async def test_a_program_can_be_examined_with_the_model_of_a_server(program: Any
     async with odd_server(
         said("fine"), failed(400, "too long", "context_length_exceeded")
     ) as server:
-        engine = OpenAIEngine.of(ChatServerSpec(server.url, "m"))
+        engine = OpenAIEngine(ChatServerSpec(server.url, "m"))
         async with host(engine, rubric=Rubric([])) as parts:
             trajectory = await run_episode(replace(parts, renderer=None), TASK, KEY, env=spec)
         await engine.close()

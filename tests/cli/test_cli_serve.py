@@ -104,7 +104,7 @@ def test_an_episode_over_http_is_kept_and_shown(
 
 async def test_another_agentrl_plays_on_it(served: tuple[str, Path]) -> None:
     spec = replace(rollout_spec(), renderer=None)
-    engine = OpenAIEngine.of(ChatServerSpec(f"{served[0]}/v1", "policy", timeout_s=60))
+    engine = OpenAIEngine(ChatServerSpec(f"{served[0]}/v1", "policy", timeout_s=60))
     parts = EpisodeContext(spec, engine, None, load_parser("none"), spec.rubric.build())
     trajectory = await run_episode(parts, TASK, KEY)
     await engine.close()

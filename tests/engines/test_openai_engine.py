@@ -35,7 +35,7 @@ async def play_at(
         rollout_spec(tools=[add], env_settings={"describe_tools_in_prompt": True}, **settings),
         renderer=None,
     )
-    engine = OpenAIEngine.of(
+    engine = OpenAIEngine(
         ChatServerSpec(url, "m", max_backoff_s=0.01, max_retries=2, timeout_s=20.0)
     )
     parts = EpisodeContext(spec, engine, None, load_parser("none"), spec.rubric.build())
@@ -175,7 +175,7 @@ async def test_a_slow_server_is_cut_off_by_the_turns_deadline() -> None:
 
 async def test_a_request_can_be_aborted() -> None:
     async with odd_server(Reply(hang=True)) as server:
-        engine = OpenAIEngine.of(ChatServerSpec(server.url, "m"))
+        engine = OpenAIEngine(ChatServerSpec(server.url, "m"))
         spec = replace(rollout_spec(), renderer=None)
         parts = EpisodeContext(spec, engine, None, load_parser("none"), spec.rubric.build())
         playing = asyncio.create_task(run_episode(parts, TASK, KEY))
@@ -212,7 +212,7 @@ async def test_such_a_trajectory_is_stored_and_read_back(tmp_path: Path) -> None
 async def test_what_only_an_engine_of_ids_does_is_refused(
     changes: dict[str, Any], named: str
 ) -> None:
-    engine = OpenAIEngine.of(ChatServerSpec("http://127.0.0.1:1/v1", "m"))
+    engine = OpenAIEngine(ChatServerSpec("http://127.0.0.1:1/v1", "m"))
     with pytest.raises(EngineError, match=named) as caught:
         await engine.generate(replace(ASKED, **changes))
     assert not caught.value.retryable
@@ -220,7 +220,7 @@ async def test_what_only_an_engine_of_ids_does_is_refused(
 
 async def test_a_request_is_given_up_at_its_deadline() -> None:
     async with odd_server(Reply(hang=True)) as server:
-        engine = OpenAIEngine.of(ChatServerSpec(server.url, "m"))
+        engine = OpenAIEngine(ChatServerSpec(server.url, "m"))
         with pytest.raises(
             EngineError, match=r"spent its deadline_s=0.2 without an answer of model 'm' at http"
         ) as error:

@@ -292,7 +292,7 @@ async def test_an_agent_of_its_own_sends_images(renderer: Renderer) -> None:
 async def test_an_openai_compatible_server_is_sent_images() -> None:
     async with odd_server(said("A cat.")) as server:
         spec = dataclasses.replace(rollout_spec(), renderer=None)
-        made = OpenAIEngine.of(ChatServerSpec(server.url, "m"))
+        made = OpenAIEngine(ChatServerSpec(server.url, "m"))
         parts = EpisodeContext(spec, made, None, load_parser("none"), spec.rubric.build())
         try:
             trajectory = await run_episode(parts, asked("What?", FIRST), EpisodeKey(0, 0))

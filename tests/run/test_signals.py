@@ -94,7 +94,7 @@ def start(config: Path, tmp_path: Path) -> Iterator[Start]:
 
 
 def learned(driver: Driver) -> list[dict[str, Any]]:
-    """The rows of metrics without the episodes that were in flight at the signal and began again."""
+    """The rows of metrics without the count of episodes that were restarted by the signal."""
     rows = metrics(driver.run_dir)
     return [{k: v for k, v in row.items() if k != "count/restarted_episodes"} for row in rows]
 

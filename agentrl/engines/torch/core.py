@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from agentrl.engines.base import PauseMode, Tag
+from agentrl.engines.base import EngineHealth, PauseMode, Tag
 from agentrl.engines.life import EngineLife
 from agentrl.engines.torch.job import ScheduledRequest
 from agentrl.engines.torch.kv_state import KVState
@@ -22,7 +23,6 @@ from agentrl.engines.torch.prefill import DETERMINISTIC_CHUNK, Pending
 from agentrl.engines.torch.row_layout import Blocks, attention_blocks, exchanges
 from agentrl.engines.torch.sampling import SamplingRows, sample, uniforms
 from agentrl.engines.torch.sessions import KVSession
-from agentrl.engines.torch.stops import completed_stop
 from agentrl.engines.torch.torch_spec import RowPlan
 from agentrl.errors import EngineError
 from agentrl.types import Completion, FinishReason
@@ -33,7 +33,7 @@ _HOLD_BACK_STEPS = 8
 
 
 class TorchScheduler:
-    """Continuous batching over ``plan.num_rows`` rows.
+    """Continuous batching over ``plan.num_rows`` rows, none while it is asleep.
 
     A request waits in the queue, is prefilled in a row, decodes there one token a step with all
     others, and leaves; its session stays in the row for the next turn. Rows 0..span-1 decode, idle
@@ -49,12 +49,13 @@ class TorchScheduler:
         decode: Callable[[npt.NDArray[np.int32]], str] | None = None,
     ) -> None:
         self.admitting = True
-        self.outbox: list[tuple[ScheduledRequest, Completion | EngineError]] = []
+        self.now = life.clock.now  # seconds of engine time, which stops while it is paused
+        self.outbox: list[ScheduledRequest] = []  # answered
         self._plan = plan
         self._weights = weights
         self._life = life
         self._as_text = decode
-        self._lanes: KVState | None = KVState(plan, weights)
+        self._rows = KVState(plan, weights)
         # of sessions with KV here: they go first, so that it is not evicted
         self._returning: deque[ScheduledRequest] = deque()
         self._arriving: deque[ScheduledRequest] = deque()
@@ -69,36 +70,38 @@ class TorchScheduler:
         self._changed = False
 
     @property
-    def num_running(self) -> int:
-        return len(self._running)
-
-    @property
     def num_waiting(self) -> int:
         return len(self._returning) + len(self._arriving)
 
     @property
-    def kv_tokens(self) -> int:
-        return 0 if self._lanes is None else self._lanes.cache.kv_tokens
+    def drained(self) -> bool:
+        return not self._running
 
     @property
     def has_work(self) -> bool:
-        return bool(self.num_running or (self.num_waiting and self.admitting))
+        return bool(self._running or (self.num_waiting and self.admitting))
 
-    def now(self) -> float:
-        """Seconds of engine time, which stops while the engine is paused."""
-        return self._life.clock.now()
+    def health(self) -> EngineHealth:
+        """See ``EngineControl.health``; from any thread."""
+        return EngineHealth(
+            self._life.state,
+            len(self._running),
+            self.num_waiting,
+            self._rows.cache.kv_tokens,
+            self._life.policy_version,
+        )
 
     def submit(self, job: ScheduledRequest) -> None:
         """Queues a validated request."""
         request_id = job.request.request_id
         if self._life.fault:
-            self.outbox.append((job, self._life.error()))
+            self._answer(job, self._life.error())
         elif request_id in self._jobs:
             message = f"request_id {request_id!r} is already in flight; ids must be unique"
-            self.outbox.append((job, EngineError(message, retryable=False)))
+            self._answer(job, EngineError(message, retryable=False))
         else:
             self._jobs[request_id] = job
-            known = self._lanes is not None and self._lanes.cache.holds(job.request.session_id)
+            known = self._rows.cache.holds(job.request.session_id)
             (self._returning if known else self._arriving).append(job)
             self._next_expiry = min(self._next_expiry, job.deadline)
             self._watched |= bool(job.request.sampling.stop) or job.request.on_tokens is not None
@@ -117,8 +120,7 @@ class TorchScheduler:
 
     def release(self, session_id: str) -> None:
         """Frees a session's KV, at once or when its request has ended."""
-        if self._lanes is not None:
-            self._lanes.cache.release(session_id)
+        self._rows.cache.release(session_id)
 
     def step(self) -> None:
         """Admits what fits, then samples one token for every running request."""
@@ -134,12 +136,10 @@ class TorchScheduler:
         """Sends running requests back to the head of the queue with what they sampled; all KV is
         dropped.
         """
-        running = [self._running[row] for row in sorted(self._running)]
-        for job in sorted(running, key=lambda job: job.submitted, reverse=True):
-            self._leave(job)
-            self._returning.appendleft(job)
-        if self._lanes is not None:
-            self._lanes.cache.forget_all()
+        jobs = self._running
+        for row in sorted(sorted(jobs), key=lambda row: jobs[row].submitted, reverse=True):
+            self._returning.appendleft(self._leave(row))
+        self._rows.cache.forget_all()
         self._arrange()
 
     def pause(self, mode: PauseMode) -> None:
@@ -152,45 +152,40 @@ class TorchScheduler:
         """See ``EngineControl.sleep``: drops KV memory."""
         if self._running:
             raise EngineError(
-                f"sleep: {self.num_running} requests are running or interrupted in place; "
+                f"sleep: {len(self._running)} requests are running or interrupted in place; "
                 "call pause('drain') or pause('retract') first",
                 retryable=False,
             )
         if "kv_cache" in tags:
             self._life.sleep(["kv_cache"])
             self.retract()
-            self._lanes = None
+            self._rows = KVState(replace(self._plan, num_rows=0), self._weights)
 
     def wake(self, tags: Sequence[Tag]) -> None:
         """See ``EngineControl.wake``: takes KV memory again."""
         if "kv_cache" in tags and self._life.asleep:
-            self._lanes = KVState(self._plan, self._weights)
+            self._rows = KVState(self._plan, self._weights)
             self._life.wake(["kv_cache"])
 
     def mark_corrupt(self, cause: str) -> None:
         """Fails every request: the weights are no longer those of one version."""
         self._life.mark_corrupt(cause)
-        for job in list(self._jobs.values()):
-            self._withdraw(job)
-            self._answer(job, self._life.error())
+        self.fail_all()
 
-    def fail_all(self, message: str) -> None:
-        """Fails every request after a crash, without relying on anything that the crash may have
-        left half done.
+    def fail_all(self) -> None:
+        """Fails every request, without relying on anything that a crash may have left half done:
+        nothing runs any more.
         """
-        self.outbox += [(job, EngineError(message)) for job in self._jobs.values()]
-        self._jobs.clear()
-
-    @property
-    def _rows(self) -> KVState:
-        assert self._lanes is not None  # without KV memory the engine is paused and nothing runs
-        return self._lanes
+        for job in list(self._jobs.values()):
+            self._answer(job, self._life.error())
+        for jobs in (self._returning, self._arriving, self._running):
+            jobs.clear()
 
     def _withdraw(self, job: ScheduledRequest) -> None:
         if job.row is None:
             (self._returning if job in self._returning else self._arriving).remove(job)
         else:
-            self._leave(job)
+            self._leave(job.row)
 
     def _expire(self) -> None:
         now = self.now()
@@ -213,11 +208,12 @@ class TorchScheduler:
         A prefill of few tokens costs nearly as much as one of many, and while it runs nothing is
         decoded.
         """
-        ready = min(self.num_waiting, self._plan.num_rows - self.num_running)
+        running = len(self._running)
+        ready = min(self.num_waiting, self._plan.num_rows - running)
         if not ready:
             return False
         self._held_back += 1
-        if ready * _BATCH_SHARE < self.num_running and self._held_back <= _HOLD_BACK_STEPS:
+        if ready * _BATCH_SHARE < running and self._held_back <= _HOLD_BACK_STEPS:
             return False
         self._held_back = 0
         return True
@@ -225,9 +221,9 @@ class TorchScheduler:
     def _admit(self) -> None:
         lanes = self._rows
         skipped = []
-        pending: list[Pending] = []
-        whole: dict[bytes, Pending] = {}  # those of them that prefill a whole prompt, by its ids
-        free = self._plan.num_rows - self.num_running
+        # by the ids of a whole prompt, or by the row of what goes on behind KV that there is
+        pending: dict[bytes | int, Pending] = {}
+        free = self._plan.num_rows - len(self._running)
         while self.num_waiting and free:
             job = (self._returning or self._arriving).popleft()
             if job.request.min_version > self._life.policy_version:
@@ -244,46 +240,35 @@ class TorchScheduler:
                 skipped.append(job)
                 continue
             free -= 1
-            self._enter(job, session, pending, whole)
+            self._enter(job, session, pending)
         self._returning.extendleft(reversed(skipped))
         if pending:
-            self._prefill(pending)
+            self._prefill(list(pending.values()))
 
     def _enter(
-        self,
-        job: ScheduledRequest,
-        session: KVSession,
-        pending: list[Pending],
-        whole: dict[bytes, Pending],
+        self, job: ScheduledRequest, session: KVSession, pending: dict[bytes | int, Pending]
     ) -> None:
         """Gives the job a row and what KV there is, and notes what is left to prefill."""
         lanes = self._rows
         ids = job.ids
         row = lanes.cache.place(session)
-        table = lanes.table
         # the last id must be fed again for its logits, so at most n-1 positions are taken from the
         # cache
-        reused = self._reusable(common_prefix(ids[:-1], table.held(row)), session.pure)
-        sibling = None if reused else whole.get(ids.tobytes())
+        reused = self._reusable(common_prefix(ids[:-1], lanes.table.held(row)), session.pure)
+        sibling = None if reused else pending.get(ids.tobytes())
         if sibling is not None:
-            sibling.copies.append(row)
+            sibling.rows.append(row)
             reused = ids.size
         else:
             if reused == 0 and (found := lanes.cache.find_prompt(ids)) is not None:
                 source, pure = found
                 reused = self._reusable(ids.size - 1, pure)
                 lanes.kv.copy(source, row, reused)
-            pending.append(Pending(row, ids, reused))
+            pending[row if reused else ids.tobytes()] = Pending([row], ids, reused)
             if reused == 0:
-                whole[ids.tobytes()] = pending[-1]
                 lanes.cache.remember_prompt(session, ids)
         session.pure = ids.size
-        table.kv_len[row] = 0
-        table.ids[row, : ids.size] = ids
-        sampled = job.logprobs.size
-        table.logprobs[row, ids.size - sampled : ids.size] = job.logprobs
-        table.begin(row, job.request.seed, job.request.sampling)
-        table.count[row] = sampled
+        lanes.table.begin(row, job)
         job.row = row
         self._running[row] = job
         job.mark(self._life.policy_version)
@@ -306,9 +291,8 @@ class TorchScheduler:
             rows = []
             sources = []
             for index, item in enumerate(items):
-                for row in (item.row, *item.copies):
+                for row in item.rows:
                     table.kv_len[row] = item.first
-                    table.start[row] = item.first - table.count[row]
                     table.inputs[1, row] = item.first - 1
                     lanes.kv.set_visible(row, item.first)
                     rows.append(row)
@@ -356,33 +340,30 @@ class TorchScheduler:
         )
         ids = both[0].astype(np.int64)
         logprobs = both[1].view(np.float32)
-        if live is not rows and live.size < rows.size:
+        if live.size < rows.size:
             ids = ids[live]
             logprobs = logprobs[live]
-        if not bool(np.isfinite(logprobs).all()):
-            live, ids, logprobs = self._reject(live, ids, logprobs)
+        finite = np.isfinite(logprobs)
+        if not finite.all():
+            self._reject(live[~finite])
+            live = live[finite]
+            ids = ids[finite]
+            logprobs = logprobs[finite]
         stopped = table.accept(live, ids, logprobs)
-        full = table.count[live] >= table.limit[live]
+        full = table.inputs[1, live] >= table.last[live]
         for index in np.flatnonzero(stopped | full):
             self._finish(int(live[index]), "stop" if stopped[index] else "length")
         if self._watched:
             self._watch(live)
 
-    def _reject(
-        self,
-        live: npt.NDArray[np.int64],
-        ids: npt.NDArray[np.int64],
-        logprobs: npt.NDArray[np.float32],
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    def _reject(self, rows: npt.NDArray[np.int64]) -> None:
         """Fails the requests whose logits are not finite; the cache is cleared of what they
         wrote.
         """
-        finite = np.isfinite(logprobs)
-        for row in live[~finite]:
-            job = self._running[int(row)]
+        for row in rows.tolist():
             position = int(self._rows.table.inputs[1, row]) + 1
-            self._leave(job)
-            self._rows.kv.clear_row(int(row))
+            job = self._leave(row)
+            self._rows.kv.clear_row(row)
             self._rows.cache.release(job.request.session_id)
             message = (
                 f"request {job.request.request_id!r}: the logits at position {position} are "
@@ -391,7 +372,6 @@ class TorchScheduler:
                 "of the last update, or use EnginePlace.dtype=float32"
             )
             self._answer(job, EngineError(message, retryable=False))
-        return live[finite], ids[finite], logprobs[finite]
 
     def _watch(self, live: npt.NDArray[np.int64]) -> None:
         """Looks for stop strings, and tells who listens of the token that was sampled last, where
@@ -401,46 +381,42 @@ class TorchScheduler:
             job = self._running.get(row)
             if job is None:
                 continue
-            listener = job.request.on_tokens
-            stop = job.request.sampling.stop
             ids, logprobs = self._rows.table.sampled(row)
-            found = None
-            if stop and self._as_text is not None:
-                found = completed_stop(self._as_text, ids, stop)
+            found = job.completed_stop(self._as_text, ids)
             if found is not None:
                 self._finish(row, "stop", found)
-            elif listener is not None:
-                listener(ids[-1:].copy(), logprobs[-1:].copy())
+            elif job.request.on_tokens is not None:
+                job.request.on_tokens(ids[-1:].copy(), logprobs[-1:].copy())
 
     def _finish(self, row: int, reason: FinishReason, stop_string: str | None = None) -> None:
-        job = self._running[row]
-        self._leave(job)
+        job = self._leave(row)
         self._answer(job, job.completion(reason, self.now(), stop_string))
 
-    def _leave(self, job: ScheduledRequest) -> None:
-        """Takes a running job out of its row; the row keeps its KV for the session's next turn."""
+    def _leave(self, row: int) -> ScheduledRequest:
+        """Takes a running job out of its row, which keeps its KV for the session's next turn."""
         table = self._rows.table
-        row = job.row
-        assert row is not None
+        job = self._running.pop(row)
+        job.ids = table.ids[row, : int(table.inputs[1, row]) + 1].copy()
         job.logprobs = table.sampled(row)[1].copy()
-        job.ids = table.ids[row, : int(table.start[row]) + job.logprobs.size].copy()
         job.kv_tokens = int(table.kv_len[row])
         job.row = None
-        del self._running[row]
         table.end(row)
         self._rows.cache.rest(job.request.session_id)
         self._changed = True
+        return job
 
     def _answer(self, job: ScheduledRequest, answer: Completion | EngineError) -> None:
-        del self._jobs[job.request.request_id]
-        self.outbox.append((job, answer))
+        job.answer = answer
+        self.outbox.append(job)
+        if self._jobs.get(job.request.request_id) is job:
+            del self._jobs[job.request.request_id]
 
     def _arrange(self) -> None:
         """After a change: which rows run, how far the span reaches, and their sampling
         parameters.
         """
         self._changed = False
-        if self.num_running and not self._plan.deterministic:
+        if self._running and not self._plan.deterministic:
             for one, other in exchanges(self._rows.table.keys(self._plan.num_rows)):
                 self._rows.cache.swap(one, other)
                 jobs = {other: self._running.pop(one, None), one: self._running.pop(other, None)}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,10 @@ from agentrl.engines.life import EngineLife
 from agentrl.engines.torch.core import TorchScheduler
 from agentrl.engines.torch.job import ScheduledRequest
 from agentrl.engines.torch.model.loading import load_model
+from agentrl.engines.torch.model.served_model import ServedModel
 from agentrl.engines.torch.thread import EngineThread
 from agentrl.engines.torch.torch_spec import RowPlan, TorchEngineSpec
-from agentrl.engines.torch.update import TorchUpdateSession
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, EngineError
 from agentrl.types import Completion, EngineInfo, GenerateRequest
 
 
@@ -77,7 +78,7 @@ class TorchEngine:
         job = ScheduledRequest(
             request, future, self._core.now(), np.array(request.token_ids, dtype=np.int32)
         )
-        self._thread.submit(job)
+        self._thread.submit(lambda: self._core.submit(job))
         try:
             return await future
         except asyncio.CancelledError:
@@ -97,11 +98,11 @@ class TorchEngine:
         """See ``RolloutEngine.info``. ``vocab_size`` is the model's, padding included: no id is
         masked, because the recorded logprobs are those of the whole softmax."""
         return EngineInfo(
-            name="torch",
-            model=self._place.model,
-            vocab_size=self._model.vocab_size,
-            context_tokens=self._place.context_tokens,
-            policy_version=self._life.policy_version,
+            "torch",
+            self._place.model,
+            self._model.vocab_size,
+            self._place.context_tokens,
+            self._life.policy_version,
         )
 
     def pause(self, mode: PauseMode) -> None:
@@ -157,12 +158,61 @@ class TorchEngine:
 
     def health(self) -> EngineHealth:
         """See ``EngineControl.health``; answers at once, even while a step runs."""
-        core = self._core
-        life = self._life
-        return EngineHealth(
-            life.state, core.num_running, core.num_waiting, core.kv_tokens, life.policy_version
-        )
+        return self._core.health()
 
     def close(self) -> None:
         """Ends the thread; requests in flight fail."""
         self._thread.close()
+
+
+@dataclass(frozen=True, slots=True)
+class TorchUpdateSession:
+    """``UpdateSession`` of a TorchEngine. A failed one leaves it corrupt: it answers nothing
+    more.
+    """
+
+    version: int
+    life: EngineLife
+    core: TorchScheduler
+    model: ServedModel
+    thread: EngineThread
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        """Copies one whole tensor, in any dtype and from any device, under its Hugging Face name.
+
+        Raises:
+            EngineError: an unknown name or another shape; the engine is corrupt.
+        """
+        self._move("put", lambda: self.model.put(name, tensor))
+
+    def commit(self) -> None:
+        """Serves the new weights; see ``UpdateSession.commit``."""
+        self._move("commit", self._commit)
+
+    def abort(self) -> None:
+        """Gives up; the engine is corrupt where anything was put, else paused at its old
+        version.
+        """
+        self._move("abort", self._abort)
+
+    def _move(self, what: str, move: Callable[[], None]) -> None:
+        def run() -> None:
+            self.life.require_open(what)
+            try:
+                move()
+            except EngineError as error:
+                self.core.mark_corrupt(str(error))
+                raise
+
+        self.thread.call(run)
+
+    def _commit(self) -> None:
+        self.model.finish()
+        self.core.retract()  # KV of an older version is never read under a newer one
+        self.life.end_update(self.version)
+
+    def _abort(self) -> None:
+        if self.model.touched:
+            self.core.mark_corrupt("an update was given up after tensors had been put")
+        else:
+            self.life.end_update(None)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
+from agentrl.errors import EngineError
 from agentrl.types import (
     Completion,
     FinishReason,
@@ -16,6 +19,8 @@ from agentrl.types import (
     SegmentKind,
     TokenUsage,
 )
+
+_SLACK = 16
 
 
 @dataclass(slots=True, eq=False)
@@ -39,8 +44,9 @@ class ScheduledRequest:
     logprobs: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
     marks: list[tuple[int, int]] = field(default_factory=list)
     row: int | None = None
-    cached_tokens: int | None = None
+    cached_tokens: int = 0
     kv_tokens: int | None = None
+    answer: Completion | EngineError = field(init=False)
     started: float | None = None
     prefill_s: float = 0.0
 
@@ -55,6 +61,31 @@ class ScheduledRequest:
         allowed = self.request.deadline_s
         return float("inf") if allowed is None else self.submitted + allowed
 
+    def resolve(self) -> None:
+        """Gives the answer to who awaits it; on the future's event loop."""
+        if self.future.done():
+            return
+        if isinstance(self.answer, EngineError):
+            self.future.set_exception(self.answer)
+        else:
+            self.future.set_result(self.answer)
+
+    def completed_stop(
+        self, decode: Callable[[npt.NDArray[np.int32]], str] | None, sampled: npt.NDArray[np.int32]
+    ) -> str | None:
+        """The stop string that the last sampled token completed.
+
+        Only a tail is decoded: a string of b bytes became complete just now, so it lies within the
+        last b tokens that have text; ``_SLACK`` more cover tokens without any and characters cut at
+        the tail's start.
+        """
+        stop = self.request.sampling.stop
+        if not stop or decode is None:
+            return None
+        tail = 2 * max(len(string.encode()) for string in stop) + _SLACK
+        text = decode(sampled[-tail:])
+        return next((string for string in stop if string in text), None)
+
     def mark(self, version: int) -> None:
         """Notes that tokens sampled from now on are of ``version``."""
         if not self.marks or self.marks[-1][0] != version:
@@ -66,12 +97,9 @@ class ScheduledRequest:
         """The answer: one POLICY segment a version that made at least one token."""
         ids = self.ids[self.num_prompt :]
         count = int(self.logprobs.size)
-        ends = [first for _, first in self.marks[1:]] + [count]
         segments = tuple(
             Segment(SegmentKind.POLICY, ids[first:end], self.logprobs[first:end], version)
-            for (version, first), end in zip(
-                self.marks, ends, strict=False
-            )  # no mark: it never ran
+            for (version, first), (_, end) in pairwise([*self.marks, (0, count)])
             if end > first
         )
         started = now if self.started is None else self.started
@@ -81,7 +109,7 @@ class ScheduledRequest:
             finish_reason=finish_reason,
             usage=TokenUsage(self.num_prompt, count, self.kv_tokens),
             stop_string=stop_string,
-            cached_tokens=self.cached_tokens or 0,
+            cached_tokens=self.cached_tokens,
             timings={
                 "queue_s": started - self.submitted,
                 "prefill_s": self.prefill_s,

@@ -26,7 +26,8 @@ class KVCache:
     ``[rows, K, capacity]``.
 
     ``capacity`` exceeds ``max_keys`` (the context, rounded up): the last position, ``trash``, takes
-    the writes of padding and of rows that are not running, and is never read. Everything starts at
+    the writes of padding and of rows that are not running, and is never read. ``flat`` has each
+    layer's keys and values by ``flat_index``. Everything starts at
     zero and stays finite, because a masked NaN would still poison the product with the values.
     """
 
@@ -46,14 +47,11 @@ class KVCache:
         self._both = torch.zeros(
             (2, shape.num_layers, rows, K, self.capacity, E), dtype=dtype, device=device
         )
-        self.keys = self._both[0]
-        self.values = self._both[1]
+        self.keys, self.values = self._both
         self.bias = torch.full((rows, K, self.capacity), float("-inf"), dtype=dtype, device=device)
         self.bias[:, :, 0] = 0.0  # a row without any visible key would be NaN
         self._row_base = (torch.arange(rows * K, device=device) * self.capacity).view(rows, K)
-        self._flat = [
-            (self.keys[n].view(-1, E), self.values[n].view(-1, E)) for n in range(shape.num_layers)
-        ]
+        self.flat = list(zip(*self._both.view(2, shape.num_layers, -1, E), strict=True))
         self._flat_bias = self.bias.view(-1)
 
     def show(self, positions_N: Tensor) -> Tensor:
@@ -69,19 +67,6 @@ class KVCache:
         return (self._row_base.index_select(0, rows_M)[:, None, :] + positions_MT[:, :, None]).view(
             -1
         )
-
-    def write(self, layer: int, index: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Stores keys and values ``[n, E]`` at a flat index ``[n]``."""
-        flat_keys, flat_values = self._flat[layer]
-        flat_keys.index_copy_(0, index, keys)
-        flat_values.index_copy_(0, index, values)
-
-    def write_front(self, layer: int, index: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Stores keys ``[n, e]`` and values ``[n, f]``, each at most E wide, in the front of a flat
-        index ``[n]``.
-        """
-        for flat, states in zip(self._flat[layer], (keys, values), strict=True):
-            flat[:, : states.shape[1]].index_copy_(0, index, states)
 
     def read(self, layer: int, rows: Tensor | int, num_keys: int) -> tuple[Tensor, Tensor]:
         """Keys and values ``[n, K, num_keys, E]``: views of the first ``rows``, or copies of those
@@ -113,3 +98,9 @@ class KVCache:
     def clear_row(self, row: int) -> None:
         """Zeroes a row, so that no NaN remains in it."""
         self._both[:, :, row] = 0.0
+
+
+def additive_mask(hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is added to scores: minus infinity where a key is ``hidden``, else nothing."""
+    mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+    return mask.masked_fill_(hidden, float("-inf"))

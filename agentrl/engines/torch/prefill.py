@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -22,35 +22,33 @@ _SCORE_BUDGET = 1 << 25
 
 @dataclass(slots=True, eq=False)
 class Pending:
-    """One row to be prefilled: ``ids[first:]`` at positions ``first``.. of ``row``, then copied to
-    ``copies``.
+    """Rows to be prefilled alike: ``ids[first:]`` at positions ``first``.. of the first one, then
+    copied to the others.
     """
 
-    row: int
+    rows: list[int]
     ids: npt.NDArray[np.int32]
     first: int
-    copies: list[int] = field(default_factory=list)
 
     @property
     def remaining(self) -> int:
         return int(self.ids.size) - self.first
 
 
+@dataclass(frozen=True, slots=True)
 class Prefiller:
     """Runs pending prefills.
 
-    In deterministic mode one row at a time, in chunks of fixed size at fixed positions with a fixed
-    key length: a position's KV is then a function of the ids up to it, to the last bit.
+    In deterministic mode (``fixed``) one row at a time, in chunks of fixed size at fixed positions
+    with a fixed key length: a position's KV is then a function of the ids up to it, to the last
+    bit.
     """
 
-    def __init__(
-        self, decoder: Forward, kv: KVCache, num_heads: int, device: torch.device, *, fixed: bool
-    ) -> None:
-        self._decoder = decoder
-        self._kv = kv
-        self._num_heads = num_heads
-        self._device = device
-        self._fixed = fixed
+    decoder: Forward
+    kv: KVCache
+    num_heads: int
+    device: torch.device
+    fixed: bool
 
     def run(self, pending: Sequence[Pending]) -> Iterator[tuple[list[Pending], Tensor]]:
         """Prefills everything; yields the finished ones in batches with their logits ``[M, V]``."""
@@ -60,16 +58,16 @@ class Prefiller:
             last_logits = self._chunk(batch)
             done = [index for index, item in enumerate(batch) if item.remaining == 0]
             work = [item for item in work if item.remaining > 0]
-            for index in done:
-                for target in batch[index].copies:
-                    self._kv.copy(batch[index].row, target, int(batch[index].ids.size))
+            finished = [batch[index] for index in done]
+            for item in finished:
+                for target in item.rows[1:]:
+                    self.kv.copy(item.rows[0], target, item.first)
             if done:
-                rows = last_logits if len(done) == len(batch) else last_logits[done]
-                yield [batch[index] for index in done], rows
+                yield finished, last_logits if len(done) == len(batch) else last_logits[done]
 
     def _batch(self, work: Sequence[Pending]) -> list[Pending]:
         """The longest leading run of ``work`` (sorted by length) that wastes little on padding."""
-        if self._fixed:
+        if self.fixed:
             return [work[0]]
         batch: list[Pending] = []
         useful = 0
@@ -77,7 +75,7 @@ class Prefiller:
             tokens = min(item.remaining, _CHUNK)
             padded = tokens * (len(batch) + 1)
             keys = max(entry.first for entry in (*batch, item)) + tokens
-            too_large = padded > _BATCH_TOKENS or padded * keys * self._num_heads > _SCORE_BUDGET
+            too_large = padded > _BATCH_TOKENS or padded * keys * self.num_heads > _SCORE_BUDGET
             if batch and (too_large or padded > 1.5 * (useful + tokens) + 32):
                 break
             batch.append(item)
@@ -86,35 +84,35 @@ class Prefiller:
 
     def _chunk(self, batch: Sequence[Pending]) -> Tensor:
         """One forward over the next tokens of each row of the batch; moves ``first``."""
-        limit = DETERMINISTIC_CHUNK if self._fixed else self._limit(batch)
-        sizes = [min(item.remaining, limit) for item in batch]
-        width = limit if self._fixed else max(sizes)
+        if self.fixed:
+            limit = width = DETERMINISTIC_CHUNK
+        else:
+            # the attention scores of a long context stay within their budget
+            keys = max(item.first for item in batch) + _CHUNK
+            budget = _SCORE_BUDGET // (self.num_heads * keys * len(batch))
+            limit = max(16, min(_CHUNK, budget))
+            width = min(limit, max(item.remaining for item in batch))
         tokens = np.zeros((len(batch), width), dtype=np.int64)
-        positions = np.full((len(batch), width), self._kv.trash, dtype=np.int64)
-        for index, (item, size) in enumerate(zip(batch, sizes, strict=True)):
-            tokens[index, :size] = item.ids[item.first : item.first + size]
-            positions[index, :size] = np.arange(item.first, item.first + size)
-            item.first += size
-        keys = max(item.first for item in batch)
-        num_keys = (
-            self._kv.max_keys
-            if self._fixed
-            else min(-(-keys // _KEY_BUCKET) * _KEY_BUCKET, self._kv.max_keys)
-        )
-        return self._decoder.prefill(
+        positions = np.full_like(tokens, self.kv.trash)
+        last = []
+        for index, item in enumerate(batch):
+            size = min(item.remaining, limit)
+            end = item.first + size
+            tokens[index, :size] = item.ids[item.first : end]
+            positions[index, :size] = np.arange(item.first, end)
+            last.append(size - 1)
+            item.first = end
+        num_keys = self.kv.max_keys
+        if not self.fixed:
+            keys = max(item.first for item in batch)
+            num_keys = min(-(-keys // _KEY_BUCKET) * _KEY_BUCKET, num_keys)
+        return self.decoder.prefill(
             self._tensor(tokens),
             self._tensor(positions),
-            self._tensor(np.array([item.row for item in batch], dtype=np.int64)),
-            self._tensor(np.array(sizes, dtype=np.int64) - 1),
+            self._tensor(np.array([item.rows[0] for item in batch])),
+            self._tensor(np.array(last)),
             num_keys,
         )
 
-    def _limit(self, batch: Sequence[Pending]) -> int:
-        """Tokens of a chunk such that the attention scores of a long context stay within their
-        budget.
-        """
-        keys = max(item.first for item in batch) + _CHUNK
-        return max(16, min(_CHUNK, _SCORE_BUDGET // (self._num_heads * keys * len(batch))))
-
     def _tensor(self, array: npt.NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(array).to(self._device)
+        return torch.from_numpy(array).to(self.device)

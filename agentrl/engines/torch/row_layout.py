@@ -36,25 +36,21 @@ def exchanges(lengths: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
     running = int(np.count_nonzero(order))
     pairs = []
 
-    def exchange(one: int, other: int) -> None:
-        pairs.append((one, other))
-        order[[one, other]] = order[[other, one]]
+    def exchange(places: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> None:
+        for one, other in zip(places.tolist(), rows.tolist(), strict=True):
+            pairs.append((one, other))
+            order[[one, other]] = order[[other, one]]
 
     last = int(np.flatnonzero(order)[-1]) + 1 if running else 0
     if last - running > max(_IDLE_SHARE * last, 1):
         holes = np.flatnonzero(order[:running] == 0)
         tail = running + np.flatnonzero(order[running:])
-        longest_first = tail[np.argsort(-order[tail], kind="stable")]
-        for hole, row in zip(holes.tolist(), longest_first.tolist(), strict=True):
-            exchange(hole, row)
+        exchange(holes, tail[np.argsort(-order[tail], kind="stable")])
     live = order[order > 0]
     if live.size:
         long = order > _LONG * float(live.mean()) + _LONG_KEYS
         front = int(np.count_nonzero(long))
-        places = np.flatnonzero(~long[:front])
-        rows = front + np.flatnonzero(long[front:])
-        for place, row in zip(places.tolist(), rows.tolist(), strict=True):
-            exchange(place, row)
+        exchange(np.flatnonzero(~long[:front]), front + np.flatnonzero(long[front:]))
     return pairs
 
 

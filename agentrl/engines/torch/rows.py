@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from agentrl.engines.torch.job import ScheduledRequest
 from agentrl.engines.torch.sampling import SamplingRows
-from agentrl.types import SamplingParams
 
 _OFF: Mapping[str, np.generic] = {
     "inverse_temperature": np.float32(1.0),
@@ -24,7 +24,7 @@ _OFF: Mapping[str, np.generic] = {
 
 class RowTable:
     """Every array has one entry a row; ``ids`` and ``logprobs`` are ``[rows, capacity]`` by
-    absolute position.
+    absolute position. A request samples its tokens at positions ``start`` to ``last``.
 
     ``ids[r, :kv_len[r]]`` are the ids whose KV the row holds, running or not. While the row runs,
     the token to be fed next is ``inputs[0, r]`` at position ``inputs[1, r]``; of an idle row that
@@ -38,19 +38,22 @@ class RowTable:
         self.inputs = np.zeros((2, rows), dtype=np.int64)
         self.inputs[1] = trash
         self.kv_len = np.zeros(rows, dtype=np.int64)
-        self.busy = np.zeros(rows, dtype=np.bool_)
         self.start = np.zeros(rows, dtype=np.int64)
-        self.count = np.zeros(rows, dtype=np.int64)
-        self.limit = np.zeros(rows, dtype=np.int64)
+        self.last = np.zeros(rows, dtype=np.int64)
         self.seeds = np.zeros(rows, dtype=np.uint64)
         self.stop_ids = np.full((rows, 1), -1, dtype=np.int64)
         self._sampling = {name: np.full(rows, off) for name, off in _OFF.items()}
 
-    def begin(self, row: int, seed: int, sampling: SamplingParams) -> None:
-        """Sets a row's sampling parameters."""
-        self.busy[row] = True
-        self.limit[row] = sampling.max_new_tokens
-        self.seeds[row] = np.uint64(seed % 2**64)
+    def begin(self, row: int, job: ScheduledRequest) -> None:
+        """Gives a row to a request; it holds no KV yet."""
+        sampling = job.request.sampling
+        start = job.num_prompt
+        self.kv_len[row] = 0
+        self.ids[row, : job.ids.size] = job.ids
+        self.logprobs[row, start : job.ids.size] = job.logprobs
+        self.start[row] = start
+        self.last[row] = start + sampling.max_new_tokens - 1
+        self.seeds[row] = np.uint64(job.request.seed % 2**64)
         greedy = sampling.temperature == 0.0
         values = (
             1.0 if greedy else 1.0 / sampling.temperature,
@@ -69,7 +72,6 @@ class RowTable:
 
     def end(self, row: int) -> None:
         """The row is idle: what it computes from now on is written to the trash."""
-        self.busy[row] = False
         self.inputs[0, row] = 0
         self.inputs[1, row] = self._trash
 
@@ -81,7 +83,8 @@ class RowTable:
         """How many keys the next token of each of the first ``span`` rows attends to, 0 for an idle
         row.
         """
-        return np.where(self.busy[:span], self.inputs[1, :span] + 1, 0)
+        positions = self.inputs[1, :span]
+        return np.where(positions == self._trash, 0, positions + 1)
 
     def accept(
         self,
@@ -97,15 +100,13 @@ class RowTable:
         self.logprobs[rows, positions] = logprobs
         self.inputs[0, rows] = ids
         self.inputs[1, rows] = positions
-        self.count[rows] += 1
         stopped: npt.NDArray[np.bool_] = (self.stop_ids[rows] == ids[:, None]).any(axis=1)
         return stopped
 
     def sampled(self, row: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
         """Views of the ids and logprobs that the row's request sampled so far."""
-        first = int(self.start[row])
-        end = int(self.start[row] + self.count[row])
-        return self.ids[row, first:end], self.logprobs[row, first:end]
+        places = slice(int(self.start[row]), int(self.inputs[1, row]) + 1)
+        return self.ids[row, places], self.logprobs[row, places]
 
     def swap(self, one: int, other: int) -> None:
         """Exchanges two rows."""
@@ -113,8 +114,8 @@ class RowTable:
         turned = [other, one]
         self.inputs[:, pair] = self.inputs[:, turned]
         arrays: tuple[npt.NDArray[Any], ...] = (
-            *(self.ids, self.logprobs, self.kv_len, self.busy, self.start, self.count, self.limit),
-            *(self.seeds, self.stop_ids, *self._sampling.values()),
+            *(self.ids, self.logprobs, self.kv_len, self.start, self.last, self.seeds),
+            *(self.stop_ids, *self._sampling.values()),
         )
         for array in arrays:
             array[pair] = array[turned]

@@ -47,7 +47,7 @@ class SessionCache:
         self._idle: dict[str, KVSession] = {}  # with a row, in order of their last use
         # KV and ids of those without a row, likewise
         self._parked: dict[str, tuple[Tensor, npt.NDArray[np.int32]]] = {}
-        self._rows: list[KVSession | None] = [None] * len(table.busy)
+        self._rows: list[KVSession | None] = [None] * len(table.kv_len)
         self._prompts: dict[bytes, KVSession] = {}
 
     @property

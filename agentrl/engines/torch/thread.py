@@ -10,22 +10,20 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
 from agentrl.engines.life import EngineLife
 from agentrl.engines.torch.core import TorchScheduler
 from agentrl.engines.torch.job import ScheduledRequest
-from agentrl.errors import EngineError
-from agentrl.types import Completion
 
 T = TypeVar("T")
 
 
 class EngineThread:
     """Runs a core on one daemon thread; whatever touches the core is posted here and runs between
-    two steps.
+    two steps. What was posted runs, also when the thread ends.
 
     An exception in a step kills the engine: every request and call in flight fails, and so does
     every later one.
@@ -40,7 +38,6 @@ class EngineThread:
         self._closing = False
         # guards the end: a call is posted before the engine is closed, or refused
         self._ending = threading.Lock()
-        self._calls: set[Future[Any]] = set()
         self._drained: Future[None] | None = None
         self._thread = threading.Thread(target=self._main, name="agentrl-torch-engine", daemon=True)
         self._thread.start()
@@ -54,13 +51,13 @@ class EngineThread:
                 self._inbox.put(function)
         return not self._life.closed
 
-    def submit(self, job: ScheduledRequest) -> None:
-        """Queues a request.
+    def submit(self, function: Callable[[], object]) -> None:
+        """Runs ``function`` on the thread, soon.
 
         Raises:
             EngineError: the engine has ended.
         """
-        if not self.post(lambda: self._core.submit(job)):
+        if not self.post(function):
             raise self._life.error()
 
     def call(self, function: Callable[[], T]) -> T:
@@ -73,7 +70,8 @@ class EngineThread:
             except Exception as error:  # noqa: BLE001  (handed to the caller, who raises it)
                 future.set_exception(error)
 
-        return self._wait(future, run)
+        self.submit(run)
+        return future.result()
 
     def drain(self) -> None:
         """Admits nothing more, waits until nothing runs, and pauses."""
@@ -83,7 +81,8 @@ class EngineThread:
             self._core.admitting = False
             self._drained = future
 
-        self._wait(future, run)
+        self.submit(run)
+        future.result()
 
     def close(self) -> None:
         """Ends the thread; what is in flight fails."""
@@ -93,15 +92,6 @@ class EngineThread:
 
         self.post(run)
         self._thread.join()
-
-    def _wait(self, future: Future[T], run: Callable[[], None]) -> T:
-        self._calls.add(future)
-        try:
-            if not self.post(run):
-                raise self._life.error()
-            return future.result()
-        finally:
-            self._calls.discard(future)
 
     def _main(self) -> None:
         if self._num_threads is not None:
@@ -120,7 +110,7 @@ class EngineThread:
             self._run_inbox(wait=not self._ready())
             if self._ready():
                 core.step()
-            if self._drained is not None and not core.num_running:
+            if self._drained is not None and core.drained:
                 self._life.pause("drain")
                 core.admitting = True
                 self._drained.set_result(None)
@@ -139,35 +129,24 @@ class EngineThread:
 
     def _deliver(self) -> None:
         """Resolves the futures of answered requests, with one wake-up for each event loop."""
-        by_loop: dict[
-            asyncio.AbstractEventLoop, list[tuple[ScheduledRequest, Completion | EngineError]]
-        ] = {}
-        for job, answer in self._core.outbox:
-            by_loop.setdefault(job.future.get_loop(), []).append((job, answer))
+        by_loop: dict[asyncio.AbstractEventLoop, list[ScheduledRequest]] = {}
+        for job in self._core.outbox:
+            by_loop.setdefault(job.future.get_loop(), []).append(job)
         self._core.outbox.clear()
-        for loop, answers in by_loop.items():
-            with contextlib.suppress(
-                RuntimeError
-            ):  # the loop was closed: nobody awaits these any more
-                loop.call_soon_threadsafe(_resolve, answers)
+        for loop, jobs in by_loop.items():
+            with contextlib.suppress(RuntimeError):  # it was closed: nobody awaits these any more
+                loop.call_soon_threadsafe(_resolve, jobs)
 
     def _end(self, reason: str) -> None:
         with self._ending:
             self._life.close(reason)
-        while not self._inbox.empty():  # what was posted before: submissions fail below, calls too
-            self._inbox.get()()
-        self._core.fail_all(str(self._life.error()))
+        self._run_inbox(wait=False)  # what was posted before; submitted requests fail below
+        self._core.fail_all()
         self._deliver()
-        for call in list(self._calls):
-            if not call.done():
-                call.set_exception(self._life.error())
+        if self._drained is not None:
+            self._drained.set_exception(self._life.error())
 
 
-def _resolve(answers: list[tuple[ScheduledRequest, Completion | EngineError]]) -> None:
-    for job, answer in answers:
-        if job.future.done():
-            continue
-        if isinstance(answer, EngineError):
-            job.future.set_exception(answer)
-        else:
-            job.future.set_result(answer)
+def _resolve(jobs: list[ScheduledRequest]) -> None:
+    for job in jobs:
+        job.resolve()

@@ -49,28 +49,28 @@ class DecoderConfig:
         Raises:
             EngineError: a missing key.
         """
-        model_type = str(config["model_type"])
+        model_type = config["model_type"]
         try:
-            heads = int(config["num_attention_heads"])
-            width = int(config["hidden_size"])
-            attention_bias = bool(config.get("attention_bias", False))
+            heads = config["num_attention_heads"]
+            width = config["hidden_size"]
+            attention_bias = bool(config.get("attention_bias"))
             return cls(
                 architecture=model_type,
-                vocab_size=int(config["vocab_size"]),
+                vocab_size=config["vocab_size"],
                 width=width,
-                num_layers=int(config["num_hidden_layers"]),
+                num_layers=config["num_hidden_layers"],
                 num_heads=heads,
-                num_kv_heads=int(config.get("num_key_value_heads") or heads),
-                head_dim=int(config.get("head_dim") or width // heads),
-                ffn_width=int(config["intermediate_size"]),
-                norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+                num_kv_heads=config.get("num_key_value_heads") or heads,
+                head_dim=config.get("head_dim") or width // heads,
+                ffn_width=config["intermediate_size"],
+                norm_eps=config.get("rms_norm_eps", 1e-6),
                 rope=Rope.from_hugging_face(config),
-                tied=bool(config.get("tie_word_embeddings", False)),
+                tied=bool(config.get("tie_word_embeddings")),
                 qkv_bias=attention_bias or model_type == "qwen2",
                 output_bias=attention_bias and model_type != "qwen2",
-                mlp_bias=bool(config.get("mlp_bias", False)),
+                mlp_bias=bool(config.get("mlp_bias")),
                 qk_norm=model_type == "qwen3",
-                max_positions=int(config.get("max_position_embeddings", 2048)),
+                max_positions=config.get("max_position_embeddings", 2048),
             )
         except KeyError as error:
             raise EngineError(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from agentrl.engines.torch.kv_cache import KVCache
+from agentrl.engines.torch.kv_cache import KVCache, additive_mask
 from agentrl.engines.torch.model.config import DecoderConfig
 from agentrl.engines.torch.row_layout import Blocks
 
@@ -96,9 +96,7 @@ class NativeDecoder:
         rope = self._rope.index_select(0, positions_N).unsqueeze(1)
         bias = kv.bias[:N].view(N * K, 1, kv.capacity)
         for number, layer in enumerate(self._weights.layers):
-            queries, keys, values = self._project(hidden, layer, rope)
-            kv.write(number, index, keys.view(N * K, E), values.reshape(N * K, E))
-            queries = queries.view(N * K, -1, E)
+            queries = self._project(hidden, number, rope, index).view(N * K, -1, E)
             keys, values = (
                 kind[number, :N].view(N * K, kv.capacity, E) for kind in (kv.keys, kv.values)
             )
@@ -127,12 +125,10 @@ class NativeDecoder:
         hidden = self._weights.embedding.index_select(0, tokens_MT.view(-1))
         rope = self._rope.index_select(0, positions_MT.view(-1)).unsqueeze(1)
         index = kv.flat_index(rows_M, positions_MT)
-        hidden_keys = self._key_positions[:num_keys] > positions_MT[:, :, None]  # [M, T, L]
-        mask = torch.zeros(hidden_keys.shape, device=hidden.device, dtype=hidden.dtype)
-        mask.masked_fill_(hidden_keys, float("-inf"))
+        later_keys = self._key_positions[:num_keys] > positions_MT[:, :, None]  # [M, T, L]
+        mask = additive_mask(later_keys, hidden.dtype)
         for number, layer in enumerate(self._weights.layers):
-            queries, keys, values = self._project(hidden, layer, rope)
-            kv.write(number, index, keys.view(M * T * K, E), values.reshape(M * T * K, E))
+            queries = self._project(hidden, number, rope, index)
             if number == len(self._weights.layers) - 1:
                 each = torch.arange(M, device=hidden.device)
                 ends = each * T + last_M
@@ -151,12 +147,11 @@ class NativeDecoder:
             hidden = self._finish_layer(hidden, attended, layer)
         return self._logits(hidden)
 
-    def _project(
-        self, hidden: Tensor, layer: LayerWeights, rope: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated queries ``[n, H, E]`` and keys ``[n, K, E]``, contiguous, and values
-        ``[n, K·E]``, a view.
+    def _project(self, hidden: Tensor, number: int, rope: Tensor, index: Tensor) -> Tensor:
+        """Writes a layer's rotated keys and its values to a flat index; the rotated queries
+        ``[n, H, E]``, contiguous.
         """
+        layer = self._weights.layers[number]
         normed = functional.rms_norm(hidden, (hidden.shape[-1],), layer.attention_norm, self._eps)
         qkv = functional.linear(normed, layer.qkv, layer.qkv_bias)
         # HF's order of heads, halves interleaved
@@ -171,7 +166,10 @@ class NativeDecoder:
         if not self._fp32:
             queries = queries.to(hidden.dtype)
             keys = keys.to(hidden.dtype)
-        return queries, keys, qkv[:, self._qk_width :]
+        flat_keys, flat_values = self._kv.flat[number]
+        flat_keys.index_copy_(0, index, keys.view(-1, self._E))
+        flat_values.index_copy_(0, index, qkv[:, self._qk_width :].reshape(-1, self._E))
+        return queries
 
     def _scores(self, queries: Tensor, keys: Tensor, bias: Tensor) -> Tensor:
         """Scaled and masked scores of one query a row."""

@@ -35,7 +35,6 @@ class Forward(Protocol):
                 read.
             blocks: keys that each run of rows must attend to, at least every live position + 1.
         """
-        ...
 
     def prefill(
         self, tokens_MT: Tensor, positions_MT: Tensor, rows_M: Tensor, last_M: Tensor, num_keys: int
@@ -49,7 +48,6 @@ class Forward(Protocol):
             last_M: int64 index within T of each row's last real token.
             num_keys: at least every real position + 1.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,16 +8,16 @@ rows, and both must give the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import Cache
 
 from agentrl.engines.torch.kv_cache import KVCache, KVShape
 from agentrl.engines.torch.model.transformers_decoder import MaskKind, Masks, TransformersDecoder
+from agentrl.engines.torch.prefill import Pending, Prefiller
 from agentrl.errors import EngineError
 
 _LENGTH = 20
@@ -53,14 +53,19 @@ def prove(module: Any, kinds: tuple[MaskKind, ...]) -> tuple[KVShape, Masks]:
     """
     config = module.config.get_text_config(decoder=True)
     shape = _kv_shape(module, config.model_type)
-    whole_window = getattr(config, "sliding_window", None) or 0
+    window = getattr(config, "sliding_window", None) or 0
     causes = []
-    with _short_window(config) as window:
+    try:
+        if window:  # the short sequence is to outgrow it
+            config.sliding_window = min(window, _WINDOW)
         for kind in kinds:
-            cause = _disagreement(module, shape, Masks(kind, window))
+            cause = _disagreement(module, shape, Masks(kind, min(window, _WINDOW)))
             if cause is None:
-                return shape, Masks(kind, whole_window)
+                return shape, Masks(kind, window)
             causes.append(f"with masks {kind!r} {cause}")
+    finally:
+        if window:
+            config.sliding_window = window
     raise unserved(
         config.model_type,
         "its forward over rows of a cache is not its forward alone: " + "; ".join(causes),
@@ -95,9 +100,7 @@ def _kv_shape(module: Any, model_type: str) -> KVShape:
     ids = torch.zeros((1, 1), dtype=torch.int64, device=module.device)
     try:
         module(input_ids=ids, position_ids=ids, past_key_values=recorder, use_cache=True)
-    except (
-        Exception
-    ) as error:  # whatever a family's own code does with a cache that it does not know
+    except Exception as error:  # of a family's own code, given a cache that it does not know
         raise unserved(
             model_type, f"it keeps more than keys and values ({type(error).__name__}: {error})"
         ) from error
@@ -135,33 +138,13 @@ def _over_rows(module: Any, shape: KVShape, masks: Masks, ids: Tensor) -> Tensor
     """
     kv = KVCache(shape, 2, _LENGTH, module.dtype, module.device)
     decoder = TransformersDecoder(module, kv, masks)
-    row = torch.tensor([1], device=ids.device)
+    prefiller = Prefiller(decoder, kv, 1, ids.device, fixed=True)
+    known = ids.cpu().numpy().astype(np.int32)
     logits = []
     for first, end in ((0, _FIRST), (_FIRST, _SECOND)):
-        tokens = torch.zeros((1, _FIRST + 1), dtype=torch.int64, device=ids.device)
-        positions = torch.full_like(tokens, kv.trash)
-        tokens[0, : end - first] = ids[first:end]
-        positions[0, : end - first] = torch.arange(first, end, device=ids.device)
-        last = torch.tensor([end - first - 1], device=ids.device)
-        logits.append(decoder.prefill(tokens, positions, row, last, kv.max_keys)[0])
+        logits += [last[0] for _, last in prefiller.run([Pending([1], known[:end], first)])]
     for position in range(_SECOND, _LENGTH):
         tokens = torch.stack((torch.zeros_like(ids[position]), ids[position]))
         positions = torch.tensor([kv.trash, position], device=ids.device)
         logits.append(decoder.decode(tokens, positions, ((2, kv.max_keys),))[1])
     return torch.stack(logits)
-
-
-@contextmanager
-def _short_window(config: Any) -> Iterator[int]:
-    """A sliding window that the short sequence outgrows, for as long as it is tried out; 0 where
-    there is none.
-    """
-    window = getattr(config, "sliding_window", None)
-    if not window:
-        yield 0
-        return
-    config.sliding_window = min(window, _WINDOW)
-    try:
-        yield config.sliding_window
-    finally:
-        config.sliding_window = window

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from agentrl.engines.torch.kv_cache import KVCache
+from agentrl.engines.torch.kv_cache import KVCache, additive_mask
 from agentrl.engines.torch.row_layout import Blocks
 
 MaskKind = Literal["full", "sliding", "by_layer"]
@@ -27,24 +27,17 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers' classes are untype
     Positions and masks are always given to the model, so it is never asked how long it is. Layers
     may differ in heads and head size, and keys from values: all lie in the front part of the
     widest.
+
+    Args:
+        kv: the engine's.
+        rows: int64 rows ``[n]``, or a number n for the first n, which are then read without a copy.
+        index: ``[n, T, K]`` int64 flat index of what one forward writes.
+        num_keys: L.
     """
 
-    def __init__(self, kv: KVCache) -> None:
+    def __init__(self, kv: KVCache, rows: Tensor | int, index: Tensor, num_keys: int) -> None:
         super().__init__(layers=[])
         self._kv = kv
-        self._rows: Tensor | int = 0
-        self._index = torch.zeros(0, dtype=torch.int64)
-        self._num_keys = 0
-
-    def bind(self, rows: Tensor | int, index: Tensor, num_keys: int) -> None:
-        """What the next forward writes and reads.
-
-        Args:
-            rows: int64 rows ``[n]``, or a number n for the first n, which are then read without a
-                copy.
-            index: ``[n, T, K]`` int64 flat index of what is written.
-            num_keys: L.
-        """
         self._rows = rows
         self._index = index
         self._num_keys = num_keys
@@ -54,15 +47,16 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers' classes are untype
     ) -> tuple[Tensor, Tensor]:
         """Stores ``[n, K, T, E]`` of a layer; all keys and values ``[n, K, L, E]`` of the rows."""
         heads = key_states.shape[1]
-        key_width = key_states.shape[3]
-        value_width = value_states.shape[3]
         index = self._index[:, :, :heads].reshape(-1)
-        keys, values = (
-            states.transpose(1, 2).flatten(0, 2) for states in (key_states, value_states)
-        )
-        self._kv.write_front(layer_idx, index, keys, values)
+        both = (key_states, value_states)
+        for flat, states in zip(self._kv.flat[layer_idx], both, strict=True):
+            front = flat[:, : states.shape[3]]
+            front.index_copy_(0, index, states.transpose(1, 2).flatten(0, 2))
         keys, values = self._kv.read(layer_idx, self._rows, self._num_keys)
-        return keys[:, :heads, :, :key_width], values[:, :heads, :, :value_width]
+        return (
+            keys[:, :heads, :, : key_states.shape[3]],
+            values[:, :heads, :, : value_states.shape[3]],
+        )
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0
@@ -83,13 +77,13 @@ class Masks:
         """Additive masks ``[n, 1, T, L]`` in the form that the model's forward takes."""
         keys = torch.arange(num_keys, device=positions_nT.device)
         queries = positions_nT[:, None, :, None]
-        full = _additive(keys > queries, dtype)
+        full = additive_mask(keys > queries, dtype)
         if self.kind == "full":
             return full
         # padding stands at the trash, behind all keys: key 0 stays visible, for a softmax over none
         # would be NaN
         gone = (keys <= queries - self.window) & ((queries < num_keys) | (keys > 0))
-        sliding = _additive((keys > queries) | gone, dtype)
+        sliding = additive_mask((keys > queries) | gone, dtype)
         return (
             sliding
             if self.kind == "sliding"
@@ -97,6 +91,7 @@ class Masks:
         )
 
 
+@dataclass(frozen=True, slots=True)
 class TransformersDecoder:
     """``Forward`` by a transformers model.
 
@@ -106,47 +101,40 @@ class TransformersDecoder:
         masks: the form of its masks.
     """
 
-    def __init__(self, module: torch.nn.Module, kv: KVCache, masks: Masks) -> None:
-        self._module = module
-        self._kv = kv
-        self._masks = masks
-        self._cache = RowCache(kv)
+    module: torch.nn.Module
+    kv: KVCache
+    masks: Masks
 
     def decode(self, tokens_N: Tensor, positions_N: Tensor, blocks: Blocks) -> Tensor:
         """See ``Forward.decode``; all rows attend to as many keys as the longest."""
         N = tokens_N.shape[0]
         num_keys = max(keys for _, keys in blocks)
-        index = self._kv.flat_index(torch.arange(N, device=tokens_N.device), positions_N[:, None])
-        self._cache.bind(N, index.view(N, 1, -1), num_keys)
-        return self._logits(tokens_N[:, None], positions_N[:, None], num_keys, 1)[:, 0]
+        index = self.kv.flat_index(torch.arange(N, device=tokens_N.device), positions_N[:, None])
+        cache = RowCache(self.kv, N, index.view(N, 1, -1), num_keys)
+        return self._logits(tokens_N[:, None], positions_N[:, None], cache, num_keys, 1)[:, 0]
 
     def prefill(
         self, tokens_MT: Tensor, positions_MT: Tensor, rows_M: Tensor, last_M: Tensor, num_keys: int
     ) -> Tensor:
         """See ``Forward.prefill``."""
         M, T = tokens_MT.shape
-        self._cache.bind(rows_M, self._kv.flat_index(rows_M, positions_MT).view(M, T, -1), num_keys)
+        index = self.kv.flat_index(rows_M, positions_MT)
+        cache = RowCache(self.kv, rows_M, index.view(M, T, -1), num_keys)
         kept, place_M = torch.unique(last_M, return_inverse=True)
-        logits = self._logits(tokens_MT, positions_MT, num_keys, kept)
+        logits = self._logits(tokens_MT, positions_MT, cache, num_keys, kept)
         return logits[torch.arange(M, device=logits.device), place_M]
 
     def _logits(
-        self, tokens: Tensor, positions: Tensor, num_keys: int, kept: Tensor | int
+        self, tokens: Tensor, positions: Tensor, cache: RowCache, num_keys: int, kept: Tensor | int
     ) -> Tensor:
-        answer = self._module(
+        answer = self.module(
             input_ids=tokens,
             # padding's own place may be behind the last position of a learned embedding
-            position_ids=positions.masked_fill(positions == self._kv.trash, 0),
-            attention_mask=self._masks.build(positions, num_keys, self._kv.keys.dtype),
-            past_key_values=self._cache,
+            position_ids=positions.masked_fill(positions == self.kv.trash, 0),
+            attention_mask=self.masks.build(positions, num_keys, self.kv.keys.dtype),
+            past_key_values=cache,
             use_cache=True,
             logits_to_keep=kept,
         )
         logits: Tensor = answer.logits
         return logits.float()
-
-
-def _additive(hidden: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(
-        hidden, float("-inf")
-    )

@@ -69,7 +69,10 @@ class TransformersModel(ServedModel):
         self.optional = {
             name: WeightPlace.of(buffer) for name, buffer in module.named_buffers() if name in saved
         }
-        self._head = None if self.dtype == torch.float32 else _FP32Head.of(module)
+        self._head: _FP32Head | None = None
+        if self.dtype != torch.float32:
+            self._head = _FP32Head(module.get_output_embeddings())
+            module.set_output_embeddings(self._head)
         if tensors is None:
             self.renew()
         else:
@@ -134,18 +137,6 @@ class _FP32Head(nn.Module):
         )
         self.renew()
 
-    @classmethod
-    def of(cls, module: Any) -> _FP32Head:
-        """Takes the place of a model's output layer."""
-        source = module.get_output_embeddings()
-        if not isinstance(source, nn.Linear):
-            raise unserved(
-                module.config.model_type, f"its output layer is {type(source).__name__}, not Linear"
-            )
-        head = cls(source)
-        module.set_output_embeddings(head)
-        return head
-
     def renew(self) -> None:
         """After the weights have changed."""
         weight, bias = self._source
@@ -158,21 +149,23 @@ class _FP32Head(nn.Module):
 def _mask_kinds(config: Any) -> tuple[MaskKind, ...]:
     """The forms that a family's masks may have, the likeliest first."""
     layers = set(getattr(config, "layer_types", None) or ())
-    sliding = bool(getattr(config, "sliding_window", None))
     if layers:
         return ("by_layer", "full" if layers == {"full_attention"} else "sliding")
-    return ("sliding",) if sliding else ("full",)
+    return ("sliding",) if getattr(config, "sliding_window", None) else ("full",)
 
 
 def _refuse_what_cannot_be(module: Any, config: Any, *, deterministic: bool) -> None:
     accepted = inspect.signature(module.forward).parameters
     lacking = [name for name in _NEEDED if name not in accepted]
     other = sorted(set(getattr(config, "layer_types", None) or ()) - _LAYERS)
+    output = module.get_output_embeddings()
     cause = ""
     if lacking:
         cause = f"its forward takes no {', '.join(lacking)}"
     elif other:
         cause = f"it has layers of type {', '.join(other)}; served are {sorted(_LAYERS)}"
+    elif module.dtype != torch.float32 and not isinstance(output, nn.Linear):
+        cause = f"its output layer is {type(output).__name__}, not Linear"
     elif deterministic and any(getattr(config, name, 0) for name in _EXPERTS):
         cause = (
             "EnginePlace.deterministic needs forward passes of fixed shapes, but its tokens are "

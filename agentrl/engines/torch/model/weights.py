@@ -29,15 +29,13 @@ class DecoderWeights(ServedModel):
         self.max_positions = config.max_positions
         self.num_heads = config.num_heads
         self.kv_shape = KVShape(config.num_layers, config.num_kv_heads, config.head_dim)
-        self.embedding = self._place(
-            "model.embed_tokens.weight", self._empty(config.vocab_size, config.width)
-        )
+        self.embedding = self._new("model.embed_tokens.weight", config.vocab_size, config.width)
         self.head = self.embedding
         if config.tied:
             self.aliases["lm_head.weight"] = "model.embed_tokens.weight"
         else:
-            self.head = self._place("lm_head.weight", self._empty(config.vocab_size, config.width))
-        self.norm = self._place("model.norm.weight", self._empty(config.width))
+            self.head = self._new("lm_head.weight", config.vocab_size, config.width)
+        self.norm = self._new("model.norm.weight", config.width)
         self.layers = [self._layer(f"model.layers.{index}.") for index in range(config.num_layers)]
 
     def forward_over(self, kv: KVCache) -> NativeDecoder:
@@ -52,12 +50,10 @@ class DecoderWeights(ServedModel):
     def _empty(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
-    def _place(self, name: str, stored: Tensor, interleaved_heads: int = 0) -> Tensor:
-        """Makes ``stored`` the place of a tensor; the halves of its heads lie interleaved where
-        there are any.
-        """
-        view = _interleaved(stored, interleaved_heads) if interleaved_heads else stored
-        self.places[name] = WeightPlace(tuple(stored.shape), view)
+    def _new(self, name: str, *shape: int) -> Tensor:
+        """A tensor that lies as it is in Hugging Face's model."""
+        stored = self._empty(*shape)
+        self.places[name] = WeightPlace.of(stored)
         return stored
 
     def _layer(self, prefix: str) -> LayerWeights:
@@ -67,46 +63,37 @@ class DecoderWeights(ServedModel):
         F = config.ffn_width
         H = config.num_heads
         K = config.num_kv_heads
-        layer = LayerWeights(
-            qkv=self._empty((H + 2 * K) * E, D),
-            output=self._empty(D, H * E),
-            gate_up=self._empty(2 * F, D),
-            down=self._empty(D, F),
-            attention_norm=self._empty(D),
-            ffn_norm=self._empty(D),
-            qkv_bias=self._empty((H + 2 * K) * E) if config.qkv_bias else None,
-            output_bias=self._empty(D) if config.output_bias else None,
-            gate_up_bias=self._empty(2 * F) if config.mlp_bias else None,
-            down_bias=self._empty(D) if config.mlp_bias else None,
-            qk_norm=self._empty(H + K, E) if config.qk_norm else None,
-        )
         attention = prefix + "self_attn."
         mlp = prefix + "mlp."
+        layer = LayerWeights(
+            qkv=self._empty((H + 2 * K) * E, D),
+            output=self._new(attention + "o_proj.weight", D, H * E),
+            gate_up=self._empty(2 * F, D),
+            down=self._new(mlp + "down_proj.weight", D, F),
+            attention_norm=self._new(prefix + "input_layernorm.weight", D),
+            ffn_norm=self._new(prefix + "post_attention_layernorm.weight", D),
+            qkv_bias=self._empty((H + 2 * K) * E) if config.qkv_bias else None,
+            output_bias=self._new(attention + "o_proj.bias", D) if config.output_bias else None,
+            gate_up_bias=self._empty(2 * F) if config.mlp_bias else None,
+            down_bias=self._new(mlp + "down_proj.bias", D) if config.mlp_bias else None,
+            qk_norm=self._empty(H + K, E) if config.qk_norm else None,
+        )
         for fused, suffix in ((layer.qkv, "weight"), (layer.qkv_bias, "bias")):
             if fused is not None:
                 queries, keys, values = torch.split(fused, [H * E, K * E, K * E])
-                self._place(f"{attention}q_proj.{suffix}", queries, H)
-                self._place(f"{attention}k_proj.{suffix}", keys, K)
-                self._place(f"{attention}v_proj.{suffix}", values)
+                for name, part, heads in (("q_proj", queries, H), ("k_proj", keys, K)):
+                    self.places[f"{attention}{name}.{suffix}"] = WeightPlace(
+                        tuple(part.shape), _interleaved(part, heads)
+                    )
+                self.places[f"{attention}v_proj.{suffix}"] = WeightPlace.of(values)
         if layer.qk_norm is not None:
             gains = _interleaved(layer.qk_norm.view(-1), H + K)
             self.places[f"{attention}q_norm.weight"] = WeightPlace((E,), gains[:H], copies=True)
             self.places[f"{attention}k_norm.weight"] = WeightPlace((E,), gains[H:], copies=True)
         for fused, suffix in ((layer.gate_up, "weight"), (layer.gate_up_bias, "bias")):
             if fused is not None:
-                self._place(f"{mlp}gate_proj.{suffix}", fused[:F])
-                self._place(f"{mlp}up_proj.{suffix}", fused[F:])
-        single = {
-            f"{attention}o_proj.weight": layer.output,
-            f"{attention}o_proj.bias": layer.output_bias,
-            f"{mlp}down_proj.weight": layer.down,
-            f"{mlp}down_proj.bias": layer.down_bias,
-            f"{prefix}input_layernorm.weight": layer.attention_norm,
-            f"{prefix}post_attention_layernorm.weight": layer.ffn_norm,
-        }
-        for name, tensor in single.items():
-            if tensor is not None:
-                self._place(name, tensor)
+                self.places[f"{mlp}gate_proj.{suffix}"] = WeightPlace.of(fused[:F])
+                self.places[f"{mlp}up_proj.{suffix}"] = WeightPlace.of(fused[F:])
         return layer
 
 

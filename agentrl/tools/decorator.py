@@ -5,32 +5,34 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from types import MethodType
-from typing import Any, TypedDict, Unpack, overload
+from typing import Any, Unpack, overload
 
 from agentrl.errors import ToolError
-from agentrl.tools.base import FunctionTool
+from agentrl.tools.base import FunctionTool, ToolLimits
 from agentrl.tools.factory import ToolFactory, ToolOfClass
 from agentrl.tools.signature import read_signature
 
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
-class ToolOptions(TypedDict, total=False):
-    """What ``@tool`` may be told; see :func:`tool`."""
-
-    name: str | None
-    deadline_s: float | None
-    max_output_chars: int | None
-
-
 @overload
-def tool(target: type[Any], /, **options: Unpack[ToolOptions]) -> ToolFactory: ...
-@overload
-def tool(target: Callable[..., Any], /, **options: Unpack[ToolOptions]) -> FunctionTool: ...
-@overload
-def tool(**options: Unpack[ToolOptions]) -> Callable[[Callable[..., Any]], FunctionTool]: ...
 def tool(
-    target: Callable[..., Any] | type[Any] | None = None, /, **options: Unpack[ToolOptions]
+    target: type[Any], /, *, name: str | None = None, **limits: Unpack[ToolLimits]
+) -> ToolFactory: ...
+@overload
+def tool(
+    target: Callable[..., Any], /, *, name: str | None = None, **limits: Unpack[ToolLimits]
+) -> FunctionTool: ...
+@overload
+def tool(
+    *, name: str | None = None, **limits: Unpack[ToolLimits]
+) -> Callable[[Callable[..., Any]], FunctionTool]: ...
+def tool(
+    target: Callable[..., Any] | type[Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    **limits: Unpack[ToolLimits],
 ) -> Any:
     """Make a tool of a typed function, or a ToolFactory of a class whose ``__call__`` is typed.
 
@@ -54,20 +56,18 @@ def tool(
             both.
     """
     if target is None:
-        return lambda decorated: tool(decorated, **options)
+        return lambda decorated: tool(decorated, name=name, **limits)
     if isinstance(target, type):
-        name = options.get("name") or _snake_case(target.__name__)
+        name = name or _snake_case(target.__name__)
         body = next(
             (vars(base)["__call__"] for base in target.__mro__ if "__call__" in vars(base)), None
         )
         if body is None:
             raise ToolError(f"tool {name!r}: class {target.__name__} needs a typed __call__ method")
         read_signature(MethodType(body, target), name)  # wrong hints fail before the first episode
-        options["name"] = name
-        return ToolFactory(ToolOfClass(target, **options))  # type: ignore[arg-type]
-    if not hasattr(target, "__name__") and options.get("name") is None:
-        options["name"] = _snake_case(type(target).__name__)
-    return FunctionTool.from_function(target, **options)
+        return ToolFactory(ToolOfClass(target, name, limits))
+    name = name or getattr(target, "__name__", None) or _snake_case(type(target).__name__)
+    return FunctionTool.from_function(target, name=name, **limits)
 
 
 def _snake_case(name: str) -> str:

@@ -23,7 +23,6 @@ from agentrl.types import (
     ToolCall,
     ToolErrorKind,
     ToolResult,
-    ToolSpec,
     seed_for,
 )
 
@@ -39,6 +38,11 @@ class ToolExecutor:
         tools: with different names.
         deadline_s: seconds a call may take, for tools that set none.
         max_output_chars: characters of output kept, for tools that set none.
+
+    Attributes:
+        specs: what the model is told, in the order given.
+        num_abandoned: calls that went on after their deadline: a thread that cannot be stopped, a
+            coroutine that will not end.
 
     Raises:
         ToolError: two tools of one name, or a limit that is not above 0.
@@ -61,20 +65,9 @@ class ToolExecutor:
         }
         self._deadline_s = deadline_s
         self._max_output_chars = max_output_chars
-        self._num_abandoned = 0
+        self.specs = tuple(tool.spec for tool in tools)
+        self.num_abandoned = 0
         self._abandoned: set[asyncio.Task[Any]] = set()
-
-    @property
-    def specs(self) -> tuple[ToolSpec, ...]:
-        """What the model is told, in the order given."""
-        return tuple(tool.spec for tool in self._tools.values())
-
-    @property
-    def num_abandoned(self) -> int:
-        """Calls that went on after their deadline: a thread that cannot be stopped, a coroutine
-        that will not end.
-        """
-        return self._num_abandoned
 
     async def run(
         self,
@@ -136,14 +129,10 @@ class ToolExecutor:
         return CallRecord(call=call, problem=None, result=result)
 
     async def _output(self, tool: Tool, call: ToolCall, context: ToolContext) -> ToolOutput:
-        faults = await found_faults(self._validators[call.name], call.arguments)
-        if faults:
-            return _error(
-                "invalid_arguments",
-                f"{'; '.join(faults)}. Mend the arguments of {call.name} and call again.",
-            )
-        work = _contained(tool, call, context)
         try:
+            if faults := await found_faults(self._validators[call.name], call.arguments):
+                raise InvalidArgumentsError("; ".join(faults))
+            work = _contained(tool, call, context)
             output = await (work if tool.keeps_deadline else self._within(context.deadline_s, work))
         except AgentRLError:
             raise
@@ -153,7 +142,7 @@ class ToolExecutor:
             )
         except DeadlineError:
             # only a thread keeps its deadline by leaving the call behind
-            self._num_abandoned += tool.keeps_deadline
+            self.num_abandoned += tool.keeps_deadline
             return _error(
                 "timeout", f"{call.name} took longer than {context.deadline_s:g} s and was ended."
             )
@@ -165,11 +154,9 @@ class ToolExecutor:
                 f"tool {call.name!r}: call must give a str or a ToolOutput of one, got "
                 f"{output.content!r}"
             )
-        return (
-            await asyncio.to_thread(_with_images_read, output, call.name)
-            if output.images
-            else output
-        )
+        if not output.images:
+            return output
+        return await asyncio.to_thread(_with_images_read, output, call.name)
 
     async def _within(
         self, deadline_s: float, work: Coroutine[Any, Any, str | ToolOutput]
@@ -189,11 +176,8 @@ class ToolExecutor:
             raise
         if done:
             return task.result()
-        if (
-            await self._stop(task)
-            and not task.cancelled()
-            and isinstance(failure := task.exception(), AgentRLError)
-        ):
+        ended = await self._stop(task) and not task.cancelled()
+        if ended and isinstance(failure := task.exception(), AgentRLError):
             raise failure
         raise DeadlineError
 
@@ -204,7 +188,7 @@ class ToolExecutor:
         task.cancel()
         done, _ = await asyncio.wait({task}, timeout=_CANCEL_GRACE_S)
         if not done:
-            self._num_abandoned += 1
+            self.num_abandoned += 1
             self._abandoned.add(task)
             task.add_done_callback(self._forget)
         return bool(done)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentrl.errors import ToolError
-from agentrl.tools.base import FunctionTool, Tool, find_tool, object_in_module
+from agentrl.tools.base import FunctionTool, Tool, ToolLimits, find_tool, object_in_module
 from agentrl.types import place_of_object
 
 
@@ -20,16 +20,10 @@ class ToolOfClass:
 
     stateful: type[Any]
     name: str
-    deadline_s: float | None = None
-    max_output_chars: int | None = None
+    limits: ToolLimits = field(hash=False)
 
     def __call__(self, **args: Any) -> Tool:
-        return FunctionTool.from_function(
-            self.stateful(**args),
-            name=self.name,
-            deadline_s=self.deadline_s,
-            max_output_chars=self.max_output_chars,
-        )
+        return FunctionTool.from_function(self.stateful(**args), name=self.name, **self.limits)
 
 
 @dataclass(frozen=True)
@@ -67,11 +61,11 @@ class ToolFactory:
             ToolError: it does not take them, or needs others.
         """
         bound = replace(self, args={**self.args, **args}) if args else self
-        target = self.make.stateful if isinstance(self.make, ToolOfClass) else self.make
+        signature = inspect.signature(getattr(self.make, "stateful", self.make))
         try:
-            inspect.signature(target).bind(**bound.args)
+            signature.bind(**bound.args)
         except TypeError as error:
-            takes = ", ".join(inspect.signature(target).parameters) or "none"
+            takes = ", ".join(signature.parameters) or "none"
             raise ToolError(
                 f"{self._name} with args {dict(bound.args)}: {error}; its arguments are: {takes}"
             ) from None
@@ -79,23 +73,16 @@ class ToolFactory:
 
     @property
     def _name(self) -> str:
-        target = self.make.stateful if isinstance(self.make, ToolOfClass) else self.make
+        target = getattr(self.make, "stateful", self.make)
         place = place_of_object(target)
         return getattr(target, "__qualname__", repr(target)) + (f" ({place})" if place else "")
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The factory took the place of a decorated class in its module: pickle that place.
-        if isinstance(self.make, ToolOfClass) and (place := _place(self.make)):
+        place, found = object_in_module(getattr(self.make, "stateful", None))
+        if isinstance(found, ToolFactory) and found.make is self.make:
             return _found, (*place, dict(self.args))
         return ToolFactory, (self.make, dict(self.args))
-
-
-def _place(make: ToolOfClass) -> tuple[str, str] | None:
-    """Module and name under which the factory of a decorated class stands; None where another
-    process has none.
-    """
-    place, found = object_in_module(make.stateful)
-    return place if isinstance(found, ToolFactory) and found.make is make else None
 
 
 def _found(module: str, name: str, args: Mapping[str, Any]) -> ToolFactory:

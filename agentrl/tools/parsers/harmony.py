@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from agentrl.tools.parsers.reading import Reading
+from agentrl.tools.parsers.reading import Reading, written_call
 from agentrl.tools.parsers.stable_prefix import Marks
 from agentrl.types import ParsedMessage, ToolSpec
 
@@ -41,8 +41,13 @@ class HarmonyParser:
         position = 0
         while position < len(text) and not reading.full:
             opening = text.find(_MESSAGE, position)
-            if opening < 0:
-                _without_message(text[position:], reading)
+            if opening < 0:  # a call that was cut, or words without a header
+                left = text[position:]
+                if _RECIPIENT.search(left):
+                    detail = f"the call ends before its arguments; write it as {_FORM}"
+                    reading.problem("unclosed", detail, left)
+                else:
+                    reading.content.append(left)
                 break
             end = _END.search(text, opening + len(_MESSAGE))
             stop, following = (end.start(), end.end()) if end else (len(text), len(text))
@@ -60,20 +65,8 @@ def _read_message(header: str, body: str, raw: str, reading: Reading, thoughts: 
     channel = _CHANNEL.search(header)
     if recipient is not None:
         name = recipient.group(1).removeprefix("functions.")
-        reading.written_call(name, body, raw, form=_FORM)
+        reading.add(raw, lambda: written_call(name, body, _FORM))
     elif channel is not None and channel.group(1) == "analysis":
         thoughts.append(body.strip())
     else:
         reading.content += ["\n\n" if reading.content else "", body] if body else []
-
-
-def _without_message(text: str, reading: Reading) -> None:
-    """The end of a turn that holds no ``<|message|>``: a call that was cut, or words without a
-    header.
-    """
-    if _RECIPIENT.search(text):
-        reading.problem(
-            "unclosed", f"the call ends before its arguments; write it as {_FORM}", text
-        )
-    else:
-        reading.content.append(text)

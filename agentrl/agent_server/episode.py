@@ -145,7 +145,9 @@ class ServedEpisode:
             AgentRLError: the engine failed the episode.
         """
         while not self._end.done():
-            left_s = self._idle_left_s()
+            left_s = self._idle_timeout_s
+            if left_s is not None and not self._generating:
+                left_s -= time.monotonic() - self._last_active
             if left_s is not None and left_s <= 0:
                 self._end_with(
                     Status("truncated" if self.num_turns else "cancelled", "idle_timeout")
@@ -191,12 +193,6 @@ class ServedEpisode:
         if self._rewards and builder.turns:
             builder.turns[-1] = replace(builder.turns[-1], rewards=dict(self._rewards))
 
-    def _idle_left_s(self) -> float | None:
-        """Seconds until the idle timeout; all of them while a request is answered."""
-        if self._idle_timeout_s is None or self._generating:
-            return self._idle_timeout_s
-        return self._idle_timeout_s - (time.monotonic() - self._last_active)
-
     def _check_open(self) -> None:
         if how := self.how_ended():
             raise ApiError(410, "episode_over", f"the episode has ended: {how}")
@@ -237,7 +233,7 @@ class ServedEpisode:
         if status.kind == "failed":
             self._end_with(status)
         self.context_status = status
-        reason = f"{status.reason}: {status.detail}" if status.detail else status.reason
+        reason = ": ".join(filter(None, [status.reason, status.detail]))
         raise ApiError(
             400,
             CONTEXT_EXCEEDED,

@@ -220,9 +220,7 @@ def _check_takes(
     properties.
     """
     taken = inspect.signature(function).parameters
-    open_ended = any(
-        parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken.values()
-    )
+    open_ended = any(one.kind is one.VAR_KEYWORD for one in taken.values())
     properties = set(parameters.get("properties", {}))
     if not open_ended and (extra := sorted(properties - taken.keys())):
         raise ToolError(
@@ -230,11 +228,9 @@ def _check_takes(
             "them"
         )
     needed = {
-        key
-        for key, parameter in taken.items()
-        if parameter.default is inspect.Parameter.empty
-        and parameter.kind
-        in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        name
+        for name, one in taken.items()
+        if one.default is one.empty and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
     }
     if lacking := sorted(needed - {context} - set(parameters.get("required", ()))):
         raise ToolError(

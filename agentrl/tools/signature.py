@@ -120,10 +120,7 @@ def _typed_parameters(function: Callable[..., Any], name: str) -> Mapping[str, i
     """
     parameters = inspect.signature(function).parameters
     for parameter in parameters.values():
-        if parameter.kind not in (
-            inspect.Parameter.POSITIONAL_OR_KEYWORD,
-            inspect.Parameter.KEYWORD_ONLY,
-        ):
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise ToolError(
                 f"tool {name!r}: parameter {str(parameter)!r} is {parameter.kind.description}; a "
                 "model passes arguments by name, so give each one a name and a type hint"
@@ -163,7 +160,7 @@ def _adapt(
     try:
         adapter = TypeAdapter(hint)
         schema = _without_titles(adapter.json_schema())
-        if parameter.default is not inspect.Parameter.empty and parameter.default is not None:
+        if parameter.default is not parameter.empty and parameter.default is not None:
             schema["default"] = adapter.dump_python(
                 parameter.default, mode="json", warnings="error"
             )

@@ -19,10 +19,19 @@ from agentrl.types import ToolSpec
 
 _FORM = "<tool_call>NAME\\n<arg_key>KEY</arg_key>\\n<arg_value>VALUE</arg_value>\\n</tool_call>"
 _NAME = re.compile(r"\s*([^\s<>]+)")
-_ARG = re.compile(r"</?arg_(?:key|value)>")
-_MARK = re.compile(r"</?(?:tool_call|arg_key|arg_value)>")
-_KEY_OPENS = re.compile(r"\s*<arg_key>")
-_VALUE_OPENS = re.compile(r"\s*<arg_value>")
+_PAIR = re.compile(
+    r"""\s*<arg_key>
+    (?: (?P<key> (?: (?! </?(?:tool_call|arg_key|arg_value)> ) . )*+ ) </arg_key>
+        (?: \s*<arg_value>
+            (?: (?P<value> (?: (?! </?arg_(?:key|value)> ) . )*+ ) (?P<whole></arg_value>) )?
+        )?
+    )?""",
+    re.DOTALL | re.VERBOSE,
+)
+"""A pair, or the marks of one as far as they are in their order. A key holds no mark at all, and a
+value none of a key or a value, or a slip between them would take what follows, other calls
+included, for one long value.
+"""
 
 
 class GLMParser(BlockParser):
@@ -61,32 +70,17 @@ class GLMParser(BlockParser):
 def _read_pairs(text: str, position: int) -> tuple[list[tuple[str, str]], int, int]:
     """The pairs that stand at ``position``.
 
-    A key holds no mark at all, and a value none of a key or a value, or a slip between them would
-    take what follows, other calls included, for one long value.
-
     Returns:
         Keys and values; the position behind the last whole pair; and how far the marks behind it
         are in their order.
     """
     written: list[tuple[str, str]] = []
-    reached = position
-    while key_opens := _KEY_OPENS.match(text, position):
-        reached = key_opens.end()
-        key_closes = _MARK.search(text, reached)
-        if key_closes is None or key_closes.group() != "</arg_key>":
-            break
-        key = text[reached : key_closes.start()].strip()
-        reached = key_closes.end()
-        value_opens = _VALUE_OPENS.match(text, reached)
-        if value_opens is None:
-            break
-        reached = value_opens.end()
-        value_closes = _ARG.search(text, reached)
-        if value_closes is None or value_closes.group() != "</arg_value>":
-            break
-        written.append((key, text[reached : value_closes.start()]))
-        position = reached = value_closes.end()
-    return written, position, reached
+    while pair := _PAIR.match(text, position):
+        if not pair["whole"]:
+            return written, position, pair.end()
+        written.append((pair["key"].strip(), pair["value"]))
+        position = pair.end()
+    return written, position, position
 
 
 def _value(text: str, schema: Any) -> Any:

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from agentrl.agent_server.api.answer_schema import schema_fault
 from agentrl.agent_server.api.api_error import ApiError, bad_request
 from agentrl.agent_server.api.chat_request import ChatRequest
-from agentrl.agent_server.api.constraints import AnswerConstraints, with_instruction
+from agentrl.agent_server.api.constraints import AnswerConstraints, schema_fault, with_instruction
 from agentrl.agent_server.history import HistoryEntry, HistoryIndex, note_turn
 from agentrl.agent_server.stream_writer import StreamWriter
 from agentrl.errors import AgentRLError, DataError, RewardError, ServerError

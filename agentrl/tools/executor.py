@@ -13,7 +13,6 @@ from agentrl.errors import AgentRLError, DataError, ToolError, nearest
 from agentrl.sandbox import Sandbox
 from agentrl.tools.base import InvalidArgumentsError, Tool
 from agentrl.tools.context import ToolContext, ToolOutput
-from agentrl.tools.output import clip_text, valid_text
 from agentrl.tools.threads import DeadlineError
 from agentrl.tools.validate import found_faults, schema_validator
 from agentrl.types import (
@@ -115,7 +114,7 @@ class ToolExecutor:
                 tool, call, ToolContext(own_seed, episode_id, call.id, deadline_s, sandbox)
             )
             limit = tool.max_output_chars or self._max_output_chars
-        content, cut = clip_text(valid_text(output.content), limit)
+        content, cut = _clip_text(_valid_text(output.content), limit)
         result = ToolResult(
             call_id=call.id,
             name=call.name,
@@ -205,7 +204,7 @@ class ToolExecutor:
         known = ", ".join(self._tools) or "none"
         return _error(
             "unknown_tool",
-            f"there is no tool {clip_text(name, _LONGEST_NAME)[0]!r}.{meant} The tools are: "
+            f"there is no tool {_clip_text(name, _LONGEST_NAME)[0]!r}.{meant} The tools are: "
             f"{known}.",
         )
 
@@ -258,3 +257,30 @@ def _position(record: CallRecord) -> float:
     written = record.call or record.problem
     numbered = _NUMBERED.fullmatch(written.id) if written else None
     return int(numbered.group(1)) if numbered else float("inf")
+
+
+def _valid_text(content: str | bytes) -> str:
+    """``content`` as text that UTF-8 can carry; what is no character becomes U+FFFD."""
+    if isinstance(content, bytes):
+        return content.decode("utf-8", "replace")
+    try:
+        content.encode("utf-8")
+    except UnicodeEncodeError:  # lone surrogates, as os.fsdecode makes them
+        return content.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+    return content
+
+
+def _clip_text(text: str, max_chars: int) -> tuple[str, bool]:
+    """At most ``max_chars`` characters of ``text``: its head and its tail, with a marker between
+    that comes on top.
+
+    Returns:
+        The text, and whether anything was left out.
+    """
+    left_out = len(text) - max_chars
+    if left_out <= 0:
+        return text, False
+    tail = max_chars // 2
+    head = max_chars - tail
+    marker = f"\n[... {left_out} of {len(text)} characters left out ...]\n"
+    return text[:head] + marker + (text[-tail:] if tail else ""), True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +14,11 @@ from pydantic_core import PydanticSerializationError
 
 from agentrl.errors import ToolError, did_you_mean
 from agentrl.tools.context import ToolContext
-from agentrl.tools.docstring import read_docstring
 
+_SECTION = re.compile(
+    r"^(Args|Arguments|Parameters|Returns|Yields|Raises|Examples?|Notes?):[ ]*$", re.MULTILINE
+)
+_ENTRY = re.compile(r"(\s*)\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
 _LITERAL_KEYS = ("default", "enum", "const", "examples")
 
 
@@ -138,9 +142,30 @@ def context_parameter(function: Callable[..., Any], name: str) -> str | None:
 def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
     """An object is described by its class, and its arguments by its ``__call__``."""
     if inspect.isroutine(function):
-        return read_docstring(function)
-    description, documented = read_docstring(type(function).__call__)
-    return read_docstring(type(function))[0] or description, documented
+        return _read_docstring(function)
+    description, documented = _read_docstring(type(function).__call__)
+    return _read_docstring(type(function))[0] or description, documented
+
+
+def _read_docstring(documented: Callable[..., Any]) -> tuple[str, dict[str, str]]:
+    """The description (all that stands before the first section) and the text of each entry under
+    ``Args:``.
+    """
+    description, *sections = _SECTION.split(inspect.getdoc(documented) or "")
+    arguments: dict[str, str] = {}
+    name = ""
+    for heading, body in zip(sections[::2], sections[1::2], strict=True):
+        if heading not in ("Args", "Arguments", "Parameters"):
+            continue
+        lines = list(filter(str.strip, body.splitlines()))
+        for line in lines:
+            entry = _ENTRY.match(line)
+            if entry and len(entry[1]) <= len(lines[0]) - len(lines[0].lstrip()):
+                name = entry[2]
+                arguments[name] = entry[3].rstrip()
+            elif name:
+                arguments[name] = f"{arguments[name]} {line.strip()}".strip()
+    return description.strip(), arguments
 
 
 def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:

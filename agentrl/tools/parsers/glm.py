@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentrl.tools.parsers.reading import BlockParser, Body, Call, CallFault, whole_json
-from agentrl.tools.parsers.stable_prefix import Marks
+from agentrl.tools.parsers.reading import BlockParser, Body, Call, CallFault, Marks, whole_json
 from agentrl.tools.parsers.strict_json import JSONFault
 from agentrl.types import ToolSpec
 

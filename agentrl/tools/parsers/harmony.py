@@ -12,8 +12,7 @@ import re
 from collections.abc import Sequence
 from functools import partial
 
-from agentrl.tools.parsers.reading import Reading, written_call
-from agentrl.tools.parsers.stable_prefix import Marks
+from agentrl.tools.parsers.reading import Marks, Reading, written_call
 from agentrl.types import ParsedMessage, ToolSpec
 
 _START = "<|start|>"

@@ -11,9 +11,14 @@ import ast
 import re
 from collections.abc import Sequence
 
-from agentrl.tools.parsers.reading import Call, CallFault, Reading, object_call
-from agentrl.tools.parsers.reasoning import split_reasoning
-from agentrl.tools.parsers.stable_prefix import Marks
+from agentrl.tools.parsers.reading import (
+    Call,
+    CallFault,
+    Marks,
+    Reading,
+    object_call,
+    split_reasoning,
+)
 from agentrl.tools.parsers.strict_json import JSONFault, read_json
 from agentrl.types import ParsedMessage, ToolSpec
 

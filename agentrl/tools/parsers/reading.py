@@ -1,4 +1,4 @@
-"""Reading: collects the calls, problems and content of a completion, and judges JSON calls."""
+"""Reading: what the formats share; thoughts, marks, calls, problems and content of a completion."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
-from agentrl.tools.parsers.reasoning import split_reasoning
-from agentrl.tools.parsers.stable_prefix import Marks
 from agentrl.tools.parsers.strict_json import JSONFault, read_json
 from agentrl.types import CallProblem, Message, ParsedMessage, ProblemKind, ToolCall, ToolSpec
 
+THOUGHTS_OPEN = "<think>"
+THOUGHTS_CLOSE = "</think>"
 _MAX_DETAIL = 600
 _MOST = 256
 """Calls of one completion that are read: far more than any turn may make, and few enough to take no
@@ -22,6 +22,21 @@ time.
 
 Call: TypeAlias = tuple[str, Mapping[str, Any]]
 """The name and the arguments of a call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """By what a format's calls are told from words.
+
+    Args:
+        opens: texts that begin something which cannot be read before its end.
+        closes: texts that end it; without any, it ends with the completion.
+        others: further texts that are no words.
+    """
+
+    opens: tuple[str, ...] = ()
+    closes: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
 
 
 class CallFault(ValueError):  # noqa: N818 - what a text has, not what a program does
@@ -171,6 +186,37 @@ class BlockParser(ABC):
                     reading.problem("unclosed", detail, text[found.start() : position])
         reading.rest(text[position:], (opens, closes))
         return reading.message(reasoning)
+
+
+def opened_thoughts(prompt_end: str) -> str:
+    """``<think>`` where the end of a prompt opens a block, so that a completion begins within it;
+    else nothing.
+    """
+    return THOUGHTS_OPEN if prompt_end.rstrip().endswith(THOUGHTS_OPEN) else ""
+
+
+def split_reasoning(text: str, *, before: str | None = None) -> tuple[str | None, str]:
+    """The leading ``<think>`` block and the rest.
+
+    The opening tag may be missing, because some templates end the prompt with it. A block that is
+    never closed takes the rest of the text.
+
+    Args:
+        text: a completion.
+        before: without an opening tag, a closing one counts only in front of the first of these.
+
+    Returns:
+        The thoughts without their tags, None where there are none; and what follows them.
+    """
+    stripped = text.lstrip()
+    if stripped.startswith(THOUGHTS_OPEN):
+        thoughts, _, rest = stripped.removeprefix(THOUGHTS_OPEN).partition(THOUGHTS_CLOSE)
+        return thoughts.strip(), rest
+    limit = text.find(before) if before is not None else -1
+    end = text.find(THOUGHTS_CLOSE, 0, limit if limit >= 0 else len(text))
+    if end < 0:
+        return None, text
+    return text[:end].strip(), text[end + len(THOUGHTS_CLOSE) :]
 
 
 def object_call(value: Any, key: str, form: str, also: tuple[str, ...] = ()) -> Call:

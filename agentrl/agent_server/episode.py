@@ -85,7 +85,10 @@ class ServedEpisode:
         if entry is not None:
             new = _with_hidden_results(entry.hidden_calls, new)
         turn_request = self._turn_request(entry, new, request)
-        self._check_turns_left()
+        most = self._turns.context.spec.limits.max_turns
+        if self.num_turns + len(self._generating) >= most:
+            self._end_with(Status("truncated", "max_turns"))
+            raise ApiError(410, "max_turns", f"the episode has had its rollout.max_turns={most}")
         self._has_first_sequence = True
         if entry is not None:
             entry.extended = True
@@ -195,12 +198,6 @@ class ServedEpisode:
     def _check_open(self) -> None:
         if how := self.how_ended():
             raise ApiError(410, "episode_over", f"the episode has ended: {how}")
-
-    def _check_turns_left(self) -> None:
-        most = self._turns.context.spec.limits.max_turns
-        if self.num_turns + len(self._generating) >= most:
-            self._end_with(Status("truncated", "max_turns"))
-            raise ApiError(410, "max_turns", f"the episode has had its rollout.max_turns={most}")
 
     def _end_with(self, status: Status) -> None:
         if not self._end.done():

@@ -63,12 +63,13 @@ class AgentProgramSpec:
             ConfigError: this machine has no executable of that name.
         """
         name = self.command[0]
-        in_folder = os.path.join(self.cwd or os.getcwd(), name) if os.sep in name else name
+        folder = self.cwd or os.getcwd()
+        in_folder = os.path.join(folder, name) if os.sep in name else name
         found = shutil.which(in_folder, path=_path())
         if found is None:
             raise ConfigError(
                 f"AgentProgramSpec.command={list(self.command)} must name a program that may be "
-                f"run from {self.cwd or os.getcwd()}, and {name!r} is none; give its path, or make "
+                f"run from {folder}, and {name!r} is none; give its path, or make "
                 "it executable"
             )
         return found

@@ -45,14 +45,6 @@ def make_app(registry: EpisodeRegistry) -> FastAPI:
             "episodes": len(registry.episodes),
         }
 
-    _add_model_routes(app, registry)
-    _add_completion_routes(app, registry, "chat/completions", ChatAnswer)
-    _add_completion_routes(app, registry, "responses", ResponseAnswer)
-    _add_episode_routes(app, registry)
-    return app
-
-
-def _add_model_routes(app: FastAPI, registry: EpisodeRegistry) -> None:
     def described(name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": 0, "owned_by": "agentrl"}
 
@@ -65,6 +57,11 @@ def _add_model_routes(app: FastAPI, registry: EpisodeRegistry) -> None:
     @app.get("/episodes/{episode_id}/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
         return described(name)  # the policy answers to every name
+
+    _add_completion_routes(app, registry, "chat/completions", ChatAnswer)
+    _add_completion_routes(app, registry, "responses", ResponseAnswer)
+    _add_episode_routes(app, registry)
+    return app
 
 
 def _add_completion_routes(

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from agentrl.agent_server.api.answer_schema import schema_fault
 from agentrl.agent_server.api.api_error import ApiError, bad_request
 from agentrl.agent_server.api.chat_request import ChatRequest
-from agentrl.agent_server.api.constraints import AnswerConstraints, with_instruction
+from agentrl.agent_server.api.constraints import AnswerConstraints, schema_fault, with_instruction
 from agentrl.agent_server.history import HistoryEntry, HistoryIndex, note_turn
 from agentrl.agent_server.stream_writer import StreamWriter
 from agentrl.errors import AgentRLError, DataError, RewardError, ServerError
@@ -87,7 +86,10 @@ class ServedEpisode:
         if entry is not None:
             new = _with_hidden_results(entry.hidden_calls, new)
         turn_request = self._turn_request(entry, new, request)
-        self._check_turns_left()
+        most = self._turns.context.spec.limits.max_turns
+        if self.num_turns + len(self._generating) >= most:
+            self._end_with(Status("truncated", "max_turns"))
+            raise ApiError(410, "max_turns", f"the episode has had its rollout.max_turns={most}")
         self._has_first_sequence = True
         if entry is not None:
             entry.extended = True
@@ -146,7 +148,9 @@ class ServedEpisode:
             AgentRLError: the engine failed the episode.
         """
         while not self._end.done():
-            left_s = self._idle_left_s()
+            left_s = self._idle_timeout_s
+            if left_s is not None and not self._generating:
+                left_s -= time.monotonic() - self._last_active
             if left_s is not None and left_s <= 0:
                 self._end_with(
                     Status("truncated" if self.num_turns else "cancelled", "idle_timeout")
@@ -192,21 +196,9 @@ class ServedEpisode:
         if self._rewards and builder.turns:
             builder.turns[-1] = replace(builder.turns[-1], rewards=dict(self._rewards))
 
-    def _idle_left_s(self) -> float | None:
-        """Seconds until the idle timeout; all of them while a request is answered."""
-        if self._idle_timeout_s is None or self._generating:
-            return self._idle_timeout_s
-        return self._idle_timeout_s - (time.monotonic() - self._last_active)
-
     def _check_open(self) -> None:
         if how := self.how_ended():
             raise ApiError(410, "episode_over", f"the episode has ended: {how}")
-
-    def _check_turns_left(self) -> None:
-        most = self._turns.context.spec.limits.max_turns
-        if self.num_turns + len(self._generating) >= most:
-            self._end_with(Status("truncated", "max_turns"))
-            raise ApiError(410, "max_turns", f"the episode has had its rollout.max_turns={most}")
 
     def _end_with(self, status: Status) -> None:
         if not self._end.done():
@@ -238,7 +230,7 @@ class ServedEpisode:
         if status.kind == "failed":
             self._end_with(status)
         self.context_status = status
-        reason = f"{status.reason}: {status.detail}" if status.detail else status.reason
+        reason = ": ".join(filter(None, [status.reason, status.detail]))
         raise ApiError(
             400,
             CONTEXT_EXCEEDED,

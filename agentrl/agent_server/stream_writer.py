@@ -140,7 +140,16 @@ class StreamWriter:
         for index, logprob in enumerate(logprobs.tolist()):
             if int(ids[index]) not in self._renderer.stop_token_ids:
                 text = self._renderer.decode(ids[index : index + 1])
-                self._logprobs.append(_logprob_entry(text, logprob))
+                # its bytes are unknown if it is a part of a character
+                whole = "\N{REPLACEMENT CHARACTER}" not in text
+                self._logprobs.append(
+                    {
+                        "token": text,
+                        "logprob": logprob,
+                        "bytes": list(text.encode()) if whole else None,
+                        "top_logprobs": [],
+                    }
+                )
 
     def _new_deltas(self, message: Message, *, whole: bool = False) -> Iterator[dict[str, Any]]:
         wire = to_wire(message, reasoning=True)
@@ -154,14 +163,3 @@ class StreamWriter:
         for call in wire.get("tool_calls", [])[self._num_calls :]:
             yield {"tool_calls": [{"index": self._num_calls, **call}]}
             self._num_calls += 1
-
-
-def _logprob_entry(text: str, logprob: float) -> dict[str, Any]:
-    """A token in OpenAI's shape; its bytes are unknown if it is a part of a character."""
-    whole = "\N{REPLACEMENT CHARACTER}" not in text
-    return {
-        "token": text,
-        "logprob": logprob,
-        "bytes": list(text.encode()) if whole else None,
-        "top_logprobs": [],
-    }

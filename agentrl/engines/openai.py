@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from agentrl.errors import EngineError
 from agentrl.llm import ChatAnswer, ChatClient, ChatServerSpec
-from agentrl.tools.parsers.reading import Reading, kind_of
+from agentrl.tools.parsers.reading import Reading, kind_of, named_call
 from agentrl.types import (
     Completion,
     EngineInfo,
@@ -173,8 +174,7 @@ def _parsed(wire: Mapping[str, Any]) -> ParsedMessage:
             reading.problem("missing_name", detail, str(entry))
         else:
             arguments = function.get("arguments") or {}
-            reading.named_call(
-                name, arguments, f"{name}({arguments})", what=f'the arguments of "{name}"'
-            )
+            call = partial(named_call, name, arguments, f'the arguments of "{name}"')
+            reading.add(f"{name}({arguments})", call)
     reasoning = wire.get("reasoning_content") or wire.get("reasoning")
     return reading.message(reasoning if isinstance(reasoning, str) else None)

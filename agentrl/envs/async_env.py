@@ -8,7 +8,6 @@ import io
 import pickle
 import threading
 from collections.abc import Callable, Iterator
-from itertools import chain
 from typing import Any, Literal
 
 from agentrl.envs.contract import Finding, observation_findings, step_findings
@@ -87,6 +86,7 @@ class AsyncEnv:
 
     def __init__(self, env: Env) -> None:
         self.env = env
+        self._name = type(env).__name__
         self._state: Literal["new", "running", "ended", "closed"] = "new"
 
     async def reset(self, *, seed: int) -> Observation:
@@ -160,10 +160,6 @@ class AsyncEnv:
             self._state = "closed"
             await call_env(self.env, "close")
 
-    @property
-    def _name(self) -> str:
-        return type(self.env).__name__
-
     def _pickled(self) -> bytes:
         try:
             state = self.env.state_dict()
@@ -180,10 +176,8 @@ class AsyncEnv:
             ) from error
 
     def _hold(self, findings: Iterator[Finding]) -> None:
-        first = next(findings, None)
-        if first is not None:
+        if broken := "; ".join(map(str, findings)):
             self._state = "ended"
-            broken = "; ".join(str(finding) for finding in chain([first], findings))
             raise EnvError(f"{self._name} breaks the contract of an Env: {broken}")
 
 

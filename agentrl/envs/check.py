@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from typing import Any
 
 from agentrl.envs.async_env import AsyncEnv, call_env
@@ -18,14 +17,6 @@ from agentrl.errors import EnvError
 from agentrl.types import Action, CallProblem, Observation, StepResult, Task, ToolCall
 
 _MAX_STEPS = 8
-
-
-@dataclass
-class _Trial:
-    """What one instance did: its findings, and what it said, to compare with another instance's."""
-
-    findings: list[Finding] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
 
 
 def check_env(env: EnvSpec | Callable[[Task], Env], task: Task, *, seed: int = 0) -> None:
@@ -55,29 +46,28 @@ async def env_findings(
     can be saved, a fresh instance must go on from it alike.
     """
     spec = env if isinstance(env, EnvSpec) else EnvSpec(env)
-    first = await _trial(spec, task, seed)
-    findings = list(first.findings)
+    findings, said = await _trial(spec, task, seed)
     if not findings:
-        second = await _trial(spec, task, seed)
-        findings += second.findings
-        findings += _difference(first.said, second.said)
+        findings, said_again = await _trial(spec, task, seed)
+        findings += _difference(said, said_again)
         findings += await _closed_unused(spec, task)
     if not findings:
-        findings += await _resumed(spec, task, seed, first.said)
+        findings = await _resumed(spec, task, seed, said)
     return tuple(dict.fromkeys(findings))
 
 
-async def _trial(spec: EnvSpec, task: Task, seed: int) -> _Trial:
-    trial = _Trial()
+async def _trial(spec: EnvSpec, task: Task, seed: int) -> tuple[list[Finding], list[str]]:
+    """What one instance did wrong, and what it said, to compare with another instance's."""
+    findings: list[Finding] = []
+    said: list[str] = []
     try:
         env = spec.build(task)
     except EnvError as error:
-        trial.findings.append(Finding("builds", str(error)))
-        return trial
+        return [Finding("builds", str(error))], said
     try:
-        await _play(env, seed, trial)
+        await _play(env, seed, findings, said)
     except EnvError as error:
-        trial.findings.append(
+        findings.append(
             Finding("raises", f"{error}; tell the model of its own mistakes in the observation")
         )
     finally:
@@ -85,40 +75,41 @@ async def _trial(spec: EnvSpec, task: Task, seed: int) -> _Trial:
             try:
                 await call_env(env, "close")
             except EnvError as error:
-                trial.findings.append(
+                findings.append(
                     Finding(rule, f"{error}; close must work in any state, and a second time")
                 )
                 break
-    return trial
+    return findings, said
 
 
-async def _play(env: Env, seed: int, trial: _Trial) -> None:
+async def _play(env: Env, seed: int, findings: list[Finding], said: list[str]) -> None:
     observation = await call_env(env, "reset", seed=seed)
-    trial.findings += observation_findings(observation, verb="reset")
-    if trial.findings:
+    findings += observation_findings(observation, verb="reset")
+    if findings:
         return
-    trial.said.append(_said(observation))
+    said.append(_said(observation))
     snapshot = await call_env(env, "snapshot")
-    trial.findings += _snapshot_findings(snapshot)
+    try:
+        json.dumps(snapshot, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        detail = f"snapshot must give JSON or None, got {type(snapshot).__name__} ({error})"
+        findings.append(Finding("json-snapshot", detail))
     has_tools = bool(observation.tools)
     for action in _actions(has_tools):
         result = await call_env(env, "step", action)
         broken = list(step_findings(result))
-        trial.findings += broken
+        findings += broken
         if broken:
             return
-        ended = result.terminated or result.truncated
-        trial.said.append(_told(result))
+        said.append(_told(result))
         if has_tools:
-            trial.findings += _unanswered(action, result, ended=ended)
-        if ended:
+            findings += _unanswered(action, result)
+        if result.terminated or result.truncated:
             return
 
 
 def _actions(has_tools: bool) -> Sequence[Action]:
-    spoken = Action(
-        text="I do not know.", message={"role": "assistant", "content": "I do not know."}
-    )
+    spoken = Action("I do not know.", {"role": "assistant", "content": "I do not know."})
     if not has_tools:
         return [spoken] * _MAX_STEPS
     problem = CallProblem(
@@ -134,42 +125,39 @@ def _actions(has_tools: bool) -> Sequence[Action]:
     return [malformed, unknown, *[spoken] * (_MAX_STEPS - 2)]
 
 
-def _unanswered(action: Action, result: StepResult, *, ended: bool) -> list[Finding]:
+def _unanswered(action: Action, result: StepResult) -> Iterator[Finding]:
     """A call that is neither answered nor recorded was dropped in silence."""
     answered = {message.get("tool_call_id") for message in result.observation.messages}
     recorded = {record.result.call_id for record in result.calls if record.result is not None}
-    findings = []
+    ended = result.terminated or result.truncated
     written = {call.id: "call of an unknown tool" for call in action.tool_calls}
     written |= {problem.id: "malformed call" for problem in action.problems}
     for call_id, kind in written.items():
-        what = f"{kind} {call_id!r}"
+        what = f"step: the {kind} {call_id!r}"
         if not ended and call_id not in answered:
-            detail = f"step: the {what} got no tool message; answer it with what to correct, or use ToolExecutor"  # noqa: E501
-            findings.append(Finding("calls-answered", detail))
-        if call_id not in recorded:
-            detail = (
-                f"step: the {what} is not in StepResult.calls; add a CallRecord with its result"
+            yield Finding(
+                "calls-answered",
+                f"{what} got no tool message; answer it with what to correct, or use ToolExecutor",
             )
-            findings.append(Finding("calls-recorded", detail))
-    return findings
+        if call_id not in recorded:
+            yield Finding(
+                "calls-recorded",
+                f"{what} is not in StepResult.calls; add a CallRecord with its result",
+            )
 
 
 def _difference(first: Sequence[str], second: Sequence[str]) -> list[Finding]:
+    both = "two instances with one seed and equal actions"
     for position, (one, other) in enumerate(zip(first, second, strict=False)):
         if one != other:
-            verb = "reset" if position == 0 else f"step {position}"
-            detail = f"{verb}: two instances with one seed and equal actions differ: {one[:200]!r} and {other[:200]!r}"  # noqa: E501
-            return [
-                Finding(
-                    "seed-determinism", f"{detail}; draw all that is random from the seed of reset"
-                )
-            ]
-    if len(first) != len(second):
-        detail = f"two instances with one seed and equal actions took {len(first) - 1} and {len(second) - 1} steps"  # noqa: E501
-        return [
-            Finding("seed-determinism", f"{detail}; draw all that is random from the seed of reset")
-        ]
-    return []
+            verb = f"step {position}" if position else "reset"
+            fault = f"{verb}: {both} differ: {one[:200]!r} and {other[:200]!r}"
+            break
+    else:
+        if len(first) == len(second):
+            return []
+        fault = f"{both} took {len(first) - 1} and {len(second) - 1} steps"
+    return [Finding("seed-determinism", f"{fault}; draw all that is random from the seed of reset")]
 
 
 async def _closed_unused(spec: EnvSpec, task: Task) -> list[Finding]:
@@ -204,26 +192,15 @@ async def _resumed(spec: EnvSpec, task: Task, seed: int, said: Sequence[str]) ->
             await after.restore(state)
             found = _told(await after.step(second))
     except EnvError as error:
-        return [
-            Finding("state-restored", f"a fresh instance with a saved state: {error}; {remedy}")
-        ]
-    if found != said[2]:
-        detail = f"a fresh instance with the state after a step says {found[:200]!r} instead of {said[2][:200]!r}"  # noqa: E501
-        return [Finding("state-restored", f"{detail}; {remedy}")]
-    return []
-
-
-def _snapshot_findings(snapshot: object) -> list[Finding]:
-    try:
-        json.dumps(snapshot, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        return [
-            Finding(
-                "json-snapshot",
-                f"snapshot must give JSON or None, got {type(snapshot).__name__} ({error})",
-            )
-        ]
-    return []
+        fault = f"a fresh instance with a saved state: {error}"
+    else:
+        if found == said[2]:
+            return []
+        fault = (
+            f"a fresh instance with the state after a step says {found[:200]!r} instead of "
+            f"{said[2][:200]!r}"
+        )
+    return [Finding("state-restored", f"{fault}; {remedy}")]
 
 
 def _told(result: StepResult) -> str:
@@ -232,11 +209,12 @@ def _told(result: StepResult) -> str:
 
 def _said(observation: Any) -> str:
     assert isinstance(observation, Observation)
-    said = (
-        observation.messages,
-        observation.rewrite,
-        observation.tools,
-        observation.agent,
-        sorted(observation.images),
+    return repr(
+        (
+            observation.messages,
+            observation.rewrite,
+            observation.tools,
+            observation.agent,
+            sorted(observation.images),
+        )
     )
-    return repr(said)

@@ -36,10 +36,11 @@ def observation_findings(observation: object, *, verb: str) -> Iterator[Finding]
     policy speaks.
     """
     if not isinstance(observation, Observation):
-        wanted = "an Observation" if verb == "reset" else "an Observation in its StepResult"
-        found = f"got {type(observation).__name__}"
+        where = "" if verb == "reset" else " in its StepResult"
         yield Finding(
-            "observation-type", f"{verb} must give {wanted}, {found}; use agentrl.types.Observation"
+            "observation-type",
+            f"{verb} must give an Observation{where}, got {type(observation).__name__}; use "
+            "agentrl.types.Observation",
         )
         return
     if not observation.messages and observation.rewrite is None:
@@ -122,7 +123,9 @@ def _message_faults(message: Any, *, own_turns: bool) -> Iterator[str]:
     if role not in _ROLES:
         yield f"needs a role, one of {', '.join(_ROLES)}"
     elif role == "assistant" and not own_turns:
-        yield "must not be an assistant's: only the policy speaks as the assistant; use the role user"  # noqa: E501
+        yield (
+            "must not be an assistant's: only the policy speaks as the assistant; use the role user"
+        )
     content = message.get("content")
     if (
         not isinstance(content, str)
@@ -134,7 +137,10 @@ def _message_faults(message: Any, *, own_turns: bool) -> Iterator[str]:
         yield "answers a call, so it needs the tool_call_id of that call"
     calls = message.get("tool_calls", [])
     if not isinstance(calls, list) or not all(_is_call(call) for call in calls):
-        yield 'needs tool_calls like {"id": ..., "type": "function", "function": {"name": ..., "arguments": {...}}}'  # noqa: E501
+        yield (
+            'needs tool_calls like {"id": ..., "type": "function", "function": {"name": ..., '
+            '"arguments": {...}}}'
+        )
 
 
 def _is_parts(content: object) -> bool:
@@ -144,39 +150,36 @@ def _is_parts(content: object) -> bool:
 
 
 def _image_findings(observation: Observation, verb: str) -> Iterator[Finding]:
-    groups = (
-        group for group in (observation.messages, observation.rewrite) if isinstance(group, tuple)
-    )
-    said = [message for group in groups for message in group if isinstance(message, Mapping)]
+    groups = (observation.messages, observation.rewrite)
+    said = [message for group in groups if isinstance(group, tuple) for message in group]
     try:
         with_images(
-            [message for message in said if _is_parts(message.get("content"))], observation.images
+            [
+                message
+                for message in said
+                if isinstance(message, Mapping) and _is_parts(message.get("content"))
+            ],
+            observation.images,
         )
     except DataError as error:
         yield Finding("message-images", f"{verb}: {error}")
 
 
 def _is_call(call: Any) -> bool:
-    function = (
-        call.get("function")
-        if isinstance(call, Mapping) and isinstance(call.get("id"), str)
-        else None
-    )
-    return (
-        isinstance(function, Mapping)
-        and isinstance(function.get("name"), str)
-        and isinstance(function.get("arguments"), Mapping)
-    )
+    match call:
+        case {"id": str(), "function": {"name": str(), "arguments": Mapping()}}:
+            return True
+    return False
 
 
-def _tool_findings(tools: Sequence[object], verb: str) -> Iterator[Finding]:
+def _tool_findings(tools: Sequence[Any], verb: str) -> Iterator[Finding]:
     if not isinstance(tools, tuple) or not all(isinstance(tool, ToolSpec) for tool in tools):
         yield Finding(
             "tool-specs",
             f"{verb}: tools must be a tuple of ToolSpec, got {_short(tools)}; use tool.spec",
         )
         return
-    names = [tool.name for tool in tools if isinstance(tool, ToolSpec)]
+    names = [tool.name for tool in tools]
     if len(set(names)) < len(names):
         yield Finding("tool-specs", f"{verb}: tools need different names, got {names}")
 
@@ -184,8 +187,6 @@ def _tool_findings(tools: Sequence[object], verb: str) -> Iterator[Finding]:
 def _json_findings(info: object, where: str) -> Iterator[Finding]:
     if not isinstance(info, Mapping):
         yield Finding("json-info", f"{where} must be a mapping, got {_short(info)}")
-        return
-    if not info:
         return
     try:
         json.dumps(dict(info), allow_nan=False)

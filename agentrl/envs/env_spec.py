@@ -30,7 +30,7 @@ class EnvSpec:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     base_dir: str | None = None
     sandbox: SandboxSpec | None = None
-    _seen_plain: list[bool] = field(default_factory=list, init=False, compare=False, repr=False)
+    _seen_plain: set[bool] = field(default_factory=set, init=False, compare=False, repr=False)
 
     @property
     def is_plain(self) -> bool:
@@ -54,16 +54,12 @@ class EnvSpec:
             ConfigError: ``factory`` is text that names nothing.
             EnvError: the factory raised, or gave something else than an Env.
         """
-        factory = (
-            load_object(self.factory, self.base_dir)
-            if isinstance(self.factory, str)
-            else self.factory
-        )
-        name = (
-            self.factory
-            if isinstance(self.factory, str)
-            else getattr(factory, "__qualname__", repr(factory))
-        )
+        if isinstance(self.factory, str):
+            name = self.factory
+            factory = load_object(name, self.base_dir)
+        else:
+            factory = self.factory
+            name = getattr(factory, "__qualname__", repr(factory))
         if not callable(factory):
             raise EnvError(
                 f"{name} must be a class or function that makes an Env, got "
@@ -71,7 +67,7 @@ class EnvSpec:
             )
         extra = {} if self.sandbox is None else {"sandbox": sandboxes or self.sandbox}
         try:
-            env = factory(task, **self.kwargs, **extra)
+            env: object = factory(task, **self.kwargs, **extra)
         except AgentRLError:
             raise
         except Exception as error:
@@ -85,11 +81,6 @@ class EnvSpec:
             )
         if episode_id:
             env.episode_id = episode_id
-        if (
-            not self._seen_plain
-            and type(env) is factory
-            and isinstance(env, ToolEnv)
-            and env.is_plain
-        ):
-            self._seen_plain.append(True)
+        if type(env) is factory and isinstance(env, ToolEnv) and env.is_plain:
+            self._seen_plain.add(True)
         return env

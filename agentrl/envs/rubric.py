@@ -53,11 +53,10 @@ class Rubric:
                 raise ConfigError(
                     f"rewards need different names, got {name!r} twice; rename one of the functions"
                 )
-            if name == "step":
-                raise ConfigError(
-                    "the part 'step' is the sum of the environment's step rewards; rename the "
-                    "function"
-                )
+        if "step" in names:
+            raise ConfigError(
+                "the part 'step' is the sum of the environment's step rewards; rename the function"
+            )
         if not deadline_s > 0:
             raise ConfigError(f"a rubric's deadline_s must be above 0, got {deadline_s!r}")
         self._parts = tuple(parts)
@@ -90,12 +89,10 @@ class Rubric:
         values = await asyncio.gather(
             *(self._value(part, view) for part in self._parts), return_exceptions=True
         )
-        scores: dict[str, float] = {}
-        for part, value in zip(self._parts, values, strict=True):
+        for value in values:
             if isinstance(value, BaseException):
                 raise value
-            scores[part.name] = value
-        return scores
+        return dict(zip(self.weights, values, strict=True))  # type: ignore[arg-type]
 
     def total(
         self, parts: Mapping[str, float], *, step_reward: float = 0.0, step_weight: float = 1.0
@@ -115,15 +112,13 @@ class Rubric:
                 raise RewardError(
                     f"{who} took longer than {self._deadline_s:g} s; raise deadline_s"
                 ) from error
-            place = raised_at(error)
             raise RewardError(
-                f"{who} raised {type(error).__name__}: {error}" + (f" ({place})" if place else "")
+                f"{who} raised {type(error).__name__}: {error}{_in_brackets(raised_at(error))}"
             ) from error
         if not isinstance(value, numbers.Real) or not math.isfinite(value):
-            place = place_of_object(part.reward)
             raise RewardError(
                 f"{who} must be a finite number, got {value!r}; return one whatever the episode was"
-                + (f" ({place})" if place else "")
+                + _in_brackets(place_of_object(part.reward))
             )
         if isinstance(value, bool) and part.name not in self._bools:
             self._bools.add(part.name)
@@ -142,6 +137,10 @@ async def _call(reward: RewardFn, view: EpisodeView) -> Any:
         return await reward(view)
     value = await ENV_THREADS.run(lambda: reward(view))
     return await value if inspect.isawaitable(value) else value
+
+
+def _in_brackets(place: str) -> str:
+    return f" ({place})" if place else ""
 
 
 def _part(entry: RewardFn | tuple[RewardFn, float]) -> _Part:

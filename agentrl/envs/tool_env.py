@@ -180,20 +180,18 @@ class ToolEnv(Env):
         """
         turn = self._num_turns
         self._num_turns += 1
-        if not action.tool_calls and action.finish_reason == "length":
-            records = await self._answer(action, turn)
-            return StepResult(
-                Observation(),
-                truncated=True,
-                calls=records,
-                info=_counts(records) | {"reason": "length"},
-            )
-        if not action.tool_calls and not action.problems:
+        cut = not action.tool_calls and action.finish_reason == "length"
+        if not action.tool_calls and not action.problems and not cut:
             return StepResult(Observation(), terminated=True)
         records = await self._answer(action, turn)
-        answers = tuple(record.result.message() for record in records if record.result is not None)
+        info = _counts(records)
+        if cut:
+            info["reason"] = "length"
+            return StepResult(Observation(), truncated=True, calls=records, info=info)
         last = self._num_turns == self._max_turns
-        info = _counts(records) | ({"reason": "max_turns"} if last else {})
+        if last:
+            info["reason"] = "max_turns"
+        answers = tuple(record.result.message() for record in records if record.result is not None)
         return StepResult(Observation(messages=answers), truncated=last, calls=records, info=info)
 
     async def open_sandbox(self) -> Sandbox:
@@ -278,7 +276,9 @@ def _may_use_sandbox(tool: Tool) -> bool:
 
 
 def _counts(records: Sequence[CallRecord]) -> dict[str, Any]:
-    errors = [record.result.error for record in records if record.result and record.result.error]
-    problems = [record.problem.kind for record in records if record.problem]
-    kinds: dict[str, list[Any]] = {"tool_errors": errors, "call_problems": problems}
-    return {name: dict(Counter(found)) for name, found in kinds.items() if found}
+    errors = Counter(
+        record.result.error for record in records if record.result and record.result.error
+    )
+    problems = Counter(record.problem.kind for record in records if record.problem)
+    kinds = {"tool_errors": dict(errors), "call_problems": dict(problems)}
+    return {name: counts for name, counts in kinds.items() if counts}

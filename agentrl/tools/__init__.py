@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from agentrl.tools.base import FunctionTool, InvalidArgumentsError, Tool
 from agentrl.tools.context import ToolContext, ToolOutput
-from agentrl.tools.decorator import tool
 from agentrl.tools.executor import ToolExecutor
-from agentrl.tools.factory import ToolFactory
+from agentrl.tools.factory import ToolFactory, tool
 from agentrl.tools.parsers import HermesParser, PlainParser, ToolCallParser, load_parser, parser_for
 from agentrl.tools.python import PythonTool
 from agentrl.tools.reference import ToolReference, resolve_tools

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import importlib
 import inspect
@@ -11,9 +10,9 @@ import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, SupportsIndex, TypedDict, Unpack
 
-from pydantic import TypeAdapter
+from pydantic_core import to_jsonable_python
 
 from agentrl.errors import ToolError
 from agentrl.tools.context import ToolContext, ToolOutput
@@ -27,6 +26,13 @@ _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 class InvalidArgumentsError(ValueError):
     """Arguments fit the JSON Schema but not the tool; the model is told ``invalid_arguments``."""
+
+
+class ToolLimits(TypedDict, total=False):
+    """Limits of a tool; see ``Tool``."""
+
+    deadline_s: float | None
+    max_output_chars: int | None
 
 
 class Tool(ABC):
@@ -64,11 +70,7 @@ class Tool(ABC):
 
     @staticmethod
     def from_schema(
-        schema: Mapping[str, Any],
-        function: Callable[..., Any],
-        *,
-        deadline_s: float | None = None,
-        max_output_chars: int | None = None,
+        schema: Mapping[str, Any], function: Callable[..., Any], **limits: Unpack[ToolLimits]
     ) -> FunctionTool:
         """A tool from a JSON Schema given by hand; ``function`` gets the arguments by name.
 
@@ -77,8 +79,8 @@ class Tool(ABC):
                 ``{"type": "function", "function": {...}}``. Unless it says otherwise, or the
                 function takes ``**kwargs``, the schema is closed: an unknown argument is refused.
             function: sync or async; a parameter annotated with ToolContext gets the context.
-            deadline_s: seconds a call may take.
-            max_output_chars: characters of output kept.
+            limits: ``deadline_s``, the seconds that a call may take, and ``max_output_chars``, the
+                characters of output kept.
 
         Raises:
             ToolError: the schema is none, or the function does not take its properties.
@@ -99,9 +101,7 @@ class Tool(ABC):
         if not open_ended:
             parameters.setdefault("additionalProperties", False)
         spec = ToolSpec(name, str(body.get("description", "")), parameters)
-        return FunctionTool(
-            spec, function, context, deadline_s=deadline_s, max_output_chars=max_output_chars
-        )
+        return FunctionTool(spec, function, context, **limits)
 
 
 class FunctionTool(Tool):
@@ -118,6 +118,10 @@ class FunctionTool(Tool):
         signature: turns JSON into the function's own types; None passes JSON as it is.
         deadline_s: seconds a call may take.
         max_output_chars: characters of output kept.
+
+    Attributes:
+        takes_context: whether the function is told the circumstances of a call, and so may use
+            ``context.sandbox``.
 
     Raises:
         ToolError: the name or the schema breaks a rule.
@@ -147,29 +151,18 @@ class FunctionTool(Tool):
         self.max_output_chars = max_output_chars
         # a thread's time counts from when the thread takes it up
         self.keeps_deadline = not _is_async(function)
+        self.takes_context = context is not None
         self._context = context
         self._signature = signature
         self.__doc__ = inspect.getdoc(function)
 
-    @property
-    def takes_context(self) -> bool:
-        """Whether the function is told the circumstances of a call, and so may use
-        ``context.sandbox``.
-        """
-        return self._context is not None
-
     @classmethod
     def from_function(
-        cls,
-        function: Callable[..., Any],
-        *,
-        name: str | None = None,
-        **limits: Any,
+        cls, function: Callable[..., Any], *, name: str, **limits: Unpack[ToolLimits]
     ) -> FunctionTool:
         """A tool whose schema is made from the function's type hints and docstring."""
-        own_name = name or getattr(function, "__name__", None) or type(function).__name__
-        signature = read_signature(function, own_name)
-        spec = ToolSpec(own_name, signature.description, signature.schema)
+        signature = read_signature(function, name)
+        spec = ToolSpec(name, signature.description, signature.schema)
         return cls(spec, function, signature.context, signature=signature, **limits)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -199,14 +192,10 @@ class FunctionTool(Tool):
             if inspect.isawaitable(result):
                 await result
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         # The tool took the place of a decorated function in its module: pickle that place.
         place, found = object_in_module(self.function)
-        if found is self:
-            return find_tool, place
-        options = {"deadline_s": self.deadline_s, "max_output_chars": self.max_output_chars}
-        typed = self._signature is not None
-        return _rebuild_tool, (self.spec, self.function, self._context, typed, options)
+        return (find_tool, place) if found is self else super().__reduce_ex__(protocol)
 
 
 def object_in_module(decorated: object) -> tuple[tuple[str, str], Any]:
@@ -224,17 +213,6 @@ def find_tool(module: str, name: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def _rebuild_tool(
-    spec: ToolSpec,
-    function: Callable[..., Any],
-    context: str | None,
-    typed: bool,
-    options: Mapping[str, Any],
-) -> FunctionTool:
-    signature = read_signature(function, spec.name) if typed else None
-    return FunctionTool(spec, function, context, signature=signature, **options)
-
-
 def _check_takes(
     function: Callable[..., Any], parameters: Mapping[str, Any], context: str | None, name: str
 ) -> bool:
@@ -242,9 +220,7 @@ def _check_takes(
     properties.
     """
     taken = inspect.signature(function).parameters
-    open_ended = any(
-        parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken.values()
-    )
+    open_ended = any(one.kind is one.VAR_KEYWORD for one in taken.values())
     properties = set(parameters.get("properties", {}))
     if not open_ended and (extra := sorted(properties - taken.keys())):
         raise ToolError(
@@ -252,11 +228,9 @@ def _check_takes(
             "them"
         )
     needed = {
-        key
-        for key, parameter in taken.items()
-        if parameter.default is inspect.Parameter.empty
-        and parameter.kind
-        in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        name
+        for name, one in taken.items()
+        if one.default is one.empty and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
     }
     if lacking := sorted(needed - {context} - set(parameters.get("required", ()))):
         raise ToolError(
@@ -279,15 +253,9 @@ def _as_output(value: Any) -> str | ToolOutput:
         return ToolOutput(bytes(value))
     if _is_image(value):
         return ToolOutput("", images=(value,))
-    return json.dumps(value, ensure_ascii=False, default=_plain)
+    return json.dumps(value, ensure_ascii=False, default=to_jsonable_python)
 
 
 def _is_image(value: object) -> bool:
     pictures = sys.modules.get("PIL.Image")  # there is none of its images without it
     return isinstance(value, Image) or (pictures is not None and isinstance(value, pictures.Image))
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    return TypeAdapter(type(value)).dump_python(value, mode="json")

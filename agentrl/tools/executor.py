@@ -13,7 +13,6 @@ from agentrl.errors import AgentRLError, DataError, ToolError, nearest
 from agentrl.sandbox import Sandbox
 from agentrl.tools.base import InvalidArgumentsError, Tool
 from agentrl.tools.context import ToolContext, ToolOutput
-from agentrl.tools.output import clip_text, valid_text
 from agentrl.tools.threads import DeadlineError
 from agentrl.tools.validate import found_faults, schema_validator
 from agentrl.types import (
@@ -23,7 +22,6 @@ from agentrl.types import (
     ToolCall,
     ToolErrorKind,
     ToolResult,
-    ToolSpec,
     seed_for,
 )
 
@@ -39,6 +37,11 @@ class ToolExecutor:
         tools: with different names.
         deadline_s: seconds a call may take, for tools that set none.
         max_output_chars: characters of output kept, for tools that set none.
+
+    Attributes:
+        specs: what the model is told, in the order given.
+        num_abandoned: calls that went on after their deadline: a thread that cannot be stopped, a
+            coroutine that will not end.
 
     Raises:
         ToolError: two tools of one name, or a limit that is not above 0.
@@ -61,20 +64,9 @@ class ToolExecutor:
         }
         self._deadline_s = deadline_s
         self._max_output_chars = max_output_chars
-        self._num_abandoned = 0
+        self.specs = tuple(tool.spec for tool in tools)
+        self.num_abandoned = 0
         self._abandoned: set[asyncio.Task[Any]] = set()
-
-    @property
-    def specs(self) -> tuple[ToolSpec, ...]:
-        """What the model is told, in the order given."""
-        return tuple(tool.spec for tool in self._tools.values())
-
-    @property
-    def num_abandoned(self) -> int:
-        """Calls that went on after their deadline: a thread that cannot be stopped, a coroutine
-        that will not end.
-        """
-        return self._num_abandoned
 
     async def run(
         self,
@@ -122,7 +114,7 @@ class ToolExecutor:
                 tool, call, ToolContext(own_seed, episode_id, call.id, deadline_s, sandbox)
             )
             limit = tool.max_output_chars or self._max_output_chars
-        content, cut = clip_text(valid_text(output.content), limit)
+        content, cut = _clip_text(_valid_text(output.content), limit)
         result = ToolResult(
             call_id=call.id,
             name=call.name,
@@ -136,14 +128,10 @@ class ToolExecutor:
         return CallRecord(call=call, problem=None, result=result)
 
     async def _output(self, tool: Tool, call: ToolCall, context: ToolContext) -> ToolOutput:
-        faults = await found_faults(self._validators[call.name], call.arguments)
-        if faults:
-            return _error(
-                "invalid_arguments",
-                f"{'; '.join(faults)}. Mend the arguments of {call.name} and call again.",
-            )
-        work = _contained(tool, call, context)
         try:
+            if faults := await found_faults(self._validators[call.name], call.arguments):
+                raise InvalidArgumentsError("; ".join(faults))
+            work = _contained(tool, call, context)
             output = await (work if tool.keeps_deadline else self._within(context.deadline_s, work))
         except AgentRLError:
             raise
@@ -153,7 +141,7 @@ class ToolExecutor:
             )
         except DeadlineError:
             # only a thread keeps its deadline by leaving the call behind
-            self._num_abandoned += tool.keeps_deadline
+            self.num_abandoned += tool.keeps_deadline
             return _error(
                 "timeout", f"{call.name} took longer than {context.deadline_s:g} s and was ended."
             )
@@ -165,11 +153,9 @@ class ToolExecutor:
                 f"tool {call.name!r}: call must give a str or a ToolOutput of one, got "
                 f"{output.content!r}"
             )
-        return (
-            await asyncio.to_thread(_with_images_read, output, call.name)
-            if output.images
-            else output
-        )
+        if not output.images:
+            return output
+        return await asyncio.to_thread(_with_images_read, output, call.name)
 
     async def _within(
         self, deadline_s: float, work: Coroutine[Any, Any, str | ToolOutput]
@@ -189,11 +175,8 @@ class ToolExecutor:
             raise
         if done:
             return task.result()
-        if (
-            await self._stop(task)
-            and not task.cancelled()
-            and isinstance(failure := task.exception(), AgentRLError)
-        ):
+        ended = await self._stop(task) and not task.cancelled()
+        if ended and isinstance(failure := task.exception(), AgentRLError):
             raise failure
         raise DeadlineError
 
@@ -204,7 +187,7 @@ class ToolExecutor:
         task.cancel()
         done, _ = await asyncio.wait({task}, timeout=_CANCEL_GRACE_S)
         if not done:
-            self._num_abandoned += 1
+            self.num_abandoned += 1
             self._abandoned.add(task)
             task.add_done_callback(self._forget)
         return bool(done)
@@ -221,7 +204,7 @@ class ToolExecutor:
         known = ", ".join(self._tools) or "none"
         return _error(
             "unknown_tool",
-            f"there is no tool {clip_text(name, _LONGEST_NAME)[0]!r}.{meant} The tools are: "
+            f"there is no tool {_clip_text(name, _LONGEST_NAME)[0]!r}.{meant} The tools are: "
             f"{known}.",
         )
 
@@ -274,3 +257,30 @@ def _position(record: CallRecord) -> float:
     written = record.call or record.problem
     numbered = _NUMBERED.fullmatch(written.id) if written else None
     return int(numbered.group(1)) if numbered else float("inf")
+
+
+def _valid_text(content: str | bytes) -> str:
+    """``content`` as text that UTF-8 can carry; what is no character becomes U+FFFD."""
+    if isinstance(content, bytes):
+        return content.decode("utf-8", "replace")
+    try:
+        content.encode("utf-8")
+    except UnicodeEncodeError:  # lone surrogates, as os.fsdecode makes them
+        return content.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+    return content
+
+
+def _clip_text(text: str, max_chars: int) -> tuple[str, bool]:
+    """At most ``max_chars`` characters of ``text``: its head and its tail, with a marker between
+    that comes on top.
+
+    Returns:
+        The text, and whether anything was left out.
+    """
+    left_out = len(text) - max_chars
+    if left_out <= 0:
+        return text, False
+    tail = max_chars // 2
+    head = max_chars - tail
+    marker = f"\n[... {left_out} of {len(text)} characters left out ...]\n"
+    return text[:head] + marker + (text[-tail:] if tail else ""), True

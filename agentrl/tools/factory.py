@@ -1,15 +1,20 @@
-"""Tool factory: makes tools that belong to one episode."""
+"""Tool factory: tools that belong to one episode, and ``@tool`` on a typed function or class."""
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from types import MethodType
+from typing import Any, Unpack, overload
 
 from agentrl.errors import ToolError
-from agentrl.tools.base import FunctionTool, Tool, find_tool, object_in_module
+from agentrl.tools.base import FunctionTool, Tool, ToolLimits, find_tool, object_in_module
+from agentrl.tools.signature import read_signature
 from agentrl.types import place_of_object
+
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 @dataclass(frozen=True)
@@ -20,16 +25,10 @@ class ToolOfClass:
 
     stateful: type[Any]
     name: str
-    deadline_s: float | None = None
-    max_output_chars: int | None = None
+    limits: ToolLimits = field(hash=False)
 
     def __call__(self, **args: Any) -> Tool:
-        return FunctionTool.from_function(
-            self.stateful(**args),
-            name=self.name,
-            deadline_s=self.deadline_s,
-            max_output_chars=self.max_output_chars,
-        )
+        return FunctionTool.from_function(self.stateful(**args), name=self.name, **self.limits)
 
 
 @dataclass(frozen=True)
@@ -67,11 +66,11 @@ class ToolFactory:
             ToolError: it does not take them, or needs others.
         """
         bound = replace(self, args={**self.args, **args}) if args else self
-        target = self.make.stateful if isinstance(self.make, ToolOfClass) else self.make
+        signature = inspect.signature(getattr(self.make, "stateful", self.make))
         try:
-            inspect.signature(target).bind(**bound.args)
+            signature.bind(**bound.args)
         except TypeError as error:
-            takes = ", ".join(inspect.signature(target).parameters) or "none"
+            takes = ", ".join(signature.parameters) or "none"
             raise ToolError(
                 f"{self._name} with args {dict(bound.args)}: {error}; its arguments are: {takes}"
             ) from None
@@ -79,25 +78,77 @@ class ToolFactory:
 
     @property
     def _name(self) -> str:
-        target = self.make.stateful if isinstance(self.make, ToolOfClass) else self.make
+        target = getattr(self.make, "stateful", self.make)
         place = place_of_object(target)
         return getattr(target, "__qualname__", repr(target)) + (f" ({place})" if place else "")
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The factory took the place of a decorated class in its module: pickle that place.
-        if isinstance(self.make, ToolOfClass) and (place := _place(self.make)):
+        place, found = object_in_module(getattr(self.make, "stateful", None))
+        if isinstance(found, ToolFactory) and found.make is self.make:
             return _found, (*place, dict(self.args))
         return ToolFactory, (self.make, dict(self.args))
-
-
-def _place(make: ToolOfClass) -> tuple[str, str] | None:
-    """Module and name under which the factory of a decorated class stands; None where another
-    process has none.
-    """
-    place, found = object_in_module(make.stateful)
-    return place if isinstance(found, ToolFactory) and found.make is make else None
 
 
 def _found(module: str, name: str, args: Mapping[str, Any]) -> ToolFactory:
     whole: ToolFactory = find_tool(module, name)
     return replace(whole, args=args) if args else whole
+
+
+@overload
+def tool(
+    target: type[Any], /, *, name: str | None = None, **limits: Unpack[ToolLimits]
+) -> ToolFactory: ...
+@overload
+def tool(
+    target: Callable[..., Any], /, *, name: str | None = None, **limits: Unpack[ToolLimits]
+) -> FunctionTool: ...
+@overload
+def tool(
+    *, name: str | None = None, **limits: Unpack[ToolLimits]
+) -> Callable[[Callable[..., Any]], FunctionTool]: ...
+def tool(
+    target: Callable[..., Any] | type[Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    **limits: Unpack[ToolLimits],
+) -> Any:
+    """Make a tool of a typed function, or a ToolFactory of a class whose ``__call__`` is typed.
+
+    The JSON Schema comes from the type hints, the defaults, and the docstring's description and
+    ``Args:``.
+
+    Args:
+        target: a function (sync or async), a bound method, a callable object, or a class. A class
+            is instantiated for each episode, with the arguments that the configuration gives it;
+            its ``close``, where it has one, is called at the episode's end.
+        name: the tool's name; the function's own, or the class's in snake case, by default.
+        deadline_s: seconds a call may take; the executor's by default.
+        max_output_chars: characters of output kept; the executor's by default.
+
+    Returns:
+        A FunctionTool for a function or object, a ToolFactory for a class; without a target, a
+        decorator.
+
+    Raises:
+        ToolError: a parameter has no type hint, or one that JSON cannot carry; the message names
+            both.
+    """
+    if target is None:
+        return lambda decorated: tool(decorated, name=name, **limits)
+    if isinstance(target, type):
+        name = name or _snake_case(target.__name__)
+        body = next(
+            (vars(base)["__call__"] for base in target.__mro__ if "__call__" in vars(base)), None
+        )
+        if body is None:
+            raise ToolError(f"tool {name!r}: class {target.__name__} needs a typed __call__ method")
+        read_signature(MethodType(body, target), name)  # wrong hints fail before the first episode
+        return ToolFactory(ToolOfClass(target, name, limits))
+    name = name or getattr(target, "__name__", None) or _snake_case(type(target).__name__)
+    return FunctionTool.from_function(target, name=name, **limits)
+
+
+def _snake_case(name: str) -> str:
+    return _HUMP.sub("_", name).lower()

@@ -18,8 +18,6 @@ import regex
 from jsonschema import Draft202012Validator, ValidationError
 from jsonschema.validators import extend
 
-from agentrl.errors import ToolError
-
 _ENDS_AT: contextvars.ContextVar[float] = contextvars.ContextVar("_ENDS_AT", default=float("inf"))
 _LEAST_S = 0.001
 
@@ -38,22 +36,13 @@ def pattern_budget(seconds: float) -> Iterator[None]:
         _ENDS_AT.reset(token)
 
 
-def check_pattern(pattern: str, name: str) -> None:
-    """Refuses what is no regular expression.
+@functools.lru_cache(maxsize=1024)
+def compiled(pattern: str) -> Any:
+    """The pattern as it is matched.
 
     Raises:
-        ToolError: the pattern of tool ``name`` cannot be compiled.
+        regex.error: it is no regular expression.
     """
-    try:
-        _compiled(pattern)
-    except regex.error as error:
-        raise ToolError(
-            f"tool {name!r}: {pattern!r} in its parameters is no regular expression: {error}"
-        ) from None
-
-
-@functools.lru_cache(maxsize=1024)
-def _compiled(pattern: str) -> Any:
     return regex.compile(pattern)
 
 
@@ -62,7 +51,7 @@ def _found(pattern: str, text: str) -> bool:
     try:
         # concurrent: the interpreter's lock is given up while it searches
         bound = None if left == float("inf") else left
-        return _compiled(pattern).search(text, timeout=bound, concurrent=True) is not None
+        return compiled(pattern).search(text, timeout=bound, concurrent=True) is not None
     except TimeoutError:
         raise SlowPatternError(
             f"the pattern {pattern!r} takes too long for the text given"

@@ -53,23 +53,20 @@ def resolve_tools(
 def _resolved(
     entry: Tool | ToolFactory | ToolReference | str, base_dir: str | Path | None
 ) -> Tool | ToolFactory:
-    if isinstance(entry, ToolReference):
-        return _named(entry.name, entry.args, base_dir)
     if isinstance(entry, str):
-        return _named(entry, {}, base_dir)
-    return _made_of(entry, getattr(entry, "__qualname__", None) or repr(entry), {})
-
-
-def _named(name: str, args: Mapping[str, Any], base_dir: str | Path | None) -> Tool | ToolFactory:
+        entry = ToolReference(entry)
+    if not isinstance(entry, ToolReference):
+        return _made_of(entry, getattr(entry, "__qualname__", None) or repr(entry), {})
+    name = entry.name
     if name in _BUILT_IN:
-        return _built_in(name, json.dumps(args), str(base_dir or "."))
+        return _built_in(name, json.dumps(entry.args), str(base_dir or "."))
     if ":" not in name:
         raise ConfigError(
             f"ToolEnv.tools: {name!r} is no built-in tool "
             f"({', '.join(_BUILT_IN)}){did_you_mean(name, _BUILT_IN)} "
             "Name one of yours as file.py:name or module:name"
         )
-    return _made_of(load_object(name, base_dir), name, args)
+    return _made_of(load_object(name, base_dir), name, entry.args)
 
 
 def _made_of(found: Any, name: str, args: Mapping[str, Any]) -> Tool | ToolFactory:
@@ -92,14 +89,10 @@ def _made_of(found: Any, name: str, args: Mapping[str, Any]) -> Tool | ToolFacto
     place = place_of_object(found) if callable(found) else ""
     what = f"{name} ({place})" if place else name
     kind = "class" if inspect.isclass(found) else type(found).__name__
-    raise ToolError(
-        f"{what} is no tool but a {kind}; decorate it with @tool"
-        + (
-            f", or, where it makes tools, pass ToolFactory({name.rpartition(':')[2]})"
-            if kind == "function"
-            else ""
-        )
-    )
+    remedy = "decorate it with @tool"
+    if kind == "function":
+        remedy += f", or, where it makes tools, pass ToolFactory({name.rpartition(':')[2]})"
+    raise ToolError(f"{what} is no tool but a {kind}; {remedy}")
 
 
 @functools.lru_cache(maxsize=64)
@@ -107,10 +100,11 @@ def _built_in(name: str, args: str, base_dir: str) -> Tool:
     """A built-in tool, made once a process for equal arguments: it has no state."""
     make = _BUILT_IN[name]
     given = json.loads(args)
-    taken = [own for own in inspect.signature(make).parameters if own != "base_dir"]
-    extra = {"base_dir": base_dir} if "base_dir" in inspect.signature(make).parameters else {}
+    signature = inspect.signature(make)
+    taken = [own for own in signature.parameters if own != "base_dir"]
+    extra = {"base_dir": base_dir} if "base_dir" in signature.parameters else {}
     try:
-        inspect.signature(make).bind(**given, **extra)
+        signature.bind(**given, **extra)
     except TypeError as error:
         raise ToolError(
             f"ToolEnv.tools: the built-in tool {name!r} with args {given}: {error}; its arguments "

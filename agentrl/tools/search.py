@@ -6,8 +6,8 @@ import functools
 import json
 import re
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,8 +29,7 @@ class Document(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(NamedTuple):
     """A document found, and its BM25 score, which is above 0."""
 
     document: Document
@@ -55,11 +54,9 @@ class SearchIndex:
         self._documents = [Document(*document) for document in documents]
         if not self._documents:
             raise DataError("a search index needs at least one document, got none")
-        seen: set[str] = set()
-        for document in self._documents:
-            if document.id in seen:
-                raise DataError(f"documents need different ids, got {document.id!r} twice")
-            seen.add(document.id)
+        document_id, count = Counter(document.id for document in self._documents).most_common(1)[0]
+        if count > 1:
+            raise DataError(f"documents need different ids, got {document_id!r} twice")
         # Guards _built: the first of several tool threads builds the index, the others wait.
         self._lock = threading.Lock()
         self._built: tuple[Any, dict[str, int]] | None = None

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import inspect
+import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, get_args, get_origin
+from typing import Any
 
-from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
-from pydantic.errors import PydanticInvalidForJsonSchema
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from agentrl.errors import ToolError, did_you_mean
 from agentrl.tools.context import ToolContext
-from agentrl.tools.docstring import read_docstring
 
+_SECTION = re.compile(
+    r"^(Args|Arguments|Parameters|Returns|Yields|Raises|Examples?|Notes?):[ ]*$", re.MULTILINE
+)
+_ENTRY = re.compile(r"(\s*)\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
 _LITERAL_KEYS = ("default", "enum", "const", "examples")
 
 
@@ -28,12 +31,17 @@ class Signature:
         schema: a closed JSON Schema object (Draft 2020-12) with a property for each parameter.
         adapters: for each parameter, what turns JSON into the annotated type.
         context: the parameter that takes the ToolContext, where there is one.
+        source: the function and its tool's name, of which another process makes the same.
     """
 
     description: str
     schema: dict[str, Any]
     adapters: Mapping[str, TypeAdapter[Any]]
     context: str | None
+    source: tuple[Callable[..., Any], str]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return read_signature, self.source
 
     def convert(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments of valid JSON as the function's own types (an Enum's member, a dataclass, ...).
@@ -64,10 +72,14 @@ def read_signature(function: Callable[..., Any], name: str) -> Signature:
             has no name; the docstring describes a parameter that does not exist.
     """
     hints = _hints(function, name)
-    parameters = typed_parameters(function, name)
+    parameters = _typed_parameters(function, name)
     context = context_parameter(function, name)
     description, documented = _documentation(function)
-    _refuse_unknown_entries(documented, parameters, name)
+    for entry in documented.keys() - parameters.keys():
+        meant = did_you_mean(entry, parameters, f"the parameters are {sorted(parameters)}")
+        raise ToolError(
+            f"tool {name!r}: the docstring's Args describe {entry!r}, which is no parameter{meant}"
+        )
     adapters: dict[str, TypeAdapter[Any]] = {}
     properties: dict[str, Any] = {}
     for parameter in parameters.values():
@@ -91,7 +103,7 @@ def read_signature(function: Callable[..., Any], name: str) -> Signature:
                 )
     required = [key for key in properties if parameters[key].default is inspect.Parameter.empty]
     schema = closed_schema(properties, required) | ({"$defs": definitions} if definitions else {})
-    return Signature(description, schema, adapters, context)
+    return Signature(description, schema, adapters, context, (function, name))
 
 
 def closed_schema(properties: Mapping[str, Any], required: Sequence[str]) -> dict[str, Any]:
@@ -104,18 +116,15 @@ def closed_schema(properties: Mapping[str, Any], required: Sequence[str]) -> dic
     }
 
 
-def typed_parameters(function: Callable[..., Any], name: str) -> dict[str, inspect.Parameter]:
-    """The parameters that can be passed by name.
+def _typed_parameters(function: Callable[..., Any], name: str) -> Mapping[str, inspect.Parameter]:
+    """The parameters, each of which can be passed by name.
 
     Raises:
         ToolError: there is one that cannot: positional-only, ``*args`` or ``**kwargs``.
     """
-    parameters = dict(inspect.signature(function).parameters)
+    parameters = inspect.signature(function).parameters
     for parameter in parameters.values():
-        if parameter.kind not in (
-            inspect.Parameter.POSITIONAL_OR_KEYWORD,
-            inspect.Parameter.KEYWORD_ONLY,
-        ):
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise ToolError(
                 f"tool {name!r}: parameter {str(parameter)!r} is {parameter.kind.description}; a "
                 "model passes arguments by name, so give each one a name and a type hint"
@@ -126,16 +135,37 @@ def typed_parameters(function: Callable[..., Any], name: str) -> dict[str, inspe
 def context_parameter(function: Callable[..., Any], name: str) -> str | None:
     """The name of the parameter annotated with ToolContext, or None."""
     hints = _hints(function, name)
-    names = [key for key, hint in hints.items() if hint is ToolContext and key != "return"]
-    return names[0] if names else None
+    names = (key for key, hint in hints.items() if hint is ToolContext and key != "return")
+    return next(names, None)
 
 
 def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
     """An object is described by its class, and its arguments by its ``__call__``."""
     if inspect.isroutine(function):
-        return read_docstring(function)
-    description, documented = read_docstring(type(function).__call__)
-    return read_docstring(type(function))[0] or description, documented
+        return _read_docstring(function)
+    description, documented = _read_docstring(type(function).__call__)
+    return _read_docstring(type(function))[0] or description, documented
+
+
+def _read_docstring(documented: Callable[..., Any]) -> tuple[str, dict[str, str]]:
+    """The description (all that stands before the first section) and the text of each entry under
+    ``Args:``.
+    """
+    description, *sections = _SECTION.split(inspect.getdoc(documented) or "")
+    arguments: dict[str, str] = {}
+    name = ""
+    for heading, body in zip(sections[::2], sections[1::2], strict=True):
+        if heading not in ("Args", "Arguments", "Parameters"):
+            continue
+        lines = list(filter(str.strip, body.splitlines()))
+        for line in lines:
+            entry = _ENTRY.match(line)
+            if entry and len(entry[1]) <= len(lines[0]) - len(lines[0].lstrip()):
+                name = entry[2]
+                arguments[name] = entry[3].rstrip()
+            elif name:
+                arguments[name] = f"{arguments[name]} {line.strip()}".strip()
+    return description.strip(), arguments
 
 
 def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
@@ -149,33 +179,17 @@ def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
         ) from error
 
 
-def _refuse_unknown_entries(
-    documented: Mapping[str, str], parameters: Mapping[str, Any], name: str
-) -> None:
-    for entry in documented:
-        if entry not in parameters:
-            meant = did_you_mean(entry, parameters, f"the parameters are {sorted(parameters)}")
-            raise ToolError(
-                f"tool {name!r}: the docstring's Args describe {entry!r}, which is no "
-                f"parameter{meant}"
-            )
-
-
 def _adapt(
     hint: Any, parameter: inspect.Parameter, name: str
 ) -> tuple[TypeAdapter[Any], dict[str, Any]]:
     try:
         adapter = TypeAdapter(hint)
         schema = _without_titles(adapter.json_schema())
-        if parameter.default is not inspect.Parameter.empty and parameter.default is not None:
+        if parameter.default is not parameter.empty and parameter.default is not None:
             schema["default"] = adapter.dump_python(
                 parameter.default, mode="json", warnings="error"
             )
-    except (
-        PydanticSchemaGenerationError,
-        PydanticInvalidForJsonSchema,
-        PydanticUserError,
-    ) as error:
+    except PydanticUserError as error:
         reason = str(error).partition("\n")[0]
         raise ToolError(
             f"tool {name!r}: parameter {parameter.name!r} has type {hint!r}, which makes no JSON "
@@ -192,12 +206,8 @@ def _adapt(
 
 def _annotated_text(hint: Any) -> str:
     """The description in ``Annotated[T, "description"]``."""
-    texts = (
-        [item for item in get_args(hint)[1:] if isinstance(item, str)]
-        if get_origin(hint) is Annotated
-        else []
-    )
-    return texts[0] if texts else ""
+    texts = (item for item in getattr(hint, "__metadata__", ()) if isinstance(item, str))
+    return next(texts, "")
 
 
 def _without_titles(schema: Any) -> Any:

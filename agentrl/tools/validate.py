@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, cast
 
+import regex
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, ValidationError
 from referencing import Registry
@@ -17,7 +18,7 @@ from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
 
 from agentrl.errors import ToolError, did_you_mean
-from agentrl.tools.patterns import BoundedValidator, SlowPatternError, check_pattern, pattern_budget
+from agentrl.tools.patterns import BoundedValidator, SlowPatternError, compiled, pattern_budget
 from agentrl.tools.threads import BoundedThreads, DeadlineError
 
 _MAX_FAULTS = 3
@@ -99,11 +100,15 @@ def _check_parts(schema: Mapping[str, Any], registry: Registry[Any], name: str) 
                     "is not in it, and "
                     "nothing is fetched; copy it into '$defs' and refer to '#/$defs/NAME'"
                 ) from None
-        for pattern in (
-            *([rules["pattern"]] if "pattern" in rules else ()),
-            *rules.get("patternProperties", ()),
-        ):
-            check_pattern(pattern, name)
+        own_pattern = [rules["pattern"]] if "pattern" in rules else []
+        for pattern in (*own_pattern, *rules.get("patternProperties", ())):
+            try:
+                compiled(pattern)
+            except regex.error as error:
+                raise ToolError(
+                    f"tool {name!r}: {pattern!r} in its parameters is no regular expression: "
+                    f"{error}"
+                ) from None
         if "unevaluatedProperties" in rules and "patternProperties" in rules:
             raise ToolError(
                 f"tool {name!r}: unevaluatedProperties beside patternProperties is not supported "
@@ -133,8 +138,6 @@ def argument_faults(
     """What is wrong with ``arguments``: a sentence a fault, at most three, naming argument, rule
     and value.
     """
-    if _plainly_right(cast(Mapping[str, Any], validator.schema), arguments):
-        return ()
     try:
         with pattern_budget(_PATTERNS_S):
             found = list(validator.iter_errors(dict(arguments)))
@@ -167,17 +170,20 @@ def _plainly_right(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> b
 
 
 def _sentence(error: ValidationError) -> str:
-    where = _place(error)
+    path = "".join(
+        f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path
+    )
+    argument = f"argument {path.removeprefix('.')!r}"
+    where = argument if path else "the arguments"
+    inside = f"in {argument}: " if path else ""
     instance: Any = error.instance
     rule: Any = error.validator_value
     schema: Any = error.schema
     match error.validator:
         case "required":
-            return (
-                f"{_inside(where)}{_listed([key for key in rule if key not in instance])} missing"
-            )
+            return f"{inside}{_listed([key for key in rule if key not in instance])} missing"
         case "additionalProperties" if rule is False:
-            return _inside(where) + _unknown(instance, list(schema.get("properties", ())))
+            return inside + _unknown(instance, list(schema.get("properties", ())))
         case "type":
             wanted = rule if isinstance(rule, str) else " or ".join(rule)
             return f"{where} must be of type {wanted}, got {_short(instance)}"
@@ -187,17 +193,6 @@ def _sentence(error: ValidationError) -> str:
             return (
                 f"{where} breaks the rule {error.validator} {_short(rule)}, got {_short(instance)}"
             )
-
-
-def _place(error: ValidationError) -> str:
-    path = "".join(
-        f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path
-    )
-    return f"argument {path.removeprefix('.')!r}" if path else "the arguments"
-
-
-def _inside(where: str) -> str:
-    return "" if where == "the arguments" else f"in {where}: "
 
 
 def _listed(names: list[str]) -> str:

@@ -15,8 +15,8 @@ import pytest
 from pydantic import BaseModel
 
 from agentrl.agent_server import ServedEpisode
-from agentrl.agent_server.api.answer_schema import schema_fault
 from agentrl.agent_server.api.chat_request import parse_request
+from agentrl.agent_server.api.constraints import schema_fault
 from agentrl.agent_server.stream_writer import StreamWriter
 from agentrl.engines.scripted import ScriptedEngine
 from agentrl.errors import EngineError

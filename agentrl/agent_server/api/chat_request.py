@@ -6,7 +6,7 @@ The shapes are those of https://platform.openai.com/docs/api-reference/chat/crea
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from agentrl.agent_server.api.api_error import bad_request
@@ -39,26 +39,26 @@ class ChatRequest:
         tools: the tools on offer.
         constraints: the constraints of the answer.
         max_tokens: the most tokens to sample; None leaves it to the limits.
-        stop: strings that end the completion.
         sampling: the client's ``temperature``, ``top_p`` and ``seed``.
         ignored: the client's other options, which have no effect here.
         logprobs: return each sampled token with its logprob.
         stream: answer with server-sent events.
-        stream_usage: send the token counts in the stream too.
         model: the model's name in the request.
+        stop: strings that end the completion.
+        stream_usage: send the token counts in the stream too.
     """
 
     messages: tuple[Message, ...]
-    tools: tuple[ToolSpec, ...] = ()
-    constraints: AnswerConstraints = field(default_factory=AnswerConstraints)
-    max_tokens: int | None = None
+    tools: tuple[ToolSpec, ...]
+    constraints: AnswerConstraints
+    max_tokens: int | None
+    sampling: Mapping[str, float]
+    ignored: Mapping[str, Any]
+    logprobs: bool
+    stream: bool
+    model: str
     stop: tuple[str, ...] = ()
-    sampling: Mapping[str, float] = field(default_factory=dict)
-    ignored: Mapping[str, Any] = field(default_factory=dict)
-    logprobs: bool = False
-    stream: bool = False
     stream_usage: bool = False
-    model: str = ""
 
 
 def parse_request(body: Mapping[str, Any]) -> ChatRequest:

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from agentrl.agent_server.api.answer_schema import schema_text
 from agentrl.agent_server.api.api_error import bad_request
-from agentrl.agent_server.api.constraints import AnswerConstraints
+from agentrl.agent_server.api.constraints import AnswerConstraints, schema_text
 from agentrl.types import ToolSpec
 
 SAMPLING = frozenset({"temperature", "top_p", "seed"})

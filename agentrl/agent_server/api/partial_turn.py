@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.tools.parsers import READ_AT_ONCE, MarkedFormat, Marks, ToolCallParser, stable_length
+from agentrl.tools.parsers import READ_AT_ONCE, MarkedFormat, ToolCallParser, stable_length
 from agentrl.types import ParsedMessage, ToolSpec
 
 _GROWTH = 32
@@ -44,6 +45,7 @@ class PartialText:
         return self.text
 
 
+@dataclass(slots=True)
 class PartialMessage:
     """Parses the beginning of a turn's text with the parser of the whole text.
 
@@ -54,33 +56,24 @@ class PartialMessage:
         opened: ``TurnGenerator.opened_reasoning``.
     """
 
-    def __init__(
-        self,
-        parser: ToolCallParser,
-        tools: Sequence[ToolSpec],
-        stop: Sequence[str] = (),
-        opened: str = "",
-    ) -> None:
-        self._parser = parser
-        self._marks: Marks | None = parser.marks if isinstance(parser, MarkedFormat) else None
-        self._tools = tools
-        self._stop = tuple(stop)
-        self._opened = opened
-        self._read = 0  # characters of the turn at the last parse
+    parser: ToolCallParser
+    tools: Sequence[ToolSpec]
+    stop: Sequence[str] = ()
+    opened: str = ""
+    _read: int = 0  # characters of the turn at the last parse
 
     def read(self, text: str) -> ParsedMessage | None:
         """The message at the turn's beginning; None if more text is needed first."""
         size = len(text)
         if (
-            self._marks is None
+            not isinstance(self.parser, MarkedFormat)
             or size > READ_AT_ONCE
             or self._read <= size < self._read + self._read // _GROWTH
         ):
             return None
         self._read = size
-        text = self._opened + text
-        parsed = self._parser.parse(
-            text[: stable_length(text, self._marks, self._stop)], self._tools
-        )
+        text = self.opened + text
+        stable = text[: stable_length(text, self.parser.marks, self.stop)]
+        parsed = self.parser.parse(stable, self.tools)
         # a closing mark within a call's text looks like the call's end
         return None if parsed.problems else parsed

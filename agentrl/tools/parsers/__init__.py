@@ -11,8 +11,8 @@ from agentrl.tools.parsers.llama import LlamaParser
 from agentrl.tools.parsers.long_completions import READ_AT_ONCE, read_completion
 from agentrl.tools.parsers.parser_choice import parser_for
 from agentrl.tools.parsers.plain import PlainParser
-from agentrl.tools.parsers.reasoning import opened_thoughts
-from agentrl.tools.parsers.stable_prefix import MarkedFormat, Marks, stable_length
+from agentrl.tools.parsers.reading import Marks, opened_thoughts
+from agentrl.tools.parsers.stable_prefix import MarkedFormat, stable_length
 
 __all__ = [
     "READ_AT_ONCE",

@@ -36,13 +36,15 @@ class ToolCallParser(Protocol):
 
 BUILT_IN: Mapping[str, Callable[[], ToolCallParser]] = {
     "hermes": HermesParser,
-    "llama": LlamaParser,
-    "deepseek": DeepSeekParser,
     "glm": GLMParser,
+    "deepseek": DeepSeekParser,
     "harmony": HarmonyParser,
+    "llama": LlamaParser,
     "none": PlainParser,
 }
-"""The parsers of agentrl by the names that ``model.tool_parser`` has for them."""
+"""The parsers of agentrl by the names that ``model.tool_parser`` has for them; ``parser_for`` tries
+them in this order.
+"""
 
 
 def load_parser(name: str, base_dir: str | Path | None = None) -> ToolCallParser:

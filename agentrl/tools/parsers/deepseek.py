@@ -6,65 +6,38 @@ writes ``NAME<｜tool▁sep｜>{...}`` (the chat templates of those models). Bot
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
-from agentrl.tools.parsers.reading import Reading
-from agentrl.tools.parsers.reasoning import split_reasoning
-from agentrl.tools.parsers.stable_prefix import Marks
-from agentrl.types import ParsedMessage, ToolSpec
+from agentrl.tools.parsers.reading import BlockParser, Body, Call, CallFault, Marks, written_call
+from agentrl.types import ToolSpec
 
 _OPEN = "<｜tool▁call▁begin｜>"
 _CLOSE = "<｜tool▁call▁end｜>"
 _SEP = "<｜tool▁sep｜>"
 _BLOCKS = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
-_MARK = re.compile("|".join(map(re.escape, (_OPEN, _CLOSE, *_BLOCKS))))
 _FORM = f"{_OPEN}function{_SEP}NAME\\n```json\\n{{...}}\\n```{_CLOSE}"
 _FENCE = "```"
 
 
-class DeepSeekParser:
-    """Reads the calls between ``<｜tool▁calls▁begin｜>`` and ``<｜tool▁calls▁end｜>``, or without these
-    two.
-    """  # noqa: E501
+class DeepSeekParser(BlockParser):
+    """Reads the calls between the two marks of a turn's block, or without these two."""
 
     marks = Marks(opens=(_OPEN,), closes=(_CLOSE,), others=_BLOCKS)
+    keep_blanks = False
 
-    def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
-        """The assistant's message; see ToolCallParser."""
-        reasoning, rest = split_reasoning(text, before=_OPEN)
-        reading = Reading()
-        reading.blocks(
-            rest,
-            _MARK,
-            (_OPEN, _CLOSE),
-            lambda start: _read_call(rest, start, reading),
-            keep_blanks=False,
-        )
-        return reading.message(reasoning)
+    def read_body(self, text: str, start: int, tools: Sequence[ToolSpec]) -> Body:
+        """All that stands between the marks of a call."""
+        return Body(start, lambda close: _call(text[start:close]))
 
 
-def _read_call(text: str, start: int, reading: Reading) -> int:
-    body = start + len(_OPEN)
-    end = _MARK.search(text, body)
-    if end is None or end.group() != _CLOSE:
-        stop = end.start() if end else len(text)
-        reading.problem(
-            "unclosed", f"the call is not closed; end it with {_CLOSE}", text[start:stop]
-        )
-        return stop
-    raw = text[start : end.end()]
-    kind, found, rest = text[body : end.start()].partition(_SEP)
+def _call(body: str) -> Call:
+    kind, found, rest = body.partition(_SEP)
     if not found:
-        reading.problem("missing_name", f"the call has no {_SEP}; write it as {_FORM}", raw)
-        return end.end()
+        raise CallFault("missing_name", f"the call has no {_SEP}; write it as {_FORM}")
+    name = kind
     if kind.strip() == "function" and "\n" in rest:
-        name, _, written = rest.partition("\n")
-    else:
-        name = kind
-        written = rest
-    reading.written_call(name.strip(), _unfenced(written.strip()), raw, form=_FORM)
-    return end.end()
+        name, _, rest = rest.partition("\n")
+    return written_call(name.strip(), _unfenced(rest.strip()), _FORM)
 
 
 def _unfenced(written: str) -> str:

@@ -12,101 +12,74 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentrl.tools.parsers.reading import Reading, whole_json
-from agentrl.tools.parsers.reasoning import split_reasoning
-from agentrl.tools.parsers.stable_prefix import Marks
+from agentrl.tools.parsers.reading import BlockParser, Body, Call, CallFault, Marks, whole_json
 from agentrl.tools.parsers.strict_json import JSONFault
-from agentrl.types import ParsedMessage, ToolSpec
+from agentrl.types import ToolSpec
 
-_OPEN = "<tool_call>"
-_CLOSE = "</tool_call>"
 _FORM = "<tool_call>NAME\\n<arg_key>KEY</arg_key>\\n<arg_value>VALUE</arg_value>\\n</tool_call>"
 _NAME = re.compile(r"\s*([^\s<>]+)")
-_TAG = re.compile(r"</?tool_call>")
-_ARG = re.compile(r"</?arg_(?:key|value)>")
-_MARK = re.compile(r"</?(?:tool_call|arg_key|arg_value)>")
-_KEY_OPENS = re.compile(r"\s*<arg_key>")
-_VALUE_OPENS = re.compile(r"\s*<arg_value>")
+_PAIR = re.compile(
+    r"""\s*<arg_key>
+    (?: (?P<key> (?: (?! </?(?:tool_call|arg_key|arg_value)> ) . )*+ ) </arg_key>
+        (?: \s*<arg_value>
+            (?: (?P<value> (?: (?! </?arg_(?:key|value)> ) . )*+ ) (?P<whole></arg_value>) )?
+        )?
+    )?""",
+    re.DOTALL | re.VERBOSE,
+)
+"""A pair, or the marks of one as far as they are in their order. A key holds no mark at all, and a
+value none of a key or a value, or a slip between them would take what follows, other calls
+included, for one long value.
+"""
 
 
-class GLMParser:
-    """Reads ``<tool_call>`` blocks of key and value pairs."""
+class GLMParser(BlockParser):
+    """Reads ``<tool_call>`` blocks of key and value pairs; a closing tag within a value does not
+    count.
+    """
 
-    marks = Marks(opens=(_OPEN,), closes=(_CLOSE,))
+    marks = Marks(opens=("<tool_call>",), closes=("</tool_call>",))
 
-    def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
-        """The assistant's message; see ToolCallParser."""
-        reasoning, rest = split_reasoning(text, before=_OPEN)
-        schemas = {tool.name: tool.parameters.get("properties", {}) for tool in tools}
-        reading = Reading()
-        reading.blocks(
-            rest, _TAG, (_OPEN, _CLOSE), lambda start: _read_block(rest, start, schemas, reading)
-        )
-        return reading.message(reasoning)
+    def read_body(self, text: str, start: int, tools: Sequence[ToolSpec]) -> Body:
+        """A name and its pairs."""
+        name = _NAME.match(text, start)
+        written, position, slip = _read_pairs(text, name.end() if name else start)
 
+        def call(close: int) -> Call:
+            if name is None:
+                raise CallFault(
+                    "missing_name",
+                    f"the call does not begin with the tool's name; write it as {_FORM}",
+                )
+            if extra := text[position:close].strip():
+                raise CallFault(
+                    "bad_arguments",
+                    f"{extra[:40]!r} is no <arg_key> with its <arg_value>; write a call as {_FORM}",
+                )
+            if len(dict(written)) < len(written):
+                twice = Counter(key for key, _ in written).most_common(1)[0][0]
+                raise CallFault("bad_arguments", f"the key {twice!r} is given twice")
+            schemas = {tool.name: tool.parameters.get("properties", {}) for tool in tools}
+            schema = schemas.get(name.group(1), {})
+            return name.group(1), {key: _value(text, schema.get(key)) for key, text in written}
 
-def _read_block(
-    text: str, start: int, schemas: Mapping[str, Mapping[str, Any]], reading: Reading
-) -> int:
-    """The block that opens at ``start``; a closing tag within a value does not count."""
-    position = start + len(_OPEN)
-    name = _NAME.match(text, position)
-    written, position, slip = _read_pairs(text, name.end() if name else position)
-    end = _TAG.search(text, slip)
-    closed = end is not None and end.group() == _CLOSE
-    stop = end.end() if end and closed else end.start() if end else len(text)
-    raw = text[start:stop]
-    if not end or not closed:
-        reading.problem("unclosed", f"the call is not closed; end it with {_CLOSE}", raw)
-    elif name is None:
-        reading.problem(
-            "missing_name",
-            f"the call does not begin with the tool's name; write it as {_FORM}",
-            raw,
-        )
-    elif extra := text[position : end.start()].strip():
-        detail = f"{extra[:40]!r} is no <arg_key> with its <arg_value>; write a call as {_FORM}"
-        reading.problem("bad_arguments", detail, raw)
-    elif len(dict(written)) < len(written):
-        twice = Counter(key for key, _ in written).most_common(1)[0][0]
-        reading.problem("bad_arguments", f"the key {twice!r} is given twice", raw)
-    else:
-        schema = schemas.get(name.group(1), {})
-        reading.call(
-            name.group(1), {key: _value(text, schema.get(key)) for key, text in written}, raw
-        )
-    return stop
+        return Body(slip, call)
 
 
 def _read_pairs(text: str, position: int) -> tuple[list[tuple[str, str]], int, int]:
     """The pairs that stand at ``position``.
-
-    A key holds no mark at all, and a value none of a key or a value, or a slip between them would
-    take what follows, other calls included, for one long value.
 
     Returns:
         Keys and values; the position behind the last whole pair; and how far the marks behind it
         are in their order.
     """
     written: list[tuple[str, str]] = []
-    reached = position
-    while key_opens := _KEY_OPENS.match(text, position):
-        reached = key_opens.end()
-        key_closes = _MARK.search(text, reached)
-        if key_closes is None or key_closes.group() != "</arg_key>":
-            break
-        key = text[reached : key_closes.start()].strip()
-        reached = key_closes.end()
-        value_opens = _VALUE_OPENS.match(text, reached)
-        if value_opens is None:
-            break
-        reached = value_opens.end()
-        value_closes = _ARG.search(text, reached)
-        if value_closes is None or value_closes.group() != "</arg_value>":
-            break
-        written.append((key, text[reached : value_closes.start()]))
-        position = reached = value_closes.end()
-    return written, position, reached
+    while pair := _PAIR.match(text, position):
+        if not pair["whole"]:
+            return written, position, pair.end()
+        written.append((pair["key"].strip(), pair["value"]))
+        position = pair.end()
+    return written, position, position
 
 
 def _value(text: str, schema: Any) -> Any:

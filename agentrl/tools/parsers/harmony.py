@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 
-from agentrl.tools.parsers.reading import Reading
-from agentrl.tools.parsers.stable_prefix import Marks
+from agentrl.tools.parsers.reading import Marks, Reading, written_call
 from agentrl.types import ParsedMessage, ToolSpec
 
 _START = "<|start|>"
 _MESSAGE = "<|message|>"
-_END = re.compile(r"<\|(?:end|call|return)\|>|(?=<\|start\|>)")
+_WHOLE = re.compile(
+    r"(?P<header>.*?)<\|message\|>(?P<body>.*?)(?:<\|(?:end|call|return)\|>|(?=<\|start\|>)|\Z)",
+    re.DOTALL,
+)
 _RECIPIENT = re.compile(r"\bto=(\S+?)(?=<\||\s|$)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*([a-z]+)")
 _FORM = "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}"
@@ -37,43 +40,25 @@ class HarmonyParser:
     def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
         """The assistant's message; see ToolCallParser."""
         reading = Reading(one_call=True)
-        thoughts = list[str]()
+        thoughts: list[str] = []
         position = 0
-        while position < len(text) and not reading.full:
-            opening = text.find(_MESSAGE, position)
-            if opening < 0:
-                _without_message(text[position:], reading)
-                break
-            end = _END.search(text, opening + len(_MESSAGE))
-            stop, following = (end.start(), end.end()) if end else (len(text), len(text))
-            header = text[position:opening]
-            body = text[opening + len(_MESSAGE) : stop]
-            _read_message(header.removeprefix(_START), body, text[position:stop], reading, thoughts)
-            position = following
+        while not reading.full and (message := _WHOLE.match(text, position)):
+            header = message["header"].removeprefix(_START)
+            body = message["body"]
+            channel = _CHANNEL.search(header)
+            if recipient := _RECIPIENT.search(header):
+                name = recipient[1].removeprefix("functions.")
+                raw = text[position : message.end("body")]
+                reading.add(raw, partial(written_call, name, body, _FORM))
+            elif channel and channel[1] == "analysis":
+                thoughts.append(body.strip())
+            elif body:
+                reading.content += ["\n\n" if reading.content else "", body]
+            position = message.end()
+        left = text[position:]
+        if not reading.full and _RECIPIENT.search(left):
+            detail = f"the call ends before its arguments; write it as {_FORM}"
+            reading.problem("unclosed", detail, left)
         else:
-            reading.rest(text[position:], (_MESSAGE,))
+            reading.rest(left, (_MESSAGE,))
         return reading.message("\n\n".join(thoughts) if thoughts else None)
-
-
-def _read_message(header: str, body: str, raw: str, reading: Reading, thoughts: list[str]) -> None:
-    recipient = _RECIPIENT.search(header)
-    channel = _CHANNEL.search(header)
-    if recipient is not None:
-        name = recipient.group(1).removeprefix("functions.")
-        reading.written_call(name, body, raw, form=_FORM)
-    elif channel is not None and channel.group(1) == "analysis":
-        thoughts.append(body.strip())
-    else:
-        reading.content += ["\n\n" if reading.content else "", body] if body else []
-
-
-def _without_message(text: str, reading: Reading) -> None:
-    """The end of a turn that holds no ``<|message|>``: a call that was cut, or words without a
-    header.
-    """
-    if _RECIPIENT.search(text):
-        reading.problem(
-            "unclosed", f"the call ends before its arguments; write it as {_FORM}", text
-        )
-    else:
-        reading.content.append(text)

@@ -6,66 +6,41 @@ templates ask for.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from typing import Any
 
-from agentrl.tools.parsers.reading import Reading
-from agentrl.tools.parsers.reasoning import split_reasoning
-from agentrl.tools.parsers.stable_prefix import Marks
+from agentrl.tools.parsers.reading import BlockParser, Body, Call, CallFault, Marks, object_call
 from agentrl.tools.parsers.strict_json import JSONFault, read_json
-from agentrl.types import ParsedMessage, ToolSpec
+from agentrl.types import ToolSpec
 
-_OPEN = "<tool_call>"
-_CLOSE = "</tool_call>"
-_TAG = re.compile(r"</?tool_call>")
 _FORM = '{"name": "...", "arguments": {...}}'
 
 
-class HermesParser:
+class HermesParser(BlockParser):
     """Reads ``<tool_call>`` blocks. JSON is read strictly: what another server would refuse is a
-    problem here too.
+    problem here too. A closing tag inside a JSON string does not count.
     """
 
-    marks = Marks(opens=(_OPEN,), closes=(_CLOSE,))
+    marks = Marks(opens=("<tool_call>",), closes=("</tool_call>",))
 
-    def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
-        """The assistant's message; see ToolCallParser.
+    def read_body(self, text: str, start: int, tools: Sequence[ToolSpec]) -> Body:
+        """The JSON of a call."""
+        try:
+            value, end = read_json(text, start)
+        except JSONFault as fault:
+            reason = str(fault)
+            return Body(start, lambda _: _no_call(reason), f" ({reason})")
 
-        A block ends at its closing tag; one inside a JSON string does not count. A well-formed call
-        without a closing tag is a problem as well (``unclosed``), since it may have been cut. Text
-        outside blocks is the content, a leading ``<think>`` block is ``reasoning_content``, and a
-        call within it is a thought.
-        """
-        reasoning, rest = split_reasoning(text, before=_OPEN)
-        reading = Reading()
-        reading.blocks(rest, _TAG, (_OPEN, _CLOSE), lambda start: _read_block(rest, start, reading))
-        return reading.message(reasoning)
+        def call(close: int) -> Call:
+            if extra := text[end:close].strip():
+                raise CallFault(
+                    "malformed_json",
+                    f"one block holds one call, but {extra[:40]!r} follows its JSON; put it into "
+                    "another one",
+                )
+            return object_call(value, "arguments", _FORM)
+
+        return Body(end, call)
 
 
-def _read_block(text: str, start: int, reading: Reading) -> int:
-    """Read the block that opens at ``start``; gives the position where the search goes on."""
-    value: Any = None
-    fault: JSONFault | None = None
-    body_end = start + len(_OPEN)
-    try:
-        value, body_end = read_json(text, body_end)
-    except JSONFault as found:
-        fault = found
-    end = _TAG.search(text, body_end)
-    closed = end is not None and end.group() == _CLOSE
-    block_end = end.end() if end and closed else end.start() if end else len(text)
-    raw = text[start:block_end]
-    if not closed:
-        detail = f"the call is not closed; end it with {_CLOSE}" + (f" ({fault})" if fault else "")
-        reading.problem("unclosed", detail, raw)
-    elif fault:
-        reading.problem(
-            "malformed_json", f"the call is no valid JSON: {fault}; write it as {_FORM}", raw
-        )
-    elif end and (extra := text[body_end : end.start()].strip()):
-        detail = f"one block holds one call, but {extra[:40]!r} follows its JSON; put it into another one"  # noqa: E501
-        reading.problem("malformed_json", detail, raw)
-    else:
-        reading.object_call(value, raw, key="arguments", form=_FORM)
-    return block_end
+def _no_call(reason: str) -> Call:
+    raise CallFault("malformed_json", f"the call is no valid JSON: {reason}; write it as {_FORM}")

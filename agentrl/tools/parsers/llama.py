@@ -11,9 +11,14 @@ import ast
 import re
 from collections.abc import Sequence
 
-from agentrl.tools.parsers.reading import Reading
-from agentrl.tools.parsers.reasoning import split_reasoning
-from agentrl.tools.parsers.stable_prefix import Marks
+from agentrl.tools.parsers.reading import (
+    Call,
+    CallFault,
+    Marks,
+    Reading,
+    object_call,
+    split_reasoning,
+)
 from agentrl.tools.parsers.strict_json import JSONFault, read_json
 from agentrl.types import ParsedMessage, ToolSpec
 
@@ -45,13 +50,11 @@ class LlamaParser:
         position = 0
         while not reading.full and (start := _next_call(rest, position)) is not None:
             before = rest[position:start]
-            tagged = rest.startswith(_TAG, start)
             reading.content.append("" if position and _BETWEEN.fullmatch(before) else before)
-            position = (
-                _read_tagged(rest, start, reading)
-                if tagged
-                else _read_object(rest, start, start, reading)
-            )
+            if rest.startswith(_TAG, start):
+                position = _read_tagged(rest, start, reading)
+            else:
+                position = _read_object(rest, start, start, reading)
         reading.rest(rest[position:], (*_MARKED, _TAG))
         return reading.message(reasoning)
 
@@ -70,17 +73,23 @@ def _read_tagged(text: str, start: int, reading: Reading) -> int:
     body = start + len(_TAG)
     if brace := _BRACE.match(text, body):
         return _read_object(text, brace.end(), start, reading)
-    raw = text[start:]
-    match = _BUILT_IN.match(text, body)
+    reading.add(text[start:], lambda: _built_in_call(text[body:]))
+    return len(text)
+
+
+def _built_in_call(written: str) -> Call:
+    match = _BUILT_IN.match(written)
     if match is None:
-        reading.problem("malformed_json", f"no call follows {_TAG}; write it as {_TAG}{_FORM}", raw)
-        return len(text)
-    if (written := len(match.group(2))) > _MAX_WRITTEN:
-        detail = f"arguments in brackets may have {_MAX_WRITTEN} characters, got {written}; write {_TAG}{_FORM}"  # noqa: E501
-        reading.problem("bad_arguments", detail, raw)
-        return len(text)
+        raise CallFault("malformed_json", f"no call follows {_TAG}; write it as {_TAG}{_FORM}")
+    name, brackets = match.groups()
+    if len(brackets) > _MAX_WRITTEN:
+        raise CallFault(
+            "bad_arguments",
+            f"arguments in brackets may have {_MAX_WRITTEN} characters, got {len(brackets)}; "
+            f"write {_TAG}{_FORM}",
+        )
     try:
-        call = ast.parse(f"f{match.group(2)}", mode="eval").body
+        call = ast.parse(f"f{brackets}", mode="eval").body
         if not isinstance(call, ast.Call) or call.args:
             raise ValueError("only key=value pairs may stand between the brackets")
         arguments = {
@@ -89,12 +98,10 @@ def _read_tagged(text: str, start: int, reading: Reading) -> int:
         if len(arguments) < len(call.keywords):
             raise ValueError("only key=value pairs may stand between the brackets")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as fault:
-        reading.problem(
-            "bad_arguments", f"the arguments cannot be read: {fault}; write {_TAG}{_FORM}", raw
-        )
-        return len(text)
-    reading.call(match.group(1), arguments, raw)
-    return len(text)
+        raise CallFault(
+            "bad_arguments", f"the arguments cannot be read: {fault}; write {_TAG}{_FORM}"
+        ) from None
+    return name, arguments
 
 
 def _read_object(text: str, start: int, raw_start: int, reading: Reading) -> int:
@@ -103,17 +110,15 @@ def _read_object(text: str, start: int, raw_start: int, reading: Reading) -> int
         value, end = read_json(text, start)
     except JSONFault as fault:
         end = _next_opening(text, start, fault.position)
-        raw = text[raw_start:end]
-        reading.problem(
-            "malformed_json", f"the call is no valid JSON: {fault}; write it as {_FORM}", raw
-        )
+        detail = f"the call is no valid JSON: {fault}; write it as {_FORM}"
+        reading.problem("malformed_json", detail, text[raw_start:end])
         return end
     raw = text[raw_start:end]
     if raw_start == start and isinstance(value, dict) and not value.keys() & _KEYS:
         reading.content.append(raw)  # an answer in JSON
         return end
     key = "arguments" if isinstance(value, dict) and "arguments" in value else "parameters"
-    reading.object_call(value, raw, key=key, form=_FORM, also=("type",))
+    reading.add(raw, lambda: object_call(value, key, _FORM, also=("type",)))
     return end
 
 

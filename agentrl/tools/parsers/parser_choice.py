@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from agentrl.render import Renderer
 
 
-_ORDER = ("hermes", "glm", "deepseek", "harmony", "llama")
 _WORDS = {"text": "a word", "digits": "12", "number": 3, "list": ["naïve", None, True]}
 _TOOL = ToolSpec(
     "probe_tool",
@@ -57,7 +56,8 @@ def parser_for(
         written = ""
     if _TOOL.name not in written and not _tells_of_tools(renderer):
         return PlainParser()
-    for parser in (BUILT_IN[name]() for name in _ORDER):
+    for make in BUILT_IN.values():
+        parser = make()
         parsed = parser.parse(written, (_TOOL,))
         if parsed.tool_calls == (call,) and not parsed.problems and parsed.message["content"] == "":
             return parser

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentrl.tools.parsers.reasoning import split_reasoning
-from agentrl.tools.parsers.stable_prefix import Marks
+from agentrl.tools.parsers.reading import Marks, split_reasoning
 from agentrl.types import Message, ParsedMessage, ToolSpec
 
 

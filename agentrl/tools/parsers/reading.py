@@ -1,20 +1,55 @@
-"""Reading: collects the calls, problems and content of a completion, and judges JSON calls."""
+"""Reading: what the formats share; thoughts, marks, calls, problems and content of a completion."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar, TypeAlias
 
 from agentrl.tools.parsers.strict_json import JSONFault, read_json
-from agentrl.types import CallProblem, Message, ParsedMessage, ProblemKind, ToolCall
+from agentrl.types import CallProblem, Message, ParsedMessage, ProblemKind, ToolCall, ToolSpec
 
+THOUGHTS_OPEN = "<think>"
+THOUGHTS_CLOSE = "</think>"
 _MAX_DETAIL = 600
 _MOST = 256
 """Calls of one completion that are read: far more than any turn may make, and few enough to take no
 time.
 """
+
+Call: TypeAlias = tuple[str, Mapping[str, Any]]
+"""The name and the arguments of a call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """By what a format's calls are told from words.
+
+    Args:
+        opens: texts that begin something which cannot be read before its end.
+        closes: texts that end it; without any, it ends with the completion.
+        others: further texts that are no words.
+    """
+
+    opens: tuple[str, ...] = ()
+    closes: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+
+
+class CallFault(ValueError):  # noqa: N818 - what a text has, not what a program does
+    """Why what looks like a call is none.
+
+    Args:
+        kind: of the problem that it is.
+        detail: the correction, in words for the model.
+    """
+
+    def __init__(self, kind: ProblemKind, detail: str) -> None:
+        super().__init__(detail)
+        self.kind = kind
 
 
 @dataclass
@@ -41,37 +76,24 @@ class Reading:
         """Whether no more calls are read; what follows is for ``rest``."""
         return len(self.calls) + len(self.problems) >= _MOST
 
-    def blocks(
-        self,
-        text: str,
-        mark: re.Pattern[str],
-        ends: tuple[str, str],
-        read: Callable[[int], int],
-        *,
-        keep_blanks: bool = True,
-    ) -> None:
-        """Read a completion whose calls stand between two marks.
+    def add(self, raw: str, call: Callable[[], Call]) -> None:
+        """Adds what ``call`` gives, or the problem that it raises.
 
         Args:
-            text: the completion without its thoughts.
-            mark: finds the two, and further texts that are no words.
-            ends: with which a call opens and closes.
-            read: reads the call that opens at a position; gives the position where the search goes
-                on.
-            keep_blanks: whether white space between two marks was said.
+            raw: the text that the call was written as, marks included.
+            call: gives a call that can be run, or raises a CallFault.
         """
-        opens, closes = ends
-        position = 0
-        while not self.full and (found := mark.search(text, position)):
-            between = text[position : found.start()]
-            self.content.append(between if keep_blanks or between.strip() else "")
-            position = found.end()
-            if found.group() == closes:
-                detail = f"{closes} closes nothing; begin a call with {opens}"
-                self.problem("unclosed", detail, closes)
-            elif found.group() == opens:
-                position = read(found.start())
-        self.rest(text[position:], ends)
+        try:
+            name, arguments = call()
+            if self.one_call and self.calls:
+                raise CallFault(
+                    "second_call",
+                    "one call a turn can be run; make this one when the first is answered",
+                )
+        except CallFault as fault:
+            self.problem(fault.kind, str(fault), raw)
+        else:
+            self.calls.append(ToolCall(self.next_id, name, arguments))
 
     def rest(self, text: str, marks: Iterable[str]) -> None:
         """The end of a completion, in which no call is read.
@@ -88,14 +110,6 @@ class Reading:
             )
             self.problems.append(CallProblem(self.next_id, "too_many", detail, "", count))
 
-    def call(self, name: str, arguments: Mapping[str, Any], raw: str) -> None:
-        """A call that can be run."""
-        if self.one_call and self.calls:
-            detail = "one call a turn can be run; make this one when the first is answered"
-            self.problem("second_call", detail, raw)
-            return
-        self.calls.append(ToolCall(self.next_id, name, arguments))
-
     def problem(self, kind: ProblemKind, detail: str, raw: str) -> None:
         """What looks like a call and is none; it stays part of what was said, and its text is
         quoted in short.
@@ -105,71 +119,6 @@ class Reading:
         self.problems.append(CallProblem(self.next_id, kind, detail, raw))
         self.content.append(raw)
 
-    def object_call(
-        self, value: Any, raw: str, *, key: str, form: str, also: tuple[str, ...] = ()
-    ) -> None:
-        """Judges a JSON value that should be ``{"name": ..., key: {...}}``.
-
-        Args:
-            value: as read.
-            raw: the text that it was written as, marks included.
-            key: what the arguments are called.
-            form: a call as it should be written, for messages.
-            also: further keys that may stand there and say nothing.
-        """
-        if not isinstance(value, dict):
-            self.problem(
-                "malformed_json",
-                f"a call is a JSON object, not {kind_of(value)}; write it as {form}",
-                raw,
-            )
-            return
-        name = value.get("name")
-        if not isinstance(name, str) or not name.strip():
-            found = f"got {kind_of(name)}" if "name" in value else f"the keys are {sorted(value)}"
-            self.problem(
-                "missing_name", f'the call needs "name", the tool\'s name as a string; {found}', raw
-            )
-            return
-        if extra := sorted(value.keys() - {"name", key, *also}):
-            self.problem(
-                "bad_arguments", f'{extra[0]!r} is no key of a call; pass it within "{key}"', raw
-            )
-            return
-        self.named_call(name.strip(), value.get(key, {}), raw, what=f'"{key}"')
-
-    def written_call(self, name: str, arguments: str, raw: str, *, form: str) -> None:
-        """Judges a call whose arguments are a text of JSON; ``form`` is one as it should be
-        written.
-        """
-        if not name:
-            self.problem("missing_name", f"the call has no name; write it as {form}", raw)
-            return
-        try:
-            value = whole_json(arguments)
-        except JSONFault as fault:
-            detail = f"the arguments are no valid JSON: {fault}; write {form}"
-            self.problem("malformed_json", detail, raw)
-        else:
-            self.named_call(name, value, raw, what="the arguments' JSON")
-
-    def named_call(self, name: str, arguments: Any, raw: str, *, what: str) -> None:
-        """Judges the arguments of a call whose name is known; ``what`` they are called, for
-        messages.
-        """
-        if isinstance(arguments, str):
-            try:
-                arguments = whole_json(arguments)
-            except JSONFault as fault:
-                detail = f"{what} is a string that is no valid JSON: {fault}; write it as an object"
-                self.problem("bad_arguments", detail, raw)
-                return
-        if not isinstance(arguments, dict):
-            detail = f'{what} must be an object such as {{"name": value}}, got {kind_of(arguments)}'
-            self.problem("bad_arguments", detail, raw)
-            return
-        self.call(name, arguments, raw)
-
     def message(self, reasoning: str | None) -> ParsedMessage:
         """All of it as an assistant's message."""
         message: Message = {"role": "assistant", "content": "".join(self.content).strip()}
@@ -178,6 +127,164 @@ class Reading:
         if self.calls:
             message["tool_calls"] = [call.openai() for call in self.calls]
         return ParsedMessage(message, tuple(self.calls), tuple(self.problems))
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """What stands behind the mark that opens a call.
+
+    Args:
+        end: where the search for the mark that closes the call begins.
+        call: gives the call, from the position of that mark, or raises a CallFault.
+        fault: why the body cannot be read, for a call that is not closed; empty where it can.
+    """
+
+    end: int
+    call: Callable[[int], Call]
+    fault: str = ""
+
+
+class BlockParser(ABC):
+    """Reads the calls of a format that writes each between two marks; other text is the content.
+
+    A leading ``<think>`` block is ``reasoning_content``, and a call within it is a thought. A call
+    without its closing mark is a problem (``unclosed``), since it may have been cut.
+    """
+
+    marks: ClassVar[Marks]
+    keep_blanks: ClassVar[bool] = True
+    """Whether white space between two marks was said."""
+
+    @abstractmethod
+    def read_body(self, text: str, start: int, tools: Sequence[ToolSpec]) -> Body:
+        """What stands at ``start``, behind an opening mark."""
+
+    def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
+        """The assistant's message; see ToolCallParser."""
+        (opens,) = self.marks.opens
+        (closes,) = self.marks.closes
+        mark = re.compile("|".join(map(re.escape, (opens, closes, *self.marks.others))))
+        reasoning, text = split_reasoning(text, before=opens)
+        reading = Reading()
+        position = 0
+        while not reading.full and (found := mark.search(text, position)):
+            between = text[position : found.start()]
+            reading.content.append(between if self.keep_blanks or between.strip() else "")
+            position = found.end()
+            if found.group() == closes:
+                detail = f"{closes} closes nothing; begin a call with {opens}"
+                reading.problem("unclosed", detail, closes)
+            elif found.group() == opens:
+                body = self.read_body(text, position, tools)
+                end = mark.search(text, body.end)
+                if end and end.group() == closes:
+                    position = end.end()
+                    reading.add(text[found.start() : position], partial(body.call, end.start()))
+                else:
+                    position = end.start() if end else len(text)
+                    detail = f"the call is not closed; end it with {closes}{body.fault}"
+                    reading.problem("unclosed", detail, text[found.start() : position])
+        reading.rest(text[position:], (opens, closes))
+        return reading.message(reasoning)
+
+
+def opened_thoughts(prompt_end: str) -> str:
+    """``<think>`` where the end of a prompt opens a block, so that a completion begins within it;
+    else nothing.
+    """
+    return THOUGHTS_OPEN if prompt_end.rstrip().endswith(THOUGHTS_OPEN) else ""
+
+
+def split_reasoning(text: str, *, before: str | None = None) -> tuple[str | None, str]:
+    """The leading ``<think>`` block and the rest.
+
+    The opening tag may be missing, because some templates end the prompt with it. A block that is
+    never closed takes the rest of the text.
+
+    Args:
+        text: a completion.
+        before: without an opening tag, a closing one counts only in front of the first of these.
+
+    Returns:
+        The thoughts without their tags, None where there are none; and what follows them.
+    """
+    stripped = text.lstrip()
+    if stripped.startswith(THOUGHTS_OPEN):
+        thoughts, _, rest = stripped.removeprefix(THOUGHTS_OPEN).partition(THOUGHTS_CLOSE)
+        return thoughts.strip(), rest
+    limit = text.find(before) if before is not None else -1
+    end = text.find(THOUGHTS_CLOSE, 0, limit if limit >= 0 else len(text))
+    if end < 0:
+        return None, text
+    return text[:end].strip(), text[end + len(THOUGHTS_CLOSE) :]
+
+
+def object_call(value: Any, key: str, form: str, also: tuple[str, ...] = ()) -> Call:
+    """The call that a JSON value is, which should be ``{"name": ..., key: {...}}``.
+
+    Args:
+        value: as read.
+        key: what the arguments are called.
+        form: a call as it should be written, for messages.
+        also: further keys that may stand there and say nothing.
+
+    Raises:
+        CallFault: it is none.
+    """
+    if not isinstance(value, dict):
+        raise CallFault(
+            "malformed_json", f"a call is a JSON object, not {kind_of(value)}; write it as {form}"
+        )
+    name = value.get("name")
+    if not isinstance(name, str) or not name.strip():
+        found = f"got {kind_of(name)}" if "name" in value else f"the keys are {sorted(value)}"
+        raise CallFault(
+            "missing_name", f'the call needs "name", the tool\'s name as a string; {found}'
+        )
+    if extra := sorted(value.keys() - {"name", key, *also}):
+        raise CallFault(
+            "bad_arguments", f'{extra[0]!r} is no key of a call; pass it within "{key}"'
+        )
+    return named_call(name.strip(), value.get(key, {}), f'"{key}"')
+
+
+def written_call(name: str, arguments: str, form: str) -> Call:
+    """A call whose arguments are a text of JSON; ``form`` is one as it should be written.
+
+    Raises:
+        CallFault: it has no name, or the text is no JSON object.
+    """
+    if not name:
+        raise CallFault("missing_name", f"the call has no name; write it as {form}")
+    try:
+        value = whole_json(arguments)
+    except JSONFault as fault:
+        raise CallFault(
+            "malformed_json", f"the arguments are no valid JSON: {fault}; write {form}"
+        ) from None
+    return named_call(name, value, "the arguments' JSON")
+
+
+def named_call(name: str, arguments: Any, what: str) -> Call:
+    """A call whose name is known; ``what`` its arguments are called, for messages.
+
+    Raises:
+        CallFault: the arguments are no object, nor the text of one.
+    """
+    if isinstance(arguments, str):
+        try:
+            arguments = whole_json(arguments)
+        except JSONFault as fault:
+            raise CallFault(
+                "bad_arguments",
+                f"{what} is a string that is no valid JSON: {fault}; write it as an object",
+            ) from None
+    if not isinstance(arguments, dict):
+        raise CallFault(
+            "bad_arguments",
+            f'{what} must be an object such as {{"name": value}}, got {kind_of(arguments)}',
+        )
+    return name, arguments
 
 
 def whole_json(text: str) -> Any:

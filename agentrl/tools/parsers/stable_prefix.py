@@ -3,25 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from agentrl.tools.parsers.reasoning import THOUGHTS_CLOSE, THOUGHTS_OPEN
-
-
-@dataclass(frozen=True, slots=True)
-class Marks:
-    """By what a format's calls are told from words.
-
-    Args:
-        opens: texts that begin something which cannot be read before its end.
-        closes: texts that end it; without any, it ends with the completion.
-        others: further texts that are no words.
-    """
-
-    opens: tuple[str, ...] = ()
-    closes: tuple[str, ...] = ()
-    others: tuple[str, ...] = ()
+from agentrl.tools.parsers.reading import THOUGHTS_CLOSE, THOUGHTS_OPEN, Marks
 
 
 @runtime_checkable

@@ -20,9 +20,10 @@ import docker
 import requests
 
 from agentrl.errors import SandboxError
-from agentrl.sandbox.forkserver.channel import IOThread, OnEnd, OnFrame, Stream
+from agentrl.sandbox.forkserver.channel import OnEnd, OnFrame, Stream
 from agentrl.sandbox.forkserver.launcher import HOST_FOLDER
 from agentrl.sandbox.host import frames, mux
+from agentrl.sandbox.io_thread import IOThread
 
 from . import containers, images
 from .engine import Client, asked, connect

@@ -24,8 +24,9 @@ from agentrl.errors import MachineError, SandboxError
 from agentrl.sandbox.host.confine import drop_privileges, namespaced_slot, uids
 from agentrl.sandbox.host.interpreter import PROGRAMS, SYSTEM_FILES
 from agentrl.sandbox.host.proc import owned
+from agentrl.sandbox.io_thread import IOThread
 
-from .channel import IOThread, OnEnd, OnFrame
+from .channel import OnEnd, OnFrame
 from .launcher import HOST_FOLDER, ProcessHost, host_argv
 from .local import forked, module_folders
 

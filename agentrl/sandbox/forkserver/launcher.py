@@ -19,10 +19,11 @@ from agentrl.sandbox.host import frames
 from agentrl.sandbox.host.confine import marks
 from agentrl.sandbox.host.files import removal
 from agentrl.sandbox.host.proc import rounds
+from agentrl.sandbox.io_thread import IOThread
 from agentrl.sandbox.owner_id import Owner
 
 from .cgroups import CgroupPool
-from .channel import Channel, IOThread, OnEnd, OnFrame
+from .channel import Channel, OnEnd, OnFrame
 
 _REMOVE_S = 5.0
 _LISTENER_S = 10.0

@@ -12,11 +12,12 @@ from typing import Any
 
 from agentrl.errors import AgentRLError, ConfigError, MachineError, SandboxError
 from agentrl.sandbox.host import frames
+from agentrl.sandbox.io_thread import IOThread
 from agentrl.sandbox.owner_id import Owner
 from agentrl.sandbox.permits import FifoSemaphore
 from agentrl.sandbox.proxy import AllowList, ProxyServer
 
-from .channel import IOThread, fail, resolve
+from .channel import fail, resolve
 from .launcher import FOLDER_PREFIX, Host, Launcher, Link, LocalLauncher, ProcessHost
 
 _START_S = 60.0

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import wait
 from typing import Any
 
-from agentrl.sandbox.forkserver.channel import IOThread
+from agentrl.sandbox.io_thread import IOThread
 
 from .allow import AllowList
 from .request import MAX_HEAD_BYTES, BadRequest, Request, parse

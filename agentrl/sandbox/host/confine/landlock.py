@@ -43,22 +43,21 @@ _DEVICES = ("/dev/full", "/dev/random", "/dev/urandom")  # /dev/zero is memory t
 
 
 def _call(number: int, *args: object) -> int:
+    """A system call; a plain int is passed as a C int."""
     return checked(libc.syscall(ctypes.c_long(number), *args))
 
 
 def abi_version() -> int:
     """The kernel's Landlock ABI; 0 where Landlock is absent or switched off."""
     try:
-        return _call(
-            _SYS_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_CREATE_RULESET_VERSION)
-        )
+        return _call(_SYS_CREATE_RULESET, None, ctypes.c_size_t(0), _CREATE_RULESET_VERSION)
     except OSError:
         return 0
 
 
 def _create(abi: int, fs: int, net: int, scoped: int) -> int:
     attr = struct.pack("=QQQ", fs, net, scoped)[: 8 if abi < 4 else 16 if abi < 6 else 24]
-    return _call(_SYS_CREATE_RULESET, attr, ctypes.c_size_t(len(attr)), ctypes.c_uint32(0))
+    return _call(_SYS_CREATE_RULESET, attr, ctypes.c_size_t(len(attr)), 0)
 
 
 def _allow(ruleset: int, path: str, rights: int) -> None:
@@ -69,7 +68,7 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
 
 
 def _add_rule(ruleset: int, kind: int, rule: bytes) -> None:
-    _call(_SYS_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(kind), rule, ctypes.c_uint32(0))
+    _call(_SYS_ADD_RULE, ruleset, kind, rule, 0)
 
 
 def run_ruleset(
@@ -112,4 +111,4 @@ def signal_ruleset(abi: int) -> int | None:
 def restrict_self(abi: int, ruleset: int) -> None:
     """Enter the ruleset's domain; there is no way back, for this process and its descendants."""
     flags = _RESTRICT_SELF_LOG_SAME_EXEC_OFF if abi >= 7 else 0
-    _call(_SYS_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(flags))
+    _call(_SYS_RESTRICT_SELF, ruleset, flags)

@@ -35,7 +35,7 @@ def unshare(kinds: int) -> None:
     Raises:
         OSError: the kernel refused.
     """
-    checked(libc.unshare(ctypes.c_int(kinds)), "unshare")
+    checked(libc.unshare(kinds), "unshare")
 
 
 def unshare_with_users(kinds: int) -> None:
@@ -63,7 +63,7 @@ def have_children_in(pid_namespace: int) -> None:
     Raises:
         OSError: the kernel refused.
     """
-    checked(libc.setns(ctypes.c_int(pid_namespace), ctypes.c_int(NEW_PIDS)), "setns")
+    checked(libc.setns(pid_namespace, NEW_PIDS), "setns")
 
 
 def mount(kind: str | None, target: str, flags: int = 0, options: str = "") -> None:
@@ -108,7 +108,7 @@ def unmount(target: str) -> None:
     Raises:
         OSError: the kernel refused.
     """
-    checked(libc.umount2(target.encode(), ctypes.c_int(_DETACH)), f"unmount {target}")
+    checked(libc.umount2(target.encode(), _DETACH), f"unmount {target}")
 
 
 def start_idle_child() -> int:
@@ -128,7 +128,7 @@ def start_idle_child() -> int:
     handler = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
-        flags = ctypes.c_int(_CLONE_VM | _CLONE_FILES | signal.SIGCHLD)
+        flags = _CLONE_VM | _CLONE_FILES | signal.SIGCHLD
         return checked(libc.clone(libc.pause, ctypes.c_void_p(top), flags, None), "clone")
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)

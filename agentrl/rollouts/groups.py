@@ -113,9 +113,9 @@ class GroupInFlight:
 def cancelled_outcome(request: GroupRequest) -> GroupOutcome:
     """The outcome of a cancelled group: every rollout has status ``cancelled``."""
     rollouts = tuple(
-        TrajectoryBuilder(request.key(rollout_index), request.task).finish(
-            Status("cancelled", "cancelled"), info={"cancelled_at": time.time()}
-        )
+        TrajectoryBuilder(
+            request.key(rollout_index), request.task, info={"cancelled_at": time.time()}
+        ).finish(Status("cancelled", "cancelled"))
         for rollout_index in range(request.num_rollouts)
     )
     group = TrajectoryGroup(request.group_index, request.task, rollouts)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import TracebackType
@@ -133,11 +133,11 @@ class PausableTimeout:
 
     def stop(self) -> None:
         """The deadline moves away until ``go_on``; from any thread."""
-        self._on_loop(self._stop)
+        self._on_loop(1)
 
     def go_on(self) -> None:
         """What was left counts again; from any thread."""
-        self._on_loop(self._go_on)
+        self._on_loop(-1)
 
     def spend(self) -> None:
         """The time is up now, whatever was left of it; from the loop alone."""
@@ -145,26 +145,25 @@ class PausableTimeout:
             self._ended = True
             self._scope.reschedule(self._loop.time())
 
-    def _on_loop(self, change: Callable[[], None]) -> None:
+    def _on_loop(self, stops: int) -> None:
         try:
             here = asyncio.get_running_loop()
         except RuntimeError:  # a thread without a loop
             here = None
         if here is self._loop:
-            change()
+            self._add(stops)
         elif not self._ended:
-            self._loop.call_soon_threadsafe(change)
+            self._loop.call_soon_threadsafe(self._add, stops)
 
-    def _stop(self) -> None:
-        self._stops += 1
+    def _add(self, stops: int) -> None:
+        self._stops += stops
+        if self._over:
+            return
         when = self._scope.when()
-        if self._stops == 1 and when is not None and not self._over:
+        if self._stops and when is not None:
             self._left_s = when - self._loop.time()
             self._scope.reschedule(None)
-
-    def _go_on(self) -> None:
-        self._stops -= 1
-        if self._stops == 0 and not self._over:
+        elif not self._stops:
             self._scope.reschedule(self._loop.time() + self._left_s)
 
     @property

@@ -26,7 +26,6 @@ class GroupRequest:
         purpose: training, baseline or evaluation.
         label: the evaluation's name; empty in training.
         sampling: overrides the stage's sampling.
-        min_version: the lowest policy version that may answer.
         env: overrides the stage's environment or driver.
         oversample: additional rollouts. Once ``group_size`` have finished, the others are
             cancelled.
@@ -40,7 +39,6 @@ class GroupRequest:
     purpose: Purpose = "train"
     label: str = ""
     sampling: SamplingParams | None = None
-    min_version: int = 0
     env: EnvSpec | DriverSpec | None = None
     oversample: int = 0
     first_attempt: int = 0

@@ -41,8 +41,7 @@ from agentrl.types.trajectory import (
     Turn,
 )
 from agentrl.types.user_code.load import file_modules, load_object
-from agentrl.types.user_code.place import place_of_object
-from agentrl.types.user_code.raise_place import raised_at, users_traceback
+from agentrl.types.user_code.place import place_of_object, raised_at, users_traceback
 
 __all__ = [
     "Action",

@@ -17,15 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Protocol, Self
-
-
-class Clock(Protocol):
-    """Something that can be stopped; calls nest, and may come from any thread."""
-
-    def stop(self) -> None: ...
-
-    def go_on(self) -> None: ...
+from typing import Self
 
 
 class PausableClock:
@@ -171,11 +163,11 @@ class PausableTimeout:
         return self._ended or self._scope.expired()
 
 
-_CLOCKS: ContextVar[tuple[Clock, ...]] = ContextVar("agentrl_clocks", default=())
+_CLOCKS: ContextVar[tuple[PausableTimeout, ...]] = ContextVar("agentrl_clocks", default=())
 
 
 @contextmanager
-def counted_by(clock: Clock) -> Iterator[None]:
+def counted_by(clock: PausableTimeout) -> Iterator[None]:
     """``clock`` counts what runs within, and in tasks started there, apart from paused waits."""
     token = _CLOCKS.set((*_CLOCKS.get(), clock))
     try:

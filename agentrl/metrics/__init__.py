@@ -12,7 +12,7 @@ from agentrl.metrics.display import (
 )
 from agentrl.metrics.names import NAMES, REWARD_MODEL_PART, VERL_NAMES, describe, with_verl_names
 from agentrl.metrics.rollout import correctness, no_signal, rollout_metrics
-from agentrl.metrics.sinks import JsonlSink, LineWriter, Sink, Sinks, TensorBoardSink
+from agentrl.metrics.sinks import JsonlSink, Sink, Sinks, TensorBoardSink
 from agentrl.metrics.timing import PhaseTimer, tokens_per_s
 
 __all__ = [
@@ -24,7 +24,6 @@ __all__ = [
     "VERL_NAMES",
     "Column",
     "JsonlSink",
-    "LineWriter",
     "PhaseTimer",
     "Sink",
     "Sinks",

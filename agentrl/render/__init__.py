@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from agentrl.render.encode import Piece, PieceEncoder, Source
-from agentrl.render.families.chatml import ChatMLRenderer, ChatMLStyle, chatml_pieces
+from agentrl.render.families.chatml import (
+    CHATML_TEMPLATE,
+    ChatMLRenderer,
+    ChatMLStyle,
+    chatml_pieces,
+)
 from agentrl.render.renderer import Renderer
-from agentrl.render.renderer_spec import RendererSpec, load_tokenizer
-from agentrl.render.template import CHATML_TEMPLATE
+from agentrl.render.renderer_spec import RendererSpec
 from agentrl.render.template_renderer import TemplateRenderer
 from agentrl.render.vision import load_image_processor, sees_images
 
@@ -22,6 +26,5 @@ __all__ = [
     "TemplateRenderer",
     "chatml_pieces",
     "load_image_processor",
-    "load_tokenizer",
     "sees_images",
 ]

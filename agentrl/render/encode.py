@@ -70,10 +70,9 @@ class PieceEncoder:
             token.content: token_id
             for token_id, token in sorted(backend.get_added_tokens_decoder().items())
         }
-        self._added_id_set = frozenset(self.added_ids.values())
         self._added = {
             token_id: (np.asarray([token_id], dtype=np.int32), np.zeros(1, dtype=np.bool_))
-            for token_id in self._added_id_set
+            for token_id in self.added_ids.values()
         }
         self._ordinary = _without_added_tokens(backend, self.added_ids)
         allowed = self.added_ids.keys() & set(assistant_markers)
@@ -116,9 +115,8 @@ class PieceEncoder:
             encoded.append(self._run(tuple(run)))
         if not encoded:
             return np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.bool_)
-        return np.concatenate([ids for ids, _ in encoded]), np.concatenate(
-            [content for _, content in encoded]
-        )
+        ids, content = zip(*encoded, strict=True)
+        return np.concatenate(ids), np.concatenate(content)
 
     def _encode_run(self, run: _Run) -> Encoded:
         """Adjacent ordinary text encoded as one string."""
@@ -130,8 +128,7 @@ class PieceEncoder:
                 f"text.encode(errors='replace').decode() does"
             )
         encoding = self._ordinary.encode(text, add_special_tokens=False)
-        if not self._added_id_set.isdisjoint(encoding.ids):
-            forged = sorted(self._added_id_set.intersection(encoding.ids))
+        if forged := sorted(self._added.keys() & encoding.ids):
             raise DataError(
                 f"ordinary text became the added tokens {forged}: the tokenizer's merges build "
                 f"them; no text from a tool or a user may, so this tokenizer cannot be used"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentrl.rollouts.batching import POLICY_ONLY, make_batch, turns_of
+from agentrl.rollouts.batching import make_batch, turns_of
 from agentrl.rollouts.context import EpisodeContext, PhaseSemaphores
 from agentrl.rollouts.driver import DriverSpec, EpisodeDriver
 from agentrl.rollouts.episode import run_episode
@@ -11,7 +11,6 @@ from agentrl.rollouts.groups import GroupOutcome, GroupRequest, cancelled_outcom
 from agentrl.rollouts.rollout_spec import (
     EpisodeKey,
     EpisodeLimits,
-    RendererFactory,
     RolloutSpec,
     RubricFactory,
     StagePermits,
@@ -21,7 +20,6 @@ from agentrl.rollouts.snapshots import EpisodeState, GroupState, NotResumable
 from agentrl.rollouts.token_consistency import assert_extends_context, assert_token_consistency
 
 __all__ = [
-    "POLICY_ONLY",
     "DriverSpec",
     "EpisodeContext",
     "EpisodeDriver",
@@ -34,7 +32,6 @@ __all__ = [
     "GroupState",
     "NotResumable",
     "PhaseSemaphores",
-    "RendererFactory",
     "RolloutSpec",
     "RubricFactory",
     "StagePermits",

@@ -97,6 +97,7 @@ class TrajectoryBuilder:
         restarts: sequences that began after the first one.
         fault: the error of the environment or program, equal in every attempt that does the same.
         resumed_turns: turns that came from a checkpoint.
+        rewards, reward, info: see ``Trajectory``.
     """
 
     key: EpisodeKey
@@ -107,6 +108,9 @@ class TrajectoryBuilder:
     timings: dict[str, float] = field(default_factory=dict)
     fault: str = ""
     resumed_turns: int = 0
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    reward: float | None = None
+    info: dict[str, Any] = field(default_factory=dict)
 
     def add_turn(
         self,
@@ -185,14 +189,7 @@ class TrajectoryBuilder:
         """Adds seconds to a stage of the episode."""
         self.timings[stage] = self.timings.get(stage, 0.0) + seconds
 
-    def finish(
-        self,
-        status: Status,
-        *,
-        rewards: Mapping[str, float] | None = None,
-        reward: float | None = None,
-        info: Mapping[str, Any] | None = None,
-    ) -> Trajectory:
+    def finish(self, status: Status) -> Trajectory:
         """The trajectory with the turns so far."""
         counted = {"restarts": self.restarts, "resumed_turns": self.resumed_turns}
         extra = {name: count for name, count in counted.items() if count}
@@ -201,10 +198,10 @@ class TrajectoryBuilder:
             task=self.task,
             turns=tuple(self.turns),
             status=status,
-            rewards=dict(rewards or {}),
-            reward=reward,
+            rewards=self.rewards,
+            reward=self.reward,
             timings=dict(self.timings),
-            info={**extra, **(info or {})},
+            info={**extra, **self.info},
         )
 
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from agentrl.envs import AsyncEnv, Env, EnvSpec, build_env
 from agentrl.errors import EnvError
@@ -60,13 +61,12 @@ class EnvDriver:
         context = self._turns.context
         builder = self._turns.builder
         builder.task = replace(builder.task, messages=await _with_images(builder.task.messages, {}))
-        episode_id = builder.key.trajectory_id
-
-        def make() -> Env:
-            return self._spec.build(
-                builder.task, sandboxes=context.sandboxes, episode_id=episode_id
-            )
-
+        make = partial(
+            self._spec.build,
+            builder.task,
+            sandboxes=context.sandboxes,
+            episode_id=builder.key.trajectory_id,
+        )
         self._env = AsyncEnv(make() if self._spec.is_plain else await build_env(make))
         if self._saved is None:
             key = builder.key

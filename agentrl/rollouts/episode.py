@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import AsyncExitStack
-from dataclasses import replace
 
 from agentrl.envs import EnvSpec, EpisodeView
 from agentrl.errors import AgentRLError, EnvError, ServerError
@@ -67,17 +66,17 @@ async def run_episode(
         if slot is not None:
             slot.state = NotResumable("its driver is no environment, and cannot be saved")
     try:
-        trajectory = await _play_and_score(
+        status = await _play_and_score(
             turns, driver, permits or PhaseSemaphores(), previous, straggler
         )
     except AgentRLError as error:
-        trajectory = builder.finish(
-            Status("failed", error.boundary, str(error)),
-            info={"retryable": error.retryable, "fault": builder.fault, **_raised(error)},
-        )
+        status = Status("failed", error.boundary, str(error))
+        builder.info = {"retryable": error.retryable, "fault": builder.fault, **_raised(error)}
     finally:
         problem = await _clean_up(turns, driver)
-    return _with_info(trajectory, {"cleanup_error": problem} if problem else {})
+    if problem:
+        builder.info["cleanup_error"] = problem
+    return builder.finish(status)
 
 
 async def _play_and_score(
@@ -86,10 +85,14 @@ async def _play_and_score(
     permits: PhaseSemaphores,
     previous: Trajectory | None,
     straggler: StragglerCancel | None,
-) -> Trajectory:
+) -> Status:
+    """Plays the episode, and scores it if it finished.
+
+    Returns:
+        How it ended; its rewards are in the builder.
+    """
     builder = turns.builder
     timeout_s = turns.context.spec.limits.episode_timeout_s
-    raised: dict[str, str] = {}
     try:
         async with permits.running, AsyncExitStack() as preparing:
             # before the deadline starts: other episodes cause this wait
@@ -108,37 +111,27 @@ async def _play_and_score(
         if not _repeats(builder, previous):
             raise
         status = Status("truncated", "env_exception", str(error))
-        raised = _raised(error)
+        builder.info.update(_raised(error))
     if status.kind == "truncated" and not builder.turns:
         return _without_turns(turns, status.reason)
-    if not status.finished:
-        return builder.finish(status)
-    async with permits.scoring:
-        return _with_info(await _score(turns, driver, status), raised)
+    if status.finished:
+        async with permits.scoring:
+            await _score(turns, driver, status)
+    return status
 
 
-def _without_turns(turns: TurnGenerator, reason: str) -> Trajectory:
-    """The trajectory of an episode that was ended before its first completed turn.
+def _without_turns(turns: TurnGenerator, reason: str) -> Status:
+    """How an episode ended that was ended before its first completed turn.
 
     A timeout at that point is an infrastructure failure (engine or env), not a truncation.
     """
-    builder = turns.builder
     if reason == StragglerCancel.reason:
-        return builder.finish(Status("cancelled", reason))
+        return Status("cancelled", reason)
+    turns.builder.info = {"retryable": reason in _DEADLINES, "fault": turns.builder.fault}
     if turns.num_calls:
-        detail = f"{reason} while waiting for the engine's first completion"
-        status = Status("failed", "engine", detail)
-    else:
-        detail = f"{reason} before the policy was asked for its first turn"
-        status = Status("failed", "env", detail)
-    return builder.finish(
-        status,
-        info={"retryable": reason in _DEADLINES, "fault": builder.fault},
-    )
-
-
-def _with_info(trajectory: Trajectory, info: dict[str, str]) -> Trajectory:
-    return replace(trajectory, info={**trajectory.info, **info}) if info else trajectory
+        waiting = f"{reason} while waiting for the engine's first completion"
+        return Status("failed", "engine", waiting)
+    return Status("failed", "env", f"{reason} before the policy was asked for its first turn")
 
 
 def _raised(error: BaseException) -> dict[str, str]:
@@ -157,7 +150,7 @@ def _repeats(builder: TrajectoryBuilder, previous: Trajectory | None) -> bool:
     )
 
 
-async def _score(turns: TurnGenerator, driver: EpisodeDriver, status: Status) -> Trajectory:
+async def _score(turns: TurnGenerator, driver: EpisodeDriver, status: Status) -> None:
     """Runs the rubric; called before the driver closes, while the sandbox lives."""
     spec = turns.context.spec
     rubric = turns.context.rubric
@@ -177,8 +170,9 @@ async def _score(turns: TurnGenerator, driver: EpisodeDriver, status: Status) ->
     if any(turn.rewards for turn in played):
         rewards["step"] = step_reward
     builder.count("score_s", time.monotonic() - start)
-    info = turns.measure_retokenization()
-    return builder.finish(status, rewards=rewards, reward=total, info=info)
+    builder.info = {**turns.measure_retokenization(), **builder.info}
+    builder.rewards = rewards
+    builder.reward = total
 
 
 async def _clean_up(turns: TurnGenerator, driver: EpisodeDriver) -> str:

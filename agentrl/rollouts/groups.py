@@ -26,7 +26,6 @@ class GroupRequest:
         purpose: training, baseline or evaluation.
         label: the evaluation's name; empty in training.
         sampling: overrides the stage's sampling.
-        min_version: the lowest policy version that may answer.
         env: overrides the stage's environment or driver.
         oversample: additional rollouts. Once ``group_size`` have finished, the others are
             cancelled.
@@ -40,7 +39,6 @@ class GroupRequest:
     purpose: Purpose = "train"
     label: str = ""
     sampling: SamplingParams | None = None
-    min_version: int = 0
     env: EnvSpec | DriverSpec | None = None
     oversample: int = 0
     first_attempt: int = 0
@@ -113,9 +111,9 @@ class GroupInFlight:
 def cancelled_outcome(request: GroupRequest) -> GroupOutcome:
     """The outcome of a cancelled group: every rollout has status ``cancelled``."""
     rollouts = tuple(
-        TrajectoryBuilder(request.key(rollout_index), request.task).finish(
-            Status("cancelled", "cancelled"), info={"cancelled_at": time.time()}
-        )
+        TrajectoryBuilder(
+            request.key(rollout_index), request.task, info={"cancelled_at": time.time()}
+        ).finish(Status("cancelled", "cancelled"))
         for rollout_index in range(request.num_rollouts)
     )
     group = TrajectoryGroup(request.group_index, request.task, rollouts)

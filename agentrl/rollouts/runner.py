@@ -230,7 +230,18 @@ class EpisodeRunner:
             if trajectory.status.kind != "failed" or not trajectory.info.get("retryable"):
                 return trajectory
             if attempt < spec.max_retries:
-                _log_retry(trajectory, spec.max_retries - attempt)
+                logger.warning(
+                    "episode %s failed (%s) and is retried: %s",
+                    trajectory.id,
+                    trajectory.status.reason,
+                    trajectory.status.detail,
+                    extra={
+                        "event": "episode_retried",
+                        "trajectory_id": trajectory.id,
+                        "boundary": trajectory.status.reason,
+                        "retries_left": spec.max_retries - attempt,
+                    },
+                )
                 group.retried.append(trajectory)
                 slot = group.rollouts[rollout_index] = StateSlot()
             previous = trajectory
@@ -249,19 +260,3 @@ class EpisodeRunner:
             await self._on_close()
         if self._context.sandboxes is not None:
             await self._context.sandboxes.close()
-
-
-def _log_retry(trajectory: Trajectory, retries_left: int) -> None:
-    status = trajectory.status
-    logger.warning(
-        "episode %s failed (%s) and is retried: %s",
-        trajectory.id,
-        status.reason,
-        status.detail,
-        extra={
-            "event": "episode_retried",
-            "trajectory_id": trajectory.id,
-            "boundary": status.reason,
-            "retries_left": retries_left,
-        },
-    )

@@ -132,15 +132,13 @@ class TurnGenerator:
             segments = renderer.prompt(sequence.messages, tools)
             prompt_tokens = sum(map(len, segments))
             if prompt_tokens > limits.max_prompt_tokens:
-                return self._no_room(
-                    "data.max_prompt_tokens", limits.max_prompt_tokens, prompt_tokens
-                )
+                return self._no_room("data.max_prompt_tokens", prompt_tokens)
         else:
             sequence = sequence.extended(observed)
             prompt_tokens = sequence.prompt_tokens
         length = int(sequence.ids.size) + sum(map(len, segments))
         if length >= limits.context_tokens:
-            return self._no_room("rollout.context_tokens", limits.context_tokens, length)
+            return self._no_room("rollout.context_tokens", length)
         budget = min(
             limits.max_response_tokens - (length - prompt_tokens), limits.context_tokens - length
         )
@@ -310,17 +308,18 @@ class TurnGenerator:
         whole = self.opened_reasoning(turn) + text
         return text, await read_completion(self.context.parser, whole, turn.tools)
 
-    def _no_room(self, setting: str, limit: int, length: int) -> Status:
+    def _no_room(self, setting: str, length: int) -> Status:
         """The end of an episode whose sequence is too long; a prompt that is too long is a data
         error.
         """
+        limit = setting.rpartition(".")[2]
         if self.builder.turns:
-            return Status("truncated", setting.rpartition(".")[2])
+            return Status("truncated", limit)
         return Status(
             "failed",
             "data",
-            f"the prompt of task {self.builder.task.id!r} has {length} tokens, "
-            f"{setting} is {limit}; raise it or leave the task out",
+            f"the prompt of task {self.builder.task.id!r} has {length} tokens, {setting} is "
+            f"{getattr(self.context.spec.limits, limit)}; raise it or leave the task out",
         )
 
 

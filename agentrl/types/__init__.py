@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentrl.types.arrays import BoolArray, FloatArray, IntArray, frozen_floats, frozen_ints
+from agentrl.types.arrays import frozen_ints
 from agentrl.types.batch import Batch, BatchShard
 from agentrl.types.completion import (
     Completion,
@@ -14,7 +14,7 @@ from agentrl.types.completion import (
     TokenUsage,
 )
 from agentrl.types.content import content_text, images_in, with_images
-from agentrl.types.dispatch import Collect, Dispatch, Registration, register, registration
+from agentrl.types.dispatch import Collect, Dispatch, register, registration
 from agentrl.types.env import Action, Observation, StepResult, Task
 from agentrl.types.image import Image
 from agentrl.types.messages import (
@@ -41,14 +41,12 @@ from agentrl.types.trajectory import (
     Turn,
 )
 from agentrl.types.user_code.load import file_modules, load_object
-from agentrl.types.user_code.place import place_of_object
-from agentrl.types.user_code.raise_place import raised_at, users_traceback
+from agentrl.types.user_code.place import place_of_object, raised_at, users_traceback
 
 __all__ = [
     "Action",
     "Batch",
     "BatchShard",
-    "BoolArray",
     "CallProblem",
     "CallRecord",
     "Collect",
@@ -56,17 +54,14 @@ __all__ = [
     "Dispatch",
     "EngineInfo",
     "FinishReason",
-    "FloatArray",
     "GenerateRequest",
     "Image",
-    "IntArray",
     "MediaSpan",
     "Message",
     "Observation",
     "ParsedMessage",
     "ProblemKind",
     "Purpose",
-    "Registration",
     "Sample",
     "SamplingParams",
     "Segment",
@@ -90,7 +85,6 @@ __all__ = [
     "concat_media",
     "content_text",
     "file_modules",
-    "frozen_floats",
     "frozen_ints",
     "images_in",
     "load_object",

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-IntArray: TypeAlias = npt.NDArray[np.int32] | npt.NDArray[np.int64]
-FloatArray: TypeAlias = npt.NDArray[np.float32] | npt.NDArray[np.float64]
-BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 
 def frozen_ints(values: Any) -> npt.NDArray[np.int32]:

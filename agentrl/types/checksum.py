@@ -36,8 +36,7 @@ def tensor_checksum(bits: npt.NDArray[np.unsignedinteger[Any]], offset: int = 0)
     total = 0
     for start in range(0, flat.size, _BLOCK):
         block = flat[start : start + _BLOCK].astype(np.uint64)
-        weights = np.arange(
-            offset + start, offset + start + block.size, dtype=np.uint64
-        ) * np.uint64(2) + np.uint64(1)
+        first = 2 * (offset + start) + 1
+        weights = np.arange(first, first + 2 * block.size, 2, dtype=np.uint64)
         total += int((block * weights).sum(dtype=np.uint64))
     return total % 2**64

@@ -13,19 +13,11 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Protocol, Self
-
-
-class Clock(Protocol):
-    """Something that can be stopped; calls nest, and may come from any thread."""
-
-    def stop(self) -> None: ...
-
-    def go_on(self) -> None: ...
+from typing import Self
 
 
 class PausableClock:
@@ -133,11 +125,11 @@ class PausableTimeout:
 
     def stop(self) -> None:
         """The deadline moves away until ``go_on``; from any thread."""
-        self._on_loop(self._stop)
+        self._on_loop(1)
 
     def go_on(self) -> None:
         """What was left counts again; from any thread."""
-        self._on_loop(self._go_on)
+        self._on_loop(-1)
 
     def spend(self) -> None:
         """The time is up now, whatever was left of it; from the loop alone."""
@@ -145,26 +137,25 @@ class PausableTimeout:
             self._ended = True
             self._scope.reschedule(self._loop.time())
 
-    def _on_loop(self, change: Callable[[], None]) -> None:
+    def _on_loop(self, stops: int) -> None:
         try:
             here = asyncio.get_running_loop()
         except RuntimeError:  # a thread without a loop
             here = None
         if here is self._loop:
-            change()
+            self._add(stops)
         elif not self._ended:
-            self._loop.call_soon_threadsafe(change)
+            self._loop.call_soon_threadsafe(self._add, stops)
 
-    def _stop(self) -> None:
-        self._stops += 1
+    def _add(self, stops: int) -> None:
+        self._stops += stops
+        if self._over:
+            return
         when = self._scope.when()
-        if self._stops == 1 and when is not None and not self._over:
+        if self._stops and when is not None:
             self._left_s = when - self._loop.time()
             self._scope.reschedule(None)
-
-    def _go_on(self) -> None:
-        self._stops -= 1
-        if self._stops == 0 and not self._over:
+        elif not self._stops:
             self._scope.reschedule(self._loop.time() + self._left_s)
 
     @property
@@ -172,11 +163,11 @@ class PausableTimeout:
         return self._ended or self._scope.expired()
 
 
-_CLOCKS: ContextVar[tuple[Clock, ...]] = ContextVar("agentrl_clocks", default=())
+_CLOCKS: ContextVar[tuple[PausableTimeout, ...]] = ContextVar("agentrl_clocks", default=())
 
 
 @contextmanager
-def counted_by(clock: Clock) -> Iterator[None]:
+def counted_by(clock: PausableTimeout) -> Iterator[None]:
     """``clock`` counts what runs within, and in tasks started there, apart from paused waits."""
     token = _CLOCKS.set((*_CLOCKS.get(), clock))
     try:

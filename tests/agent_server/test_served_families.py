@@ -196,7 +196,8 @@ class Served:
         agent = Agent(episode, rng, self.markers, with_tools=self.variant.tools, faithful=faithful)
         await agent.play()
         episode.finish()
-        trajectory = builder.finish(await episode.until_end(), reward=0.0)
+        builder.reward = 0.0
+        trajectory = builder.finish(await episode.until_end())
         assert len(books.given) == len(trajectory.turns)
         for index, request in enumerate(list(books.given)):  # one is made after the other
             books.given[f"t/{index}"], books.made[f"t/{index}"] = (

@@ -37,6 +37,42 @@ RESPONSE_TAIL = "\n</tool_response>"
 RESPONSES_HEAD = f"{TURN_START}user{RESPONSE_HEAD}"
 RESPONSES_TAIL = f"{RESPONSE_TAIL}{TURN_END}\n"
 
+# The plain format, `ChatMLStyle()`, in Jinja, for models that are built here; RendererSpec.build
+# checks that the two agree on each model.
+CHATML_TEMPLATE = "\n".join(
+    (
+        "{%- set has_system = messages[0].role == 'system' %}",
+        "{%- if has_system or tools %}",
+        "    {{- '<|im_start|>system\\n' + (messages[0].content if has_system else '') }}",
+        "    {%- if tools %}",
+        "        {{- ('\\n\\n' if has_system else '') + " + repr(TOOLS_HEAD) + " }}",
+        "        {%- for tool in tools %}{{- '\\n' + (tool | tojson) }}{%- endfor %}",
+        "        {{- " + repr(TOOLS_TAIL) + " }}",
+        "    {%- endif %}",
+        "    {{- '<|im_end|>\\n' }}",
+        "{%- endif %}",
+        "{%- for message in (messages[1:] if has_system else messages) %}",
+        "    {%- if message.role == 'tool' %}",
+        "        {%- if loop.first or loop.previtem.role != 'tool' %}{{- '<|im_start|>user' "
+        "}}{%- endif %}",
+        "        {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}",
+        "        {%- if loop.last or loop.nextitem.role != 'tool' %}{{- '<|im_end|>\\n' "
+        "}}{%- endif %}",
+        "    {%- else %}",
+        "        {{- '<|im_start|>' + message.role + '\\n' + (message.content or '') }}",
+        "        {%- for call in message.tool_calls or [] %}",
+        "            {%- set function = call.function or call %}",
+        "            {{- '\\n' if message.content or not loop.first else '' }}",
+        '            {{- \'<tool_call>\\n{"name": "\' + function.name + \'", "arguments": \' }}',
+        "            {{- (function.arguments | tojson) + '}\\n</tool_call>' }}",
+        "        {%- endfor %}",
+        "        {{- '<|im_end|>\\n' }}",
+        "    {%- endif %}",
+        "{%- endfor %}",
+        "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}",
+    )
+)
+
 _TEMPLATE = Source.TEMPLATE
 _ASSISTANT = Source.ASSISTANT
 _CONTENT = Source.CONTENT
@@ -92,7 +128,6 @@ class ChatMLRenderer(Renderer):
                 f"tokens, and {tokenizer.name_or_path} has {', '.join(added) or 'none'}; add them "
                 "to the tokenizer and resize the model's embeddings, or use a model that has them"
             )
-        self._turn_end_id = added[TURN_END]
         # base models end with <|endoftext|>
         self.stop_token_ids = tuple(added[end] for end in (TURN_END, DOCUMENT_END) if end in added)
 
@@ -110,7 +145,7 @@ class ChatMLRenderer(Renderer):
         """
         if self.style.thinking and self._rewrites(completion, messages):
             return None
-        ended = completion.size > 0 and int(completion[-1]) == self._turn_end_id
+        ended = completion.size > 0 and int(completion[-1]) == self._encoder.added_ids[TURN_END]
         end = Piece("\n" if ended else f"{TURN_END}\n", _TEMPLATE)
         pieces = [end, *_turns(messages, self.style), self.style.generation]
         return self._context(self._encoder.encode(pieces), messages)
@@ -189,7 +224,7 @@ def _last_query(messages: Sequence[Message]) -> int:
     """The index of the last user turn that is no tool response; that of the last message if there
     is none.
     """
-    for index in range(len(messages) - 1, -1, -1):
+    for index in reversed(range(len(messages))):
         if messages[index]["role"] == "user":
             content = "".join(piece.text for piece in _content(messages[index]))
             if not (content.startswith("<tool_response>") and content.endswith("</tool_response>")):
@@ -244,7 +279,7 @@ def _after_prefix(prefix: str, body: Sequence[Piece]) -> list[Piece]:
     skip = len(prefix)
     rest = []
     for piece in body:
-        rest.append(piece._replace(text=piece.text[skip:]))
+        rest.append(Piece(piece.text[skip:], piece.source))
         skip = max(0, skip - len(piece.text))
     return rest
 

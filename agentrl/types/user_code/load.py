@@ -13,14 +13,13 @@ from types import ModuleType
 from typing import Any
 
 from agentrl.errors import AgentRLError, ConfigError, did_you_mean
-from agentrl.types.user_code.raise_place import raised_at
+from agentrl.types.user_code.place import raised_at
 
 _FILE_PREFIX = "agentrl_file_"
 # Held while a file is run, by one thread; reentrant, as a file may load another.
 _file_lock = threading.RLock()
-_modules_of_files: dict[
-    tuple[str, str, str], str
-] = {}  # names of modules, by what named their files
+# Names of modules, by what named their files.
+_modules_of_files: dict[tuple[str, str, str], str] = {}
 
 
 def load_object(text: str, base_dir: str | Path | None = None) -> Any:
@@ -46,18 +45,14 @@ def load_object(text: str, base_dir: str | Path | None = None) -> Any:
         raise ConfigError(
             f"{text!r} names no object: write package.module:name or path/to/file.py:name"
         )
-    module = (
-        _module_of_file(source, base_dir) if source.endswith(".py") else _module_of_name(source)
-    )
+    is_file = source.endswith(".py")
+    module = _module_of_file(source, base_dir) if is_file else _module_of_name(source)
     found: Any = module
     for part in name.split("."):
-        try:
-            found = getattr(found, part)
-        except AttributeError:
-            owner = (
-                source if found is module else f"{source}:{getattr(found, '__qualname__', found)}"
-            )
-            raise ConfigError(f"{owner} has no {part!r}{did_you_mean(part, dir(found))}") from None
+        if not hasattr(found, part):
+            inner = "" if found is module else f":{getattr(found, '__qualname__', found)}"
+            raise ConfigError(f"{source}{inner} has no {part!r}{did_you_mean(part, dir(found))}")
+        found = getattr(found, part)
     return found
 
 
@@ -82,9 +77,8 @@ def file_modules() -> list[ModuleType]:
 def _module_of_file(source: str, base_dir: str | Path | None) -> ModuleType:
     start = "" if base_dir is None else str(base_dir)
     named = (source, start, "" if os.path.isabs(start) or os.path.isabs(source) else os.getcwd())
-    if (
-        loaded := sys.modules.get(_modules_of_files.get(named, ""))
-    ) is not None:  # every episode asks for its tools
+    loaded = sys.modules.get(_modules_of_files.get(named, ""))
+    if loaded is not None:  # every episode asks for its tools
         return loaded
     module = _load_file(source, base_dir)
     _modules_of_files[named] = module.__name__
@@ -94,9 +88,7 @@ def _module_of_file(source: str, base_dir: str | Path | None) -> ModuleType:
 def _load_file(source: str, base_dir: str | Path | None) -> ModuleType:
     path = Path(base_dir or ".", Path(source).expanduser()).resolve()
     if not path.is_file():
-        neighbours = (
-            [entry.name for entry in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        )
+        neighbours = [entry.name for entry in path.parent.glob("*.py")]
         raise ConfigError(f"there is no file {path}{did_you_mean(path.name, neighbours)}")
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
     name = f"{_FILE_PREFIX}{path.stem}_{digest}"
@@ -107,9 +99,8 @@ def _load_file(source: str, base_dir: str | Path | None) -> ModuleType:
         if spec is None or spec.loader is None:
             raise ConfigError(f"{path} cannot be imported as Python")
         module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = (
-            module  # before it runs: dataclasses and pickle look their own module up
-        )
+        # before it runs: dataclasses and pickle look their own module up
+        sys.modules[name] = module
         try:
             spec.loader.exec_module(module)
         except BaseException as error:
@@ -122,13 +113,11 @@ def _load_file(source: str, base_dir: str | Path | None) -> ModuleType:
 
 def _missing_module(name: str, missing: str) -> str:
     parent, _, leaf = missing.rpartition(".")
-    known: list[str] = []
-    if parent and (package := sys.modules.get(parent)) is not None:
-        known = [
-            entry.stem
-            for folder in getattr(package, "__path__", ())
-            for entry in Path(folder).glob("[!_]*")
-        ]
+    known = [
+        entry.stem
+        for folder in getattr(sys.modules.get(parent), "__path__", ())
+        for entry in Path(folder).glob("[!_]*")
+    ]
     return (
         f"there is no module {missing!r} (needed for {name!r}){did_you_mean(leaf, known)}; "
         "install it, or name a file as path/to/file.py:name"

@@ -1,9 +1,20 @@
-"""Object place: the file and line of an object in a user's code."""
+"""Place: the file and line of an object or an error in a user's code."""
 
 from __future__ import annotations
 
 import inspect
+import os
+import sysconfig
+import traceback
+from pathlib import Path
 from typing import Any
+
+from agentrl.errors import AgentRLError
+
+_OWN = str(Path(__file__).resolve().parents[2]) + os.sep
+_STDLIB = sysconfig.get_path("stdlib")
+_PACKAGES = ("site-packages", "dist-packages")  # of whatever environment: one may stand on another
+_LONGEST = 4000
 
 
 def place_of_object(target: Any) -> str:
@@ -19,3 +30,58 @@ def place_of_object(target: Any) -> str:
     except (OSError, TypeError):  # built in, or typed at a prompt
         return ""
     return f"{file}:{line}" if file else ""
+
+
+def raised_at(error: BaseException) -> str:
+    """``path/to/file.py:12`` of the user's line that an error came from; empty where no user's code
+    took part.
+
+    It is the innermost line outside of agentrl and of installed packages, of the first cause that
+    has one. Where none has, the innermost line of an installed package that raised an error of its
+    own: a user's environment may be installed too.
+    """
+    cause: BaseException | None = error
+    users: list[tuple[str, int]] = []
+    while cause is not None:
+        frames = [
+            (file, number)
+            for frame, number in traceback.walk_tb(cause.__traceback__)
+            if not (file := frame.f_code.co_filename).startswith(_OWN)
+        ]
+        users = [place for place in frames if not _installed(place[0])] or users
+        cause = cause.__cause__
+    if not users and not isinstance(_root(error), AgentRLError):
+        users = [place for place in frames if not place[0].startswith((_STDLIB, "<"))]
+    return f"{users[-1][0]}:{users[-1][1]}" if users else ""
+
+
+def users_traceback(error: BaseException) -> str:
+    """The traceback of the first cause from the first frame outside of agentrl on; empty without
+    such a frame.
+    """
+    root = _root(error)
+    trace = root.__traceback__
+    while trace is not None and _foreign(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    if trace is None or not raised_at(error):
+        return ""
+    text = "".join(traceback.format_exception(type(root), root, trace, chain=False)).rstrip()
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[: _LONGEST // 2]}\n ...\n{text[-_LONGEST // 2 :]}"
+
+
+def _foreign(file: str) -> bool:
+    """Whether a frame before the user's is only how it was called."""
+    return file.startswith((_OWN, _STDLIB, "<"))
+
+
+def _installed(file: str) -> bool:
+    return file.startswith((_STDLIB, "<")) or not set(_PACKAGES).isdisjoint(Path(file).parts)
+
+
+def _root(error: BaseException) -> BaseException:
+    """What was raised first, where each error names the one that it was raised from."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error

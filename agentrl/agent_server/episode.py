@@ -111,8 +111,7 @@ class ServedEpisode:
                 hidden,
             )
         )
-        notes = {"ignored": self._ignored(request), "breaches": await _violations(request, turn)}
-        note_turn(self._turns.builder, turn, notes)
+        note_turn(self._turns.builder, turn, await self._notes(request, turn))
         calls = tuple(call for call in turn.action.tool_calls if call not in hidden)
         return replace(turn, action=replace(turn.action, message=message, tool_calls=calls))
 
@@ -289,14 +288,20 @@ class ServedEpisode:
             raise ApiError(503, "aborted", "the request was aborted by the engine's owner")
         return turn
 
-    def _ignored(self, request: ChatRequest) -> dict[str, Any]:
-        """The client's options that had no effect on the sampled tokens."""
-        own = self._turns.sampling
-        asked = {} if self._obey_sampling else request.sampling
-        return {
-            **request.ignored,
-            **{name: value for name, value in asked.items() if value != getattr(own, name, None)},
-        }
+    async def _notes(self, request: ChatRequest, turn: TurnResult) -> dict[str, Any]:
+        """The client's options that had no effect on the sampled tokens, and the constraints that
+        the turn's calls and text violate.
+        """
+        ignored = dict(request.ignored)
+        if not self._obey_sampling:
+            own = self._turns.sampling
+            ignored |= {k: v for k, v in request.sampling.items() if v != getattr(own, k, None)}
+        constraints = request.constraints
+        found = constraints.violations(turn.action, [tool.name for tool in request.tools])
+        if constraints.schema and not turn.action.tool_calls:
+            fault = await schema_fault(constraints.schema, str(turn.action.message["content"]))
+            found += [f"response_format: {fault}"] if fault else []
+        return {"ignored": ignored, "breaches": found}
 
     def _grammar(self, request: ChatRequest, turn_request: TurnRequest) -> str:
         """The schema that a grammar enforces.
@@ -325,16 +330,6 @@ class ServedEpisode:
             )
         except ValueError as error:
             raise bad_request(str(error)) from None
-
-
-async def _violations(request: ChatRequest, turn: TurnResult) -> list[str]:
-    """The constraints that the turn's calls and text violate."""
-    constraints = request.constraints
-    found = constraints.violations(turn.action, [tool.name for tool in request.tools])
-    if constraints.schema and not turn.action.tool_calls:
-        fault = await schema_fault(constraints.schema, str(turn.action.message["content"]))
-        found += [f"response_format: {fault}"] if fault else []
-    return found
 
 
 def _with_hidden_results(

@@ -71,10 +71,8 @@ def step_findings(result: object) -> Iterator[Finding]:
         return
     for name in ("terminated", "truncated"):
         if not isinstance(flag := getattr(result, name), bool):
-            yield Finding(
-                "end-flags",
-                f"step: {name} must be True or False, got {flag!r}; wrap it in bool(...)",
-            )
+            fault = f"{name} must be True or False, got {flag!r}; wrap it in bool(...)"
+            yield Finding("end-flags", f"step: {fault}")
     if result.terminated is True and result.truncated is True:
         yield Finding(
             "end-flags",
@@ -83,11 +81,8 @@ def step_findings(result: object) -> Iterator[Finding]:
             "and bootstrapped after the other; choose terminated where the task came to its end",
         )
     reward: Any = result.reward
-    if (
-        not isinstance(reward, numbers.Real)
-        or isinstance(reward, bool)
-        or not math.isfinite(reward)
-    ):
+    is_number = isinstance(reward, numbers.Real) and not isinstance(reward, bool)
+    if not is_number or not math.isfinite(reward):
         yield Finding(
             "step-reward",
             f"step: reward must be a finite number, got {reward!r}; 0.0 where there is none",

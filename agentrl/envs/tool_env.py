@@ -110,7 +110,11 @@ class ToolEnv(Env):
         except BaseException:
             close_tools(self._own_tools)  # nobody else knows of them
             raise
-        self._sandbox_tools = frozenset(tool.spec.name for tool in built if _may_use_sandbox(tool))
+        self._sandbox_tools = frozenset(
+            tool.spec.name
+            for tool in built
+            if tool.needs_sandbox or (isinstance(tool, FunctionTool) and tool.takes_context)
+        )
         self._seed = 0
         self._num_turns = 0
 
@@ -202,9 +206,23 @@ class ToolEnv(Env):
             SandboxError, MachineError: there is no sandbox to be had.
         """
         async with self._taking_sandbox:
-            if self.sandbox is None:
-                self.sandbox = await self._take_sandbox()
-            return self.sandbox
+            if self.sandbox is not None:
+                return self.sandbox
+            source = self._sandbox_source
+            if source is None:
+                raise EnvError(
+                    "the environment was given no sandbox; pass ToolEnv(sandbox=SandboxSpec())"
+                )
+            self._check_open()
+            if isinstance(source, SandboxPool):
+                sandbox = await source.acquire()
+            else:
+                sandbox = await asyncio.to_thread(source.build)
+            if self._closed:  # while this waited
+                await self._end_sandbox(sandbox)
+                self._check_open()
+            self.sandbox = sandbox
+            return sandbox
 
     def state_dict(self) -> Mapping[str, Any] | None:
         """What differs from a fresh instance; None once a sandbox is taken, and with tools of the
@@ -230,22 +248,6 @@ class ToolEnv(Env):
         """Tool calls that went on after their deadline, since Python could not stop them."""
         return self._executor.num_abandoned
 
-    async def _take_sandbox(self) -> Sandbox:
-        source = self._sandbox_source
-        if source is None:
-            raise EnvError(
-                "the environment was given no sandbox; pass ToolEnv(sandbox=SandboxSpec())"
-            )
-        self._check_open()
-        if isinstance(source, SandboxPool):
-            sandbox = await source.acquire()
-        else:
-            sandbox = await asyncio.to_thread(source.build)
-        if self._closed:  # while this waited
-            await self._end_sandbox(sandbox)
-            self._check_open()
-        return sandbox
-
     async def _end_sandbox(self, sandbox: Sandbox) -> None:
         source = self._sandbox_source
         await (source.release(sandbox) if isinstance(source, SandboxPool) else sandbox.close())
@@ -269,10 +271,6 @@ class ToolEnv(Env):
             episode_id=self.episode_id,
             sandbox=self.sandbox,
         )
-
-
-def _may_use_sandbox(tool: Tool) -> bool:
-    return tool.needs_sandbox or (isinstance(tool, FunctionTool) and tool.takes_context)
 
 
 def _counts(records: Sequence[CallRecord]) -> dict[str, Any]:

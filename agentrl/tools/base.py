@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import enum
-import importlib
 import inspect
 import json
 import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from pkgutil import resolve_name
 from typing import Any, SupportsIndex, TypedDict, Unpack
 
 from pydantic_core import to_jsonable_python
@@ -195,22 +195,17 @@ class FunctionTool(Tool):
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         # The tool took the place of a decorated function in its module: pickle that place.
         place, found = object_in_module(self.function)
-        return (find_tool, place) if found is self else super().__reduce_ex__(protocol)
+        return (resolve_name, (place,)) if found is self else super().__reduce_ex__(protocol)
 
 
-def object_in_module(decorated: object) -> tuple[tuple[str, str], Any]:
-    """Module and name where ``decorated`` was defined, and the object that another process finds
-    there.
+def object_in_module(decorated: object) -> tuple[str, Any]:
+    """The ``module:name`` where ``decorated`` was defined, and the object that another process
+    finds there.
     """
     module = getattr(decorated, "__module__", "")
     name = getattr(decorated, "__qualname__", "")
     found = None if module == "__main__" else getattr(sys.modules.get(module), name, None)
-    return (module, name), found
-
-
-def find_tool(module: str, name: str) -> Any:
-    """The object at a place that ``object_in_module`` gave."""
-    return getattr(importlib.import_module(module), name)
+    return f"{module}:{name}", found
 
 
 def _check_takes(
@@ -251,11 +246,7 @@ def _as_output(value: Any) -> str | ToolOutput:
         return value
     if isinstance(value, (bytes, bytearray)):
         return ToolOutput(bytes(value))
-    if _is_image(value):
+    pictures = sys.modules.get("PIL.Image")  # there is none of its images without it
+    if isinstance(value, Image) or (pictures is not None and isinstance(value, pictures.Image)):
         return ToolOutput("", images=(value,))
     return json.dumps(value, ensure_ascii=False, default=to_jsonable_python)
-
-
-def _is_image(value: object) -> bool:
-    pictures = sys.modules.get("PIL.Image")  # there is none of its images without it
-    return isinstance(value, Image) or (pictures is not None and isinstance(value, pictures.Image))

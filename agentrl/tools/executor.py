@@ -105,7 +105,13 @@ class ToolExecutor:
         started = time.monotonic()
         tool = self._tools.get(call.name)
         if tool is None:
-            output = self._unknown_tool(call.name)
+            near = nearest(call.name[:_LONGEST_NAME], self._tools)
+            meant = f" Did you mean {near!r}?" if near else ""
+            known = ", ".join(self._tools) or "none"
+            name = _clip_text(call.name, _LONGEST_NAME)[0]
+            output = _error(
+                "unknown_tool", f"there is no tool {name!r}.{meant} The tools are: {known}."
+            )
             limit = self._max_output_chars
         else:
             deadline_s = tool.deadline_s or self._deadline_s
@@ -197,16 +203,6 @@ class ToolExecutor:
         if not task.cancelled():
             # looked at, so that asyncio does not report it as lost: it was counted long ago
             task.exception()
-
-    def _unknown_tool(self, name: str) -> ToolOutput:
-        near = nearest(name[:_LONGEST_NAME], self._tools)
-        meant = f" Did you mean {near!r}?" if near else ""
-        known = ", ".join(self._tools) or "none"
-        return _error(
-            "unknown_tool",
-            f"there is no tool {_clip_text(name, _LONGEST_NAME)[0]!r}.{meant} The tools are: "
-            f"{known}.",
-        )
 
 
 async def _all(works: Sequence[Coroutine[Any, Any, CallRecord]]) -> list[CallRecord]:

@@ -6,11 +6,12 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pkgutil import resolve_name
 from types import MethodType
 from typing import Any, Unpack, overload
 
 from agentrl.errors import ToolError
-from agentrl.tools.base import FunctionTool, Tool, ToolLimits, find_tool, object_in_module
+from agentrl.tools.base import FunctionTool, Tool, ToolLimits, object_in_module
 from agentrl.tools.signature import read_signature
 from agentrl.types import place_of_object
 
@@ -86,12 +87,12 @@ class ToolFactory:
         # The factory took the place of a decorated class in its module: pickle that place.
         place, found = object_in_module(getattr(self.make, "stateful", None))
         if isinstance(found, ToolFactory) and found.make is self.make:
-            return _found, (*place, dict(self.args))
+            return _found, (place, dict(self.args))
         return ToolFactory, (self.make, dict(self.args))
 
 
-def _found(module: str, name: str, args: Mapping[str, Any]) -> ToolFactory:
-    whole: ToolFactory = find_tool(module, name)
+def _found(place: str, args: Mapping[str, Any]) -> ToolFactory:
+    whole: ToolFactory = resolve_name(place)
     return replace(whole, args=args) if args else whole
 
 

@@ -59,14 +59,14 @@ def _found(pattern: str, text: str) -> bool:
 
 
 def _pattern(
-    validator: Any, pattern: str, instance: Any, schema: Mapping[str, Any]
+    _validator: Any, pattern: str, instance: Any, _schema: Any
 ) -> Iterator[ValidationError]:
     if isinstance(instance, str) and not _found(pattern, instance):
         yield ValidationError(f"{instance!r} does not match {pattern!r}")
 
 
 def _pattern_properties(
-    validator: Any, rules: Mapping[str, Any], instance: Any, schema: Mapping[str, Any]
+    validator: Any, rules: Mapping[str, Any], instance: Any, _schema: Any
 ) -> Iterator[ValidationError]:
     if not isinstance(instance, Mapping):
         return
@@ -96,7 +96,7 @@ def _additional_properties(
 
 
 def _unique_items(
-    validator: Any, rule: bool, instance: Any, schema: Mapping[str, Any]
+    _validator: Any, rule: bool, instance: Any, _schema: Any
 ) -> Iterator[ValidationError]:
     """In linear time; the library compares each item with each other."""
     if rule and isinstance(instance, list):

@@ -82,11 +82,9 @@ class PythonTool(Tool):
         )
         text = result.stdout.decode("utf-8", "replace").rstrip("\n")
         fault = self._fault(result, context.deadline_s)
+        parts = filter(None, (text, fault, _LOST if result.interpreter_ended else ""))
         return ToolOutput(
-            "\n".join(
-                part for part in (text, fault, _LOST if result.interpreter_ended else "") if part
-            )
-            or _NO_OUTPUT,
+            "\n".join(parts) or _NO_OUTPUT,
             error=None if result.status == "ok" else _KINDS.get(result.status, "exception"),
             truncated=result.truncated,
             metrics={"cpu_s": result.cpu_s, "wall_s": result.wall_s, "queued_s": result.queued_s},

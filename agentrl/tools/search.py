@@ -144,7 +144,8 @@ class SearchTool(Tool):
             lambda: self._index.search(arguments["query"], self._top_k),
             deadline_s=context.deadline_s,
         )
-        return "\n".join(_line(hit.document) for hit in hits) or "No document matches."
+        lines = (f"{title}: {text}" if title else text for (_, title, text), _ in hits)
+        return "\n".join(lines) or "No document matches."
 
 
 @functools.lru_cache(maxsize=16)
@@ -186,10 +187,6 @@ def _documents(path: Path) -> Iterator[Document]:
                     "'id'"
                 )
             yield Document(str(row.get("id", number)), str(row.get("title", "")), row["text"])
-
-
-def _line(document: Document) -> str:
-    return f"{document.title}: {document.text}" if document.title else document.text
 
 
 def _words(text: str) -> list[str]:

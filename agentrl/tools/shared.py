@@ -37,7 +37,9 @@ def close_tools(tools: Iterable[Tool]) -> None:
     tools = list(tools)
     if not tools:
         return
-    if not _in_loop():  # as at the interpreter's exit, where no thread can be started
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:  # as at the interpreter's exit, where no thread can be started
         asyncio.run(_close_all(tools))
         return
     # The caller's loop runs in this thread, and close() is awaited in another.
@@ -46,14 +48,6 @@ def close_tools(tools: Iterable[Tool]) -> None:
     )
     closing.start()
     closing.join()
-
-
-def _in_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 async def _close_all(tools: Iterable[Tool]) -> None:

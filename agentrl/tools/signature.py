@@ -92,7 +92,9 @@ def read_signature(function: Callable[..., Any], name: str) -> Signature:
                 "schema with Tool.from_schema"
             )
         adapters[parameter.name], schema = _adapt(hints[parameter.name], parameter, name)
-        text = documented.get(parameter.name) or _annotated_text(hints[parameter.name])
+        annotations = getattr(hints[parameter.name], "__metadata__", ())  # of ``Annotated``
+        own_texts = (item for item in annotations if isinstance(item, str))
+        text = documented.get(parameter.name) or next(own_texts, "")
         properties[parameter.name] = {**schema, "description": text} if text else schema
     definitions: dict[str, Any] = {}
     for schema in properties.values():
@@ -202,12 +204,6 @@ def _adapt(
             f"{hint!r}, got {parameter.default!r}"
         ) from error
     return adapter, schema
-
-
-def _annotated_text(hint: Any) -> str:
-    """The description in ``Annotated[T, "description"]``."""
-    texts = (item for item in getattr(hint, "__metadata__", ()) if isinstance(item, str))
-    return next(texts, "")
 
 
 def _without_titles(schema: Any) -> Any:

@@ -181,9 +181,15 @@ def _sentence(error: ValidationError) -> str:
     schema: Any = error.schema
     match error.validator:
         case "required":
-            return f"{inside}{_listed([key for key in rule if key not in instance])} missing"
+            missing = [repr(key) for key in rule if key not in instance]
+            words = "argument {} is" if len(missing) == 1 else "arguments {} are"
+            return f"{inside}{words.format(' and '.join(missing))} missing"
         case "additionalProperties" if rule is False:
-            return inside + _unknown(instance, list(schema.get("properties", ())))
+            known = list(schema.get("properties", ()))
+            unknown = next(key for key in instance if key not in known)
+            listed = f"the arguments are {', '.join(known) or 'none'}"
+            meant = did_you_mean(unknown, known, listed)
+            return f"{inside}there is no argument {_short(unknown)}{meant}"
         case "type":
             wanted = rule if isinstance(rule, str) else " or ".join(rule)
             return f"{where} must be of type {wanted}, got {_short(instance)}"
@@ -193,17 +199,6 @@ def _sentence(error: ValidationError) -> str:
             return (
                 f"{where} breaks the rule {error.validator} {_short(rule)}, got {_short(instance)}"
             )
-
-
-def _listed(names: list[str]) -> str:
-    quoted = " and ".join(repr(name) for name in names)
-    return f"argument {quoted} is" if len(names) == 1 else f"arguments {quoted} are"
-
-
-def _unknown(instance: Mapping[str, Any], known: list[str]) -> str:
-    unknown = [key for key in instance if key not in known]
-    meant = did_you_mean(unknown[0], known, f"the arguments are {', '.join(known) or 'none'}")
-    return f"there is no argument {_short(unknown[0])}{meant}"
 
 
 def _short(value: Any) -> str:

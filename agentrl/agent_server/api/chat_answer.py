@@ -25,6 +25,7 @@ class ChatAnswer:
 
     Args:
         body: the request's JSON object.
+        _: the conversations of the Responses API, which this one does not name.
 
     Attributes:
         chat: the request.

@@ -37,10 +37,7 @@ def _call(body: str) -> Call:
     name = kind
     if kind.strip() == "function" and "\n" in rest:
         name, _, rest = rest.partition("\n")
-    return written_call(name.strip(), _unfenced(rest.strip()), _FORM)
-
-
-def _unfenced(written: str) -> str:
-    """What stands between the fences, where there are any."""
-    body = written.removeprefix(_FENCE).removesuffix(_FENCE)
-    return body.removeprefix("json") if len(written) - len(body) == 2 * len(_FENCE) else written
+    written = rest.strip()
+    if len(written) >= 2 * len(_FENCE) and written.startswith(_FENCE) and written.endswith(_FENCE):
+        written = written[len(_FENCE) : -len(_FENCE)].removeprefix("json")
+    return written_call(name.strip(), written, _FORM)

@@ -24,13 +24,18 @@ class HermesParser(BlockParser):
 
     def read_body(self, text: str, start: int, tools: Sequence[ToolSpec]) -> Body:
         """The JSON of a call."""
+        end = start
+        fault = ""
         try:
             value, end = read_json(text, start)
-        except JSONFault as fault:
-            reason = str(fault)
-            return Body(start, lambda _: _no_call(reason), f" ({reason})")
+        except JSONFault as found:
+            fault = str(found)
 
         def call(close: int) -> Call:
+            if fault:
+                raise CallFault(
+                    "malformed_json", f"the call is no valid JSON: {fault}; write it as {_FORM}"
+                )
             if extra := text[end:close].strip():
                 raise CallFault(
                     "malformed_json",
@@ -39,8 +44,4 @@ class HermesParser(BlockParser):
                 )
             return object_call(value, "arguments", _FORM)
 
-        return Body(end, call)
-
-
-def _no_call(reason: str) -> Call:
-    raise CallFault("malformed_json", f"the call is no valid JSON: {reason}; write it as {_FORM}")
+        return Body(end, call, f" ({fault})" if fault else "")

@@ -23,7 +23,10 @@ PARSER_THREADS = BoundedThreads(2, "agentrl-parser")
 """The threads in which longer ones are waited for, or read where the parser is a user's own."""
 
 _DEADLINE_S = 300.0
-_BOOT = "import sys; sys.path[:] = sys.argv[1:]; from agentrl.tools.parsers.long_completions import serve; serve()"  # noqa: E501
+_BOOT = (
+    "import sys; sys.path[:] = sys.argv[1:]; "
+    "from agentrl.tools.parsers.long_completions import serve; serve()"
+)
 
 
 async def read_completion(

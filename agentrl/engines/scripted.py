@@ -84,7 +84,6 @@ class ScriptedEngine:
         # thread
         self._state = threading.Condition()
         self._running: set[str] = set()
-        self._draining = False
         self._sleepers: list[asyncio.Future[None]] = []
 
     async def generate(self, request: GenerateRequest) -> Completion:
@@ -153,9 +152,7 @@ class ScriptedEngine:
         with self._state:
             self._life.pause(mode)
             if mode == "drain":
-                self._draining = True
                 self._state.wait_for(lambda: not self._running)
-                self._draining = False
 
     def resume(self) -> None:
         """Serves again."""
@@ -254,7 +251,7 @@ class ScriptedEngine:
             self._running.add(request.request_id)
         if self.latency is not None:
             await self.latency(request)
-            if not self._draining:
+            if self._life.paused != "drain":
                 await self._serving()
 
     def _answer(self, request: GenerateRequest) -> tuple[Sequence[int], FinishReason, str | None]:

@@ -165,7 +165,7 @@ class TorchEngine:
         self._thread.close()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class TorchUpdateSession:
     """``UpdateSession`` of a TorchEngine. A failed one leaves it corrupt: it answers nothing
     more.

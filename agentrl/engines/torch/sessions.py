@@ -122,7 +122,7 @@ class SessionCache:
             return None
         if common_prefix(ids, self._table.held(session.row)) < ids.size:
             return None
-        return session.row, min(session.pure, int(ids.size))
+        return session.row, session.pure
 
     def swap(self, one: int, other: int) -> None:
         """Exchanges two rows with their KV."""

@@ -35,7 +35,6 @@ class EngineThread:
         self._num_threads = num_threads
         # from any thread that uses the engine, to the engine's own
         self._inbox: SimpleQueue[Callable[[], object]] = SimpleQueue()
-        self._closing = False
         # guards the end: a call is posted before the engine is closed, or refused
         self._ending = threading.Lock()
         self._drained: Future[None] | None = None
@@ -86,27 +85,23 @@ class EngineThread:
 
     def close(self) -> None:
         """Ends the thread; what is in flight fails."""
-
-        def run() -> None:
-            self._closing = True
-
-        self.post(run)
+        self.post(lambda: self._life.close("it was closed"))
         self._thread.join()
 
     def _main(self) -> None:
         if self._num_threads is not None:
             torch.set_num_threads(self._num_threads)
-        reason = "it was closed"
+        crash = ""
         try:
             with torch.inference_mode():
                 self._loop()
         except Exception as error:  # noqa: BLE001  (the engine's boundary: a crash becomes the state "closed")
-            reason = f"its thread failed: {type(error).__name__}: {error}"
-        self._end(reason)
+            crash = f"its thread failed: {type(error).__name__}: {error}"
+        self._end(crash)
 
     def _loop(self) -> None:
         core = self._core
-        while not self._closing:
+        while not self._life.closed:
             self._run_inbox(wait=not self._ready())
             if self._ready():
                 core.step()
@@ -119,7 +114,7 @@ class EngineThread:
                 self._deliver()
 
     def _ready(self) -> bool:
-        return self._life.paused is None and not self._closing and self._core.has_work
+        return self._life.paused is None and not self._life.closed and self._core.has_work
 
     def _run_inbox(self, *, wait: bool) -> None:
         if wait:
@@ -137,9 +132,9 @@ class EngineThread:
             with contextlib.suppress(RuntimeError):  # it was closed: nobody awaits these any more
                 loop.call_soon_threadsafe(_resolve, jobs)
 
-    def _end(self, reason: str) -> None:
+    def _end(self, crash: str) -> None:
         with self._ending:
-            self._life.close(reason)
+            self._life.close(crash)
         self._run_inbox(wait=False)  # what was posted before; submitted requests fail below
         self._core.fail_all()
         self._deliver()

@@ -15,6 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from agentrl.types.arrays import common_prefix
+
 ROOT = -1
 """The parent of a span that begins a sample."""
 
@@ -51,7 +53,9 @@ def shared_spans(
     """
     keys = [sample.astype(">i4").tobytes() for sample in samples]  # bytes in the order of the ids
     order = sorted(range(len(samples)), key=keys.__getitem__)
-    alike = [_common(samples[one], samples[other]) for one, other in itertools.pairwise(order)]
+    alike = [
+        common_prefix(samples[one], samples[other]) for one, other in itertools.pairwise(order)
+    ]
     spans: list[Span] = []
     paths: list[tuple[int, ...]] = [()] * len(samples)
     # ranges of ``order`` whose samples are alike at least up to ``first``, with their path up to
@@ -71,10 +75,3 @@ def shared_spans(
         cuts = [low, *(place + 1 for place in range(low, high - 1) if alike[place] == end), high]
         waiting += [(cut, next_cut, first, path) for cut, next_cut in itertools.pairwise(cuts)]
     return spans, paths
-
-
-def _common(one: npt.NDArray[np.int32], other: npt.NDArray[np.int32]) -> int:
-    """The length of the common prefix."""
-    size = min(one.size, other.size)
-    differ = np.flatnonzero(one[:size] != other[:size])
-    return int(differ[0]) if differ.size else size

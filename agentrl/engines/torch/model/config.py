@@ -44,7 +44,7 @@ class DecoderConfig:
     @classmethod
     def from_hugging_face(cls, config: Mapping[str, Any]) -> DecoderConfig:
         """Reads a configuration as ``PretrainedConfig.to_dict()`` or ``config.json`` has it, of a
-        model that this decoder computes (``not_computed``).
+        model that this decoder computes (``computed``).
 
         Raises:
             EngineError: a missing key.
@@ -80,34 +80,13 @@ class DecoderConfig:
             ) from error
 
 
-def not_computed(config: Mapping[str, Any]) -> str | None:
-    """What of a model the engine's own decoder does not compute: the key, what it must be and what
-    it is; or None.
-    """
+def computed(config: Mapping[str, Any]) -> bool:
+    """Whether the engine's own decoder computes a model: never a silent approximation."""
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    model_type = config.get("model_type")
-    activation = config.get("hidden_act", "silu")
-    sliding = config.get("use_sliding_window")
-    layers = sorted(set(config.get("layer_types") or ()))
-    rope_type = scaling.get("rope_type", scaling.get("type", "default"))
-    rules = (
-        ("model_type", model_type, model_type in SUPPORTED, f"one of {SUPPORTED}"),
-        ("hidden_act", activation, activation == "silu", "silu"),
-        ("use_sliding_window", sliding, not sliding, "false"),
-        (
-            "layer_types",
-            layers,
-            layers in ([], ["full_attention"]),
-            "full attention in every layer",
-        ),
-        (
-            "rope_parameters.rope_type",
-            rope_type,
-            rope_type in ROPE_TYPES,
-            f"one of {tuple(ROPE_TYPES)}",
-        ),
+    return (
+        config.get("model_type") in SUPPORTED
+        and config.get("hidden_act", "silu") == "silu"
+        and not config.get("use_sliding_window")
+        and set(config.get("layer_types") or ()) <= {"full_attention"}
+        and scaling.get("rope_type", scaling.get("type", "default")) in ROPE_TYPES
     )
-    for key, value, holds, rule in rules:
-        if not holds:
-            return f"computes models with {key} {rule}, config.json says {value!r}"
-    return None

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from agentrl.engines.base import EnginePlace
-from agentrl.engines.torch.model.config import DecoderConfig, not_computed
+from agentrl.engines.torch.model.config import DecoderConfig, computed
 from agentrl.engines.torch.model.served_model import ServedModel
-from agentrl.engines.torch.model.weights import DecoderWeights, folder_tensors
+from agentrl.engines.torch.model.weights import DecoderWeights
 from agentrl.errors import EngineError
 
 
@@ -39,9 +40,9 @@ def load_model(
     values = _read_config(folder) if config is None else config
     dtype = getattr(torch, place.dtype)
     device = torch.device(device_name)
-    if not_computed(values) is None:
+    if computed(values):
         weights = DecoderWeights(DecoderConfig.from_hugging_face(values), dtype, device)
-        weights.load(folder_tensors(folder) if state_dict is None else state_dict.items())
+        weights.load(_folder_tensors(folder) if state_dict is None else state_dict.items())
         return weights
     from agentrl.engines.torch.model.transformers_model import (
         TransformersModel,
@@ -63,3 +64,31 @@ def _read_config(folder: Path) -> Mapping[str, Any]:
             retryable=False,
         ) from error
     return config
+
+
+def _folder_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Names and tensors of a Hugging Face folder's safetensors files, one tensor in memory at a
+    time.
+
+    Raises:
+        EngineError: no safetensors file, or an index that names a missing one.
+    """
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        files = sorted(
+            {folder / name for name in json.loads(index.read_text())["weight_map"].values()}
+        )
+    else:
+        files = sorted(folder.glob("*.safetensors"))
+    absent = [file.name for file in files if not file.is_file()]
+    if not files or absent:
+        what = f"lacks {absent[0]}" if absent else "holds no *.safetensors file"
+        raise EngineError(
+            f"EnginePlace.model_path: {folder} {what}; save the model with "
+            "save_pretrained(safe_serialization=True)",
+            retryable=False,
+        )
+    for file in files:
+        with safe_open(str(file), framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118  (safe_open is no mapping)
+                yield name, tensors.get_tensor(name)

@@ -4,10 +4,6 @@ Face names.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
@@ -15,7 +11,6 @@ from agentrl.engines.torch.kv_cache import KVCache, KVShape
 from agentrl.engines.torch.model.config import DecoderConfig
 from agentrl.engines.torch.model.decoder import LayerWeights, NativeDecoder
 from agentrl.engines.torch.model.served_model import ServedModel, WeightPlace
-from agentrl.errors import EngineError
 
 
 class DecoderWeights(ServedModel):
@@ -100,33 +95,3 @@ class DecoderWeights(ServedModel):
 def _interleaved(fused: Tensor, heads: int) -> Tensor:
     """``[heads, 2, E/2, ...]``: a view in Hugging Face order of rows stored interleaved."""
     return fused.view(heads, -1, 2, *fused.shape[1:]).transpose(1, 2)
-
-
-def folder_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """Names and tensors of a Hugging Face folder's safetensors files, one tensor in memory at a
-    time.
-
-    Raises:
-        EngineError: no safetensors file, or an index that names a missing one.
-    """
-    from safetensors import safe_open
-
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        files = sorted(
-            {folder / name for name in json.loads(index.read_text())["weight_map"].values()}
-        )
-    else:
-        files = sorted(folder.glob("*.safetensors"))
-    absent = [file.name for file in files if not file.is_file()]
-    if not files or absent:
-        what = f"lacks {absent[0]}" if absent else "holds no *.safetensors file"
-        raise EngineError(
-            f"EnginePlace.model_path: {folder} {what}; save the model with "
-            "save_pretrained(safe_serialization=True)",
-            retryable=False,
-        )
-    for file in files:
-        with safe_open(str(file), framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118  (safe_open is no mapping)
-                yield name, tensors.get_tensor(name)

@@ -74,7 +74,7 @@ async def refuses(engine: TorchEngine) -> None:
 
 
 class Through:
-    """An engine whose update passes through ``alter``, as a faulty transport would."""
+    """An engine, and its update, which passes through ``alter``, as a faulty transport would."""
 
     def __init__(self, engine: TorchEngine, alter: Any) -> None:
         self._engine, self._alter = engine, alter
@@ -84,10 +84,17 @@ class Through:
         return getattr(self._engine, name)
 
     def begin_update(self, version: int) -> Any:
-        session = self._engine.begin_update(version)
-        put = session.put
-        session.put = lambda name, tensor: self._alter(put, name, tensor)
-        return session
+        self._session = self._engine.begin_update(version)
+        return self
+
+    def put(self, name: str, tensor: torch.Tensor) -> None:
+        self._alter(self._session.put, name, tensor)
+
+    def commit(self) -> None:
+        self._session.commit()
+
+    def abort(self) -> None:
+        self._session.abort()
 
 
 def flip_one_bit(put: Any, name: str, tensor: torch.Tensor) -> None:

@@ -6,12 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.engines.base import EnginePlace, Tag
+from agentrl.engines.base import EnginePlace, PauseMode, Tag
 from agentrl.engines.servers.section import ServersSpec
 from agentrl.engines.weights import WeightArray
 from agentrl.errors import ConfigError, DataError, EngineError
@@ -148,7 +148,9 @@ class ServerClient(Protocol):
 
     async def abort(self, rid: str) -> None: ...
 
-    async def pause(self, mode: Literal["retract", "in_place"]) -> None: ...
+    async def pause(self, mode: PauseMode) -> None:
+        """Stops generating; no request runs where it is to drain."""
+        ...
 
     async def resume(self) -> None: ...
 

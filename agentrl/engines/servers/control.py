@@ -14,7 +14,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -110,12 +110,7 @@ class ServerControl:
         members = self.pool.serving
         if mode == "drain" or not all(server.client.reports_versions for server in members):
             await self.requests.drained()
-        server_mode: Literal["retract", "in_place"] = (
-            "in_place" if mode == "in_place" else "retract"
-        )
-        await self.on_members(
-            members, lambda client, _: client.pause(server_mode), may_lose_all=True
-        )
+        await self.on_members(members, lambda client, _: client.pause(mode), may_lose_all=True)
 
     @blocking
     async def resume(self) -> None:

@@ -95,19 +95,14 @@ class ServersSpec(EngineSpec):
             ConfigError: the variable of the API key is not set.
         """
         where = f"rollout.{self.section}"
-        if not self.urls and not self.command:
-            path = self.interpreter(place)
-            if not path.is_file():
-                found = (
-                    f"{where}.python='{self.python}' is no file"
-                    if self.python
-                    else f"there is none at {path}"
-                )
-                raise MachineError(
-                    f"rollout.engine='{self.section}' needs an environment with {self.product}, "
-                    f"and {found}; run `agentrl install {self.section}`, or set {where}.python or "
-                    f"{where}.urls"
-                )
+        path = self.interpreter(place)
+        if not (self.urls or self.command or path.is_file()):
+            given = f"{where}.python='{self.python}' is no file"
+            raise MachineError(
+                f"rollout.engine='{self.section}' needs an environment with {self.product}, and "
+                f"{given if self.python else f'there is none at {path}'}; run `agentrl install "
+                f"{self.section}`, or set {where}.python or {where}.urls"
+            )
         if self.api_key_env is None:
             return place
         if self.api_key_env not in os.environ:

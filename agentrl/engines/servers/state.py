@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Coroutine, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,6 @@ class ServersState:
 
     async def wait_changed(self, *, timeout_s: float) -> None:
         """Until something changed, or so long."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s), self._changed:
                 await self._changed.wait()
-        except TimeoutError:
-            return

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any
 
 import httpx
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.engines.base import EnginePlace, Tag
+from agentrl.engines.base import EnginePlace, PauseMode, Tag
 from agentrl.engines.servers.client import WeightLabels
 from agentrl.engines.servers.errors import RefusedError, ServerLostError, refusal
 from agentrl.engines.servers.http_client import CONNECT_S, HttpClient
-from agentrl.engines.sglang.capabilities import Capabilities, require_version
+from agentrl.engines.sglang.capabilities import (
+    DIGESTS_SINCE,
+    IMAGES_SINCE,
+    SPANS_SINCE,
+    require_version,
+)
 from agentrl.engines.sglang.model_check import model_problem
 from agentrl.engines.sglang.sglang_spec import SGLangEngineSpec
 from agentrl.engines.sglang.stream import events, tell_new
@@ -38,7 +43,9 @@ class SGLangClient(HttpClient):
         labels: of weights.
 
     Attributes:
-        capabilities: of the server; none before ``probe``.
+        version: of the server; known after ``probe``.
+        brackets_updates: whether tensors are accepted between ``/begin_weight_update`` and
+            ``/end_weight_update`` alone; known likewise.
     """
 
     def __init__(
@@ -53,7 +60,8 @@ class SGLangClient(HttpClient):
         self._place = place
         self._labels = labels
         self._info: Mapping[str, Any] = {}
-        self.capabilities = Capabilities((), brackets_updates=False)
+        self.version: tuple[int, ...] = ()
+        self.brackets_updates = False
         self._answered_without_spans = False
         self._released: set[Tag] = set()
         self._groups: set[str] = set()
@@ -66,15 +74,13 @@ class SGLangClient(HttpClient):
     @property
     def reports_versions(self) -> bool:
         """See ``ServerClient.reports_versions``."""
-        return self.capabilities.reports_spans and not self._answered_without_spans
+        return self.version >= SPANS_SINCE and not self._answered_without_spans
 
     async def probe(self) -> None:
         """See ``ServerClient.probe``."""
         self._info = await self._ask("/server_info")
-        version = require_version(self._info.get("version"), self.name)
-        self.capabilities = Capabilities(
-            version, brackets_updates=await self.has_route("/begin_weight_update")
-        )
+        self.version = require_version(self._info.get("version"), self.name)
+        self.brackets_updates = await self.has_route("/begin_weight_update")
 
     async def check_model(self) -> None:
         """See ``ServerClient.check_model``."""
@@ -102,7 +108,7 @@ class SGLangClient(HttpClient):
 
     async def generate(self, request: GenerateRequest, rid: str) -> Completion:
         """See ``ServerClient.generate``."""
-        if request.media and not self.capabilities.keeps_ids_beside_images:
+        if request.media and self.version < IMAGES_SINCE:
             raise EngineError(
                 f"request {request.request_id!r} has images, and {self.name} is SGLang "
                 f"{self._info.get('version')}, which encodes the tokens around them again; use a "
@@ -130,9 +136,9 @@ class SGLangClient(HttpClient):
         """Ends a request; one that the server does not know is ignored."""
         await self._act("/abort_request", {"rid": rid})
 
-    async def pause(self, mode: Literal["retract", "in_place"]) -> None:
+    async def pause(self, mode: PauseMode) -> None:
         """Stops generating; ``retract`` gives the KV of running requests up."""
-        await self._act("/pause_generation", {"mode": mode})
+        await self._act("/pause_generation", {"mode": "retract" if mode == "drain" else mode})
 
     async def resume(self) -> None:
         """Goes on generating."""
@@ -171,12 +177,12 @@ class SGLangClient(HttpClient):
 
     async def begin_update(self) -> None:
         """Opens the bracket that tensors must stand in, where the server wants one."""
-        if self.capabilities.brackets_updates:
+        if self.brackets_updates:
             await self._success("/begin_weight_update", {"selector": "all"})
 
     async def end_update(self) -> None:
         """Closes the bracket."""
-        if self.capabilities.brackets_updates:
+        if self.brackets_updates:
             await self._success("/end_weight_update", {})
 
     async def label(self, label: str) -> None:
@@ -276,7 +282,7 @@ class SGLangClient(HttpClient):
         """The server's own digest of each tensor under its own names, one mapping a tensor-parallel
         rank; none where it cannot be asked.
         """
-        if not self.capabilities.digests:
+        if self.version < DIGESTS_SINCE:
             return []
         timeout_s = self.spec.update_timeout_s
         answer = await self.json("/weights_checker", {"action": "checksum"}, timeout_s=timeout_s)

@@ -45,10 +45,11 @@ def model_problem(
     other = config
     with suppress(DataError):  # of another machine, or under another path
         other = read_config(str(info.get("model_path")))
-    shape = [(key, other.get(key)) for key in ("vocab_size", "hidden_size", "num_hidden_layers")]
-    said = [(key, served.get(key)) for key in ("architectures", "model_type")]
-    for key, value in said + shape:
-        if value != config.get(key) and not (value is None and (key, value) in said):
+    told = {key: served.get(key) for key in ("architectures", "model_type")}
+    told = {key: value for key, value in told.items() if value is not None}
+    shape = {key: other.get(key) for key in ("vocab_size", "hidden_size", "num_hidden_layers")}
+    for key, value in (told | shape).items():
+        if value != config.get(key):
             return (
                 f"serves another model: {key} is {value!r}, {place.model} has {config.get(key)!r}; "
                 "start it with this model"

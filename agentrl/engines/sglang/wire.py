@@ -138,7 +138,8 @@ def read_answer(
                 f"{who}: the server gave it up with status {status}: {finish.get('message')}"
             )
         ids = np.asarray(answer["output_ids"], np.int32)
-        named, logprobs = scored(meta.get("output_token_logprobs") or [])
+        triples = meta.get("output_token_logprobs") or []
+        named, logprobs = scored(triples)
         spans = _spans(meta, ids.size)
         usage = TokenUsage(int(meta["prompt_tokens"]), int(meta["completion_tokens"]))
         cached = int(meta.get("cached_tokens") or 0)
@@ -153,10 +154,10 @@ def read_answer(
             f"{who}: the server sampled from logits that are not numbers; look at the weights"
         )
     if not np.isfinite(logprobs).all():
+        first = triples[int(np.argmin(np.isfinite(logprobs)))][0]
         raise RefusedError(
-            f"{who}: a logprob is {logprobs[~np.isfinite(logprobs)][0]}, which is not a finite "
-            "number; the server's weights or arithmetic are broken (a dtype that overflows?), and "
-            "nothing can be trained on it"
+            f"{who}: a logprob is {first!r}, which is not a finite number; the server's weights or "
+            "arithmetic are broken (a dtype that overflows?), and nothing can be trained on it"
         )
     if not np.array_equal(named, ids):
         raise TokenMismatchError(

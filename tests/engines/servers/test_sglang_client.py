@@ -108,7 +108,7 @@ async def test_a_newer_server_is_asked_what_it_can_do(version: str) -> None:
     info = says(json.dumps({"version": version, "tp_size": 2}).encode())
     async with client_of(server_info=info, begin_weight_update=SUCCESS) as (client, server):
         await client.probe()
-    assert client.capabilities.brackets_updates
+    assert client.brackets_updates
     assert (client.num_ranks, client.reports_versions) == (2, True)
     assert server.calls == ["/server_info"]  # a route is asked for without calling it
 

@@ -34,7 +34,7 @@ async def test_a_sampling_key_that_the_server_does_not_know_is_named(server: str
     with pytest.raises(
         RefusedError, match=r"server 0 refused /generate with HTTP 400: .*temprature"
     ):
-        await client.json("POST", "/generate", body, timeout_s=60.0)
+        await client.json("/generate", body, timeout_s=60.0)
     await client.close()
 
 

@@ -223,7 +223,6 @@ class RolloutService(Schedule):
             self._wait(lambda: self._snapshot is not None, _SNAPSHOT_S, what, stoppable=False)
             snapshot = self._snapshot
             assert snapshot is not None
-            self._snapshot = None
         waiting = {group.group_index for group in snapshot.groups}
         return replace(
             snapshot, outstanding=tuple(sorted({*snapshot.outstanding, *again} - waiting))
@@ -242,23 +241,18 @@ class RolloutService(Schedule):
             raise EngineError(
                 f"the rollout service did not end within {_CLOSE_S:.0f} s", retryable=False
             )
-        if self._error is None:
-            self._cancel_running()
+        if self._error is None:  # so that nothing of it meets whoever uses the pool next
+            self._cancel(self._running, "cancelled")
+            end = time.monotonic() + _CLOSE_S
+            while self._running:
+                self._collect(_POLL_S)
+                if time.monotonic() > end:
+                    raise EngineError(
+                        f"cancelled groups did not end within {_CLOSE_S:.0f} s", retryable=False
+                    )
         for group in self._buffer:
             self._move(group, "dropped", reason="closed")
         self._buffer.clear()
-
-    def _cancel_running(self) -> None:
-        """Ends what runs and waits until it came back, so that nothing of it meets whoever uses the
-        pool next."""
-        self._cancel(self._running, "cancelled")
-        end = time.monotonic() + _CLOSE_S
-        while self._running:
-            self._collect(_POLL_S)
-            if time.monotonic() > end:
-                raise EngineError(
-                    f"cancelled groups did not end within {_CLOSE_S:.0f} s", retryable=False
-                )
 
     def _wait(
         self, ready: Callable[[], bool], deadline_s: float, what: str, *, stoppable: bool = True
@@ -269,9 +263,9 @@ class RolloutService(Schedule):
         slow = time.monotonic() + _SLOW_S
         self._changed.notify_all()
         while True:
+            if isinstance(self._error, AgentRLError):
+                raise self._error
             if self._error is not None:
-                if isinstance(self._error, AgentRLError):
-                    raise self._error
                 raise EngineError(
                     f"the rollout service broke: {self._error!r}", retryable=False
                 ) from self._error
@@ -357,12 +351,10 @@ class RolloutService(Schedule):
             self._changed.notify_all()
 
     def _admit(self) -> list[GroupRequest]:
-        requests = []
-        while (
-            not self._evaluating
-            and (self._waiting or not self.admission.in_draw_order)
-            and self._may_issue()
-        ):
+        requests: list[GroupRequest] = []
+        if self._evaluating or (self.admission.in_draw_order and not self._waiting):
+            return requests
+        while self._may_issue():
             again = bool(self._again)
             group_index = self._again.pop(0) if again else self._next_draw
             self._next_draw = max(self._next_draw, group_index + 1)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from agentrl.training.optim.optim_spec import OptimSpec
     from agentrl.training.roles.actor import Actor, ActorSpec
     from agentrl.training.roles.learner import LearnerSpec, LearningRole
-    from agentrl.training.roles.reference import Reference, ReferenceSpec
+    from agentrl.training.roles.policy import Reference, ReferenceSpec
     from agentrl.training.roles.reward_model import (
         RewardLearner,
         RewardLearnerSpec,
@@ -68,7 +68,7 @@ _HOMES = (
     "roles.role",
     "roles.learner",
     "roles.actor",
-    "roles.reference",
+    "roles.policy",
     "roles.reward_model",
 )
 """Where the names are; those without torch come first."""

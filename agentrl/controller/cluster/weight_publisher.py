@@ -54,22 +54,17 @@ def publish_weights(
     """Publishes, and logs what was done."""
     start = time.monotonic()
     reports = sync.publish(learner, pool, version, mode)
-    num_bytes = sum(report.bytes for report in reports)
-    seconds = time.monotonic() - start
+    fields = {
+        "version": version,
+        "role": learner.name,
+        "engines": len(reports),
+        "bytes": sum(report.bytes for report in reports),
+        "seconds": time.monotonic() - start,
+    }
     logger.info(
-        "published version %d of %s to %d engines: %d bytes in %.2f s",
-        version,
-        learner.name,
-        len(reports),
-        num_bytes,
-        seconds,
-        extra={
-            "event": "weights_published",
-            "version": version,
-            "role": learner.name,
-            "engines": len(reports),
-            "bytes": num_bytes,
-            "seconds": seconds,
-        },
+        "published version %(version)d of %(role)s to %(engines)d engines: %(bytes)d bytes in "
+        "%(seconds).2f s",
+        fields,
+        extra={"event": "weights_published", **fields},
     )
     return reports

@@ -188,8 +188,8 @@ class StageRun:
         """The batch with the columns of every pass that the algorithm needs before the update."""
         for need, role, method in _PASSES:
             if getattr(self.algorithm.needs, need):
-                handle = RoleHandle(self._first.group, role)
-                batch = batch.join(handle.columns(method, batch))
+                columns = RoleHandle(self._first.group, role).columns(method, batch)
+                batch = replace(batch, batch=batch.batch.join(columns))
         return batch
 
     def update(self, mini_batch: Sequence[BatchShard]) -> Stats:

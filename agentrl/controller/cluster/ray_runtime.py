@@ -4,6 +4,7 @@ and named deaths."""
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import time
@@ -170,30 +171,29 @@ class ActorCalls:
         """All answers in order; the first failure is raised as soon as it is known."""
         self.assert_sound()
         start = time.monotonic()
-        told = False
-        places = {ref: place for place, ref in enumerate(refs)}
+        slow_s = _SLOW_S
         waiting = list(refs)
-        answers: dict[int, Any] = {}
+        answers: dict[Any, Any] = {}
         while waiting:
             ready, waiting = ray.wait(waiting, num_returns=1, timeout=_POLL_S)
             for ref in ready:
-                answers[places[ref]] = self.get(ref, what, places[ref])
+                answers[ref] = self.get(ref, what, refs.index(ref))
             waited_s = time.monotonic() - start
-            if ready or waited_s < _SLOW_S:
+            if ready or waited_s < min(slow_s, self.timeout_s):
                 continue
-            late = ", ".join(self.name(places[ref]) for ref in waiting)
-            if not told:
+            late = ", ".join(self.name(refs.index(ref)) for ref in waiting)
+            if waited_s >= slow_s:
                 fields = {"event": "slow_call", "call": what, "waiting_for": late}
                 logger.warning(
                     "%s: %s did not answer within %.0f s yet", what, late, waited_s, extra=fields
                 )
-                told = True
+                slow_s = math.inf
             if waited_s > self.timeout_s:
                 self.error = TrainingError(
                     f"{what}: {late} did not answer within {self.timeout_s:.0f} s"
                 )
                 raise self.error
-        return [answers[place] for place in range(len(refs))]
+        return [answers[ref] for ref in refs]
 
     def assert_sound(self) -> None:
         """Raises where an earlier call failed.

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import KW_ONLY, dataclass, field, replace
 
 from agentrl.algorithms import FilterResult
@@ -93,8 +94,7 @@ class RolloutService(Schedule):
         self._evaluating: dict[str, list[GroupOutcome]] = {}
         self._error: BaseException | None = None
         self._closing = False
-        self._asked_for_snapshot = False
-        self._snapshot: RolloutState | None = None
+        self._asked: Future[RolloutState] | None = None  # for a snapshot
         # guards everything above but the collaborators: the loop's thread takes batches and asks
         # for evaluations and snapshots, the service's thread issues and collects; it is notified
         # after each change. The pool is collected from outside of it, by the service's thread
@@ -217,12 +217,11 @@ class RolloutService(Schedule):
                 wait to be trained.
         """
         with self._changed:
-            self._asked_for_snapshot = True
-            self._snapshot = None
+            asked: Future[RolloutState] = Future()
+            self._asked = asked
             what = "the state of the groups that run"
-            self._wait(lambda: self._snapshot is not None, _SNAPSHOT_S, what, stoppable=False)
-            snapshot = self._snapshot
-            assert snapshot is not None
+            self._wait(asked.done, _SNAPSHOT_S, what, stoppable=False)
+        snapshot = asked.result()
         waiting = {group.group_index for group in snapshot.groups}
         return replace(
             snapshot, outstanding=tuple(sorted({*snapshot.outstanding, *again} - waiting))
@@ -305,8 +304,8 @@ class RolloutService(Schedule):
     def _serve(self) -> None:
         try:
             while True:
-                if self._asked_for_snapshot:
-                    self._take_snapshot()
+                if self._asked is not None:
+                    self._take_snapshot(self._asked)
                 with self._changed:
                     if self._closing:
                         return
@@ -315,7 +314,7 @@ class RolloutService(Schedule):
                     if requests:
                         self.pool.submit(requests)
                     elif idle:
-                        if not self._asked_for_snapshot:
+                        if self._asked is None:
                             self._changed.wait(_POLL_S)
                         continue
                 self._collect(_POLL_S)
@@ -325,7 +324,7 @@ class RolloutService(Schedule):
                 self._error = error
                 self._changed.notify_all()
 
-    def _take_snapshot(self) -> None:
+    def _take_snapshot(self, asked: Future[RolloutState]) -> None:
         """Taken by the thread that collects, so that a group is either in flight or in the
         buffer."""
         saved = self.pool.in_flight()
@@ -339,7 +338,7 @@ class RolloutService(Schedule):
                 for group in saved
                 if group.group_index in going_on
             ]
-            self._snapshot = RolloutState(
+            snapshot = RolloutState(
                 next_draw=self._next_draw,
                 outstanding=tuple(sorted({*going_on, *self._again})),
                 spent=max(0, self._issued - len(going_on) - len(self._buffer)),
@@ -347,7 +346,8 @@ class RolloutService(Schedule):
                 groups=tuple(self._buffer),
                 running=tuple(sorted(states, key=lambda group: group.group_index)),
             )
-            self._asked_for_snapshot = False
+            asked.set_result(snapshot)
+            self._asked = None
             self._changed.notify_all()
 
     def _admit(self) -> list[GroupRequest]:

@@ -32,6 +32,9 @@ Collected: TypeAlias = tuple[list[GroupOutcome], list[Incident]]
 """What an actor that hosts episodes returns: groups that ended, and failures that its engine
 survived."""
 
+CALL_TIMEOUT_S = 1800.0
+"""Deadline of any call of an actor."""
+
 _POLL_S = 1.0
 _SLOW_S = 60.0
 """A call that takes longer is logged, once."""
@@ -159,12 +162,10 @@ class ActorCalls:
         name: what an actor is called, by its place.
         failure: an error about an actor, from a message, its place, and a traceback where there is
             one.
-        timeout_s: deadline of one call.
     """
 
     name: Callable[[int], str]
     failure: Callable[[str, int, str], AgentRLError]
-    timeout_s: float = 1800.0
     error: BaseException | None = field(default=None, init=False)
 
     def gather(self, refs: Sequence[Any], what: str) -> list[Any]:
@@ -179,7 +180,7 @@ class ActorCalls:
             for ref in ready:
                 answers[ref] = self.get(ref, what, refs.index(ref))
             waited_s = time.monotonic() - start
-            if ready or waited_s < min(slow_s, self.timeout_s):
+            if ready or waited_s < min(slow_s, CALL_TIMEOUT_S):
                 continue
             late = ", ".join(self.name(refs.index(ref)) for ref in waiting)
             if waited_s >= slow_s:
@@ -188,9 +189,9 @@ class ActorCalls:
                     "%s: %s did not answer within %.0f s yet", what, late, waited_s, extra=fields
                 )
                 slow_s = math.inf
-            if waited_s > self.timeout_s:
+            if waited_s > CALL_TIMEOUT_S:
                 self.error = TrainingError(
-                    f"{what}: {late} did not answer within {self.timeout_s:.0f} s"
+                    f"{what}: {late} did not answer within {CALL_TIMEOUT_S:.0f} s"
                 )
                 raise self.error
         return [answers[ref] for ref in refs]
@@ -221,7 +222,7 @@ class ActorCalls:
         self.error = error
         return error
 
-    def ask(self, ref: Any, what: str, place: int, timeout_s: float | None = None) -> Any:
+    def ask(self, ref: Any, what: str, place: int, timeout_s: float = CALL_TIMEOUT_S) -> Any:
         """One answer of an actor that others may stand in for; within ``timeout_s``, by default the
         group's own.
 
@@ -229,9 +230,8 @@ class ActorCalls:
             AgentRLError: what the actor raised; the group is poisoned.
             ActorLostError: it died or did not answer; the group is as it was.
         """
-        patience_s = self.timeout_s if timeout_s is None else timeout_s
         try:
-            return ray.get(ref, timeout=patience_s)
+            return ray.get(ref, timeout=timeout_s)
         except RayTaskError as error:
             if isinstance(error.cause, WeightMismatchError):  # the ranks themselves are sound
                 raise error.cause from None
@@ -244,7 +244,7 @@ class ActorCalls:
         except (RayActorError, ObjectLostError) as error:
             raise ActorLostError(f"{what}: {self.name(place)} died: {error}") from None
         except GetTimeoutError:
-            raise self.silent(what, place, patience_s) from None
+            raise self.silent(what, place, timeout_s) from None
 
     def silent(self, what: str, place: int, seconds: float) -> ActorLostError:
         """An actor that lives, as far as Ray knows, and does not answer."""

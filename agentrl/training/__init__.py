@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         RewardModel,
         RewardModelSpec,
     )
-    from agentrl.training.roles.role import ModelInfo, Role
+    from agentrl.training.roles.role import ModelInfo
 
 __all__ = [
     "Actor",
@@ -49,7 +49,6 @@ __all__ = [
     "RewardLearnerSpec",
     "RewardModel",
     "RewardModelSpec",
-    "Role",
     "ShardPlan",
     "join",
     "leave",

@@ -354,30 +354,27 @@ class RolloutService(Schedule):
         requests: list[GroupRequest] = []
         if self._evaluating or (self.admission.in_draw_order and not self._waiting):
             return requests
+        size = self.admission.group_size
+        oversample = self.admission.oversample_per_group
         while self._may_issue():
             again = bool(self._again)
-            group_index = self._again.pop(0) if again else self._next_draw
-            self._next_draw = max(self._next_draw, group_index + 1)
-            saved = self._saved.pop(group_index, None)
-            request = GroupRequest(
-                group_index,
-                self.sampler.task(group_index),
-                self.admission.group_size,
-                oversample=self.admission.oversample_per_group,
-            )
-            if saved is not None and len(saved.rollouts) != request.num_rollouts:
+            draw = self._again.pop(0) if again else self._next_draw
+            self._next_draw = max(self._next_draw, draw + 1)
+            saved = self._saved.pop(draw, None)
+            if saved is not None and len(saved.rollouts) != size + oversample:
                 saved = None  # a resumed run may have other numbers of rollouts
             if again:
                 resumed = len(saved.resumable) if saved else 0
-                restarted = len(saved.lost) if saved else request.num_rollouts
+                restarted = len(saved.lost) if saved else size + oversample
                 self._counts += Counter(
                     {"count/resumed_episodes": resumed, "count/restarted_episodes": restarted}
                 )
             detail = {"resumed": True} if saved else {}
-            self.ledger.issue(group_index, request.num_rollouts, **detail)
-            self._running[group_index] = saved.version if saved else self._version
+            self.ledger.issue(draw, size + oversample, **detail)
+            self._running[draw] = saved.version if saved else self._version
             self._issued += 1
-            requests.append(replace(request, saved=saved))
+            task = self.sampler.task(draw)
+            requests.append(GroupRequest(draw, task, size, oversample=oversample, saved=saved))
         return requests
 
     def _collect(self, timeout_s: float) -> None:
@@ -412,9 +409,7 @@ class RolloutService(Schedule):
 
     def _buffer_or_drop(self, group: TrajectoryGroup) -> None:
         """Keeps a group for a batch, unless it is too old for any that is still to come."""
-        versions = [
-            version for trajectory in group.finished for version in trajectory.policy_versions
-        ]
+        versions = [version for t in group.finished for version in t.policy_versions]
         if self.admission.too_old(versions, self._version):
             self._move(group, "dropped", reason="stale")
             self._counts["async/dropped"] += 1

@@ -5,7 +5,7 @@ up needs no torch.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,12 +87,19 @@ def make_algorithm(
 
 
 def _check_keywords(name: str, function: Any, settings: Mapping[str, Any]) -> None:
-    parameters = inspect.signature(function).parameters.values()
-    if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
-        _check_known(name, settings, [parameter.name for parameter in parameters])
+    parameters = inspect.signature(function).parameters
+    names = ", ".join(sorted(parameters)) or "none"
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    for key in () if takes_any else settings:
+        if key not in parameters:
+            raise AlgorithmSettings.broken(
+                key,
+                f" is no setting of algorithm {name!r}{did_you_mean(key, parameters)}; "
+                f"its settings are {names}",
+            )
     missing = [
         p.name
-        for p in parameters
+        for p in parameters.values()
         if p.default is p.empty and p.kind in _NAMED and p.name not in settings
     ]
     if missing:
@@ -102,14 +109,3 @@ def _check_keywords(name: str, function: Any, settings: Mapping[str, Any]) -> No
 
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-
-
-def _check_known(name: str, settings: Mapping[str, Any], known: Iterable[str]) -> None:
-    names = list(known)
-    for key in settings:
-        if key not in names:
-            raise AlgorithmSettings.broken(
-                key,
-                f" is no setting of algorithm {name!r}{did_you_mean(key, names)}; "
-                f"its settings are {', '.join(sorted(names)) or 'none'}",
-            )

@@ -7,8 +7,7 @@ from functools import partial
 import numpy as np
 
 from agentrl.algorithms.algorithm_spec import AlgorithmSpec, AlgorithmState, Credit, Needs, Rewards
-from agentrl.algorithms.losses import broadcast_to_tokens
-from agentrl.algorithms.pair_losses import bradley_terry_loss
+from agentrl.algorithms.losses import bradley_terry_loss, broadcast_to_tokens
 from agentrl.algorithms.reductions import pair_mean
 from agentrl.algorithms.settings import RewardModelSettings
 from agentrl.algorithms.sft import keep_all

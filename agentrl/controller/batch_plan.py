@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -59,10 +59,6 @@ class PlannedBatch:
             forward = repack(forward, batch.lengths, smaller)
         updates = ((plan, sample_weights(batch, plan, algorithm.reduction)) for plan in plans)
         return cls(batch, tuple(updates), forward)
-
-    def join(self, columns: Mapping[str, npt.NDArray[np.float32]]) -> PlannedBatch:
-        """The batch with ``[T]`` columns that a pass returned."""
-        return replace(self, batch=self.batch.join(columns))
 
     def mini_batches(self, num_passes: int) -> Iterator[list[BatchShard]]:
         """The shards of optimizer step after optimizer step, over ``num_passes`` passes."""

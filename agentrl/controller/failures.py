@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -42,19 +42,27 @@ class FailureCause:
         """The user's traceback of the commonest reason; empty where no user's code took part."""
         return str(self._commonest.info.get("traceback", ""))
 
+    def error(self, what: str) -> EpisodesFailedError:
+        """The error of a run that stops for it, with the user's traceback where there is one."""
+        told = "\n".join(filter(None, (f"{what}: {self.reason}", self.traceback)))
+        return EpisodesFailedError(f"{told}\nfix that, then continue with --resume")
+
     @property
     def _commonest(self) -> Trajectory:
-        keys = Counter(_key(trajectory) for trajectory in self.episodes)
-        ((common, _),) = keys.most_common(1)
-        return next(trajectory for trajectory in self.episodes if _key(trajectory) == common)
+        keys = [_key(trajectory) for trajectory in self.episodes]
+        ((common, _),) = Counter(keys).most_common(1)
+        return self.episodes[keys.index(common)]
 
 
 def failure_causes(episodes: Iterable[Trajectory]) -> list[FailureCause]:
     """What went wrong, by boundary, the most frequent first."""
-    found: dict[str, list[Trajectory]] = {}
+    found: defaultdict[str, list[Trajectory]] = defaultdict(list)
     for trajectory in episodes:
-        if (boundary := _boundary(trajectory)) is not None:
-            found.setdefault(boundary, []).append(trajectory)
+        status = trajectory.status
+        if status.kind == "failed":
+            found[status.reason].append(trajectory)
+        elif str(status) == "truncated(env_exception)":
+            found["env"].append(trajectory)
     causes = [
         FailureCause(boundary, tuple(sorted(own, key=lambda t: t.id)))
         for boundary, own in found.items()
@@ -84,41 +92,24 @@ class FailureBound:
         """
         ended = [trajectory for trajectory in episodes if trajectory.status.kind != "cancelled"]
         number = max(len(ended), self.batch_episodes)
-        for cause in failure_causes(ended):
+        where = f"episodes of step {step} of stage {stage!r}"
+        causes = failure_causes(ended)
+        for cause in causes:
             failed = len(cause.episodes)
-            where = f"step {step} of stage {stage!r}"
             if failed == number:
                 kind = cause.episodes[0].status
-                raise _too_many(
-                    f"every one of the {failed} episodes of {where} ended as {kind}", cause
-                )
+                raise cause.error(f"every one of the {failed} {where} ended as {kind}")
             if failed > self.max_frac * number:
-                limit = f"more than rollout.max_failed_frac={self.max_frac:g} of them"
-                raise _too_many(
-                    f"{failed} of the {number} episodes of {where} failed at one boundary, {limit}",
-                    cause,
+                raise cause.error(
+                    f"{failed} of the {number} {where} failed at one boundary, more than "
+                    f"rollout.max_failed_frac={self.max_frac:g} of them"
                 )
         if (
-            ended
-            and not any(trajectory.status.finished for trajectory in ended)
+            causes
             and len(ended) == number
+            and not any(trajectory.status.finished for trajectory in ended)
         ):
-            first = failure_causes(ended)[0]
-            raise _too_many(f"every one of the {number} episodes of {where} failed", first)
-
-
-def _too_many(what: str, cause: FailureCause) -> EpisodesFailedError:
-    trace = f"\n{cause.traceback}" if cause.traceback else ""
-    return EpisodesFailedError(
-        f"{what}: {cause.reason}{trace}\nfix that, then continue with --resume"
-    )
-
-
-def _boundary(trajectory: Trajectory) -> str | None:
-    status = trajectory.status
-    if status.kind == "failed":
-        return status.reason
-    return "env" if str(status) == "truncated(env_exception)" else None
+            raise causes[0].error(f"every one of the {number} {where} failed")
 
 
 def _key(trajectory: Trajectory) -> tuple[str, str]:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import KW_ONLY, dataclass, field, replace
 
 from agentrl.algorithms import FilterResult
@@ -93,8 +94,7 @@ class RolloutService(Schedule):
         self._evaluating: dict[str, list[GroupOutcome]] = {}
         self._error: BaseException | None = None
         self._closing = False
-        self._asked_for_snapshot = False
-        self._snapshot: RolloutState | None = None
+        self._asked: Future[RolloutState] | None = None  # for a snapshot
         # guards everything above but the collaborators: the loop's thread takes batches and asks
         # for evaluations and snapshots, the service's thread issues and collects; it is notified
         # after each change. The pool is collected from outside of it, by the service's thread
@@ -217,13 +217,11 @@ class RolloutService(Schedule):
                 wait to be trained.
         """
         with self._changed:
-            self._asked_for_snapshot = True
-            self._snapshot = None
+            asked: Future[RolloutState] = Future()
+            self._asked = asked
             what = "the state of the groups that run"
-            self._wait(lambda: self._snapshot is not None, _SNAPSHOT_S, what, stoppable=False)
-            snapshot = self._snapshot
-            assert snapshot is not None
-            self._snapshot = None
+            self._wait(asked.done, _SNAPSHOT_S, what, stoppable=False)
+        snapshot = asked.result()
         waiting = {group.group_index for group in snapshot.groups}
         return replace(
             snapshot, outstanding=tuple(sorted({*snapshot.outstanding, *again} - waiting))
@@ -242,23 +240,18 @@ class RolloutService(Schedule):
             raise EngineError(
                 f"the rollout service did not end within {_CLOSE_S:.0f} s", retryable=False
             )
-        if self._error is None:
-            self._cancel_running()
+        if self._error is None:  # so that nothing of it meets whoever uses the pool next
+            self._cancel(self._running, "cancelled")
+            end = time.monotonic() + _CLOSE_S
+            while self._running:
+                self._collect(_POLL_S)
+                if time.monotonic() > end:
+                    raise EngineError(
+                        f"cancelled groups did not end within {_CLOSE_S:.0f} s", retryable=False
+                    )
         for group in self._buffer:
             self._move(group, "dropped", reason="closed")
         self._buffer.clear()
-
-    def _cancel_running(self) -> None:
-        """Ends what runs and waits until it came back, so that nothing of it meets whoever uses the
-        pool next."""
-        self._cancel(self._running, "cancelled")
-        end = time.monotonic() + _CLOSE_S
-        while self._running:
-            self._collect(_POLL_S)
-            if time.monotonic() > end:
-                raise EngineError(
-                    f"cancelled groups did not end within {_CLOSE_S:.0f} s", retryable=False
-                )
 
     def _wait(
         self, ready: Callable[[], bool], deadline_s: float, what: str, *, stoppable: bool = True
@@ -269,9 +262,9 @@ class RolloutService(Schedule):
         slow = time.monotonic() + _SLOW_S
         self._changed.notify_all()
         while True:
+            if isinstance(self._error, AgentRLError):
+                raise self._error
             if self._error is not None:
-                if isinstance(self._error, AgentRLError):
-                    raise self._error
                 raise EngineError(
                     f"the rollout service broke: {self._error!r}", retryable=False
                 ) from self._error
@@ -311,8 +304,8 @@ class RolloutService(Schedule):
     def _serve(self) -> None:
         try:
             while True:
-                if self._asked_for_snapshot:
-                    self._take_snapshot()
+                if self._asked is not None:
+                    self._take_snapshot(self._asked)
                 with self._changed:
                     if self._closing:
                         return
@@ -321,7 +314,7 @@ class RolloutService(Schedule):
                     if requests:
                         self.pool.submit(requests)
                     elif idle:
-                        if not self._asked_for_snapshot:
+                        if self._asked is None:
                             self._changed.wait(_POLL_S)
                         continue
                 self._collect(_POLL_S)
@@ -331,7 +324,7 @@ class RolloutService(Schedule):
                 self._error = error
                 self._changed.notify_all()
 
-    def _take_snapshot(self) -> None:
+    def _take_snapshot(self, asked: Future[RolloutState]) -> None:
         """Taken by the thread that collects, so that a group is either in flight or in the
         buffer."""
         saved = self.pool.in_flight()
@@ -345,7 +338,7 @@ class RolloutService(Schedule):
                 for group in saved
                 if group.group_index in going_on
             ]
-            self._snapshot = RolloutState(
+            snapshot = RolloutState(
                 next_draw=self._next_draw,
                 outstanding=tuple(sorted({*going_on, *self._again})),
                 spent=max(0, self._issued - len(going_on) - len(self._buffer)),
@@ -353,39 +346,35 @@ class RolloutService(Schedule):
                 groups=tuple(self._buffer),
                 running=tuple(sorted(states, key=lambda group: group.group_index)),
             )
-            self._asked_for_snapshot = False
+            asked.set_result(snapshot)
+            self._asked = None
             self._changed.notify_all()
 
     def _admit(self) -> list[GroupRequest]:
-        requests = []
-        while (
-            not self._evaluating
-            and (self._waiting or not self.admission.in_draw_order)
-            and self._may_issue()
-        ):
+        requests: list[GroupRequest] = []
+        if self._evaluating or (self.admission.in_draw_order and not self._waiting):
+            return requests
+        size = self.admission.group_size
+        oversample = self.admission.oversample_per_group
+        while self._may_issue():
             again = bool(self._again)
-            group_index = self._again.pop(0) if again else self._next_draw
-            self._next_draw = max(self._next_draw, group_index + 1)
-            saved = self._saved.pop(group_index, None)
-            request = GroupRequest(
-                group_index,
-                self.sampler.task(group_index),
-                self.admission.group_size,
-                oversample=self.admission.oversample_per_group,
-            )
-            if saved is not None and len(saved.rollouts) != request.num_rollouts:
+            draw = self._again.pop(0) if again else self._next_draw
+            self._next_draw = max(self._next_draw, draw + 1)
+            saved = self._saved.pop(draw, None)
+            if saved is not None and len(saved.rollouts) != size + oversample:
                 saved = None  # a resumed run may have other numbers of rollouts
             if again:
                 resumed = len(saved.resumable) if saved else 0
-                restarted = len(saved.lost) if saved else request.num_rollouts
+                restarted = len(saved.lost) if saved else size + oversample
                 self._counts += Counter(
                     {"count/resumed_episodes": resumed, "count/restarted_episodes": restarted}
                 )
             detail = {"resumed": True} if saved else {}
-            self.ledger.issue(group_index, request.num_rollouts, **detail)
-            self._running[group_index] = saved.version if saved else self._version
+            self.ledger.issue(draw, size + oversample, **detail)
+            self._running[draw] = saved.version if saved else self._version
             self._issued += 1
-            requests.append(replace(request, saved=saved))
+            task = self.sampler.task(draw)
+            requests.append(GroupRequest(draw, task, size, oversample=oversample, saved=saved))
         return requests
 
     def _collect(self, timeout_s: float) -> None:
@@ -420,9 +409,7 @@ class RolloutService(Schedule):
 
     def _buffer_or_drop(self, group: TrajectoryGroup) -> None:
         """Keeps a group for a batch, unless it is too old for any that is still to come."""
-        versions = [
-            version for trajectory in group.finished for version in trajectory.policy_versions
-        ]
+        versions = [version for t in group.finished for version in t.policy_versions]
         if self.admission.too_old(versions, self._version):
             self._move(group, "dropped", reason="stale")
             self._counts["async/dropped"] += 1

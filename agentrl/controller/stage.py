@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -149,9 +148,7 @@ class StageRun:
             self.stop.check()
             groups = self.schedule.next_groups(state.step + 1)
             episodes = self.recorder.take_episodes()
-            again = {trajectory.group_index for trajectory in episodes} | {
-                group.group_index for group in groups
-            }
+            again = {t.group_index for t in episodes} | {group.group_index for group in groups}
             self.settings.failures.check(episodes, step=state.step + 1, stage=self.settings.name)
         except (EpisodesFailedError, RunInterruptedError):
             self._checkpoint(state, again)
@@ -191,8 +188,8 @@ class StageRun:
         """The batch with the columns of every pass that the algorithm needs before the update."""
         for need, role, method in _PASSES:
             if getattr(self.algorithm.needs, need):
-                handle = RoleHandle(self._first.group, role)
-                batch = batch.join(handle.columns(method, batch))
+                columns = RoleHandle(self._first.group, role).columns(method, batch)
+                batch = replace(batch, batch=batch.batch.join(columns))
         return batch
 
     def update(self, mini_batch: Sequence[BatchShard]) -> Stats:
@@ -208,11 +205,11 @@ class StageRun:
     def _assert_fresh(self, groups: Sequence[TrajectoryGroup], state: TrainState) -> None:
         """No trained token is staler than the schedule allows."""
         oldest = state.policy_version - self.schedule.max_staleness
-        for trajectory in (t for group in groups for t in group.finished if t.policy_versions):
-            if min(trajectory.policy_versions) < oldest:
+        for trajectory in (t for group in groups for t in group.finished):
+            sampled_by = min(trajectory.policy_versions, default=oldest)
+            if sampled_by < oldest:
                 raise TrainingError(
-                    f"trajectory {trajectory.id} was sampled by policy version "
-                    f"{min(trajectory.policy_versions)}, "
+                    f"trajectory {trajectory.id} was sampled by policy version {sampled_by}, "
                     f"the schedule allows {oldest} at the least in step {state.step + 1}"
                 )
 
@@ -241,9 +238,8 @@ class StageRun:
         if batch is not None and self.schedule.on_stale == "mask_tokens":
             versions = batch.batch.policy_versions  # those that the published weights were made of
             oldest = state.policy_version - 1 - self.schedule.max_staleness
-            counts["async/masked_tokens"] = int(
-                np.count_nonzero((versions >= 0) & (versions < oldest))
-            )
+            masked = np.count_nonzero((versions >= 0) & (versions < oldest))
+            counts["async/masked_tokens"] = int(masked)
         packed = batch.batch if batch else None
         self.recorder.record_step(
             state, groups, packed, stats, counts, has_signal=self._has_signal(batch)
@@ -324,13 +320,16 @@ class StageRun:
             except BaseException:
                 self.checkpoints.abandon(folder)
                 raise
-            seconds = time.monotonic() - start
-            fields = {"stage": self.settings.name, "step": state.step, "seconds": seconds}
+            fields = {
+                "path": str(folder),
+                "seconds": time.monotonic() - start,
+                "stage": self.settings.name,
+                "step": state.step,
+            }
             logger.info(
-                "checkpoint %s written in %.2f s",
-                folder,
-                seconds,
-                extra={"event": "checkpoint_written", "path": str(folder), **fields},
+                "checkpoint %(path)s written in %(seconds).2f s",
+                fields,
+                extra={"event": "checkpoint_written", **fields},
             )
 
     def finish(self, state: TrainState) -> TrainState:
@@ -366,12 +365,11 @@ def _is_due(state: TrainState, every: int | None) -> bool:
 
 def _check_names(stage: str, learners: Sequence[RoleHandle]) -> None:
     """Raises where two learners would write one folder of a checkpoint."""
-    counts = Counter(learner.name for learner in learners)
-    if not learners or max(counts.values()) > 1:
-        found = ", ".join(learner.name for learner in learners) or "none"
+    names = [learner.name for learner in learners]
+    if not names or len(set(names)) < len(names):
         raise ConfigError(
-            f"stage {stage!r} must train one learner or more of different names, got {found}; name "
-            "each role once"
+            f"stage {stage!r} must train one learner or more of different names, got "
+            f"{', '.join(names) or 'none'}; name each role once"
         )
 
 

@@ -14,7 +14,6 @@ from agentrl.controller.admission import Admission, RolloutState
 from agentrl.controller.cluster.role_group import RoleGroup
 from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.controller.cluster.rollout_pool import Score, unscored
-from agentrl.controller.cluster.weight_publisher import publish_weights
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.pair_evaluator import PairSet
 from agentrl.controller.prompt_sampler import PromptSampler
@@ -129,7 +128,7 @@ def rollouts(
         context.ledger,
         admission,
         snapshot,
-        send_weights=partial(publish_weights, processes.sync, policy, pool),
+        send_weights=partial(processes.sync.publish, policy, pool),
         keep_group=keep_group,
         on_outcome=recorder.record_outcome,
         wait_s=rollout_deadline_s(stage, max(trained, evaluated)),

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from agentrl.training.optim.optim_spec import OptimSpec
     from agentrl.training.roles.actor import Actor, ActorSpec
     from agentrl.training.roles.learner import LearnerSpec, LearningRole
-    from agentrl.training.roles.reference import Reference, ReferenceSpec
+    from agentrl.training.roles.policy import Reference, ReferenceSpec
     from agentrl.training.roles.reward_model import (
         RewardLearner,
         RewardLearnerSpec,
         RewardModel,
         RewardModelSpec,
     )
-    from agentrl.training.roles.role import ModelInfo, Role
+    from agentrl.training.roles.role import ModelInfo
 
 __all__ = [
     "Actor",
@@ -49,7 +49,6 @@ __all__ = [
     "RewardLearnerSpec",
     "RewardModel",
     "RewardModelSpec",
-    "Role",
     "ShardPlan",
     "join",
     "leave",
@@ -68,7 +67,7 @@ _HOMES = (
     "roles.role",
     "roles.learner",
     "roles.actor",
-    "roles.reference",
+    "roles.policy",
     "roles.reward_model",
 )
 """Where the names are; those without torch come first."""

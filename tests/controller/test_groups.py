@@ -19,7 +19,6 @@ from agentrl.controller.cluster.mesh import MeshShape
 from agentrl.controller.cluster.role_group import RoleGroup
 from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.controller.cluster.rollout_pool import ProcessInfo, collect_groups
-from agentrl.controller.cluster.weight_publisher import publish_weights
 from agentrl.errors import ConfigError, DataError, EngineError, TrainingError
 from agentrl.rollouts import GroupRequest
 from agentrl.training import ReferenceSpec
@@ -170,7 +169,7 @@ def test_a_publish_is_logged_with_version_bytes_and_seconds(
     local: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO", "agentrl.controller.cluster.weight_publisher"):
-        publish_weights(local.sync, local.actor, local.pool, 2)
+        local.sync.publish(local.actor, local.pool, 2)
     (record,) = caplog.records
     told = vars(record)
     assert (told["event"], told["version"], told["role"]) == ("weights_published", 2, "actor")

@@ -275,7 +275,7 @@ def test_a_pair_lies_in_one_micro_batch() -> None:
         assert sorted(rows.tolist()) == list(range(len(LENGTHS)))
         for part in plan.coordinates:
             for micro in part.micro_batches:
-                owners = groups[part.samples[list(micro)]] if micro else groups[:0]
+                owners = groups[list(micro)] if micro else groups[:0]
                 assert all(np.count_nonzero(owners == group) == 2 for group in owners)
 
 

@@ -29,10 +29,6 @@ class MeshShape:
         """Ranks in all."""
         return self.dp * self.tp * self.sp
 
-    def data_coordinate(self, rank: int) -> int:
-        """The data coordinate whose shard a rank works on."""
-        return rank // (self.tp * self.sp)
-
     def arguments(
         self, shards: Sequence[Any] | None, args: tuple[Any, ...]
     ) -> list[tuple[Any, ...]]:
@@ -49,7 +45,7 @@ class MeshShape:
                 f"a call over {self} needs one shard for each of its {self.dp} data coordinates, "
                 f"got {len(shards)}; cut the batch for dp={self.dp}"
             )
-        return [(shards[self.data_coordinate(rank)], *args) for rank in range(self.size)]
+        return [(shards[rank // (self.tp * self.sp)], *args) for rank in range(self.size)]
 
     def answers(self, by_rank: Sequence[Any], *, sharded: bool) -> list[Any]:
         """The answers of a call: with shards those of the ranks at tp = sp = 0 by coordinate,

@@ -16,6 +16,7 @@ from agentrl.controller.cluster.ray_runtime import ActorCalls, rank_actor, share
 from agentrl.controller.cluster.role_group import RoleGroup
 from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.controller.cluster.rollout_pool import RolloutPool
+from agentrl.controller.cluster.weight_publisher import WeightSync
 from agentrl.controller.cluster.worker import RoleSpec
 from agentrl.engines import PauseMode
 from agentrl.errors import TrainingError
@@ -109,7 +110,7 @@ class RayRoleGroup(RoleGroup):
         return TrainingError(message, rank=rank, host=host, traceback_text=traceback_text)
 
 
-class ObjectStoreSync:
+class ObjectStoreSync(WeightSync):
     """``WeightSync`` from rank 0 through Ray's object store to engines on any machine; the driver
     sees references.
 
@@ -120,7 +121,7 @@ class ObjectStoreSync:
     def __init__(self, group: RayRoleGroup) -> None:
         self._group = group
 
-    def publish(
+    def send(
         self, learner: RoleHandle, pool: RolloutPool, version: int, mode: PauseMode
     ) -> list[WeightsReport]:
         layout = pool.layout()

@@ -16,13 +16,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import ray
 
 from agentrl.controller.cluster.ray_runtime import (
+    CALL_TIMEOUT_S,
     ActorCalls,
     ActorLostError,
     Collected,
@@ -106,6 +107,7 @@ def rollout_workers(
     )
 
 
+@dataclass(eq=False)
 class RayRolloutPool:
     """``RolloutPool`` of episode hosts in Ray actors.
 
@@ -115,24 +117,19 @@ class RayRolloutPool:
         start: a new actor for a place. None for ranks: they belong to their role group, and none is
             replaced.
         max_restarts: deaths between two updates after which the next one ends the run.
-        answer_s: seconds in which a worker answers a call that costs it no work. None is the
-            deadline of any call.
+        answer_s: seconds in which a worker answers a call that costs it no work; by default those
+            of any call.
     """
 
-    def __init__(
-        self,
-        actors: Sequence[Any],
-        calls: ActorCalls,
-        *,
-        start: Callable[[int], Any] | None = None,
-        max_restarts: int = 0,
-        answer_s: float | None = None,
-    ) -> None:
-        self._calls = calls
-        self._start = start
-        self._max_restarts = max_restarts
-        self._answer_s = calls.timeout_s if answer_s is None else answer_s
-        self._places = [_Place(number, actor) for number, actor in enumerate(actors)]
+    actors: Sequence[Any]
+    calls: ActorCalls
+    _: KW_ONLY
+    start: Callable[[int], Any] | None = None
+    max_restarts: int = 0
+    answer_s: float = CALL_TIMEOUT_S
+
+    def __post_init__(self) -> None:
+        self._places = [_Place(number, actor) for number, actor in enumerate(self.actors)]
         self._spec: Any = None  # a reference, for replacements
         self._layout: EngineLayout | None = None
         self._weights: tuple[WeightSource, int, PauseMode] | None = None
@@ -152,7 +149,7 @@ class RayRolloutPool:
         Raises:
             AgentRLError: a worker could not, or died of it.
         """
-        self._calls.assert_sound()
+        self.calls.assert_sound()
         what = "setting up the episodes"
         with self._lock:
             self._spec = shared(spec)
@@ -172,10 +169,10 @@ class RayRolloutPool:
         ]
         for place, actor, ref in asked:
             with self._losing(place, actor):
-                self._layout = self._calls.ask(ref, what, place.number)
+                self._layout = self.calls.ask(ref, what, place.number)
         for place in self._places:
             if place.starting:
-                self._layout = self._calls.get(place.starting.pop(0), what, place.number)
+                self._layout = self.calls.get(place.starting.pop(0), what, place.number)
             self._log_joined(place)
 
     def submit(self, requests: Sequence[GroupRequest]) -> None:
@@ -202,7 +199,7 @@ class RayRolloutPool:
                 if late and not ray.wait([place.poll], timeout=0)[0]:
                     # it hangs, or its machine cannot be reached
                     with self._losing(place, place.actor):
-                        raise self._calls.silent("collecting groups", place.number, self._answer_s)
+                        raise self.calls.silent("collecting groups", place.number, self.answer_s)
             outcomes = self._arrived
             self._arrived = []
             return outcomes
@@ -243,7 +240,7 @@ class RayRolloutPool:
         Raises:
             AgentRLError: a worker could not, or too many died.
         """
-        self._calls.assert_sound()
+        self.calls.assert_sound()
         with self._lock:
             self._weights = (weights, version, mode)
             self._num_deaths = 0
@@ -257,24 +254,24 @@ class RayRolloutPool:
         reports: list[WeightsReport] = []
         for place, actor, ref in asked:
             with self._losing(place, actor):
-                reports += self._calls.ask(ref, "publishing weights", place.number)
+                reports += self.calls.ask(ref, "publishing weights", place.number)
         return reports
 
     def describe(self) -> list[ProcessInfo]:
         refs = [place.actor.describe.remote() for place in self._places]
-        found = self._calls.gather(refs, "describing the rollout workers")
+        found = self.calls.gather(refs, "describing the rollout workers")
         return [replace(info, rollout_worker=number) for number, info in enumerate(found)]
 
     def close(self) -> None:
         """Ends every worker; ranks are ended by their group."""
-        if self._start is None:
+        if self.start is None:
             return
         try:
-            if self._calls.error is None:
+            if self.calls.error is None:
                 closing = [(place, place.actor.close.remote()) for place in self._playing()]
                 for place, ref in closing:
                     with suppress(ActorLostError):  # then there is nothing to close
-                        self._calls.ask(ref, "closing the rollout workers", place.number)
+                        self.calls.ask(ref, "closing the rollout workers", place.number)
         finally:
             for place in self._places:
                 ray.kill(place.actor)
@@ -282,7 +279,7 @@ class RayRolloutPool:
     def _ask(self, place: _Place, what: str, method: str, *args: Any) -> Any:
         """A call of an episode host that costs it no work, beside what it trains or updates."""
         ref = place.actor.episodes.remote(method, *args)
-        return self._calls.ask(ref, what, place.number, self._answer_s)
+        return self.calls.ask(ref, what, place.number, self.answer_s)
 
     def _playing(self) -> list[_Place]:
         return [place for place in self._places if not place.starting]
@@ -292,7 +289,7 @@ class RayRolloutPool:
         for place in self._playing():
             if place.poll is None:
                 place.poll = place.actor.poll.remote(timeout_s)
-                place.due = time.monotonic() + timeout_s + self._answer_s
+                place.due = time.monotonic() + timeout_s + self.answer_s
         return [place.starting[0] if place.starting else place.poll for place in self._places]
 
     def _take(self, ready: set[Any]) -> None:
@@ -300,7 +297,7 @@ class RayRolloutPool:
         for place in self._places:
             with self._losing(place, place.actor):
                 if place.starting and place.starting[0] in ready:
-                    self._calls.ask(place.starting[0], "starting again", place.number)
+                    self.calls.ask(place.starting[0], "starting again", place.number)
                     del place.starting[0]
                     if not place.starting:
                         self._log_joined(place)
@@ -308,7 +305,7 @@ class RayRolloutPool:
                         self._waiting = []
                         self.submit(waiting)
                 elif place.poll in ready:
-                    collected: Collected = self._calls.ask(
+                    collected: Collected = self.calls.ask(
                         place.poll, "collecting groups", place.number
                     )
                     outcomes, failures = collected
@@ -339,8 +336,8 @@ class RayRolloutPool:
         Raises:
             AgentRLError: the worker is a rank, or too many have died since the last update.
         """
-        if self._start is None:
-            raise self._calls.fail(lost, place.number)
+        if self.start is None:
+            raise self.calls.fail(lost, place.number)
         with self._lock:
             if place.actor is not actor:  # the other thread noticed it too
                 return
@@ -352,15 +349,15 @@ class RayRolloutPool:
             fields = {"event": failure.event, "worker": place.number, "groups": len(groups)}
             logger.warning("%s", failure, extra=fields)
             ray.kill(actor)
-            if self._num_deaths > self._max_restarts:
-                self._calls.error = EngineError(
+            if self._num_deaths > self.max_restarts:
+                self.calls.error = EngineError(
                     f"rollout workers died {self._num_deaths} times since weights were published "
-                    f"last, and rollout.worker_restarts={self._max_restarts} allows "
-                    f"{self._max_restarts}; the last was: {lost}",
+                    f"last, and rollout.worker_restarts={self.max_restarts} allows "
+                    f"{self.max_restarts}; the last was: {lost}",
                     retryable=False,
                 )
-                raise self._calls.error
-            place.actor = self._start(place.number)
+                raise self.calls.error
+            place.actor = self.start(place.number)
             place.poll = None
             place.starting = [place.actor.setup_rollouts.remote(self._spec)]
             if self._weights is not None:

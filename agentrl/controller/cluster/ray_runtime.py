@@ -4,6 +4,7 @@ and named deaths."""
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import time
@@ -30,6 +31,9 @@ logger = logging.getLogger(__name__)
 Collected: TypeAlias = tuple[list[GroupOutcome], list[Incident]]
 """What an actor that hosts episodes returns: groups that ended, and failures that its engine
 survived."""
+
+CALL_TIMEOUT_S = 1800.0
+"""Deadline of any call of an actor."""
 
 _POLL_S = 1.0
 _SLOW_S = 60.0
@@ -158,42 +162,39 @@ class ActorCalls:
         name: what an actor is called, by its place.
         failure: an error about an actor, from a message, its place, and a traceback where there is
             one.
-        timeout_s: deadline of one call.
     """
 
     name: Callable[[int], str]
     failure: Callable[[str, int, str], AgentRLError]
-    timeout_s: float = 1800.0
     error: BaseException | None = field(default=None, init=False)
 
     def gather(self, refs: Sequence[Any], what: str) -> list[Any]:
         """All answers in order; the first failure is raised as soon as it is known."""
         self.assert_sound()
         start = time.monotonic()
-        told = False
-        places = {ref: place for place, ref in enumerate(refs)}
+        slow_s = _SLOW_S
         waiting = list(refs)
-        answers: dict[int, Any] = {}
+        answers: dict[Any, Any] = {}
         while waiting:
             ready, waiting = ray.wait(waiting, num_returns=1, timeout=_POLL_S)
             for ref in ready:
-                answers[places[ref]] = self.get(ref, what, places[ref])
+                answers[ref] = self.get(ref, what, refs.index(ref))
             waited_s = time.monotonic() - start
-            if ready or waited_s < _SLOW_S:
+            if ready or waited_s < min(slow_s, CALL_TIMEOUT_S):
                 continue
-            late = ", ".join(self.name(places[ref]) for ref in waiting)
-            if not told:
+            late = ", ".join(self.name(refs.index(ref)) for ref in waiting)
+            if waited_s >= slow_s:
                 fields = {"event": "slow_call", "call": what, "waiting_for": late}
                 logger.warning(
                     "%s: %s did not answer within %.0f s yet", what, late, waited_s, extra=fields
                 )
-                told = True
-            if waited_s > self.timeout_s:
+                slow_s = math.inf
+            if waited_s > CALL_TIMEOUT_S:
                 self.error = TrainingError(
-                    f"{what}: {late} did not answer within {self.timeout_s:.0f} s"
+                    f"{what}: {late} did not answer within {CALL_TIMEOUT_S:.0f} s"
                 )
                 raise self.error
-        return [answers[place] for place in range(len(refs))]
+        return [answers[ref] for ref in refs]
 
     def assert_sound(self) -> None:
         """Raises where an earlier call failed.
@@ -221,7 +222,7 @@ class ActorCalls:
         self.error = error
         return error
 
-    def ask(self, ref: Any, what: str, place: int, timeout_s: float | None = None) -> Any:
+    def ask(self, ref: Any, what: str, place: int, timeout_s: float = CALL_TIMEOUT_S) -> Any:
         """One answer of an actor that others may stand in for; within ``timeout_s``, by default the
         group's own.
 
@@ -229,9 +230,8 @@ class ActorCalls:
             AgentRLError: what the actor raised; the group is poisoned.
             ActorLostError: it died or did not answer; the group is as it was.
         """
-        patience_s = self.timeout_s if timeout_s is None else timeout_s
         try:
-            return ray.get(ref, timeout=patience_s)
+            return ray.get(ref, timeout=timeout_s)
         except RayTaskError as error:
             if isinstance(error.cause, WeightMismatchError):  # the ranks themselves are sound
                 raise error.cause from None
@@ -244,7 +244,7 @@ class ActorCalls:
         except (RayActorError, ObjectLostError) as error:
             raise ActorLostError(f"{what}: {self.name(place)} died: {error}") from None
         except GetTimeoutError:
-            raise self.silent(what, place, patience_s) from None
+            raise self.silent(what, place, timeout_s) from None
 
     def silent(self, what: str, place: int, seconds: float) -> ActorLostError:
         """An actor that lives, as far as Ray knows, and does not answer."""

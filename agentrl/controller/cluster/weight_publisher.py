@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Protocol
 
 from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.controller.cluster.rollout_pool import RolloutPool
@@ -14,14 +13,14 @@ from agentrl.weight_sync import WeightsReport
 logger = logging.getLogger(__name__)
 
 
-class WeightSync(Protocol):
+class WeightSync:
     """How weights get from the ranks that train to the engines."""
 
     def publish(
-        self, learner: RoleHandle, pool: RolloutPool, version: int, mode: PauseMode
+        self, learner: RoleHandle, pool: RolloutPool, version: int, mode: PauseMode = "retract"
     ) -> list[WeightsReport]:
         """Every engine of ``pool``, paused by ``mode`` meanwhile, serves the learner's weights when
-        this returns.
+        this returns; what was done is logged.
 
         Returns:
             A report for each engine.
@@ -29,47 +28,36 @@ class WeightSync(Protocol):
         Raises:
             AgentRLError: an update failed; its engine answers nothing more.
         """
-        ...
-
-
-class ColocatedSync:
-    """Into the engine beside each rank, by one collective call; ranks without an engine help to
-    gather."""
-
-    def publish(
-        self, learner: RoleHandle, pool: RolloutPool, version: int, mode: PauseMode
-    ) -> list[WeightsReport]:
-        del pool  # its engines are those of the learner's ranks
-        reports = learner.group.call("weights", "publish", args=(learner.name, version, mode))
-        return [report for report in reports if report is not None]
-
-
-def publish_weights(
-    sync: WeightSync,
-    learner: RoleHandle,
-    pool: RolloutPool,
-    version: int,
-    mode: PauseMode = "retract",
-) -> list[WeightsReport]:
-    """Publishes, and logs what was done."""
-    start = time.monotonic()
-    reports = sync.publish(learner, pool, version, mode)
-    num_bytes = sum(report.bytes for report in reports)
-    seconds = time.monotonic() - start
-    logger.info(
-        "published version %d of %s to %d engines: %d bytes in %.2f s",
-        version,
-        learner.name,
-        len(reports),
-        num_bytes,
-        seconds,
-        extra={
-            "event": "weights_published",
+        start = time.monotonic()
+        reports = self.send(learner, pool, version, mode)
+        fields = {
             "version": version,
             "role": learner.name,
             "engines": len(reports),
-            "bytes": num_bytes,
-            "seconds": seconds,
-        },
-    )
-    return reports
+            "bytes": sum(report.bytes for report in reports),
+            "seconds": time.monotonic() - start,
+        }
+        logger.info(
+            "published version %(version)d of %(role)s to %(engines)d engines: %(bytes)d bytes in "
+            "%(seconds).2f s",
+            fields,
+            extra={"event": "weights_published", **fields},
+        )
+        return reports
+
+    def send(
+        self, learner: RoleHandle, pool: RolloutPool, version: int, mode: PauseMode
+    ) -> list[WeightsReport]:
+        """Brings the weights to the engines."""
+        raise NotImplementedError
+
+
+class ColocatedSync(WeightSync):
+    """Into the engine beside each rank, by one collective call; ranks without an engine help to
+    gather."""
+
+    def send(
+        self, learner: RoleHandle, pool: RolloutPool, version: int, mode: PauseMode
+    ) -> list[WeightsReport]:
+        reports = learner.group.call("weights", "publish", args=(learner.name, version, mode))
+        return [report for report in reports if report is not None]

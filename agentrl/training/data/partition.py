@@ -56,7 +56,7 @@ class ShardPlan:
 
     Args:
         samples: ``[S_local]`` rows in the whole batch.
-        micro_batches: positions in ``samples``; an empty one is a filler.
+        micro_batches: rows in the whole batch; an empty one is a filler.
     """
 
     samples: I64
@@ -130,15 +130,12 @@ def _with_members(plan: Plan, members: Sequence[I64]) -> Plan:
     """Replaces a plan's groups by their samples."""
     parts = []
     for part in plan.coordinates:
-        groups = [members[unit] for unit in part.samples]
-        places = np.split(
-            np.arange(sum(map(len, groups))), np.cumsum([group.size for group in groups])
-        )
+        samples = np.concatenate([_NONE, *(members[group] for group in part.samples)])
         micro_batches = tuple(
-            tuple(int(row) for unit in micro for row in places[unit])
+            tuple(row for group in micro for row in members[group].tolist())
             for micro in part.micro_batches
         )
-        parts.append(ShardPlan(np.concatenate([_NONE, *groups]), micro_batches))
+        parts.append(ShardPlan(samples, micro_batches))
     return Plan(tuple(parts))
 
 
@@ -158,18 +155,15 @@ def union(plans: Sequence[Plan]) -> Plan:
     """One pass over several mini-batches, with unchanged micro-batches, so that numbers agree
     exactly.
     """
-    coordinates = []
-    for parts in zip(*(plan.coordinates for plan in plans), strict=True):
-        offsets = np.cumsum([0, *(part.samples.size for part in parts)])
-        micro_batches = tuple(
-            tuple(row + int(offset) for row in micro)
-            for part, offset in zip(parts, offsets, strict=False)
-            for micro in part.micro_batches
+    return Plan(
+        tuple(
+            ShardPlan(
+                np.concatenate([part.samples for part in parts]),
+                tuple(micro for part in parts for micro in part.micro_batches),
+            )
+            for parts in zip(*(plan.coordinates for plan in plans), strict=True)
         )
-        coordinates.append(
-            ShardPlan(np.concatenate([part.samples for part in parts]), micro_batches)
-        )
-    return Plan(tuple(coordinates))
+    )
 
 
 def sample_weights(batch: Batch, plan: Plan, reduction: Callable[[Counts], F64]) -> F64:
@@ -191,15 +185,13 @@ def shards(batch: Batch, plan: Plan, weights: F64 | None = None) -> list[BatchSh
         plan: over rows of ``batch``.
         weights: ``[S]`` float64 w_s by row of ``batch``; None for a pass without a loss.
     """
-    return [
-        BatchShard(
-            batch=batch.select(part.samples),
-            samples=part.samples,
-            micro_batches=part.micro_batches,
-            sample_weight=None if weights is None else weights[part.samples],
-        )
-        for part in plan.coordinates
-    ]
+    made = []
+    for part in plan.coordinates:
+        place = {row: position for position, row in enumerate(part.samples.tolist())}
+        micro_batches = tuple(tuple(place[row] for row in micro) for micro in part.micro_batches)
+        own = None if weights is None else weights[part.samples]
+        made.append(BatchShard(batch.select(part.samples), part.samples, micro_batches, own))
+    return made
 
 
 def merge_columns(
@@ -266,39 +258,36 @@ def _balance(rows: I64, sizes: I64, layout: Layout) -> list[I64]:
 
 
 def _plan(parts: Sequence[I64], sizes: I64, layout: Layout) -> Plan:
-    packed = [_first_fit(sizes[part], layout.micro_batch_tokens) for part in parts]
-    count = max(len(micro_batches) for micro_batches in packed)
+    packed = [_first_fit(part, sizes, layout.micro_batch_tokens) for part in parts]
+    count = max(map(len, packed))
     return Plan(
         tuple(
-            ShardPlan(part, tuple(_split_to(micro_batches, sizes[part], count)))
+            ShardPlan(part, tuple(_split_to(micro_batches, sizes, count)))
             for part, micro_batches in zip(parts, packed, strict=True)
         )
     )
 
 
-def _first_fit(sizes: I64, capacity: int) -> list[tuple[int, ...]]:
+def _first_fit(rows: I64, sizes: I64, capacity: int) -> list[list[int]]:
     """First fit decreasing, ties by position."""
     bins: list[list[int]] = []
     free: list[int] = []
-    for position in np.lexsort((np.arange(sizes.size), -sizes)):
-        size = int(sizes[position])
-        target = next((i for i, room in enumerate(free) if room >= size), None)
-        if target is None:
+    for row in rows[np.argsort(-sizes[rows], kind="stable")].tolist():
+        size = int(sizes[row])
+        target = next((i for i, room in enumerate(free) if room >= size), len(bins))
+        if target == len(bins):
             bins.append([])
             free.append(capacity)
-            target = len(bins) - 1
-        bins[target].append(int(position))
+        bins[target].append(row)
         free[target] -= size
-    return [tuple(members) for members in bins]
+    return bins
 
 
-def _split_to(
-    micro_batches: list[tuple[int, ...]], sizes: I64, count: int
-) -> list[tuple[int, ...]]:
+def _split_to(micro_batches: list[list[int]], sizes: I64, count: int) -> list[tuple[int, ...]]:
     """Halves the fullest micro-batch until there are ``count``; fillers replace what cannot be
     split.
     """
-    parts = list(micro_batches)
+    parts = [tuple(rows) for rows in micro_batches]
     while len(parts) < count:
         divisible = [i for i, members in enumerate(parts) if len(members) > 1]
         if not divisible:

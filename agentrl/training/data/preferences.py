@@ -26,6 +26,8 @@ from agentrl.types import (
     Turn,
 )
 
+_SIDES = ("chosen", "rejected")
+
 Conversation: TypeAlias = tuple[Message, ...]
 
 
@@ -50,9 +52,9 @@ def preference_group(
             same.
     """
     margin = check_pair(row, group_index)
-    if isinstance(row["chosen"], Trajectory) and isinstance(row["rejected"], Trajectory):
+    if all(isinstance(row[side], Trajectory) for side in _SIDES):
         task = row["chosen"].task
-        both = [_given_turns(row[side], group_index, side) for side in ("chosen", "rejected")]
+        both = [_given_turns(row[side], group_index, side) for side in _SIDES]
     else:
         tools = tool_specs(row.get("tools") or (), f"preference pair {group_index}")
         prompt, *sides = _conversations(row, group_index)
@@ -61,7 +63,7 @@ def preference_group(
             _last_sequence(assistant_turns(messages, tools, renderer, start=len(prompt)))
             for messages in sides
         ]
-    for side, turns in zip(("chosen", "rejected"), both, strict=True):
+    for side, turns in zip(_SIDES, both, strict=True):
         length = sum(len(segment) for turn in turns for segment in turn.segments)
         if length > max_tokens:
             raise DataError(
@@ -87,7 +89,7 @@ def check_pair(row: Any, group_index: int) -> float:
     Raises:
         DataError: the row is no preference pair.
     """
-    if not isinstance(row, Mapping) or "chosen" not in row or "rejected" not in row:
+    if not isinstance(row, Mapping) or not row.keys() >= set(_SIDES):
         found = sorted(row) if isinstance(row, Mapping) else type(row).__name__
         raise DataError(
             f"preference pair {group_index} must be a mapping with 'chosen' and 'rejected', got "
@@ -98,7 +100,7 @@ def check_pair(row: Any, group_index: int) -> float:
         raise DataError(
             f"preference pair {group_index}: 'margin' must be a finite number, got {margin!r:.80}"
         )
-    if not isinstance(row["chosen"], Trajectory) or not isinstance(row["rejected"], Trajectory):
+    if not all(isinstance(row[side], Trajectory) for side in _SIDES):
         _conversations(row, group_index)
     return float(margin)
 
@@ -111,9 +113,7 @@ def _conversations(
     Raises:
         DataError: there is no prompt, or a side does not end with an assistant's message.
     """
-    chosen, rejected = (
-        _messages(row[side], group_index, side, "assistant") for side in ("chosen", "rejected")
-    )
+    chosen, rejected = (_messages(row[side], group_index, side, "assistant") for side in _SIDES)
     prompt: Conversation = ()
     if row.get("prompt") is not None:
         prompt = _messages(row["prompt"], group_index, "prompt", "user")

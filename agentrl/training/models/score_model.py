@@ -81,7 +81,10 @@ def load_score_model(
             f"one label"
         )
     if missing and head_seed is not None:
-        _init_head(head, head_seed)
+        generator = torch.Generator().manual_seed(head_seed)
+        nn.init.normal_(head.weight, 0.0, 1.0 / math.sqrt(head.in_features + 1), generator)
+        if head.bias is not None:
+            nn.init.zeros_(head.bias)
     model = ScoreModel(hf, spec.attention, device)
     text = model.config.get_text_config()
     tokens = [token for token in range(8) if token != text.pad_token_id][:4]
@@ -92,11 +95,3 @@ def load_score_model(
         f"{named}: {type(hf).__name__} does not score the last token by its layer "
         "`score` alone; choose another family"
     )
-
-
-@torch.no_grad()
-def _init_head(head: nn.Linear, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    head.weight.normal_(0.0, 1.0 / math.sqrt(head.in_features + 1), generator=generator)
-    if head.bias is not None:
-        head.bias.zero_()

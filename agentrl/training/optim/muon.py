@@ -80,12 +80,10 @@ class Muon(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._update(parameter, group)
+                    self._update(parameter, parameter.grad, group)
 
-    def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
-        gradient = parameter.grad
+    def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]
-        assert gradient is not None
         if not state:
             state["momentum_buffer"] = torch.zeros_like(gradient)
         momentum: Tensor = state["momentum_buffer"]

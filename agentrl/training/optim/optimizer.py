@@ -46,7 +46,15 @@ def build_optimizers(
         model: its parameters may be sharded.
         head: the output layer, whose matrix is never Muon's.
     """
-    hidden = _hidden_matrices(model, head) if spec.name == "muon" else set()
+    # the matrices that take one hidden vector to another: every linear layer's but the output's
+    hidden = {
+        f"{name}.weight"
+        for name, module in model.named_modules()
+        if spec.name == "muon"
+        and isinstance(module, nn.Linear)
+        and module is not head
+        and module.weight is not getattr(head, "weight", None)
+    }
     matrices: list[Tensor] = []
     rest: list[Tensor] = []
     for name, parameter in model.named_parameters():
@@ -71,16 +79,3 @@ def build_optimizers(
             )
         )
     return optimizers
-
-
-def _hidden_matrices(model: nn.Module, head: nn.Module) -> set[str]:
-    """Names of the matrices that take one hidden vector to another: every linear layer's but the
-    output layer's.
-    """
-    return {
-        f"{name}.weight"
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear)
-        and module is not head
-        and module.weight is not getattr(head, "weight", None)
-    }

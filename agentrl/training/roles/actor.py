@@ -24,7 +24,7 @@ from agentrl.training.roles.advantages import shard_advantages
 from agentrl.training.roles.learner import LearnerSpec, LearningRole
 from agentrl.training.roles.policy import PolicyRole
 from agentrl.training.roles.update_stats import StatSum
-from agentrl.types import BatchShard, Collect, Dispatch, Stat, Stats, register
+from agentrl.types import Batch, BatchShard, Collect, Dispatch, Stat, Stats, register
 
 F32 = npt.NDArray[np.float32]
 
@@ -92,7 +92,7 @@ class Actor(PolicyRole, LearningRole):
         stats = StatSum()
         losses = torch.zeros(3, dtype=torch.float64, device=self.device)
         for packed in self.packed(shard):
-            losses += self._backward(packed, shard, weights, stats)
+            losses += self._backward(packed, shard.batch, weights, stats)
         once = self.step()
         # the loss of the mini-batch, and with a reference its parts; once over all ranks
         names = ["policy/loss", "policy/pg_loss", "policy/kl_loss"]
@@ -115,9 +115,7 @@ class Actor(PolicyRole, LearningRole):
         """Checksums by name of what ``weights(dtype)`` yields (docs/controller.md)."""
         return checksums(self.model, self.dtype if dtype is None else torch_dtype(dtype))
 
-    def _backward(
-        self, packed: Packed, shard: BatchShard, weights: Tensor, stats: StatSum
-    ) -> Tensor:
+    def _backward(self, packed: Packed, batch: Batch, weights: Tensor, stats: StatSum) -> Tensor:
         """Forward and backward of a micro-batch.
 
         Returns:
@@ -127,7 +125,16 @@ class Actor(PolicyRole, LearningRole):
         if packed.targets.numel() == 0:
             torch.autograd.backward(logprobs.sum() * 0.0)
             return torch.zeros(3, dtype=torch.float64, device=self.device)
-        inputs = policy_inputs(packed, shard, logprobs)
+        rollout_logprobs = packed.column(batch.rollout_logprobs)
+        assert rollout_logprobs is not None
+        inputs = PolicyInputs(
+            logprobs=logprobs,
+            rollout_logprobs=rollout_logprobs,
+            sampled=packed.sampled,
+            old_logprobs=packed.column(batch.old_logprobs),
+            ref_logprobs=packed.column(batch.ref_logprobs),
+            advantages=packed.column(batch.advantages),
+        )
         algorithm = self.spec.algorithm
         outcome = self._policy_loss(inputs)
         weight = (weights[packed.sample] * packed.weight).double()
@@ -145,18 +152,3 @@ class Actor(PolicyRole, LearningRole):
         stats.add_values("policy/entropy", entropy)
         stats.add_mismatch(inputs)
         return torch.stack([loss, surrogate, kl]).detach()
-
-
-def policy_inputs(packed: Packed, shard: BatchShard, logprobs: Tensor) -> PolicyInputs:
-    """The trained tokens of a micro-batch, as a loss reads them."""
-    batch = shard.batch
-    rollout = packed.column(batch.rollout_logprobs)
-    assert rollout is not None
-    return PolicyInputs(
-        logprobs=logprobs,
-        rollout_logprobs=rollout,
-        sampled=packed.sampled,
-        old_logprobs=packed.column(batch.old_logprobs),
-        ref_logprobs=packed.column(batch.ref_logprobs),
-        advantages=packed.column(batch.advantages),
-    )

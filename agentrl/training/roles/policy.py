@@ -1,14 +1,21 @@
-"""Policy role: a causal model whose logprobs of trained tokens are computed, trained or frozen."""
+"""Policy role: a causal model whose logprobs of trained tokens are computed, trained or frozen.
+
+The reference is the policy as it was, frozen, against which a KL divergence is estimated.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from agentrl.training.fsdp.process_group import DistSpec
 from agentrl.training.fsdp.sharding import without_gradients
+from agentrl.training.models.packed_model import ModelSpec
 from agentrl.training.models.policy_model import PolicyModel, load_policy
 from agentrl.training.roles.role import Role
-from agentrl.types import BatchShard
+from agentrl.types import BatchShard, Collect, Dispatch, register
 
 
 class PolicyRole(Role):
@@ -31,3 +38,21 @@ class PolicyRole(Role):
                 if packed.source.size:
                     column[packed.source] = logprobs.cpu().numpy()
         return column
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceSpec(ModelSpec):
+    """What a reference is built from: the folder that the actor starts from."""
+
+    def build(self, place: DistSpec) -> Reference:
+        """The role on one rank."""
+        return Reference(self, place)
+
+
+class Reference(PolicyRole):
+    """One rank of a frozen policy."""
+
+    @register(Dispatch.DATA, collect=Collect.COLUMNS)
+    def logprobs(self, shard: BatchShard) -> dict[str, npt.NDArray[np.float32]]:
+        """``{"ref_logprobs": [T]}``; zeros off the mask."""
+        return {"ref_logprobs": self.trained_logprobs(shard)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,6 @@ from typing import Any
 import torch
 
 from agentrl.training.data.packing import Packed, micro_batches
-from agentrl.training.determinism import use_deterministic_kernels
 from agentrl.training.fsdp.process_group import DistSpec, data_mesh
 from agentrl.training.fsdp.sharding import shard_over
 from agentrl.training.models.packed_model import ModelSpec, PackedModel, torch_dtype
@@ -52,7 +52,7 @@ class Role:
 
     def __init__(self, spec: ModelSpec, place: DistSpec) -> None:
         if spec.deterministic:
-            use_deterministic_kernels()
+            _use_deterministic_kernels()
         self.spec = spec
         self.device = torch.device(place.device)
         self.dtype = torch_dtype(spec.dtype)
@@ -87,3 +87,14 @@ def _facts_of(model: PackedModel) -> ModelInfo:
     scale = num_parameters / (config.num_hidden_layers * width)
     longest = getattr(config, "max_position_embeddings", None)
     return ModelInfo(num_parameters, int(config.vocab_size), float(scale), longest)
+
+
+def _use_deterministic_kernels() -> None:
+    """Refuses kernels whose result depends on timing, and seeds torch, in this process.
+
+    Call it before the first CUDA kernel, because cuBLAS reads its workspace setting once.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    torch.manual_seed(0)

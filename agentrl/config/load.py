@@ -143,8 +143,8 @@ def _check(document: Document, folder: Path, trains: bool) -> None:
         _tell(document, faults, index if stages else None)
         sound.append(stage)
     if not document.problems:
-        for index, fault in lineage_faults(sound):
-            _tell(document, [fault], index if stages else None)
+        for index, stage in enumerate(sound):
+            _tell(document, lineage_faults(stage, sound[:index]), index if stages else None)
 
 
 def _validate(model: type[Section], tree: dict[str, Any]) -> tuple[Any, list[Fault]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from agentrl.algorithms import LearnsFrom
 from agentrl.config.schema import RunConfig, StageConfig
 from agentrl.errors import ConfigError
 from agentrl.metrics import REWARD_MODEL_PART
@@ -288,55 +287,37 @@ def _divisors(number: int) -> str:
     return ", ".join(str(divisor) for divisor in range(1, number + 1) if number % divisor == 0)
 
 
-def lineage_faults(stages: Sequence[StageConfig]) -> Iterator[tuple[int, Fault]]:
-    """What is wrong between whole stages, each with the position of the stage to fix.
+def lineage_faults(stage: StageConfig, earlier: Sequence[StageConfig]) -> Iterator[Fault]:
+    """What is wrong between whole stages.
 
     Args:
-        stages: all of a run, also those skipped because ``model.path`` is given.
+        stage: the one to fix.
+        earlier: those before it, also if they are skipped because ``model.path`` is given.
     """
-    kinds: dict[str, LearnsFrom] = {}
-    for position, stage in enumerate(stages):
-        own = stage.learns_from
-        if own != "preferences" and kinds.get(stage.starts_from) == "preferences":
-            policies = ", ".join(
-                name for name, kind in {"model": own, **kinds}.items() if kind != "preferences"
-            )
-            yield (
-                position,
-                fault(
-                    f"stages.{stage.name}.from must name a policy ({policies}), since "
-                    f"algorithm.name={stage.algorithm.name!r} trains one, got the reward model "
-                    f"{stage.starts_from!r}; name one",
-                    "starts_from",
-                ),
-            )
-        scorer = stage.reward.model.stage
-        if own == "rollouts" and scorer is not None and kinds.get(scorer) != "preferences":
-            known = (
-                ", ".join(name for name, kind in kinds.items() if kind == "preferences") or "none"
-            )
-            yield (
-                position,
-                fault(
-                    "{key} must name an earlier stage that trains a reward model (those are: "
-                    f"{known}), got {scorer!r}; name one, or a folder by reward.model.path",
-                    "reward.model.stage",
-                ),
-            )
-        if scorer is not None and any(
-            s.name == scorer and _is_skipped(s) for s in stages[:position]
-        ):
-            yield (
-                position,
-                fault(
-                    f"{{key}}={scorer!r} is skipped, since it is `when: built` and model.path is "
-                    f"given; set stages.{scorer}.when=always, or reward.model.path",
-                    "reward.model.stage",
-                    "model.path",
-                ),
-            )
-        kinds[stage.name] = own
-
-
-def _is_skipped(stage: StageConfig) -> bool:
-    return stage.when == "built" and stage.model.path is not None
+    kinds = {one.name: one.learns_from for one in earlier}
+    if stage.learns_from != "preferences" and kinds.get(stage.starts_from) == "preferences":
+        policies = [name for name, kind in kinds.items() if kind != "preferences"]
+        yield fault(
+            f"stages.{stage.name}.from must name a policy ({', '.join(['model', *policies])}), "
+            f"since algorithm.name={stage.algorithm.name!r} trains one, got the reward model "
+            f"{stage.starts_from!r}; name one",
+            "starts_from",
+        )
+    scorer = stage.reward.model.stage
+    if scorer is None:
+        return
+    if stage.plays and kinds.get(scorer) != "preferences":
+        known = ", ".join(name for name, kind in kinds.items() if kind == "preferences")
+        yield fault(
+            "{key} must name an earlier stage that trains a reward model (those are: "
+            f"{known or 'none'}), got {scorer!r}; name one, or a folder by reward.model.path",
+            "reward.model.stage",
+        )
+    skipped = [one.name for one in earlier if one.when == "built" and one.model.path is not None]
+    if scorer in skipped:
+        yield fault(
+            f"{{key}}={scorer!r} is skipped, since it is `when: built` and model.path is given; "
+            f"set stages.{scorer}.when=always, or reward.model.path",
+            "reward.model.stage",
+            "model.path",
+        )

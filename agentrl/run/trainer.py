@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -217,23 +217,20 @@ class Trainer(Closing):
         sets = stage.eval.sets
         if name is not None and name not in sets:
             raise ConfigError(f"eval.sets has no {name!r}; it has {', '.join(sets) or 'none'}")
-        chosen = [
-            own
+        chosen = {
+            own: item.replace(baseline_only=False)
             for own, item in sets.items()
             if own == name or (name is None and not item.baseline_only)
-        ]
+        }
         if not chosen:
             raise ConfigError(
                 "eval.sets names no set of tasks to evaluate; add one: "
                 "eval.sets.NAME=file.py:function"
             )
-        plan = eval_plan(stage, self._live, only=chosen)
-        plan = replace(
-            plan,
-            sets=tuple(replace(item, baseline_only=False) for item in plan.sets),
-            samples=samples or plan.samples,
-            greedy=plan.greedy if greedy is None else greedy,
-        )
+        given = {"samples": samples or None, "greedy": greedy}
+        asked = {key: value for key, value in given.items() if value is not None}
+        stage = stage.replace(eval=stage.eval.replace(sets=chosen, **asked))
+        plan = eval_plan(stage, self._live)
         return list(RolloutEvaluator(plan, self._roll_out).evaluate("now"))
 
     @naming_keys()
@@ -244,11 +241,8 @@ class Trainer(Closing):
             GroupRequest(group_index, task, samples, "eval", "rollout")
             for group_index, task in enumerate(tasks)
         ]
-        return (
-            [t for outcome in self._roll_out(requests) for t in outcome.group.trajectories]
-            if requests
-            else []
-        )
+        outcomes = self._roll_out(requests) if requests else ()
+        return [t for outcome in outcomes for t in outcome.group.trajectories]
 
     def play(self, requests: Iterable[GroupRequest]) -> Iterator[GroupOutcome]:
         """Plays any number of groups with the policy as it is; each comes as it ends, and nothing

@@ -48,8 +48,9 @@ class StepFiles:
             writer, _, number = path.stem.rpartition("-")
             if writer != self._writer:
                 continue
-            if not self._run.shard_path(step, writer, int(number)).exists():
-                recovered += self._seal(path, self._run.shard_path(step, writer, int(number)))
+            shard = self._run.shard_path(step, writer, int(number))
+            if not shard.exists():
+                recovered += self._seal(path, shard)
             self._remove(path)
         return recovered
 

@@ -20,13 +20,13 @@ def doctor_command(
     prepare: Annotated[Sequence[str] | None, Parameter(consume_multiple=True, negative="")] = None,
     reap: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
-    """Say what this machine offers: processors, accelerators, packages, and what each sandbox really guarantees.
+    """Say what this machine offers: processors, accelerators, packages, sandboxes' guarantees.
 
     Args:
-        prepare: pull or build images for the docker backend, or folders with a Dockerfile, instead; without a name
-            its default image.
-        reap: instead remove what dead runs left: sandboxes, their folders and containers, and SGLang servers.
-    """  # noqa: E501
+        prepare: pull images for docker, or build folders with a Dockerfile, instead;
+            without a name its default image.
+        reap: instead remove what dead runs left: sandboxes, folders, containers, servers.
+    """
     if prepare is not None:
         _prepare(prepare)
     if reap:

@@ -100,9 +100,15 @@ def _downloaded(setting: str, repo: str, revision: str | None, path: Path, key: 
     try:
         folder = Path(fetch(tqdm_class=None if sys.stderr.isatty() else _lines()))
     except GatedRepoError:
-        why = f"is open to those alone who accepted its terms; accept them at {constants.ENDPOINT}/{repo}, set HF_TOKEN"  # noqa: E501
+        why = (
+            "is open to those alone who accepted its terms; accept them at "
+            f"{constants.ENDPOINT}/{repo}, set HF_TOKEN"
+        )
     except RepositoryNotFoundError:
-        why = f"does not exist on {constants.ENDPOINT}, or is private (set HF_TOKEN); correct the name"  # noqa: E501
+        why = (
+            f"does not exist on {constants.ENDPOINT}, or is private (set HF_TOKEN); correct the "
+            "name"
+        )
     except RevisionNotFoundError:
         why = f"has no revision {revision!r} on {constants.ENDPOINT}; leave it out for the newest"
     except Exception as error:  # noqa: BLE001  the boundary: whatever the network, the hub and its client come to
@@ -125,7 +131,7 @@ def _reason(error: BaseException) -> str:
     cause = error
     while (inner := cause.__cause__ or cause.__context__) is not None:
         cause = inner
-    return f"{type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else 'no more is known'}"  # noqa: E501
+    return f"{type(cause).__name__}: {(str(cause) or 'no more is known').splitlines()[0]}"
 
 
 def _lines() -> Any:

@@ -94,9 +94,7 @@ def fitted(text: str, width: int, *, hang: int | None = None) -> str:
     return "\n".join(lines)
 
 
-def print_table(
-    columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None
-) -> None:
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Rows under their headings; numbers stand right.
 
     Where the terminal is too narrow, headings take several lines, then columns move together, then
@@ -115,9 +113,7 @@ def print_table(
     if _width(headings, room, gap) > out.width:
         gap = 1
     cut = _cut(headings, room, numeric, _width(headings, room, gap) - out.width)
-    table = Table(
-        title=title, title_justify="left", box=None, pad_edge=False, padding=(0, gap, 0, 0)
-    )
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0))
     for index, heading in enumerate(headings):
         table.add_column(
             heading,

@@ -318,8 +318,7 @@ class Trainer(Closing):
                     outcome = run_stage(
                         parts,
                         stage,
-                        model=models[stage.starts_from],
-                        reward_model=reward_model_folder(stage, models),
+                        models,
                         first_draw=first_draw,
                         resume=resume,
                     )

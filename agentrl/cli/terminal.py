@@ -175,14 +175,9 @@ def _cell(value: Any) -> _Cell:
 
 def print_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
     """Indented JSON; a number that is not finite becomes null, which JSON can carry."""
-    print(json.dumps(_finite(value), indent=2, ensure_ascii=False, default=str))
+    finite = json.loads(json.dumps(value, default=_plain), parse_constant=lambda _: None)
+    print(json.dumps(finite, indent=2, ensure_ascii=False))
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return value
+def _plain(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else str(value)

@@ -368,7 +368,14 @@ class Trainer(Closing):
             return self._chat, unscored
         processes = self._processes()
         if not self._hosting:
-            model = self._models.get(stage.name) or self._model_without_run()
+            model = self._models.get(stage.name)
+            if model is None:
+                if self.config.model.path is None:
+                    raise ConfigError(
+                        "model.path is not set and nothing was trained yet; call train() first, or "
+                        "set model.path"
+                    )
+                model = given_model(self.config.model.path, self.config.base_dir)
             reward_model = reward_model_folder(stage, self._models)
             recipe = StageRecipe(stage, stage.make_algorithm(), model, reward_model, num_steps=1)
             processes.setup(
@@ -386,11 +393,3 @@ class Trainer(Closing):
                 "grpo"
             )
         return stages[-1]
-
-    def _model_without_run(self) -> Path:
-        if self.config.model.path is None:
-            raise ConfigError(
-                "model.path is not set and nothing was trained yet; call train() first, or set "
-                "model.path"
-            )
-        return given_model(self.config.model.path, self.config.base_dir)

@@ -81,22 +81,16 @@ def eval_command(
             "name a run or a model to examine, or give --score FILE with --reward file.py:name"
         )
     else:
-        evaluated = _evaluate(model, config, overrides, samples, only)
+        if samples is not None and samples < 1:
+            raise ConfigError(f"--samples must be at least 1, got {samples}")
+        from agentrl.run.policy_source import named_policy
+        from agentrl.run.trainer import Trainer
+
+        with Trainer(named_policy(model, config, overrides, command="agentrl eval")) as trainer:
+            evaluated = _by_source(trainer.evaluate_sets(only, samples=samples, greedy=False))
     if out is not None:
         write_eval_file(out, evaluated)
     _report(evaluated, as_json=json)
-
-
-def _evaluate(
-    model: Path, config: str | None, overrides: Sequence[str], samples: int | None, only: str | None
-) -> list[EvaluatedTask]:
-    if samples is not None and samples < 1:
-        raise ConfigError(f"--samples must be at least 1, got {samples}")
-    from agentrl.run.policy_source import named_policy
-    from agentrl.run.trainer import Trainer
-
-    with Trainer(named_policy(model, config, overrides, command="agentrl eval")) as trainer:
-        return _by_source(trainer.evaluate_sets(only, samples=samples, greedy=False))
 
 
 def _by_source(results: Sequence[Evaluation]) -> list[EvaluatedTask]:

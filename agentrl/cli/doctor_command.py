@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -21,13 +20,13 @@ def doctor_command(
     prepare: Annotated[Sequence[str] | None, Parameter(consume_multiple=True, negative="")] = None,
     reap: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
-    """Say what this machine offers: processors, accelerators, packages, and what each sandbox really guarantees.
+    """Say what this machine offers: processors, accelerators, packages, sandboxes' guarantees.
 
     Args:
-        prepare: pull or build images for the docker backend, or folders with a Dockerfile, instead; without a name
-            its default image.
-        reap: instead remove what dead runs left: sandboxes, their folders and containers, and SGLang servers.
-    """  # noqa: E501
+        prepare: pull images for docker, or build folders with a Dockerfile, instead;
+            without a name its default image.
+        reap: instead remove what dead runs left: sandboxes, folders, containers, servers.
+    """
     if prepare is not None:
         _prepare(prepare)
     if reap:
@@ -44,8 +43,12 @@ def doctor_command(
 
 def _print_packages() -> None:
     from agentrl.run.install.sglang_env.build import installed_environments
+    from agentrl.run.lifetime.record import package_version
 
-    print_table(("package", "version"), [(name, _version(name)) for name in _PACKAGES])
+    print_table(
+        ("package", "version"),
+        [(name, package_version(name) or "not installed") for name in _PACKAGES],
+    )
     for line in installed_environments() or ["none here; agentrl install sglang makes one"]:
         say(f"SGLang's environment: {line}")
 
@@ -108,10 +111,3 @@ def _accelerators() -> str:
             torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())
         )
     return "none (torch runs on the CPU)"
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from agentrl.cli.terminal import print_json, print_table
+from agentrl.envs import Rubric
 from agentrl.errors import ConfigError
 from agentrl.metrics.evaluation import evaluation_report
 from agentrl.run.eval_file import (
@@ -22,6 +23,7 @@ from agentrl.run.eval_file import (
     task_scores,
     write_eval_file,
 )
+from agentrl.types import load_object
 
 if TYPE_CHECKING:
     from agentrl.controller.evaluator import Evaluation
@@ -41,15 +43,16 @@ def eval_command(
 ) -> None:
     """Examine a model or a run's policy on held-out tasks, or score such a file again.
 
-    `agentrl eval RUN|MODEL CONFIG` plays the tasks of eval.sets; `agentrl eval CONFIG rollout.engine=openai ...` does
-    so with the model of an OpenAI-compatible server; `agentrl eval --score FILE --reward file.py:name` gives the
-    episodes of an earlier evaluation new scores, without a model.
+    `agentrl eval RUN|MODEL CONFIG` plays the tasks of eval.sets; `agentrl eval CONFIG
+    rollout.engine=openai ...` does so with the model of an OpenAI-compatible server; `agentrl eval
+    --score FILE --reward file.py:name` gives the episodes of an earlier evaluation new scores,
+    without a model.
 
     Parameters
     ----------
     model
-        A run directory, whose last policy is examined, or a model folder in Hugging Face's layout; left out where
-        rollout.engine=openai.
+        A run directory, whose last policy is examined, or a Hugging Face model folder;
+        left out where rollout.engine=openai.
     config
         A configuration file; by default the run's own.
     overrides
@@ -57,7 +60,7 @@ def eval_command(
     samples
         Episodes a task; by default eval.samples.
     only
-        Only this one of eval.sets; by default all but those examined only before training (baseline_only).
+        Only this one of eval.sets; by default all that are not baseline_only.
     out
         A Parquet file for tasks, responses, scores and episodes (docs/evaluation.md).
     score
@@ -66,41 +69,28 @@ def eval_command(
         The function that scores: file.py:name or module:name.
     json
         The statistics as JSON.
-    """  # noqa: E501
+    """
     if score is not None:
         if model is not None or reward is None:
             raise ConfigError(
                 "--score FILE needs --reward file.py:name, and neither a model nor a configuration"
             )
-        evaluated = _score_again(score, reward)
+        evaluated = rescored(read_eval_file(score), Rubric([load_object(reward)]))
     elif model is None or reward is not None:
         raise ConfigError(
             "name a run or a model to examine, or give --score FILE with --reward file.py:name"
         )
     else:
-        evaluated = _evaluate(model, config, overrides, samples, only)
+        if samples is not None and samples < 1:
+            raise ConfigError(f"--samples must be at least 1, got {samples}")
+        from agentrl.run.policy_source import named_policy
+        from agentrl.run.trainer import Trainer
+
+        with Trainer(named_policy(model, config, overrides, command="agentrl eval")) as trainer:
+            evaluated = _by_source(trainer.evaluate_sets(only, samples=samples, greedy=False))
     if out is not None:
         write_eval_file(out, evaluated)
     _report(evaluated, as_json=json)
-
-
-def _score_again(path: Path, reference: str) -> list[EvaluatedTask]:
-    from agentrl.envs import Rubric
-    from agentrl.types import load_object
-
-    return rescored(read_eval_file(path), Rubric([load_object(reference)]))
-
-
-def _evaluate(
-    model: Path, config: str | None, overrides: Sequence[str], samples: int | None, only: str | None
-) -> list[EvaluatedTask]:
-    if samples is not None and samples < 1:
-        raise ConfigError(f"--samples must be at least 1, got {samples}")
-    from agentrl.run.policy_source import named_policy
-    from agentrl.run.trainer import Trainer
-
-    with Trainer(named_policy(model, config, overrides, command="agentrl eval")) as trainer:
-        return _by_source(trainer.evaluate_sets(only, samples=samples, greedy=False))
 
 
 def _by_source(results: Sequence[Evaluation]) -> list[EvaluatedTask]:

@@ -23,14 +23,14 @@ def install_command(
     Parameters
     ----------
     what
-        sglang: SGLang, for rollout.engine=sglang. Takes minutes, and about 2 GB of disk without a GPU.
+        sglang: SGLang, for rollout.engine=sglang. Takes minutes, and about 2 GB without a GPU.
     folder
-        Where; by default a folder below the user's data folder, which rollout.sglang.python finds by itself.
+        Where; by default below the user's data folder, where rollout.sglang.python finds it.
     gpu
         With CUDA; by default for the CPU.
     torch_index
         A package index that has torch for the CPU, instead of PyTorch's own.
-    """  # noqa: E501
+    """
     from agentrl.run.install.sglang_env.build import build_environment
     from agentrl.run.install.sglang_env.recipe import CPU, GPU, SGLANG_VERSION, default_folder
 

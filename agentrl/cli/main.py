@@ -56,13 +56,9 @@ def run(tokens: Sequence[str]) -> int:
         The exit code: 0 success, 2 a mistake in the configuration or on the command line, 3 data, 4
         the machine, 130 interrupted by Ctrl-C, 143 by SIGTERM or SIGUSR1, 1 anything else.
     """
-    with warnings_on(lambda text: _tell(f"! {text}")):
-        return _run(tokens)
-
-
-def _run(tokens: Sequence[str]) -> int:
     try:
-        app(list(tokens), exit_on_error=False, print_error=False, result_action="return_none")
+        with warnings_on(lambda text: _tell(f"! {text}")):
+            app(list(tokens), exit_on_error=False, print_error=False, result_action="return_none")
         sys.stdout.flush()
     except CycloptsError as error:
         return _fail(ConfigError(f"{error}; `agentrl --help` lists commands and options"))

@@ -26,15 +26,17 @@ def rollout_command(
 ) -> None:
     """Collect trajectories of a policy as a data set, without training.
 
-    `agentrl rollout RUN|MODEL CONFIG` plays the tasks of data.train; `agentrl rollout CONFIG` does so with the model
-    of its model.path, or with that of an OpenAI-compatible server (rollout.engine=openai). What is collected lies in
-    a run directory, for `agentrl ls`, `agentrl show` and Hugging Face's datasets. The same command again goes on
-    where an earlier one was interrupted, plays again what failed, and may ask for more tasks.
+    `agentrl rollout RUN|MODEL CONFIG` plays the tasks of data.train; `agentrl rollout CONFIG` does
+    so with the model of its model.path, or with that of an OpenAI-compatible server
+    (rollout.engine=openai). What is collected lies in a run directory, for `agentrl ls`, `agentrl
+    show` and Hugging Face's datasets. The same command again goes on where an earlier one was
+    interrupted, plays again what failed, and may ask for more tasks.
 
     Parameters
     ----------
     model
-        A run directory, whose last policy plays, or a model folder in Hugging Face's layout; or the configuration.
+        A run directory, whose last policy plays, or a model folder (Hugging Face's layout);
+        or the configuration.
     config
         A configuration file; by default the run's own.
     overrides
@@ -45,7 +47,7 @@ def rollout_command(
         Episodes a task; by default rollout.group_size.
     out
         The run directory; by default run.dir with "-rollouts" behind it.
-    """  # noqa: E501
+    """
     for name, value in (("tasks", tasks), ("samples", samples)):
         if value is not None and value < 1:
             raise ConfigError(f"--{name} must be at least 1, got {value}")

@@ -18,9 +18,10 @@ def serve_policy_command(
     out: Path | None = None,
     idle_timeout_s: float = 300.0,
 ) -> None:
-    """Serve a policy to agents that bring their own loop, at an OpenAI-compatible endpoint for each episode.
+    """Serve a policy to agents that bring their own loop, at an endpoint for each episode.
 
-    POST /episodes opens an episode and names its base URL; its turns are recorded with ids, logprobs and versions.
+    POST /episodes opens an episode and names its base URL; its turns are recorded with ids,
+    logprobs and versions.
 
     Parameters
     ----------
@@ -38,7 +39,7 @@ def serve_policy_command(
         A new run directory that keeps the episodes, for `agentrl ls` and `agentrl show`.
     idle_timeout_s
         Seconds without a request after which an episode ends.
-    """  # noqa: E501
+    """
     if not idle_timeout_s > 0:
         raise ConfigError(f"--idle-timeout-s must be more than 0, got {idle_timeout_s:g}")
     if out is not None and any(path.is_file() for path in out.rglob("*")):

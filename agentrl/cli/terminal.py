@@ -94,9 +94,7 @@ def fitted(text: str, width: int, *, hang: int | None = None) -> str:
     return "\n".join(lines)
 
 
-def print_table(
-    columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None
-) -> None:
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Rows under their headings; numbers stand right.
 
     Where the terminal is too narrow, headings take several lines, then columns move together, then
@@ -115,9 +113,7 @@ def print_table(
     if _width(headings, room, gap) > out.width:
         gap = 1
     cut = _cut(headings, room, numeric, _width(headings, room, gap) - out.width)
-    table = Table(
-        title=title, title_justify="left", box=None, pad_edge=False, padding=(0, gap, 0, 0)
-    )
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0))
     for index, heading in enumerate(headings):
         table.add_column(
             heading,
@@ -179,14 +175,9 @@ def _cell(value: Any) -> _Cell:
 
 def print_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
     """Indented JSON; a number that is not finite becomes null, which JSON can carry."""
-    print(json.dumps(_finite(value), indent=2, ensure_ascii=False, default=str))
+    finite = json.loads(json.dumps(value, default=_plain), parse_constant=lambda _: None)
+    print(json.dumps(finite, indent=2, ensure_ascii=False))
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return value
+def _plain(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else str(value)

@@ -24,12 +24,12 @@ def train_command(
     config
         A YAML file (docs/configuration.md).
     overrides
-        Settings that go before the file's, as key=value: train.steps=10 optim.lr=1e-5 stages.warmup.steps=5
+        Settings that go before the file's, as key=value: train.steps=10 stages.warmup.steps=5
     resume
         Go on with the run in run.dir from its last checkpoint.
     dry_run
         Check the configuration, print it whole with the origin of each value, and stop.
-    """  # noqa: E501
+    """
     from agentrl.config import load_with_origins, to_yaml
 
     loaded = load_with_origins(config, overrides)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
@@ -14,13 +14,15 @@ from ruamel.yaml.representer import RoundTripRepresenter
 from agentrl.config.schema import RunConfig, StageConfig
 from agentrl.types.section import Key
 
+Origin: TypeAlias = Callable[[Key, int | None], str] | None
+"""Where the value of a key (of a stage) was written."""
 SHARED_SECTIONS = ("run", "controller", "model", "metrics")
 """What belongs to the run and not to a stage."""
 
 
 def to_yaml(
     config: RunConfig,
-    origin: Callable[[Key, int | None], str] | None = None,
+    origin: Origin = None,
     *,
     stages: Sequence[StageConfig] | None = None,
 ) -> str:
@@ -28,19 +30,24 @@ def to_yaml(
 
     Args:
         config: as loaded.
-        origin: where the value of a key (of a stage) was written; shown behind each value.
+        origin: shown behind each value.
         stages: its stages as they run, skipped ones included; by default as written.
 
     Returns:
         YAML 1.2 that ``load_config`` reads as a configuration with equal ``resolved_stages()``.
     """
     shared = config.model_dump(include=set(SHARED_SECTIONS))
-    stages = stages or config.resolved_stages(include_skipped=True)
     tree = _commented({name: shared[name] for name in SHARED_SECTIONS}, (), None, origin)
-    if config.stages:
-        tree["stages"] = [_stage_tree(stage, index, origin) for index, stage in enumerate(stages)]
-    else:
-        tree.update(_commented(_own_sections(stages[0]), (), None, origin))
+    trees = []
+    for index, stage in enumerate(stages or config.resolved_stages(include_skipped=True)):
+        head = {"name": stage.name, "when": stage.when, "from": stage.starts_from}
+        own = stage.model_dump(exclude={*SHARED_SECTIONS, "name", "when", "starts_from"})
+        if config.stages:
+            trees.append(_commented({**head, **own}, (), index, origin))
+        else:
+            tree.update(_commented(own, (), None, origin))
+    if trees:
+        tree["stages"] = trees
     yaml = YAML(pure=True)
     yaml.width = 1_000_000  # a wrapped value would be cut by the note behind it
     yaml.representer.add_representer(type(None), _represent_null)
@@ -50,22 +57,11 @@ def to_yaml(
     return stream.getvalue()
 
 
-def _own_sections(stage: StageConfig) -> dict[str, Any]:
-    return stage.model_dump(exclude={*SHARED_SECTIONS, "name", "when", "starts_from"})
-
-
-def _stage_tree(
-    stage: StageConfig, index: int, origin: Callable[[Key, int | None], str] | None
-) -> CommentedMap:
-    head = {"name": stage.name, "when": stage.when, "from": stage.starts_from}
-    return _commented({**head, **_own_sections(stage)}, (), index, origin)
-
-
 def _commented(
     tree: dict[str, Any],
     key: Key,
     stage: int | None,
-    origin: Callable[[Key, int | None], str] | None,
+    origin: Origin,
 ) -> CommentedMap:
     commented = CommentedMap()
     for name, value in tree.items():
@@ -74,9 +70,8 @@ def _commented(
             commented[name] = _commented(value, inner, stage, origin)
             continue
         if isinstance(value, list | tuple) and any(isinstance(entry, dict) for entry in value):
-            entries = enumerate(value)
             commented[name] = [
-                _commented(entry, (*inner, i), stage, origin) for i, entry in entries
+                _commented(entry, (*inner, i), stage, origin) for i, entry in enumerate(value)
             ]
             continue
         commented[name] = _flow(value)

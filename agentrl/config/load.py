@@ -76,6 +76,7 @@ def load_with_origins(
 ) -> LoadedConfig:
     """As ``load_config``, keeping where every value came from."""
     if isinstance(source, Mapping):
+        path = None
         name = "run"
         folder = Path.cwd()
         document = Document(copy.deepcopy(dict(source)))
@@ -87,22 +88,15 @@ def load_with_origins(
         name = folder.name if path.stem == "config" else path.stem
     document.raise_problems()
     expand_short_forms(document)
-    if not isinstance(source, Mapping) and _is_a_runs_own(Path(source)):
-        rename_keys(document)
+    if path and path.name.startswith("config.resolved.") and (path.parent / "run.json").is_file():
+        rename_keys(document)  # a run wrote it, perhaps one of an older version
     apply_overrides(document, overrides)
-    _check(document, folder, trains)
+    config = _check(document, folder, trains)
     document.raise_problems()
-    config = RunConfig.model_validate(document.tree)
+    assert config is not None, "what cannot be made has a problem"
     base_dir = str((folder / (config.run.base_dir or ".")).resolve())
     run = config.run.replace(dir=config.run.dir or str(Path("runs", name)), base_dir=base_dir)
     return LoadedConfig(config.replace(run=run), document)
-
-
-def _is_a_runs_own(path: Path) -> bool:
-    """Whether a run wrote the file: it may be of an older version, so that its keys have their old
-    names.
-    """
-    return path.name.startswith("config.resolved.") and (path.parent / "run.json").is_file()
 
 
 def _read(path: Path) -> str:
@@ -116,9 +110,10 @@ def _read(path: Path) -> str:
         raise ConfigError(f"{path} cannot be read as a configuration: {error}") from None
 
 
-def _check(document: Document, folder: Path, trains: bool) -> None:
-    """Adds all problems of a document whose overrides are applied."""
+def _check(document: Document, folder: Path, trains: bool) -> RunConfig | None:
+    """The configuration of a document whose overrides are applied; adds all its problems."""
     tree = document.tree
+    top: RunConfig | None
     top, top_faults = _validate(RunConfig, tree)
     if top is not None:
         top_faults += run_faults(top, trains=trains)
@@ -126,7 +121,7 @@ def _check(document: Document, folder: Path, trains: bool) -> None:
     _tell(document, top_faults)
     stages = tree.get("stages") or []
     if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
-        return
+        return top
     sound = []
     for index, own in enumerate(stage_trees(tree)):
         stage, faults = _validate(StageConfig, own)
@@ -143,8 +138,9 @@ def _check(document: Document, folder: Path, trains: bool) -> None:
         _tell(document, faults, index if stages else None)
         sound.append(stage)
     if not document.problems:
-        for index, fault in lineage_faults(sound):
-            _tell(document, [fault], index if stages else None)
+        for index, stage in enumerate(sound):
+            _tell(document, lineage_faults(stage, sound[:index]), index if stages else None)
+    return top
 
 
 def _validate(model: type[Section], tree: dict[str, Any]) -> tuple[Any, list[Fault]]:

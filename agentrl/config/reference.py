@@ -41,8 +41,8 @@ def _table(
 def _rows(fields: Mapping[str, FieldInfo]) -> Iterator[str]:
     for name, field in fields.items():
         if plain_section(field.annotation) is None:
-            choices = f"{_choices(field.annotation)} " if _choices(field.annotation) else ""
-            yield f"| `{field.alias or name}` | {_default(field)} | {choices}{_words(field.description)} |"  # noqa: E501
+            meaning = f"{_choices(field.annotation)}{_words(field.description)}"
+            yield f"| `{field.alias or name}` | {_default(field)} | {meaning} |"
 
 
 def _default(field: FieldInfo) -> str:
@@ -64,7 +64,7 @@ def _yaml(value: Any) -> str:
 
 def _choices(annotation: Any) -> str:
     if typing.get_origin(annotation) is typing.Literal:
-        return ", ".join(f"`{choice}`" for choice in typing.get_args(annotation)) + "."
+        return ", ".join(f"`{choice}`" for choice in typing.get_args(annotation)) + ". "
     return ""
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
-from agentrl.algorithms import LearnsFrom
 from agentrl.config.schema import RunConfig, StageConfig
 from agentrl.errors import ConfigError
 from agentrl.metrics import REWARD_MODEL_PART
@@ -63,7 +63,12 @@ def _stage_name_faults(config: RunConfig) -> Iterator[Fault]:
 def stage_faults(stage: StageConfig, *, trains: bool = True) -> Iterator[Fault]:
     """Rules within one stage, and those that only matter where it is trained."""
     if trains:
-        yield from _data_faults(stage)
+        if stage.data.train is None:
+            yield fault(
+                "data.train is required: a function as file.py:name, a .jsonl or .parquet file, or "
+                "a folder; got none",
+                "data.train",
+            )
         yield from _sampling_faults(stage)
     yield from _program_faults(stage)
     yield from _reward_faults(stage)
@@ -71,15 +76,6 @@ def stage_faults(stage: StageConfig, *, trains: bool = True) -> Iterator[Fault]:
     yield from _size_faults(stage)
     yield from _rollout_faults(stage)
     yield from _sandbox_faults(stage)
-
-
-def _data_faults(stage: StageConfig) -> Iterator[Fault]:
-    if stage.data.train is None:
-        yield fault(
-            "data.train is required: a function as file.py:name, a .jsonl or .parquet file, or a "
-            "folder; got none",
-            "data.train",
-        )
 
 
 def _reward_faults(stage: StageConfig) -> Iterator[Fault]:
@@ -125,9 +121,11 @@ def _size_faults(stage: StageConfig) -> Iterator[Fault]:
             "train.steps",
         )
     if train.batch_prompts % train.mini_batch_prompts:
+        numbers = range(1, train.batch_prompts + 1)
+        divisors = [str(number) for number in numbers if train.batch_prompts % number == 0]
         yield fault(
             f"train.mini_batch_prompts must divide train.batch_prompts={train.batch_prompts}, "
-            f"got {train.mini_batch_prompts}; the divisors are {_divisors(train.batch_prompts)}",
+            f"got {train.mini_batch_prompts}; the divisors are {', '.join(divisors)}",
             "train.mini_batch_prompts",
             "train.batch_prompts",
         )
@@ -182,9 +180,10 @@ def _rollout_faults(stage: StageConfig) -> Iterator[Fault]:
 
 def _schedule_faults(stage: StageConfig) -> Iterator[Fault]:
     rollout = stage.rollout
-    allowed = {"sync": rollout.max_staleness == 0, "one_step_off": rollout.max_staleness == 1}
-    if not allowed.get(rollout.schedule, rollout.max_staleness >= 1):
-        wanted = {"sync": "0", "one_step_off": "1"}.get(rollout.schedule, "at least 1")
+    wanted, most = {"sync": ("0", 0), "one_step_off": ("1", 1)}.get(
+        rollout.schedule, ("at least 1", math.inf)
+    )
+    if not min(most, 1) <= rollout.max_staleness <= most:
         yield fault(
             f"rollout.max_staleness must be {wanted} with rollout.schedule={rollout.schedule!r}, "
             f"got {rollout.max_staleness}; leave it out, or choose another schedule",
@@ -199,19 +198,16 @@ def _schedule_faults(stage: StageConfig) -> Iterator[Fault]:
             "rollout.pause_mode",
             "rollout.schedule",
         )
-    ahead = {
-        "schedule": rollout.schedule != "sync",
-        "oversample": rollout.oversample > 0,
-        "oversample_per_group": rollout.oversample_per_group > 0,
-    }
-    for name in (name for name, given in ahead.items() if given and stage.run.deterministic):
-        yield fault(
-            "run.deterministic closes batches in the order of their draws, whatever finishes "
-            f"first, so that rollout.{name} must be left out, got {getattr(rollout, name)!r}; "
-            "leave it out, or set run.deterministic=false",
-            f"rollout.{name}",
-            "run.deterministic",
-        )
+    for name in ("schedule", "oversample", "oversample_per_group"):
+        value = getattr(rollout, name)
+        if stage.run.deterministic and value not in ("sync", 0):
+            yield fault(
+                "run.deterministic closes batches in the order of their draws, whatever finishes "
+                f"first, so that rollout.{name} must be left out, got {value!r}; "
+                "leave it out, or set run.deterministic=false",
+                f"rollout.{name}",
+                "run.deterministic",
+            )
 
 
 def _sampling_faults(stage: StageConfig) -> Iterator[Fault]:
@@ -284,59 +280,37 @@ def _sandbox_faults(stage: StageConfig) -> Iterator[Fault]:
         )
 
 
-def _divisors(number: int) -> str:
-    return ", ".join(str(divisor) for divisor in range(1, number + 1) if number % divisor == 0)
-
-
-def lineage_faults(stages: Sequence[StageConfig]) -> Iterator[tuple[int, Fault]]:
-    """What is wrong between whole stages, each with the position of the stage to fix.
+def lineage_faults(stage: StageConfig, earlier: Sequence[StageConfig]) -> Iterator[Fault]:
+    """What is wrong between whole stages.
 
     Args:
-        stages: all of a run, also those skipped because ``model.path`` is given.
+        stage: the one to fix.
+        earlier: those before it, also if they are skipped because ``model.path`` is given.
     """
-    kinds: dict[str, LearnsFrom] = {}
-    for position, stage in enumerate(stages):
-        own = stage.learns_from
-        if own != "preferences" and kinds.get(stage.starts_from) == "preferences":
-            policies = ", ".join(
-                name for name, kind in {"model": own, **kinds}.items() if kind != "preferences"
-            )
-            yield (
-                position,
-                fault(
-                    f"stages.{stage.name}.from must name a policy ({policies}), since "
-                    f"algorithm.name={stage.algorithm.name!r} trains one, got the reward model "
-                    f"{stage.starts_from!r}; name one",
-                    "starts_from",
-                ),
-            )
-        scorer = stage.reward.model.stage
-        if own == "rollouts" and scorer is not None and kinds.get(scorer) != "preferences":
-            known = (
-                ", ".join(name for name, kind in kinds.items() if kind == "preferences") or "none"
-            )
-            yield (
-                position,
-                fault(
-                    "{key} must name an earlier stage that trains a reward model (those are: "
-                    f"{known}), got {scorer!r}; name one, or a folder by reward.model.path",
-                    "reward.model.stage",
-                ),
-            )
-        if scorer is not None and any(
-            s.name == scorer and _is_skipped(s) for s in stages[:position]
-        ):
-            yield (
-                position,
-                fault(
-                    f"{{key}}={scorer!r} is skipped, since it is `when: built` and model.path is "
-                    f"given; set stages.{scorer}.when=always, or reward.model.path",
-                    "reward.model.stage",
-                    "model.path",
-                ),
-            )
-        kinds[stage.name] = own
-
-
-def _is_skipped(stage: StageConfig) -> bool:
-    return stage.when == "built" and stage.model.path is not None
+    kinds = {one.name: one.learns_from for one in earlier}
+    if stage.learns_from != "preferences" and kinds.get(stage.starts_from) == "preferences":
+        policies = [name for name, kind in kinds.items() if kind != "preferences"]
+        yield fault(
+            f"stages.{stage.name}.from must name a policy ({', '.join(['model', *policies])}), "
+            f"since algorithm.name={stage.algorithm.name!r} trains one, got the reward model "
+            f"{stage.starts_from!r}; name one",
+            "starts_from",
+        )
+    scorer = stage.reward.model.stage
+    if scorer is None:
+        return
+    if stage.plays and kinds.get(scorer) != "preferences":
+        known = ", ".join(name for name, kind in kinds.items() if kind == "preferences")
+        yield fault(
+            "{key} must name an earlier stage that trains a reward model (those are: "
+            f"{known or 'none'}), got {scorer!r}; name one, or a folder by reward.model.path",
+            "reward.model.stage",
+        )
+    skipped = [one.name for one in earlier if one.when == "built" and one.model.path is not None]
+    if scorer in skipped:
+        yield fault(
+            f"{{key}}={scorer!r} is skipped, since it is `when: built` and model.path is given; "
+            f"set stages.{scorer}.when=always, or reward.model.path",
+            "reward.model.stage",
+            "model.path",
+        )

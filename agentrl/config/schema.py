@@ -82,11 +82,6 @@ class StageConfig(_StageSections, _RunSections):
         )
 
     @property
-    def kv_tokens(self) -> int:
-        """Tokens of KV cache that the engine may keep."""
-        return self.rollout.kv_tokens or self.rollout.max_running * self.context_tokens
-
-    @property
     def num_hosts(self) -> int:
         """Processes that play episodes: rollout workers, or without any the training processes."""
         return self.rollout.num_workers or self.train.world_size

@@ -164,7 +164,8 @@ class StepDisplay(Closing):
             return
         cells = "  ".join(column.cell(values) for column in self._columns)
         label = f"{step}/{self._num_steps}".rjust(self._step_width)
-        left = format_duration(self._seconds_left()).rjust(len("time left"))
+        mean = sum(self._recent) / len(self._recent)
+        left = format_duration(mean * (self._num_steps - step)).rjust(len("time left"))
         line = f"{label}  {cells}  {left}"
         fits = len(line) + 2 + len(note) <= self._console.width
         between = "  " if fits else f"\n{' ' * len(label)}  "
@@ -224,10 +225,6 @@ class StepDisplay(Closing):
     @property
     def _step_width(self) -> int:
         return max(len("step"), 2 * len(str(self._num_steps)) + 1)
-
-    def _seconds_left(self) -> float:
-        mean = sum(self._recent) / len(self._recent) if self._recent else 0.0
-        return mean * (self._num_steps - self._done)
 
     def _line(self) -> Table:
         """The live line: progress, seconds of this step, and activity."""

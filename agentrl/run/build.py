@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -302,15 +302,11 @@ def scorer_spec(recipe: StageRecipe) -> RewardModelSpec:
     )
 
 
-def eval_plan(
-    stage: StageConfig, live: LiveObjects, *, only: Collection[str] | None = None
-) -> EvalPlan:
-    """How the stage's policy is evaluated: on every set, or on those named by ``only``."""
+def eval_plan(stage: StageConfig, live: LiveObjects) -> EvalPlan:
+    """How the stage's policy is evaluated, on every set."""
     own = stage.eval
     sets = []
     for name, item in own.sets.items():
-        if only is not None and name not in only:
-            continue
         tasks = tuple(DataSet.held_out(stage, name).tasks())
         env = None if item.tools else env_spec(stage, live, with_tools=False)
         sets.append(EvalSet(name, tasks, item.temperature, env, item.baseline_only))

@@ -88,11 +88,8 @@ def collect(
                     _stored(trainer, missing, finished, writer, events), already + 1
                 ):
                     played(done, len(draws))
-    newest = {
-        (s.draw, s.sibling): s
-        for s in TrajectoryReader(directory).summaries()
-        if s.draw < len(chosen)
-    }
+    stored = [s for s in TrajectoryReader(directory).summaries() if s.draw < len(chosen)]
+    newest = {(summary.draw, summary.sibling): summary for summary in stored}
     collected = [newest[key] for key in sorted(newest)]
     if collected and all(summary.reward is None for summary in collected):
         first = collected[0]

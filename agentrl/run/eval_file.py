@@ -92,12 +92,11 @@ def rescored(evaluated: Sequence[EvaluatedTask], rubric: Rubric) -> list[Evaluat
 
 def _view(trajectory: Trajectory) -> EpisodeView:
     """The episode as a reward function sees it, without its environment."""
-    messages: list[Message] = []
-    for turn in trajectory.turns:
-        messages += [*turn.observed, turn.message]
-    if trajectory.turns:
-        messages += [call.result.message() for call in trajectory.turns[-1].calls if call.result]
-    return EpisodeView(trajectory.task, tuple(messages), trajectory.turns, trajectory.status)
+    turns = trajectory.turns
+    messages = [message for turn in turns for message in (*turn.observed, turn.message)]
+    answered = [call.result for turn in turns[-1:] for call in turn.calls if call.result]
+    messages += [result.message() for result in answered]
+    return EpisodeView(trajectory.task, tuple(messages), turns, trajectory.status)
 
 
 def write_eval_file(path: Path, evaluated: Sequence[EvaluatedTask]) -> None:

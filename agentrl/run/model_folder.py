@@ -42,7 +42,7 @@ def given_model(setting: str, base_dir: Path, *, key: str = "model.path") -> Pat
             f"{key}='{setting}' is no folder ({path}); name one in Hugging Face's layout, or a "
             "model of its hub as organisation/name"
         )
-    return _downloaded(setting, named["repo"], named["revision"], path, key)
+    return _downloaded(named, path, key)
 
 
 def cached_model(setting: str, base_dir: Path) -> Path | None:
@@ -50,9 +50,11 @@ def cached_model(setting: str, base_dir: Path) -> Path | None:
     exist.
     """
     path = base_dir / Path(setting).expanduser()
+    if path.is_dir():
+        return path
     named = _HUB_NAME.fullmatch(setting)
-    if path.is_dir() or named is None:
-        return path if path.is_dir() else None
+    if named is None:
+        return None
     from huggingface_hub import try_to_load_from_cache
 
     found = try_to_load_from_cache(named["repo"], "config.json", revision=named["revision"])
@@ -77,7 +79,8 @@ def pinned(setting: str, recorded: object) -> str:
     return str(recorded) if same else setting
 
 
-def _downloaded(setting: str, repo: str, revision: str | None, path: Path, key: str) -> Path:
+def _downloaded(named: re.Match[str], path: Path, key: str) -> Path:
+    setting, repo, revision = named.group(0, "repo", "revision")
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -92,17 +95,21 @@ def _downloaded(setting: str, repo: str, revision: str | None, path: Path, key: 
         allow_patterns=[*_WANTED],
         ignore_patterns=[*_UNWANTED],
     )
-    if revision is not None and _COMMIT.fullmatch(
-        revision
-    ):  # never another one: what is here is asked of nobody
+    if _COMMIT.fullmatch(revision or ""):  # never another one: what is here is asked of nobody
         with suppress(FileNotFoundError):
             return Path(fetch(local_files_only=True))
     try:
         folder = Path(fetch(tqdm_class=None if sys.stderr.isatty() else _lines()))
     except GatedRepoError:
-        why = f"is open to those alone who accepted its terms; accept them at {constants.ENDPOINT}/{repo}, set HF_TOKEN"  # noqa: E501
+        why = (
+            "is open to those alone who accepted its terms; accept them at "
+            f"{constants.ENDPOINT}/{repo}, set HF_TOKEN"
+        )
     except RepositoryNotFoundError:
-        why = f"does not exist on {constants.ENDPOINT}, or is private (set HF_TOKEN); correct the name"  # noqa: E501
+        why = (
+            f"does not exist on {constants.ENDPOINT}, or is private (set HF_TOKEN); correct the "
+            "name"
+        )
     except RevisionNotFoundError:
         why = f"has no revision {revision!r} on {constants.ENDPOINT}; leave it out for the newest"
     except Exception as error:  # noqa: BLE001  the boundary: whatever the network, the hub and its client come to
@@ -125,7 +132,7 @@ def _reason(error: BaseException) -> str:
     cause = error
     while (inner := cause.__cause__ or cause.__context__) is not None:
         cause = inner
-    return f"{type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else 'no more is known'}"  # noqa: E501
+    return f"{type(cause).__name__}: {(str(cause) or 'no more is known').splitlines()[0]}"
 
 
 def _lines() -> Any:

@@ -30,9 +30,7 @@ def named_policy(
         ConfigError: there is no configuration, or none that says which model.
         DataError: the run has finished no stage.
     """
-    if (
-        config is not None and "=" in config and not Path(config).is_file()
-    ):  # an override, and no configuration
+    if config and "=" in config and not Path(config).is_file():  # an override, no configuration
         overrides = [config, *overrides]
         config = None
     if named.is_file() and config is None:  # a configuration alone

@@ -104,15 +104,12 @@ def rehearse(
     live = LiveObjects()
     spec = rollout_spec(stage, live, None)
     limits = replace(spec.limits, max_turns=min(spec.limits.max_turns, _MAX_TURNS))
+    spec = replace(spec, limits=limits)
     for setting, (task, with_tools) in sets.items():
         env = None if with_tools else env_spec(stage, live, with_tools=False)
         for said in _answers(task):
-            yield (
-                setting,
-                asyncio.run(
-                    _play(replace(spec, limits=limits), task, env, said, f"{stage.name}: {setting}")
-                ),
-            )
+            where = f"{stage.name}: {setting}"
+            yield setting, asyncio.run(_play(spec, task, env, said, where))
 
 
 async def _play(

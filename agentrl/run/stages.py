@@ -35,6 +35,7 @@ from agentrl.run.build import (
     StageRecipe,
     eval_plan,
     renderer_spec,
+    reward_model_folder,
     rollout_spec,
     scorer_spec,
 )
@@ -120,9 +121,8 @@ def rollout_worker_spec(recipe: StageRecipe, live: LiveObjects) -> RolloutWorker
 def run_stage(
     context: RunContext,
     stage: StageConfig,
+    models: Mapping[str, Path],
     *,
-    model: Path,
-    reward_model: Path | None,
     first_draw: int,
     resume: bool,
 ) -> StageOutcome:
@@ -131,11 +131,12 @@ def run_stage(
     Args:
         context: what all stages share.
         stage: whole.
-        model: the weights that it starts from.
-        reward_model: what scores its episodes, where ``reward.model`` asks for it.
+        models: folders of the model that the run starts from, and of its stages.
         first_draw: its first draw; draws are unique in a run.
         resume: go on from the newest checkpoint.
     """
+    model = models[stage.starts_from]
+    scorer = reward_model_folder(stage, models)
     algorithm = stage.make_algorithm()
     folder = context.directory.checkpoints_folder / stage.name
     checkpoints = Checkpoints(folder, keep_last=stage.checkpoint.keep_last)
@@ -152,7 +153,7 @@ def run_stage(
         sparse=not plays,
     )
     _tell_renderer(context, stage, model)
-    recipe = StageRecipe(stage, algorithm, model, reward_model, num_steps)
+    recipe = StageRecipe(stage, algorithm, model, scorer, num_steps)
     processes = context.processes
     with context.timer.phase("setup"):
         processes.setup(role_specs(recipe), rollout_worker_spec(recipe, context.live))
@@ -247,9 +248,7 @@ def _evaluator(context: RunContext, recipe: StageRecipe, schedule: Schedule) -> 
 def _tasks(context: RunContext, stage: StageConfig, model: Path) -> list[Task]:
     """The tasks to draw; those that are left out for the length of their prompts are told."""
     tasks = DataSet.of_training(stage).tasks()
-    fitting, left_out = fitting_tasks(
-        stage, context.live, tasks, model=model, run=context.directory
-    )
+    fitting, left_out = fitting_tasks(stage, context.live, tasks, model, context.directory)
     if left_out.ids:
         context.display.message(str(left_out))
         told = f"stage {stage.name}: {left_out}"

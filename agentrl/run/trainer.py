@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -217,23 +217,20 @@ class Trainer(Closing):
         sets = stage.eval.sets
         if name is not None and name not in sets:
             raise ConfigError(f"eval.sets has no {name!r}; it has {', '.join(sets) or 'none'}")
-        chosen = [
-            own
+        chosen = {
+            own: item.replace(baseline_only=False)
             for own, item in sets.items()
             if own == name or (name is None and not item.baseline_only)
-        ]
+        }
         if not chosen:
             raise ConfigError(
                 "eval.sets names no set of tasks to evaluate; add one: "
                 "eval.sets.NAME=file.py:function"
             )
-        plan = eval_plan(stage, self._live, only=chosen)
-        plan = replace(
-            plan,
-            sets=tuple(replace(item, baseline_only=False) for item in plan.sets),
-            samples=samples or plan.samples,
-            greedy=plan.greedy if greedy is None else greedy,
-        )
+        given = {"samples": samples or None, "greedy": greedy}
+        asked = {key: value for key, value in given.items() if value is not None}
+        stage = stage.replace(eval=stage.eval.replace(sets=chosen, **asked))
+        plan = eval_plan(stage, self._live)
         return list(RolloutEvaluator(plan, self._roll_out).evaluate("now"))
 
     @naming_keys()
@@ -244,11 +241,8 @@ class Trainer(Closing):
             GroupRequest(group_index, task, samples, "eval", "rollout")
             for group_index, task in enumerate(tasks)
         ]
-        return (
-            [t for outcome in self._roll_out(requests) for t in outcome.group.trajectories]
-            if requests
-            else []
-        )
+        outcomes = self._roll_out(requests) if requests else ()
+        return [t for outcome in outcomes for t in outcome.group.trajectories]
 
     def play(self, requests: Iterable[GroupRequest]) -> Iterator[GroupOutcome]:
         """Plays any number of groups with the policy as it is; each comes as it ends, and nothing
@@ -324,8 +318,7 @@ class Trainer(Closing):
                     outcome = run_stage(
                         parts,
                         stage,
-                        model=models[stage.starts_from],
-                        reward_model=reward_model_folder(stage, models),
+                        models,
                         first_draw=first_draw,
                         resume=resume,
                     )
@@ -375,7 +368,14 @@ class Trainer(Closing):
             return self._chat, unscored
         processes = self._processes()
         if not self._hosting:
-            model = self._models.get(stage.name) or self._model_without_run()
+            model = self._models.get(stage.name)
+            if model is None:
+                if self.config.model.path is None:
+                    raise ConfigError(
+                        "model.path is not set and nothing was trained yet; call train() first, or "
+                        "set model.path"
+                    )
+                model = given_model(self.config.model.path, self.config.base_dir)
             reward_model = reward_model_folder(stage, self._models)
             recipe = StageRecipe(stage, stage.make_algorithm(), model, reward_model, num_steps=1)
             processes.setup(
@@ -393,11 +393,3 @@ class Trainer(Closing):
                 "grpo"
             )
         return stages[-1]
-
-    def _model_without_run(self) -> Path:
-        if self.config.model.path is None:
-            raise ConfigError(
-                "model.path is not set and nothing was trained yet; call train() first, or set "
-                "model.path"
-            )
-        return given_model(self.config.model.path, self.config.base_dir)

@@ -20,14 +20,13 @@ class EventLog(JsonlWriter):
 
     Args:
         run: whose ``events.jsonl`` is appended to.
-        mask: hides secrets; made from this process's environment where None.
 
     Raises:
         StoreError: the file cannot be opened.
     """
 
-    def __init__(self, run: RunDirectory, mask: SecretMask | None = None) -> None:
-        super().__init__(run.events_path, mask=mask or SecretMask())
+    def __init__(self, run: RunDirectory) -> None:
+        super().__init__(run.events_path, mask=SecretMask())
 
     def log(
         self, event: str, message: str, *, boundary: str, level: EventLevel = "info", **fields: Any

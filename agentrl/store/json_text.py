@@ -89,11 +89,8 @@ def _storable(value: Any, depth: int) -> Any:
 def _restore(mapping: dict[str, Any]) -> Any:
     if len(mapping) == 1 and mapping.get(_FLOAT) in _NON_FINITE:
         return _NON_FINITE[mapping[_FLOAT]]
-    if (
-        len(mapping) == 1
-        and isinstance(record := mapping.get(_IMAGE), dict)
-        and tuple(record) == _IMAGE_FIELDS
-    ):
+    record = mapping.get(_IMAGE)
+    if len(mapping) == 1 and isinstance(record, dict) and tuple(record) == _IMAGE_FIELDS:
         return Image(**record)
     return mapping
 

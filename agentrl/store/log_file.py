@@ -30,15 +30,14 @@ class LogFile(logging.Handler):
 
     Args:
         path: the file; its folder is made.
-        mask: hides secrets; made from this process's environment where None.
 
     Raises:
         StoreError: the file cannot be opened.
     """
 
-    def __init__(self, path: Path, mask: SecretMask | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         super().__init__(logging.INFO)
-        self._lines = JsonlWriter(path, mask=mask or SecretMask())
+        self._lines = JsonlWriter(path, mask=SecretMask())
         self._host = socket.gethostname()
         self._failed = False
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from agentrl.errors import ConfigError, StoreError
 from agentrl.store.atomic import write_bytes, write_json
-from agentrl.store.json_text import from_json
+from agentrl.store.jsonl import parse_line
 from agentrl.store.write_error import os_refusals
 
 FORMAT = 1
@@ -118,15 +118,9 @@ class RunDirectory:
         Raises:
             StoreError: it cannot be read as a JSON object.
         """
-        try:
-            record = from_json(self.record_path.read_bytes())
-        except (OSError, ValueError) as error:
-            raise StoreError(f"{self.record_path} must be a JSON object: {error}") from error
-        if not isinstance(record, dict):
-            raise StoreError(
-                f"{self.record_path} must be a JSON object, got {type(record).__name__}"
-            )
-        return record
+        path = self.record_path
+        with os_refusals(f"{path} must be a JSON object"):
+            return parse_line(str(path), path.read_bytes())
 
     config_path = _Place("config.resolved.yaml")
     """The resolved configuration."""

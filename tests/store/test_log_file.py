@@ -11,7 +11,6 @@ import pytest
 
 from agentrl.store import logging_to, read_jsonl
 from agentrl.store.log_file import LogFile
-from agentrl.store.masking import SecretMask
 
 logger = logging.getLogger("agentrl.tests.log_file")
 
@@ -58,8 +57,11 @@ def test_an_exception_keeps_its_traceback(tmp_path: Path) -> None:
     assert "test_log_file.py" in row["traceback"]
 
 
-def test_secrets_of_the_environment_are_masked(tmp_path: Path) -> None:
-    handler = LogFile(tmp_path / "log.jsonl", SecretMask({"MY_API_KEY": "sk-123456789"}))
+def test_secrets_of_the_environment_are_masked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_API_KEY", "sk-123456789")
+    handler = LogFile(tmp_path / "log.jsonl")
     handler.handle(
         logging.makeLogRecord(
             {"name": "agentrl", "msg": "asked with sk-123456789", "url": "http://a/?k=sk-123456789"}

@@ -209,8 +209,9 @@ def test_going_back_drops_the_later_lines(tmp_path: Path) -> None:
     assert [record["step"] for record in read_jsonl(tmp_path / "metrics.jsonl")] == [0, 1, 2]
 
 
-def test_events_name_their_boundary(run: RunDirectory) -> None:
-    events = EventLog(run, SecretMask({"API_KEY": "0123456789"}))
+def test_events_name_their_boundary(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("API_KEY", "0123456789")
+    events = EventLog(run)
     events.failure("episode_failed", SandboxError("no space left"), step=3)
     events.log(
         "excluded",

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from agentrl.errors import StoreError
-from agentrl.store import Annotation, RunDirectory, SecretMask, TrajectoryReader, TrajectoryWriter
+from agentrl.store import Annotation, RunDirectory, TrajectoryReader, TrajectoryWriter
 from agentrl.store.trajectories.live import FramedWriter
 from agentrl.types import Trajectory
 
@@ -110,9 +110,11 @@ def test_a_closed_writer_says_so(run: RunDirectory, make: Make) -> None:
         writer.write(make(0), 0)
 
 
-def test_secrets_are_masked_in_text(run: RunDirectory, make: Make) -> None:
-    mask = SecretMask({"HUB_TOKEN": "hf_0123456789"})
-    with TrajectoryWriter(run, mask=mask) as writer:
+def test_secrets_are_masked_in_text(
+    run: RunDirectory, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HUB_TOKEN", "hf_0123456789")
+    with TrajectoryWriter(run) as writer:
         writer.write(
             make(0, text="the token is hf_0123456789", info={"env": 'x="hf_0123456789"'}), 0
         )

@@ -69,19 +69,13 @@ def print_overview(found: Mapping[str, Any]) -> None:
         print_table(("metric of the last step", "value"), rows)
     if found["summary"] and found["summary"].get("eval"):
         print()
-        print_evaluation(found["summary"]["eval"])
-
-
-def print_evaluation(sets: Mapping[str, Mapping[str, Any]]) -> None:
-    """Held-out accuracy before and after, sampled and greedy, as ``summary.json`` has it."""
-    rows = []
-    for name, entry in sets.items():
-        before = entry.get("before") or {}
-        after = entry.get("after") or {}
-        values = [stage.get(kind) for kind in ("sampled", "greedy") for stage in (before, after)]
-        rows.append((name, entry.get("num_tasks"), *values))
-    columns = ("held-out set", "tasks", "sampled before", "after", "greedy before", "after")
-    print_table(columns, rows)
+        rows = []
+        for name, entry in found["summary"]["eval"].items():
+            stages = [entry.get(when) or {} for when in ("before", "after")]
+            values = [own.get(kind) for kind in ("sampled", "greedy") for own in stages]
+            rows.append((name, entry.get("num_tasks"), *values))
+        columns = ("held-out set", "tasks", "sampled before", "after", "greedy before", "after")
+        print_table(columns, rows)
 
 
 def _is_headline(name: str, value: Any) -> bool:

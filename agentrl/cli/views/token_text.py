@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,44 +31,31 @@ def token_text_of(run: RunDirectory) -> TokenText | None:
     mask = SecretMask()
 
     def decode(token_ids: npt.NDArray[np.int32]) -> str:
-        text: list[str] = []
-        known: list[int] = []
-        for token in token_ids.tolist():
-            if token < size:
-                known.append(token)
+        text = ""
+        for known, tokens in groupby(token_ids.tolist(), key=lambda token: token < size):
+            ids = list(tokens)
+            if known:
+                text += tokenizer.decode(ids, skip_special_tokens=False)
             else:  # the model's padded vocabulary
-                text += [_decode(tokenizer.decode, known), "\N{REPLACEMENT CHARACTER}"]
-                known = []
-        return mask("".join([*text, _decode(tokenizer.decode, known)]))
+                text += "\N{REPLACEMENT CHARACTER}" * len(ids)
+        return mask(text)
 
     return decode
 
 
-def _decode(decode: Callable[..., str], ids: Sequence[int]) -> str:
-    return decode(ids, skip_special_tokens=False) if ids else ""
-
-
-def _candidates(run: RunDirectory) -> list[Path]:
+def _candidates(run: RunDirectory) -> Iterator[Path]:
     """``tokenizer.json`` of the models that the run made, the newest first, then of the one that it
     was given.
     """
-    made = sorted(
-        run.models_folder.glob("*/tokenizer.json"),
-        key=lambda path: path.stat().st_mtime,
-        reverse=True,
-    )
-    return [*made, *_given(run)]
-
-
-def _given(run: RunDirectory) -> list[Path]:
+    made = run.models_folder.glob("*/tokenizer.json")
+    yield from sorted(made, key=lambda path: path.stat().st_mtime, reverse=True)
     from agentrl.config import load_config
     from agentrl.run.model_folder import cached_model, pinned
 
     if not run.config_path.is_file():
-        return []
+        return
     config = load_config(run.config_path, trains=False)
-    if config.model.path is None:
-        return []
-    setting = pinned(config.model.path, run.read_record().get("parent"))
-    folder = cached_model(setting, config.base_dir)
-    return [] if folder is None else [folder / "tokenizer.json"]
+    if config.model.path is not None:
+        setting = pinned(config.model.path, run.read_record().get("parent"))
+        if folder := cached_model(setting, config.base_dir):
+            yield folder / "tokenizer.json"

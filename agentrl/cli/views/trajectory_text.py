@@ -25,6 +25,7 @@ _ORIGINS: Mapping[SegmentKind, tuple[str, str, str]] = {
     SegmentKind.TEMPLATE: ("template", "bright_black", "the chat template's own tokens"),
     SegmentKind.TARGET: ("target", "magenta", "a demonstration to imitate"),
 }
+_STYLES = {"terminated": "green", "truncated": "yellow"}
 _MARGIN = 11  # columns of a line's name
 _ROLES = {"assistant": SegmentKind.POLICY, "tool": SegmentKind.OBSERVATION}
 
@@ -64,7 +65,8 @@ def _print_head(out: Console, stored: StoredTrajectory) -> None:
     _print(out, f"task       {trajectory.task.id} ({trajectory.task.data_source})")
     if trajectory.task.answer is not None:
         _print(out, f"answer     {trajectory.task.answer}")
-    _print(out, f"status     {trajectory.status}{detail}", _status_style(trajectory))
+    style = _STYLES.get(trajectory.status.kind, "red")
+    _print(out, f"status     {trajectory.status}{detail}", style)
     _print(out, f"reward     {reward}{parts}")
     _print(
         out,
@@ -81,17 +83,11 @@ def _print(out: Console, text: str, style: str = "") -> None:
     out.print(Text(fitting, style=style), soft_wrap=True)
 
 
-def _status_style(trajectory: Trajectory) -> str:
-    return {"terminated": "green", "truncated": "yellow"}.get(trajectory.status.kind, "red")
-
-
 def _print_legend(out: Console, trajectory: Trajectory) -> None:
     used = {segment.kind for turn in trajectory.turns for segment in turn.segments}
     legend = Text("origins".ljust(_MARGIN))
     between = "\n" + " " * _MARGIN if out.is_terminal else "   "
-    found = [
-        (name, style, words) for kind, (name, style, words) in _ORIGINS.items() if kind in used
-    ]
+    found = [origin for kind, origin in _ORIGINS.items() if kind in used]
     for number, (name, style, words) in enumerate(found):
         legend.append(between if number else "").append(name, style=style).append(f" {words}")
     out.print(legend, soft_wrap=True)
@@ -163,11 +159,7 @@ def _by_messages(turn: Turn) -> Iterator[tuple[SegmentKind, str]]:
     )
     if template:
         yield SegmentKind.TEMPLATE, f"({template} tokens)"
-    yield _completion_kind(turn.completion), turn.text
-
-
-def _completion_kind(completion: tuple[Segment, ...]) -> SegmentKind:
-    return completion[0].kind if completion else SegmentKind.POLICY
+    yield turn.completion[0].kind if turn.completion else SegmentKind.POLICY, turn.text
 
 
 def _print_origin(out: Console, kind: SegmentKind, text: str) -> None:
@@ -180,19 +172,16 @@ def _print_origin(out: Console, kind: SegmentKind, text: str) -> None:
 
 
 def _print_call(out: Console, call: CallRecord) -> None:
-    name = call.call.name if call.call else "(unreadable call)"
-    problem = call.problem
+    text = f"{'call':>9} > {call.call.name if call.call else '(unreadable call)'}: "
     result = call.result
-    outcome = "no result"
-    style = "red"
-    if result is not None:
-        outcome = f"{'error ' + result.error if result.error else 'ok'} in {result.latency_s:.3f} s"
-        outcome += ", output cut" if result.truncated else ""
-        style = "red" if result.error else "green"
-    text = f"{'call':>9} > {name}: {outcome}" + (
-        f" ({problem.kind}: {problem.detail})" if problem else ""
-    )
-    _print(out, text.replace("\n", " "), style)
+    if result is None:
+        text += "no result"
+    else:
+        text += f"{'error ' + result.error if result.error else 'ok'} in {result.latency_s:.3f} s"
+        text += ", output cut" if result.truncated else ""
+    if call.problem:
+        text += f" ({call.problem.kind}: {call.problem.detail})"
+    _print(out, text.replace("\n", " "), "green" if result and not result.error else "red")
 
 
 def _pairs(values: Mapping[str, object]) -> list[str]:

@@ -66,7 +66,6 @@ def fitting_tasks(
     stage: StageConfig,
     live: LiveObjects,
     tasks: Sequence[Task],
-    *,
     model: Path,
     run: RunDirectory,
 ) -> tuple[list[Task], LeftOut]:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import shlex
 import sys
-import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.config import StageConfig
 from agentrl.controller.stop_request import StopRequest
 from agentrl.errors import RunInterruptedError, StoreError
 from agentrl.metrics import StepDisplay
+from agentrl.run.lifetime.record import utc_time
 from agentrl.store import EventLog, RunDirectory, write_json
 
 
+@dataclass(slots=True)
 class Interruption:
     """Of one run.
 
@@ -24,22 +26,15 @@ class Interruption:
         stages: those that run, in order.
         display: what a person sees.
         events: what a person should know later.
+        told: what is raised instead of the error that ended the run, once that was said.
     """
 
-    def __init__(
-        self,
-        stop: StopRequest,
-        directory: RunDirectory,
-        stages: Sequence[StageConfig],
-        display: StepDisplay,
-        events: EventLog,
-    ) -> None:
-        self._stop = stop
-        self._directory = directory
-        self._stages = stages
-        self._display = display
-        self._events = events
-        self._told: BaseException | None = None
+    stop: StopRequest
+    directory: RunDirectory
+    stages: Sequence[StageConfig]
+    display: StepDisplay
+    events: EventLog
+    told: BaseException | None = None
 
     def tell(self, error: BaseException) -> BaseException | None:
         """Says how the run goes on where it was asked to end, and records it in ``run.json``; once.
@@ -50,52 +45,48 @@ class Interruption:
         Returns:
             What is raised instead of ``error``; None where nobody asked it to end.
         """
-        by = self._stop.by or ("Ctrl-C" if isinstance(error, KeyboardInterrupt) else "")
-        if self._told is not None or not by:
-            return self._told
+        by = self.stop.by or ("Ctrl-C" if isinstance(error, KeyboardInterrupt) else "")
+        if self.told is not None or not by:
+            return self.told
         text = f"interrupted by {by}"
         if not isinstance(error, RunInterruptedError | KeyboardInterrupt):
             first = str(error).partition("\n")[0]
-            text += f"; what runs ended before a checkpoint could be made ({type(error).__name__}: {first})"  # noqa: E501
+            text += (
+                "; what runs ended before a checkpoint could be made "
+                f"({type(error).__name__}: {first})"
+            )
         checkpoint = self._newest_checkpoint()
-        text += f"; {self.how_on(checkpoint)}"
-        self._told = (
-            KeyboardInterrupt(text)
-            if isinstance(error, KeyboardInterrupt)
-            else RunInterruptedError(text)
-        )
-        self._display.message(text)
+        text += f"; {self._how_on(checkpoint)}"
+        kind = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else RunInterruptedError
+        self.told = kind(text)
+        self.display.message(text)
         entry = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "time": utc_time(),
             "by": by,
-            "checkpoint": None
-            if checkpoint is None
-            else str(checkpoint.relative_to(self._directory.root)),
+            "checkpoint": checkpoint and str(checkpoint.relative_to(self.directory.root)),
         }
         try:
-            self._events.log("interrupted", text, boundary="run", level="warning")
-            record = self._directory.read_record()
-            write_json(self._directory.record_path, {**record, "interrupted": entry})
+            self.events.log("interrupted", text, boundary="run", level="warning")
+            record = self.directory.read_record()
+            write_json(self.directory.record_path, {**record, "interrupted": entry})
         except StoreError as second:  # the signal may have come because the disk went away
-            self._told.add_note(f"and recording it failed: {second}")
-        return self._told
+            self.told.add_note(f"and recording it failed: {second}")
+        return self.told
 
     def tell_failure(self) -> None:
         """Says how a run goes on that failed by itself, where there is anything to go on from."""
         if (checkpoint := self._newest_checkpoint()) is not None:
-            self._display.message(self.how_on(checkpoint))
+            self.display.message(self._how_on(checkpoint))
 
-    def how_on(self, checkpoint: Path | None) -> str:
+    def _how_on(self, checkpoint: Path | None) -> str:
         """Which checkpoint stands, and the command that goes on from there."""
         stands = f"the checkpoint {checkpoint} stands" if checkpoint else "it has no checkpoint yet"
-        return f"{stands}; go on with: {resume_command(self._directory)}"
+        return f"{stands}; go on with: {resume_command(self.directory)}"
 
     def _newest_checkpoint(self) -> Path | None:
-        for stage in reversed(self._stages):
-            found = sorted(
-                (self._directory.checkpoints_folder / stage.name).glob("step=*/manifest.json")
-            )
-            if found:
+        folder = self.directory.checkpoints_folder
+        for stage in reversed(self.stages):
+            if found := sorted(folder.glob(f"{stage.name}/step=*/manifest.json")):
                 return found[-1].parent
         return None
 

@@ -45,10 +45,10 @@ def new_run(
         ConfigError: the folder holds files, or cannot be made.
     """
     record = {
-        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "created": utc_time(),
         "command": command_line(),
         "git": git_state(),
-        "versions": {name: found for name in _PACKAGES if (found := _version(name))},
+        "versions": {name: found for name in _PACKAGES if (found := package_version(name))},
         "python": platform.python_version(),
         "host": {"name": platform.node(), "system": platform.platform(), "cpus": os.cpu_count()},
         "seed": config.run.seed,
@@ -62,12 +62,18 @@ def new_run(
     return directory
 
 
+def utc_time() -> str:
+    """Now, to the second."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
 def command_line() -> list[str]:
     """The program and its arguments."""
     return [Path(sys.argv[0]).name, *sys.argv[1:]]
 
 
-def _version(package: str) -> str | None:
+def package_version(package: str) -> str | None:
+    """Of an installed package."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -4,7 +4,6 @@ or refused.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from agentrl.config import RunConfig, StageConfig, load_config, to_yaml
 from agentrl.config.dump import SHARED_SECTIONS
 from agentrl.errors import ConfigError
-from agentrl.run.lifetime.record import command_line, git_state
+from agentrl.run.lifetime.record import command_line, git_state, utc_time
 from agentrl.run.run_setup import data_hashes, finished_manifest, last_manifest, whole_stages
 from agentrl.store import RunDirectory, write_json, write_text
 
@@ -169,7 +168,7 @@ def _keep(
 ) -> None:
     """Writes what runs from now on, and how it came about; the record comes last."""
     entry: dict[str, Any] = {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "time": utc_time(),
         "command": command_line(),
         "git": git_state(),
         **changes,

@@ -6,7 +6,7 @@ sealed shard holds the same row in Parquet columns.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from agentrl.errors import StoreError
@@ -18,7 +18,7 @@ from agentrl.store.trajectories.turn_record import (
     encode_turn,
     fields_of,
 )
-from agentrl.types import Message, Status, Task, Trajectory, content_text
+from agentrl.types import Status, Task, Trajectory, content_text
 
 Row = dict[str, Any]
 """The columns of a trajectory but for its arrays, by name (``shard.SCHEMA``)."""
@@ -42,6 +42,7 @@ def encode_trajectory(
     task = trajectory.task
     status = trajectory.status
     turns = trajectory.turns
+    opening = (turns[0].observed if turns else ()) or task.messages
     row = {
         "id": _utf8(trajectory.id),
         "draw": trajectory.group_index,
@@ -63,7 +64,8 @@ def encode_trajectory(
         "policy_version_min": min(versions, default=None),
         "policy_version_max": max(versions, default=None),
         "recorded_at": recorded_at,
-        "prompt": _utf8(_text((turns[0].observed if turns else ()) or task.messages)),
+        # what a search looks through: the words of the opening conversation
+        "prompt": _utf8("\n".join(content_text(message["content"]) for message in opening)),
         "final_text": _utf8(turns[-1].text) if turns else "",
         "turns": to_json([encode_turn(turn) for turn in turns]),
         "task": to_json(fields_of(task)),
@@ -101,11 +103,6 @@ def decode_trajectory(row: Mapping[str, Any], arrays: TokenArrays) -> Trajectory
         )
     except (KeyError, TypeError, ValueError) as error:
         raise StoreError(f"trajectory {row.get('id')!r} cannot be read back: {error!r}") from error
-
-
-def _text(messages: Sequence[Message]) -> str:
-    """What a search looks through: the words of the opening conversation."""
-    return "\n".join(content_text(message["content"]) for message in messages)
 
 
 def _utf8(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 
 from agentrl.errors import StoreError
@@ -88,24 +89,16 @@ class TrajectoryReader:
         Raises:
             StoreError: a file of the run is damaged.
         """
-        wanted = {
-            "step": step,
-            "label": label,
-            "status": status,
-            "task_id": task_id,
-            "purpose": purpose,
-        }
-        filters = [(name, value) for name, value in wanted.items() if value is not None]
-        found = [place.summary for place in self._newest().values()]
         fitting = [
             entry
-            for entry in found
-            if all(getattr(entry, name) == value for name, value in filters)
+            for entry in (place.summary for place in self._newest().values())
+            if step in (None, entry.step)
+            and label in (None, entry.label)
+            and status in (None, entry.status)
+            and task_id in (None, entry.task_id)
+            and purpose in (None, entry.purpose)
         ]
-        return sorted(
-            fitting,
-            key=lambda entry: (entry.step, entry.label, entry.draw, entry.sibling, entry.attempt),
-        )
+        return sorted(fitting, key=attrgetter("step", "label", "draw", "sibling", "attempt"))
 
     def get(self, trajectory_id: str) -> StoredTrajectory:
         """One trajectory whole, with its annotations.
@@ -145,30 +138,23 @@ class TrajectoryReader:
 
     def _newest(self) -> dict[str, _Place]:
         # live before sealed: what is sealed meanwhile is then seen twice, never missed
-        places = [
-            place
-            for path in self._run.live_folder.glob("step=*/*.jsonl")
-            for place in _live_places(path)
-        ]
+        live = self._run.live_folder.glob("step=*/*.jsonl")
+        places = [place for path in live for place in _places(path, read_framed(path))]
         for path in self._run.sealed_folder.glob("step=*/*.parquet"):
             if path not in self._shards:
-                rows = read_summaries(path)
-                self._shards[path] = [
-                    _Place(path, index, _summary(row)) for index, row in enumerate(rows)
-                ]
+                self._shards[path] = _places(path, read_summaries(path))
             places += self._shards[path]
         places.sort(key=lambda place: (place.summary.recorded_at, place.path.suffix == ".parquet"))
         return {place.summary.id: place for place in places}
 
 
-def _live_places(path: Path) -> Iterator[_Place]:
-    for index, row in enumerate(read_framed(path)):
-        yield _Place(path, index, _summary(row))
-
-
-def _summary(row: Row) -> TrajectorySummary:
-    fields = {name: row[name] for name in SUMMARY_COLUMNS}
-    return TrajectorySummary(**{**fields, "rewards": from_json(fields["rewards"])})
+def _places(path: Path, rows: Iterable[Row]) -> list[_Place]:
+    places = []
+    for index, row in enumerate(rows):
+        fields = {name: row[name] for name in SUMMARY_COLUMNS}
+        fields["rewards"] = from_json(fields["rewards"])
+        places.append(_Place(path, index, TrajectorySummary(**fields)))
+    return places
 
 
 def _read(place: _Place) -> tuple[Row, TokenArrays]:

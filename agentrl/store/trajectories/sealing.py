@@ -34,7 +34,7 @@ class StepFiles:
     def __init__(self, run: RunDirectory, writer: str) -> None:
         self._run = run
         self._writer = writer
-        self._open: dict[int, tuple[FramedWriter, int]] = {}
+        self._open: dict[int, FramedWriter] = {}
 
     def recover(self) -> int:
         """Seal what an earlier writer of this name left; the number of its trajectories.
@@ -44,13 +44,10 @@ class StepFiles:
         """
         recovered = 0
         for path in sorted(self._run.live_folder.glob(f"step=*/{self._writer}-*.jsonl")):
-            step = int(path.parent.name.removeprefix("step="))
-            writer, _, number = path.stem.rpartition("-")
-            if writer != self._writer:
-                continue
-            if not self._run.shard_path(step, writer, int(number)).exists():
-                recovered += self._seal(path, self._run.shard_path(step, writer, int(number)))
-            self._remove(path)
+            if path.stem.rpartition("-")[0] == self._writer:
+                if not self._shard(path).exists():
+                    recovered += self._seal(path)
+                self._remove(path)
         return recovered
 
     def append(self, step: int, row: Row, arrays: TokenArrays) -> None:
@@ -61,9 +58,9 @@ class StepFiles:
             StoreError: the files cannot be opened.
         """
         if step not in self._open:
-            number = self._next_number(step)
-            self._open[step] = FramedWriter(self._run.live_path(step, self._writer, number)), number
-        self._open[step][0].append(row, arrays.pack())
+            path = self._run.live_path(step, self._writer, self._next_number(step))
+            self._open[step] = FramedWriter(path)
+        self._open[step].append(row, arrays.pack())
 
     def seal(self, step: int) -> None:
         """Turn a step's live files into a shard; nothing where it has none. Later ones of the step
@@ -74,9 +71,9 @@ class StepFiles:
         """
         if step not in self._open:
             return
-        files, number = self._open.pop(step)
+        files = self._open.pop(step)
         files.close()
-        self._seal(files.path, self._run.shard_path(step, self._writer, number))
+        self._seal(files.path)
         self._remove(files.path)
 
     def seal_all(self) -> None:
@@ -94,13 +91,13 @@ class StepFiles:
         Raises:
             OSError: the disk refuses.
         """
-        for files, _ in self._open.values():
+        for files in self._open.values():
             files.sync()
 
     def close(self) -> None:
         """Close the live files as they are; a second call does nothing."""
         while self._open:
-            self._open.popitem()[1][0].close()
+            self._open.popitem()[1].close()
 
     def _next_number(self, step: int) -> int:
         folder = self._run.shard_path(step, self._writer, 1).parent
@@ -109,10 +106,13 @@ class StepFiles:
             (int(number) for writer, _, number in names if writer == self._writer), default=0
         )
 
-    def _seal(self, live: Path, shard: Path) -> int:
+    def _shard(self, live: Path) -> Path:
+        return self._run.sealed_folder / live.parent.name / f"{live.stem}.parquet"
+
+    def _seal(self, live: Path) -> int:
         rows = read_live_rows(live)
         first = next(rows, None)
-        return 0 if first is None else write_shard(shard, chain([first], rows))
+        return 0 if first is None else write_shard(self._shard(live), chain([first], rows))
 
     def _remove(self, live: Path) -> None:
         remove_framed(live)

@@ -77,7 +77,6 @@ class TrajectoryWriter(Closing):
         writer: names this writer's files; one process at a time may use a name.
         queue_size: trajectories and annotations held in memory.
         timeout_s: how long a call waits without any progress of the store.
-        mask: hides secrets in all text; made from this process's environment where None.
 
     Raises:
         StoreError: another process writes under this name, or what an earlier one left cannot be
@@ -93,13 +92,12 @@ class TrajectoryWriter(Closing):
         *,
         queue_size: int = 4096,
         timeout_s: float = 600.0,
-        mask: SecretMask | None = None,
     ) -> None:
         self._run = run
         self._writer = writer
         self._queue_size = queue_size
         self._timeout_s = timeout_s
-        self._mask = mask or SecretMask()
+        self._mask = SecretMask()
         self._lock_file = hold_name(run.live_folder / f"{writer}.lock")
         self._files = StepFiles(run, writer)
         self._annotations: FramedWriter | None = None
@@ -176,7 +174,7 @@ class TrajectoryWriter(Closing):
         with self._changed:
             self._assert_usable()
             self._put(_Entry(self._sync))
-            self._wait_until_handled(self._issued)
+            self._wait_until_handled()
 
     def close(self) -> None:
         """Seal what is left, then end the thread; a second call does nothing.
@@ -192,7 +190,7 @@ class TrajectoryWriter(Closing):
             self._put(_Entry(self._files.seal_all))
         try:
             with self._changed:
-                self._wait_until_handled(self._issued)
+                self._wait_until_handled()
         finally:
             self._thread.join(self._timeout_s)
             os.close(self._lock_file)
@@ -223,7 +221,8 @@ class TrajectoryWriter(Closing):
         if (waited := time.monotonic() - started) > 1e-3:
             self._counts.wait_s += waited
 
-    def _wait_until_handled(self, ticket: int) -> None:
+    def _wait_until_handled(self) -> None:
+        ticket = self._issued
         while self._handled < ticket:
             self._assert_sound()
             self._wait_for_progress()

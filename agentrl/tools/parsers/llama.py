@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
+from typing import Any
 from collections.abc import Sequence
 
 from agentrl.tools.parsers.reading import (
@@ -93,7 +94,9 @@ def _built_in_call(written: str) -> Call:
         if not isinstance(call, ast.Call) or call.args:
             raise ValueError("only key=value pairs may stand between the brackets")
         arguments = {
-            keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg
+            keyword.arg: _literal(keyword.arg, keyword.value)
+            for keyword in call.keywords
+            if keyword.arg
         }
         if len(arguments) < len(call.keywords):
             raise ValueError("only key=value pairs may stand between the brackets")
@@ -102,6 +105,13 @@ def _built_in_call(written: str) -> Call:
             "bad_arguments", f"the arguments cannot be read: {fault}; write {_TAG}{_FORM}"
         ) from None
     return name, arguments
+
+
+def _literal(name: str, node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError):  # Python's own words name an address in memory
+        raise ValueError(f"{name} must be a literal, such as 'x', 1 or [1, 2]") from None
 
 
 def _read_object(text: str, start: int, raw_start: int, reading: Reading) -> int:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import Any
 from collections.abc import Sequence
+from typing import Any
 
 from agentrl.tools.parsers.reading import (
     Call,

@@ -57,8 +57,9 @@ def new_run(
         "sandbox": sandbox or {},
         **more,
     }
+    text = to_yaml(config, stages=stages)  # made first: a run has its configuration at once
     directory = RunDirectory.create(root, record)
-    write_text(directory.config_path, to_yaml(config, stages=stages))
+    write_text(directory.config_path, text)
     return directory
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import ConfigError, StoreError
-from agentrl.store.atomic import write_bytes, write_json
+from agentrl.store.atomic import write_bytes, write_json, write_text
 from agentrl.store.jsonl import parse_line
 from agentrl.store.write_error import os_refusals
 
@@ -47,14 +47,18 @@ class RunDirectory:
     root: Path
 
     @classmethod
-    def create(cls, root: Path | str, record: Mapping[str, Any] | None = None) -> RunDirectory:
+    def create(
+        cls, root: Path | str, record: Mapping[str, Any] | None = None, config: str = ""
+    ) -> RunDirectory:
         """Make a new run, whose ``run.json`` is ``record`` and the layout's ``format``.
+
+        It exists from when ``run.json`` does; its configuration is written before.
 
         Raises:
             ConfigError: the folder holds files, or cannot be made.
-            StoreError: ``record`` cannot be written.
+            StoreError: a file cannot be written.
         """
-        cls.check_new(root)
+        cls.check_new(root, config)
         run = cls(Path(root))
         try:
             folders = (run.live_folder, run.sealed_folder, run.annotations_folder, run.blobs_folder)
@@ -65,23 +69,27 @@ class RunDirectory:
                 f"RunDirectory.root='{root}' cannot be made: {error.strerror or error}; name a "
                 "folder that you may write to"
             ) from error
+        if config:
+            write_text(run.config_path, config)
         write_json(run.record_path, {"format": FORMAT, **(record or {})})
         return run
 
     @classmethod
-    def check_new(cls, root: Path | str) -> None:
+    def check_new(cls, root: Path | str, config: str = "") -> None:
         """Whether a new run may be made there.
 
         Raises:
-            ConfigError: the folder holds files, other than an engine's.
+            ConfigError: the folder holds files, other than an engine's and ``config``, which a run
+                leaves that ended before it existed.
         """
         run = cls(Path(root))
         walk = (
-            names
+            Path(folder, name)
             for folder, _, names in os.walk(run.root)
             if not Path(folder).is_relative_to(run.engine_folder)
+            for name in sorted(names)
         )
-        found = next((name for names in walk for name in sorted(names)), None)
+        found = next((path.name for path in walk if not run._is_left_over(path, config)), None)
         if found is not None:
             what = f"files, such as {found}; name"
             if run.record_path.is_file():
@@ -90,6 +98,13 @@ class RunDirectory:
                 f"RunDirectory.root='{root}' must be a new or empty folder, and already holds "
                 f"{what} another RunDirectory.root"
             )
+
+    def _is_left_over(self, path: Path, config: str) -> bool:
+        return (
+            path == self.config_path
+            and not self.record_path.is_file()
+            and (not config or path.read_text(encoding="utf-8", errors="replace") == config)
+        )
 
     @classmethod
     def open(cls, root: Path | str) -> RunDirectory:

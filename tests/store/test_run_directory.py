@@ -50,6 +50,17 @@ def test_a_folder_with_files_is_refused(tmp_path: Path) -> None:
         RunDirectory.create(tmp_path)
 
 
+def test_a_run_that_ended_before_it_existed_leaves_room_for_itself_alone(tmp_path: Path) -> None:
+    written = RunDirectory.create(tmp_path, config="seed: 3")
+    written.record_path.unlink()  # as if the machine had died between the two
+
+    with pytest.raises(ConfigError, match=r"already holds files, such as config\.resolved\.yaml"):
+        RunDirectory.create(tmp_path, config="seed: 4")
+    RunDirectory.create(tmp_path, config="seed: 3")
+    with pytest.raises(ConfigError, match="already holds a run"):
+        RunDirectory.create(tmp_path, config="seed: 3")
+
+
 def test_logs_of_engines_alone_are_no_run(tmp_path: Path) -> None:
     log = tmp_path / "engine" / "train" / "host-1" / "server-0.log"
     log.parent.mkdir(parents=True)

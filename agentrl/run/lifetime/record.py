@@ -15,7 +15,7 @@ from typing import Any
 
 import agentrl
 from agentrl.config import RunConfig, StageConfig, to_yaml
-from agentrl.store import RunDirectory, write_text
+from agentrl.store import RunDirectory
 
 _PACKAGES = ("agentrl", "torch", "transformers", "ray", "numpy", "tokenizers")
 
@@ -57,10 +57,7 @@ def new_run(
         "sandbox": sandbox or {},
         **more,
     }
-    text = to_yaml(config, stages=stages)  # made first: a run has its configuration at once
-    directory = RunDirectory.create(root, record)
-    write_text(directory.config_path, text)
-    return directory
+    return RunDirectory.create(root, record, to_yaml(config, stages=stages))
 
 
 def utc_time() -> str:

@@ -47,7 +47,7 @@ class RolloutConfig(Section):
         default_factory=lambda data: "drain" if data["schedule"] == "one_step_off" else "retract"
     )
     """Model calls in flight when weights are published: ``drain`` lets them end, ``retract``
-    interrupts them, and they go on with their KV made anew; ``in_place`` keeps the old KV, where
+    interrupts them, and they go on with their KV recomputed; ``in_place`` keeps the old KV, where
     the engine can. By default ``retract``, or ``drain`` with ``schedule: one_step_off``."""
     on_stale: Literal["drop", "mask_tokens"] = "drop"
     """Groups with tokens older than ``max_staleness``: drop them, or leave those tokens out of the
@@ -127,7 +127,7 @@ class RolloutConfig(Section):
     and rewards scored.
     """
     measure_retokenization: bool = True
-    """Whether each episode says how its token ids differ from those of its text made anew
+    """Whether each episode says how its token ids differ from those of its re-tokenized text
     (``mismatch/retok_frac``).
     """
     max_retries: Natural = 2

@@ -228,7 +228,7 @@ class RolloutService(Schedule):
         )
 
     def close(self) -> None:
-        """Ends admission and the thread; what runs is cancelled and recorded as such. A second call
+        """Ends admission and the thread; what runs is cancelled and recorded so. A second call
         does nothing."""
         with self._changed:
             self._closing = True
@@ -240,7 +240,7 @@ class RolloutService(Schedule):
             raise EngineError(
                 f"the rollout service did not end within {_CLOSE_S:.0f} s", retryable=False
             )
-        if self._error is None:  # so that nothing of it meets whoever uses the pool next
+        if self._error is None:  # so that the next user of the pool meets nothing of it
             self._cancel(self._running, "cancelled")
             end = time.monotonic() + _CLOSE_S
             while self._running:

@@ -1,4 +1,4 @@
-"""A stage's configuration becomes picklable specs; whoever hosts an object builds it."""
+"""A stage's configuration becomes picklable specs; the process that hosts an object builds it."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def rubric_spec(stage: StageConfig, live: LiveObjects) -> RubricFactory:
 def env_spec(stage: StageConfig, live: LiveObjects, *, with_tools: bool = True) -> EnvSpec:
     """The stage's environment; without its tools for an examination of what they are worth.
 
-    An environment of one's own is given what ``ToolEnv`` is, as far as its factory has parameters
+    A user's environment is given what ``ToolEnv`` is, as far as its factory has parameters
     of these names.
 
     Raises:
@@ -229,7 +229,7 @@ def rollout_spec(stage: StageConfig, live: LiveObjects, model: Path | None) -> R
 
 
 def _settled(driver: EnvSpec | AgentProgramSpec) -> EnvSpec | AgentProgramSpec:
-    """With the backend that was chosen here: whoever hosts the episodes takes that one or
+    """With the backend that was chosen here: the host of the episodes takes that one or
     refuses.
     """
     if (

@@ -129,8 +129,8 @@ def folder_of(marker: str) -> str:
 
 
 def note_shared(marker: str, pids: Iterable[int]) -> None:
-    """Adds what processes have in shared memory to a list in their server's folder, for whoever
-    cleans up after it.
+    """Adds what processes have in shared memory to a list in their server's folder, for the process
+    that cleans up after it.
     """
     with contextlib.suppress(OSError):
         listing = Path(folder_of(marker), _LISTING)

@@ -28,7 +28,7 @@ async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 def tell_new(request: GenerateRequest, answer: Mapping[str, Any], told: int) -> int:
     """Tells who listens to a request what is new in its answer, as long as that grows; another
-    answer than SGLang's is left to whoever reads the last one.
+    answer than SGLang's is left to the reader of the last one.
 
     Args:
         request: what was asked.

@@ -57,7 +57,7 @@ class ScheduledRequest:
 
     @property
     def deadline(self) -> float:
-        """On the engine's clock, which stands still while the engine is paused."""
+        """On the engine's clock, which stops while the engine is paused."""
         allowed = self.request.deadline_s
         return float("inf") if allowed is None else self.submitted + allowed
 

@@ -77,7 +77,7 @@ class DataSet:
         return list(itertools.islice(self._some_rows(), self.limit))
 
     def endless_rows(self, skip: int) -> Iterator[Any]:
-        """Rows for ever, from row ``skip`` on: a finite data set is begun again.
+        """Rows for ever, from row ``skip`` on: a finite data set starts again.
 
         Raises:
             DataError: it cannot be read or is empty.

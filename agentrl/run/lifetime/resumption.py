@@ -130,7 +130,7 @@ def _differing(
 
 
 def _fixed(differing: Sequence[_Change], begun: Collection[str]) -> Iterator[str]:
-    """What differs and must not: of the whole run, and of stages that have begun."""
+    """What differs and must not: of the whole run, and of stages that have started."""
     for one in differing:
         of_run = one.name in _RUN_FIXED or one.name.startswith("model.build_args.")
         if of_run if not one.stage else one.stage in begun and one.name in _STAGE_FIXED:

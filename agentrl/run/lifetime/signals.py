@@ -18,10 +18,10 @@ _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 @contextmanager
 def stopping_signals(stop: StopRequest) -> Iterator[Callable[[], None]]:
-    """Within, such a signal asks ``stop``; where nothing has begun that could be lost it ends the
+    """Within, such a signal asks ``stop``; where nothing could be lost yet it ends the
     run at once.
 
-    A handler that whoever runs the trainer has installed stays theirs, and outside of the main
+    A handler that the caller of the trainer has installed stays, and outside of the main
     thread nothing is installed, since Python allows it there alone.
 
     Yields:

@@ -43,7 +43,7 @@ class AllowList:
 
     A name is resolved by the proxy alone, and reached only at public addresses: one that leads to
     this machine, its network or a cloud's metadata is refused. An address of a private network may
-    be listed as such, with its port.
+    be listed by itself, with its port.
 
     Raises:
         ConfigError: an entry is none of these, or names a link-local address (a cloud's metadata).

@@ -18,7 +18,7 @@ from agentrl.controller.state import TrainState
 from agentrl.metrics import PhaseTimer, Sink, StepDisplay, no_signal, rollout_metrics, tokens_per_s
 from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState
 from agentrl.store import Annotation, EventLog, TrajectoryWriter
-from agentrl.types import Batch, SegmentKind, Stats, Trajectory, TrajectoryGroup
+from agentrl.types import Batch, Stats, Trajectory, TrajectoryGroup
 
 _WITH_MAX = frozenset({"mismatch/logp_abs"})
 
@@ -231,12 +231,13 @@ class Recorder:
         ids = {
             (t.group_index, t.rollout_index): t.id for group in groups for t in group.trajectories
         }
-        owners = np.repeat(batch.trajectory, batch.lengths)
-        chosen = (batch.kind == SegmentKind.POLICY) & (batch.loss_mask != 0)
-        columns = {"old_logprobs": batch.old_logprobs, "advantages": batch.advantages}
+        columns = {
+            "old_logprobs": batch.old_logprobs,
+            "advantages": batch.advantages,
+            "loss_mask": batch.loss_mask,
+        }
         keys = zip(batch.group_index.tolist(), batch.rollout_index.tolist(), strict=True)
-        for row, key in enumerate(keys):
-            own = chosen & (owners == row)
+        for row, (key, own) in enumerate(zip(keys, batch.sampled_rows(), strict=True)):
             arrays = {name: column[own] for name, column in columns.items() if column is not None}
             values = {
                 "trained_step": state.step,

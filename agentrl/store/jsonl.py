@@ -89,11 +89,17 @@ class JsonlWriter:
         return self._file
 
 
-def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+def read_jsonl(
+    path: Path, on_damage: Callable[[StoreError], None] | None = None
+) -> Iterator[dict[str, Any]]:
     """The objects of a file in order, but for a partial last line; nothing where there is no file.
 
+    Args:
+        path: the file.
+        on_damage: is told of a whole line that is no JSON object, which is then passed over.
+
     Raises:
-        StoreError: the file cannot be read, or a whole line is no JSON object.
+        StoreError: the file cannot be read, or without ``on_damage`` such a line.
     """
     with os_refusals(f"{path} cannot be read"):
         try:
@@ -102,7 +108,14 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
             return
     *lines, _torn = data.split(b"\n")
     for number, line in enumerate(lines, start=1):
-        yield parse_line(f"{path}:{number}", line)
+        try:
+            record = parse_line(f"{path}:{number}", line)
+        except StoreError as error:
+            if on_damage is None:
+                raise
+            on_damage(error)
+        else:
+            yield record
 
 
 def parse_line(place: str, line: bytes) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from agentrl.types.segment import SegmentKind
+
 I32 = npt.NDArray[np.int32]
 F32 = npt.NDArray[np.float32]
 
@@ -134,6 +136,22 @@ class Batch:
         """The ``[T]`` columns that are present, by name."""
         columns = {name: getattr(self, name) for name in _TOKEN_COLUMNS}
         return {name: column for name, column in columns.items() if column is not None}
+
+    def sampled_rows(self) -> list[npt.NDArray[np.int64]]:
+        """For each trajectory the positions of its POLICY tokens, each token once, in turn order.
+
+        A turn on several paths lies in several samples. Its positions are those in the first of
+        them, which is the one that trains it.
+        """
+        rows = np.flatnonzero(self.kind == SegmentKind.POLICY)
+        turns = self.turn_index[rows]
+        samples = np.repeat(np.arange(self.num_samples), self.lengths)[rows]
+        first = np.zeros(self.turn_trajectory.size, np.int64)
+        first[turns[::-1]] = samples[::-1]  # of several the last one written counts: the first one
+        owned = samples == first[turns]
+        rows = rows[owned][np.argsort(turns[owned], kind="stable")]
+        owners = self.turn_trajectory[self.turn_index[rows]]
+        return np.split(rows, np.searchsorted(owners, np.arange(1, self.num_trajectories)))
 
     def select(self, samples: Sequence[int] | npt.NDArray[np.integer]) -> Batch:
         """The batch of the given samples, in the given order.

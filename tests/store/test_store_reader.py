@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from agentrl.errors import StoreError
@@ -147,11 +148,49 @@ def test_datasets_loads_the_shards(stored: RunDirectory, tmp_path: Path) -> None
     assert rows["1-0-0"]["prompt"] == "How much?"
 
 
-def test_a_damaged_shard_is_named(stored: RunDirectory) -> None:
-    path = stored.shard_path(2, "driver", 1)
-    path.write_bytes(path.read_bytes()[:-100])
+def test_damaged_parts_are_named_and_passed_over(
+    run: RunDirectory, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step, kept in enumerate(("whole", "truncated", "narrow")):
+        with TrajectoryWriter(run, kept) as writer:
+            writer.write(make(step), step)
+            writer.annotate(Annotation(f"{step}-0-0", {"trained_step": step}))
+            writer.seal(step)
+    truncated, narrow = (next(run.sealed_folder.glob(f"*/{name}*")) for name in ("trun", "narrow"))
+    truncated.write_bytes(truncated.read_bytes()[:-100])
+    pq.write_table(pq.read_table(narrow, partitioning=None).drop_columns(["task_id"]), narrow)
+    torn = next(run.annotations_folder.glob("whole*.jsonl"))
+    torn.write_bytes(b'{"id": "0-0-0", "val\n' + torn.read_bytes())
 
-    with pytest.raises(
-        StoreError, match=r"step=000002/driver-0001\.parquet cannot be read as a shard"
+    reader = TrajectoryReader(run)
+    for _ in range(2):  # a second look names nothing again
+        assert [one.id for one in reader.summaries()] == ["0-0-0"]
+        assert dict(reader.get("0-0-0").annotation.values) == {"trained_step": 0}
+
+    assert len(reader.damage) == 3
+    for place in (
+        str(truncated),
+        f"{narrow} cannot be read as a shard: it has no column 'task_id'",
     ):
-        TrajectoryReader(stored).summaries()
+        assert any(place in told for told in reader.damage)
+    assert any(f"a line of {torn} must be a JSON object" in told for told in reader.damage)
+    told = [one for one in caplog.records if getattr(one, "event", "") == "damaged_part"]
+    assert [one.getMessage() for one in told] == [
+        f"{part}; it is passed over" for part in reader.damage
+    ]
+
+
+def test_a_damaged_live_line_hides_no_other(run: RunDirectory, make: Make) -> None:
+    with TrajectoryWriter(run) as writer:
+        writer.write(make(0), 0)
+        writer.write(make(1, text="second"), 0)
+        writer.flush()
+        path = next(run.live_folder.glob("step=*/*.jsonl"))
+        first, second = path.read_bytes().splitlines(keepends=True)
+        path.write_bytes(first[:20] + b"\n" + second)
+
+        reader = TrajectoryReader(run)
+        assert [one.id for one in reader.summaries()] == ["1-0-0"]
+        assert reader.get("1-0-0").trajectory.turns[0].text == "second"
+        assert len(reader.damage) == 1
+        path.write_bytes(first + second)  # the writer seals it when it closes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,10 +59,12 @@ class AnnotationIndex:
 
     Args:
         folder: ``RunDirectory.annotations_folder``.
+        on_damage: is told of a line that cannot be read, which is then passed over.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, on_damage: Callable[[StoreError], None]) -> None:
         self._folder = folder
+        self._on_damage = on_damage
         self._records: dict[str, list[tuple[Path, dict[str, Any]]]] = {}
         self._seen: dict[Path, int] = {}
 
@@ -99,6 +101,11 @@ class AnnotationIndex:
                 file.seek(self._seen.get(path, 0))
                 *lines, partial = file.read().split(b"\n")
                 for line in lines:
-                    record = parse_line(f"a line of {path}", line)
-                    self._records.setdefault(record["id"], []).append((path, record))
+                    try:
+                        record = parse_line(f"a line of {path}", line)
+                        of_id = self._records.setdefault(record["id"], [])
+                    except StoreError as error:
+                        self._on_damage(error)
+                    else:
+                        of_id.append((path, record))
                 self._seen[path] = file.tell() - len(partial)

@@ -7,7 +7,7 @@ end of both files.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,15 +85,21 @@ def remove_framed(path: Path) -> None:
     frames_path(path).unlink(missing_ok=True)
 
 
-def read_framed(path: Path) -> Iterator[dict[str, Any]]:
+def read_framed(
+    path: Path, on_damage: Callable[[StoreError], None] | None = None
+) -> Iterator[dict[str, Any]]:
     """The records that are there with their frames, in order, ``frame`` included; nothing where
     there is no file.
 
+    Args:
+        path: the lines' file.
+        on_damage: is told of a whole line that is no JSON object, which is then passed over.
+
     Raises:
-        StoreError: a whole line is no JSON object with a frame.
+        StoreError: without ``on_damage``, such a line; an object that names no frame.
     """
     end: int | None = None
-    for number, record in enumerate(read_jsonl(path), start=1):
+    for number, record in enumerate(read_jsonl(path, on_damage), start=1):
         frame = record.get("frame")
         if not (isinstance(frame, list) and len(frame) == 2):
             raise StoreError(

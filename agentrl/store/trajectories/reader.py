@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -17,6 +18,8 @@ from agentrl.store.trajectories.live import read_frame, read_framed
 from agentrl.store.trajectories.shard import SUMMARY_COLUMNS, read_shard_row, read_summaries
 from agentrl.store.trajectories.token_arrays import TokenArrays
 from agentrl.types import Purpose, StatusKind, Trajectory
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +66,19 @@ class _Place:
 class TrajectoryReader:
     """Reads a run's trajectories. Of several records of one id the newest counts.
 
-    Each call looks at the files again; a sealed shard is listed once, since it never changes. Used
-    by one thread.
+    Each call looks at the files again; a sealed shard is listed once, since it never changes. What
+    cannot be read is named, once, and passed over. Used by one thread.
 
     Args:
         run: the run.
     """
 
     def __init__(self, run: RunDirectory) -> None:
+        self.damage: list[str] = []
+        """What was passed over, and why."""
         self._run = run
         self._shards: dict[Path, list[_Place]] = {}
-        self._annotations = AnnotationIndex(run.annotations_folder)
+        self._annotations = AnnotationIndex(run.annotations_folder, self._pass_over)
 
     def summaries(
         self,
@@ -84,11 +89,7 @@ class TrajectoryReader:
         task_id: str | None = None,
         purpose: Purpose | None = None,
     ) -> list[TrajectorySummary]:
-        """The trajectories that fit every filter given, by step, label, draw, sibling and attempt.
-
-        Raises:
-            StoreError: a file of the run is damaged.
-        """
+        """The trajectories that fit every filter, by step, label, draw, sibling and attempt."""
         fitting = [
             entry
             for entry in (place.summary for place in self._newest().values())
@@ -139,13 +140,25 @@ class TrajectoryReader:
     def _newest(self) -> dict[str, _Place]:
         # live before sealed: what is sealed meanwhile is then seen twice, never missed
         live = self._run.live_folder.glob("step=*/*.jsonl")
-        places = [place for path in live for place in _places(path, read_framed(path))]
+        places = [
+            place for path in live for place in _places(path, read_framed(path, self._pass_over))
+        ]
         for path in self._run.sealed_folder.glob("step=*/*.parquet"):
             if path not in self._shards:
-                self._shards[path] = _places(path, read_summaries(path))
+                self._shards[path] = []
+                try:
+                    self._shards[path] = _places(path, read_summaries(path))
+                except StoreError as error:
+                    self._pass_over(error)
             places += self._shards[path]
         places.sort(key=lambda place: (place.summary.recorded_at, place.path.suffix == ".parquet"))
         return {place.summary.id: place for place in places}
+
+    def _pass_over(self, error: StoreError) -> None:
+        if str(error) not in self.damage:
+            self.damage.append(str(error))
+            told = {"event": "damaged_part", "part": str(error)}
+            logger.warning("%s; it is passed over", error, extra=told)
 
 
 def _places(path: Path, rows: Iterable[Row]) -> list[_Place]:
@@ -160,7 +173,8 @@ def _places(path: Path, rows: Iterable[Row]) -> list[_Place]:
 def _read(place: _Place) -> tuple[Row, TokenArrays]:
     if place.path.suffix == ".parquet":
         return read_shard_row(place.path, place.index)
-    row = next(islice(read_framed(place.path), place.index, None), None)
+    rows = read_framed(place.path, lambda told_before: None)
+    row = next(islice(rows, place.index, None), None)
     if row is None:
         raise StoreError(f"{place.path} has no line {place.index + 1}")
     return row, TokenArrays.unpack(read_frame(place.path, row["frame"]), row["num_tokens"])

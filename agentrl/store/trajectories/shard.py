@@ -99,10 +99,12 @@ def read_summaries(path: Path) -> list[Row]:
     """The summary columns of each row, in order.
 
     Raises:
-        StoreError: the file is no shard.
+        StoreError: the file is no shard, or lacks one of the columns.
     """
     with _reading(f"{path} cannot be read as a shard"):
-        table = pq.read_table(path, columns=list(SUMMARY_COLUMNS), partitioning=None)
+        table = pq.ParquetFile(path).read(columns=list(SUMMARY_COLUMNS))
+    if lacking := [name for name in SUMMARY_COLUMNS if name not in table.column_names]:
+        raise StoreError(f"{path} cannot be read as a shard: it has no column {lacking[0]!r}")
     rows: list[Row] = table.to_pylist()
     return rows
 

@@ -4,7 +4,7 @@ loop."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,45 @@ class StageOutcome:
     without_signal: int = 0
 
 
+def _learner(recipe: StageRecipe) -> dict[str, Any]:
+    """What every role that is trained is made of."""
+    stage = recipe.stage
+    return {
+        "model_path": str(recipe.model),
+        "algorithm": recipe.algorithm,
+        "optim": stage.optim,
+        "total_steps": recipe.optimizer_steps,
+        "dtype": stage.model.dtype,
+        "gradient_checkpointing": stage.train.gradient_checkpointing,
+        "deterministic": stage.run.deterministic,
+    }
+
+
+def _actor(recipe: StageRecipe) -> RoleSpec | None:
+    return ActorSpec(**_learner(recipe)) if recipe.algorithm.policy_loss is not None else None
+
+
+def _reference(recipe: StageRecipe) -> RoleSpec | None:
+    if not recipe.algorithm.needs.reference:
+        return None
+    return ReferenceSpec(str(recipe.model), dtype=recipe.stage.model.dtype)
+
+
+def _reward_model(recipe: StageRecipe) -> RoleSpec | None:
+    if recipe.algorithm.pair_loss is not None:
+        seed = seed_for(recipe.stage.run.seed, "reward_head")
+        return RewardLearnerSpec(**_learner(recipe), head_seed=seed)
+    return scorer_spec(recipe) if recipe.reward_model is not None else None
+
+
+_ROLES: Mapping[str, Callable[[StageRecipe], RoleSpec | None]] = {
+    "actor": _actor,
+    "reference": _reference,
+    "reward_model": _reward_model,
+}
+"""Every role that a stage may have, by name; None from a stage that needs none."""
+
+
 def role_specs(recipe: StageRecipe, *, training: bool = True) -> dict[str, RoleSpec]:
     """What every rank hosts during a stage, by role.
 
@@ -84,28 +123,9 @@ def role_specs(recipe: StageRecipe, *, training: bool = True) -> dict[str, RoleS
     Raises:
         DataError: the reward model reads other tokens than the policy writes.
     """
-    stage = recipe.stage
-    algorithm = recipe.algorithm
-    learner: dict[str, Any] = {
-        "model_path": str(recipe.model),
-        "algorithm": algorithm,
-        "optim": stage.optim,
-        "total_steps": recipe.optimizer_steps,
-        "dtype": stage.model.dtype,
-        "gradient_checkpointing": stage.train.gradient_checkpointing,
-        "deterministic": stage.run.deterministic,
-    }
-    roles: dict[str, RoleSpec] = {}
-    if training and algorithm.policy_loss is not None:
-        roles["actor"] = ActorSpec(**learner)
-    if training and algorithm.needs.reference:
-        roles["reference"] = ReferenceSpec(str(recipe.model), dtype=stage.model.dtype)
-    if training and algorithm.pair_loss is not None:
-        seed = seed_for(stage.run.seed, "reward_head")
-        roles["reward_model"] = RewardLearnerSpec(**learner, head_seed=seed)
-    elif recipe.reward_model is not None:
-        roles["reward_model"] = scorer_spec(recipe)
-    return roles
+    names = _ROLES if training else ("reward_model",)
+    made = {name: _ROLES[name](recipe) for name in names}
+    return {name: spec for name, spec in made.items() if spec is not None}
 
 
 def rollout_worker_spec(recipe: StageRecipe, live: LiveObjects) -> RolloutWorkerSpec | None:

@@ -33,7 +33,8 @@ class LineWriter(Protocol):
 
 
 class JsonlSink:
-    """Writes one line a step: ``step``, ``stage``, then the numbers by name.
+    """Writes one line a step: ``step``, ``stage``, ``time`` (seconds since the epoch), then the
+    numbers by name.
 
     JSON has no NaN and no infinity: they are written as null, and ``nonfinite`` counts them.
 
@@ -45,7 +46,7 @@ class JsonlSink:
         self._lines = lines
 
     def log(self, step: int, values: Mapping[str, float], prefix: str = "") -> None:
-        record: dict[str, Any] = {"step": step, "stage": prefix}
+        record: dict[str, Any] = {"step": step, "stage": prefix, "time": time.time()}
         for name, value in values.items():
             record[name] = float(value) if math.isfinite(value) else None
         if nonfinite := list(record.values()).count(None):

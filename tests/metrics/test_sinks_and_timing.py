@@ -6,6 +6,7 @@ import json
 import math
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -17,12 +18,15 @@ from agentrl.store import JsonlWriter
 
 def test_one_line_a_step(tmp_path: Path) -> None:
     sink = JsonlSink(JsonlWriter(tmp_path / "metrics.jsonl"))
+    before = time.time()
     sink.log(1, {"reward/mean": 0.5}, "grpo")
     sink.log(2, {"reward/mean": 0.75}, "grpo")
     sink.close()
 
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == [
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    first, second = (line.pop("time") for line in lines)
+    assert before <= first <= second <= time.time()
+    assert lines == [
         {"step": 1, "stage": "grpo", "reward/mean": 0.5},
         {"step": 2, "stage": "grpo", "reward/mean": 0.75},
     ]
@@ -33,7 +37,9 @@ def test_what_is_not_finite_is_null_and_counted(tmp_path: Path) -> None:
     sink.log(1, {"a": math.nan, "b": 1.0, "c": -math.inf})
     sink.close()
 
-    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {
+    line = json.loads((tmp_path / "metrics.jsonl").read_text())
+    del line["time"]
+    assert line == {
         "step": 1,
         "stage": "",
         "a": None,

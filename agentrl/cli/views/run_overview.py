@@ -79,4 +79,5 @@ def print_overview(found: Mapping[str, Any]) -> None:
 
 
 def _is_headline(name: str, value: Any) -> bool:
-    return isinstance(value, int | float) and any(f"{part}/" in f"{name}/" for part in _HEADLINES)
+    known = name != "time" and any(f"{part}/" in f"{name}/" for part in _HEADLINES)
+    return known and isinstance(value, int | float)

@@ -77,7 +77,9 @@ class TrajectoryReader:
         self.damage: list[str] = []
         """What was passed over, and why."""
         self._run = run
-        self._shards: dict[Path, list[_Place]] = {}
+        self._listed: set[Path] = set()
+        """The shards whose rows are in ``_sealed``, or were passed over."""
+        self._sealed: dict[str, _Place] = {}
         self._annotations = AnnotationIndex(run.annotations_folder, self._pass_over)
 
     def summaries(
@@ -139,20 +141,21 @@ class TrajectoryReader:
 
     def _newest(self) -> dict[str, _Place]:
         # live before sealed: what is sealed meanwhile is then seen twice, never missed
-        live = self._run.live_folder.glob("step=*/*.jsonl")
-        places = [
-            place for path in live for place in _places(path, read_framed(path, self._pass_over))
+        live = [
+            place
+            for path in self._run.live_folder.glob("step=*/*.jsonl")
+            for place in _places(path, read_framed(path, self._pass_over))
         ]
         for path in self._run.sealed_folder.glob("step=*/*.parquet"):
-            if path not in self._shards:
-                self._shards[path] = []
+            if path not in self._listed:
+                self._listed.add(path)
                 try:
-                    self._shards[path] = _places(path, read_summaries(path))
+                    _keep_newest(self._sealed, _places(path, read_summaries(path)))
                 except StoreError as error:
                     self._pass_over(error)
-            places += self._shards[path]
-        places.sort(key=lambda place: (place.summary.recorded_at, place.path.suffix == ".parquet"))
-        return {place.summary.id: place for place in places}
+        newest = dict(self._sealed)
+        _keep_newest(newest, live)
+        return newest
 
     def _pass_over(self, error: StoreError) -> None:
         if str(error) not in self.damage:
@@ -168,6 +171,13 @@ def _places(path: Path, rows: Iterable[Row]) -> list[_Place]:
         fields["rewards"] = from_json(fields["rewards"])
         places.append(_Place(path, index, TrajectorySummary(**fields)))
     return places
+
+
+def _keep_newest(known: dict[str, _Place], places: Iterable[_Place]) -> None:
+    for place in places:
+        other = known.get(place.summary.id)
+        if other is None or place.summary.recorded_at > other.summary.recorded_at:
+            known[place.summary.id] = place
 
 
 def _read(place: _Place) -> tuple[Row, TokenArrays]:

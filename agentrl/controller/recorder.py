@@ -56,17 +56,21 @@ class Recorder:
         self._outcomes: list[GroupOutcome] = []
         self._taken: list[GroupOutcome] = []
         self._evaluated: dict[str, float] = {}
+        self._evaluated_step = self.step
         self._failure_counts: Counter[str] = Counter()
         self._step_start = time.monotonic()
         self._store_wait_s = self.writer.counts.wait_s
 
     def record_outcome(self, outcome: GroupOutcome) -> None:
-        """Stores a group's trajectories; those of training count in the step's metrics."""
+        """Stores a group's trajectories; those of training lie under the step that comes next, and
+        count in its metrics."""
+        training = outcome.request.purpose == "train"
+        step = self.step + 1 if training else self._evaluated_step
         for trajectory in (*outcome.retried, *outcome.group.trajectories):
-            self.writer.write(trajectory, self.step + (outcome.request.purpose == "train"))
+            self.writer.write(trajectory, step)
             if trajectory.status.kind == "failed":
                 self.events.trajectory_failed(trajectory, stage=self.stage)
-        if outcome.request.purpose == "train":
+        if training:
             with self._lock:
                 self._outcomes.append(outcome)
 
@@ -154,11 +158,12 @@ class Recorder:
         self.sink.log(state.step, values, self.stage)
         self.view.step(state.step, values, "" if has_signal else no_signal(played))
         self.view.status("")
-        if played:
-            self.writer.seal(state.step)
+        self.writer.seal(state.step)
 
-    def evaluating(self, when: str) -> None:
-        """An evaluation starts; until a step ends, the display says so."""
+    def evaluating(self, when: str, step: int) -> None:
+        """An evaluation of the weights after ``step`` starts; until a step ends, the display says
+        so."""
+        self._evaluated_step = step
         self.view.status(f"evaluating ({when})")
 
     def record_evaluation(self, result: Evaluation, state: TrainState) -> None:
@@ -182,6 +187,7 @@ class Recorder:
         # no step of its own: the row of the weights that the stage starts from
         if state.step == self.step:
             self.sink.log(state.step, numbers, self.stage)
+            self.writer.seal(state.step)
         else:
             self._evaluated |= numbers
 

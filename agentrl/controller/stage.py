@@ -351,7 +351,7 @@ class StageRun:
         rest."""
         if self.evaluator is None:
             return
-        self.recorder.evaluating(when)
+        self.recorder.evaluating(when, state.step)
         self._interrupted = when
         with self.timer.phase("eval"), suppress(RunInterruptedError):
             for result in self.evaluator.evaluate(when, done=done):

@@ -52,6 +52,13 @@ class AgentProgramSpec:
                 "AgentProgramSpec.command must name a program and its arguments, got an empty list"
             )
 
+    @property
+    def name(self) -> str:
+        """The file that is run: the first argument with a file's ending, or else the program."""
+        words = (word for word in self.command[1:] if " " not in word)
+        script = next((word for word in words if os.path.splitext(word)[1]), self.command[0])
+        return os.path.basename(script)
+
     def driver(self, turns: TurnGenerator) -> ProgramDriver:
         """See ``DriverSpec.driver``."""
         return ProgramDriver(turns, self)

@@ -84,7 +84,7 @@ def _add_episode_routes(app: FastAPI, registry: EpisodeRegistry) -> None:
         name = body.get("name", "reward")
         if not isinstance(name, str) or not name:
             raise bad_request(f"name must be text, got {name!r}")
-        _found(registry, episode_id).give_reward(body.get("reward"), name)
+        _found(registry, episode_id).give_reward(body.get("reward"), name, body.get("why"))
         return {"name": name, "reward": body["reward"]}
 
     @app.post("/episodes/{episode_id}/end")
@@ -95,7 +95,7 @@ def _add_episode_routes(app: FastAPI, registry: EpisodeRegistry) -> None:
         if not isinstance(reason, str):
             raise bad_request(f"truncated must be the reason as text, got {reason!r}")
         if "reward" in body:
-            episode.give_reward(body["reward"])
+            episode.give_reward(body["reward"], why=body.get("why"))
         episode.finish(reason)
         return await registry.outcome(episode_id)
 

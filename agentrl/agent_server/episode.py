@@ -55,6 +55,7 @@ class ServedEpisode:
         self._obey_sampling = obey_sampling
         self._history = HistoryIndex()
         self._rewards: dict[str, float] = {}
+        self._reasons: dict[str, Any] = {}
         self._generating: set[asyncio.Task[TurnResult]] = set()
         self._has_first_sequence = False
         self._last_active = time.monotonic()
@@ -89,7 +90,7 @@ class ServedEpisode:
         most = self._turns.context.spec.limits.max_turns
         if self.num_turns + len(self._generating) >= most:
             self._end_with(Status("truncated", "max_turns"))
-            raise ApiError(410, "max_turns", f"the episode has had its rollout.max_turns={most}")
+            raise ApiError(410, "max_turns", f"the episode has had its {most} turns")
         self._has_first_sequence = True
         if entry is not None:
             entry.extended = True
@@ -115,8 +116,13 @@ class ServedEpisode:
         calls = tuple(call for call in turn.action.tool_calls if call not in hidden)
         return replace(turn, action=replace(turn.action, message=message, tool_calls=calls))
 
-    def give_reward(self, value: float, name: str = "reward") -> None:
+    def give_reward(self, value: float, name: str = "reward", why: Any = None) -> None:
         """Sets a part of the episode's reward; a second call with a name replaces the first.
+
+        Args:
+            value: of the part.
+            name: of the part.
+            why: what led to it, for people to read, as JSON (``Trajectory.reasons``).
 
         Raises:
             ApiError: the episode has ended, or the value is no finite number.
@@ -127,6 +133,9 @@ class ServedEpisode:
             raise bad_request(f"reward must be a finite number, got {value!r}")
         self._last_active = time.monotonic()
         self._rewards[name] = float(value)
+        self._reasons.pop(name, None)
+        if why is not None:
+            self._reasons[name] = why
 
     def finish(self, truncated: str = "") -> None:
         """Ends the episode by its agent.
@@ -194,6 +203,7 @@ class ServedEpisode:
             )
         if self._rewards and builder.turns:
             builder.turns[-1] = replace(builder.turns[-1], rewards=dict(self._rewards))
+            builder.reasons = dict(self._reasons)
 
     def _check_open(self) -> None:
         if how := self.how_ended():

@@ -29,7 +29,12 @@ class StandaloneServer(PolicyServer):
         keep: gets each episode's trajectory after it is scored; its errors end ``until_failure``.
         host, port: the address; port 0 takes a free one.
         idle_timeout_s: seconds without a request after which an episode ends.
+
+    Attributes:
+        name: of its episodes' environment, which is outside of agentrl.
     """
+
+    name = "served"
 
     def __init__(
         self,

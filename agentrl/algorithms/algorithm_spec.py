@@ -25,6 +25,8 @@ from agentrl.types import SegmentKind, Stats
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from agentrl.store import AnnotationColumn
+
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
@@ -176,12 +178,15 @@ class TokenLoss:
         kl: ``[N]`` estimates of KL(policy, reference), which no correction multiplies; None adds no
             such term.
         kl_coef: its weight.
+        columns: ``[N]`` detached numbers of each token to keep with its trajectory, by name
+            (docs/annotations.md).
     """
 
     loss: Tensor
     stats: Mapping[str, TokenStat] = field(default_factory=lambda: MappingProxyType({}))
     kl: Tensor | None = None
     kl_coef: float = 0.0
+    columns: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -235,6 +240,8 @@ class AlgorithmSpec:
         critic_warmup_steps: steps in which the critic alone is updated; refused until a critic is
             built.
         group_size_min: rollouts that a group needs at least.
+        columns: what ``TokenLoss.columns`` holds, for who looks at it; a name that is not here is a
+            plain number of each token.
         max_staleness: published versions that a token may lie back; None sets no bound of the
             algorithm's own.
     """
@@ -255,6 +262,7 @@ class AlgorithmSpec:
     num_epochs: int = 1
     critic_warmup_steps: int = 0
     group_size_min: int = 1
+    columns: tuple[AnnotationColumn, ...] = ()
     max_staleness: int | None = None
 
     def __post_init__(self) -> None:

@@ -84,7 +84,8 @@ def clipped_policy_loss(
     Returns:
         ``[N]`` losses. The statistics are ``policy/ratio``, ``policy/kl_old``,
         ``policy/kl_old_k1``, ``policy/clip_frac_low``, ``_high`` and ``_dual`` (shares of tokens
-        whose gradient a bound removed) and ``policy/kl_ref``.
+        whose gradient a bound removed) and ``policy/kl_ref``; the columns ``ratio`` and
+        ``clipped`` (0 by no bound, 1 low, 2 high, 3 dual).
 
     Raises:
         ValueError: a required column is missing.
@@ -104,16 +105,25 @@ def clipped_policy_loss(
             "policy/clip_frac_low": (ratio < 1 - clip_low) & (advantages < 0),
             "policy/clip_frac_high": (ratio > 1 + clip_high) & (advantages > 0),
         }
+    bounds = ["policy/clip_frac_low", "policy/clip_frac_high"]
     if clip_dual is not None:
         floor = clip_dual * advantages
         stats["policy/clip_frac_dual"] = (advantages < 0) & (surrogate < floor)
+        bounds.append("policy/clip_frac_dual")
         surrogate = torch.where(advantages < 0, torch.maximum(surrogate, floor), surrogate)
     kl = None
     if kl_coef > 0:
         kl = capped_k3(inputs.logprobs, _given(inputs.ref_logprobs, "ref_logprobs"), kl_cap)
         stats["policy/kl_ref"] = kl.detach()
+    clipped_by = torch.zeros_like(ratio)
+    for number, bound in enumerate(bounds, start=1):
+        clipped_by = torch.where(stats[bound], float(number), clipped_by)
     return TokenLoss(
-        -surrogate, {name: _stat(values) for name, values in stats.items()}, kl, kl_coef
+        -surrogate,
+        {name: _stat(values) for name, values in stats.items()},
+        kl,
+        kl_coef,
+        {"ratio": ratio.detach(), "clipped": clipped_by.detach()},
     )
 
 

@@ -85,13 +85,12 @@ class RolloutEvaluator:
     Args:
         plan: what and how.
         roll_out: plays groups with the weights served now.
-        prefix: in front of the labels of stored trajectories, where several stages evaluate the
-            same sets.
+        stage: the stage whose policy plays, in the ids of stored trajectories.
     """
 
     plan: EvalPlan
     roll_out: Callable[[Sequence[GroupRequest]], list[GroupOutcome]]
-    prefix: str = ""
+    stage: str = ""
 
     def evaluate(self, when: str, *, done: Collection[str] = ()) -> Iterator[Evaluation]:
         """Rolls out every set with the weights served now, one after another."""
@@ -120,9 +119,18 @@ class RolloutEvaluator:
     def _roll_out(
         self, item: EvalSet, kind: str, samples: int, sampling: SamplingParams
     ) -> list[Trajectory]:
-        label = f"{self.prefix}{item.name}/{kind}"
+        label = f"{item.name}/{kind}"
         requests = [
-            GroupRequest(group_index, task, samples, "eval", label, sampling, env=item.env)
+            GroupRequest(
+                group_index,
+                task,
+                samples,
+                "eval",
+                label,
+                sampling,
+                env=item.env,
+                stage=self.stage,
+            )
             for group_index, task in enumerate(item.tasks)
         ]
         return [t for outcome in self.roll_out(requests) for t in outcome.group.trajectories]

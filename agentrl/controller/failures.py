@@ -77,7 +77,7 @@ class FailureBound:
     Args:
         batch_episodes: episodes of a batch. Fewer may have ended when a batch is taken; then the
             share is still of these, so that a single failure among a few is no reason to stop.
-        max_frac: ``rollout.max_failed_frac``.
+        max_frac: the share of them.
     """
 
     batch_episodes: int
@@ -102,7 +102,7 @@ class FailureBound:
             if failed > self.max_frac * number:
                 raise cause.error(
                     f"{failed} of the {number} {where} failed at one boundary, more than "
-                    f"rollout.max_failed_frac={self.max_frac:g} of them"
+                    f"FailureBound.max_frac={self.max_frac:g} of them"
                 )
         if (
             causes

@@ -37,7 +37,7 @@ def train(run: StageRun) -> TrainState:
                 batch = run.forward(batch)  # what the algorithm needs: logprobs, advantages
             with run.timer.phase("update"):
                 for mini_batch in batch.mini_batches(algorithm.num_epochs):
-                    stats += run.update(mini_batch)  # every learner
+                    stats += run.update(batch, mini_batch)  # every learner
         state = state.after(algorithm.next_state(state.algorithm, stats), run.counts(batch))
         schedule.mark_trained(groups, state.step)  # durable before anyone hears of it
         with run.timer.phase("publish"):

@@ -35,12 +35,14 @@ class PromptSampler:
 
     def __post_init__(self) -> None:
         if not self.tasks:
-            raise DataError("data.train holds no task; point it at a data set with at least one")
+            raise DataError(
+                "PromptSampler.tasks holds no task; point it at a data set with at least one"
+            )
         num_ids = len({task.id for task in self.tasks})
         if num_ids != len(self.tasks):
             raise DataError(
-                f"data.train holds {len(self.tasks)} tasks but {num_ids} different ids; ids must "
-                "be unique"
+                f"PromptSampler.tasks holds {len(self.tasks)} tasks but {num_ids} different ids; "
+                "ids must be unique"
             )
         self._epoch = -1
         self._order = np.arange(len(self.tasks))

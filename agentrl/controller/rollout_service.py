@@ -58,6 +58,7 @@ class RolloutService(Schedule):
         stop: ends the waits for a batch and for an evaluation.
         on_poll: called by the thread after each look for outcomes.
         score: gives outcomes their scores by a reward model.
+        stage: the stage that trains.
     """
 
     pool: RolloutPool
@@ -74,6 +75,7 @@ class RolloutService(Schedule):
     stop: StopRequest = field(default_factory=StopRequest)
     on_poll: Callable[[], None] = lambda: None
     score: Score = unscored
+    stage: str = ""
 
     def __post_init__(self) -> None:
         self.max_staleness = self.admission.max_staleness
@@ -108,7 +110,7 @@ class RolloutService(Schedule):
         self._step = state.step
         self._version = state.policy_version
         for group in self.restored.groups:  # those that wait come into this attempt's ledger
-            self.ledger.issue(group.group_index, len(group.trajectories), resumed=True)
+            self._issue(group.group_index, len(group.trajectories), resumed=True)
             self._enter_ends(group)
             self._move(group, "buffered")
             self._buffer_or_drop(group)
@@ -281,7 +283,7 @@ class RolloutService(Schedule):
             if not changed and time.monotonic() >= end:
                 raise EngineError(
                     f"waited {deadline_s:.0f} s for {what}: {state}; look for a tool that hangs, "
-                    "or raise rollout.episode_timeout_s",
+                    "or raise EpisodeLimits.episode_timeout_s",
                     retryable=False,
                 )
 
@@ -369,13 +371,21 @@ class RolloutService(Schedule):
                 self._counts += Counter(
                     {"count/resumed_episodes": resumed, "count/restarted_episodes": restarted}
                 )
-            detail = {"resumed": True} if saved else {}
-            self.ledger.issue(draw, size + oversample, **detail)
+            self._issue(draw, size + oversample, resumed=saved is not None)
             self._running[draw] = saved.version if saved else self._version
             self._issued += 1
             task = self.sampler.task(draw)
-            requests.append(GroupRequest(draw, task, size, oversample=oversample, saved=saved))
+            requests.append(
+                GroupRequest(draw, task, size, oversample=oversample, saved=saved, stage=self.stage)
+            )
         return requests
+
+    def _issue(self, group_index: int, num_rollouts: int, *, resumed: bool) -> None:
+        """Enters a group in the ledger, with what its later rows need not repeat."""
+        detail: dict[str, object] = {"stage": self.stage} if self.stage else {}
+        if resumed:
+            detail["resumed"] = True
+        self.ledger.issue(group_index, num_rollouts, **detail)
 
     def _collect(self, timeout_s: float) -> None:
         outcomes = self.pool.collect(timeout_s)

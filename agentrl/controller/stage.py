@@ -18,7 +18,8 @@ from agentrl.controller.checkpoints import Checkpoints, Manifest
 from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.controller.evaluator import Evaluator
 from agentrl.controller.failures import FailureBound
-from agentrl.controller.recorder import Recorder
+from agentrl.controller.recording.learned_tokens import LearnedTokens
+from agentrl.controller.recording.recorder import Recorder
 from agentrl.controller.schedule import Schedule
 from agentrl.controller.state import TrainState
 from agentrl.controller.stop_request import StopRequest
@@ -30,6 +31,7 @@ from agentrl.errors import (
     WeightMismatchError,
 )
 from agentrl.rollouts import make_batch, turns_of
+from agentrl.store import Detail
 from agentrl.store.atomic import replacing_folder
 from agentrl.training import Actor, Layout, LearningRole, ModelInfo, Reference
 from agentrl.types import BatchShard, SegmentKind, Stats, Trajectory, TrajectoryGroup, seed_for
@@ -63,6 +65,7 @@ class StageSettings:
         checkpoint_every: steps between checkpoints; None keeps the last step's alone.
         seed: ``run.seed``.
         failures: how many episodes of a batch may fail.
+        detail: what annotations keep of each token (``store.detail``).
         shuffle_rewards: a control: rewards change places within the batch.
         train_on_tool_tokens: a control: tool and template tokens after the prompt are trained as if
             sampled.
@@ -76,6 +79,7 @@ class StageSettings:
     checkpoint_every: int | None
     seed: int
     failures: FailureBound
+    detail: Detail = "tokens"
     shuffle_rewards: bool = False
     train_on_tool_tokens: bool = False
     eval_every: int | None = None
@@ -117,6 +121,9 @@ class StageRun:
         self.num_steps = self.settings.num_steps
         self.timer = self.recorder.timer
         self._first = self.learners[0]
+        self.recorder.writer.declare(self.algorithm.columns)
+        self._learned: LearnedTokens | None = None
+        self._oldest_version = 0
         self._interrupted = self.restored[1].evaluating if self.restored else ""
         """The evaluation that started and did not end."""
         # a role that is not built is named here
@@ -159,6 +166,7 @@ class StageRun:
         """Groups to a batch with credit and a partition; None where there is nothing to train."""
         if not groups:
             return None
+        self._oldest_version = state.policy_version - self.schedule.max_staleness
         if self.settings.shuffle_rewards:
             groups = _shuffled(groups, seed_for(self.settings.seed, "shuffle_rewards", state.step))
         if self.schedule.on_stale == "drop":
@@ -173,7 +181,7 @@ class StageRun:
             credit=credit.trajectory.astype(np.float32),
             turn_credit=credit.turn.astype(np.float32),
             trained=trained,
-            oldest_version=state.policy_version - self.schedule.max_staleness,
+            oldest_version=self._oldest_version,
         )
         return PlannedBatch.plan(
             batch,
@@ -192,15 +200,27 @@ class StageRun:
                 batch = replace(batch, batch=batch.batch.join(columns))
         return batch
 
-    def update(self, mini_batch: Sequence[BatchShard]) -> Stats:
+    def update(self, batch: PlannedBatch, mini_batch: Sequence[BatchShard]) -> Stats:
         """One optimizer step of every learner; metrics of those after the first are prefixed by
         their names."""
         stats = Stats()
         for learner in self.learners:
-            own: Stats = learner.call(LearningRole.update, mini_batch)
+            own = learner.update(LearningRole.update, batch, mini_batch)
+            self._learned_of(batch).add(learner.name, mini_batch, own.columns, own)
             prefix = "" if learner is self._first else f"{learner.name}/"
             stats += Stats({prefix + name: stat for name, stat in own.items()})
         return stats
+
+    def _learned_of(self, batch: PlannedBatch) -> LearnedTokens:
+        """What the step learns of its tokens, from its first update on."""
+        if self._learned is None or self._learned.planned is not batch:
+            self._learned = LearnedTokens(
+                batch,
+                num_passes=self.algorithm.num_epochs,
+                oldest_version=self._oldest_version,
+                detail=self.settings.detail,
+            )
+        return self._learned
 
     def _assert_fresh(self, groups: Sequence[TrajectoryGroup], state: TrainState) -> None:
         """No trained token is staler than the schedule allows."""
@@ -236,14 +256,20 @@ class StageRun:
         self.recorder.record_failures(self.schedule.take_failures())
         counts = dict(self.schedule.take_counts())
         if batch is not None and self.schedule.on_stale == "mask_tokens":
-            versions = batch.batch.policy_versions  # those that the published weights were made of
-            oldest = state.policy_version - 1 - self.schedule.max_staleness
-            masked = np.count_nonzero((versions >= 0) & (versions < oldest))
+            versions = batch.batch.policy_versions
+            masked = np.count_nonzero((versions >= 0) & (versions < self._oldest_version))
             counts["async/masked_tokens"] = int(masked)
         packed = batch.batch if batch else None
         self.recorder.record_step(
-            state, groups, packed, stats, counts, has_signal=self._has_signal(batch)
+            state,
+            groups,
+            packed,
+            stats,
+            counts,
+            has_signal=self._has_signal(batch),
+            learned=self._learned_of(batch) if batch else None,
         )
+        self._learned = None
 
     def _has_signal(self, batch: PlannedBatch | None) -> bool:
         """Whether a batch says of any episode that it was better or worse; what is imitated need

@@ -36,7 +36,8 @@ class OpenAIEngineSpec(EngineSpec):
         known = ChatServerSpec.__match_args__
         if unknown := sorted(given.keys() - set(known)):
             raise ConfigError(
-                f"unknown key rollout.openai.{unknown[0]}; the section has {', '.join(known)}"
+                f"unknown key {type(self).__name__}.{unknown[0]}; the section has "
+                f"{', '.join(known)}"
             )
         try:
             return TypeAdapter(ChatServerSpec).validate_json(json.dumps(given), strict=True)
@@ -44,7 +45,7 @@ class OpenAIEngineSpec(EngineSpec):
             first = error.errors()[0]
             if isinstance(cause := first.get("ctx", {}).get("error"), ConfigError):
                 raise cause from None
-            key = ".".join(["rollout.openai", *map(str, first["loc"])])
+            key = ".".join([type(self).__name__, *map(str, first["loc"])])
             raise ConfigError(
                 f"{key}: {first['msg']}; the section has "
                 f"{', '.join(known)}, such as base_url: http://127.0.0.1:8000/v1 and model: NAME"

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from agentrl.engines.base import EngineHealth, EngineLayout, EngineNotice, PauseMode, Tag
 from agentrl.engines.checks import check_request
+from agentrl.engines.checksum import tensor_checksum
 from agentrl.engines.life import EngineLife
 from agentrl.errors import EngineError
 from agentrl.types import (
@@ -26,7 +27,6 @@ from agentrl.types import (
     TokenUsage,
 )
 from agentrl.types.arrays import common_prefix
-from agentrl.types.checksum import tensor_checksum
 
 if TYPE_CHECKING:
     import torch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import io
+import json
 import pickle
 import threading
 from collections.abc import Callable, Iterator
@@ -14,10 +15,12 @@ from agentrl.envs.contract import Finding, observation_findings, step_findings
 from agentrl.envs.env import Env
 from agentrl.errors import AgentRLError, EnvError
 from agentrl.tools import BoundedThreads
-from agentrl.types import Action, Observation, StepResult
+from agentrl.types import Action, Blob, Observation, StepResult
 
 ENV_THREADS = BoundedThreads(32, "agentrl-env")
 """The threads of every environment with synchronous methods in this process."""
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 _MAX_STATE_BYTES = 2**20
 """A larger one, pickled after each turn of each episode, would keep other episodes waiting."""
@@ -88,6 +91,8 @@ class AsyncEnv:
         self.env = env
         self._name = type(env).__name__
         self._state: Literal["new", "running", "ended", "closed"] = "new"
+        self.has_snapshot = getattr(env.snapshot, "__func__", None) is not Env.snapshot
+        """Whether the environment has a state for people to look at."""
 
     async def reset(self, *, seed: int) -> Observation:
         """The opening observation.
@@ -126,6 +131,15 @@ class AsyncEnv:
             self._state = "ended"
         return result
 
+    async def snapshot(self) -> Blob | None:
+        """The state for people to look at, as JSON; None where there is nothing to see.
+
+        Raises:
+            EnvError: the environment raised, or gave something that is no JSON.
+        """
+        state = await call_env(self.env, "snapshot")
+        return None if state is None else await ENV_THREADS.run(lambda: self._as_json(state))
+
     async def save(self) -> bytes:
         """The state between two steps, as ``restore`` takes it.
 
@@ -159,6 +173,15 @@ class AsyncEnv:
         if self._state != "closed":
             self._state = "closed"
             await call_env(self.env, "close")
+
+    def _as_json(self, state: object) -> Blob:
+        try:
+            text = _ENCODER.encode(state)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise EnvError(
+                f"{self._name}.snapshot must give JSON, got {type(state).__name__} ({error})"
+            ) from error
+        return Blob.of(text.encode(errors="backslashreplace"))
 
     def _pickled(self) -> bytes:
         try:

@@ -10,7 +10,12 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from agentrl.envs.async_env import AsyncEnv, call_env
-from agentrl.envs.contract import Finding, observation_findings, step_findings
+from agentrl.envs.contract import (
+    Finding,
+    observation_findings,
+    state_form_findings,
+    step_findings,
+)
 from agentrl.envs.env import Env
 from agentrl.envs.env_spec import EnvSpec
 from agentrl.errors import EnvError
@@ -94,6 +99,7 @@ async def _play(env: Env, seed: int, findings: list[Finding], said: list[str]) -
     except (TypeError, ValueError) as error:
         detail = f"snapshot must give JSON or None, got {type(snapshot).__name__} ({error})"
         findings.append(Finding("json-snapshot", detail))
+    findings += state_form_findings(snapshot)
     has_tools = bool(observation.tools)
     for action in _actions(has_tools):
         result = await call_env(env, "step", action)

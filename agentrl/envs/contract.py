@@ -13,6 +13,13 @@ from agentrl.errors import DataError
 from agentrl.types import CallRecord, Observation, StepResult, ToolSpec, with_images
 
 _ROLES = ("system", "user", "assistant", "tool")
+_FORMS: Mapping[str, Mapping[str, type]] = {
+    "text": {"text": str},
+    "table": {"columns": list, "rows": list},
+    "grid": {"cells": list},
+    "image": {"media_type": str, "base64": str},
+}
+"""The forms of a state for people, with their fields (docs/envs.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +103,28 @@ def step_findings(result: object) -> Iterator[Finding]:
     yield from _json_findings(result.info, "step: info")
     if not result.terminated and not result.truncated:
         yield from observation_findings(result.observation, verb="step")
+
+
+def state_form_findings(state: object) -> Iterator[Finding]:
+    """What is wrong with the form that a state for people names (``Env.snapshot``)."""
+    form = state.get("form") if isinstance(state, Mapping) else None
+    if form is None:
+        return
+    assert isinstance(state, Mapping)  # see above
+    fields = _FORMS.get(form) if isinstance(form, str) else None
+    if fields is None:
+        known = ", ".join(_FORMS)
+        yield Finding(
+            "snapshot-form", f"snapshot: form must be one of {known}, got {_short(form)}; or none"
+        )
+        return
+    for name, kind in fields.items():
+        if not isinstance(state.get(name), kind):
+            yield Finding(
+                "snapshot-form",
+                f"snapshot: the form {form!r} needs {name!r}, a {kind.__name__}, got "
+                f"{_short(state.get(name))}",
+            )
 
 
 def _message_findings(messages: object, where: str, *, own_turns: bool) -> Iterator[Finding]:

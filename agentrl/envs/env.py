@@ -51,12 +51,16 @@ class Env(ABC):
         return None
 
     def snapshot(self) -> Mapping[str, Any] | None:
-        """The state for people to look at, JSON; None where there is nothing to see."""
+        """The state for people to look at, JSON; None where there is nothing to see.
+
+        Asked for after ``reset`` and after each step, and stored with the turn (docs/envs.md). A
+        checkpoint's state is another thing: ``state_dict``.
+        """
         return None
 
     def state_dict(self) -> Mapping[str, Any] | None:
         """What a checkpoint keeps of an episode in flight, to be pickled; asked for between two
-        steps.
+        steps, and shown to nobody.
 
         By default every attribute of the instance but ``episode_id``. Give None where the state is
         not in them alone (a process, a folder, a connection): a resumed run then starts the episode

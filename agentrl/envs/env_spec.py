@@ -33,6 +33,13 @@ class EnvSpec:
     _seen_plain: set[bool] = field(default_factory=set, init=False, compare=False, repr=False)
 
     @property
+    def name(self) -> str:
+        """The class or function that makes the environment, without its module or file."""
+        if isinstance(self.factory, str):
+            return self.factory.rpartition(":")[2].rpartition(".")[2]
+        return getattr(self.factory, "__name__", type(self.factory).__name__)
+
+    @property
     def is_plain(self) -> bool:
         """Whether one was made, and the next one runs no constructor of a user's and loads nothing:
         it takes microseconds, and needs no thread.

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.envs.async_env import ENV_THREADS
+from agentrl.envs.score import Score
 from agentrl.envs.view import EpisodeView
 from agentrl.errors import ConfigError, RewardError
 from agentrl.types import place_of_object, raised_at
 
 logger = logging.getLogger(__name__)
 
-RewardFn = Callable[[EpisodeView], float | Awaitable[float]]
+RewardFn = Callable[[EpisodeView], float | Score | Awaitable[float | Score]]
 """A reward function: sync (it runs in a thread) or async."""
 
 
@@ -78,16 +79,20 @@ class Rubric:
         return self
 
     async def score(self, view: EpisodeView) -> dict[str, float]:
-        """Every part's value; the functions run at once.
+        """Every part's value; see ``scores``."""
+        return {name: score.value for name, score in (await self.scores(view)).items()}
+
+    async def scores(self, view: EpisodeView) -> dict[str, Score]:
+        """Every part's value with its reason; the functions run at once.
 
         Raises:
             RewardError: a function raised, took too long, or gave no finite number; named with the
                 task. A failed rubric is never a reward of 0.
         """
         if len(self._parts) == 1:  # nothing to run it beside
-            return {self._parts[0].name: await self._value(self._parts[0], view)}
+            return {self._parts[0].name: await self._score(self._parts[0], view)}
         values = await asyncio.gather(
-            *(self._value(part, view) for part in self._parts), return_exceptions=True
+            *(self._score(part, view) for part in self._parts), return_exceptions=True
         )
         for value in values:
             if isinstance(value, BaseException):
@@ -102,11 +107,11 @@ class Rubric:
             sum(part.weight * parts[part.name] for part in self._parts) + step_weight * step_reward
         )
 
-    async def _value(self, part: _Part, view: EpisodeView) -> float:
+    async def _score(self, part: _Part, view: EpisodeView) -> Score:
         who = f"reward {part.name!r} of task {view.task.id!r}"
         try:
             async with asyncio.timeout(self._deadline_s) as deadline:
-                value = await _call(part.reward, view)
+                given = await _call(part.reward, view)
         except Exception as error:
             if isinstance(error, TimeoutError) and deadline.expired():
                 raise RewardError(
@@ -115,6 +120,8 @@ class Rubric:
             raise RewardError(
                 f"{who} raised {type(error).__name__}: {error}{_in_brackets(raised_at(error))}"
             ) from error
+        score = given if isinstance(given, Score) else Score(given)
+        value = score.value
         if not isinstance(value, numbers.Real) or not math.isfinite(value):
             raise RewardError(
                 f"{who} must be a finite number, got {value!r}; return one whatever the episode was"
@@ -129,7 +136,7 @@ class Rubric:
                 value,
                 extra={"event": "reward_is_bool", "reward": part.name},
             )
-        return float(value)
+        return Score(float(value), score.why)
 
 
 async def _call(reward: RewardFn, view: EpisodeView) -> Any:

@@ -59,6 +59,7 @@ NAMES: Mapping[str, str] = MappingProxyType(
         # training
         "policy/entropy": "mean entropy of the policy in nats",
         "policy/loss": "the policy's loss",
+        "policy/loss_last_pass": "that of the last pass over the batch, where there are several",
         "policy/pg_loss": "the loss without its KL term, where there is a reference",
         "policy/kl_loss": "the KL term of the loss before its coefficient, weighted as the loss "
         "is, in nats",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from agentrl.rollouts.batching import make_batch, turns_of
 from agentrl.rollouts.context import EpisodeContext, PhaseSemaphores
 from agentrl.rollouts.driver import DriverSpec, EpisodeDriver
+from agentrl.rollouts.env_driver import EnvDriver
 from agentrl.rollouts.episode import run_episode
 from agentrl.rollouts.gc_pacing import paced_collector
 from agentrl.rollouts.groups import GroupOutcome, GroupRequest, cancelled_outcome
@@ -16,11 +17,12 @@ from agentrl.rollouts.rollout_spec import (
     StagePermits,
 )
 from agentrl.rollouts.runner import EpisodeRunner
-from agentrl.rollouts.snapshots import EpisodeState, GroupState, NotResumable
+from agentrl.rollouts.states.snapshots import EpisodeState, GroupState, NotResumable
 from agentrl.rollouts.token_consistency import assert_extends_context, assert_token_consistency
 
 __all__ = [
     "DriverSpec",
+    "EnvDriver",
     "EpisodeContext",
     "EpisodeDriver",
     "EpisodeKey",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -13,6 +14,7 @@ import numpy.typing as npt
 
 from agentrl.rollouts.rollout_spec import EpisodeKey
 from agentrl.types import (
+    Blob,
     Completion,
     GenerateRequest,
     MediaSpan,
@@ -27,6 +29,7 @@ from agentrl.types import (
     Turn,
     concat_ids,
 )
+from agentrl.types.clock import EpochClock, WaitClock
 
 _as_json = json.JSONEncoder(sort_keys=True, default=str).encode
 
@@ -97,7 +100,9 @@ class TrajectoryBuilder:
         restarts: sequences that began after the first one.
         fault: the error of the environment or program, equal in every attempt that does the same.
         resumed_turns: turns that came from a checkpoint.
-        rewards, reward, info: see ``Trajectory``.
+        clock: gives the episode's times of day.
+        rewards, reward, info, env, reasons, first_state: see ``Trajectory``.
+        last_observed, last_info: the observation that no turn has answered.
     """
 
     key: EpisodeKey
@@ -111,6 +116,18 @@ class TrajectoryBuilder:
     rewards: Mapping[str, float] = field(default_factory=dict)
     reward: float | None = None
     info: dict[str, Any] = field(default_factory=dict)
+    env: str = ""
+    clock: EpochClock = field(default_factory=EpochClock)
+    reasons: Mapping[str, Any] = field(default_factory=dict)
+    first_state: Blob | None = None
+    last_observed: tuple[Message, ...] = ()
+    last_info: Mapping[str, Any] = field(default_factory=dict)
+    _started: float = field(default_factory=time.monotonic)
+
+    def start(self) -> None:
+        """The episode starts now; whatever it waited for before is no part of it."""
+        self.count("wait_s", time.monotonic() - self._started)
+        self._started = time.monotonic()
 
     def add_turn(
         self,
@@ -122,6 +139,8 @@ class TrajectoryBuilder:
         text: str,
         agent: str,
         sampling: SamplingParams,
+        asked_at: float,
+        timings: Mapping[str, float],
     ) -> SequenceState:
         """Records the input and the completion of a model call; ``add_step`` adds its effects.
 
@@ -132,6 +151,8 @@ class TrajectoryBuilder:
             message, text: the completion as a message and as text.
             agent: the name of the agent whose turn it is.
             sampling: the sampling parameters.
+            asked_at: when the engine was asked, by ``time.monotonic``.
+            timings: seconds of the call beside the engine's own.
 
         Returns:
             The sequence after the turn.
@@ -156,9 +177,13 @@ class TrajectoryBuilder:
                 agent=agent,
                 stale_kv=completion.stale_kv,
                 cached_tokens=completion.cached_tokens,
-                timings=dict(completion.timings),
+                timings={**completion.timings, **timings},
+                started_at=self.clock.at(asked_at),
+                observed_info=self.last_info,
             )
         )
+        self.last_observed = ()
+        self.last_info = {}
         sent = request.token_ids
         return SequenceState(
             session_id=sequence.session_id,
@@ -174,16 +199,39 @@ class TrajectoryBuilder:
             ),
         )
 
-    def add_step(self, result: StepResult, seconds: float) -> None:
-        """Adds the environment's step to the last turn."""
+    def add_step(
+        self, result: StepResult, began_at: float, seconds: float, waits: WaitClock
+    ) -> None:
+        """Adds the environment's step to the last turn.
+
+        Args:
+            result: of the step.
+            began_at: when it began, by ``time.monotonic``.
+            seconds: that it took.
+            waits: those in it that others caused.
+        """
         last = self.turns[-1]
+        start = self.clock.at(began_at) - last.started_at
+        timings = {**last.timings, "step_at_s": start, "step_s": seconds}
+        if waits.first_at is not None:
+            timings["wait_at_s"] = self.clock.at(waits.first_at) - last.started_at
+            timings["wait_s"] = waits.wait_s
         self.turns[-1] = replace(
             last,
             calls=result.calls,
             rewards={"step": float(result.reward)} if result.reward else {},
-            timings={**last.timings, "step_s": seconds},
+            timings=timings,
             info=dict(result.info),
         )
+
+    def observe(self, messages: tuple[Message, ...], info: Mapping[str, Any]) -> None:
+        """Keeps an observation, which is the episode's last one unless a turn answers it."""
+        self.last_observed = messages
+        self.last_info = info
+
+    def since_start(self, moment: float) -> float:
+        """Seconds from the episode's start to a moment by ``time.monotonic``."""
+        return moment - self._started
 
     def count(self, stage: str, seconds: float) -> None:
         """Adds seconds to a stage of the episode."""
@@ -202,6 +250,13 @@ class TrajectoryBuilder:
             reward=self.reward,
             timings=dict(self.timings),
             info={**extra, **self.info},
+            env=self.env,
+            started_at=self.clock.at(self._started),
+            ended_at=self.clock.at(time.monotonic()),
+            reasons=self.reasons,
+            last_observed=self.last_observed,
+            last_info=self.last_info,
+            first_state=self.first_state,
         )
 
 

@@ -55,6 +55,7 @@ class EpisodeContext:
         rubric: scores an episode.
         sandboxes: the host's pool.
         services: the services that drivers share, by their factory; :meth:`service` fills it.
+        told: what was logged once and is not logged again for other episodes.
     """
 
     spec: RolloutSpec
@@ -64,6 +65,7 @@ class EpisodeContext:
     rubric: Rubric
     sandboxes: SandboxPool | None = None
     services: dict[Callable[..., Any], HostService] = field(default_factory=dict)
+    told: set[str] = field(default_factory=set)
 
     def service(self, make: Callable[[RolloutEngine], Service]) -> Service:
         """The host's only ``make(engine)``, created at its first use."""

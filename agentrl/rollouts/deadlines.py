@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -34,6 +35,12 @@ class Deadlines(PausableClock):
 
 
 _DEADLINES: ContextVar[Deadlines | None] = ContextVar("agentrl_deadlines", default=None)
+
+
+def counted_now() -> float:
+    """Seconds since an arbitrary moment, without those in which the engine was paused."""
+    clock = _DEADLINES.get()
+    return time.monotonic() if clock is None else clock.now()
 
 
 class StragglerCancel:

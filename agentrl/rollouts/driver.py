@@ -44,6 +44,11 @@ class EpisodeDriver(Protocol):
 class DriverSpec(Protocol):
     """Builds the driver of an episode; picklable, because the host of the episode builds it."""
 
+    @property
+    def name(self) -> str:
+        """What a record of the episode calls it (``Trajectory.env``)."""
+        ...
+
     def driver(self, turns: Any) -> EpisodeDriver:
         """The driver of the episode whose ``TurnGenerator`` is ``turns``."""
         ...

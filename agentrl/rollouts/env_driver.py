@@ -8,13 +8,26 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from agentrl.envs import AsyncEnv, Env, EnvSpec, build_env
+from agentrl.envs import AsyncEnv, Env, EnvSpec, build_env, observation_findings
 from agentrl.errors import EnvError
 from agentrl.rollouts.deadlines import TimeLimit
-from agentrl.rollouts.snapshots import EpisodeState, NotResumable, StateSlot
+from agentrl.rollouts.states.snapshots import EpisodeState, NotResumable, StateSlot
+from agentrl.rollouts.states.state_recorder import StateRecorder
 from agentrl.rollouts.tool_calls import num_bad_turns
-from agentrl.rollouts.turns import TurnGenerator, TurnResult
-from agentrl.types import Message, Observation, Status, StepResult, ToolSpec, seed_for, with_images
+from agentrl.rollouts.turns import TurnGenerator
+from agentrl.types import (
+    Action,
+    Message,
+    Observation,
+    Status,
+    StepResult,
+    ToolSpec,
+    seed_for,
+    with_images,
+)
+from agentrl.types.clock import WaitClock, counted_by
+
+_NO_MESSAGE = "something-to-answer"
 
 
 class EnvDriver:
@@ -25,6 +38,7 @@ class EnvDriver:
         spec: builds the environment.
         saved: the state from which the episode continues; None starts it from its beginning.
         slot: receives the episode's state after each turn.
+        states: adds the environment's states, for people to look at, to the turns.
     """
 
     def __init__(
@@ -34,11 +48,13 @@ class EnvDriver:
         *,
         saved: EpisodeState | None = None,
         slot: StateSlot | None = None,
+        states: StateRecorder | None = None,
     ) -> None:
         self._turns = turns
         self._spec = spec
         self._saved = saved
         self._slot = slot
+        self._states = states or StateRecorder(turns.context, turns.builder)
         self._env: AsyncEnv | None = None
         self._result = StepResult(Observation())
         self._sequence = turns.first_sequence()
@@ -72,6 +88,7 @@ class EnvDriver:
             key = builder.key
             seed = seed_for(context.spec.root_seed, "env", key.label, key.group_index)
             self._result = StepResult(await self._env.reset(seed=seed))
+            await self._states.after_reset(self._env)
         else:
             await self._env.restore(self._saved.env)
         builder.count("prepare_s", time.monotonic() - start)
@@ -82,29 +99,37 @@ class EnvDriver:
         turns = self._turns
         timeout_s = turns.context.spec.limits.turn_timeout_s
         while (end := self._end()) is None:
-            observation = self._result.observation
-            observed = await _with_images(observation.messages, observation.images)
-            if observation.tools is not None:
-                self._tools = observation.tools
-            if observation.rewrite is not None:
-                rewritten = await _with_images(observation.rewrite, observation.images)
-                self._sequence = self._sequence.restarted(rewritten)
+            agent = self._result.observation.agent
+            observed = await self._observe()
             request = turns.next_request(self._sequence, observed, self._tools)
             if isinstance(request, Status):
                 return request
             async with TimeLimit(timeout_s, "turn_timeout"):
-                turn = await turns.generate(request, agent=observation.agent)
+                turn = await turns.generate(request, agent=agent)
                 if turn is None:
                     return Status("cancelled", "aborted")
-                self._result = await self._step(self._env, turn)
+                self._result = await self._step(self._env, turn.action)
             self._sequence = turn.sequence
             await self._save_state(self._env)
+        await self._keep_last_observation()
         return end
 
     async def close(self) -> None:
         """Closes the environment, which ends its tools and its sandbox."""
         if self._env is not None:
             await self._env.close()
+
+    async def _observe(self) -> tuple[Message, ...]:
+        """The new messages of the observation that the next turn answers."""
+        observation = self._result.observation
+        observed = await _with_images(observation.messages, observation.images)
+        self._turns.builder.observe(observed, observation.info)
+        if observation.tools is not None:
+            self._tools = observation.tools
+        if observation.rewrite is not None:
+            rewritten = await _with_images(observation.rewrite, observation.images)
+            self._sequence = self._sequence.restarted(rewritten)
+        return observed
 
     def _end(self) -> Status | None:
         """How the last turn's result ended the episode; None while it continues."""
@@ -120,20 +145,35 @@ class EnvDriver:
             return Status("truncated", "max_turns")
         return None
 
-    async def _step(self, env: AsyncEnv, turn: TurnResult) -> StepResult:
+    async def _step(self, env: AsyncEnv, action: Action) -> StepResult:
         start = time.monotonic()
         builder = self._turns.builder
-        is_bad = bool(turn.action.problems) and not turn.action.tool_calls
+        is_bad = bool(action.problems) and not action.tool_calls
         self._bad_turns = self._bad_turns + 1 if is_bad else 0
+        waits = WaitClock()
         try:
-            result = await env.step(turn.action)
+            with counted_by(waits):
+                result = await env.step(action)
         except EnvError as error:
             builder.fault = f"turn {len(builder.turns)}: {error}"
             raise
         seconds = time.monotonic() - start
         builder.count("env_s", seconds)
-        builder.add_step(result, seconds)
+        builder.add_step(result, start, seconds, waits)
+        await self._states.after_step(env)
         return result
+
+    async def _keep_last_observation(self) -> None:
+        """Keeps what came after the last turn; what is no observation is named."""
+        builder = self._turns.builder
+        last: object = self._result.observation
+        if last is None:
+            return
+        found = (f for f in observation_findings(last, verb="step") if f.rule != _NO_MESSAGE)
+        if faults := "; ".join(map(str, found)):
+            builder.info["last_observation_error"] = faults
+        elif isinstance(last, Observation):
+            builder.observe(await _with_images(last.messages, last.images), last.info)
 
     async def _save_state(self, env: AsyncEnv) -> None:
         """Writes the episode's state to the slot.
@@ -163,6 +203,7 @@ class EnvDriver:
             num_calls=self._turns.num_calls,
             restarts=builder.restarts,
             timings=dict(builder.timings),
+            first_state=builder.first_state,
         )
 
 

@@ -15,7 +15,8 @@ from agentrl.rollouts.deadlines import LimitSpentError, StragglerCancel, TimeLim
 from agentrl.rollouts.driver import DriverSpec, EpisodeDriver
 from agentrl.rollouts.env_driver import EnvDriver
 from agentrl.rollouts.rollout_spec import EpisodeKey
-from agentrl.rollouts.snapshots import EpisodeState, NotResumable, StateSlot
+from agentrl.rollouts.states.snapshots import EpisodeState, NotResumable, StateSlot
+from agentrl.rollouts.states.state_recorder import StateRecorder
 from agentrl.rollouts.turns import TurnGenerator
 from agentrl.types import SamplingParams, Status, Task, Trajectory, raised_at, users_traceback
 
@@ -58,20 +59,23 @@ async def run_episode(
     builder = TrajectoryBuilder(key, task)
     turns = TurnGenerator(context, builder, sampling or context.spec.sampling)
     chosen = env or context.spec.env
+    builder.env = chosen.name
+    states = StateRecorder(context, builder)
     driver: EpisodeDriver
     if isinstance(chosen, EnvSpec):
-        driver = EnvDriver(turns, chosen, saved=saved, slot=slot)
+        driver = EnvDriver(turns, chosen, saved=saved, slot=slot, states=states)
     else:
         driver = chosen.driver(turns)
         if slot is not None:
             slot.state = NotResumable("its driver is no environment, and cannot be saved")
     try:
-        status = await _play_and_score(
-            turns, driver, permits or PhaseSemaphores(), previous, straggler
-        )
+        with builder.clock.of_this_task():
+            status = await _play_and_score(
+                turns, driver, states, permits or PhaseSemaphores(), previous, straggler
+            )
     except AgentRLError as error:
         status = Status("failed", error.boundary, str(error))
-        builder.info = {"retryable": error.retryable, "fault": builder.fault, **_raised(error)}
+        builder.info |= {"retryable": error.retryable, "fault": builder.fault, **_raised(error)}
     finally:
         problem = await _clean_up(turns, driver)
     if problem:
@@ -82,6 +86,7 @@ async def run_episode(
 async def _play_and_score(
     turns: TurnGenerator,
     driver: EpisodeDriver,
+    states: StateRecorder,
     permits: PhaseSemaphores,
     previous: Trajectory | None,
     straggler: StragglerCancel | None,
@@ -97,6 +102,7 @@ async def _play_and_score(
         async with permits.running, AsyncExitStack() as preparing:
             # before the deadline starts: other episodes cause this wait
             await preparing.enter_async_context(permits.preparing)
+            builder.start()
             async with TimeLimit(timeout_s, "episode_timeout", straggler):
                 await driver.prepare()
                 await preparing.aclose()
@@ -114,6 +120,8 @@ async def _play_and_score(
         builder.info.update(_raised(error))
     if status.kind == "truncated" and not builder.turns:
         return _without_turns(turns, status.reason)
+    if driver.env is not None:
+        await states.at_end(driver.env)
     if status.finished:
         async with permits.scoring:
             await _score(turns, driver, status)
@@ -127,7 +135,7 @@ def _without_turns(turns: TurnGenerator, reason: str) -> Status:
     """
     if reason == StragglerCancel.reason:
         return Status("cancelled", reason)
-    turns.builder.info = {"retryable": reason in _DEADLINES, "fault": turns.builder.fault}
+    turns.builder.info |= {"retryable": reason in _DEADLINES, "fault": turns.builder.fault}
     if turns.num_calls:
         waiting = f"{reason} while waiting for the engine's first completion"
         return Status("failed", "engine", waiting)
@@ -165,13 +173,17 @@ async def _score(turns: TurnGenerator, driver: EpisodeDriver, status: Status) ->
         status=status,
         env=driver.env,
     )
-    rewards = dict(await rubric.score(view))
+    scores = await rubric.scores(view)
+    rewards = {name: score.value for name, score in scores.items()}
     total = rubric.total(rewards, step_reward=step_reward, step_weight=spec.step_reward_weight)
     if any(turn.rewards for turn in played):
         rewards["step"] = step_reward
+    builder.timings["score_at_s"] = builder.since_start(start)
     builder.count("score_s", time.monotonic() - start)
     builder.info = {**turns.measure_retokenization(), **builder.info}
     builder.rewards = rewards
+    given = {name: score.why for name, score in scores.items() if score.why is not None}
+    builder.reasons = {**builder.reasons, **given}
     builder.reward = total
 
 

@@ -10,7 +10,7 @@ from agentrl.envs import EnvSpec
 from agentrl.rollouts.builder import TrajectoryBuilder
 from agentrl.rollouts.driver import DriverSpec
 from agentrl.rollouts.rollout_spec import EpisodeKey
-from agentrl.rollouts.snapshots import GroupState, NotResumable, StateSlot
+from agentrl.rollouts.states.snapshots import GroupState, NotResumable, StateSlot
 from agentrl.sandbox import PoolCounts
 from agentrl.types import Purpose, SamplingParams, Status, Task, Trajectory, TrajectoryGroup
 
@@ -31,6 +31,7 @@ class GroupRequest:
             cancelled.
         first_attempt: the number of earlier attempts, which were lost with their host.
         saved: the group's state in a checkpoint, from which each rollout continues.
+        stage: the stage of the run that asks; it is in no seed.
     """
 
     group_index: int
@@ -43,6 +44,7 @@ class GroupRequest:
     oversample: int = 0
     first_attempt: int = 0
     saved: GroupState | None = None
+    stage: str = ""
 
     @property
     def num_rollouts(self) -> int:
@@ -52,7 +54,13 @@ class GroupRequest:
     def key(self, rollout_index: int, attempt: int = 0) -> EpisodeKey:
         """The name of a rollout, whose attempt is counted after the lost ones."""
         return EpisodeKey(
-            self.group_index, rollout_index, self.first_attempt + attempt, self.purpose, self.label
+            self.group_index,
+            rollout_index,
+            self.first_attempt + attempt,
+            self.purpose,
+            self.label,
+            self.stage,
+            self.group_size,
         )
 
 
@@ -112,7 +120,10 @@ def cancelled_outcome(request: GroupRequest) -> GroupOutcome:
     """The outcome of a cancelled group: every rollout has status ``cancelled``."""
     rollouts = tuple(
         TrajectoryBuilder(
-            request.key(rollout_index), request.task, info={"cancelled_at": time.time()}
+            request.key(rollout_index),
+            request.task,
+            info={"cancelled_at": time.time()},
+            env="" if request.env is None else request.env.name,
         ).finish(Status("cancelled", "cancelled"))
         for rollout_index in range(request.num_rollouts)
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from agentrl.envs import EnvSpec, Rubric
 from agentrl.render import Renderer
@@ -88,6 +88,8 @@ class RolloutSpec:
         measure_retokenization: measure how each finished episode's ids differ from its text's.
         save_episode_state: save the environment's state after every training turn, so that a
             checkpoint can hold it.
+        states: when the changed files of the sandbox are stored: never, at the end, after each
+            turn.
     """
 
     env: EnvSpec | DriverSpec
@@ -102,22 +104,28 @@ class RolloutSpec:
     permits: StagePermits = field(default_factory=StagePermits)
     measure_retokenization: bool = True
     save_episode_state: bool = False
+    states: Literal["off", "end", "turn"] = "off"
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeKey:
-    """An episode's name, from which its seeds are derived; the attempt is in no seed."""
+    """An episode's name, from which its seeds are derived, and where it was played; attempt, stage
+    and group size are in no seed.
+    """
 
     group_index: int
     rollout_index: int
     attempt: int = 0
     purpose: Purpose = "train"
     label: str = ""
+    stage: str = ""
+    group_size: int = 0
 
     @property
     def trajectory_id(self) -> str:
         """The id of the episode's trajectory."""
-        return f"{self.label}/{self._indices}" if self.label else self._indices
+        places = (self.stage, self.label) if self.label else ()
+        return "/".join([*filter(None, places), self._indices])
 
     @property
     def session_id(self) -> str:

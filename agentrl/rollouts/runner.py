@@ -22,7 +22,7 @@ from agentrl.rollouts.deadlines import Deadlines, StragglerCancel
 from agentrl.rollouts.episode import run_episode
 from agentrl.rollouts.groups import GroupInFlight, GroupOutcome, GroupRequest, cancelled_outcome
 from agentrl.rollouts.rollout_spec import RolloutSpec
-from agentrl.rollouts.snapshots import EpisodeState, GroupState, StateSlot
+from agentrl.rollouts.states.snapshots import EpisodeState, GroupState, StateSlot
 from agentrl.sandbox import SandboxPool
 from agentrl.tools import TOOL_THREADS
 from agentrl.tools.parsers import parser_for

@@ -17,7 +17,8 @@ from agentrl.errors import EngineError
 from agentrl.render.retokenize import retok_frac, template_frac
 from agentrl.rollouts.builder import SequenceState, TrajectoryBuilder, TurnRequest
 from agentrl.rollouts.context import EpisodeContext
-from agentrl.rollouts.snapshots import EpisodeState
+from agentrl.rollouts.deadlines import counted_now
+from agentrl.rollouts.states.snapshots import EpisodeState
 from agentrl.rollouts.token_consistency import assert_extends_context, assert_token_consistency
 from agentrl.rollouts.tool_calls import bounded, renumbered
 from agentrl.tools.parsers import MarkedFormat, opened_thoughts, read_completion
@@ -89,6 +90,7 @@ class TurnGenerator:
         builder.messages = saved.sequence.messages
         builder.restarts = saved.restarts
         builder.timings = dict(saved.timings)
+        builder.first_state = saved.first_state
         builder.resumed_turns = len(saved.turns)
         self.num_calls = saved.num_calls
         return replace(saved.sequence, session_id=builder.key.session_id)
@@ -178,8 +180,11 @@ class TurnGenerator:
         if turn.sequence.parent is not None and self.context.renderer is not None:
             assert_extends_context(request, turn.sequence.ids)
         start = time.monotonic()
+        counted = counted_now()
         completion = await engine.generate(request)
-        self.builder.count("generate_s", time.monotonic() - start)
+        seconds = time.monotonic() - start
+        paused = seconds - (counted_now() - counted)
+        self.builder.count("generate_s", seconds)
         info = engine.info()
         if info.returns_ids:
             assert_token_consistency(request, completion, info.vocab_size)
@@ -198,6 +203,8 @@ class TurnGenerator:
             text=text,
             agent=agent,
             sampling=chosen,
+            asked_at=start,
+            timings={"generate_s": seconds, **({"paused_s": paused} if paused > 1e-3 else {})},
         )
         action = Action(
             text, parsed.message, parsed.tool_calls, parsed.problems, completion.finish_reason

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ from .limits import Limits
 
 Persist = Literal["files", "interpreter"]
 Status = Literal["ok", "error", "timeout", "oom", "killed", "output_limit"]
+MAX_LISTED = 10_000
+"""Files of one listing."""
 
 
 class FileRefusedError(ValueError):
@@ -65,6 +68,20 @@ class ExecResult:
     def truncated(self) -> bool:
         """Whether either output was cut at its limit."""
         return self.stdout_truncated or self.stderr_truncated
+
+
+@dataclass(frozen=True, slots=True)
+class FileHash:
+    """A regular file of a working folder, as it was at one moment.
+
+    Attributes:
+        num_bytes: its size.
+        sha256: of its contents, in hexadecimal; empty where it is larger than was asked for, or
+            cannot be read.
+    """
+
+    num_bytes: int
+    sha256: str
 
 
 class Sandbox(ABC):
@@ -160,6 +177,29 @@ class Sandbox(ABC):
     @abstractmethod
     async def list_files(self) -> Mapping[str, int]:
         """Sizes in bytes of the regular files of the working folder, by path (10,000 at most)."""
+
+    async def hash_files(self, largest: int) -> tuple[Mapping[str, FileHash], bool]:
+        """What the regular files of the working folder are, without moving their contents.
+
+        A backend may do without a method of its own: this one reads each file.
+
+        Args:
+            largest: bytes of the largest file that is hashed.
+
+        Returns:
+            The files by path, 10,000 at most, and whether these are all.
+        """
+        listed = await self.list_files()
+        found = {}
+        for path, num_bytes in listed.items():
+            sha256 = ""
+            if num_bytes <= largest:
+                try:
+                    sha256 = hashlib.sha256(await self.read_file(path)).hexdigest()
+                except FileRefusedError:
+                    sha256 = ""  # a link or a closed file by now
+            found[path] = FileHash(num_bytes, sha256)
+        return found, len(listed) < MAX_LISTED
 
     @abstractmethod
     async def reset(self) -> None:

@@ -213,8 +213,8 @@ class SandboxSpec(Section):
                 else f"the {most} that one process can hold"
             )
             raise ConfigError(
-                f"SandboxSpec.max_running={max_running} (by default rollout.max_running) in one "
-                "process is more than "
+                f"SandboxSpec.max_running={max_running} (by default RolloutConfig.max_running) "
+                "in one process is more than "
                 f"{bound}; lower it{f', or raise the other up to {SLOTS}' if most < SLOTS else ''}",
                 fields=["SandboxSpec.max_running", "DockerSettings.max_sandboxes"],
             )

@@ -18,25 +18,46 @@ from agentrl.store.write_error import write_failure
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path`` that takes its place, durably, when the block ends without
-    an exception.
+def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
+    """A temporary path beside ``path`` that takes its place when the block ends without an
+    exception.
+
+    Args:
+        path: the file.
+        durable: whether it outlives a power failure too, which costs a sync of file and folder.
 
     Raises:
         StoreError: the file cannot be written, synced or renamed.
     """
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    temporary = temporary_beside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
-        sync_path(temporary)
-        os.replace(temporary, path)
-        sync_path(path.parent)
+        if durable:
+            take_place(temporary, path)
+        else:
+            os.replace(temporary, path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
             raise write_failure(f"{path} cannot be written", path, error) from error
         raise
+
+
+def temporary_beside(path: Path) -> Path:
+    """A new name for what is to take the place of ``path``: ``.NAME.<hex>.tmp``."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+
+
+def take_place(temporary: Path, path: Path) -> None:
+    """Move a file to its place, durably.
+
+    Raises:
+        OSError: it cannot be synced or renamed.
+    """
+    sync_path(temporary)
+    os.replace(temporary, path)
+    sync_path(path.parent)
 
 
 @contextmanager
@@ -60,13 +81,13 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
         raise
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Replace ``path`` by ``data``, durably and in one step.
+def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Replace ``path`` by ``data`` in one step; durably, unless that is not asked for.
 
     Raises:
         StoreError: the file cannot be written.
     """
-    with replacing(path) as temporary:
+    with replacing(path, durable=durable) as temporary:
         temporary.write_bytes(data)
 
 

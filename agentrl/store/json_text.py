@@ -1,9 +1,10 @@
 """JSON text: standard JSON of whatever environments, models and tools hand over.
 
 What JSON has no word for is marked, never dropped: a NaN or infinity becomes ``{"$float": "nan"}``
-and comes back as the number; an ``Image`` becomes ``{"$image": {"sha256": ...}}`` and comes back as
-one, without its bytes; an object that is no JSON value becomes ``{"$repr": "<type>: <repr>"}`` and
-comes back as that mapping. Numpy numbers and arrays become numbers and lists.
+and comes back as the number; an ``Image`` becomes ``{"$image": {"sha256": ...}}``, a ``Blob``
+``{"$blob": {"sha256": ...}}``, and each comes back as one, without its bytes; an object that is no
+JSON value becomes ``{"$repr": "<type>: <repr>"}`` and comes back as that mapping. Numpy numbers and
+arrays become numbers and lists.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from agentrl.types import Image
+from agentrl.types import Blob, Image
 
 _IMAGE_FIELDS = tuple(field.name for field in fields(Image) if field.name != "data")
+_BLOB_FIELDS = tuple(field.name for field in fields(Blob) if field.name != "data")
 _MAX_DEPTH = 64
 _MAX_REPR = 1000
 _FLOAT = "$float"
 _IMAGE = "$image"
+_BLOB = "$blob"
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -50,7 +53,7 @@ def from_json(text: str | bytes) -> Any:
         ValueError: ``text`` is not JSON.
     """
     text = text if isinstance(text, str) else text.decode()
-    marked = _FLOAT in text or _IMAGE in text
+    marked = _FLOAT in text or _IMAGE in text or _BLOB in text
     return json.loads(text, object_hook=_restore if marked else None)
 
 
@@ -59,6 +62,8 @@ def _default(value: Any) -> Any:
         return dict(value)
     if isinstance(value, Image):
         return {_IMAGE: {name: getattr(value, name) for name in _IMAGE_FIELDS}}
+    if isinstance(value, Blob):
+        return {_BLOB: {name: getattr(value, name) for name in _BLOB_FIELDS}}
     if isinstance(value, np.generic | np.ndarray):
         plain = value.tolist()
         return plain if isinstance(plain, bool | int | float | str | list) else _marked(value)
@@ -89,9 +94,14 @@ def _storable(value: Any, depth: int) -> Any:
 def _restore(mapping: dict[str, Any]) -> Any:
     if len(mapping) == 1 and mapping.get(_FLOAT) in _NON_FINITE:
         return _NON_FINITE[mapping[_FLOAT]]
+    if len(mapping) != 1:
+        return mapping
     record = mapping.get(_IMAGE)
-    if len(mapping) == 1 and isinstance(record, dict) and tuple(record) == _IMAGE_FIELDS:
+    if isinstance(record, dict) and tuple(record) == _IMAGE_FIELDS:
         return Image(**record)
+    record = mapping.get(_BLOB)
+    if isinstance(record, dict) and tuple(record) == _BLOB_FIELDS:
+        return Blob(**record)
     return mapping
 
 

@@ -54,3 +54,10 @@ class SecretMask:
             if value in text:
                 text = text.replace(value, mark)
         return text
+
+    def in_bytes(self, data: bytes) -> bytes:
+        """``data`` without the secrets, whatever else it is."""
+        if not self._marks:
+            return data
+        escape = "surrogateescape"
+        return self(data.decode(errors=escape)).encode(errors=escape)

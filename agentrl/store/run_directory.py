@@ -15,10 +15,13 @@ from agentrl.store.atomic import write_bytes, write_json, write_text
 from agentrl.store.jsonl import parse_line
 from agentrl.store.write_error import os_refusals
 
-FORMAT = 1
+FORMAT = 2
 """The layout's version, in ``run.json``; it grows when a reader of the old one would misread the
 new one.
 """
+
+_READ = (1, 2)
+"""Versions that are read; a run of format 1 that goes on becomes one of format 2."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -120,12 +123,23 @@ class RunDirectory:
                 f"'{root}' is not a run directory: it {state}; name the RunDirectory.root of a run"
             )
         found = run.read_record().get("format")
-        if found != FORMAT:
+        if found not in _READ:
             raise StoreError(
-                f"{run.record_path} has format={found!r} and this agentrl reads {FORMAT}; use the "
-                "one that made it"
+                f"{run.record_path} has format={found!r} and this agentrl reads "
+                f"{' and '.join(map(str, _READ))}; use the one that made it"
             )
         return run
+
+    def raise_format(self) -> None:
+        """Say in ``run.json`` that the run has parts of this format now; called before the first is
+        written.
+
+        Raises:
+            StoreError: ``run.json`` cannot be read or written.
+        """
+        record = self.read_record()
+        if record["format"] != FORMAT:
+            write_json(self.record_path, {**record, "format": FORMAT})
 
     def read_record(self) -> dict[str, Any]:
         """``run.json``.
@@ -150,10 +164,16 @@ class RunDirectory:
     """Alerts, retries and failures (``EventLog``)."""
 
     ledger_path = _Place("ledger.jsonl")
-    """Each change of state of each draw."""
+    """Each change of state of each trajectory."""
+
+    resumes_path = _Place("resumes.jsonl")
+    """A line a resume: the last step of each stage that stands."""
 
     log_folder = _Place("logs")
     """A log of each process of the run (``LogFile``): ``driver.jsonl``, ``rank-0.jsonl``, ..."""
+
+    heartbeat_path = _Place("heartbeat.json")
+    """That the run lives (``Heartbeat``)."""
 
     summary_path = _Place("summary.json")
     """What the run came to."""
@@ -168,7 +188,16 @@ class RunDirectory:
     """Trajectories for good."""
 
     annotations_folder = _Place("traj/ann")
-    """What is learned of trajectories later."""
+    """What is learned of trajectories later; of format 1 it holds the files themselves."""
+
+    live_annotations_folder = _Place("traj/ann/live")
+    """Annotations that are not sealed yet."""
+
+    sealed_annotations_folder = _Place("traj/ann/sealed")
+    """Annotations for good."""
+
+    annotation_columns_folder = _Place("traj/ann/columns")
+    """The annotation columns that each writer declared."""
 
     engine_folder = _Place("engine")
     """Logs of servers, by stage; those of a policy that was played before it was trained are no
@@ -188,18 +217,19 @@ class RunDirectory:
 
     def live_path(self, step: int, writer: str, number: int) -> Path:
         """The lines of one future shard; their arrays lie beside them in ``.zst``."""
-        return self.live_folder / _step(step) / f"{_writer(writer)}-{number:04d}.jsonl"
+        return self.live_folder / step_name(step) / f"{check_writer(writer)}-{number:04d}.jsonl"
 
     def shard_path(self, step: int, writer: str, number: int) -> Path:
         """A sealed shard: trajectories that finished in ``step``."""
-        return self.sealed_folder / _step(step) / f"{_writer(writer)}-{number:04d}.parquet"
+        return self.sealed_folder / step_name(step) / f"{check_writer(writer)}-{number:04d}.parquet"
 
-    def annotations_path(self, writer: str) -> Path:
-        """The annotations of one writer; their arrays lie beside them in ``.zst``."""
-        return self.annotations_folder / f"{_writer(writer)}.jsonl"
-
-    def write_blob(self, data: bytes) -> str:
+    def write_blob(self, data: bytes, *, durable: bool = True) -> str:
         """Keep bytes once; their SHA-256 in hexadecimal is their name.
+
+        Args:
+            data: the bytes.
+            durable: whether they outlive a power failure too. Where not, what one damaged is named
+                by its hash when it is read.
 
         Raises:
             StoreError: they cannot be written.
@@ -207,7 +237,7 @@ class RunDirectory:
         sha256 = hashlib.sha256(data).hexdigest()
         path = self.blobs_folder / sha256
         if not path.exists():
-            write_bytes(path, data)
+            write_bytes(path, data, durable=durable)
         return sha256
 
     def read_blob(self, sha256: str) -> bytes:
@@ -225,11 +255,17 @@ class RunDirectory:
         return data
 
 
-def _step(step: int) -> str:
+def step_name(step: int) -> str:
+    """The folder of a step within the live and sealed folders."""
     return f"step={step:06d}"
 
 
-def _writer(writer: str) -> str:
+def check_writer(writer: str) -> str:
+    """The name of a writer, where it can be one.
+
+    Raises:
+        StoreError: it cannot be part of a file's name.
+    """
     if not _NAME.fullmatch(writer):
         raise StoreError(f"a writer names files, so it must match {_NAME.pattern}, got {writer!r}")
     return writer

@@ -24,6 +24,7 @@ from agentrl.types import (
     ToolResult,
     seed_for,
 )
+from agentrl.types.clock import epoch_at
 
 _NUMBERED = re.compile(r"call_(\d+)")
 _CANCEL_GRACE_S = 5.0
@@ -130,6 +131,7 @@ class ToolExecutor:
             truncated=cut or output.truncated,
             metrics=output.metrics,
             images=tuple(image for image in output.images if isinstance(image, Image)),
+            started_at=epoch_at(started),
         )
         return CallRecord(call=call, problem=None, result=result)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from agentrl.types.arrays import frozen_ints
 from agentrl.types.batch import Batch, BatchShard
+from agentrl.types.blob import Blob
 from agentrl.types.completion import (
     Completion,
     EngineInfo,
@@ -30,7 +31,7 @@ from agentrl.types.messages import (
 )
 from agentrl.types.seeds import seed_for
 from agentrl.types.segment import MediaSpan, Segment, SegmentKind, concat_ids, concat_media
-from agentrl.types.stats import Stat, Stats
+from agentrl.types.stats import Stat, Stats, UpdateStats
 from agentrl.types.trajectory import (
     Purpose,
     Sample,
@@ -47,6 +48,7 @@ __all__ = [
     "Action",
     "Batch",
     "BatchShard",
+    "Blob",
     "CallProblem",
     "CallRecord",
     "Collect",
@@ -81,6 +83,7 @@ __all__ = [
     "Trajectory",
     "TrajectoryGroup",
     "Turn",
+    "UpdateStats",
     "concat_ids",
     "concat_media",
     "content_text",

@@ -1,9 +1,11 @@
-"""Pausable clock: seconds that do not count while the machine, and not their holder, causes a wait.
+"""Clocks: seconds that do not count while others cause a wait, and the time of day of an episode.
 
 - ``PausableClock`` measures seconds; an engine's is stopped while the engine is paused.
 - ``timeout()`` is a deadline on an event loop that counts in such a clock's seconds.
 - ``counted_by`` and ``clock_paused`` connect the two ends of a wait by context variable: a sandbox
   pool stops every clock of the caller that waits for its turn, and knows none of them.
+- ``WaitClock`` is told of the same waits, and remembers them.
+- ``EpochClock`` gives times of day that never go back.
 
 The standard library alone: the sandbox package imports this module.
 """
@@ -17,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 
 class PausableClock:
@@ -163,11 +165,90 @@ class PausableTimeout:
         return self._ended or self._scope.expired()
 
 
-_CLOCKS: ContextVar[tuple[PausableTimeout, ...]] = ContextVar("agentrl_clocks", default=())
+class Pausable(Protocol):
+    """What is told of waits that others cause."""
+
+    def stop(self) -> None:
+        """A wait begins; waits nest."""
+
+    def go_on(self) -> None:
+        """A wait ends."""
+
+
+class WaitClock:
+    """Measures waits that others cause, such as for a sandbox; those at one time count once.
+
+    Attributes:
+        first_at: when the first one began, by ``time.monotonic``; None where there was none.
+        wait_s: seconds of all.
+    """
+
+    __slots__ = ("_began", "_lock", "_stops", "first_at", "wait_s")
+
+    def __init__(self) -> None:
+        self.first_at: float | None = None
+        self.wait_s = 0.0
+        self._stops = 0
+        self._began = 0.0
+        # guards all fields: tools of one turn may wait in several threads
+        self._lock = threading.Lock()
+
+    def stop(self) -> None:
+        """See ``Pausable``."""
+        with self._lock:
+            self._stops += 1
+            if self._stops == 1:
+                self._began = time.monotonic()
+                self.first_at = self._began if self.first_at is None else self.first_at
+
+    def go_on(self) -> None:
+        """See ``Pausable``."""
+        with self._lock:
+            self._stops -= 1
+            if not self._stops:
+                self.wait_s += time.monotonic() - self._began
+
+
+class EpochClock:
+    """Seconds since the epoch that never go back: the time of day once, then the monotonic clock.
+
+    Usable from any thread.
+    """
+
+    __slots__ = ("_offset_s",)
+
+    def __init__(self) -> None:
+        self._offset_s = time.time() - time.monotonic()
+
+    def at(self, monotonic_s: float) -> float:
+        """The time of day of a moment by ``time.monotonic``."""
+        return self._offset_s + monotonic_s
+
+    @contextmanager
+    def of_this_task(self) -> Iterator[None]:
+        """The clock of ``epoch_at`` in this context, and in tasks and threads started in it."""
+        token = _EPOCH.set(self)
+        try:
+            yield
+        finally:
+            _EPOCH.reset(token)
+
+
+_EPOCH: ContextVar[EpochClock] = ContextVar("agentrl_epoch", default=EpochClock())  # noqa: B039
+
+
+def epoch_at(monotonic_s: float) -> float:
+    """The time of day of a moment by ``time.monotonic``, by the episode's clock where there is
+    one.
+    """
+    return _EPOCH.get().at(monotonic_s)
+
+
+_CLOCKS: ContextVar[tuple[Pausable, ...]] = ContextVar("agentrl_clocks", default=())
 
 
 @contextmanager
-def counted_by(clock: PausableTimeout) -> Iterator[None]:
+def counted_by(clock: Pausable) -> Iterator[None]:
     """``clock`` counts what runs within, and in tasks started there, apart from paused waits."""
     token = _CLOCKS.set((*_CLOCKS.get(), clock))
     try:

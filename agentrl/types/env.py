@@ -67,7 +67,7 @@ class StepResult:
     """One step, in Gymnasium's terms.
 
     Args:
-        observation: the policy's next input; ignored after the episode's end.
+        observation: the policy's next input; after the episode's end it is only stored.
         reward: this step's reward.
         terminated: the task has ended; the value of what follows is 0.
         truncated: the episode was cut short; the value of what follows is bootstrapped.

@@ -115,6 +115,7 @@ class ToolResult:
         truncated: the output was cut to the tool's limit, with a visible marker.
         metrics: numbers that are stored with the call, such as ``cpu_s``.
         images: images for the model, after the text.
+        started_at: when the call began, in seconds since the epoch; 0 where unknown.
     """
 
     call_id: str
@@ -125,6 +126,7 @@ class ToolResult:
     truncated: bool = False
     metrics: Mapping[str, float] | None = None
     images: tuple[Image, ...] = ()
+    started_at: float = 0.0
 
     def message(self) -> Message:
         """The ``tool`` message that answers the call; its content is text unless there are

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 
 @dataclass(frozen=True, slots=True)
 class Stat:
@@ -52,3 +55,21 @@ class Stats(dict[str, Stat]):
     def means(self) -> dict[str, float]:
         """The mean of each statistic that has observations."""
         return {name: stat.mean for name, stat in self.items() if stat.count}
+
+
+class UpdateStats(Stats):
+    """Statistics of an optimizer step, with numbers of its tokens.
+
+    Args:
+        stats: by name.
+        columns: ``[T]`` float32 by name, in the order of the shard; 0 for tokens not trained.
+    """
+
+    def __init__(
+        self, stats: Mapping[str, Stat], columns: Mapping[str, npt.NDArray[np.float32]]
+    ) -> None:
+        super().__init__(stats)
+        self.columns = columns
+
+    def __reduce__(self) -> tuple[type[UpdateStats], tuple[object, ...]]:
+        return type(self), (dict(self), self.columns)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from agentrl.types.blob import Blob
 from agentrl.types.completion import FinishReason, SamplingParams, StaleKV
 from agentrl.types.content import images_in
 from agentrl.types.env import Task
@@ -62,8 +63,12 @@ class Turn:
         agent: the name of the agent whose turn it is.
         stale_kv: the rule under which KV of an older version was used.
         cached_tokens: prompt tokens whose KV was reused.
-        timings: seconds by stage.
-        info: the environment's own data, JSON.
+        timings: seconds by stage; ``step_at_s`` and ``wait_at_s`` are seconds after ``started_at``.
+        info: the environment's own data on the step, JSON.
+        started_at: when its generation was asked for, in seconds since the epoch; 0 where unknown.
+        observed_info: the environment's own data on the observation, JSON.
+        state: the environment's after the step (``Env.snapshot``), as JSON.
+        files: those of the sandbox that the step changed, by path; None where one was deleted.
     """
 
     index: int
@@ -84,6 +89,10 @@ class Turn:
     cached_tokens: int = 0
     timings: Mapping[str, float] = field(default_factory=dict)
     info: Mapping[str, Any] = field(default_factory=dict)
+    started_at: float = 0.0
+    observed_info: Mapping[str, Any] = field(default_factory=dict)
+    state: Blob | None = None
+    files: Mapping[str, Blob | None] = field(default_factory=dict)
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -128,6 +137,15 @@ class Trajectory:
         label: the evaluation's name (``code/before/greedy``); empty in training.
         timings: seconds by stage.
         info: JSON, such as counts of restarts.
+        stage: the stage of the run in which it was played; empty outside of a run.
+        env: the name of what it was played in: the environment's class or function, or the agent's
+            program.
+        group_size: the rollouts of its group that had to finish.
+        started_at, ended_at: seconds since the epoch; 0 where nobody measured.
+        reasons: why the rubric's parts have their values (``Score.why``), JSON.
+        last_observed: what the environment said when it ended the episode.
+        last_info: its own data on that, JSON.
+        first_state: its state after ``reset`` (``Env.snapshot``), as JSON.
     """
 
     task: Task
@@ -142,14 +160,29 @@ class Trajectory:
     label: str = ""
     timings: Mapping[str, float] = field(default_factory=dict)
     info: Mapping[str, Any] = field(default_factory=dict)
+    stage: str = ""
+    env: str = ""
+    group_size: int = 0
+    started_at: float = 0.0
+    ended_at: float = 0.0
+    reasons: Mapping[str, Any] = field(default_factory=dict)
+    last_observed: tuple[Message, ...] = ()
+    last_info: Mapping[str, Any] = field(default_factory=dict)
+    first_state: Blob | None = None
+
+    @property
+    def last_state(self) -> Blob | None:
+        """The environment's state at the end."""
+        return self.turns[-1].state if self.turns else self.first_state
 
     @property
     def id(self) -> str:
-        """``group_index-rollout_index-attempt``, after the evaluation's label; equal ids, equal
-        episode.
+        """``group_index-rollout_index-attempt``, in an evaluation after its stage and label; equal
+        ids, equal episode.
         """
         own = f"{self.group_index}-{self.rollout_index}-{self.attempt}"
-        return f"{self.label}/{own}" if self.label else own
+        places = (self.stage, self.label) if self.label else ()
+        return "/".join([*filter(None, places), own])
 
     def path(self, index: int) -> tuple[int, ...]:
         """The turns from the root of ``index``'s sequence to it."""
@@ -182,11 +215,20 @@ class Trajectory:
 
     def images(self) -> Mapping[str, Image]:
         """Every image of its task, observations and tool results, by ``sha256``."""
-        found = [*images_in(self.task.messages)]
+        found = [*images_in(self.task.messages), *images_in(self.last_observed)]
         for turn in self.turns:
             found += [*turn.images, *images_in(turn.observed)]
             found += (image for call in turn.calls if call.result for image in call.result.images)
         return {image.sha256: image for image in found}
+
+    def blobs(self) -> Iterator[Blob]:
+        """Its states and files, in order; what stayed as it was comes again."""
+        if self.first_state is not None:
+            yield self.first_state
+        for turn in self.turns:
+            if turn.state is not None:
+                yield turn.state
+            yield from (file for file in turn.files.values() if file is not None)
 
     def policy_segments(self) -> tuple[Segment, ...]:
         """Every sampled segment, once, in turn order."""

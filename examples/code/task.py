@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
 
-from agentrl.envs import EpisodeView
+from agentrl.envs import EpisodeView, Score
 from agentrl.tools import PythonTool
 from agentrl.types import Task
 
@@ -49,9 +49,13 @@ def tasks(seed: int, split: str = "train", num_tasks: int = 4000) -> Iterator[Ta
         )
 
 
-def correct(episode: EpisodeView) -> float:
+def correct(episode: EpisodeView) -> Score:
     """The reward: whether the last message is the number, and nothing else."""
-    return float(episode.final_text.strip() == episode.task.answer)
+    said = episode.final_text.strip()
+    calls = [call for turn in episode.turns for call in turn.calls]
+    printed = [call.result.content for call in calls if call.result]
+    why = {"said": said, "answer": episode.task.answer, "printed": printed[-1:]}
+    return Score(float(said == episode.task.answer), why)
 
 
 def held_out(a: int, b: int) -> bool:

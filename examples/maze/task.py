@@ -61,6 +61,18 @@ class Maze(Env):
         """What the policy is told of its place."""
         return f"At {spoken(self.place)}: {' '.join(self.open_ways())}"
 
+    def snapshot(self) -> dict[str, Any]:
+        """The grid for people to look at: ``@`` the policy, ``X`` the exit, ``#`` walls between."""
+        lines = range(2 * SIZE - 1)
+        return {"form": "grid", "cells": ["".join(self._cell(x, y) for x in lines) for y in lines]}
+
+    def _cell(self, x: int, y: int) -> str:
+        """A place where both numbers are even, else what lies between two."""
+        near, far = (x // 2, y // 2), ((x + 1) // 2, (y + 1) // 2)
+        if near == far:
+            return "@" if near == self.place else "X" if near == self.exit else "."
+        return "+" if x % 2 and y % 2 else "#" if frozenset((near, far)) in self.walls else " "
+
 
 def tasks(seed: int, split: str = "train", num_tasks: int = 400) -> Iterator[Task]:
     """The data set: mazes whose exit can be reached."""

@@ -77,12 +77,16 @@ async def test_a_reward_that_came_lies_on_the_last_turn_beside_the_rubric() -> N
     async with serving(lambda request: say("ok")) as served:
         episode = await served.open()
         first = await episode.say(HI)
-        (await episode.post("reward", reward=5.0)).raise_for_status()
-        (await episode.post("reward", reward=0.5)).raise_for_status()  # in place of the first
+        (await episode.post("reward", reward=5.0, why="too much")).raise_for_status()
+        why = {"tests": "1 of 2"}
+        (
+            await episode.post("reward", reward=0.5, why=why)
+        ).raise_for_status()  # in place of the first
         await episode.say(HI, *answer(first), HI)
         trajectory = await episode.end()
     assert [dict(turn.rewards) for turn in trajectory.turns] == [{}, {"reward": 0.5}]
     assert trajectory.rewards == {"length_reward": 2.0, "step": 0.5}
+    assert trajectory.reasons == {"reward": {"tests": "1 of 2"}}
     assert trajectory.reward == 2.5
 
 

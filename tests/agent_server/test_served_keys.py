@@ -113,6 +113,8 @@ async def test_the_endpoint_of_a_training_run_tells_an_ended_key_from_an_unknown
     drivers: list[ServedDriver] = []
 
     class Attended:
+        name = "attended"
+
         def driver(self, turns: Any) -> ServedDriver:
             drivers.append(ServedDriver(turns, server))
             return drivers[0]

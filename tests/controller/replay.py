@@ -5,11 +5,12 @@ else is real.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agentrl.algorithms import make_algorithm
+from agentrl.algorithms import AlgorithmSpec, make_algorithm
 from agentrl.controller.admission import RolloutState
 from agentrl.controller.checkpoints import Checkpoints, Manifest
 from agentrl.controller.cluster.role_group import RoleGroup
@@ -18,12 +19,12 @@ from agentrl.controller.cluster.rollout_pool import Incident
 from agentrl.controller.cluster.worker import RoleSpec
 from agentrl.controller.failures import FailureBound
 from agentrl.controller.loop import train
-from agentrl.controller.recorder import Recorder
+from agentrl.controller.recording.recorder import Recorder
 from agentrl.controller.stage import StageRun, StageSettings
 from agentrl.controller.state import TrainState
 from agentrl.metrics import JsonlSink, PhaseTimer
 from agentrl.rollouts import GroupOutcome, GroupRequest
-from agentrl.store import EventLog, JsonlWriter, RunDirectory, TrajectoryWriter
+from agentrl.store import Detail, EventLog, JsonlWriter, RunDirectory, TrajectoryWriter
 from agentrl.training import ActorSpec, OptimSpec, RewardLearnerSpec
 from agentrl.types import TrajectoryGroup
 from tests.controller.tiny import made_groups
@@ -39,14 +40,22 @@ class Replay:
     max_staleness = 99
     on_stale = "drop"
 
-    def __init__(self, batches: Sequence[list[TrajectoryGroup]]) -> None:
+    def __init__(
+        self, batches: Sequence[list[TrajectoryGroup]], recorder: Recorder | None = None
+    ) -> None:
         self._batches = batches
+        self._recorder = recorder
 
     def start(self, state: TrainState) -> None:
         """Nothing generates."""
 
     def next_groups(self, step: int) -> list[TrajectoryGroup]:
-        return self._batches[step - 1]
+        groups = self._batches[step - 1]
+        if self._recorder is not None:
+            for group in groups:
+                request = GroupRequest(group.group_index, group.task, len(group.trajectories))
+                self._recorder.record_outcome(GroupOutcome(request, group))
+        return groups
 
     def mark_trained(self, groups: Sequence[TrajectoryGroup], step: int) -> None:
         """Nobody asks."""
@@ -95,15 +104,22 @@ def learn(
     beside: Mapping[str, RoleSpec] | None = None,
     others: Sequence[str] = (),
     restored: tuple[Path, Manifest] | None = None,
+    detail: Detail | None = None,
+    num_passes: int = 1,
+    change: Callable[[AlgorithmSpec], AlgorithmSpec] = lambda algorithm: algorithm,
 ) -> list[dict[str, Any]]:
-    """Trains on the same groups whatever the group of workers is; the rows of metrics."""
+    """Trains on the same groups whatever the group of workers is; the rows of metrics. With a
+    ``detail`` the groups are stored, with annotations; ``change`` makes another algorithm of it."""
     algorithm = make_algorithm("reward_model" if reward_model else "grpo", settings or {})
+    algorithm = change(replace(algorithm, num_epochs=num_passes))
     optim = OptimSpec(lr=3e-3)
     if reward_model:
         group.setup({"reward_model": RewardLearnerSpec(str(model), algorithm, optim)})
         learners = [RoleHandle(group, "reward_model")]
     else:
-        spec = ActorSpec(str(model), algorithm, optim, deterministic=deterministic)
+        spec = ActorSpec(
+            str(model), algorithm, optim, deterministic=deterministic, detail=detail or "basic"
+        )
         group.setup({"actor": spec, **(beside or {})})
         learners = [
             RoleHandle(group, "actor"),
@@ -127,9 +143,13 @@ def learn(
                 checkpoint_every=None,
                 seed=3,
                 failures=FailureBound(len(made_groups(0, GROUPS)), 0.5),
+                detail=detail or "basic",
             ),
             algorithm=algorithm,
-            schedule=Replay(batches or [made_groups(GROUPS * n, GROUPS) for n in range(num_steps)]),
+            schedule=Replay(
+                batches or [made_groups(GROUPS * n, GROUPS) for n in range(num_steps)],
+                recorder if detail else None,
+            ),
             learners=learners,
             restored=restored,
             checkpoints=Checkpoints(directory.checkpoints_folder / "rl", keep_last=1),

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-import random
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
+import numpy.typing as npt
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from agentrl.controller.recorder import Recorder
+from agentrl.algorithms import make_algorithm
+from agentrl.controller.batch_plan import PlannedBatch
+from agentrl.controller.recording.learned_tokens import LearnedTokens
+from agentrl.controller.recording.recorder import Recorder
 from agentrl.controller.state import TrainState
 from agentrl.metrics import PhaseTimer
 from agentrl.rollouts import GroupOutcome, GroupRequest, make_batch
-from agentrl.store import EventLog, RunDirectory, TrajectoryReader, TrajectoryWriter
+from agentrl.store import (
+    Annotation,
+    Detail,
+    EventLog,
+    RunDirectory,
+    TrajectoryReader,
+    TrajectoryWriter,
+)
+from agentrl.training import Layout
 from agentrl.types import (
-    Batch,
     SamplingParams,
     Segment,
     SegmentKind,
@@ -28,11 +43,13 @@ from agentrl.types import (
 from tests.controller.test_incidents import Rows, View
 
 TASK = Task("t")
+NUM_GROUPS = 3
 
 
 def turn(index: int, parent: int | None, sampled: list[tuple[int, int]], context: int) -> Turn:
     """A turn whose sampled segments are (number of tokens, policy version); every token of an
-    episode has an id and a logprob of its own."""
+    episode has an id and a logprob of its own. A turn without a parent opens a sequence, as another
+    agent's first does."""
     first = 1000 * index + 1
     kind = SegmentKind.PROMPT if parent is None else SegmentKind.OBSERVATION
     completion = []
@@ -56,57 +73,204 @@ def turn(index: int, parent: int | None, sampled: list[tuple[int, int]], context
 def group_of(index: int, rollouts: list[list[Turn]]) -> TrajectoryGroup:
     ended = Status("terminated")
     trajectories = [
-        Trajectory(TASK, index, row, 0, "train", tuple(turns), status=ended, reward=1.0)
+        Trajectory(TASK, index, row, 0, "train", tuple(turns), status=ended, reward=float(row))
         for row, turns in enumerate(rollouts)
     ]
     return TrajectoryGroup(index, TASK, tuple(trajectories))
 
 
-def annotate(
-    run: RunDirectory, groups: list[TrajectoryGroup], oldest_version: int
-) -> tuple[Batch, dict[str, dict[str, list[float]]]]:
-    """Records a step of which each token's advantage is twice its id, and reads it back."""
-    credit = np.ones(sum(len(group.finished) for group in groups), np.float32)
-    batch = make_batch(groups, credit=credit, oldest_version=oldest_version)
-    trained = batch.loss_mask != 0
-    batch = batch.join(
-        {
-            "old_logprobs": np.where(trained, -batch.token_ids, 0).astype(np.float32),
-            "advantages": np.where(trained, 2 * batch.token_ids, 0).astype(np.float32),
-        }
-    )
-    events = EventLog(run)
-    with TrajectoryWriter(run) as writer:
-        recorder = Recorder(
-            "rl", writer=writer, events=events, sink=Rows(), view=View(), timer=PhaseTimer()
+# What the trainer computes of a token is a function of its id here, so that the trajectory alone
+# says what its annotation must hold.
+TRAINERS: dict[str, Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]] = {
+    "old_logprobs": lambda ids: -ids / 8,
+    "advantages": lambda ids: ids / 4,
+    "ref_logprobs": lambda ids: -ids / 2,
+    "ratio": lambda ids: 1 + ids / 1024,
+    "clipped": lambda ids: ids % 4,
+    "token_loss": lambda ids: ids / 16,
+    "correction": lambda ids: ids % 3,
+    "entropy": lambda ids: ids / 32,
+}
+RETURNED = ("ratio", "clipped", "token_loss", "correction", "entropy")
+
+
+def column(name: str, ids: npt.NDArray[np.int32], trained: npt.NDArray[np.bool_]) -> npt.NDArray:
+    return np.where(trained, TRAINERS[name](ids.astype(np.float64)), 0).astype(np.float32)
+
+
+class Step:
+    """A step of a stage that trained groups, without a model."""
+
+    def __init__(
+        self,
+        groups: list[TrajectoryGroup],
+        *,
+        oldest_version: int,
+        masked: frozenset[tuple[int, int, int]] = frozenset(),
+        mini_batch_groups: int = 1,
+    ) -> None:
+        self.groups = groups
+        self.oldest_version = oldest_version
+        self.masked = masked
+        finished = [one for group in groups for one in group.finished]
+        batch = make_batch(
+            groups,
+            credit=np.array([0.5 * one.rollout_index for one in finished], np.float32),
+            oldest_version=oldest_version,
         )
-        for group in groups:
+        first_turn = np.cumsum([0, *(len(one.turns) for one in finished)])
+        rows = [
+            first_turn[row] + index
+            for row, one in enumerate(finished)
+            for index in range(len(one.turns))
+            if (one.group_index, one.rollout_index, index) in masked
+        ]
+        batch = replace(
+            batch, loss_mask=np.where(np.isin(batch.turn_index, rows), 0, batch.loss_mask)
+        )
+        self.trained = batch.loss_mask != 0
+        columns = ("old_logprobs", "advantages", "ref_logprobs")
+        batch = batch.join({name: column(name, batch.token_ids, self.trained) for name in columns})
+        self.planned = PlannedBatch.plan(
+            batch,
+            make_algorithm("grpo", {"reduction": "trajectory_mean"}),
+            Layout(2, 2000, 300.0),
+            mini_batch_groups=mini_batch_groups,
+            forward_tokens=2000,
+            seed=1,
+        )
+
+    def learned(self, detail: Detail, *, num_passes: int = 1, learners: int = 2) -> LearnedTokens:
+        """What two learners leave: the second has a column of its own alone. Earlier passes differ
+        from the last."""
+        batch = self.planned.batch
+        learned = LearnedTokens(
+            self.planned,
+            num_passes=num_passes,
+            oldest_version=self.oldest_version,
+            detail=detail,
+        )
+        names = RETURNED if detail == "full" else RETURNED[:-1]
+        actors = {name: column(name, batch.token_ids, self.trained) for name in names}
+        critics = {"values": np.where(self.trained, batch.token_ids / 64, 0).astype(np.float32)}
+        steps = list(self.planned.mini_batches(num_passes))
+        for number, shards in enumerate(steps):
+            last = number >= len(steps) - len(self.planned.updates)
+            for learner, own in (("actor", actors), ("critic", critics))[:learners]:
+                shown = own if last else {name: values + 99 for name, values in own.items()}
+                learned.add(learner, shards, {} if detail == "basic" else shown, Stats())
+        return learned
+
+    def record(
+        self, run: RunDirectory, writer: TrajectoryWriter, learned: LearnedTokens, stage: str
+    ) -> None:
+        recorder = Recorder(
+            stage,
+            writer=writer,
+            events=EventLog(run),
+            sink=Rows(),
+            view=View(),
+            timer=PhaseTimer(),
+        )
+        for group in self.groups:
             request = GroupRequest(group.group_index, TASK, len(group.trajectories))
             recorder.record_outcome(GroupOutcome(request, group))
         recorder.take_episodes()
-        recorder.record_step(TrainState(step=1), groups, batch, Stats(), {})
-    events.close()
-    reader = TrajectoryReader(run)
-    return batch, {
-        one.id: {name: a.tolist() for name, a in reader.get(one.id).annotation.arrays.items()}
-        for one in reader.summaries()
-    }
+        batch = self.planned.batch
+        recorder.record_step(TrainState(step=1), self.groups, batch, Stats(), {}, learned=learned)
+        recorder.events.close()
+
+    def expected(self, trajectory: Trajectory) -> dict[str, list[float]]:
+        """Of the actor, by the trajectory alone, with no batch."""
+        tokens = [
+            (int(token), segment.policy_version or 0, one.index)
+            for one in trajectory.turns
+            for segment in one.completion
+            for token in segment.token_ids
+        ]
+        place = (trajectory.group_index, trajectory.rollout_index)
+        ids = np.array([token for token, _, _ in tokens], np.int32)
+        stale = np.array([version < self.oldest_version for _, version, _ in tokens])
+        masked = np.array([(*place, index) in self.masked for _, _, index in tokens])
+        trained = ~(stale | masked)
+        columns = {name: column(name, ids, trained) for name in TRAINERS}
+        unknown = ("old_logprobs", "advantages", "ref_logprobs", "ratio", "correction", "entropy")
+        for name in unknown:
+            columns[name] = np.where(trained, columns[name], np.nan)
+        rejected = trained & (columns["correction"] == 0)
+        columns["loss_reason"] = np.select([stale, masked, rejected], [2, 1, 4], 0)
+        return {name: values.tolist() for name, values in columns.items()}
 
 
-def expected(trajectory: Trajectory, oldest_version: int) -> dict[str, list[float]]:
-    """By the trajectory alone, with no batch."""
-    tokens = [
-        (float(token), segment.policy_version >= oldest_version)
-        for one in trajectory.turns
-        for segment in one.completion
-        if segment.kind is SegmentKind.POLICY and segment.policy_version is not None
-        for token in segment.token_ids
+def told(annotation: Annotation) -> dict[str, list[float]]:
+    return {name: array.tolist() for name, array in annotation.arrays.items()}
+
+
+@st.composite
+def episodes(draw: st.DrawFn) -> list[Turn]:
+    """Branches, several sequences, and tokens of several versions in one turn."""
+    number = draw(st.integers(1, 5))
+    parents = [draw(st.sampled_from([None, *range(index)])) for index in range(number)]
+    sampled = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), min_size=1, max_size=3)
+    return [
+        turn(index, parent, draw(sampled), draw(st.integers(1, 3)))
+        for index, parent in enumerate(parents)
     ]
-    return {
-        "old_logprobs": [-token if trained else 0.0 for token, trained in tokens],
-        "advantages": [2 * token if trained else 0.0 for token, trained in tokens],
-        "loss_mask": [float(trained) for _, trained in tokens],
-    }
+
+
+@st.composite
+def steps(draw: st.DrawFn, first_group: int) -> Step:
+    groups = [
+        group_of(first_group + index, draw(st.lists(episodes(), min_size=1, max_size=3)))
+        for index in range(NUM_GROUPS)
+    ]
+    turns = [
+        (one.group_index, one.rollout_index, index)
+        for group in groups
+        for one in group.trajectories
+        for index in range(len(one.turns))
+    ]
+    return Step(
+        groups,
+        oldest_version=draw(st.integers(0, 2)),
+        masked=draw(st.frozensets(st.sampled_from(turns), max_size=3)),
+        mini_batch_groups=draw(st.integers(1, NUM_GROUPS)),
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(steps(0), steps(NUM_GROUPS), st.integers(1, 3))
+def test_every_tokens_value_is_the_trainers(first: Step, second: Step, num_passes: int) -> None:
+    with TemporaryDirectory() as folder:
+        run = RunDirectory.create(Path(folder) / "run")
+        with TrajectoryWriter(run) as writer:
+            for stage, step in (("warmup", first), ("rl", second)):
+                step.record(run, writer, step.learned("full", num_passes=num_passes), stage)
+        reader = TrajectoryReader(run)
+        for stage, step in (("warmup", first), ("rl", second)):
+            by_token = 0.0
+            for trajectory in (one for group in step.groups for one in group.trajectories):
+                actor, critic = reader.get(trajectory.id).annotations
+                assert (actor.step, actor.learner, actor.pass_index) == (1, "actor", num_passes - 1)
+                assert actor.values == {
+                    "trained_step": 1,
+                    "stage": stage,
+                    "credit": 0.5 * trajectory.rollout_index,
+                    "old_logprobs_from": "recomputed",
+                }
+                expected = step.expected(trajectory)
+                arrays = told(actor)
+                weights = np.array(arrays.pop("loss_weight"))
+                np.testing.assert_equal(arrays, expected)
+                trained = np.isin(expected["loss_reason"], (0, 4))
+                assert ((weights > 0) == trained).all()
+                by_token += weights.sum()
+                assert critic.learner == "critic"
+                ids = np.concatenate([one.token_ids for one in trajectory.policy_segments()])
+                values = np.where(trained, ids / 64, np.nan)
+                np.testing.assert_equal(critic.arrays["values"], values.astype(np.float32))
+            # of a mean over each mini-batch, and over those that train anything
+            assert by_token == pytest.approx(1 if step.trained.any() else 0, abs=1e-6)
 
 
 def test_two_branches_come_in_turn_order_and_stale_tokens_are_there(tmp_path: Path) -> None:
@@ -117,42 +281,25 @@ def test_two_branches_come_in_turn_order_and_stale_tokens_are_there(tmp_path: Pa
         turn(2, 0, [(2, 1)], 1),
         turn(3, 1, [(1, 1)], 1),
     ]
+    step = Step([group_of(0, [turns])], oldest_version=1)
     run = RunDirectory.create(tmp_path / "run")
-    _, found = annotate(run, [group_of(0, [turns])], oldest_version=1)
-    assert found["0-0-0"] == {
-        "old_logprobs": [0, 0, 0, -1003, -1004, -2002, -2003, -3002],
-        "advantages": [0, 0, 0, 2006, 2008, 4004, 4006, 6004],
-        "loss_mask": [0, 0, 0, 1, 1, 1, 1, 1],
-    }
+    with TrajectoryWriter(run) as writer:
+        step.record(run, writer, step.learned("tokens", learners=1), "rl")
+    (annotation,) = TrajectoryReader(run).get("0-0-0").annotations
+    found = told(annotation)
+    nan = float("nan")
+    values = [nan, nan, nan, 1003, 1004, 2002, 2003, 3002]
+    np.testing.assert_equal(found["advantages"], [value / 4 for value in values])
+    assert found["loss_reason"] == [2, 2, 2, 0, 0, 0, 0, 0]
+    assert found["token_loss"][:4] == [0, 0, 0, 1003 / 16]
+    assert not {"entropy", "ref_logprobs"} & found.keys()
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_every_tokens_value_is_the_trainers(tmp_path: Path, seed: int) -> None:
-    draw = random.Random(seed)
-    groups = []
-    for index in range(3):
-        rollouts = []
-        for _ in range(draw.randint(1, 3)):
-            rollouts.append(
-                [
-                    turn(
-                        number,
-                        draw.choice([None, *range(number)]) if number else None,
-                        [
-                            (draw.randint(1, 4), draw.randint(0, 3))
-                            for _ in range(draw.randint(1, 3))
-                        ],
-                        draw.randint(1, 3),
-                    )
-                    for number in range(draw.randint(1, 7))
-                ]
-            )
-        groups.append(group_of(index, rollouts))
-    oldest = draw.randint(0, 2)
+def test_basic_keeps_no_number_of_a_token(tmp_path: Path) -> None:
+    step = Step([group_of(0, [[turn(0, None, [(2, 0)], 1)]])], oldest_version=0)
     run = RunDirectory.create(tmp_path / "run")
-    batch, found = annotate(run, groups, oldest)
-    trajectories = [one for group in groups for one in group.trajectories]
-    assert found == {one.id: expected(one, oldest) for one in trajectories}
-    # and so is every token that the step trained, once
-    trained = sum(sum(arrays["loss_mask"]) for arrays in found.values())
-    assert trained == np.count_nonzero(batch.loss_mask)
+    with TrajectoryWriter(run) as writer:
+        step.record(run, writer, step.learned("basic"), "rl")
+    (annotation,) = TrajectoryReader(run).get("0-0-0").annotations
+    assert annotation.arrays == {}
+    assert annotation.values == {"trained_step": 1, "stage": "rl", "credit": 0.0}

@@ -15,7 +15,7 @@ from agentrl.controller.admission import RolloutState
 from agentrl.controller.checkpoints import Checkpoints, Manifest
 from agentrl.errors import DataError
 from agentrl.rollouts import GroupState, NotResumable, make_batch
-from agentrl.types import Trajectory
+from agentrl.types import Trajectory, Turn
 from tests.controller.tiny import made_groups
 
 
@@ -139,6 +139,20 @@ def test_running_groups_that_are_none_of_this_version_are_refused_by_name(
     rollouts = RolloutState(9, (3,), 0, 33, running=("a group of older code",))  # type: ignore[arg-type]
     checkpoints.commit(folder, replace(manifest(4), rollouts=rollouts))
     with pytest.raises(DataError, match=r"written by another version of agentrl"):
+        checkpoints.latest()
+
+
+def test_running_groups_without_a_field_of_this_version_are_refused_by_name(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = made_groups(3, 1)[0].trajectories[0]
+    rollouts = RolloutState(9, (3,), 0, 33, running=(GroupState(3, (ended,)),))
+    folder = checkpoints.begin(4)
+    with monkeypatch.context() as older:  # a class that had one field less
+        names = Turn.__slots__[:-1]
+        older.setattr(Turn, "__getstate__", lambda turn: [getattr(turn, name) for name in names])
+        checkpoints.commit(folder, replace(manifest(4), rollouts=rollouts))
+    with pytest.raises(DataError, match=r"written by another version of agentrl, .*'files'"):
         checkpoints.latest()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from agentrl.controller.cluster.rollout_pool import Incident, worker_lost
-from agentrl.controller.recorder import Recorder
+from agentrl.controller.recording.recorder import Recorder
 from agentrl.controller.state import TrainState
 from agentrl.engines import EngineNotice
 from agentrl.metrics import PhaseTimer

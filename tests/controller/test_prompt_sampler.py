@@ -47,7 +47,7 @@ def test_without_shuffling_it_is_the_order_of_the_data() -> None:
 
 
 def test_an_empty_data_set_is_refused_by_name() -> None:
-    with pytest.raises(DataError, match=r"data\.train holds no task"):
+    with pytest.raises(DataError, match=r"PromptSampler\.tasks holds no task"):
         PromptSampler([], seed=0, shuffle=True)
 
 

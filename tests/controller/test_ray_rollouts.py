@@ -154,7 +154,7 @@ def test_workers_that_keep_dying_end_the_run_by_name(ray_started: None, model: P
         collected(group, 1)
         os.kill(group.pool.describe()[0].pid, signal.SIGKILL)
         with pytest.raises(
-            EngineError, match=r"died 2 times .* rollout.worker_restarts=1 allows 1"
+            EngineError, match=r"died 2 times .* RayRolloutPool.max_restarts=1 allows 1"
         ):
             collect_groups(group.pool, [GroupRequest(1, TASKS[1], 2)], 120.0)
         with pytest.raises(AgentRLError, match="poisoned"):
@@ -169,9 +169,10 @@ def test_what_runs_on_any_worker_is_saved(group: Any) -> None:
     )
     saved = group.pool.in_flight()
     arrived = group.pool.collect(0.0)
-    assert sorted(
-        [*(one.group_index for one in saved), *(one.request.group_index for one in arrived)]
-    ) == [0, 1, 2, 3]
+    # a group may end between the two calls, and is then in both
+    running = {one.group_index for one in saved}
+    assert running | {one.request.group_index for one in arrived} == {0, 1, 2, 3}
+    assert len(running) == len(saved)
     assert {len(one.rollouts) for one in saved} <= {2}
 
 

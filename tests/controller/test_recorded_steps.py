@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from agentrl.controller.evaluator import Evaluation
-from agentrl.controller.recorder import Recorder
+from agentrl.controller.evaluator import EvalPlan, EvalSet, Evaluation, RolloutEvaluator
+from agentrl.controller.recording.recorder import Recorder
 from agentrl.controller.state import TrainState
 from agentrl.metrics import PhaseTimer
 from agentrl.rollouts import GroupOutcome, GroupRequest
 from agentrl.store import EventLog, RunDirectory, TrajectoryReader, TrajectoryWriter
-from agentrl.types import Stats, Status, Task, Trajectory, TrajectoryGroup
+from agentrl.types import SamplingParams, Stats, Status, Task, Trajectory, TrajectoryGroup
 from tests.controller.test_incidents import Rows, View
 
 TASK = Task("t")
@@ -55,3 +56,20 @@ def test_an_evaluation_lies_under_the_step_whose_weights_it_evaluates(tmp_path: 
         }
         assert not list(run.live_folder.glob("*/*.jsonl"))  # all of it is sealed, while it runs
     events.close()
+
+
+def test_an_evaluator_asks_under_its_stage_and_the_label_is_the_same_in_each() -> None:
+    asked: list[GroupRequest] = []
+
+    def roll_out(requests: Sequence[GroupRequest]) -> list[GroupOutcome]:
+        asked.extend(requests)
+        return [outcome(request.group_index, request.label) for request in requests]
+
+    plan = EvalPlan((EvalSet("sums", (TASK,)),), 1, SamplingParams(8))
+    for stage in ("warmup", "rl"):
+        list(RolloutEvaluator(plan, roll_out, stage).evaluate("before"))
+    labels = ["sums/before/sampled", "sums/before/greedy"]
+    assert [(one.stage, one.label) for one in asked] == [
+        (stage, label) for stage in ("warmup", "rl") for label in labels
+    ]
+    assert len({one.key(0).trajectory_id for one in asked}) == 4

@@ -4,6 +4,7 @@ so.
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from pathlib import Path
@@ -106,6 +107,24 @@ def test_a_dropped_group_is_refilled_up_to_its_share(world: MakeWorld) -> None:
     w.pool.finish(2)
     assert batch.group_indices() == [2]  # the step goes on with what there is
     assert w.ledger.counts() == {"dropped": 4, "taken": 2}
+
+
+def test_the_ledger_says_of_which_stage_a_group_is_and_why_it_was_dropped(
+    world: MakeWorld, tmp_path: Path
+) -> None:
+    w = world(bounds(2, 2), keep=lambda group: FilterResult(False, "no_spread"), stage="rl")
+    w.pool.wait_for(2)
+    w.pool.finish(0)
+    until(lambda: w.ledger.counts()["dropped"] == 2)
+    w.ledger.sync()
+    lines = (tmp_path / "ledger-0.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if row["draw"] == 0]
+    assert [(row["to"], row["siblings"]) for row in rows] == [
+        ("running", [0, 1]),
+        ("finished", [0, 1]),
+        ("dropped", [0, 1]),
+    ]
+    assert (rows[0]["stage"], rows[-1]["reason"]) == ("rl", "no_spread")
 
 
 def test_a_step_may_go_on_with_nothing(world: MakeWorld) -> None:

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from agentrl.engines import EnginePlace
+from agentrl.engines.checksum import tensor_checksum
 from agentrl.engines.torch import TorchEngine, TorchEngineSpec
 from agentrl.errors import ConfigError, EngineError
-from agentrl.types.checksum import tensor_checksum
 from tests.engines.tiny import (
     ROUNDING,
     TinyModel,

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from agentrl.engines.checksum import tensor_checksum
 from agentrl.errors import EngineError
-from agentrl.types.checksum import tensor_checksum
 from tests.engines.tiny import ROUNDING, make_model, publish, random_ids, request, sampled
 
 

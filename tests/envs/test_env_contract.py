@@ -222,6 +222,37 @@ def test_a_snapshot_that_is_no_json_is_named() -> None:
     assert rules(Opaque) == ["json-snapshot"]
 
 
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"form": "text", "text": "here"},
+        {"form": "table", "columns": ["a"], "rows": [[1]]},
+        {"form": "grid", "cells": ["#.#"]},
+        {"form": "image", "media_type": "image/png", "base64": ""},
+        {"board": 3},
+        ["no form"],
+        None,
+    ],
+)
+def test_a_snapshot_of_a_known_form_or_none_is_right(state: Any) -> None:
+    class Shown(Guess):
+        def snapshot(self) -> Any:
+            return state
+
+    check_env(Shown, TASK)
+
+
+@pytest.mark.parametrize(
+    "state", [{"form": "video"}, {"form": "text"}, {"form": "grid", "cells": "#"}, {"form": []}]
+)
+def test_a_snapshot_of_another_form_is_named(state: Any) -> None:
+    class Shown(Guess):
+        def snapshot(self) -> Any:
+            return state
+
+    assert rules(Shown) == ["snapshot-form"]
+
+
 async def test_findings_come_without_raising() -> None:
     (finding,) = await env_findings(lambda task: Guess(task, result=goes_on(reward=None)), TASK)
 

@@ -335,5 +335,7 @@ async def test_seconds_of_each_stage_are_kept() -> None:
         "generate_s",
         "env_s",
         "retokenize_s",
+        "score_at_s",
         "score_s",
+        "wait_s",
     }

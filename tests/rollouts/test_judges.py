@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from agentrl.envs import EpisodeView
+from agentrl.envs import EpisodeView, Score
 from agentrl.llm import ChatClient, ChatServerSpec
 from tests.agent_server.served_policy import serving
 from tests.llm.odd_server import Reply, failed, odd_server, said
@@ -17,12 +17,13 @@ class Judge:
     def __init__(self, client: ChatClient) -> None:
         self.client = client
 
-    async def __call__(self, view: EpisodeView) -> float:
+    async def __call__(self, view: EpisodeView) -> Score:
         question = f"From 0 to 10, how good is {view.final_text!r}?"
         answer = await self.client.chat(
             [{"role": "user", "content": question}], max_tokens=8, temperature=0.0
         )
-        return float(answer.text) / 10
+        why = {"prompt": question, "answer": answer.text}
+        return Score(float(answer.text) / 10, why)
 
 
 def judge_at(url: str) -> Judge:
@@ -35,6 +36,8 @@ async def test_a_judge_on_a_served_policy_scores_an_episode() -> None:
         trajectory = await play([say("fine")], reward=judge)
         await judge.client.close()
     assert trajectory.reward == 0.7
+    question = "From 0 to 10, how good is 'fine'?"
+    assert trajectory.reasons == {"Judge": {"prompt": question, "answer": "7"}}
     assert served.kept == []  # a judge's own turns are nobody's episode
     assert served.engine.requests[0].sampling.temperature == 0.0
     assert judge.client.usage.requests == 1

@@ -332,6 +332,7 @@ class Waits:
     """``DriverSpec`` and ``EpisodeDriver`` of an agent that never comes to its end."""
 
     env = None
+    name = "waits"
 
     def __init__(self) -> None:
         self.begun = threading.Event()

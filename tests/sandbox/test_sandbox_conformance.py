@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.sandbox import GUARANTEES, BackendReport, Limits, SandboxSpec
+from agentrl.sandbox import GUARANTEES, BackendReport, Limits, Sandbox, SandboxSpec
 from agentrl.sandbox.conformance import CHECKS, Check, check_sandbox
 from agentrl.sandbox.forkserver.hosts import shared_server
 from agentrl.sandbox.forkserver.server import HostSettings
@@ -30,6 +30,20 @@ async def test_landlock_passes_every_check_of_what_it_claims(
 async def test_unsafe_has_the_same_semantics(check: Check) -> None:
     (result,) = await check_sandbox(SandboxSpec("unsafe").build, guarantees=(), only=[check.name])
     assert result.passed, result.detail
+
+
+async def test_a_backend_that_reads_each_file_hashes_them_alike() -> None:
+    async with SandboxSpec("unsafe").build() as sandbox:
+        await sandbox.run(
+            "import os\nos.mkdir('d')\nopen('d/a', 'w').write('one')\n"
+            "open('b', 'w').write('x' * 9)\nos.symlink('b', 'link')"
+        )
+        found, complete = await Sandbox.hash_files(sandbox, 8)
+        assert (found, complete) == await sandbox.hash_files(8)
+        assert {path: entry.num_bytes for path, entry in found.items()} == {
+            "b": 9,
+            "d/a": 3,
+        }
 
 
 @pytest.mark.slow

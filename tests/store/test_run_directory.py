@@ -28,7 +28,7 @@ def test_a_new_run_is_found_again(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "a" / "run", {"seed": 3})
 
     assert RunDirectory.open(tmp_path / "a" / "run") == run
-    assert run.read_record() == {"format": 1, "seed": 3}
+    assert run.read_record() == {"format": 2, "seed": 3}
 
 
 def test_an_existing_run_is_refused_with_the_mend(run: RunDirectory) -> None:
@@ -94,9 +94,9 @@ def test_what_is_no_run_is_not_opened(tmp_path: Path, folder: str, state: str) -
 
 
 def test_a_newer_layout_is_refused(run: RunDirectory) -> None:
-    write_json(run.record_path, {"format": 2})
+    write_json(run.record_path, {"format": 3})
 
-    with pytest.raises(StoreError, match=r"run\.json has format=2 and this agentrl reads 1"):
+    with pytest.raises(StoreError, match=r"run\.json has format=3 and this agentrl reads 1 and 2"):
         RunDirectory.open(run.root)
 
 

@@ -1,16 +1,15 @@
-"""Lists, one trajectory with its annotations, and the shards as other libraries load them."""
+"""Lists, one trajectory, and the shards as other libraries load them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from agentrl.errors import StoreError
-from agentrl.store import Annotation, RunDirectory, TrajectoryReader, TrajectoryWriter
+from agentrl.store import RunDirectory, TrajectoryReader, TrajectoryWriter
 from agentrl.types import Status, Trajectory
 
 Make = Callable[..., Trajectory]
@@ -91,47 +90,6 @@ def test_of_two_records_of_an_id_the_newest_counts(run: RunDirectory, make: Make
     assert len(TrajectoryReader(run).summaries()) == 1
 
 
-def test_annotations_join_their_trajectory(run: RunDirectory, make: Make) -> None:
-    reader = TrajectoryReader(run)
-    old_logprobs, advantages = np.array([-0.5, -1.5], np.float32), np.array([1.0, 1.0], np.float32)
-    with TrajectoryWriter(run) as writer:
-        writer.write(make(0), 0)
-        writer.annotate(Annotation("0-0-0", {"trained_step": 1}, {"old_logprobs": old_logprobs}))
-        writer.flush()
-        assert dict(reader.get("0-0-0").annotation.values) == {"trained_step": 1}
-        writer.annotate(Annotation("0-0-0", {"clip_frac": 0.5}, {"advantages": advantages}))
-        writer.flush()
-
-        annotation = reader.get("0-0-0").annotation
-
-    assert dict(annotation.values) == {"trained_step": 1, "clip_frac": 0.5}
-    assert {name: array.tolist() for name, array in annotation.arrays.items()} == {
-        "old_logprobs": [-0.5, -1.5],
-        "advantages": [1.0, 1.0],
-    }
-
-
-def test_an_annotation_of_a_rolled_back_record_is_not_the_new_ones(
-    run: RunDirectory, make: Make
-) -> None:
-    with TrajectoryWriter(run) as writer:
-        writer.write(make(0), 5)
-        writer.annotate(Annotation("0-0-0", {"trained_step": 6}))
-        writer.write(make(0), 5)
-
-    assert dict(TrajectoryReader(run).get("0-0-0").annotation.values) == {}
-
-
-def test_an_annotation_holds_flat_numbers(run: RunDirectory) -> None:
-    writer = TrajectoryWriter(run)
-    writer.annotate(Annotation("0-0-0", {}, {"advantages": np.zeros((2, 2))}))
-
-    with pytest.raises(
-        StoreError, match="'advantages' of trajectory '0-0-0' must be a one-dimensional array"
-    ):
-        writer.close()
-
-
 def test_datasets_loads_the_shards(stored: RunDirectory, tmp_path: Path) -> None:
     from datasets import load_dataset
 
@@ -154,26 +112,22 @@ def test_damaged_parts_are_named_and_passed_over(
     for step, kept in enumerate(("whole", "truncated", "narrow")):
         with TrajectoryWriter(run, kept) as writer:
             writer.write(make(step), step)
-            writer.annotate(Annotation(f"{step}-0-0", {"trained_step": step}))
             writer.seal(step)
     truncated, narrow = (next(run.sealed_folder.glob(f"*/{name}*")) for name in ("trun", "narrow"))
     truncated.write_bytes(truncated.read_bytes()[:-100])
-    pq.write_table(pq.read_table(narrow, partitioning=None).drop_columns(["task_id"]), narrow)
-    torn = next(run.annotations_folder.glob("whole*.jsonl"))
-    torn.write_bytes(b'{"id": "0-0-0", "val\n' + torn.read_bytes())
+    pq.write_table(pq.read_table(narrow, partitioning=None).drop_columns(["id"]), narrow)
 
     reader = TrajectoryReader(run)
     for _ in range(2):  # a second look names nothing again
         assert [one.id for one in reader.summaries()] == ["0-0-0"]
-        assert dict(reader.get("0-0-0").annotation.values) == {"trained_step": 0}
+        assert reader.get("0-0-0").summary.step == 0
 
-    assert len(reader.damage) == 3
+    assert len(reader.damage) == 2
     for place in (
         str(truncated),
-        f"{narrow} cannot be read as a shard: it has no column 'task_id'",
+        f"{narrow} cannot be read as a shard: it has no column 'id'",
     ):
         assert any(place in told for told in reader.damage)
-    assert any(f"a line of {torn} must be a JSON object" in told for told in reader.damage)
     told = [one for one in caplog.records if getattr(one, "event", "") == "damaged_part"]
     assert [one.getMessage() for one in told] == [
         f"{part}; it is passed over" for part in reader.damage

@@ -18,7 +18,7 @@ import pytest
 
 from agentrl.errors import StoreError
 from agentrl.store import Annotation, RunDirectory, TrajectoryReader, TrajectoryWriter
-from agentrl.store.trajectories.live import FramedWriter
+from agentrl.store.step_files.live import FramedWriter
 from agentrl.types import Trajectory
 
 Make = Callable[..., Trajectory]
@@ -61,6 +61,25 @@ def test_a_shard_has_groups_of_32_rows(run: RunDirectory, make: Make) -> None:
         32,
         6,
     ]
+
+
+def test_a_row_group_has_at_most_2_mb_unless_one_row_is_larger(
+    run: RunDirectory, make: Make
+) -> None:
+    sizes = [100, 40_000, 40_000, 40_000, 200_000, 100, 100]  # tokens, at 17 bytes each
+    with TrajectoryWriter(run) as writer:
+        for group_index, num_tokens in enumerate(sizes):
+            writer.write(make(group_index, num_tokens=num_tokens), 0)
+
+    metadata = pq.read_metadata(run.shard_path(0, "driver", 1))
+    groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
+    assert [group.num_rows for group in groups] == [3, 1, 1, 2]
+    assert all(group.total_byte_size < 2_000_000 or group.num_rows == 1 for group in groups)
+    reader = TrajectoryReader(run)
+    for group_index, num_tokens in enumerate(sizes):
+        trajectory = reader.get(f"{group_index}-0-0").trajectory
+        assert trajectory.group_index == group_index
+        assert trajectory.sequence(0).size == num_tokens + 2
 
 
 def test_a_seal_leaves_other_steps_live(run: RunDirectory, make: Make) -> None:
@@ -176,8 +195,10 @@ def test_a_full_queue_makes_write_wait_counts_it_and_loses_nothing(
         assert writer.counts.written == 6
         assert writer.counts.wait_s > 0
 
-    column = pq.read_table(run.shard_path(0, "driver", 1), columns=["draw"], partitioning=None)
-    assert column["draw"].to_pylist() == [0, 1, 2, 3, 4, 5]
+    column = pq.read_table(
+        run.shard_path(0, "driver", 1), columns=["group_index"], partitioning=None
+    )
+    assert column["group_index"].to_pylist() == [0, 1, 2, 3, 4, 5]
     assert len(list(TrajectoryReader(run).get_many(ids(run)))) == 6
 
 
@@ -215,15 +236,26 @@ def test_a_store_that_takes_nothing_is_named(run: RunDirectory, make: Make, gate
     writer.close()
 
 
-def test_an_annotation_is_dropped_and_counted_when_the_queue_is_full(
-    run: RunDirectory, make: Make, gate: Gate
-) -> None:
-    with TrajectoryWriter(run, queue_size=1) as writer:
-        writer.write(make(0), 0)
+def test_an_annotation_waits_for_room_and_is_never_dropped(run: RunDirectory, gate: Gate) -> None:
+    with TrajectoryWriter(run, queue_size=3) as writer:
+        offered: list[int] = []
 
-        assert not writer.annotate(Annotation("0-0-0", {"trained_step": 3}))
-        assert writer.counts.dropped_annotations == 1
+        def annotate_all() -> None:
+            for number in range(9):
+                offered.append(number)
+                writer.annotate(Annotation(f"{number}-0-0", 1))
+
+        annotating = threading.Thread(target=annotate_all)
+        annotating.start()
+        assert gate.reached.wait(60)
+        annotating.join(0.2)
+        assert len(offered) == 4
         gate.open()
+        annotating.join(60)
+        writer.flush()
+        assert writer.counts.annotations == 9
+        assert writer.counts.wait_s > 0.1
+    assert len(list(TrajectoryReader(run).annotations(step=1))) == 9
 
 
 def test_a_disk_that_refuses_is_raised_by_the_next_call(run: RunDirectory, make: Make) -> None:
@@ -368,6 +400,21 @@ def test_a_death_between_the_shard_and_its_live_file_repeats_nothing(
 
     assert shards(run) == ["step=000004/driver-0001.parquet"]
     assert live_files(run) == []
+
+
+def test_a_death_while_a_live_file_is_removed_leaves_nothing_for_long(
+    run: RunDirectory, make: Make
+) -> None:
+    path = run.live_path(4, "driver", 1)
+    with TrajectoryWriter(run) as writer:
+        writer.write(make(0), 4)
+    path.parent.mkdir()
+    path.with_suffix(".zst").write_bytes(b"frames")
+
+    TrajectoryWriter(run).close()
+
+    assert live_files(run) == []
+    assert ids(run) == ["0-0-0"]
 
 
 def test_one_process_at_a_time_uses_a_name(run: RunDirectory) -> None:

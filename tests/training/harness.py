@@ -25,7 +25,7 @@ from agentrl.training import (
     union,
 )
 from agentrl.training.data.partition import partition
-from agentrl.types import Batch, SegmentKind, Stats
+from agentrl.types import Batch, BatchShard, SegmentKind, UpdateStats
 from tests.tiny_models import write_qwen3
 
 VOCAB = 96
@@ -115,8 +115,15 @@ def prepared(actor: Actor, batch: Batch, micro_batch_tokens: int = 64) -> Batch:
 
 def update(
     actor: Actor, batch: Batch, micro_batch_tokens: int = 64, *, rank: int = 0, world_size: int = 1
-) -> Stats:
+) -> UpdateStats:
     """One optimizer step on the whole batch; this rank's statistics."""
+    return actor.update(update_shards(actor, batch, micro_batch_tokens, world_size)[rank])
+
+
+def update_shards(
+    actor: Actor, batch: Batch, micro_batch_tokens: int, world_size: int
+) -> list[BatchShard]:
+    """The shards of one optimizer step on the whole batch."""
     (plan,) = partition(
         batch.lengths,
         batch.group[batch.trajectory],
@@ -124,7 +131,7 @@ def update(
         layout=layout(world_size, micro_batch_tokens),
     )
     weights = sample_weights(batch, plan, actor.spec.algorithm.reduction)
-    return actor.update(shards(batch, plan, weights)[rank])
+    return shards(batch, plan, weights)
 
 
 def layout(world_size: int, micro_batch_tokens: int) -> Layout:

@@ -13,11 +13,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from agentrl.training import DistSpec, OptimSpec, leave, shards, union
+from agentrl.training import DistSpec, OptimSpec, leave, merge_columns, shards, union
 from agentrl.training.data.partition import partition
 from agentrl.training.fsdp.weights import tensor_checksum
 from agentrl.types import Batch, SegmentKind
-from tests.training.harness import PLAIN, gradients, layout, make_actor, make_batch, update
+from tests.training.harness import (
+    PLAIN,
+    gradients,
+    layout,
+    make_actor,
+    make_batch,
+    update,
+    update_shards,
+)
 
 MUON = OptimSpec(name="muon", lr=2e-3, muon_lr=0.02)
 
@@ -32,10 +40,15 @@ def run(model_path: str, folder: Path, place: DistSpec) -> dict[str, Any]:
         "filler": make_batch([30, 16, 15], rollouts=3, kind=SegmentKind.TARGET),
         "idle": make_batch([20], kind=SegmentKind.TARGET),  # one coordinate has no sample at all
     }
-    result: dict[str, Any] = {"stats": {}, "gradients": {}}
+    result: dict[str, Any] = {"stats": {}, "columns": {}, "gradients": {}}
     for name, batch in batches.items():
-        actor = make_actor(model_path, "sft", optim=PLAIN, place=place)
-        result["stats"][name] = [dict(update(actor, batch, 30, **ranks))]
+        actor = make_actor(model_path, "sft", optim=PLAIN, place=place, detail="full")
+        found = update(actor, batch, 30, **ranks)
+        result["stats"][name] = [dict(found)]
+        parts = update_shards(actor, batch, 30, place.world_size)
+        result["columns"][name] = merge_columns(
+            [found.columns], [parts[place.rank]], batch.cu_seqlens
+        )
         result["gradients"][name] = gradients(actor)
     for name, optim in (("adamw", OptimSpec(lr=1e-3)), ("muon", MUON)):
         actor = make_actor(model_path, "sft", optim=optim, place=place)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -11,9 +12,16 @@ import torch
 
 from agentrl.algorithms import make_algorithm
 from agentrl.errors import TrainingError
-from agentrl.training import OptimSpec
+from agentrl.training import OptimSpec, merge_columns
 from agentrl.types import Batch, SegmentKind
-from tests.training.harness import gradients, make_actor, make_batch, prepared, update
+from tests.training.harness import (
+    gradients,
+    make_actor,
+    make_batch,
+    prepared,
+    update,
+    update_shards,
+)
 
 Gradients = dict[str, torch.Tensor]
 
@@ -112,6 +120,21 @@ def test_mismatch_is_the_distance_to_the_samplers_logprobs(model_path: str, batc
     stat = update(make_actor(model_path), batch)["mismatch/logp_abs"]
     assert stat.mean == pytest.approx(distance.mean(), abs=1e-5)
     assert stat.max == pytest.approx(distance.max(), abs=1e-6)
+
+
+def test_the_columns_of_a_rank_travel_with_its_statistics(model_path: str, batch: Batch) -> None:
+    actor = make_actor(model_path, detail="tokens")
+    parts = update_shards(actor, batch, 64, 1)
+    sent = actor.update(parts[0])
+    got = pickle.loads(pickle.dumps(sent))
+    assert got == sent
+    assert got.columns.keys() == {"ratio", "clipped", "token_loss"}
+    columns = merge_columns([got.columns], parts, batch.cu_seqlens)
+    trained = batch.loss_mask != 0
+    assert batch.advantages is not None
+    # on policy the ratio is 1
+    np.testing.assert_array_equal(columns["ratio"], trained)
+    np.testing.assert_array_equal(columns["token_loss"], np.where(trained, -batch.advantages, 0))
 
 
 def test_entropy_is_at_most_that_of_the_uniform_distribution(model_path: str, batch: Batch) -> None:

@@ -80,6 +80,24 @@ def test_loss_and_gradient_do_not_depend_on_the_world_size(
         assert (gradient - two[0]["gradients"][batch][name]).abs().max() < 1e-6, name
 
 
+@pytest.mark.parametrize("name", ["plain", "filler", "idle"])
+def test_numbers_of_each_token_do_not_depend_on_the_world_size(
+    one: Results, two: Results, name: str
+) -> None:
+    alone = one[0]["columns"][name]
+    assert alone.keys() == {"token_loss", "logprobs", "entropy"}
+    for column, values in alone.items():
+        # a rank's columns are 0 at the other's samples
+        parts = [rank["columns"][name].get(column, np.zeros_like(values)) for rank in two]
+        assert not np.logical_and(*(part != 0 for part in parts)).any()
+        np.testing.assert_allclose(sum(parts), values, atol=1e-5)
+    # of the mean over tokens each weighs alike
+    losses = [stats["policy/loss"].mean for stats in merged(two, name)]
+    trained = alone["token_loss"] != 0
+    mean = alone["token_loss"][trained].astype(np.float64).mean()
+    assert losses == pytest.approx([mean], abs=1e-6)
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_four_steps_give_the_same_losses_and_weights(
     one: Results, two: Results, optimizer: str

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
 from itertools import groupby
 from pathlib import Path
 
@@ -55,6 +56,7 @@ def read_running(path: Path) -> tuple[GroupState, ...]:
     """
     try:
         groups = pickle.loads(path.read_bytes())
+        _read_fields(groups)
     except (AttributeError, ImportError, TypeError) as error:
         # a class, or a field of one, that this version does not have
         raise _of_another_version(path, str(error)) from error
@@ -63,6 +65,19 @@ def read_running(path: Path) -> tuple[GroupState, ...]:
     if not isinstance(groups, tuple) or not all(isinstance(g, GroupState) for g in groups):
         raise _of_another_version(path, f"it holds {type(groups).__name__}, not groups")
     return groups
+
+
+def _read_fields(value: object) -> None:
+    """Reads every field of what was unpickled: an object of an older class lacks the newer ones.
+
+    Raises:
+        AttributeError: it lacks one.
+    """
+    parts = value if isinstance(value, tuple) else ()
+    if is_dataclass(value):
+        parts = tuple(getattr(value, field.name) for field in fields(value))
+    for part in parts:
+        _read_fields(part)
 
 
 def _of_another_version(path: Path, why: str) -> StoreError:

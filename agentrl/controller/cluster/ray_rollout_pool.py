@@ -352,7 +352,7 @@ class RayRolloutPool:
             if self._num_deaths > self.max_restarts:
                 self.calls.error = EngineError(
                     f"rollout workers died {self._num_deaths} times since weights were published "
-                    f"last, and rollout.worker_restarts={self.max_restarts} allows "
+                    f"last, and RayRolloutPool.max_restarts={self.max_restarts} allows "
                     f"{self.max_restarts}; the last was: {lost}",
                     retryable=False,
                 )

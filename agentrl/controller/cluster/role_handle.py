@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from agentrl.controller.batch_plan import PlannedBatch
 from agentrl.controller.cluster.role_group import RoleGroup
 from agentrl.training import merge_columns, shards
-from agentrl.types import Collect, Dispatch, Stats, registration
+from agentrl.types import BatchShard, Collect, Dispatch, Stats, UpdateStats, registration
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,28 @@ class RoleHandle:
             return self.group.call(self.name, name, args=args)[0]
         answers = self.group.call(self.name, name, shards=args[0], args=args[1:])
         return sum(answers, Stats()) if mark.collect is Collect.STATS else answers
+
+    def update(
+        self,
+        method: Callable[..., Any],
+        batch: PlannedBatch,
+        mini_batch: Sequence[BatchShard],
+    ) -> UpdateStats:
+        """An optimizer step on a mini-batch of ``batch``.
+
+        Args:
+            method: the role's ``update``, whose answers are statistics.
+            batch: whole.
+            mini_batch: the shards by coordinate.
+
+        Returns:
+            The merged statistics, and ``[T]`` columns of the batch; ranks that return none leave
+            zeros.
+        """
+        answers = self.group.call(self.name, method.__name__, shards=mini_batch)
+        columns = [one.columns if isinstance(one, UpdateStats) else {} for one in answers]
+        merged = merge_columns(columns, mini_batch, batch.batch.cu_seqlens)
+        return UpdateStats(sum(answers, Stats()), merged)
 
     def columns(
         self, method: Callable[..., Any], batch: PlannedBatch

@@ -94,12 +94,12 @@ class ServersSpec(EngineSpec):
             MachineError: no environment for servers is where the section says, or none was built.
             ConfigError: the variable of the API key is not set.
         """
-        where = f"rollout.{self.section}"
+        where = type(self).__name__
         path = self.interpreter(place)
         if not (self.urls or self.command or path.is_file()):
             given = f"{where}.python='{self.python}' is no file"
             raise MachineError(
-                f"rollout.engine='{self.section}' needs an environment with {self.product}, and "
+                f"the engine '{self.section}' needs an environment with {self.product}, and "
                 f"{given if self.python else f'there is none at {path}'}; run `agentrl install "
                 f"{self.section}`, or set {where}.python or {where}.urls"
             )

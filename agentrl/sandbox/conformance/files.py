@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Awaitable
 
-from agentrl.sandbox.interface import FileRefusedError, Sandbox
+from agentrl.sandbox.interface import FileHash, FileRefusedError, Sandbox
 from agentrl.sandbox.limits import Limits
 
 from .verdict import Factory, checks, expect, step
@@ -128,6 +129,26 @@ async def _sizes(factory: Factory) -> None:
         expect(not result.files and "large" in result.refused_files, "nor fetched", result)
 
 
+async def _hashes(factory: Factory) -> None:
+    async with factory() as sandbox:
+        expect(await sandbox.hash_files(100) == ({}, True), "a new folder has no file", "files")
+        await sandbox.run(
+            "import os\nopen('a', 'w').write('one')\nos.mkdir('d')\n"
+            "open('d/b', 'w').write('x' * 101)\nos.symlink('a', 'link')\nos.mkfifo('pipe')"
+        )
+        one = FileHash(3, hashlib.sha256(b"one").hexdigest())
+        found, complete = await sandbox.hash_files(100)
+        expect(
+            (dict(found), complete) == ({"a": one, "d/b": FileHash(101, "")}, True),
+            "every regular file has its size and hash, one that is too large its size",
+            found,
+        )
+        await sandbox.run("import os\nopen('a', 'w').write('two')\nos.remove('d/b')")
+        found, _ = await sandbox.hash_files(100)
+        two = FileHash(3, hashlib.sha256(b"two").hexdigest())
+        expect(dict(found) == {"a": two}, "a file of the same size has another hash", found)
+
+
 async def _closed_folder(factory: Factory) -> None:
     async with factory() as sandbox:
         await sandbox.run(
@@ -167,6 +188,7 @@ FILE_CHECKS = checks(
         "paths outside are refused": _paths_outside,
         "links and devices are refused": _links_and_devices,
         "file size limit": _sizes,
+        "file hashes": _hashes,
         "a closed working folder": _closed_folder,
         "folders that are hard to remove": _hard_to_remove,
     },

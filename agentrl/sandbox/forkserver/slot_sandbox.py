@@ -11,7 +11,13 @@ from typing import Any
 
 from agentrl.errors import ConfigError, SandboxError
 from agentrl.sandbox.host.frames import Frame
-from agentrl.sandbox.interface import ExecResult, FileRefusedError, Persist, Sandbox
+from agentrl.sandbox.interface import (
+    ExecResult,
+    FileHash,
+    FileRefusedError,
+    Persist,
+    Sandbox,
+)
 from agentrl.sandbox.limits import Limits
 from agentrl.sandbox.permits import FifoSemaphore
 
@@ -137,6 +143,11 @@ class ForkedSandbox(Sandbox):
     async def list_files(self) -> Mapping[str, int]:
         reply, _ = await self._ask({"op": "list"})
         return MappingProxyType(dict(reply["listed"]))
+
+    async def hash_files(self, largest: int) -> tuple[Mapping[str, FileHash], bool]:
+        reply, _ = await self._ask({"op": "hash", "largest": largest})
+        found = {path: FileHash(size, sha256) for path, size, sha256 in reply["hashed"]}
+        return MappingProxyType(found), reply["complete"]
 
     async def reset(self) -> None:
         await self._end_slot()

@@ -1,27 +1,26 @@
 """Trajectory codec: a trajectory as a row and arrays, and back without loss.
 
-The row is the one stored form. A live line is the row as JSON with the arrays in one zstd frame; a
-sealed shard holds the same row in Parquet columns.
+The row is the one stored form. A live line has its short columns, and a zstd frame its texts and
+arrays; a sealed shard holds the same row in Parquet columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from agentrl.errors import StoreError
 from agentrl.store.json_text import from_json, to_json
+from agentrl.store.trajectories.columns import Row, completed
 from agentrl.store.trajectories.token_arrays import TokenArrays, token_arrays
 from agentrl.store.trajectories.turn_record import (
     SegmentReader,
     decode_turn,
     encode_turn,
     fields_of,
+    sequence_indices,
 )
-from agentrl.types import Status, Task, Trajectory, content_text
-
-Row = dict[str, Any]
-"""The columns of a trajectory but for its arrays, by name (``shard.SCHEMA``)."""
+from agentrl.types import CallRecord, Status, Task, Trajectory, Turn, content_text
 
 
 def encode_trajectory(
@@ -45,11 +44,15 @@ def encode_trajectory(
     opening = (turns[0].observed if turns else ()) or task.messages
     row = {
         "id": _utf8(trajectory.id),
-        "draw": trajectory.group_index,
-        "sibling": trajectory.rollout_index,
+        "group_index": trajectory.group_index,
+        "rollout_index": trajectory.rollout_index,
         "attempt": trajectory.attempt,
+        "group_size": trajectory.group_size,
         "label": _utf8(trajectory.label),
         "purpose": trajectory.purpose,
+        "stage": _utf8(trajectory.stage),
+        "env": _utf8(trajectory.env),
+        "agents": _once(turn.agent for turn in turns),
         "step": step,
         "task_id": _utf8(task.id),
         "data_source": _utf8(task.data_source),
@@ -58,30 +61,38 @@ def encode_trajectory(
         "status_detail": _utf8(status.detail),
         "reward": None if trajectory.reward is None else float(trajectory.reward),
         "rewards": to_json(trajectory.rewards),
+        "reasons": to_json(trajectory.reasons),
         "num_turns": len(turns),
+        **_calls(turns),
         "num_policy_tokens": trajectory.num_policy_tokens,
         "num_tokens": int(arrays.token_ids.size),
         "policy_version_min": min(versions, default=None),
         "policy_version_max": max(versions, default=None),
+        "started_at": float(trajectory.started_at),
+        "ended_at": float(trajectory.ended_at),
         "recorded_at": recorded_at,
         # what a search looks through: the words of the opening conversation
         "prompt": _utf8("\n".join(content_text(message["content"]) for message in opening)),
         "final_text": _utf8(turns[-1].text) if turns else "",
-        "turns": to_json([encode_turn(turn) for turn in turns]),
+        "turns": to_json(list(map(encode_turn, turns, sequence_indices(turns)))),
         "task": to_json(fields_of(task)),
         "timings": to_json(trajectory.timings),
         "info": to_json(trajectory.info),
+        "first_state": to_json(trajectory.first_state),
+        "last_observed": to_json(trajectory.last_observed),
+        "last_info": to_json(trajectory.last_info),
     }
     return row, arrays
 
 
 def decode_trajectory(row: Mapping[str, Any], arrays: TokenArrays) -> Trajectory:
-    """The trajectory of a row.
+    """The trajectory of a row, of this format or an older one.
 
     Raises:
         StoreError: the row and its arrays do not fit, or a column is not what ``encode_trajectory``
             writes.
     """
+    row = completed(row)
     try:
         cursor = SegmentReader(arrays)
         turns = tuple(decode_turn(turn, cursor) for turn in from_json(row["turns"]))
@@ -89,8 +100,8 @@ def decode_trajectory(row: Mapping[str, Any], arrays: TokenArrays) -> Trajectory
         task = from_json(row["task"])
         return Trajectory(
             task=Task(**{**task, "messages": tuple(task["messages"])}),
-            group_index=row["draw"],
-            rollout_index=row["sibling"],
+            group_index=row["group_index"],
+            rollout_index=row["rollout_index"],
             attempt=row["attempt"],
             purpose=row["purpose"],
             turns=turns,
@@ -100,9 +111,46 @@ def decode_trajectory(row: Mapping[str, Any], arrays: TokenArrays) -> Trajectory
             label=row["label"],
             timings=from_json(row["timings"]),
             info=from_json(row["info"]),
+            stage=row["stage"],
+            env=row["env"],
+            group_size=row["group_size"],
+            started_at=row["started_at"],
+            ended_at=row["ended_at"],
+            reasons=from_json(row["reasons"]),
+            first_state=from_json(row["first_state"]),
+            last_observed=tuple(from_json(row["last_observed"])),
+            last_info=from_json(row["last_info"]),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise StoreError(f"trajectory {row.get('id')!r} cannot be read back: {error!r}") from error
+
+
+def _calls(turns: Sequence[Turn]) -> Row:
+    """The columns about tool calls; one that could not be read is a call and an error."""
+    calls = [call for turn in turns for call in turn.calls]
+    errors = [_error(call) for call in calls]
+    return {
+        "num_calls": len(calls),
+        "num_tool_errors": len(errors) - errors.count(None),
+        # a name that the model invented is no tool
+        "tools": _once(
+            record.call.name
+            for record, error in zip(calls, errors, strict=True)
+            if record.call is not None and error != "unknown_tool"
+        ),
+    }
+
+
+def _error(record: CallRecord) -> str | None:
+    """How a call failed; None where it did not, or where nobody knows its result."""
+    if record.result is not None:
+        return record.result.error
+    return None if record.problem is None else record.problem.kind
+
+
+def _once(names: Iterable[str]) -> list[str]:
+    """Each name once, in the order of first appearance."""
+    return [_utf8(name) for name in dict.fromkeys(names)]
 
 
 def _utf8(text: str) -> str:

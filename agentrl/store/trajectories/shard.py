@@ -2,77 +2,127 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.errors import StoreError
-from agentrl.store.atomic import replacing
-from agentrl.store.trajectories.codec import Row
-from agentrl.store.trajectories.token_arrays import TokenArrays
-
-ROW_GROUP_SIZE = 32
-
-_SUMMARY = {
-    "id": pa.string(),
-    "draw": pa.int64(),
-    "sibling": pa.int32(),
-    "attempt": pa.int32(),
-    "label": pa.string(),
-    "purpose": pa.string(),
-    "step": pa.int64(),
-    "task_id": pa.string(),
-    "data_source": pa.string(),
-    "status": pa.string(),
-    "status_reason": pa.string(),
-    "reward": pa.float64(),
-    "rewards": pa.string(),
-    "num_turns": pa.int32(),
-    "num_policy_tokens": pa.int64(),
-    "num_tokens": pa.int64(),
-    "policy_version_min": pa.int64(),
-    "policy_version_max": pa.int64(),
-    "recorded_at": pa.float64(),
-}
-_TEXTS = ("status_detail", "prompt", "final_text", "turns", "task", "timings", "info")
-_ARRAYS = {
-    "token_ids": pa.int32(),
-    "logprobs": pa.float32(),
-    "policy_versions": pa.int32(),
-    "turn_index": pa.int32(),
-    "kinds": pa.int8(),
-}
-_NULLABLE = ("reward", "policy_version_min", "policy_version_max")
-_COLUMNS = {
-    **_SUMMARY,
-    **dict.fromkeys(_TEXTS, pa.string()),
-    **{name: pa.list_(kind) for name, kind in _ARRAYS.items()},
-    "side": pa.binary(),
-}
-
-SCHEMA = pa.schema(
-    [pa.field(name, kind, nullable=name in _NULLABLE) for name, kind in _COLUMNS.items()]
+from agentrl.store.atomic import take_place, temporary_beside
+from agentrl.store.trajectories.columns import (
+    ARRAYS,
+    COLUMNS,
+    FORMAT,
+    FORMAT_KEY,
+    NEEDED,
+    SCHEMA,
+    SIDE,
+    SUMMARY_COLUMNS,
+    Row,
+    completed,
+    stored_name,
 )
-"""Fixed: what varies from row to row is a JSON string, so that shards of any runs load together."""
+from agentrl.store.trajectories.token_arrays import TokenArrays
+from agentrl.store.write_error import write_failure
 
-SUMMARY_COLUMNS = tuple(_SUMMARY)
-"""What a list of trajectories shows; reading them touches no text and no tokens."""
+MAX_GROUP_ROWS = 32
+MAX_GROUP_BYTES = 2_000_000
+"""Before compression; a row that is larger has a row group of its own."""
 
 # Measured on 128 trajectories of 180 tokens: statistics of text and arrays are a third of the file,
 # and dictionaries cost a quarter of the time and shrink nothing that zstd does not.
-_LAYOUT = {
+_LAYOUT: dict[str, Any] = {
     "compression": "zstd",
     "use_dictionary": False,
-    "write_statistics": list(SUMMARY_COLUMNS),
+    "write_statistics": [
+        name for name in SUMMARY_COLUMNS if not pa.types.is_list(COLUMNS[name].type)
+    ],
 }
+_WHOLE = (*COLUMNS, *ARRAYS, SIDE)
+
+StoredRow = tuple[Row, TokenArrays]
 
 
-def write_shard(path: Path, rows: Iterable[tuple[Row, TokenArrays]]) -> int:
-    """Write a shard, durably and in one step, holding 32 rows in memory at a time.
+class ShardWriter:
+    """Writes a shard row by row, holding one row group in memory; the file is in its place once
+    ``publish`` has returned.
+
+    Args:
+        path: of the shard.
+
+    Raises:
+        StoreError: the file cannot be made.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._temporary = temporary_beside(path)
+        self._group: list[StoredRow] = []
+        self._group_bytes = 0
+        self.num_rows = 0
+        """Rows so far."""
+        with self._writing():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = pq.ParquetWriter(self._temporary, SCHEMA, **_LAYOUT)
+
+    def add(self, row: Row, arrays: TokenArrays) -> None:
+        """Add a row at the end.
+
+        Raises:
+            StoreError: the file cannot be written.
+        """
+        size = _size(row, arrays)
+        full = len(self._group) == MAX_GROUP_ROWS or self._group_bytes + size > MAX_GROUP_BYTES
+        if self._group and full:
+            self._end_group()
+        self._group.append((row, arrays))
+        self._group_bytes += size
+        self.num_rows += 1
+
+    def publish(self) -> None:
+        """Put the file in its place, durably; called once.
+
+        Raises:
+            StoreError: the file cannot be written.
+        """
+        try:
+            if self._group:
+                self._end_group()
+            with self._writing():
+                self._file.close()
+                take_place(self._temporary, self._path)
+        except BaseException:
+            self.discard()
+            raise
+
+    def discard(self) -> None:
+        """Remove what was written; nothing where it was published."""
+        with contextlib.suppress(OSError, pa.ArrowException):  # a full disk refuses the footer too
+            self._file.close()
+        self._temporary.unlink(missing_ok=True)
+
+    def _end_group(self) -> None:
+        with self._writing():
+            batch = _record_batch(self._group)
+            self._file.write_batch(batch, row_group_size=len(self._group))
+        self._group = []
+        self._group_bytes = 0
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, pa.ArrowException) as error:
+            raise write_failure(f"{self._path} cannot be written", self._path, error) from error
+
+
+def write_shard(path: Path, rows: Iterable[StoredRow]) -> int:
+    """Write a shard, durably and in one step.
 
     Returns:
         How many rows it has.
@@ -80,76 +130,137 @@ def write_shard(path: Path, rows: Iterable[tuple[Row, TokenArrays]]) -> int:
     Raises:
         StoreError: the file cannot be written.
     """
+    writer = ShardWriter(path)
     try:
-        with (
-            replacing(path) as temporary,
-            pq.ParquetWriter(temporary, SCHEMA, **_LAYOUT) as writer,
-        ):
-            count = 0
-            iterator = iter(rows)
-            while group := tuple(islice(iterator, ROW_GROUP_SIZE)):
-                writer.write_batch(_record_batch(group), row_group_size=ROW_GROUP_SIZE)
-                count += len(group)
-    except pa.ArrowException as error:
-        raise StoreError(f"{path} cannot be written: {error}") from error
-    return count
+        for row, arrays in rows:
+            writer.add(row, arrays)
+    except BaseException:
+        writer.discard()
+        raise
+    writer.publish()
+    return writer.num_rows
 
 
-def read_summaries(path: Path) -> list[Row]:
-    """The summary columns of each row, in order.
+def read_summaries(path: Path) -> pa.Table:
+    """The summary columns of every row, in order, of any format, under the names of today.
 
     Raises:
-        StoreError: the file is no shard, or lacks one of the columns.
+        StoreError: the file is no shard, is of a newer format, or lacks a column that has no empty
+            value.
     """
-    with _reading(f"{path} cannot be read as a shard"):
-        table = pq.ParquetFile(path).read(columns=list(SUMMARY_COLUMNS))
-    if lacking := [name for name in SUMMARY_COLUMNS if name not in table.column_names]:
-        raise StoreError(f"{path} cannot be read as a shard: it has no column {lacking[0]!r}")
-    rows: list[Row] = table.to_pylist()
-    return rows
+    with _reading(f"{path} cannot be read as a shard"), _opened(path) as file:
+        table = _table(file, SUMMARY_COLUMNS)
+        for name in SUMMARY_COLUMNS:
+            if name not in table.column_names:
+                column = COLUMNS[name]
+                empty = pa.array([column.empty] * table.num_rows, column.type)
+                table = table.append_column(name, empty)
+        return table.combine_chunks()
 
 
-def read_shard_row(path: Path, index: int) -> tuple[Row, TokenArrays]:
+def read_shard_row(path: Path, index: int) -> StoredRow:
     """One row and its arrays; reads its row group alone.
 
     Raises:
         StoreError: the file is no shard, or has no such row.
     """
-    group, within = divmod(index, ROW_GROUP_SIZE)
-    with _reading(f"row {index} of {path} cannot be read"), pq.ParquetFile(path) as file:
-        table = file.read_row_group(group)
-    return _row(table.slice(within, 1))
+    with _reading(f"row {index} of {path} cannot be read"), _opened(path) as file:
+        first = 0
+        for number in range(file.num_row_groups):
+            rows = file.metadata.row_group(number).num_rows
+            if first <= index < first + rows:
+                return _row(_table(file, _WHOLE, number).slice(index - first, 1))
+            first += rows
+        raise IndexError(f"it has {first} rows")
 
 
-def read_shard(path: Path) -> Iterator[tuple[Row, TokenArrays]]:
-    """Every row and its arrays, in order, holding 32 rows in memory at a time.
+def read_shard(path: Path) -> Iterator[StoredRow]:
+    """Every row and its arrays, in order, holding one row group in memory at a time.
 
     Raises:
         StoreError: the file is no shard.
     """
-    with _reading(f"{path} cannot be read as a shard"), pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(batch_size=ROW_GROUP_SIZE):
-            table = pa.Table.from_batches([batch])
-            for index in range(batch.num_rows):
+    with _reading(f"{path} cannot be read as a shard"), _opened(path) as file:
+        for number in range(file.num_row_groups):
+            table = _table(file, _WHOLE, number)
+            for index in range(table.num_rows):
                 yield _row(table.slice(index, 1))
+
+
+def _size(row: Row, arrays: TokenArrays) -> int:
+    """About how many bytes a row has: its texts, at a byte a character, and its arrays."""
+    texts = sum(len(value) for value in row.values() if isinstance(value, str))
+    return texts + arrays.token_ids.size * TokenArrays.BYTES_A_TOKEN + len(arrays.side)
 
 
 @contextmanager
 def _reading(failure: str) -> Iterator[None]:
     try:
         yield
-    except (OSError, IndexError, pa.ArrowException) as error:
+    except (OSError, IndexError, ValueError, pa.ArrowException) as error:
         raise StoreError(f"{failure}: {error}") from error
 
 
-def _row(table: pa.Table) -> tuple[Row, TokenArrays]:
+@contextmanager
+def _opened(path: Path) -> Iterator[pq.ParquetFile]:
+    with pq.ParquetFile(path) as file:
+        found = int((file.metadata.metadata or {}).get(FORMAT_KEY, b"1"))
+        if found > FORMAT:
+            raise ValueError(
+                f"it has format {found} and this agentrl reads up to {FORMAT}; use the one that "
+                "made it"
+            )
+        yield file
+
+
+def _table(file: pq.ParquetFile, names: Sequence[str], group: int | None = None) -> pa.Table:
+    """Columns under the names of today, without those that the file lacks.
+
+    Args:
+        file: the shard.
+        names: the columns to give, in this order.
+        group: the row group to read; None for all.
+
+    Raises:
+        ValueError: the file lacks a column that has no empty value.
+        pa.ArrowException: a column has values of another type.
+    """
+    found = file.schema_arrow.names
+    stored = {name: stored_name(name, found) for name in names}
+    for name in names:
+        if stored[name] is None and name in NEEDED:
+            raise ValueError(f"it has no column {name!r}")
+    given = {name: own for name, own in stored.items() if own is not None}
+    columns = list(given.values())
+    read = file.read(columns) if group is None else file.read_row_group(group, columns)
+    table = pa.table({name: read[own] for name, own in given.items()})
+    schema = pa.schema([SCHEMA.field(name) for name in given])
+    return table if table.schema.types == schema.types else table.cast(schema)
+
+
+def _row(table: pa.Table) -> StoredRow:
     """The one row of a table."""
-    arrays = {name: table[name].combine_chunks().flatten().to_numpy() for name in _ARRAYS}
-    row: Row = table.drop_columns(list(_ARRAYS)).to_pylist()[0]
-    return row, TokenArrays(**arrays, side=row.pop("side"))
+    arrays = {}
+    for name in ARRAYS:
+        if name in table.column_names:
+            arrays[name] = table[name].chunk(0).flatten().to_numpy()
+    size = arrays["token_ids"].size
+    for name, column in ARRAYS.items():
+        if name not in arrays:
+            arrays[name] = np.full(size, column.empty, column.type.value_type.to_pandas_dtype())
+    (row,) = table.drop_columns([name for name in table.column_names if name in ARRAYS]).to_pylist()
+    side = row.pop(SIDE, b"")
+    return completed(row), TokenArrays(**arrays, side=side)
 
 
-def _record_batch(rows: Iterable[tuple[Row, TokenArrays]]) -> pa.RecordBatch:
-    arrays = (*_ARRAYS, "side")
-    whole = [{**row, **{name: getattr(own, name) for name in arrays}} for row, own in rows]
-    return pa.RecordBatch.from_pylist(whole, schema=SCHEMA)
+def _record_batch(rows: Sequence[StoredRow]) -> pa.RecordBatch:
+    columns: list[pa.Array] = [
+        pa.array([row[name] for row, _ in rows], column.type) for name, column in COLUMNS.items()
+    ]
+    sizes = [arrays.token_ids.size for _, arrays in rows]
+    offsets = pa.array(np.concatenate([[0], np.cumsum(sizes)]), pa.int32())
+    for name, column in ARRAYS.items():
+        values = pa.array(np.concatenate([getattr(arrays, name) for _, arrays in rows]))
+        columns.append(pa.ListArray.from_arrays(offsets, values, type=column.type))
+    columns.append(pa.array([arrays.side for _, arrays in rows], pa.binary()))
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)

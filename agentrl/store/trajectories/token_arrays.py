@@ -67,23 +67,25 @@ class TokenArrays:
 
 def token_arrays(trajectory: Trajectory) -> TokenArrays:
     """The arrays of a trajectory, its segments end to end."""
-    segments = [segment for turn in trajectory.turns for segment in turn.segments]
-    lengths = [segment.token_ids.size for segment in segments]
-    none = np.zeros(0)  # of a trajectory without segments
-    token_ids = np.concatenate([none.astype(np.int32), *(s.token_ids for s in segments)])
-    logprobs = [
-        np.full(length, np.nan) if segment.logprobs is None else segment.logprobs
-        for segment, length in zip(segments, lengths, strict=True)
-    ]
-    versions = [
-        -1 if segment.policy_version is None else segment.policy_version for segment in segments
-    ]
-    turns = [turn.index for turn in trajectory.turns for _ in turn.segments]
-    return TokenArrays(
-        token_ids=token_ids.astype("<i4", copy=False),
-        logprobs=np.concatenate([none, *logprobs]).astype("<f4"),
-        policy_versions=np.repeat(np.array(versions, dtype="<i4"), lengths),
-        turn_index=np.repeat(np.array(turns, dtype="<i4"), lengths),
-        kinds=np.repeat(np.array([int(s.kind) for s in segments], dtype=np.int8), lengths),
-        side=b"".join(array.tobytes() for segment in segments for array in segment.side.values()),
+    placed = [(turn.index, segment) for turn in trajectory.turns for segment in turn.segments]
+    size = sum(segment.token_ids.size for _, segment in placed)
+    arrays = TokenArrays(
+        token_ids=np.empty(size, "<i4"),
+        logprobs=np.full(size, np.nan, "<f4"),
+        policy_versions=np.full(size, -1, "<i4"),
+        turn_index=np.empty(size, "<i4"),
+        kinds=np.empty(size, np.int8),
+        side=b"".join(array.tobytes() for _, s in placed for array in s.side.values()),
     )
+    start = 0
+    for turn, segment in placed:
+        own = slice(start, start + segment.token_ids.size)
+        arrays.token_ids[own] = segment.token_ids
+        arrays.turn_index[own] = turn
+        arrays.kinds[own] = segment.kind
+        if segment.logprobs is not None:
+            arrays.logprobs[own] = segment.logprobs
+        if segment.policy_version is not None:
+            arrays.policy_versions[own] = segment.policy_version
+        start = own.stop
+    return arrays

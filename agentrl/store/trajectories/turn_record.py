@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -28,18 +28,52 @@ _Flat: TypeAlias = (
 )
 
 
+_TURN_FIELDS = Turn.__slots__
+"""What a record may hold for a turn; what else stands in it, such as ``sequence``, is for readers
+of the file."""
+_LEFT_OUT_WHERE_EMPTY = ("observed_info", "state", "files")
+
+
 def fields_of(value: _Flat) -> dict[str, Any]:
     """The fields of a flat dataclass, not copied."""
     return {name: getattr(value, name) for name in value.__slots__}
 
 
-def encode_turn(turn: Turn) -> dict[str, Any]:
+def sequence_indices(turns: Sequence[Turn]) -> list[int]:
+    """The token sequence of each turn, counted from 0.
+
+    A turn goes on with its parent's sequence where it is the parent's first child; any other turn,
+    and one without a parent, begins a sequence.
+    """
+    sequences: list[int] = []
+    ends: dict[int, int] = {}
+    """The sequence that each turn is the last of, by the turn's index."""
+    begun = 0
+    for turn in turns:
+        sequence = None if turn.parent is None else ends.pop(turn.parent, None)
+        if sequence is None:
+            sequence = begun
+            begun += 1
+        ends[turn.index] = sequence
+        sequences.append(sequence)
+    return sequences
+
+
+def encode_turn(turn: Turn, sequence: int) -> dict[str, Any]:
+    """A turn as JSON values: its fields under their names, each segment by its length, and the
+    token sequence that it belongs to.
+    """
     calls = [
         {name: part and fields_of(part) for name, part in fields_of(call).items()}
         for call in turn.calls
     ]
+    own = {name: getattr(turn, name) for name in turn.__slots__}
+    for name in _LEFT_OUT_WHERE_EMPTY:
+        if not own[name]:
+            del own[name]
     return {
-        **{name: getattr(turn, name) for name in turn.__slots__},
+        **own,
+        "sequence": sequence,
         "calls": calls,
         "sampling": turn.sampling and fields_of(turn.sampling),
         "context": [_encode_segment(segment) for segment in turn.context],
@@ -114,7 +148,8 @@ class SegmentReader:
             raise ValueError(f"its segments use {used} tokens and side bytes of {given}")
 
 
-def decode_turn(record: dict[str, Any], cursor: SegmentReader) -> Turn:
+def decode_turn(record: Mapping[str, Any], cursor: SegmentReader) -> Turn:
+    """The turn of a record; a field that the record lacks has its default."""
     context = tuple(cursor.segment(layout) for layout in record["context"])
     completion = tuple(cursor.segment(layout) for layout in record["completion"])
     sampling = record["sampling"] and dict(record["sampling"])
@@ -122,7 +157,7 @@ def decode_turn(record: dict[str, Any], cursor: SegmentReader) -> Turn:
         sampling[name] = tuple(sampling[name])
     return Turn(
         **{
-            **record,
+            **{name: record[name] for name in _TURN_FIELDS if name in record},
             "context": context,
             "completion": completion,
             "observed": tuple(record["observed"]),
@@ -133,7 +168,7 @@ def decode_turn(record: dict[str, Any], cursor: SegmentReader) -> Turn:
     )
 
 
-def _decode_call(record: dict[str, Any]) -> CallRecord:
+def _decode_call(record: Mapping[str, Any]) -> CallRecord:
     call = record["call"]
     problem = record["problem"]
     result = record["result"]

@@ -2,9 +2,9 @@
 
 - ``write`` costs the caller an append to the queue; a full queue makes it wait, and the wait is
   counted.
-- A trajectory is never dropped; an annotation is, and counted, when the queue is full.
-- One condition guards the queue and all counts. Callers append and wait; the writer's thread alone
-  encodes, touches the live files and seals them, without holding the condition.
+- Neither trajectories nor annotations are ever dropped.
+- One lock guards the queue and all counts. Callers append and wait; the writer's thread alone
+  encodes, touches the live files and seals them, without holding the lock.
 """
 
 from __future__ import annotations
@@ -13,23 +13,25 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
 from agentrl.errors import Closing, StoreError
+from agentrl.store.annotations.annotation import Annotation, check_annotation
+from agentrl.store.annotations.columns import AnnotationColumn
+from agentrl.store.annotations.files import AnnotationFiles
+from agentrl.store.json_text import to_json
 from agentrl.store.lock import hold_name
 from agentrl.store.masking import SecretMask
-from agentrl.store.run_directory import RunDirectory
-from agentrl.store.trajectories.annotations import Annotation, encode_annotation
+from agentrl.store.run_directory import RunDirectory, check_writer
 from agentrl.store.trajectories.codec import encode_trajectory
-from agentrl.store.trajectories.live import FramedWriter
-from agentrl.store.trajectories.sealing import StepFiles
+from agentrl.store.trajectories.columns import SECRET_COLUMNS, Row
+from agentrl.store.trajectories.record_clock import RecordClock
+from agentrl.store.trajectories.trajectory_files import TrajectoryFiles
 from agentrl.store.write_error import write_failure
-from agentrl.types import Trajectory
-
-_MASKED_COLUMNS = ("status_detail", "prompt", "final_text", "turns", "task", "info")
+from agentrl.types import Blob, Trajectory
 
 
 @dataclass(slots=True)
@@ -40,15 +42,13 @@ class WriterCounts:
         written: trajectories that are in a live file or a shard.
         recovered: trajectories that an earlier writer of this name left unsealed, and this one
             sealed.
-        annotations: annotations written.
-        dropped_annotations: annotations lost because the queue was full.
-        wait_s: seconds that ``write`` waited for room (``time/wait_store_s``).
+        annotations: annotations that are in a live file or a shard.
+        wait_s: seconds that ``write`` and ``annotate`` waited for room (``time/wait_store_s``).
     """
 
     written: int = 0
     recovered: int = 0
     annotations: int = 0
-    dropped_annotations: int = 0
     wait_s: float = 0.0
 
 
@@ -94,28 +94,39 @@ class TrajectoryWriter(Closing):
         timeout_s: float = 600.0,
     ) -> None:
         self._run = run
-        self._writer = writer
+        self._writer = check_writer(writer)
         self._queue_size = queue_size
         self._timeout_s = timeout_s
         self._mask = SecretMask()
         self._lock_file = hold_name(run.live_folder / f"{writer}.lock")
-        self._files = StepFiles(run, writer)
-        self._annotations: FramedWriter | None = None
-        # Appended to by callers, taken by the thread, both under _changed; bounded by queue_size.
+        self._files = TrajectoryFiles(run, writer)
+        # Appended to by callers, taken by the thread, both under _lock; bounded by queue_size.
         self._queue: deque[_Entry] = deque()
         self._in_memory = 0
         self._issued = 0
         self._handled = 0
         self._error: StoreError | None = None
         self._closed = False
-        # Guards all of the above but the files; notified when an entry is queued or handled, and on
-        # failure.
-        self._changed = threading.Condition()
+        self._awaited: list[int] = []
+        self._room_told = min(64, max(1, queue_size // 4))
+        """Places in the queue at which those who wait for room are told of it."""
+        # Guards all of the above but the files. Those who wait for room or for an entry are woken
+        # when there is some, not after each entry: every waking takes the interpreter's lock from
+        # the thread that writes.
+        self._lock = threading.Lock()
+        self._queued = threading.Condition(self._lock)
+        self._progress = threading.Condition(self._lock)
         try:
+            run.raise_format()
             self._counts = WriterCounts(recovered=self._files.recover())
+            self._annotations = AnnotationFiles(run, writer, self._mask)
+            self._annotations.recover()
+            self._clock = RecordClock(run.sealed_folder, run.annotations_folder)
         except BaseException:
             os.close(self._lock_file)
             raise
+        # Replaced as a whole under _lock, read without it.
+        self._columns = self._annotations.columns
         # Takes the entries in order and ends after the last; a daemon, so that a stuck disk holds
         # up no exit.
         self._thread = threading.Thread(target=self._work, name=f"store-{writer}", daemon=True)
@@ -124,8 +135,13 @@ class TrajectoryWriter(Closing):
     @property
     def counts(self) -> WriterCounts:
         """What was done so far."""
-        with self._changed:
+        with self._lock:
             return replace(self._counts)
+
+    @property
+    def columns(self) -> Mapping[str, AnnotationColumn]:
+        """Those that annotations may hold arrays of, by name."""
+        return self._columns
 
     def write(self, trajectory: Trajectory, step: int) -> None:
         """Queue a trajectory that finished in ``step``.
@@ -134,35 +150,46 @@ class TrajectoryWriter(Closing):
             StoreError: the writer is closed or failed, or the store takes nothing for
                 ``timeout_s``.
         """
-        recorded_at = time.time()
-        with self._changed:
+        with self._lock:
             self._wait_for_room()
-            work = partial(self._store, trajectory, step, recorded_at)
+            work = partial(self._store, trajectory, step, self._clock.now())
             self._put(_Entry(work, "written"))
 
-    def annotate(self, annotation: Annotation) -> bool:
-        """Queue what was learned of a trajectory; False, and counted, where the queue is full.
+    def declare(self, columns: Iterable[AnnotationColumn]) -> None:
+        """Tell what annotations may hold; of two columns of a name the later counts.
 
         Raises:
             StoreError: the writer is closed or failed.
         """
-        with self._changed:
+        told = tuple(columns)
+        with self._lock:
             self._assert_usable()
-            if self._in_memory >= self._queue_size:
-                self._counts.dropped_annotations += 1
-                return False
-            self._put(_Entry(partial(self._note, annotation, time.time()), "annotations"))
-            return True
+            self._columns = {**self._columns, **{column.name: column for column in told}}
+            self._put(_Entry(partial(self._annotations.declare, told)))
+
+    def annotate(self, annotation: Annotation) -> None:
+        """Queue what was learned of a trajectory.
+
+        Raises:
+            StoreError: an array is not declared or has another form than its column, the writer is
+                closed or failed, or the store takes nothing for ``timeout_s``.
+        """
+        check_annotation(annotation, self._columns)
+        with self._lock:
+            self._wait_for_room()
+            work = partial(self._annotations.append, annotation, self._clock.now())
+            self._put(_Entry(work, "annotations"))
 
     def seal(self, step: int) -> None:
-        """Queue the sealing of what was written for ``step`` so far.
+        """Queue the sealing of what was written and annotated for ``step`` so far.
 
         Raises:
             StoreError: the writer is closed or failed.
         """
-        with self._changed:
+        with self._lock:
             self._assert_usable()
             self._put(_Entry(partial(self._files.seal, step)))
+            self._put(_Entry(partial(self._annotations.seal, step)))
 
     def flush(self) -> None:
         """Wait until all that was queued is done, and durable.
@@ -171,7 +198,7 @@ class TrajectoryWriter(Closing):
             StoreError: the writer is closed or failed, or the store takes nothing for
                 ``timeout_s``.
         """
-        with self._changed:
+        with self._lock:
             self._assert_usable()
             self._put(_Entry(self._sync))
             self._wait_until_handled()
@@ -183,13 +210,14 @@ class TrajectoryWriter(Closing):
             StoreError: the writer failed, or the store takes nothing for ``timeout_s``; the live
                 files stay.
         """
-        with self._changed:
+        with self._lock:
             if self._closed:
                 return
             self._closed = True
             self._put(_Entry(self._files.seal_all))
+            self._put(_Entry(self._annotations.seal_all))
         try:
-            with self._changed:
+            with self._lock:
                 self._wait_until_handled()
         finally:
             self._thread.join(self._timeout_s)
@@ -201,7 +229,7 @@ class TrajectoryWriter(Closing):
         self._queue.append(entry)
         self._in_memory += bool(entry.counted)
         self._issued += 1
-        self._changed.notify_all()
+        self._queued.notify()
 
     def _assert_usable(self) -> None:
         if self._closed:
@@ -210,34 +238,42 @@ class TrajectoryWriter(Closing):
 
     def _assert_sound(self) -> None:
         if self._error is not None:
-            raise StoreError(str(self._error)) from self._error
+            raise type(self._error)(str(self._error)) from self._error
 
     def _wait_for_room(self) -> None:
         self._assert_usable()
         started = time.monotonic()
-        while self._in_memory >= self._queue_size:
-            self._wait_for_progress()
-            self._assert_usable()
+        self._wait_until(lambda: self._in_memory < self._queue_size)
+        self._assert_usable()
         if (waited := time.monotonic() - started) > 1e-3:
             self._counts.wait_s += waited
 
     def _wait_until_handled(self) -> None:
         ticket = self._issued
-        while self._handled < ticket:
-            self._assert_sound()
-            self._wait_for_progress()
-        self._assert_sound()
+        self._awaited.append(ticket)
+        try:
+            self._wait_until(lambda: self._handled >= ticket)
+        finally:
+            self._awaited.remove(ticket)
 
-    def _wait_for_progress(self) -> None:
-        handled = self._handled
-        moved = self._changed.wait_for(
-            lambda: self._handled > handled or self._error is not None, self._timeout_s
-        )
-        if not moved:
-            raise StoreError(
-                f"the store has taken nothing for {self._timeout_s:g} s ({self._issued - handled} "
-                f"entries wait); is the disk of {self._run.root} there?"
-            )
+    def _wait_until(self, ready: Callable[[], bool]) -> None:
+        """Waits as long as entries are handled.
+
+        Raises:
+            StoreError: the writer failed, or no entry was handled for ``timeout_s``.
+        """
+        while True:
+            self._assert_sound()
+            if ready():
+                return
+            handled = self._handled
+            self._progress.wait(self._timeout_s)
+            if self._handled == handled and self._error is None:
+                raise StoreError(
+                    f"the store has taken nothing for {self._timeout_s:g} s "
+                    f"({self._issued - handled} entries wait); is the disk of {self._run.root} "
+                    "there?"
+                )
 
     def _fail(self, error: Exception, what: str) -> StoreError:
         waiting = self._issued - self._handled
@@ -247,7 +283,7 @@ class TrajectoryWriter(Closing):
             "--resume"
         )
         self._error.__cause__ = error
-        self._changed.notify_all()
+        self._progress.notify_all()
         return self._error
 
     # what the thread does
@@ -255,41 +291,52 @@ class TrajectoryWriter(Closing):
     def _work(self) -> None:
         try:
             while True:
-                with self._changed:
-                    self._changed.wait_for(lambda: self._queue)
+                with self._lock:
+                    self._queued.wait_for(lambda: self._queue)
                     entry = self._queue.popleft()
                 entry.work()
-                with self._changed:
+                with self._lock:
                     self._handled += 1
                     self._in_memory -= bool(entry.counted)
                     self._counts.written += entry.counted == "written"
                     self._counts.annotations += entry.counted == "annotations"
-                    self._changed.notify_all()
+                    has_room = self._queue_size - self._in_memory == self._room_told
+                    if has_room or self._handled in self._awaited or not self._queue:
+                        self._progress.notify_all()
                     if self._closed and not self._queue:
                         return
         except Exception as error:  # noqa: BLE001  whatever ended the thread is raised by the next call
-            with self._changed:
+            with self._lock:
                 self._fail(error, f"the trajectory writer {self._writer!r} failed")
         finally:
             self._files.close()
-            if self._annotations is not None:
-                self._annotations.close()
+            self._annotations.close()
 
     def _store(self, trajectory: Trajectory, step: int, recorded_at: float) -> None:
         for image in trajectory.images().values():
             if image.data is not None:  # else it was read from a store
                 self._run.write_blob(image.data)
         row, arrays = encode_trajectory(trajectory, step=step, recorded_at=recorded_at)
-        for column in _MASKED_COLUMNS:
+        for column in SECRET_COLUMNS:
             row[column] = self._mask(row[column])
+        self._keep_blobs(trajectory, row)
         self._files.append(step, row, arrays)
 
-    def _note(self, annotation: Annotation, recorded_at: float) -> None:
-        if self._annotations is None:
-            self._annotations = FramedWriter(self._run.annotations_path(self._writer))
-        self._annotations.append(*encode_annotation(annotation, recorded_at))
+    def _keep_blobs(self, trajectory: Trajectory, row: Row) -> None:
+        """Writes states and files, masked like every text; the row then names what was written.
+
+        There may be thousands a step, so they are not synced one by one: the death of the process
+        loses none, a power failure may.
+        """
+        blobs = {blob.sha256: blob for blob in trajectory.blobs() if blob.data is not None}
+        for blob in blobs.values():
+            assert blob.data is not None  # see above
+            data = self._mask.in_bytes(blob.data)
+            self._run.write_blob(data, durable=False)
+            if data != blob.data:
+                for column in ("turns", "first_state"):
+                    row[column] = row[column].replace(to_json(blob), to_json(Blob.of(data)))
 
     def _sync(self) -> None:
         self._files.sync()
-        if self._annotations is not None:
-            self._annotations.sync()
+        self._annotations.sync()

@@ -62,7 +62,7 @@ def _in_process(asked: bytes) -> ParsedMessage:
         raise MachineError(
             f"a process that reads a long completion of {len(asked)} bytes ended with status "
             f"{ended.returncode}: {said or 'it said nothing'}; where it was killed, give the "
-            "machine more memory or lower rollout.max_turn_tokens"
+            "machine more memory or let turns be shorter"
         )
     answer: ParsedMessage = pickle.loads(ended.stdout)
     return answer

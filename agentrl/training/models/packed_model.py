@@ -178,7 +178,7 @@ def load_pretrained(
     if sees_images(folder):
         raise ConfigError(
             f"{named} sees images, and only models of text alone can be trained; "
-            f"play it with `agentrl rollout` or `agentrl eval` on rollout.engine: sglang, or "
+            f"play it with `agentrl rollout` or `agentrl eval` on an engine that serves it, or "
             f"choose a model of text"
         )
     try:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from agentrl.algorithms import PolicyInputs
 from agentrl.errors import ConfigError
+from agentrl.store.store_spec import Detail
 from agentrl.training.data.packing import Packed
 from agentrl.training.fsdp.process_group import DistSpec
 from agentrl.training.fsdp.weights import checksums, full_weights
@@ -23,15 +24,22 @@ from agentrl.training.models.packed_model import DType, torch_dtype
 from agentrl.training.roles.advantages import shard_advantages
 from agentrl.training.roles.learner import LearnerSpec, LearningRole
 from agentrl.training.roles.policy import PolicyRole
+from agentrl.training.roles.token_columns import TokenColumns
 from agentrl.training.roles.update_stats import StatSum
-from agentrl.types import Batch, BatchShard, Collect, Dispatch, Stat, Stats, register
+from agentrl.types import Batch, BatchShard, Collect, Dispatch, Stat, Stats, UpdateStats, register
 
 F32 = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class ActorSpec(LearnerSpec):
-    """What an actor is built from."""
+    """What an actor is built from.
+
+    Args:
+        detail: which numbers of each token an update returns (docs/annotations.md).
+    """
+
+    detail: Detail = "basic"
 
     def build(self, place: DistSpec) -> Actor:
         """The role on one rank."""
@@ -46,9 +54,9 @@ class Actor(PolicyRole, LearningRole):
     """
 
     name = "actor"
-    spec: LearnerSpec
+    spec: ActorSpec
 
-    def __init__(self, spec: LearnerSpec, place: DistSpec) -> None:
+    def __init__(self, spec: ActorSpec, place: DistSpec) -> None:
         if spec.algorithm.policy_loss is None:
             raise ConfigError(
                 f"algorithm {spec.algorithm.name!r} trains no policy, so no actor can be built for "
@@ -68,13 +76,13 @@ class Actor(PolicyRole, LearningRole):
         return {"advantages": shard_advantages(shard.batch, self.spec.algorithm, self.device)}
 
     @register(Dispatch.DATA, collect=Collect.STATS)
-    def update(self, shard: BatchShard) -> Stats:
+    def update(self, shard: BatchShard) -> UpdateStats:
         """One optimizer step on a mini-batch: L = Σ_t w_s(t) · (c_t · ℓ_t + β · k_t) over all
         ranks' trained tokens.
 
         Returns:
-            This rank's statistics, to be merged over ranks. A mini-batch without trained tokens
-            takes no step and counts in ``optim/skipped``.
+            This rank's statistics, to be merged over ranks, and the columns of ``spec.detail``. A
+            mini-batch without trained tokens takes no step and counts in ``optim/skipped``.
 
         Raises:
             ValueError: the shard has no sample weights, or lacks a column that the algorithm needs.
@@ -86,20 +94,21 @@ class Actor(PolicyRole, LearningRole):
         trained = torch.tensor(int(np.count_nonzero(shard.batch.loss_mask)), device=self.device)
         dist.all_reduce(trained)
         if int(trained) == 0:
-            return Stats({"optim/skipped": Stat.of([1.0])} if first else {})
+            return UpdateStats({"optim/skipped": Stat.of([1.0])} if first else {}, {})
         # a copy: what Ray hands over is read-only
         weights = torch.tensor(shard.sample_weight, device=self.device)
         stats = StatSum()
+        columns = TokenColumns(self.spec.detail)
         losses = torch.zeros(3, dtype=torch.float64, device=self.device)
         for packed in self.packed(shard):
-            losses += self._backward(packed, shard.batch, weights, stats)
+            losses += self._backward(packed, shard.batch, weights, stats, columns)
         once = self.step()
         # the loss of the mini-batch, and with a reference its parts; once over all ranks
         names = ["policy/loss", "policy/pg_loss", "policy/kl_loss"]
         shown = names if self.spec.algorithm.needs.reference else names[:1]
         for name, total in zip(shown, losses, strict=False):
             stats.add(name, total, int(first))
-        return Stats(stats.result()) + once
+        return UpdateStats(Stats(stats.result()) + once, columns.result(shard.batch.num_tokens))
 
     def weights(self, dtype: DType | None = None) -> Iterator[tuple[str, Tensor]]:
         """``(Hugging Face name, whole tensor)``, one at a time, by every rank to its end; see
@@ -115,7 +124,14 @@ class Actor(PolicyRole, LearningRole):
         """Checksums by name of what ``weights(dtype)`` yields (docs/controller.md)."""
         return checksums(self.model, self.dtype if dtype is None else torch_dtype(dtype))
 
-    def _backward(self, packed: Packed, batch: Batch, weights: Tensor, stats: StatSum) -> Tensor:
+    def _backward(
+        self,
+        packed: Packed,
+        batch: Batch,
+        weights: Tensor,
+        stats: StatSum,
+        columns: TokenColumns,
+    ) -> Tensor:
         """Forward and backward of a micro-batch.
 
         Returns:
@@ -139,8 +155,10 @@ class Actor(PolicyRole, LearningRole):
         outcome = self._policy_loss(inputs)
         weight = (weights[packed.sample] * packed.weight).double()
         corrected = weight
+        correction = None
         if algorithm.correction is not None:
-            corrected = weight * algorithm.correction(inputs).detach()
+            correction = algorithm.correction(inputs).detach()
+            corrected = weight * correction
         loss = surrogate = (outcome.loss * corrected).sum()
         kl = torch.zeros_like(surrogate)
         if outcome.kl is not None:
@@ -151,4 +169,5 @@ class Actor(PolicyRole, LearningRole):
             stats.add(name, stat.sum, stat.count)
         stats.add_values("policy/entropy", entropy)
         stats.add_mismatch(inputs)
+        columns.add(packed.source, inputs, outcome, entropy, correction)
         return torch.stack([loss, surrogate, kl]).detach()

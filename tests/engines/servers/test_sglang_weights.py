@@ -13,6 +13,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import save_file as save_torch_file
 
+from agentrl.engines.checksum import tensor_checksum
 from agentrl.engines.sglang.model_check import unknown_names
 from agentrl.engines.weights import (
     ServedDtype,
@@ -23,7 +24,6 @@ from agentrl.engines.weights import (
     write_weights,
 )
 from agentrl.errors import DataError
-from agentrl.types.checksum import tensor_checksum
 from tests.engines.sglang.digests import differing
 
 LAYER = "model.layers.0"

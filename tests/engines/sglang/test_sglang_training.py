@@ -56,5 +56,5 @@ def rewards_of_groups(run_dir: Path) -> list[tuple[int, float]]:
     rewards = defaultdict[tuple[int, int], list[float]](list)
     for row in TrajectoryReader(RunDirectory.open(run_dir)).summaries(purpose="train"):
         if row.reward is not None:
-            rewards[row.step, row.draw].append(row.reward)
+            rewards[row.step, row.group_index].append(row.reward)
     return [(step, fmean(siblings)) for (step, _), siblings in rewards.items()]

@@ -14,10 +14,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from agentrl.engines.checksum import tensor_checksum
 from agentrl.engines.torch.kv_cache import KVCache, KVShape
 from agentrl.engines.torch.row_layout import Blocks
 from agentrl.errors import EngineError
-from agentrl.types.checksum import tensor_checksum
 
 
 class Forward(Protocol):

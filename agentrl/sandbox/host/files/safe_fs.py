@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import stat
 from collections.abc import Iterator
@@ -13,6 +14,9 @@ from .removal import FOLDER
 MAX_DEPTH = 64
 # of one listing: a name of the code's choosing may be long, and longer as JSON
 _MAX_NAMES_BYTES = 2**20
+_MAX_HASHED_BYTES = 64 * 2**20  # of one look
+# non-blocking: opening a named pipe must not wait for a writer
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class PathRefused(ValueError):  # noqa: N818  what is refused is the caller's path; nothing here failed
@@ -99,10 +103,7 @@ def read_file(root: str, path: str, limit: int) -> bytes:
         PathRefused: no such file, a link, a device, a folder, or larger than the limit.
     """
     with _place(root, path, make=False) as (parent, name):
-        # non-blocking: opening a named pipe must not wait for a writer
-        fd = os.open(
-            name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent
-        )
+        fd = os.open(name, _READ, dir_fd=parent)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise PathRefused(f"{path!r}: not a regular file")
@@ -121,25 +122,77 @@ def list_files(root: str, max_files: int) -> list[tuple[str, int]]:
     Links are not followed; what cannot be read, or is nested deeper than ``MAX_DEPTH`` folders, is
     left out.
     """
-    found: list[tuple[str, int]] = []
-    named_bytes = 0
     with opened(root, FOLDER) as fd:
-        for name, info in _walk(fd, "", 0):
+        return sorted((path, info.st_size) for _, path, info in _RegularFiles(fd, max_files))
+
+
+def hash_files(root: str, max_files: int, largest: int) -> tuple[list[tuple[str, int, str]], bool]:
+    """``(path, bytes, SHA-256)`` of the files that :func:`list_files` gives, and whether these are
+    all.
+
+    The hash is empty of a file that is larger than ``largest`` bytes or cannot be read, and once
+    ``_MAX_HASHED_BYTES`` were hashed.
+    """
+    hashed = []
+    room = _MAX_HASHED_BYTES
+    with opened(root, FOLDER) as fd:
+        files = _RegularFiles(fd, max_files)
+        for folder, path, info in files:
+            most = min(largest, room)
+            data = _contents(folder, path, most) if info.st_size <= most else None
+            room -= len(data or b"")
+            sha256 = "" if data is None else hashlib.sha256(data).hexdigest()
+            hashed.append((path, info.st_size, sha256))
+    return sorted(hashed), files.complete
+
+
+def _contents(folder: int, path: str, limit: int) -> bytes | None:
+    """The contents of a file in an open folder; None where it is no regular file by now, cannot be
+    read, or has grown beyond ``limit`` bytes.
+    """
+    try:
+        fd = os.open(path.rpartition("/")[2], _READ, dir_fd=folder)
+    except OSError:
+        return None
+    with os.fdopen(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return None
+        data = file.read(limit + 1)
+    return data if len(data) <= limit else None
+
+
+class _RegularFiles:
+    """The regular files below an open folder: their own folder, path and lstat.
+
+    Attributes:
+        complete: whether no file was left out for the bounds, once all were taken.
+    """
+
+    def __init__(self, root: int, max_files: int) -> None:
+        self._root = root
+        self._max_files = max_files
+        self.complete = True
+
+    def __iter__(self) -> Iterator[tuple[int, str, os.stat_result]]:
+        count = 0
+        named_bytes = 0
+        for folder, path, info in _walk(self._root, "", 0):
             if stat.S_ISREG(info.st_mode):
-                named_bytes += len(name.encode(errors="surrogateescape"))
-                if len(found) == max_files or named_bytes > _MAX_NAMES_BYTES:
-                    break
-                found.append((name, info.st_size))
-    return sorted(found)
+                named_bytes += len(path.encode(errors="surrogateescape"))
+                if count == self._max_files or named_bytes > _MAX_NAMES_BYTES:
+                    self.complete = False
+                    return
+                count += 1
+                yield folder, path, info
 
 
-def _walk(folder: int, above: str, depth: int) -> Iterator[tuple[str, os.stat_result]]:
-    """Every entry below an open folder as ``(relative path, lstat)``."""
+def _walk(folder: int, above: str, depth: int) -> Iterator[tuple[int, str, os.stat_result]]:
+    """Every entry below an open folder as ``(its folder, relative path, lstat)``."""
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
                 info = entry.stat(follow_symlinks=False)
-                yield above + entry.name, info
+                yield folder, above + entry.name, info
                 if stat.S_ISDIR(info.st_mode) and depth < MAX_DEPTH:
                     with opened(entry.name, FOLDER, dir_fd=folder) as fd:
                         yield from _walk(fd, f"{above}{entry.name}/", depth + 1)

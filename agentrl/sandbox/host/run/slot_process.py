@@ -86,5 +86,8 @@ def _done(slot: Slot, header: frames.Header, blobs: list[bytes]) -> frames.Frame
             return {}, [safe_fs.read_file(slot.work, header["path"], header["limit"])]
         case "list":
             return {"listed": safe_fs.list_files(slot.work, _MAX_LISTED)}, []
+        case "hash":
+            hashed, complete = safe_fs.hash_files(slot.work, _MAX_LISTED, header["largest"])
+            return {"hashed": hashed, "complete": complete}, []
         case unknown:
             return {"failed": f"the slot knows no request {unknown!r}"}, []

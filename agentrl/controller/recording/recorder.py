@@ -14,10 +14,11 @@ import numpy as np
 from agentrl.controller.cluster.rollout_pool import Incident
 from agentrl.controller.evaluator import Evaluation
 from agentrl.controller.failures import failure_causes
+from agentrl.controller.recording.learned_tokens import LearnedTokens
 from agentrl.controller.state import TrainState
 from agentrl.metrics import PhaseTimer, Sink, StepDisplay, no_signal, rollout_metrics, tokens_per_s
 from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState
-from agentrl.store import Annotation, EventLog, TrajectoryWriter
+from agentrl.store import AnnotationColumn, EventLog, TrajectoryWriter
 from agentrl.types import Batch, Stats, Trajectory, TrajectoryGroup
 
 _WITH_MAX = frozenset({"mismatch/logp_abs"})
@@ -84,7 +85,9 @@ class Recorder:
         comes next."""
         with self._lock:
             for group in groups:
-                request = GroupRequest(group.group_index, group.task, len(group.trajectories))
+                request = GroupRequest(
+                    group.group_index, group.task, len(group.trajectories), stage=self.stage
+                )
                 self._outcomes.append(GroupOutcome(request, group))
 
     def take_episodes(self) -> list[Trajectory]:
@@ -107,6 +110,7 @@ class Recorder:
         counts: Mapping[str, int],
         *,
         has_signal: bool = True,
+        learned: LearnedTokens | None = None,
     ) -> None:
         """A step's numbers, to every sink and the display.
 
@@ -117,6 +121,7 @@ class Recorder:
             stats: of the updates.
             counts: what else happened to groups, by the metric's name.
             has_signal: whether anything could be learned of them; where not, the display says why.
+            learned: what the learners left of each token.
         """
         outcomes = self._taken
         self._taken = []
@@ -152,8 +157,10 @@ class Recorder:
             values |= _staleness(batch, state)
             values["count/trained_tokens"] = float(np.count_nonzero(batch.loss_mask))
             values["count/trained_trajectories"] = float(batch.num_trajectories)
+        if learned is not None:
+            values |= learned.last_pass
             if played:
-                self._annotate(batch, groups, state)
+                self._annotate(learned, groups, state)
         self._alert(played, state.step)
         self.sink.log(state.step, values, self.stage)
         self.view.step(state.step, values, "" if has_signal else no_signal(played))
@@ -232,25 +239,20 @@ class Recorder:
                 "episodes_failed", text, boundary=cause.boundary, level="warning", **numbers
             )
 
-    def _annotate(self, batch: Batch, groups: Sequence[TrajectoryGroup], state: TrainState) -> None:
+    def _annotate(
+        self, learned: LearnedTokens, groups: Sequence[TrajectoryGroup], state: TrainState
+    ) -> None:
         """What the step learned of each trained trajectory."""
         ids = {
             (t.group_index, t.rollout_index): t.id for group in groups for t in group.trajectories
         }
-        columns = {
-            "old_logprobs": batch.old_logprobs,
-            "advantages": batch.advantages,
-            "loss_mask": batch.loss_mask,
-        }
-        keys = zip(batch.group_index.tolist(), batch.rollout_index.tolist(), strict=True)
-        for row, (key, own) in enumerate(zip(keys, batch.sampled_rows(), strict=True)):
-            arrays = {name: column[own] for name, column in columns.items() if column is not None}
-            values = {
-                "trained_step": state.step,
-                "stage": self.stage,
-                "credit": float(batch.credit[row]),
-            }
-            self.writer.annotate(Annotation(ids[key], values, arrays))
+        known = self.writer.columns
+        for annotation in learned.annotations(self.stage, state.step, ids):
+            new = [name for name in annotation.arrays if name not in known]
+            if new:  # of the algorithm's own loss
+                self.writer.declare([AnnotationColumn(name, "token") for name in new])
+                known = self.writer.columns
+            self.writer.annotate(annotation)
 
 
 def _staleness(batch: Batch, state: TrainState) -> dict[str, float]:

@@ -1,4 +1,8 @@
-"""Snapshots: the states of episodes and groups in flight that a checkpoint keeps."""
+"""Snapshots: the states of episodes and groups in flight that a checkpoint keeps.
+
+They hold ``Env.state_dict``, pickled, to go on from. ``Env.snapshot``, a state for people to look
+at, is another thing: ``state_recorder``.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from agentrl.rollouts.builder import SequenceState
-from agentrl.types import StepResult, ToolSpec, Trajectory, Turn
+from agentrl.types import Blob, StepResult, ToolSpec, Trajectory, Turn
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,6 +26,7 @@ class EpisodeState:
         num_calls: model calls so far, from which the next call's seed is derived.
         restarts: sequences that began after the first one.
         timings: seconds by stage.
+        first_state: the environment's after ``reset``, for people to look at.
     """
 
     turns: tuple[Turn, ...]
@@ -32,6 +37,7 @@ class EpisodeState:
     num_calls: int
     restarts: int
     timings: Mapping[str, float]
+    first_state: Blob | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Live files: a line for each finished trajectory, its arrays in a zstd frame beside it.
+"""Live files: a line for each record, its bytes in a zstd frame beside it.
 
 The frame is written before its line, so a whole line has a whole frame; what a death tore is at the
 end of both files.
@@ -7,7 +7,7 @@ end of both files.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,8 @@ class FramedWriter:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._compressor = zstandard.ZstdCompressor()
+        # the files last until the step is sealed: quick before small
+        self._compressor = zstandard.ZstdCompressor(level=-1)
         with os_refusals(f"{path} cannot be opened"):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._lines = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
@@ -37,19 +38,19 @@ class FramedWriter:
             # a frame whose line was partial stays as a gap that no line names
             self._end = os.fstat(self._frames).st_size
 
-    def append(self, record: Mapping[str, Any], arrays: bytes) -> None:
-        """Write one record and its arrays; they survive the death of the process as soon as this
+    def append(self, record: Mapping[str, Any], data: bytes) -> None:
+        """Write one record and its bytes; they survive the death of the process as soon as this
         returns.
 
         Args:
             record: a JSON object without the key ``frame``.
-            arrays: their bytes.
+            data: what the record describes.
 
         Raises:
             OSError: it cannot be written; the files may then end in a partial record.
         """
         text = to_json(record)
-        frame = self._compressor.compress(arrays)
+        frame = self._compressor.compress(data)
         write_all(self._frames, frame)
         line = f'{text[:-1]},"frame":[{self._end},{len(frame)}]}}\n'
         self._end += len(frame)
@@ -85,49 +86,77 @@ def remove_framed(path: Path) -> None:
     frames_path(path).unlink(missing_ok=True)
 
 
-def read_framed(
-    path: Path, on_damage: Callable[[StoreError], None] | None = None
-) -> Iterator[dict[str, Any]]:
+def read_framed(path: Path) -> Iterator[dict[str, Any]]:
     """The records that are there with their frames, in order, ``frame`` included; nothing where
     there is no file.
 
     Args:
         path: the lines' file.
-        on_damage: is told of a whole line that is no JSON object, which is then passed over.
 
     Raises:
-        StoreError: without ``on_damage``, such a line; an object that names no frame.
+        StoreError: a whole line is no JSON object, or names no frame.
     """
     end: int | None = None
-    for number, record in enumerate(read_jsonl(path, on_damage), start=1):
-        frame = record.get("frame")
-        if not (isinstance(frame, list) and len(frame) == 2):
-            raise StoreError(
-                f"{path}:{number} must name its frame as [offset, bytes], got {frame!r}"
-            )
+    for number, record in enumerate(read_jsonl(path), start=1):
+        frame = frame_of(f"{path}:{number}", record)
         if end is None:
-            end = frames_path(path).stat().st_size if frames_path(path).exists() else 0
-        if (
-            sum(frame) > end
-        ):  # the machine died, not just the process, and the disk kept the line alone
+            end = frames_size(path)
+        if sum(frame) > end:  # the machine died, and the disk kept the line alone
             return
         yield record
 
 
+def frame_of(place: str, record: Mapping[str, Any]) -> Sequence[int]:
+    """Where a record's frame lies: its offset and its bytes.
+
+    Args:
+        place: where the record is, for the message.
+        record: of a lines' file.
+
+    Raises:
+        StoreError: the record does not say.
+    """
+    frame = record.get("frame")
+    if not (isinstance(frame, list) and len(frame) == 2):
+        raise StoreError(f"{place} must name its frame as [offset, bytes], got {frame!r}")
+    return frame
+
+
+def frames_size(path: Path) -> int:
+    """The bytes of frames beside the lines' file ``path``; 0 where there are none."""
+    try:
+        return frames_path(path).stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 def read_frame(path: Path, frame: Sequence[int]) -> bytes:
-    """The arrays' bytes of a record in the lines' file ``path``.
+    """The bytes of a record in the lines' file ``path``.
 
     Raises:
         StoreError: the frame is not there or is damaged.
     """
-    offset, size = frame
+    return read_frames(path, [frame])[0]
+
+
+def read_frames(path: Path, places: Sequence[Sequence[int]]) -> list[bytes]:
+    """The arrays' bytes of several records.
+
+    Raises:
+        StoreError: a frame is not there or is damaged.
+    """
     frames = frames_path(path)
+    decompress = zstandard.ZstdDecompressor().decompress
+    found = []
+    offset = 0
     try:
         with frames.open("rb") as file:
-            file.seek(offset)
-            return zstandard.ZstdDecompressor().decompress(file.read(size))
+            for offset, size in places:
+                file.seek(offset)
+                found.append(decompress(file.read(size)))
     except (OSError, zstandard.ZstdError) as error:
         raise StoreError(
             f"the frame at {offset} of {frames} cannot be read: {error}; move it and {path.name} "
             "away"
         ) from error
+    return found

@@ -6,34 +6,36 @@ sealed just before a death, and is only to be removed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import chain
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from agentrl.errors import StoreError
-from agentrl.store.run_directory import RunDirectory
-from agentrl.store.trajectories.codec import Row
-from agentrl.store.trajectories.live import (
+from agentrl.store.run_directory import step_name
+from agentrl.store.step_files.live import (
     FramedWriter,
-    read_frame,
-    read_framed,
     remove_framed,
 )
-from agentrl.store.trajectories.shard import write_shard
-from agentrl.store.trajectories.token_arrays import TokenArrays
 
 
 class StepFiles:
-    """One writer's trajectories by the step in which they finished. Used by one thread.
+    """What one writer stores, by step, in one pair of folders. Used by one thread.
 
     Args:
-        run: whose trajectories.
+        live: folder of the live files.
+        sealed: folder of the shards.
         writer: the name of the files.
+        seal: makes a shard (its second argument) of a live file; the number of its rows, of which
+            none makes no shard.
     """
 
-    def __init__(self, run: RunDirectory, writer: str) -> None:
-        self._run = run
+    def __init__(
+        self, live: Path, sealed: Path, writer: str, seal: Callable[[Path, Path], int]
+    ) -> None:
+        self._live = live
+        self._sealed = sealed
         self._writer = writer
+        self._make_shard = seal
         self._open: dict[int, FramedWriter] = {}
 
     def recover(self) -> int:
@@ -42,25 +44,32 @@ class StepFiles:
         Raises:
             StoreError: a file cannot be read or written.
         """
+        for path in self._sealed.glob(f"step=*/.{self._writer}-*.parquet.*.tmp"):
+            if self._is_own(path.name[1:].partition(".parquet.")[0]):
+                path.unlink()  # a shard that its death left half written
         recovered = 0
-        for path in sorted(self._run.live_folder.glob(f"step=*/{self._writer}-*.jsonl")):
-            if path.stem.rpartition("-")[0] == self._writer:
-                if not self._shard(path).exists():
-                    recovered += self._seal(path)
+        for path in sorted(self._live.glob(f"step=*/{self._writer}-*.jsonl")):
+            if self._is_own(path.stem):
+                if not self.shard_of(path).exists():
+                    recovered += self._make_shard(path, self.shard_of(path))
                 self._remove(path)
+        for path in self._live.glob(f"step=*/{self._writer}-*.zst"):
+            if self._is_own(path.stem):  # its lines were removed just before a death
+                self._remove(path.with_suffix(".jsonl"))
         return recovered
 
-    def append(self, step: int, row: Row, arrays: TokenArrays) -> None:
-        """Add a trajectory to a step's live files.
+    def append(self, step: int, record: Mapping[str, Any], arrays: bytes) -> Path:
+        """Add a record to a step's live files; the path of its lines.
 
         Raises:
             OSError: it cannot be written.
             StoreError: the files cannot be opened.
         """
         if step not in self._open:
-            path = self._run.live_path(step, self._writer, self._next_number(step))
-            self._open[step] = FramedWriter(path)
-        self._open[step].append(row, arrays.pack())
+            name = f"{self._writer}-{self._next_number(step):04d}.jsonl"
+            self._open[step] = FramedWriter(self._live / step_name(step) / name)
+        self._open[step].append(record, arrays)
+        return self._open[step].path
 
     def seal(self, step: int) -> None:
         """Turn a step's live files into a shard; nothing where it has none. Later ones of the step
@@ -73,7 +82,7 @@ class StepFiles:
             return
         files = self._open.pop(step)
         files.close()
-        self._seal(files.path)
+        self._make_shard(files.path, self.shard_of(files.path))
         self._remove(files.path)
 
     def seal_all(self) -> None:
@@ -99,20 +108,20 @@ class StepFiles:
         while self._open:
             self._open.popitem()[1].close()
 
+    def _is_own(self, stem: str) -> bool:
+        """Whether a file of this name is this writer's, and none of one whose name begins so."""
+        return stem.rpartition("-")[0] == self._writer
+
     def _next_number(self, step: int) -> int:
-        folder = self._run.shard_path(step, self._writer, 1).parent
+        folder = self._sealed / step_name(step)
         names = (path.stem.rpartition("-") for path in folder.glob(f"{self._writer}-*.parquet"))
         return 1 + max(
             (int(number) for writer, _, number in names if writer == self._writer), default=0
         )
 
-    def _shard(self, live: Path) -> Path:
-        return self._run.sealed_folder / live.parent.name / f"{live.stem}.parquet"
-
-    def _seal(self, live: Path) -> int:
-        rows = read_live_rows(live)
-        first = next(rows, None)
-        return 0 if first is None else write_shard(self._shard(live), chain([first], rows))
+    def shard_of(self, live: Path) -> Path:
+        """The shard that a live file becomes."""
+        return self._sealed / live.parent.name / f"{live.stem}.parquet"
 
     def _remove(self, live: Path) -> None:
         remove_framed(live)
@@ -121,14 +130,3 @@ class StepFiles:
         except OSError as error:
             if not any(live.parent.iterdir()):
                 raise StoreError(f"{live.parent} cannot be removed: {error}") from error
-
-
-def read_live_rows(path: Path) -> Iterator[tuple[Row, TokenArrays]]:
-    """The rows of a live file with their arrays, in order.
-
-    Raises:
-        StoreError: a whole line is no trajectory, or its frame is not there or is damaged.
-    """
-    for row in read_framed(path):
-        data = read_frame(path, row.pop("frame"))
-        yield row, TokenArrays.unpack(data, row["num_tokens"])

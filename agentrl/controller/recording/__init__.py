@@ -1,0 +1,1 @@
+"""Recording: what a stage writes of its steps."""

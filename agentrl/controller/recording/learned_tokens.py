@@ -1,0 +1,175 @@
+"""Learned tokens: what a step's learners leave of each token, as annotations of its trajectories.
+
+Axes: T tokens of the batch, S samples, J trajectories.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from agentrl.controller.batch_plan import PlannedBatch
+from agentrl.store import Annotation, Detail
+from agentrl.types import Batch, BatchShard, SegmentKind, Stats
+from agentrl.types.batch import token_rows
+
+F32 = npt.NDArray[np.float32]
+Columns = dict[str, npt.NDArray[np.generic]]
+
+_TRAINED = 0
+_MASK = 1
+_STALE = 2
+_OFF_POLICY = 4
+"""Places in ``annotations.columns.LOSS_REASONS``."""
+
+
+class LearnedTokens:
+    """Of one step. Of several passes over its batch the last counts.
+
+    Args:
+        planned: the batch, with the columns of every pass before the update.
+        num_passes: over the batch.
+        oldest_version: tokens sampled by an earlier policy version are not trained.
+        detail: what is kept (``store.detail``).
+    """
+
+    def __init__(
+        self, planned: PlannedBatch, *, num_passes: int, oldest_version: int, detail: Detail
+    ) -> None:
+        self.planned = planned
+        self._num_passes = num_passes
+        self._oldest_version = oldest_version
+        self._detail = detail
+        self._returned: dict[str, dict[str, F32]] = {}
+        self._losses: list[float] = []
+
+    def add(
+        self,
+        learner: str,
+        mini_batch: Sequence[BatchShard],
+        columns: Mapping[str, F32],
+        stats: Stats,
+    ) -> None:
+        """Take the columns of an optimizer step.
+
+        Args:
+            learner: that took it; the first one given is the model that the stage is about.
+            mini_batch: the shards that it was given.
+            columns: ``[T]`` by name.
+            stats: of the step.
+        """
+        samples = np.concatenate([shard.samples for shard in mini_batch])
+        rows = token_rows(self.planned.batch.cu_seqlens, samples)
+        own = self._returned.setdefault(learner, {})
+        for name, column in columns.items():
+            kept = own.setdefault(name, np.zeros_like(column))
+            kept[rows] = column[rows]
+        if learner == next(iter(self._returned)) and "policy/loss" in stats:
+            self._losses.append(stats["policy/loss"].mean)
+
+    @property
+    def last_pass(self) -> dict[str, float]:
+        """``policy/loss_last_pass`` where there were several: what the tokens' losses sum to."""
+        number = len(self._losses) // self._num_passes
+        if self._num_passes == 1 or not number:
+            return {}
+        return {"policy/loss_last_pass": float(np.mean(self._losses[-number:]))}
+
+    def annotations(
+        self, stage: str, step: int, ids: Mapping[tuple[int, int], str]
+    ) -> Iterator[Annotation]:
+        """One a learner and trajectory.
+
+        Args:
+            stage: whose step it was.
+            step: its number.
+            ids: of the batch's trajectories, by group index and rollout index.
+        """
+        batch = self.planned.batch
+        keys = zip(batch.group_index.tolist(), batch.rollout_index.tolist(), strict=True)
+        names = [ids[key] for key in keys]
+        rows = batch.sampled_rows()
+        ends = np.cumsum([own.size for own in rows])[:-1]
+        every = np.concatenate(rows)
+        for number, (learner, returned) in enumerate(self._returned.items()):
+            first = number == 0
+            if not (first or returned):
+                continue
+            columns = {} if self._detail == "basic" else self._columns(returned, first)
+            arrays = {name: np.split(column[every], ends) for name, column in columns.items()}
+            for row, trajectory_id in enumerate(names):
+                values = {"trained_step": step, "stage": stage}
+                yield Annotation(
+                    trajectory_id,
+                    step,
+                    learner,
+                    self._num_passes - 1,
+                    {**values, **(self._values(row, returned) if first else {})},
+                    {name: parts[row] for name, parts in arrays.items()},
+                )
+
+    def _values(self, row: int, returned: Mapping[str, F32]) -> dict[str, Any]:
+        """Of a trajectory, by the model that the stage is about."""
+        values: dict[str, Any] = {"credit": float(self.planned.batch.credit[row])}
+        if self._detail != "basic":
+            recomputed = self.planned.batch.old_logprobs is not None
+            if recomputed or "logprobs" in returned:
+                values["old_logprobs_from"] = "recomputed" if recomputed else "update"
+        return values
+
+    def _columns(self, returned: Mapping[str, F32], first: bool) -> Columns:
+        """``[T]`` columns of a learner, by their names in annotations; NaN where a token that was
+        not trained has no value."""
+        batch = self.planned.batch
+        trained = batch.loss_mask != 0
+        found = dict(returned)
+        update_logprobs = found.pop("logprobs", None)
+        if first:
+            given = {
+                "old_logprobs": update_logprobs
+                if batch.old_logprobs is None
+                else batch.old_logprobs,
+                "advantages": batch.advantages,
+                "ref_logprobs": batch.ref_logprobs if self._detail == "full" else None,
+            }
+            found |= {name: column for name, column in given.items() if column is not None}
+        token_loss = found.pop("token_loss", None)
+        clipped = found.pop("clipped", None)
+        columns: Columns = {
+            name: np.where(trained, column, np.float32(np.nan)) for name, column in found.items()
+        }
+        columns["loss_weight"] = loss_weights(self.planned).astype(np.float32)
+        columns["loss_reason"] = self._reasons(trained, found.get("correction"))
+        if token_loss is not None:
+            columns["token_loss"] = token_loss
+        if clipped is not None:
+            columns["clipped"] = clipped.astype(np.int8)
+        return columns
+
+    def _reasons(
+        self, trained: npt.NDArray[np.bool_], correction: F32 | None
+    ) -> npt.NDArray[np.int8]:
+        batch = self.planned.batch
+        stale = (batch.policy_versions < self._oldest_version) & (batch.kind == SegmentKind.POLICY)
+        reasons = np.where(trained, _TRAINED, np.where(stale, _STALE, _MASK)).astype(np.int8)
+        if correction is not None:
+            reasons[trained & (correction == 0)] = _OFF_POLICY
+        return reasons
+
+
+def loss_weights(planned: PlannedBatch) -> npt.NDArray[np.float64]:
+    """``[T]`` weights of the tokens in the step's loss, which is the mean over the mini-batches of
+    one pass: w_s · mask over their number (docs/training.md). Those without trained tokens take no
+    step and do not count."""
+    batch: Batch = planned.batch
+    trained = np.add.reduceat(batch.loss_mask != 0, batch.cu_seqlens[:-1].astype(np.int64))
+    weights = np.zeros(batch.num_samples)
+    number = 0
+    for plan, own in planned.updates:
+        weights += own
+        number += bool(trained[plan.samples].any())
+    by_token = np.repeat(weights, batch.lengths) * batch.loss_mask
+    return by_token / max(1, number)

@@ -1,0 +1,1 @@
+"""States: of episodes for a checkpoint, and of environments for a trajectory."""

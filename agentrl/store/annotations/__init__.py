@@ -1,0 +1,1 @@
+"""Annotations on disk: what is learned of trajectories that are stored already."""

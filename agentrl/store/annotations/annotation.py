@@ -1,0 +1,174 @@
+"""Annotations: what is learned of trajectories that are stored already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from agentrl.errors import StoreError
+from agentrl.store.annotations.columns import AnnotationColumn
+from agentrl.store.json_text import from_json, to_json
+
+Arrays = Mapping[str, npt.NDArray[np.generic]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Annotation:
+    """What one pass of one learner learned of one trajectory in one step.
+
+    Args:
+        trajectory_id: which.
+        step: the step that learned it.
+        learner: the role that did, or another producer's name.
+        pass_index: of the passes over the step's batch, from 0.
+        values: JSON by name, such as ``credit``.
+        arrays: by the name of a declared column: ``[num_policy_tokens]``, an entry for each POLICY
+            token in turn order, or ``[num_turns]``.
+
+    Raises:
+        StoreError: the step is no integer from 0.
+    """
+
+    trajectory_id: str
+    step: int
+    learner: str = "actor"
+    pass_index: int = 0
+    values: Mapping[str, Any] = field(default_factory=dict)
+    arrays: Arrays = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.step, int) or self.step < 0:
+            raise StoreError(
+                f"the step of an annotation of {self.trajectory_id!r} must be an integer from 0, "
+                f"got {self.step!r:.80}; values and arrays are given by name"
+            )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredAnnotation:
+    """An annotation as the files have it.
+
+    Args:
+        annotation: what was written.
+        recorded_at: seconds since the epoch.
+        resumes: of the run before it was written (``Rollbacks``); -1 in format 1.
+    """
+
+    annotation: Annotation
+    recorded_at: float
+    resumes: int
+
+    @property
+    def key(self) -> tuple[str, int, str, int, int, float]:
+        """Equal for one record that was found twice, live and sealed."""
+        one = self.annotation
+        found = (one.trajectory_id, one.step, one.learner, one.pass_index)
+        return (*found, self.resumes, self.recorded_at)
+
+
+def check_annotation(annotation: Annotation, columns: Mapping[str, AnnotationColumn]) -> None:
+    """Whether an annotation can be stored.
+
+    Args:
+        annotation: to be written.
+        columns: those declared, by name.
+
+    Raises:
+        StoreError: an array is not declared, not one-dimensional, or holds no numbers; arrays of
+            one level differ in length.
+    """
+    sizes: dict[str, tuple[str, int]] = {}
+    for name, array in annotation.arrays.items():
+        what = f"annotation {name!r} of trajectory {annotation.trajectory_id!r}"
+        column = columns.get(name)
+        if column is None or column.level == "trajectory":
+            found = "is not declared" if column is None else "is declared as a trajectory's value"
+            raise StoreError(
+                f"{what} is an array and {found}; declare it by TrajectoryWriter.declare("
+                f"[AnnotationColumn({name!r}, 'token')])"
+            )
+        if array.ndim != 1 or array.dtype.kind not in "biuf":
+            raise StoreError(
+                f"{what} must be a one-dimensional array of numbers, got dtype {array.dtype} and "
+                f"shape {array.shape}"
+            )
+        first, size = sizes.setdefault(column.level, (name, array.size))
+        if array.size != size:
+            raise StoreError(
+                f"{what} must have an entry for each {column.level}, as {first!r} has {size}, got "
+                f"{array.size}"
+            )
+
+
+def encode_annotation(stored: StoredAnnotation) -> tuple[dict[str, Any], bytes]:
+    """The record of an annotation in a live file, and the bytes of its arrays."""
+    one = stored.annotation
+    record = {
+        "id": one.trajectory_id,
+        "step": one.step,
+        "learner": one.learner,
+        "pass_index": one.pass_index,
+        "resumes": stored.resumes,
+        "recorded_at": stored.recorded_at,
+        "values_json": to_json(one.values),
+        "arrays": [[name, array.dtype.str, array.size] for name, array in one.arrays.items()],
+    }
+    return record, b"".join(array.tobytes() for array in one.arrays.values())
+
+
+def decode_annotation(record: Mapping[str, Any], data: bytes) -> StoredAnnotation:
+    """The annotation of a live file's record; format 1 has no step, learner, pass or resumes.
+
+    Raises:
+        StoreError: it is no annotation's record, or its arrays are not there.
+    """
+    try:
+        text = record.get("values_json")
+        values = record["values"] if text is None else from_json(text)
+        annotation = Annotation(
+            record["id"],
+            record["step"] if "step" in record else int(values.get("trained_step", 0)),
+            record.get("learner", "actor"),
+            record.get("pass_index", 0),
+            values,
+            dict(_arrays(record["arrays"], data)),
+        )
+        return StoredAnnotation(annotation, record["recorded_at"], record.get("resumes", -1))
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreError(f"{record!r:.200} is no annotation: {error!r}") from error
+
+
+def _arrays(
+    described: Iterable[tuple[str, str, int]], data: bytes
+) -> Iterable[tuple[str, npt.NDArray[np.generic]]]:
+    offset = 0
+    for name, dtype, size in described:
+        array = np.frombuffer(data, dtype, size, offset)
+        offset += array.nbytes
+        yield name, array
+
+
+def merged(annotations: Iterable[Annotation], trajectory_id: str) -> Annotation:
+    """Annotations of one trajectory as one: of each name the newest value.
+
+    Where several learners have a name, the value is that of the one that was there first.
+
+    Args:
+        annotations: oldest first.
+        trajectory_id: of the result, also where there is none.
+    """
+    found = list(annotations)
+    if not found:
+        return Annotation(trajectory_id, 0)
+    first = found[0].learner
+    values: dict[str, Any] = {}
+    arrays: dict[str, npt.NDArray[np.generic]] = {}
+    for one in sorted(found, key=lambda one: one.learner == first):
+        values.update(one.values)
+        arrays.update(one.arrays)
+    newest = [one for one in found if one.learner == first][-1]
+    return Annotation(trajectory_id, newest.step, first, newest.pass_index, values, arrays)

@@ -1,0 +1,219 @@
+"""Annotation shards: Parquet files of one row an annotation, an array a column.
+
+A shard has the fixed columns and those arrays that its annotations have; what an annotation lacks
+is null. The declared columns lie in the metadata under ``agentrl.columns``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from agentrl.errors import StoreError
+from agentrl.store.annotations.annotation import Annotation, StoredAnnotation
+from agentrl.store.annotations.columns import FIXED, AnnotationColumn
+from agentrl.store.atomic import replacing
+from agentrl.store.json_text import from_json
+from agentrl.store.step_files.live import read_framed, read_frames
+
+FORMAT = 2
+
+_FIXED = {
+    "id": pa.string(),
+    "step": pa.int64(),
+    "learner": pa.string(),
+    "pass_index": pa.int32(),
+    "resumes": pa.int32(),
+    "recorded_at": pa.float64(),
+    "values_json": pa.string(),
+}
+_MAX_ROWS = 32
+_MAX_BYTES = 1 << 19
+"""Of the arrays of a row group, so that reading one annotation reads little."""
+
+Record = dict[str, Any]
+
+
+def seal_annotations(live: Path, shard: Path, columns: Mapping[str, AnnotationColumn]) -> int:
+    """Turn a live file into a shard, durably and in one step, a row group in memory at a time.
+
+    Args:
+        live: the lines' file.
+        shard: where the shard goes; none is made of a file without annotations.
+        columns: those declared.
+
+    Returns:
+        How many annotations it has.
+
+    Raises:
+        StoreError: a line or frame is damaged, or the shard cannot be written.
+    """
+    records = list(read_framed(live))
+    if not records:
+        return 0
+    schema = _schema(records, columns)
+    try:
+        with (
+            replacing(shard) as temporary,
+            pq.ParquetWriter(
+                temporary,
+                schema,
+                compression="zstd",
+                compression_level=1,
+                use_dictionary=False,
+                write_statistics=["id", "step", "learner"],
+            ) as writer,
+        ):
+            for group in _row_groups(records):
+                frames = read_frames(live, [record["frame"] for record in group])
+                writer.write_batch(_record_batch(group, frames, schema), row_group_size=_MAX_ROWS)
+    except pa.ArrowException as error:
+        raise StoreError(f"{shard} cannot be written: {error}") from error
+    return len(records)
+
+
+def _schema(records: Sequence[Record], columns: Mapping[str, AnnotationColumn]) -> pa.Schema:
+    dtypes: dict[str, np.dtype[Any]] = {}
+    for record in records:
+        for name, dtype, _ in record["arrays"]:
+            found = np.dtype(dtype)
+            dtypes[name] = np.promote_types(dtypes.get(name, found), found)
+    declared = json.dumps([column.record() for column in columns.values()])
+    return pa.schema(
+        [
+            *(pa.field(name, kind, nullable=False) for name, kind in _FIXED.items()),
+            *(
+                pa.field(name, pa.list_(pa.from_numpy_dtype(dtype)))
+                for name, dtype in dtypes.items()
+            ),
+        ],
+        metadata={"agentrl.format": str(FORMAT), "agentrl.columns": declared},
+    )
+
+
+def _row_groups(records: Sequence[Record]) -> Iterator[list[Record]]:
+    group: list[Record] = []
+    size = 0
+    for record in records:
+        own = sum(np.dtype(dtype).itemsize * count for _, dtype, count in record["arrays"])
+        if group and (len(group) == _MAX_ROWS or size + own > _MAX_BYTES):
+            yield group
+            group = []
+            size = 0
+        group.append(record)
+        size += own
+    yield group
+
+
+def _record_batch(
+    records: Sequence[Record], frames: Sequence[bytes], schema: pa.Schema
+) -> pa.RecordBatch:
+    parts: dict[str, list[npt.NDArray[np.generic] | None]] = {
+        name: [None] * len(records) for name in schema.names if name not in _FIXED
+    }
+    for row, (record, data) in enumerate(zip(records, frames, strict=True)):
+        offset = 0
+        for name, dtype, size in record["arrays"]:
+            array = np.frombuffer(data, dtype, size, offset)
+            offset += array.nbytes
+            parts[name][row] = array
+    columns = [pa.array([r[name] for r in records], kind) for name, kind in _FIXED.items()]
+    columns += [_lists(own, schema.field(name).type) for name, own in parts.items()]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _lists(arrays: Sequence[npt.NDArray[np.generic] | None], kind: pa.ListType) -> pa.ListArray:
+    ends = np.cumsum([0, *(0 if array is None else array.size for array in arrays)])
+    given = [array for array in arrays if array is not None]
+    dtype = kind.value_type.to_pandas_dtype()
+    values = np.concatenate([np.zeros(0, dtype), *given]).astype(dtype, copy=False)
+    missing = pa.array([array is None for array in arrays])
+    return pa.ListArray.from_arrays(
+        pa.array(ends, pa.int32()), pa.array(values, kind.value_type), type=kind, mask=missing
+    )
+
+
+def read_ids(path: Path) -> list[str]:
+    """The trajectory of each row, in order.
+
+    Raises:
+        StoreError: the file is no shard of annotations.
+    """
+    with _reading(path), pq.ParquetFile(path) as file:
+        ids: list[str] = file.read(["id"])["id"].to_pylist()
+        return ids
+
+
+def read_row(path: Path, index: int) -> StoredAnnotation:
+    """One annotation; reads its row group alone.
+
+    Raises:
+        StoreError: the file is no shard of annotations, or has no such row.
+    """
+    with _reading(path), pq.ParquetFile(path) as file:
+        for group in range(file.metadata.num_row_groups):
+            size = file.metadata.row_group(group).num_rows
+            if index < size:
+                return next(_rows(file.read_row_group(group).slice(index, 1)))
+            index -= size
+    raise StoreError(f"{path} has no row {index}")
+
+
+def read_rows(path: Path) -> Iterator[StoredAnnotation]:
+    """Every annotation, in order, a row group in memory at a time.
+
+    Raises:
+        StoreError: the file is no shard of annotations.
+    """
+    with _reading(path), pq.ParquetFile(path) as file:
+        for group in range(file.metadata.num_row_groups):
+            yield from _rows(file.read_row_group(group))
+
+
+def read_columns(path: Path) -> list[AnnotationColumn]:
+    """The columns that were declared when the shard was written.
+
+    Raises:
+        StoreError: the file is no shard of annotations.
+    """
+    with _reading(path):
+        declared = (pq.read_schema(path).metadata or {})[b"agentrl.columns"]
+        return [AnnotationColumn.of_record(record) for record in json.loads(declared)]
+
+
+def _rows(table: pa.Table) -> Iterator[StoredAnnotation]:
+    arrays = {
+        name: table[name].combine_chunks() for name in table.column_names if name not in FIXED
+    }
+    fixed = table.select(list(_FIXED)).to_pylist()
+    for index, row in enumerate(fixed):
+        own = {
+            name: column[index].values.to_numpy(zero_copy_only=False)
+            for name, column in arrays.items()
+            if column[index].is_valid
+        }
+        annotation = Annotation(
+            row["id"],
+            row["step"],
+            row["learner"],
+            row["pass_index"],
+            from_json(row["values_json"]),
+            own,
+        )
+        yield StoredAnnotation(annotation, row["recorded_at"], row["resumes"])
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, KeyError, ValueError, TypeError, IndexError, pa.ArrowException) as error:
+        raise StoreError(f"{path} cannot be read as a shard of annotations: {error}") from error

@@ -1,0 +1,171 @@
+"""Heartbeat: ``heartbeat.json``, by which others see that a run lives."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from agentrl.errors import StoreError
+from agentrl.store.atomic import write_json
+from agentrl.store.jsonl import parse_line
+from agentrl.store.run_directory import RunDirectory
+
+logger = logging.getLogger(__name__)
+
+PERIOD_S = 5.0
+_MISSED = 3
+_JOIN_S = 10.0
+
+RunStateKind = Literal["alive", "finished", "stopped"]
+
+
+class Heartbeat:
+    """Writes a growing counter beside the run, every ``period_s`` seconds, until its end.
+
+    A thread of its own writes the file; it starts with the block and ends with it. What cannot be
+    written is told in the log, once, and ends no run.
+
+    Args:
+        run: the run.
+        period_s: seconds between two beats.
+    """
+
+    def __init__(self, run: RunDirectory, *, period_s: float = PERIOD_S) -> None:
+        self._run = run
+        self._period_s = period_s
+        self._counter = int((read_heartbeat(run) or {}).get("counter", 0))
+        self._failed = False
+        self._ended = threading.Event()
+        # guards stage and step: the run sets them, the thread writes them
+        self._lock = threading.Lock()
+        self._stage = ""
+        self._step = 0
+        # a daemon, so that a stuck disk holds up no exit
+        self._thread = threading.Thread(target=self._beat_on, name="heartbeat", daemon=True)
+
+    def reach(self, stage: str, step: int) -> None:
+        """The run has come to a step of a stage; the next beat says so."""
+        with self._lock:
+            self._stage = stage
+            self._step = step
+
+    def log(self, step: int, values: Mapping[str, float], prefix: str = "") -> None:
+        """The same as a sink of metrics."""
+        del values
+        self.reach(prefix, step)
+
+    def close(self) -> None:
+        """As a sink of metrics: nothing, since the heart beats until the block's end."""
+
+    def __enter__(self) -> Self:
+        self._write("")
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ended.set()
+        self._thread.join(_JOIN_S)
+        if not self._thread.is_alive():
+            self._write("finished" if error is None else "stopped")
+
+    def _beat_on(self) -> None:
+        while not self._ended.wait(self._period_s):
+            self._write("")
+
+    def _write(self, end: Literal["", "finished", "stopped"]) -> None:
+        self._counter += 1
+        with self._lock:
+            place = {"step": self._step, "stage": self._stage}
+        beat = {
+            "counter": self._counter,
+            "time": time.time(),
+            "pid": os.getpid(),
+            "host": platform.node(),
+            **place,
+            "period_s": self._period_s,
+            "end": end,
+        }
+        try:
+            write_json(self._run.heartbeat_path, beat)
+        except StoreError as error:
+            if not self._failed:
+                told = {"event": "heartbeat_failed", "why": str(error)}
+                logger.warning("%s; others see this run as stopped", error, extra=told)
+            self._failed = True
+        else:
+            self._failed = False
+
+
+def read_heartbeat(run: RunDirectory) -> dict[str, Any] | None:
+    """The last beat; None where the run has none that can be read."""
+    try:
+        return parse_line(str(run.heartbeat_path), run.heartbeat_path.read_bytes())
+    except (OSError, StoreError):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """What a run does now.
+
+    Args:
+        kind: ``alive``: it runs; ``finished``: it came to its end; ``stopped``: it was ended
+            before, and can be resumed.
+        heartbeat: its last beat; None where it never had one.
+    """
+
+    kind: RunStateKind
+    heartbeat: Mapping[str, Any] | None = None
+
+
+class RunWatch:
+    """Looks at a run's state again and again.
+
+    A run is alive when its counter moved between two looks, or when its last beat is younger than
+    three periods. A clock that goes back, or two machines whose clocks differ, thus hide a living
+    run for no longer than the time between two beats.
+
+    Args:
+        run: the run.
+    """
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._run = run
+        self._counter: int | None = None
+        self._moved = -float("inf")  # by the monotonic clock
+
+    def look(self) -> RunState:
+        """The state now."""
+        beat = read_heartbeat(self._run)
+        if beat is None:
+            finished = self._run.summary_path.is_file()
+            return RunState("finished" if finished else "stopped")
+        now = time.monotonic()
+        counter = beat.get("counter")
+        if self._counter is not None and counter != self._counter:
+            self._moved = now
+        self._counter = counter
+        if beat.get("end"):
+            return RunState("finished" if beat["end"] == "finished" else "stopped", beat)
+        patience_s = _MISSED * float(beat.get("period_s") or PERIOD_S)
+        alive = now - self._moved <= patience_s or abs(self._age_s()) <= patience_s
+        return RunState("alive" if alive else "stopped", beat)
+
+    def _age_s(self) -> float:
+        """Of the last beat, by this machine's clock and the file system's."""
+        try:
+            return time.time() - self._run.heartbeat_path.stat().st_mtime
+        except OSError:
+            return float("inf")

@@ -1,0 +1,1 @@
+"""Step files: a step's live files, their sealing into a shard, and the folders of shards."""

@@ -1,0 +1,90 @@
+"""Shard folders: which shards a run has, at the cost of a look into the folders that changed."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_SETTLED_S = 3.0
+"""How long a folder's time must have stood still before it is believed: some file systems count
+whole seconds, so that a change right after a look may not move it."""
+
+_Stamp = tuple[int, int, int]
+
+
+@dataclass(slots=True)
+class _Folder:
+    """A step's folder as it was seen last: its time, since when it has that, and its shards."""
+
+    changed_ns: int
+    since: float
+    shards: dict[Path, _Stamp] = field(default_factory=dict)
+
+
+class ShardFolders:
+    """The shards below a folder of step folders. Used by one thread.
+
+    Args:
+        root: ``RunDirectory.sealed_folder``; it need not exist yet.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._folders: dict[str, _Folder] = {}
+
+    def look(self) -> tuple[list[Path], list[Path]]:
+        """What changed since the last look.
+
+        Returns:
+            The shards that are new, in the order of their paths, and those that have gone; one
+            whose file is another now is in both.
+
+        Raises:
+            OSError: a folder cannot be read.
+        """
+        found = dict(self._steps())
+        added: list[Path] = []
+        gone: list[Path] = []
+        for name in self._folders.keys() - found.keys():
+            gone += self._folders.pop(name).shards
+        now = time.monotonic()
+        for name, changed_ns in sorted(found.items()):
+            known = self._folders.get(name)
+            if known is None or known.changed_ns != changed_ns:
+                shards = {} if known is None else known.shards
+                known = self._folders[name] = _Folder(changed_ns, now, shards)
+            elif now - known.since > _SETTLED_S:
+                continue
+            shards = dict(self._shards(name))
+            gone += [path for path, stamp in known.shards.items() if shards.get(path) != stamp]
+            added += [p for p, stamp in shards.items() if known.shards.get(p) != stamp]
+            known.shards = shards
+        return sorted(added), gone
+
+    def _steps(self) -> list[tuple[str, int]]:
+        try:
+            with os.scandir(self._root) as entries:
+                return [
+                    (entry.name, entry.stat().st_mtime_ns)
+                    for entry in entries
+                    if entry.name.startswith("step=")
+                ]
+        except FileNotFoundError:
+            return []
+
+    def _shards(self, step: str) -> list[tuple[Path, _Stamp]]:
+        folder = self._root / step
+        shards = []
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    # what begins with a dot is still being written
+                    if entry.name.endswith(".parquet") and not entry.name.startswith("."):
+                        stat = entry.stat()
+                        stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+                        shards.append((folder / entry.name, stamp))
+        except FileNotFoundError:  # the folder, or a shard of it, went since it was listed
+            return shards
+        return shards

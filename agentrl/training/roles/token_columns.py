@@ -1,0 +1,80 @@
+"""Token columns: numbers of each trained token that an update leaves behind.
+
+They stay on the device until the update's end, so that no micro-batch waits for them. None of them
+is part of the loss's graph.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from agentrl.algorithms import PolicyInputs, TokenLoss
+from agentrl.store.store_spec import Detail
+
+I64 = npt.NDArray[np.int64]
+F32 = npt.NDArray[np.float32]
+
+
+class TokenColumns:
+    """Collects the columns of one update over its micro-batches.
+
+    Args:
+        detail: ``basic`` collects none, ``full`` the entropy too.
+    """
+
+    def __init__(self, detail: Detail) -> None:
+        self._detail = detail
+        self._parts: dict[str, list[tuple[I64, Tensor]]] = {}
+
+    @torch.no_grad()
+    def add(
+        self,
+        source: I64,
+        inputs: PolicyInputs,
+        outcome: TokenLoss,
+        entropy: Tensor,
+        correction: Tensor | None,
+    ) -> None:
+        """Take a micro-batch.
+
+        Args:
+            source: ``[N]`` positions of its trained tokens in the shard's columns.
+            inputs, outcome: what the loss was given and returned.
+            entropy: ``[N]`` nats.
+            correction: ``[N]`` factors c_t; None is 1.
+
+        Raises:
+            ValueError: a column of the loss has another shape.
+        """
+        if self._detail == "basic":
+            return
+        loss = outcome.loss if correction is None else outcome.loss * correction
+        if outcome.kl is not None:
+            loss = loss + outcome.kl_coef * outcome.kl
+        columns = {**outcome.columns, "token_loss": loss}
+        if inputs.old_logprobs is None:
+            columns["logprobs"] = inputs.logprobs
+        if correction is not None:
+            columns["correction"] = correction
+        if self._detail == "full":
+            columns["entropy"] = entropy
+        for name, values in columns.items():
+            if values.shape != inputs.logprobs.shape:
+                raise ValueError(
+                    f"column {name!r} of the policy's loss must have an entry for each of the "
+                    f"{inputs.logprobs.numel()} trained tokens, got shape {tuple(values.shape)}"
+                )
+            self._parts.setdefault(name, []).append((source, values.detach()))
+
+    def result(self, num_tokens: int) -> dict[str, F32]:
+        """``[num_tokens]`` columns by name, 0 for tokens that were not trained."""
+        columns = {}
+        for name, parts in self._parts.items():
+            column = np.zeros(num_tokens, dtype=np.float32)
+            sources = np.concatenate([source for source, _ in parts])
+            column[sources] = torch.cat([values for _, values in parts]).float().cpu().numpy()
+            columns[name] = column
+        return columns

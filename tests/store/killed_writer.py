@@ -1,0 +1,61 @@
+"""A writer to be killed: ``python -m tests.store.killed_writer RUN`` reads step numbers, a line
+each, and forks for each a process that writes from that step on until it is killed.
+
+The process says ``pid N``, and ``STEP`` once all up to that step is written, annotated and flushed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from itertools import count
+
+import numpy as np
+
+from agentrl.store import Annotation, RunDirectory, TrajectoryWriter
+from agentrl.types import Segment, SegmentKind, Status, Task, Trajectory, Turn
+
+A_STEP = 3
+"""Trajectories of a step, all but the last of which are annotated."""
+
+
+def tell(text: str) -> None:
+    os.write(1, f"{text}\n".encode())
+
+
+def episode(group_index: int) -> Trajectory:
+    sampled = Segment(SegmentKind.POLICY, np.full(50, group_index), np.full(50, -0.5), 0)
+    message = {"role": "assistant", "content": "x"}
+    turn = Turn(0, None, (), (sampled,), "x" * 200, message)
+    ended = Status("terminated")
+    return Trajectory(Task("t"), group_index, 0, 0, "train", (turn,), status=ended, reward=1.0)
+
+
+def learned(group_index: int, step: int) -> Annotation:
+    ratio = np.full(50, group_index, np.float32)
+    return Annotation(f"{group_index}-0-0", step, values={"stage": "rl"}, arrays={"ratio": ratio})
+
+
+def write(run: RunDirectory, first: int) -> None:
+    tell(f"pid {os.getpid()}")
+    writer = TrajectoryWriter(run)
+    for step in count(first):
+        groups = range(step * A_STEP, (step + 1) * A_STEP)
+        for group_index in groups:
+            writer.write(episode(group_index), step)
+        for group_index in groups[:-1]:
+            writer.annotate(learned(group_index, step))
+        if step % 3:  # each third is left to the next writer
+            writer.seal(step)
+        writer.flush()
+        tell(str(step))
+
+
+if __name__ == "__main__":
+    directory = RunDirectory.open(sys.argv[1])
+    for line in sys.stdin:
+        if child := os.fork():
+            os.waitpid(child, 0)
+            tell("dead")
+        else:
+            write(directory, int(line))

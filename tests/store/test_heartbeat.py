@@ -1,0 +1,93 @@
+"""The heartbeat: what others see of a run that lives, ended, or was killed."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from agentrl.store import Heartbeat, RunDirectory, RunWatch
+from agentrl.store.heartbeat import read_heartbeat
+
+
+def beats_until(run: RunDirectory, counter: int) -> None:
+    """Returns once the counter has come so far."""
+    for _ in range(1000):
+        beat = read_heartbeat(run)
+        if beat is not None and beat["counter"] >= counter:
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError(f"no beat {counter} came")
+
+
+def test_a_run_beats_while_it_lives_and_says_how_it_ended(run: RunDirectory) -> None:
+    watch = RunWatch(run)
+    assert watch.look().kind == "stopped"
+    with Heartbeat(run, period_s=0.01) as heartbeat:
+        heartbeat.reach("rl", 3)
+        beats_until(run, 4)
+        state = watch.look()
+        assert state.kind == "alive"
+        assert state.heartbeat is not None
+        assert (state.heartbeat["stage"], state.heartbeat["step"]) == ("rl", 3)
+        assert state.heartbeat["pid"] == os.getpid()
+    assert watch.look().kind == "finished"
+    assert not [thread for thread in threading.enumerate() if thread.name == "heartbeat"]
+
+
+def test_a_run_that_failed_has_stopped_and_a_resumed_one_counts_on(run: RunDirectory) -> None:
+    with pytest.raises(KeyError), Heartbeat(run):
+        raise KeyError
+    assert RunWatch(run).look().kind == "stopped"
+    before = read_heartbeat(run)
+    with Heartbeat(run):
+        beat = read_heartbeat(run)
+        assert beat is not None
+        assert before is not None
+        assert beat["counter"] > before["counter"]
+        assert RunWatch(run).look().kind == "alive"
+
+
+def test_a_killed_run_stops_when_three_beats_are_missing(run: RunDirectory) -> None:
+    with Heartbeat(run):
+        data = run.heartbeat_path.read_bytes()
+    run.heartbeat_path.write_bytes(data)  # as a kill leaves it
+    watch = RunWatch(run)
+    assert watch.look().kind == "alive"
+    _age(run.heartbeat_path, 60)
+    assert watch.look().kind == "stopped"
+
+
+def test_a_clock_that_went_back_hides_a_run_until_its_next_beat_alone(run: RunDirectory) -> None:
+    with Heartbeat(run, period_s=0.01) as heartbeat:
+        watch = RunWatch(run)
+        watch.look()
+        heartbeat.reach("rl", 1)
+        beats_until(run, 5)
+        for hours in (-3, 3):  # the file is of another time than this machine's
+            _age(run.heartbeat_path, 3600 * hours)
+            assert watch.look().kind == "alive"
+
+
+def test_an_older_run_without_a_heartbeat_is_finished_by_its_summary(run: RunDirectory) -> None:
+    run.summary_path.write_text("{}")
+    assert RunWatch(run).look().kind == "finished"
+
+
+def test_a_heartbeat_that_cannot_be_written_is_told_once_and_ends_no_run(
+    run: RunDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    run.heartbeat_path.mkdir()
+    (run.heartbeat_path / "file").touch()
+    with Heartbeat(run, period_s=0.001) as heartbeat:
+        threading.Event().wait(0.05)
+        heartbeat.reach("rl", 1)
+    events = [record.event for record in caplog.records if hasattr(record, "event")]
+    assert events == ["heartbeat_failed"]
+
+
+def _age(path: Path, seconds: float) -> None:
+    stat = path.stat()
+    os.utime(path, (stat.st_atime - seconds, stat.st_mtime - seconds))

@@ -1,0 +1,1 @@
+"""Viewer: shows what a run stored: trajectories, tokens, metrics, notes."""

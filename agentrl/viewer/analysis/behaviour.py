@@ -1,0 +1,304 @@
+"""Behaviour: what the policy says and does more or less often in one range of steps than before.
+
+The unit is the trajectory: it has a phrase or a pattern of calls, or it has not. Statistics and
+sources: docs/behaviour-and-blame.md.
+
+Axes: D trajectories, K candidates.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from agentrl.viewer.analysis.episode import NO_CALL, Episode
+from agentrl.viewer.analysis.ngrams import (
+    MAX_DOCUMENTS,
+    MAX_WORDS,
+    SEPARATOR,
+    Corpus,
+    Counts,
+    Vocabulary,
+    count_ngrams,
+    spell,
+)
+from agentrl.viewer.analysis.overlap import Candidate, join_overlapping
+from agentrl.viewer.analysis.significance import (
+    design_effect,
+    fisher_p,
+    log_odds,
+    proportion_z,
+    q_values,
+)
+
+LONGEST = 4
+"""Words of the longest n-gram; phrases that occur together are joined to longer ones."""
+MIN_SUPPORT = 5
+"""The fewest trajectories of a candidate, over both ranges."""
+FALSE_DISCOVERIES = 0.001
+"""The largest expected share of findings that are none; so few, because readers look at many pairs
+of ranges."""
+SHOWN_IDS = 20
+MAX_CHARACTERS = 200_000
+"""What is read of one trajectory's text."""
+
+_WORD = re.compile(r"[^\W\d]\w{0,63}|\d[\d.,]{0,63}")
+_MAX_CANDIDATES = 4000
+_Z_MARGIN = 0.3
+"""By how much a first look's z may lie below that of the largest p-value that can pass."""
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A phrase or pattern whose frequency changed.
+
+    Args:
+        text: the words, in lower case, a number as ``#``; or the calls, with an arrow between.
+        freq_a, freq_b: the shares of trajectories that have it.
+        count_a, count_b: the trajectories that have it.
+        log_odds: of b less those of a, natural, with an informative prior.
+        p: Fisher's exact test, two-sided, of counts divided by the design effect.
+        q: the same after Benjamini and Hochberg.
+        reward_with, reward_without: mean rewards in the range where it is more frequent; None
+            without a reward to average.
+        ids_a, ids_b: some trajectories that have it.
+    """
+
+    text: str
+    freq_a: float
+    freq_b: float
+    count_a: int
+    count_b: int
+    log_odds: float
+    p: float
+    q: float
+    reward_with: float | None
+    reward_without: float | None
+    ids_a: list[str] = field(default_factory=list)
+    ids_b: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """What changed from a to b, the surest first.
+
+    Args:
+        patterns: of tool calls.
+        phrases: of the policy's text.
+        num_a, num_b: trajectories that were read; fewer than given where ``MAX_WORDS`` of text or
+            ``MAX_DOCUMENTS`` were reached.
+        complete: whether all were read.
+    """
+
+    patterns: tuple[Change, ...]
+    phrases: tuple[Change, ...]
+    num_a: int
+    num_b: int
+    complete: bool
+
+    def as_json(self) -> dict[str, Any]:
+        """As the viewer's API sends it."""
+        return asdict(self)
+
+
+def behaviour(
+    a: Iterable[Episode],
+    b: Iterable[Episode],
+    *,
+    limit: int = 50,
+    rate: float = FALSE_DISCOVERIES,
+) -> Behaviour:
+    """What changed from the episodes ``a`` to the episodes ``b``.
+
+    Args:
+        a, b: of two ranges of steps; read in turns, an episode at a time.
+        limit: the most patterns and the most phrases.
+        rate: the largest expected share of findings that are none.
+    """
+    sides = _Sides()
+    complete = sides.read(a, b)
+    if not (any(sides.second) and not all(sides.second)):
+        return Behaviour((), (), sides.second.count(False), sides.second.count(True), complete)
+    second = np.array(sides.second)
+    tasks = np.unique(sides.tasks, return_inverse=True)[1] * 2 + second
+    frame = _Frame(second, np.unique(tasks, return_inverse=True)[1], sides.ids, sides.rewards)
+    known = Corpus.of(sides.prompts)
+    phrases = _changes(Corpus.of(sides.texts), known, sides.words, frame, rate, limit)
+    nothing = Corpus.of([[] for _ in sides.ids])
+    patterns = _changes(Corpus.of(sides.calls), nothing, sides.names, frame, rate, limit, " → ")
+    return Behaviour(
+        tuple(patterns),
+        tuple(phrases),
+        sides.second.count(False),
+        sides.second.count(True),
+        complete,
+    )
+
+
+class _Sides:
+    """What was read of both ranges, as numbers of words."""
+
+    def __init__(self) -> None:
+        self.words = Vocabulary(fold_numbers=True)
+        self.names = Vocabulary()
+        self.ids: list[str] = []
+        self.tasks: list[str] = []
+        self.rewards: list[float] = []
+        self.second: list[bool] = []
+        self.texts: list[npt.NDArray[np.int32]] = []
+        self.prompts: list[npt.NDArray[np.int32]] = []
+        self.calls: list[npt.NDArray[np.int32]] = []
+
+    def read(self, a: Iterable[Episode], b: Iterable[Episode]) -> bool:
+        """Both in turns, up to the bounds; whether that was all."""
+        left = MAX_WORDS
+        for pair in zip_longest(a, b):
+            for second, episode in enumerate(pair):
+                if episode is None:
+                    continue
+                if left <= 0 or len(self.ids) >= MAX_DOCUMENTS:
+                    return False
+                self._add(episode, second=bool(second))
+                left -= self.texts[-1].size + self.prompts[-1].size
+        return True
+
+    def _add(self, episode: Episode, *, second: bool) -> None:
+        self.ids.append(episode.id)
+        self.tasks.append(episode.task_id or episode.id)
+        self.rewards.append(np.nan if episode.reward is None else episode.reward)
+        self.second.append(second)
+        self.texts.append(self._numbers(episode.texts))
+        self.prompts.append(self._numbers((episode.prompt,)))
+        calls = [call for turn in episode.calls for call in turn] or [NO_CALL]
+        self.calls.append(np.array([self.names[call] for call in calls], dtype=np.int32))
+
+    def _numbers(self, texts: Sequence[str]) -> npt.NDArray[np.int32]:
+        numbers: list[int] = []
+        left = MAX_CHARACTERS
+        for text in texts:
+            found = _WORD.findall(text[:left].lower())
+            numbers += map(self.words.__getitem__, found)
+            numbers.append(SEPARATOR)
+            left = max(0, left - len(text))
+        return np.array(numbers, dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Frame:
+    """The trajectories that are compared.
+
+    Args:
+        second: ``[D]`` whether it is of range b.
+        tasks: ``[D]`` the number of its task in its range.
+        ids, rewards: ``[D]``; NaN without a reward.
+    """
+
+    second: npt.NDArray[np.bool_]
+    tasks: Ints
+    ids: Sequence[str]
+    rewards: Sequence[float]
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Trajectories of a and of b."""
+        num_b = int(self.second.sum())
+        return self.second.size - num_b, num_b
+
+
+def _changes(
+    corpus: Corpus,
+    known: Corpus,
+    words: Vocabulary,
+    frame: _Frame,
+    rate: float,
+    limit: int,
+    between: str = " ",
+) -> list[Change]:
+    """The candidates that pass the test, the surest first."""
+    found: list[Candidate] = []
+    num_tests = 0
+    for counts in count_ngrams(corpus, known, LONGEST, MIN_SUPPORT):
+        num_tests += counts.hashes.size
+        found += _candidates(corpus, counts, frame, rate)
+    if not found:
+        return []
+    kept = _significant(found, num_tests, frame, rate)
+    kept.sort(key=lambda one: (-abs(one.z), -len(one.words)))
+    joined = join_overlapping(kept, corpus, limit)
+    return [_change(one, between.join(words.words[i] for i in one.words), frame) for one in joined]
+
+
+def _candidates(corpus: Corpus, counts: Counts, frame: _Frame, rate: float) -> list[Candidate]:
+    """N-grams whose frequencies differ at a first look: no other can pass the test, whose design
+    effect only makes p-values larger.
+    """
+    least_z = NormalDist().inv_cdf(1.0 - rate / 2.0) - _Z_MARGIN
+    num_a, num_b = frame.sizes
+    count_b = counts.with_flag(frame.second)
+    count_a = np.diff(counts.starts) - count_b
+    z = np.abs(proportion_z(count_a, num_a, count_b, num_b))
+    indices = np.flatnonzero(z >= least_z)
+    indices = indices[np.argsort(-z[indices], kind="stable")[:_MAX_CANDIDATES]]
+    spelled = spell(corpus, counts, indices)
+    return [Candidate(spelled[index], counts.of(index)) for index in indices.tolist()]
+
+
+def _significant(
+    found: list[Candidate], num_tests: int, frame: _Frame, rate: float
+) -> list[Candidate]:
+    sizes = np.bincount(frame.tasks)
+    side = np.zeros(sizes.size, dtype=bool)
+    side[frame.tasks] = frame.second
+    by_task = (np.bincount(frame.tasks[one.documents], minlength=sizes.size) for one in found)
+    effects = np.array([design_effect(own, sizes, side) for own in by_task])
+    num_a, num_b = frame.sizes
+    count_b = np.array([int(frame.second[one.documents].sum()) for one in found])
+    count_a = np.array([one.documents.size for one in found]) - count_b
+    scaled = (count_a / effects, num_a / effects, count_b / effects, num_b / effects)
+    change, z = log_odds(*scaled)
+    p_values = fisher_p(*(np.rint(column).astype(np.int64) for column in scaled))
+    q = q_values(p_values, num_tests)
+    for index, one in enumerate(found):
+        one.log_odds = float(change[index])
+        one.z = float(z[index])
+        one.p = float(p_values[index])
+        one.q = float(q[index])
+    return [one for one in found if one.q <= rate]
+
+
+def _change(one: Candidate, text: str, frame: _Frame) -> Change:
+    num_a, num_b = frame.sizes
+    in_b = frame.second[one.documents]
+    count_b = int(in_b.sum())
+    count_a = one.documents.size - count_b
+    has = np.zeros(frame.second.size, dtype=bool)
+    has[one.documents] = True
+    rewards = np.array(frame.rewards)
+    own = (frame.second == (count_b / num_b > count_a / num_a)) & ~np.isnan(rewards)
+    return Change(
+        text=text,
+        freq_a=count_a / num_a,
+        freq_b=count_b / num_b,
+        count_a=count_a,
+        count_b=count_b,
+        log_odds=one.log_odds,
+        p=one.p,
+        q=one.q,
+        reward_with=_mean(rewards[own & has]),
+        reward_without=_mean(rewards[own & ~has]),
+        ids_a=[frame.ids[index] for index in one.documents[~in_b][:SHOWN_IDS]],
+        ids_b=[frame.ids[index] for index in one.documents[in_b][:SHOWN_IDS]],
+    )
+
+
+def _mean(values: npt.NDArray[np.float64]) -> float | None:
+    return float(values.mean()) if values.size else None

@@ -1,0 +1,232 @@
+"""Blame: who carries a step's loss, mismatch, entropy or clipping: tokens, turns, trajectories.
+
+Each trained token has a part of the logged number, and the parts sum to it. Formulas:
+docs/behaviour-and-blame.md.
+
+Axes: P policy tokens of a trajectory.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from agentrl.errors import DataError
+from agentrl.viewer.analysis.trained_tokens import TrainedTokens
+
+Signal = Literal["loss", "mismatch", "entropy", "clipped"]
+Level = Literal["token", "turn", "trajectory"]
+Decode = Callable[[Sequence[int]], str]
+
+F64 = npt.NDArray[np.float64]
+
+LOGGED: Mapping[Signal, tuple[str, ...]] = {
+    "loss": ("policy/loss",),
+    "mismatch": ("mismatch/logp_abs/mean",),
+    "entropy": ("policy/entropy",),
+    "clipped": ("policy/clip_frac_low", "policy/clip_frac_high"),
+}
+"""The metrics whose sum a signal's parts come to."""
+
+_LAST_PASS = "policy/loss_last_pass"
+"""Logged in place of the loss where a step passes over its batch several times."""
+
+CONTEXT = 8
+"""Tokens of the same turn on each side of a shown token."""
+_SHOWN_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class BlameRow:
+    """One token, turn or trajectory.
+
+    Args:
+        id: the trajectory's.
+        turn: the turn's index; None for a trajectory.
+        token: the token's place among all tokens of the trajectory; None but for a token.
+        value: its part of the total, in the metric's unit.
+        share: |value| of the sum of all |values| at this level.
+        text: the token, or the beginning of the turn.
+        before, after: the text around a token.
+    """
+
+    id: str
+    turn: int | None
+    token: int | None
+    value: float
+    share: float
+    text: str = ""
+    before: str = ""
+    after: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """Who carries a number, the largest first.
+
+    Args:
+        signal, level: as asked for.
+        total: the sum of all parts.
+        logged: the metric of the step; None where it was not logged.
+        num_tokens: trained tokens.
+        rows: those with the largest absolute parts.
+    """
+
+    signal: Signal
+    level: Level
+    total: float
+    logged: float | None
+    num_tokens: int
+    rows: tuple[BlameRow, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """As the viewer's API sends it."""
+        return asdict(self)
+
+
+def logged_value(metrics: Mapping[str, Any], signal: Signal) -> float | None:
+    """The number of a signal in a step's row of ``metrics.jsonl``; None where it has none."""
+    if signal == "loss" and metrics.get(_LAST_PASS) is not None:
+        return float(metrics[_LAST_PASS])
+    values = [metrics[name] for name in LOGGED[signal] if metrics.get(name) is not None]
+    return float(sum(values)) if len(values) == len(LOGGED[signal]) else None
+
+
+def blame(
+    trained: Iterable[TrainedTokens],
+    signal: Signal,
+    level: Level,
+    *,
+    logged: float | None = None,
+    decode: Decode | None = None,
+    limit: int = 100,
+) -> Blame:
+    """Ranks what carries a step's number; holds one trajectory and the rows in memory.
+
+    Args:
+        trained: the step's trajectories.
+        signal: ``loss`` is Σ loss_weight · token_loss; ``mismatch`` the mean of |trainer's less
+            sampler's logprob|; ``entropy`` the mean entropy; ``clipped`` the share of clipped
+            tokens.
+        level: what a row is.
+        logged: the metric's value (``logged_value``).
+        decode: ids to text; None leaves texts empty.
+        limit: the most rows.
+
+    Raises:
+        DataError: signal or level is unknown, or an annotation lacks a column that it needs.
+    """
+    for name, value, known in (("signal", signal, Signal), ("level", level, Level)):
+        if value not in get_args(known):
+            raise DataError(
+                f"blame: {name} must be one of {', '.join(get_args(known))}, got {value!r}"
+            )
+    ranking = _Ranking(limit)
+    total = 0.0
+    count = 0
+    for own in trained:
+        values, mask = _parts(own, signal)
+        total += float(values.sum())
+        count += int(mask.sum())
+        ranking.add(own, values, level)
+    scale = 1.0 if signal == "loss" or not count else 1.0 / count
+    return Blame(signal, level, total * scale, logged, count, ranking.rows(scale, decode))
+
+
+def _parts(own: TrainedTokens, signal: Signal) -> tuple[F64, npt.NDArray[np.bool_]]:
+    """``[P]`` each token's part, 0 where it is not trained, and ``[P]`` whether it is."""
+    mask = own.trained
+    if signal == "loss":
+        weight = own.column("loss_weight", "tokens")
+        part = weight * own.column("token_loss", "tokens")
+    elif signal == "mismatch":
+        part = np.abs(own.column("old_logprobs", "tokens") - own.rollout_logprobs)
+    elif signal == "entropy":
+        part = own.column("entropy", "full")
+    else:
+        part = (own.column("clipped", "tokens") != 0).astype(np.float64)
+    return np.where(mask, part, 0.0), mask
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    trajectory_id: str
+    value: float
+    turn: int | None
+    token: int | None
+    ids: tuple[list[int], list[int], list[int]]
+    """Those shown before, in and after it."""
+
+
+class _Ranking:
+    """Keeps the largest parts, and the sum of all."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._heap: list[tuple[float, int, _Entry]] = []
+        self._added = 0
+        self._absolute = 0.0
+
+    def add(self, own: TrainedTokens, values: F64, level: Level) -> None:
+        if level == "token":
+            units = np.arange(values.size)
+            sums = values
+        elif level == "turn":
+            units = np.unique(own.turns)
+            sums = np.bincount(own.turns, weights=values)[units].astype(np.float64)
+        else:
+            units = np.zeros(1, dtype=np.int64)
+            sums = np.array([values.sum()])
+        sizes = np.abs(sums)
+        self._absolute += float(sizes.sum())
+        largest = np.argsort(-sizes, kind="stable")[: self._limit]
+        for place in largest[sizes[largest] > 0].tolist():
+            # among equals the first that came stays
+            key = (float(sizes[place]), -self._added)
+            self._added += 1
+            if len(self._heap) == self._limit and key <= self._heap[0][:2]:
+                break
+            entry = _entry(own, level, int(units[place]), float(sums[place]))
+            push = heapq.heappushpop if len(self._heap) == self._limit else heapq.heappush
+            push(self._heap, (*key, entry))
+
+    def rows(self, scale: float, decode: Decode | None) -> tuple[BlameRow, ...]:
+        found = []
+        for size, _, entry in sorted(self._heap, key=lambda item: item[:2], reverse=True):
+            before, text, after = (
+                decode(ids) if decode is not None and ids else "" for ids in entry.ids
+            )
+            row = BlameRow(
+                id=entry.trajectory_id,
+                turn=entry.turn,
+                token=entry.token,
+                value=entry.value * scale,
+                share=size / self._absolute,
+                text=text,
+                before=before,
+                after=after,
+            )
+            found.append(row)
+        return tuple(found)
+
+
+def _entry(own: TrainedTokens, level: Level, unit: int, value: float) -> _Entry:
+    ids = own.token_ids
+    if level == "trajectory":
+        return _Entry(own.trajectory_id, value, None, None, ([], [], []))
+    if level == "turn":
+        shown = ids[own.turns == unit][:_SHOWN_TOKENS].tolist()
+        return _Entry(own.trajectory_id, value, unit, None, ([], shown, []))
+    turn = int(own.turns[unit])
+    start, end = np.searchsorted(own.turns, (turn, turn + 1)).tolist()
+    around = (
+        ids[max(start, unit - CONTEXT) : unit].tolist(),
+        [int(ids[unit])],
+        ids[unit + 1 : min(end, unit + 1 + CONTEXT)].tolist(),
+    )
+    return _Entry(own.trajectory_id, value, turn, int(own.positions[unit]), around)

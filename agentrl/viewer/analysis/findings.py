@@ -1,0 +1,186 @@
+"""Findings: the lines of an overview that say where to look first."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from agentrl.viewer.analysis.blame import BlameRow
+
+FindingKind = Literal["mismatch", "alert", "change", "tool", "dropped", "failed"]
+
+WATCHED = (
+    "reward/mean",
+    "accuracy/mean",
+    "length/response/mean",
+    "turns/mean",
+    "tool/success_frac",
+    "policy/entropy",
+    "group/zero_std_frac",
+)
+"""The metrics of which the one that changed most is shown."""
+
+ALARMING_MISMATCH = 0.1
+"""Nats of one token between sampler and trainer; above it the line says that it is too much."""
+ALARMING_TOOL_ERRORS = 0.2
+"""The share of a tool's failed calls in a step from which a line tells of it."""
+_TOOL_ERRORS = re.compile(r"tool/[^/]+/error_frac")
+
+Metrics = Sequence[Mapping[str, Any]]
+WorstToken = Callable[[int], BlameRow | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line.
+
+    Args:
+        kind: what it is about.
+        text: the line.
+        link: ``page`` and the page's parameters.
+    """
+
+    kind: FindingKind
+    text: str
+    link: Mapping[str, Any]
+
+    def as_json(self) -> dict[str, Any]:
+        """As the viewer's API sends it."""
+        return asdict(self)
+
+
+def findings(
+    metrics: Metrics,
+    events: Iterable[Mapping[str, Any]] = (),
+    dropped: Mapping[str, int] | None = None,
+    worst_token: WorstToken | None = None,
+) -> list[Finding]:
+    """The lines, the most urgent first.
+
+    Args:
+        metrics: rows of ``metrics.jsonl``, of one stage.
+        events: rows of ``events.jsonl``.
+        dropped: trajectories that were not trained, by reason (``ledger.jsonl``).
+        worst_token: the token of the largest mismatch of a step (``blame``); None where the run
+            does not keep what it takes.
+    """
+    found = [
+        _mismatch(metrics, worst_token),
+        _alert(events),
+        _tool(metrics),
+        _dropped(dropped or {}),
+        _change(metrics),
+    ]
+    return [one for one in found if one is not None]
+
+
+def _mismatch(metrics: Metrics, worst_token: WorstToken | None) -> Finding | None:
+    name = "mismatch/logp_abs/max"
+    rows = [row for row in metrics if _number(row.get(name))]
+    if not rows:
+        return None
+    row = max(rows, key=lambda one: float(one[name]))
+    size = float(row[name])
+    step = int(row["step"])
+    verdict = "too much: " if size > ALARMING_MISMATCH else ""
+    text = f"{verdict}largest mismatch {size:.3g} nats, in step {step}"
+    token = worst_token(step) if worst_token is not None else None
+    if token is None:
+        link = {"page": "blame", "step": step, "signal": "mismatch", "level": "token"}
+        return Finding("mismatch", text, link)
+    link = {
+        "page": "trajectory",
+        "id": token.id,
+        "tab": "tokens",
+        "turn": token.turn,
+        "tokens": f"{token.token}-{token.token}",
+        "colour": "difference",
+    }
+    shown = f", token {token.text!r}" if token.text else ""
+    return Finding("mismatch", f"{text}{shown} of {token.id}", link)
+
+
+def _alert(events: Iterable[Mapping[str, Any]]) -> Finding | None:
+    alerts = [event for event in events if event.get("level") in ("warning", "error")]
+    if not alerts:
+        return None
+    event = max(alerts, key=lambda one: float(one.get("time", 0.0)))
+    text = f"newest of {len(alerts)} alerts: {event.get('message', event.get('event', ''))}"
+    return Finding("alert", text, alert_link(event))
+
+
+def alert_link(event: Mapping[str, Any]) -> dict[str, Any]:
+    """Where the evidence of an event is."""
+    if event.get("trajectory"):
+        return {"page": "trajectory", "id": event["trajectory"]}
+    if event.get("step") is not None:
+        query = f"step:{event['step']}"
+        if event.get("event") == "episodes_failed":
+            query += " status:failed"
+        return {"page": "trajectories", "query": query}
+    return {"page": "overview"}
+
+
+def _tool(metrics: Metrics) -> Finding | None:
+    """The tool and step with the largest share of failed calls."""
+    shares = [
+        (float(value), name.split("/")[1], int(row["step"]))
+        for row in metrics
+        for name, value in row.items()
+        if _TOOL_ERRORS.fullmatch(name) and _number(value)
+    ]
+    if not shares:
+        return None
+    share, tool, step = max(shares)
+    if share < ALARMING_TOOL_ERRORS:
+        return None
+    query = f"tool:{tool} tool_errors>=1 step:{step}"
+    text = f"tool {tool} failed in {share:.0%} of its calls, in step {step}"
+    return Finding("tool", text, {"page": "trajectories", "query": query})
+
+
+def _dropped(dropped: Mapping[str, int]) -> Finding | None:
+    if not dropped:
+        return None
+    reason, count = max(dropped.items(), key=lambda item: item[1])
+    total = sum(dropped.values())
+    text = f"{total} trajectories were not trained, {count} of them for {reason}"
+    return Finding("dropped", text, {"page": "trajectories", "query": f'drop:"{reason}"'})
+
+
+def _change(metrics: Metrics) -> Finding | None:
+    """The watched metric whose last quarter differs most from its first, in standard errors."""
+    best: tuple[float, Finding] | None = None
+    for name in WATCHED:
+        rows = [row for row in metrics if _number(row.get(name))]
+        quarter = len(rows) // 4
+        if quarter < 2:
+            continue
+        first = rows[:quarter]
+        last = rows[-quarter:]
+        before = np.array([float(row[name]) for row in first])
+        after = np.array([float(row[name]) for row in last])
+        change = float(after.mean() - before.mean())
+        error = math.sqrt((before.var(ddof=1) + after.var(ddof=1)) / quarter)
+        size = abs(change) / (error + 0.02 * max(abs(before.mean()), abs(after.mean())))
+        if change and (best is None or size > best[0]):
+            link = {"page": "behaviour", "a": _range(first), "b": _range(last)}
+            text = (
+                f"{name} went from {before.mean():.3g} (steps {link['a']}) to {after.mean():.3g} "
+                f"(steps {link['b']})"
+            )
+            best = size, Finding("change", text, link)
+    return best[1] if best is not None else None
+
+
+def _range(rows: Metrics) -> str:
+    return f"{int(rows[0]['step'])}..{int(rows[-1]['step'])}"
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)

@@ -1,0 +1,83 @@
+"""Group view: the rollouts of one task side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from agentrl.store import Annotation, TokenArrays
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """What sets the rollouts of a group apart.
+
+    Args:
+        rows: their summaries, by rollout index and attempt.
+        reward_mean, reward_std: of those with a reward; None without any.
+        zero_std: whether all rewards are equal, so that a comparison teaches nothing.
+        advantages: by id, the mean over trained tokens; None where it was not trained.
+        shared_tokens: the tokens that all sequences begin with.
+        drop_reason: why the group was not trained; empty where it was, or is to be.
+    """
+
+    rows: tuple[Mapping[str, Any], ...]
+    reward_mean: float | None
+    reward_std: float | None
+    zero_std: bool
+    advantages: Mapping[str, float | None]
+    shared_tokens: int
+    drop_reason: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """As the viewer's API sends it."""
+        return asdict(self)
+
+
+def group_view(
+    rows: Sequence[Mapping[str, Any]],
+    tokens: Mapping[str, TokenArrays],
+    annotations: Iterable[Annotation] = (),
+) -> GroupView:
+    """The view of a group.
+
+    Args:
+        rows: its summaries (columns of docs/trajectory-format.md).
+        tokens: by id.
+        annotations: of its trajectories; of two of one id the later one counts.
+    """
+    ordered = sorted(rows, key=lambda row: (row["rollout_index"], row["attempt"]))
+    rewards = [float(row["reward"]) for row in ordered if row["reward"] is not None]
+    means = {annotation.trajectory_id: _mean_advantage(annotation) for annotation in annotations}
+    return GroupView(
+        rows=tuple(ordered),
+        reward_mean=float(np.mean(rewards)) if rewards else None,
+        reward_std=float(np.std(rewards)) if rewards else None,
+        zero_std=len(rewards) > 1 and len(set(rewards)) == 1,
+        advantages={row["id"]: means.get(row["id"]) for row in ordered},
+        shared_tokens=_shared([tokens[row["id"]].token_ids for row in ordered]),
+        drop_reason=next((row["drop_reason"] for row in ordered if row.get("drop_reason")), ""),
+    )
+
+
+def _mean_advantage(annotation: Annotation) -> float | None:
+    advantages = annotation.arrays.get("advantages")
+    if advantages is None:
+        return None
+    weight = annotation.arrays.get("loss_weight", annotation.arrays.get("loss_mask"))
+    trained = np.ones(advantages.size, dtype=bool) if weight is None else np.asarray(weight) != 0
+    chosen = np.asarray(advantages, dtype=np.float64)[trained]
+    return float(chosen.mean()) if chosen.size else None
+
+
+def _shared(sequences: Sequence[Any]) -> int:
+    """How many leading ids all sequences have in common."""
+    if not sequences:
+        return 0
+    length = min(ids.size for ids in sequences)
+    together = np.stack([ids[:length] for ids in sequences])
+    differ = np.flatnonzero((together != together[0]).any(axis=0))
+    return int(differ[0]) if differ.size else length

@@ -1,0 +1,214 @@
+"""N-grams: counts in how many documents each sequence of words occurs.
+
+Words are numbers, and a sequence of them is one 48-bit hash, so that a count is a sort of integers:
+one trajectory's text is read once, and memory is bounded by ``MAX_WORDS``.
+
+Axes: W words end to end, D documents, K distinct n-grams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+MAX_WORDS = 3_000_000
+"""Words of a corpus; 24 bytes each at the peak of a count."""
+MAX_DOCUMENTS = 1 << 16
+MAX_VOCABULARY = 1 << 19
+SEPARATOR = 0
+"""The word between sequences, which no n-gram contains."""
+
+U64 = npt.NDArray[np.uint64]
+I32 = npt.NDArray[np.int32]
+Ints = npt.NDArray[np.int64]
+
+_DOCUMENT_BITS = np.uint64(16)
+_DOCUMENT_MASK = np.uint64(MAX_DOCUMENTS - 1)
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+_MIX = np.uint64(0xD6E8FEB86659FD93)
+
+
+class Vocabulary(dict[str, int]):
+    """Numbers words from 2 as they come.
+
+    A word beyond ``MAX_VOCABULARY`` is the separator: it is in no n-gram.
+
+    Args:
+        fold_numbers: whether every word that begins with a digit is one word, ``#``, of number 1.
+    """
+
+    def __init__(self, *, fold_numbers: bool = False) -> None:
+        super().__init__()
+        self._fold_numbers = fold_numbers
+        self.words = ["", "#"]
+
+    def __missing__(self, word: str) -> int:
+        if len(self) >= MAX_VOCABULARY:
+            return SEPARATOR
+        if self._fold_numbers and word[0].isdecimal():
+            self[word] = 1
+            return 1
+        self[word] = len(self.words)
+        self.words.append(word)
+        return self[word]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Corpus:
+    """The words of documents end to end.
+
+    Args:
+        words: ``[W]`` numbers of a ``Vocabulary``, with ``SEPARATOR`` after each sequence.
+        documents: ``[W]`` the document of each word, in order, below ``MAX_DOCUMENTS``.
+    """
+
+    words: I32
+    documents: I32
+
+    @classmethod
+    def of(cls, documents: Sequence[npt.ArrayLike]) -> Corpus:
+        """The documents, each with a separator after it."""
+        own = [np.asarray(words, dtype=np.int32) for words in documents]
+        sizes = np.array([words.size + 1 for words in own], dtype=np.int64)
+        whole = np.zeros(int(sizes.sum()), dtype=np.int32)
+        for words, end in zip(own, np.cumsum(sizes).tolist(), strict=True):
+            whole[end - 1 - words.size : end - 1] = words
+        return cls(whole, np.repeat(np.arange(len(own), dtype=np.int32), sizes))
+
+    def occurs(self, document: int, ids: Sequence[int]) -> bool:
+        """Whether a document has this sequence."""
+        start, end = np.searchsorted(self.documents, (document, document + 1))
+        text = self.words[start:end].tobytes()
+        sought = np.asarray(ids, dtype=np.int32).tobytes()
+        place = text.find(sought)
+        while place >= 0 and place % 4:
+            place = text.find(sought, place + 1)
+        return place >= 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Counts:
+    """In which documents each n-gram occurs.
+
+    Args:
+        length: n.
+        hashes: ``[K]`` of the n-grams, ascending.
+        starts: ``[K + 1]`` into ``documents``.
+        documents: the documents of each, end to end, ascending.
+    """
+
+    length: int
+    hashes: U64
+    starts: Ints
+    documents: Ints
+
+    def of(self, index: int) -> Ints:
+        """The documents of one."""
+        return self.documents[self.starts[index] : self.starts[index + 1]]
+
+    def with_flag(self, flags: npt.NDArray[np.bool_]) -> Ints:
+        """``[K]`` how many documents of each have the flag ``[D]``."""
+        if not self.hashes.size:
+            return np.zeros(0, dtype=np.int64)
+        return np.add.reduceat(flags[self.documents].astype(np.int64), self.starts[:-1])
+
+
+def count_ngrams(corpus: Corpus, known: Corpus, most: int, min_support: int) -> Iterator[Counts]:
+    """The n-grams of length 1 to ``most`` in at least ``min_support`` documents.
+
+    Args:
+        corpus: what is counted.
+        known: what each document's reader knew before, such as its prompt; an n-gram that occurs
+            there does not count for that document.
+        most: the longest.
+        min_support: the fewest documents of an n-gram.
+    """
+    pairs = zip(_keys(corpus, most), _keys(known, most), strict=True)
+    for length, (keys, known_keys) in enumerate(pairs, start=1):
+        own = _distinct(keys)
+        if known_keys.size:
+            own = own[~_within(_distinct(known_keys), own)]
+        yield _counted(length, own, min_support)
+
+
+def spell(corpus: Corpus, counts: Counts, indices: Ints) -> dict[int, tuple[int, ...]]:
+    """The words of n-grams.
+
+    Args:
+        corpus: in which they were counted.
+        counts: of one length.
+        indices: of the n-grams in ``counts``.
+    """
+    if not indices.size:
+        return {}
+    sought = counts.hashes[indices]
+    for whole in _hashes(corpus.words, counts.length):
+        hashes = whole >> _DOCUMENT_BITS
+    table = np.sort(sought)
+    near = table[np.minimum(np.searchsorted(table, hashes), table.size - 1)]
+    places = np.flatnonzero(near == hashes)
+    # two sequences of one hash are as likely as a fault of the memory; a separator is in none
+    first = dict(zip(hashes[places[::-1]].tolist(), places[::-1].tolist(), strict=True))
+    return {
+        index: tuple(corpus.words[first[key] : first[key] + counts.length].tolist())
+        for index, key in zip(indices.tolist(), sought.tolist(), strict=True)
+    }
+
+
+def _distinct(keys: U64) -> U64:
+    """Each key once, ascending; ``np.unique`` goes by hashes, which took ten times as long."""
+    ordered = np.sort(keys)
+    first = np.ones(ordered.size, dtype=bool)
+    first[1:] = ordered[1:] != ordered[:-1]
+    return ordered[first]
+
+
+def _within(few: U64, many: U64) -> npt.NDArray[np.bool_]:
+    """Whether each of ``many`` is one of ``few``; both distinct and ascending."""
+    found = np.zeros(many.size, dtype=bool)
+    places = np.searchsorted(many, few)
+    inside = places < many.size
+    places = places[inside]
+    found[places[many[places] == few[inside]]] = True
+    return found
+
+
+def _counted(length: int, keys: U64, min_support: int) -> Counts:
+    hashes = keys >> _DOCUMENT_BITS
+    starts = np.flatnonzero(np.concatenate([[True], hashes[1:] != hashes[:-1]])[: keys.size])
+    sizes = np.diff(np.append(starts, keys.size))
+    kept = sizes >= min_support
+    chosen = keys[np.repeat(kept, sizes)]
+    ends = np.cumsum(sizes[kept])
+    return Counts(
+        length,
+        hashes[starts[kept]],
+        np.concatenate([[0], ends]).astype(np.int64),
+        (chosen & _DOCUMENT_MASK).astype(np.int64),
+    )
+
+
+def _keys(corpus: Corpus, most: int) -> Iterator[U64]:
+    """For each length: hash and document of every n-gram, in one number."""
+    whole = corpus.words != SEPARATOR
+    inside = whole
+    for length, hashes in enumerate(_hashes(corpus.words, most), start=1):
+        if length > 1:
+            inside = inside[:-1] & whole[length - 1 :]
+        documents = corpus.documents[: hashes.size].astype(np.uint64)
+        yield ((hashes & ~_DOCUMENT_MASK) | documents)[inside]
+
+
+def _hashes(words: I32, most: int) -> Iterator[U64]:
+    """For each length: the hash of the n-gram that begins at each word."""
+    own = words.astype(np.uint64) * _MIX
+    own ^= own >> np.uint64(29)
+    own *= _FACTOR
+    hashes = own
+    for length in range(1, most + 1):
+        if length > 1:
+            hashes = (hashes[:-1] ^ (hashes[:-1] >> np.uint64(31))) * _FACTOR + own[length - 1 :]
+        yield hashes

@@ -1,0 +1,33 @@
+"""API error: a refused request, with its HTTP status and a sentence for people."""
+
+from __future__ import annotations
+
+from agentrl.errors import AgentRLError
+
+
+class ApiError(AgentRLError):
+    """Answered as ``{"error": message}``.
+
+    Args:
+        status: the HTTP status.
+        message: what was asked, the rule, and the remedy.
+    """
+
+    boundary = "viewer"
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return ApiError, (self.status, str(self))
+
+
+def not_found(message: str) -> ApiError:
+    """Of a thing that the run does not have."""
+    return ApiError(404, message)
+
+
+def bad_request(message: str) -> ApiError:
+    """Of a request that cannot be answered by anything."""
+    return ApiError(400, message)

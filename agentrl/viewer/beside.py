@@ -1,0 +1,113 @@
+"""Viewer beside a run: a process that shows a run while another one makes it, and ends with that.
+
+The process is started before the run exists: it waits for the run, then prints its link. It ends
+when its standard input does, or when it has another parent: so it outlives no run, whatever ended
+that.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from agentrl.store import RunDirectory
+
+_POLL_S = 0.2
+_END_S = 10.0
+_WAKING_S = 1.0
+
+
+class ViewerBeside:
+    """Shows a run as long as the block lasts.
+
+    Args:
+        run: its directory, which need not exist yet.
+        tell: is given each line for people, on a thread of its own.
+        terminal: whether people read what is told.
+    """
+
+    def __init__(self, run: Path, tell: Callable[[str], None], *, terminal: bool) -> None:
+        self._command = [sys.executable, "-m", __name__, str(run.absolute()), str(int(terminal))]
+        self._tell = tell
+
+    def __enter__(self) -> Self:
+        # a session of its own: Ctrl-C is for the run, which may still have to save itself
+        self._process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        # ends with the process's output
+        self._reader = threading.Thread(target=self._read, name="viewer-lines", daemon=True)
+        self._reader.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join(_END_S)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                self._tell(line.rstrip("\n"))
+
+
+def main(run: Path, *, terminal: bool) -> None:
+    """Waits for a run, then serves it, until standard input ends."""
+    ended = threading.Event()
+    threading.Thread(target=_watch_parent, args=(ended,), daemon=True).start()
+    while not RunDirectory(run).record_path.is_file():
+        if ended.wait(_POLL_S):
+            return
+    from agentrl.viewer.launch import Address, open_browser, serve, ways_in
+
+    opened: list[Callable[[], None]] = []
+
+    def announce(address: Address) -> None:
+        lines, desktop = ways_in(address, os.environ, terminal=terminal)
+        print(f"watch the run at {lines[0]}", *lines[1:], sep="\n", flush=True)  # noqa: T201
+        if desktop:
+            opened.append(open_browser(address))
+
+    try:
+        serve(run, host="127.0.0.1", port=0, allow_hosts=(), announce=announce, until=ended.wait)
+    finally:
+        for remove in opened:
+            remove()
+
+
+def _watch_parent(ended: threading.Event) -> None:
+    parent = os.getppid()
+    while os.getppid() == parent:
+        readable, _, _ = select.select([sys.stdin], [], [], _WAKING_S)
+        if readable and not os.read(sys.stdin.fileno(), 1):
+            break
+    ended.set()
+    time.sleep(_END_S)
+    os._exit(1)  # what hangs must not outlive the run
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), terminal=sys.argv[2] == "1")

@@ -1,0 +1,1 @@
+"""Export: trajectories of a run in one HTML file, which needs no server."""

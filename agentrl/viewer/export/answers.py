@@ -1,0 +1,137 @@
+"""Answers: what the viewer would answer of some trajectories, redacted and packed."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from agentrl.errors import DataError
+from agentrl.store.json_text import to_json
+from agentrl.viewer.api_error import ApiError
+from agentrl.viewer.export.modules import data_url
+from agentrl.viewer.export.redaction import Redaction
+from agentrl.viewer.images import image_type
+from agentrl.viewer.index.columns import FACETS
+from agentrl.viewer.runs.open_run import OpenRun
+from agentrl.viewer.views.overview import overview
+from agentrl.viewer.views.rendered_view import rendered_view
+from agentrl.viewer.views.run_view import run_row, run_view
+from agentrl.viewer.views.token_view import token_view
+from agentrl.viewer.views.trajectory_view import trajectory_view
+
+_SHA256 = re.compile(r'"sha256":\s?"([0-9a-f]{64})"')
+
+
+class ExportedAnswers:
+    """The answers about a run and some of its trajectories.
+
+    Args:
+        run: the run.
+        rows: of the index, of the trajectories that are exported.
+        redaction: what must not leave.
+    """
+
+    def __init__(
+        self, run: OpenRun, rows: Sequence[Mapping[str, Any]], redaction: Redaction
+    ) -> None:
+        self._run = run
+        self._rows = rows
+        self._ids = [str(row["id"]) for row in rows]
+        self._redaction = redaction
+        self._root = f"/api/runs/{run.key}"
+        self._sha256s: dict[str, None] = {}
+        self.packed: dict[str, str] = {}
+        """By path, with ``?id=`` where there is one: JSON or bytes, gzipped, in base64."""
+        self.images: dict[str, str] = {}
+        """``data:`` URLs of images by the path that the viewer asks for."""
+
+    def collect(self) -> None:
+        """Makes all answers.
+
+        Raises:
+            DataError: ids cannot be redacted, since the tokenizer is not here.
+        """
+        run = self._run
+        with run.lock:
+            self._add("/api/runs", {"runs": [run_row(run)]})
+            self._add(self._root, run_view(run))
+            self._add(f"{self._root}/overview", overview(run))
+            metrics = {"names": run.metrics.names(), "rows": run.metrics.rows(run.metrics.names())}
+            self._add(f"{self._root}/metrics", metrics)
+            shown = {"total": len(self._rows), "rows": self._rows}
+            self._add(f"{self._root}/trajectories", shown)
+            self._add(f"{self._root}/facets", self._facets())
+            notes = [asdict(note) for note in run.notes.all() if note.trajectory in self._ids]
+            self._add(f"{self._root}/notes", {"notes": notes, "user": ""})
+            for trajectory_id in self._ids:
+                self._add_trajectory(trajectory_id)
+            for sha256 in self._sha256s:
+                self._add_blob(sha256)
+
+    def _add_trajectory(self, trajectory_id: str) -> None:
+        run = self._run
+        row = run.row(trajectory_id)
+        view = trajectory_view(run, row)
+        view["neighbours"] = self._neighbours(view["neighbours"])
+        self._add_of("trajectory", trajectory_id, view)
+        try:
+            pieces = run.pieces(row.columns.get("stage", ""))
+        except DataError as error:
+            if self._redaction:
+                raise DataError(
+                    f"--redact needs the run's tokenizer to find matches in token ids: {error}"
+                ) from error
+            self._add_of("tokens", trajectory_id, token_view(run, row))
+            return
+        if self._redaction:
+            row = self._redaction.row(row, pieces)
+        self._add_of("tokens", trajectory_id, token_view(run, row))
+        self._add_of("rendered", trajectory_id, rendered_view(pieces, row))
+
+    def _add_of(self, what: str, trajectory_id: str, value: Any) -> None:
+        self._add(f"{self._root}/{what}?id={self._redaction.text(trajectory_id)}", value)
+
+    def _add(self, name: str, value: Any) -> None:
+        text = to_json(self._redaction.json(json.loads(to_json(value))))
+        self._sha256s |= dict.fromkeys(_SHA256.findall(text))
+        self._pack(name, text.encode())
+
+    def _add_blob(self, sha256: str) -> None:
+        try:
+            data = self._redaction.data(self._run.blob(sha256))
+        except ApiError:  # it was not kept; the page says so when it is asked for
+            return
+        if data is None:
+            return
+        path = f"{self._root}/blob/{sha256}"
+        self._pack(path, data)
+        if (kind := image_type(data)) is not None:
+            self.images[path] = data_url(data, kind)
+
+    def _pack(self, name: str, data: bytes) -> None:
+        self.packed[name] = base64.b64encode(gzip.compress(data, mtime=0)).decode()
+
+    def _neighbours(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Those that are exported too."""
+        own = set(self._ids)
+        return {
+            name: [one for one in value if one in own]
+            if isinstance(value, list)
+            else (value if value in own else None)
+            for name, value in given.items()
+        }
+
+    def _facets(self) -> dict[str, Any]:
+        columns = {}
+        for name in FACETS:
+            counts: Counter[str] = Counter()
+            for row in self._rows:
+                counts.update(row[name] if isinstance(row[name], list) else [row[name]])
+            columns[name] = [list(pair) for pair in counts.most_common()]
+        return {"columns": columns, "histograms": {}}

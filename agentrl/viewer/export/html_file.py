@@ -1,0 +1,134 @@
+"""HTML file: the viewer and some trajectories of a run in one file, which opens without a server.
+
+Nothing is loaded from elsewhere: the Content-Security-Policy of the file names the hash of each
+inline script and style, and allows modules from within the file (``data:``) alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.errors import ConfigError, DataError
+from agentrl.store import write_bytes
+from agentrl.viewer.app import STATIC
+from agentrl.viewer.export.answers import ExportedAnswers
+from agentrl.viewer.export.modules import PREFIX, data_url, import_map
+from agentrl.viewer.export.redaction import Redaction
+from agentrl.viewer.runs.open_run import OpenRun
+
+MOST = 200
+"""Trajectories of one file."""
+
+_STYLES = ("vendor/uplot.css", "app.css", "trajectory/trajectory.css")
+_POLICY = (
+    "default-src 'none'; script-src {scripts} data:; style-src {styles}; img-src data: blob:; "
+    "worker-src data:; base-uri 'none'; form-action 'none'"
+)
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta name="referrer" content="no-referrer">
+<title>{title}</title>
+{styles}
+<script type="application/json" id="agentrl-export">{data}</script>
+{scripts}
+</head>
+<body>
+<div id="app"></div>
+<noscript>The viewer is a program in JavaScript: allow it for this page.</noscript>
+</body>
+</html>
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What an export holds.
+
+    Args:
+        trajectories: in the file.
+        found: that fit the query.
+        size: of the file in bytes.
+    """
+
+    trajectories: int
+    found: int
+    size: int
+
+
+def export_html(
+    run: OpenRun, out: Path, *, query: str = "", limit: int = MOST, redact: Iterable[str] = ()
+) -> Exported:
+    """Writes the file.
+
+    Args:
+        run: whose trajectories.
+        out: the file; one that is there is replaced.
+        query: which trajectories, as ``agentrl view`` takes it.
+        limit: at most so many of them, the latest steps first.
+        redact: regular expressions of what must not be in the file.
+
+    Raises:
+        ConfigError: ``limit`` or a pattern is out of range, or the query is none.
+        DataError: nothing fits the query, or ids cannot be redacted.
+        StoreError: the run cannot be read, or the file not written.
+    """
+    if not 1 <= limit <= MOST:
+        raise ConfigError(f"--limit must be from 1 to {MOST}, which a browser opens, got {limit}")
+    redaction = Redaction(redact)
+    page = run.index().page(query, "-step", limit=limit)
+    if not page.rows:
+        raise DataError(f"the run {run.name} has no trajectory of the query {query!r} to export")
+    answers = ExportedAnswers(run, page.rows, redaction)
+    answers.collect()
+    kept = {
+        "answers": answers.packed,
+        "images": answers.images | {"icon.svg": _icon()},
+        "start": f"#/run/{run.key}/trajectories",
+    }
+    text = _page(redaction.text(run.name), json.dumps(kept))
+    data = text.encode()
+    write_bytes(out, data)
+    return Exported(len(page.rows), page.total, len(data))
+
+
+def _page(name: str, kept: str) -> str:
+    boot = (STATIC / "boot.js").read_text(encoding="utf-8")
+    stub = Path(__file__).with_name("page.js").read_text(encoding="utf-8")
+    scripts = [
+        ("", boot),
+        ("", stub),
+        (' type="importmap"', import_map(STATIC)),
+        (' type="module"', f'import "{PREFIX}app.js";'),
+    ]
+    styles = [(STATIC / style).read_text(encoding="utf-8") for style in _STYLES]
+    policy = _POLICY.format(
+        scripts=" ".join(_hash(text) for _, text in scripts),
+        styles=" ".join(map(_hash, styles)),
+    )
+    return _PAGE.format(
+        policy=policy,
+        title=html.escape(f"{name} (exported)"),
+        styles="\n".join(f"<style>{text}</style>" for text in styles),
+        data=kept.replace("<", "\\u003c"),
+        scripts="\n".join(f"<script{kind}>{text}</script>" for kind, text in scripts),
+    )
+
+
+def _icon() -> str:
+    return data_url((STATIC / "icon.svg").read_bytes(), "image/svg+xml")
+
+
+def _hash(text: str) -> str:
+    """Of an inline element, as a policy names it."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,0 +1,92 @@
+// Page of an export: answers the viewer's requests from the file that it stands in.
+(() => {
+  const kept = JSON.parse(document.getElementById("agentrl-export").textContent);
+  const has = (table, name) => Object.hasOwn(table, name);
+
+  const bytesOf = (text) => Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+
+  const unpack = (text) =>
+    new Response(new Blob([bytesOf(text)]).stream().pipeThrough(new DecompressionStream("gzip")));
+
+  const json = (value, status = 200) =>
+    new Response(JSON.stringify(value), { status, headers: { "content-type": "application/json" } });
+
+  const refuse = (error, status = 404) => json({ error }, status);
+
+  const TERM = /^([a-z_]+):(?:"((?:[^"\\]|\\.)*)"|(\S+))$/;
+  const NAMES = { task: "task_id", group: "group_index", rollout: "rollout_index", source: "data_source",
+    reason: "status_reason", drop: "drop_reason", note: "labels", tool: "tools", agent: "agents" };
+
+  /** What a term of the form name:value holds for; null where the term has another form. */
+  const parsed = (term) => {
+    const match = TERM.exec(term);
+    if (!match) return null;
+    const name = has(NAMES, match[1]) ? NAMES[match[1]] : match[1];
+    const value = match[2] === undefined ? match[3] : match[2].replace(/\\(.)/g, "$1");
+    const range = /^(\d+)\.\.(\d+)$/.exec(value);
+    return (row) => {
+      const own = has(row, name) ? row[name] : undefined;
+      if (range) return own >= Number(range[1]) && own <= Number(range[2]);
+      if (value === "none") return own === null || own === "" || (Array.isArray(own) && own.length === 0);
+      return Array.isArray(own) ? own.includes(value) : String(own) === value;
+    };
+  };
+
+  const list = async (answer, params) => {
+    const { rows } = await answer.json();
+    const terms = (params.get("query") ?? "").match(/[^\s"]+"(?:[^"\\]|\\.)*"|\S+/g) ?? [];
+    const tests = terms.map(parsed);
+    if (tests.includes(null)) {
+      return refuse("an exported file answers queries of the form name:value alone; `agentrl view` answers all", 400);
+    }
+    const found = rows.filter((row) => tests.every((test) => test(row)));
+    const sort = params.get("sort") ?? "-step";
+    const name = sort.replace(/^-/, "").split(",")[0];
+    const sign = sort.startsWith("-") ? -1 : 1;
+    found.sort((a, b) => {
+      const [one, other] = [a[name], b[name]];
+      if (one === null || other === null) return (one === null) - (other === null);
+      return sign * (one < other ? -1 : one > other ? 1 : 0);
+    });
+    const offset = Number(params.get("offset") ?? 0);
+    return json({ total: found.length, rows: found.slice(offset, offset + Number(params.get("limit") ?? 200)) });
+  };
+
+  const metrics = async (answer, params) => {
+    const { names, rows } = await answer.json();
+    const wanted = ["step", "time", "stage", ...(params.get("names") ?? "").split(",")];
+    const chosen = wanted.filter((name) => has(rows, name)).map((name) => [name, rows[name]]);
+    return json({ names, rows: Object.fromEntries(chosen) });
+  };
+
+  globalThis.fetch = async (resource, options = {}) => {
+    const url = new URL(String(resource), "http://export.invalid/");
+    if ((options.method ?? "GET") !== "GET") return refuse("an exported file cannot be written", 403);
+    const params = url.searchParams;
+    const path = decodeURIComponent(url.pathname);
+    const name = params.has("id") ? `${path}?id=${params.get("id")}` : path;
+    if (!has(kept.answers, name)) return refuse("this file was exported without it; `agentrl view` of the run shows it");
+    const answer = unpack(kept.answers[name]);
+    if (path.endsWith("/trajectories")) return list(answer, params);
+    if (path.endsWith("/metrics")) return metrics(answer, params);
+    return answer;
+  };
+
+  globalThis.EventSource = class {
+    static CLOSED = 2;
+    readyState = 2;
+    addEventListener() {}
+    close() {}
+  };
+
+  // images lie in the file too
+  const source = Object.getOwnPropertyDescriptor(HTMLImageElement.prototype, "src");
+  Object.defineProperty(HTMLImageElement.prototype, "src", {
+    ...source,
+    set(value) {
+      source.set.call(this, has(kept.images, value) ? kept.images[value] : value);
+    },
+  });
+
+  if (!location.hash) history.replaceState(null, "", kept.start);
+})();

@@ -1,0 +1,247 @@
+"""Index database: the SQLite file of an index, which is disposable.
+
+- One process writes at a time: it holds ``flock`` on the file ``.lock`` beside. Any number reads.
+- A file that is damaged or of another version is removed and made anew.
+- A folder that takes nothing more is left for the next one, at last for memory.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import sqlite3
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from agentrl.errors import StoreError
+from agentrl.viewer.index.columns import COLUMNS, JOINED, NULLABLE
+from agentrl.viewer.index.place import MEMORY, index_places
+
+logger = logging.getLogger(__name__)
+
+VERSION = 1
+"""Of the tables below; an index of another one is made anew."""
+
+_TYPES = {"integer": "INTEGER", "real": "REAL", "text": "TEXT", "list": "TEXT", "json": "TEXT"}
+_EMPTY = {"integer": "0", "real": "0", "text": "''", "list": "''", "json": "'{}'"}
+_SORTED = ("step", "reward", "num_turns", "num_tokens", "recorded_at")
+_POLL_S = 0.02
+_BUSY_S = 10.0
+
+
+def _column(name: str, kind: str) -> str:
+    empty = "" if name in NULLABLE else f" NOT NULL DEFAULT {_EMPTY[kind]}"
+    return f"{name} {_TYPES[kind]}{empty}"
+
+
+_TABLES = f"""
+CREATE TABLE trajectories (
+    key INTEGER PRIMARY KEY,
+    {", ".join(_column(name, kind) for name, kind in {**COLUMNS, **JOINED}.items())},
+    file INTEGER NOT NULL,
+    change INTEGER NOT NULL
+);
+CREATE UNIQUE INDEX by_id ON trajectories (id);
+CREATE INDEX by_group ON trajectories (group_index, rollout_index);
+CREATE INDEX by_file ON trajectories (file);
+CREATE INDEX by_change ON trajectories (change);
+CREATE INDEX by_task ON trajectories (task_id);
+{"".join(f"CREATE INDEX by_{name} ON trajectories ({name});" for name in _SORTED)}
+CREATE TABLE files (
+    key INTEGER PRIMARY KEY,
+    path TEXT NOT NULL UNIQUE,
+    size INTEGER NOT NULL,
+    modified INTEGER NOT NULL,
+    damage TEXT NOT NULL DEFAULT ''
+);
+CREATE TABLE ledger (
+    group_index INTEGER NOT NULL,
+    rollout_index INTEGER NOT NULL,
+    trained_step INTEGER,
+    drop_reason TEXT NOT NULL,
+    PRIMARY KEY (group_index, rollout_index)
+) WITHOUT ROWID;
+CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+INSERT INTO counters VALUES ('change', 0), ('removals', 0);
+PRAGMA user_version = {VERSION};
+"""
+_MATCHES = (
+    "CREATE TEMP TABLE text_match (needle TEXT, trajectory INTEGER, "
+    "PRIMARY KEY (needle, trajectory)) WITHOUT ROWID"
+)
+
+
+class IndexDatabase:
+    """An index's file, open for reading and for writing.
+
+    Args:
+        run: the run's folder.
+        cache: the folder for indices; by default in the user's cache.
+
+    Attributes:
+        reader: its user serialises its use.
+        writer: used while ``locked`` alone.
+        opened: grows whenever the file is another one, so that what was read of it is void.
+    """
+
+    def __init__(self, run: Path, cache: Path | None = None) -> None:
+        self._places = index_places(run, cache)
+        self.opened = 0
+        self.place = next(self._places)
+        self._open_somewhere()
+
+    @contextmanager
+    def locked(self, timeout_s: float) -> Iterator[bool]:
+        """Holds the writer's lock; False, after ``timeout_s`` at most, where another process does.
+
+        Raises:
+            OSError: the lock file cannot be opened.
+        """
+        if self.place == MEMORY:
+            yield True
+            return
+        file = os.open(self.place + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        end = time.monotonic() + timeout_s
+        try:
+            while not (held := _try_lock(file)) and time.monotonic() < end:
+                time.sleep(_POLL_S)
+            yield held
+        finally:
+            os.close(file)  # which releases the lock
+
+    def follow(self) -> None:
+        """Opens the file again where another process has made it anew."""
+        if self.place != MEMORY and self._identity != _identity(self.place):
+            self.close()
+            self._open_somewhere()
+
+    def recover(self, error: sqlite3.Error) -> None:
+        """Makes the index anew after an error, here or in the next place; it is empty then.
+
+        Raises:
+            StoreError: another index would help nothing.
+        """
+        name = getattr(error, "sqlite_errorname", "") or ""
+        self.close()
+        if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")) or "no such" in str(error):
+            told = {"event": "index_rebuilt", "path": self.place, "why": str(error)}
+            logger.warning("the index %s is made anew: %s", self.place, error, extra=told)
+            self._remove()
+        elif name.startswith(
+            ("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM")
+        ):
+            self._move(error)
+        else:
+            raise StoreError(f"the index {self.place} failed: {error}; remove it") from error
+        self._open_somewhere()
+
+    def close(self) -> None:
+        """Closes both connections; a second call does nothing."""
+        self.reader.close()
+        self.writer.close()
+
+    def _move(self, error: sqlite3.Error) -> None:
+        if self.place == MEMORY:
+            raise StoreError(f"the index in memory failed: {error}") from error
+        told = {"event": "index_moved", "folder": str(Path(self.place).parent), "why": str(error)}
+        logger.warning("no index in %s: %s; it lies elsewhere", self.place, error, extra=told)
+        self._remove()
+        self.place = next(self._places)
+
+    def _open_somewhere(self) -> None:
+        while True:
+            try:
+                self._open()
+            except sqlite3.DatabaseError as error:
+                name = getattr(error, "sqlite_errorname", "") or ""
+                if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+                    told = {"event": "index_rebuilt", "path": self.place, "why": str(error)}
+                    logger.warning("the index %s is made anew: %s", self.place, error, extra=told)
+                    self._remove()
+                else:
+                    self._move(error)
+            else:
+                return
+
+    def _open(self) -> None:
+        uri = f"file:agentrl-{uuid.uuid4().hex}?mode=memory&cache=shared"
+        if self.place != MEMORY:
+            uri = Path(self.place).as_uri()
+        self.writer = _connect(uri)
+        try:
+            self._prepare()
+            self.reader = _connect(uri)
+            self.reader.execute(_MATCHES)
+        except BaseException:
+            self.writer.close()
+            raise
+        self._identity = _identity(self.place)
+        self.opened += 1
+
+    def _prepare(self) -> None:
+        found = self.writer.execute("PRAGMA user_version").fetchone()[0]
+        if found not in (0, VERSION):
+            why = f"it has version {found}, this agentrl makes {VERSION}"
+            told = {"event": "index_rebuilt", "path": self.place, "why": why}
+            logger.warning("the index %s is made anew: %s", self.place, why, extra=told)
+            self.writer.close()
+            self._remove()
+            self.writer = _connect(Path(self.place).as_uri())
+        if self.place != MEMORY:
+            self.writer.execute("PRAGMA journal_mode = WAL")
+        # two that open a new index at one time: the second waits, and finds the tables
+        self.writer.execute("BEGIN IMMEDIATE")
+        if self.writer.execute("PRAGMA user_version").fetchone()[0] == VERSION:
+            self.writer.execute("ROLLBACK")
+            return
+        for statement in _TABLES.split(";"):
+            if statement.strip():
+                self.writer.execute(statement)
+        self.writer.execute("COMMIT")
+
+    def _remove(self) -> None:
+        if self.place == MEMORY:
+            return
+        for suffix in ("", "-wal", "-shm"):
+            try:
+                Path(self.place + suffix).unlink(missing_ok=True)
+            except OSError as error:
+                raise StoreError(
+                    f"the index {self.place}{suffix} cannot be removed: {error.strerror or error}; "
+                    "remove it"
+                ) from error
+
+
+def _connect(uri: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        uri, uri=True, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
+    )
+    connection.execute(
+        "PRAGMA synchronous = OFF"
+    )  # what a crash of the machine leaves is made anew
+    connection.execute("PRAGMA temp_store = MEMORY")
+    connection.execute("PRAGMA cache_size = -16384")
+    connection.execute("PRAGMA mmap_size = 268435456")
+    # in memory both connections share their pages, whose locks would refuse a reader
+    connection.execute("PRAGMA read_uncommitted = ON")
+    return connection
+
+
+def _try_lock(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _identity(place: str) -> tuple[int, int] | None:
+    try:
+        state = os.stat(place)
+    except OSError:
+        return None
+    return state.st_dev, state.st_ino

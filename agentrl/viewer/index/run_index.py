@@ -1,0 +1,347 @@
+"""Run index: finds, sorts and counts the trajectories of a run, also while it is written.
+
+- ``refresh`` takes what was appended to the run's files since the last time, by whatever process.
+- Sealed shards are listed once, live files read from where the last look ended.
+- Two locks: ``_writing`` guards the refresh, ``_reading`` the reader's connection and the counted
+  columns. A text search holds neither.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from agentrl.errors import Closing, ConfigError, StoreError, did_you_mean
+from agentrl.store import RunDirectory
+from agentrl.store.write_error import os_refusals
+from agentrl.viewer.index.columns import COLUMNS, JOINED, NULLABLE, split
+from agentrl.viewer.index.database import IndexDatabase
+from agentrl.viewer.index.facets import FacetColumns
+from agentrl.viewer.index.growth import Growth
+from agentrl.viewer.index.listing import Listing, Snapshot
+from agentrl.viewer.index.query import Query, parse_query
+from agentrl.viewer.index.text_search import Match, TextSearch
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+_KINDS = {**COLUMNS, **JOINED}
+_SHOWN = tuple(_KINDS)
+_RECOVERIES = 3
+_RECOVERY_S = 60.0
+_KEPT_NEEDLES = 50
+_FEW = 2000
+"""So few that fit are found and sorted sooner than met on a walk along a sorted index."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A part of a list.
+
+    Args:
+        total: how many trajectories fit the query.
+        rows: those of the page, each the columns of ``columns.COLUMNS`` and ``columns.JOINED``.
+    """
+
+    total: int
+    rows: list[dict[str, Any]]
+
+
+class RunIndex(Closing):
+    """The trajectories of a run as a table. Safe to use from several threads.
+
+    Args:
+        run: the run.
+        cache: the folder for indices; by default ``agentrl/index`` in the user's cache.
+    """
+
+    closing = "closing the index"
+
+    def __init__(self, run: RunDirectory, cache: Path | None = None) -> None:
+        self._run = run
+        self._database = IndexDatabase(run.root, cache)
+        self._search = TextSearch()
+        self._writing = threading.RLock()
+        self._reading = threading.RLock()
+        self._facets = FacetColumns()
+        self._counted = (0, 0, 0)  # what _facets has: opened, removals, change
+        self._listing = Listing(run)
+        self._told: set[str] = set()
+        self._regrown = 0  # trajectories taken while an index was made anew
+        self._taken: tuple[int, Snapshot | None] = (0, None)  # what the index has
+        self._matched: dict[str, tuple[int, int]] = {}  # needles in text_match: opened, change
+
+    @property
+    def place(self) -> str:
+        """The index's file; ``:memory:`` where no folder takes one."""
+        return self._database.place
+
+    def refresh(self, timeout_s: float = 0.0) -> int:
+        """Take what was appended to the run.
+
+        Args:
+            timeout_s: how long to wait for another process that does so at this time; the rows that
+                it has written by then are seen in any case.
+
+        Returns:
+            How many trajectories are new or changed since the index's last refresh; 0 where another
+            process refreshes.
+
+        Raises:
+            StoreError: the run is no longer there, or no index can be made anywhere.
+        """
+        with self._writing:
+            self._regrown = 0
+            changed = self._recovering(lambda: self._grow(timeout_s))
+            return changed + self._regrown
+
+    def page(
+        self, query: str = "", sort: str = "-step", offset: int = 0, limit: int | None = 200
+    ) -> Page:
+        """A part of the trajectories that fit a query.
+
+        Args:
+            query: as ``docs/query.md`` says.
+            sort: a column, or several with commas between; ``-`` before one for the greatest first.
+            offset: how many come before.
+            limit: at most so many rows; None for all.
+
+        Raises:
+            QueryError: ``query`` is no query.
+            ConfigError: there is no such column.
+        """
+        parsed = parse_query(query)
+        _order(sort)
+
+        def read() -> Page:
+            run = self._database.reader.execute
+            where = f"FROM trajectories WHERE {parsed.sql}"
+            (total,) = run(f"SELECT count(*) {where}", parsed.parameters).fetchone()
+            order = _order(sort, by_index=total > _FEW)
+            found = run(
+                f"SELECT {', '.join(_SHOWN)} {where} ORDER BY {order} LIMIT ? OFFSET ?",
+                (*parsed.parameters, -1 if limit is None else max(0, limit), max(0, offset)),
+            )
+            return Page(total, [_shown(row) for row in found])
+
+        return self._read(parsed, read)
+
+    def ids(self, query: str = "", sort: str = "-step") -> list[str]:
+        """The ids of all trajectories that fit a query, in order.
+
+        Raises:
+            QueryError, ConfigError: as ``page``.
+        """
+        parsed = parse_query(query)
+        sql = f"SELECT id FROM trajectories WHERE {parsed.sql} ORDER BY {_order(sort)}"
+
+        def read() -> list[str]:
+            found = self._database.reader.execute(sql, parsed.parameters)
+            return [trajectory_id for (trajectory_id,) in found]
+
+        return self._read(parsed, read)
+
+    def facets(self, query: str = "") -> dict[str, Any]:
+        """How often each value occurs among the trajectories that fit a query: ``{"columns":
+        {name: [[value, count], ...]}, "histograms": {name: {"edges", "counts"}}}``.
+
+        Raises:
+            QueryError: ``query`` is no query.
+        """
+        parsed = parse_query(query)
+
+        def read() -> dict[str, Any]:
+            self._count_changes()
+            return self._facets.count(self._keys(parsed))
+
+        return self._read(parsed, read)
+
+    def columns(self, names: Sequence[str]) -> dict[str, list[Any]]:
+        """Whole columns by name, a row a trajectory; those of lists hold lists.
+
+        Raises:
+            ConfigError: there is no such column.
+        """
+        for name in names:
+            _assert_column(name, "columns")
+
+        def read() -> dict[str, list[Any]]:
+            with self._reading:
+                sql = f"SELECT {', '.join(names)} FROM trajectories ORDER BY key"
+                rows = self._database.reader.execute(sql).fetchall()
+            found = list(zip(*rows, strict=True)) or [()] * len(names)
+            return {
+                name: [split(text) for text in own] if _KINDS[name] == "list" else list(own)
+                for name, own in zip(names, found, strict=True)
+            }
+
+        return self._recovering(read)
+
+    def damage(self) -> list[str]:
+        """What of the run could not be read, and was passed over."""
+
+        def read() -> list[str]:
+            with self._reading:
+                return [damage for (damage,) in self._database.reader.execute(sql)]
+
+        sql = "SELECT damage FROM files WHERE damage <> '' ORDER BY path"
+        return self._recovering(read)
+
+    def close(self) -> None:
+        """Close the index's file; a second call does nothing."""
+        with self._writing, self._reading:
+            self._database.close()
+
+    def _grow(self, timeout_s: float) -> int:
+        with self._database.locked(timeout_s) as held:
+            with self._reading:
+                self._database.follow()
+            if not held:
+                return 0
+            now = self._snapshot()
+            if (self._database.opened, now) == self._taken:
+                return 0
+            growth = Growth(self._run, now, self._database.writer)
+            changed = growth.take()
+            self._taken = (self._database.opened, now)
+        if growth.removed:
+            self._search.forget()
+        self._tell_damage()
+        return changed
+
+    def _tell_damage(self) -> None:
+        for part in self.damage():
+            if part not in self._told:
+                self._told.add(part)
+                told = {"event": "damaged_part", "part": part}
+                logger.warning("%s; it is passed over", part, extra=told)
+
+    def _snapshot(self) -> Snapshot:
+        if not self._run.record_path.is_file():
+            raise StoreError(
+                f"{self._run.root} is no longer there: it was moved or removed; open it where it is"
+            )
+        with os_refusals(f"{self._run.root} cannot be listed"):
+            return self._listing.snapshot()
+
+    def _read(self, parsed: Query, read: Callable[[], Result]) -> Result:
+        """Does ``read`` once the reader's ``text_match`` holds what the query searches for."""
+
+        def work() -> Result:
+            with self._reading:
+                state = (self._database.opened, self._change())
+                if all(self._matched.get(needle) == state for needle in parsed.texts):
+                    return read()
+                files = self._text_files()
+            found = {needle: self._search.search(needle, *files) for needle in parsed.texts}
+            with self._reading:
+                self._put_matches(found, state)
+                return read()
+
+        return self._recovering(work)
+
+    def _put_matches(self, found: Mapping[str, Sequence[Match]], state: tuple[int, int]) -> None:
+        run = self._database.reader
+        run.execute("BEGIN")
+        if len(self._matched) > _KEPT_NEEDLES:
+            self._matched.clear()
+            run.execute("DELETE FROM text_match")
+        for needle, matches in found.items():
+            run.execute("DELETE FROM text_match WHERE needle = ?", (needle,))
+            run.executemany(
+                "INSERT OR IGNORE INTO text_match SELECT ?, key FROM trajectories "
+                "WHERE id = ? AND recorded_at = ?",
+                ((needle, *match) for match in matches),
+            )
+            self._matched[needle] = state
+        run.execute("COMMIT")
+
+    def _recovering(self, work: Callable[[], Result]) -> Result:
+        """Does ``work``; makes the index anew where it is damaged, or its folder takes no more."""
+        for _ in range(_RECOVERIES):
+            opened = self._database.opened
+            try:
+                return work()
+            except sqlite3.Error as error:
+                with self._writing, self._reading:
+                    if opened == self._database.opened:  # else another thread has recovered it
+                        self._database.recover(error)
+                        self._regrown = self._grow(_RECOVERY_S)
+        return work()
+
+    def _change(self) -> int:
+        sql = "SELECT value FROM counters WHERE name = 'change'"
+        return int(self._database.reader.execute(sql).fetchone()[0])
+
+    def _text_files(self) -> tuple[list[Path], list[Path]]:
+        sql = "SELECT path FROM files WHERE path LIKE ? AND damage = '' ORDER BY path"
+        root = self._run.root
+        found = [
+            [root / path for (path,) in self._database.reader.execute(sql, (pattern,))]
+            for pattern in ("traj/sealed/%", "traj/live/%")
+        ]
+        return found[0], found[1]
+
+    def _keys(self, parsed: Query) -> npt.NDArray[np.int64]:
+        if parsed.sql == "1":
+            return self._facets.keys()
+        sql = f"SELECT key FROM trajectories WHERE {parsed.sql}"
+        found = self._database.reader.execute(sql, parsed.parameters)
+        return np.fromiter((key for (key,) in found), dtype=np.int64)
+
+    def _count_changes(self) -> None:
+        """Brings the counted columns to what the index has."""
+        run = self._database.reader
+        counters = dict(run.execute("SELECT name, value FROM counters"))
+        opened, removals, change = self._counted
+        if (opened, removals) != (self._database.opened, counters["removals"]):
+            self._facets = FacetColumns()
+            change = 0
+        if change < counters["change"]:
+            names = ", ".join(("key", *FacetColumns.COLUMNS))
+            sql = f"SELECT {names} FROM trajectories WHERE change > ?"
+            self._facets.put(run.execute(sql, (change,)).fetchall())
+        self._counted = (self._database.opened, counters["removals"], counters["change"])
+
+
+def _order(sort: str, *, by_index: bool = False) -> str:
+    """``ORDER BY``'s terms.
+
+    Raises:
+        ConfigError: there is no such column.
+    """
+    terms = []
+    plain = "" if by_index else "+"
+    for part in sort.split(",") if sort else ():
+        name = part.removeprefix("-")
+        _assert_column(name, "sort")
+        # what has no value comes last in both directions
+        last = " NULLS LAST" if name in NULLABLE and part == name else ""
+        terms.append(f"{plain}{name} DESC" if part != name else f"{plain}{name}{last}")
+    return ", ".join([*terms, "key DESC" if sort.startswith("-") else "key"])
+
+
+def _assert_column(name: str, what: str) -> None:
+    if name not in _KINDS:
+        raise ConfigError(
+            f"{what} must name columns, got {name!r}"
+            f"{did_you_mean(name, _KINDS, 'columns are ' + ', '.join(_KINDS))}"
+        )
+
+
+def _shown(row: Sequence[Any]) -> dict[str, Any]:
+    shown = dict(zip(_SHOWN, row, strict=True))
+    for name, kind in _KINDS.items():
+        if kind == "list":
+            shown[name] = split(shown[name])
+    shown["rewards"] = json.loads(shown["rewards"])
+    return shown

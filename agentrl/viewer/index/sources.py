@@ -1,0 +1,175 @@
+"""Index sources: reads what the index takes from a run's files, whole columns at a time.
+
+A row is a tuple of the values of ``columns.COLUMNS``, in that order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from agentrl.errors import StoreError
+from agentrl.store import RunDirectory, read_jsonl
+from agentrl.store.jsonl import parse_line
+from agentrl.store.write_error import os_refusals
+from agentrl.viewer.index.columns import COLUMNS, NULLABLE, SEPARATOR, joined
+
+Row = tuple[Any, ...]
+
+_FORMER = {"group_index": "draw", "rollout_index": "sibling"}
+"""Names of columns in shards of format 1."""
+
+_EMPTY: Mapping[str, Any] = {
+    name: None
+    if name in NULLABLE
+    else {"integer": 0, "real": 0.0, "text": "", "list": "", "json": "{}"}[kind]
+    for name, kind in COLUMNS.items()
+}
+
+
+class Appended(NamedTuple):
+    """The whole lines of a file behind an offset.
+
+    Args:
+        records: their objects.
+        end: the offset behind them.
+        damage: what could not be read, and was passed over.
+    """
+
+    records: list[dict[str, Any]]
+    end: int
+    damage: str
+
+
+def shard_rows(path: Path) -> list[Row]:
+    """The rows of a sealed shard, in order.
+
+    Raises:
+        StoreError: the file is no shard.
+    """
+    try:
+        with pq.ParquetFile(path) as file:
+            names = set(file.schema_arrow.names)
+            stored = {
+                name: own
+                for name in COLUMNS
+                for own in (name, _FORMER.get(name, name))
+                if own in names
+            }
+            table = file.read(columns=list(stored.values()), use_threads=False)
+    except (OSError, pa.ArrowException) as error:
+        raise StoreError(f"{path} cannot be read as a shard: {error}") from error
+    if "id" not in stored:
+        raise StoreError(f"{path} cannot be read as a shard: it has no column 'id'")
+    count = table.num_rows
+    columns = [
+        _values(name, table[stored[name]]) if name in stored else [_EMPTY[name]] * count
+        for name in COLUMNS
+    ]
+    return list(zip(*columns, strict=True))
+
+
+def _values(name: str, column: pa.ChunkedArray) -> list[Any]:
+    if pa.types.is_list(column.type):
+        text = pc.binary_join(column.combine_chunks(), SEPARATOR)
+        around = pc.binary_join_element_wise(SEPARATOR, text, SEPARATOR, "")
+        column = pc.if_else(pc.equal(pc.fill_null(text, ""), ""), "", around)
+    values: list[Any] = column.to_pylist()
+    if name == "rewards":
+        return [_numbers_alone(value) for value in values]
+    if column.null_count and name not in NULLABLE:
+        return [_EMPTY[name] if value is None else value for value in values]
+    return values
+
+
+def _numbers_alone(rewards: str | None) -> str:
+    """Reward parts as SQLite compares them: a NaN, which the store marks, is no number."""
+    if not rewards or "$float" not in rewards:
+        return rewards or "{}"
+    import json
+
+    kept = {name: part for name, part in json.loads(rewards).items() if not isinstance(part, dict)}
+    return json.dumps(kept)
+
+
+def row_of(record: Mapping[str, Any]) -> Row:
+    """The row of a line of a live file, which has the columns of a list and no texts."""
+    values = []
+    for name, kind in COLUMNS.items():
+        value = record.get(name, record.get(_FORMER.get(name, name)))
+        if kind == "list":
+            value = joined(value)
+        elif name == "rewards":
+            value = _numbers_alone(value)
+        values.append(_EMPTY[name] if value is None else value)
+    return tuple(values)
+
+
+def appended(path: Path, offset: int) -> Appended:
+    """What was appended to a file of lines behind ``offset``; a partial last line is left.
+
+    Raises:
+        StoreError: the file cannot be read.
+    """
+    with os_refusals(f"{path} cannot be read"):
+        try:
+            with path.open("rb") as file:
+                file.seek(offset)
+                *lines, _partial = file.read().split(b"\n")
+        except FileNotFoundError:
+            return Appended([], offset, "")
+    records = []
+    damage: list[str] = []
+    end = offset
+    for line in lines:
+        try:
+            records.append(parse_line(f"a line of {path} at {end}", line))
+        except StoreError as error:
+            damage.append(str(error))
+        end += len(line) + 1
+    return Appended(records, end, "; ".join(damage))
+
+
+LedgerRow = tuple[int, int, int | None, str]
+
+
+def ledger_rows(records: list[dict[str, Any]]) -> list[LedgerRow]:
+    """Where trajectories are, by the newest of the given rows of a ledger: group index, rollout
+    index, the step that trained it, why it was dropped.
+    """
+    newest: dict[tuple[int, int], LedgerRow] = {}
+    for record in records:
+        group = record.get("group_index", record.get("draw"))
+        rollouts = record.get("rollout_indices", record.get("siblings"))
+        if not isinstance(group, int) or not isinstance(rollouts, list):
+            continue  # a row of another kind
+        to = record.get("to")
+        trained = record.get("step") if to == "trained" else None
+        dropped = str(record.get("reason") or "dropped") if to == "dropped" else ""
+        for rollout in rollouts:
+            newest[group, rollout] = (group, rollout, trained, dropped)
+    return list(newest.values())
+
+
+def note_labels(run: RunDirectory, on_damage: Callable[[StoreError], None]) -> dict[str, str]:
+    """The labels of each trajectory that notes gave it, as a list column holds them."""
+    newest: dict[tuple[str, str], dict[str, Any]] = {}
+    for path in note_files(run):
+        for record in read_jsonl(path, on_damage):
+            newest[path.name, str(record.get("id"))] = record
+    labels: dict[str, dict[str, None]] = {}
+    for record in newest.values():
+        if not record.get("deleted") and isinstance(record.get("labels"), list):
+            of_one = labels.setdefault(str(record.get("trajectory")), {})
+            of_one |= dict.fromkeys(str(label) for label in record["labels"])
+    return {key: joined(sorted(own)) for key, own in labels.items() if own}
+
+
+def note_files(run: RunDirectory) -> Iterator[Path]:
+    """The files of notes, by name."""
+    yield from sorted((run.root / "notes").glob("*.jsonl"))

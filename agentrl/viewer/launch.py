@@ -1,0 +1,194 @@
+"""Launch: serves the viewer until it is interrupted, and tells people where it is."""
+
+from __future__ import annotations
+
+import html
+import os
+import secrets
+import shutil
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from agentrl.errors import MachineError
+from agentrl.viewer.security import LOOPBACK
+
+if TYPE_CHECKING:
+    import uvicorn
+
+_ANY = ("0.0.0.0", "::", "")
+_OPENER = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>agentrl view</title>
+<meta http-equiv="refresh" content="0;url={url}"><p><a href="{url}">Open the viewer</a></p></html>
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the viewer answers.
+
+    Args:
+        host: as it was asked to listen on.
+        port: the port that it got.
+        token: the secret of its link.
+        page: the fragment of the page that opens first.
+    """
+
+    host: str
+    port: int
+    token: str
+    page: str = ""
+
+    @property
+    def link(self) -> str:
+        """What a person opens; whoever has it sees the run."""
+        host = own_hosts(self.host)[0]
+        place = f"{_in_url(host)}:{self.port}"
+        return f"http://{place}/?token={self.token}{self.page}"
+
+
+def own_hosts(host: str) -> tuple[str, ...]:
+    """The names by which a viewer is asked for that listens on ``host``."""
+    return (socket.gethostname(), socket.getfqdn()) if host in _ANY else (host,)
+
+
+def serve(
+    source: Path,
+    *,
+    host: str,
+    port: int,
+    allow_hosts: Sequence[str],
+    announce: Callable[[Address], None],
+    until: Callable[[], object] | None = None,
+) -> None:
+    """Serves until SIGINT or SIGTERM.
+
+    Args:
+        source: a run directory, or a folder above some.
+        host, port: the address; port 0 takes a free one.
+        allow_hosts: more names by which it may be asked for.
+        announce: is told the address once it answers there.
+        until: called on a thread of its own; when it returns, the viewer ends.
+
+    Raises:
+        StoreError: there is no run.
+        MachineError: the address cannot be listened on.
+    """
+    import uvicorn
+
+    from agentrl.viewer.app import create_app
+
+    token = secrets.token_urlsafe(24)
+    app = create_app(source, token=token, allow_hosts=(*own_hosts(host), *allow_hosts))
+    listening = _listen(host, port)
+    address = Address(host, listening.getsockname()[1], token, app.state.page)
+
+    class Server(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            # Ctrl-C is how a viewer ends: nothing is raised again, as uvicorn would
+            self.force_exit = self.should_exit
+            self.should_exit = True
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if self.started:
+                announce(address)
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            app.state.following.close()  # else each open page would hold up the end
+            await super().shutdown(sockets)
+
+    server = Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            ws="none",
+            http="h11",
+            timeout_graceful_shutdown=1,
+        )
+    )
+    if until is not None:
+        threading.Thread(target=_end_after, args=(until, server), daemon=True).start()
+    server.run([listening])
+
+
+def _end_after(until: Callable[[], object], server: uvicorn.Server) -> None:
+    until()
+    server.should_exit = True
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)[0][0]
+        # asyncio sends without delay where the protocol is named: else a short answer waits 40 ms
+        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(128)
+    except OSError as error:
+        raise MachineError(
+            f"the viewer cannot listen on {host}:{port}: {error.strerror or error}; choose another "
+            "--port, or 0 for a free one"
+        ) from error
+    listening.setblocking(False)
+    return listening
+
+
+def ways_in(
+    address: Address, environment: Mapping[str, str], *, terminal: bool
+) -> tuple[list[str], bool]:
+    """What a person is told, and whether a browser is opened for them.
+
+    Args:
+        address: of the viewer.
+        environment: this process's.
+        terminal: whether a person reads the output.
+
+    Returns:
+        The lines, the link first, and whether there is a desktop to open it on.
+    """
+    lines = [address.link]
+    if not terminal:
+        return lines, False
+    connection = environment.get("SSH_CONNECTION", "").split()
+    if connection:
+        if address.host in LOOPBACK:
+            login = f"{environment.get('USER') or '$USER'}@{connection[2]}"
+            ssh_port = f" -p {connection[3]}" if connection[3:] not in ([], ["22"]) else ""
+            lines.append(
+                "from your own machine first: ssh -N -L "
+                f"{address.port}:{_in_url(address.host)}:{address.port}{ssh_port} {login}"
+            )
+        return lines, False
+    desktop = sys.platform == "darwin" or bool(
+        environment.get("DISPLAY") or environment.get("WAYLAND_DISPLAY")
+    )
+    return lines, desktop
+
+
+def open_browser(address: Address) -> Callable[[], None]:
+    """Opens the link on the desktop, without showing its token in the list of processes.
+
+    Returns:
+        What removes the file by which it was opened.
+    """
+    import webbrowser
+
+    folder = Path(tempfile.mkdtemp(prefix="agentrl-view-"))  # of this user alone
+    page = folder / "open.html"
+    with open(os.open(page, os.O_WRONLY | os.O_CREAT, 0o600), "w", encoding="utf-8") as file:
+        file.write(_OPENER.format(url=html.escape(address.link)))
+    webbrowser.open(page.as_uri())
+    return lambda: shutil.rmtree(folder, ignore_errors=True)
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,1 @@
+"""Routes: the paths under ``/api`` and what each answers."""

@@ -1,0 +1,288 @@
+"""Run SQL: answers SQL over a run's files by DuckDB, which can read them and nothing else.
+
+Views: ``trajectories``, ``turns``, ``annotations``, ``metrics``, ``events`` (docs/query.md). Before
+a query runs, access to files is shut off but for the run's shards, and the configuration is locked.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from agentrl.errors import Closing, ConfigError
+from agentrl.store import RunDirectory, read_jsonl
+from agentrl.store.json_text import to_json
+from agentrl.store.trajectories.columns import COLUMNS, SCHEMA
+from agentrl.store.trajectories.live_record import live_texts
+from agentrl.viewer.index import RunIndex
+
+MAX_ROWS = 10_000
+_EVENT_FIELDS = ("time", "level", "event", "boundary", "message", "step", "stage", "trajectory")
+_FORMER = {column.old: name for name, column in COLUMNS.items() if column.old}
+_LIVE = "live/step=*/*.jsonl"
+_ANNOTATIONS = pa.schema(
+    [
+        ("id", pa.string()),
+        ("step", pa.int64()),
+        ("learner", pa.string()),
+        ("pass_index", pa.int32()),
+        ("recorded_at", pa.float64()),
+        ("values_json", pa.string()),
+    ]
+)
+_TURNS = """
+CREATE VIEW turns AS
+SELECT id, step, task_id, reward, status,
+       CAST(turn ->> '$.index' AS INTEGER) AS turn,
+       CAST(turn ->> '$.parent' AS INTEGER) AS parent,
+       turn ->> '$.agent' AS agent,
+       turn ->> '$.text' AS "text",
+       turn ->> '$.finish_reason' AS finish_reason,
+       CAST(json_array_length(turn, '$.calls') AS INTEGER) AS num_calls,
+       turn -> '$.observed' AS observed,
+       turn -> '$.message' AS message,
+       turn -> '$.calls' AS calls,
+       turn -> '$.rewards' AS rewards,
+       turn -> '$.timings' AS timings,
+       turn -> '$.info' AS info
+FROM (SELECT id, step, task_id, reward, status, unnest(json_extract(turns, '$[*]')) AS turn
+      FROM trajectories)
+"""
+
+
+class SqlError(ConfigError):
+    """A statement that cannot be answered; the message says why, and what can be asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class SqlResult:
+    """The answer to a statement.
+
+    Args:
+        columns: their names.
+        rows: as JSON can carry them.
+        cut: whether there were more rows than asked for.
+        seconds: that it took.
+    """
+
+    columns: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+    cut: bool
+    seconds: float
+
+
+class RunSql(Closing):
+    """SQL over one run as it is now. Used by one thread.
+
+    Args:
+        run: the run.
+        index: of the run; it is refreshed.
+        memory: that a query may take, as DuckDB writes it.
+        threads: that a query may use; by default the machine's, four at most.
+
+    Raises:
+        StoreError: the run cannot be read.
+    """
+
+    closing = "closing DuckDB"
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        index: RunIndex,
+        *,
+        memory: str = "2GB",
+        threads: int | None = None,
+    ) -> None:
+        index.refresh(timeout_s=60.0)
+        sealed = sorted(run.sealed_folder.glob("step=*/*.parquet"))
+        annotations = sorted(run.annotations_folder.glob("sealed/step=*/*.parquet"))
+        damaged = "\n".join(index.damage())
+        sealed = [path for path in sealed if str(path) not in damaged]
+        self._connection = duckdb.connect(
+            config={"memory_limit": memory, "threads": threads or min(4, os.cpu_count() or 1)}
+        )
+        self._create_trajectories(run, index, sealed)
+        self._connection.execute(_TURNS)
+        self._create_annotations(run, annotations)
+        self._create("metrics", _columns_of(read_jsonl(run.metrics_path, _pass_over)))
+        self._create("events", _events(run))
+        for statement in (
+            f"SET allowed_paths = {_sql_list([*sealed, *annotations])}",
+            "SET python_enable_replacements = false",
+            "SET temp_directory = ''",
+            "SET enable_external_access = false",
+            "SET lock_configuration = true",
+        ):
+            self._connection.execute(statement)
+
+    def query(self, sql: str, *, rows: int = 1000, timeout_s: float = 60.0) -> SqlResult:
+        """The answer to one ``SELECT``.
+
+        Args:
+            sql: the statement.
+            rows: at most so many, ``MAX_ROWS`` at most.
+            timeout_s: after which it is ended.
+
+        Raises:
+            SqlError: it is no single SELECT, it is wrong, or it takes too long or too much memory.
+        """
+        started = time.monotonic()
+        # ends with the query, or by ending the query; DuckDB lets any thread interrupt
+        timer = threading.Timer(timeout_s, self._connection.interrupt)
+        timer.daemon = True
+        try:
+            self._assert_select(sql)
+            timer.start()
+            found = self._connection.execute(sql)
+            columns = tuple(entry[0] for entry in found.description or ())
+            limit = max(1, min(rows, MAX_ROWS))
+            fetched = found.fetchmany(limit + 1)
+        except duckdb.InterruptException as error:
+            raise SqlError(
+                f"the query took longer than {timeout_s:g} s; narrow it, or raise the time"
+            ) from error
+        except duckdb.Error as error:
+            raise SqlError(f"SQL: {error}") from error
+        finally:
+            timer.cancel()
+        plain = [tuple(_plain(value) for value in row) for row in fetched[:limit]]
+        return SqlResult(columns, plain, len(fetched) > limit, time.monotonic() - started)
+
+    def close(self) -> None:
+        """Close the connection; a second call does nothing."""
+        self._connection.close()
+
+    def _assert_select(self, sql: str) -> None:
+        statements = self._connection.extract_statements(sql)
+        kinds = [statement.type.name for statement in statements]
+        if kinds != ["SELECT"]:
+            found = " and ".join(kinds) or "nothing"
+            raise SqlError(
+                f"a query must be one SELECT, since a run is read only, got {found}; the views are "
+                "trajectories, turns, annotations, metrics, events"
+            )
+
+    def _create(self, view: str, table: pa.Table) -> None:
+        self._connection.register(f"{view}_table", table)
+        self._connection.execute(f"CREATE VIEW {view} AS SELECT * FROM {view}_table")
+
+    def _create_trajectories(
+        self, run: RunDirectory, index: RunIndex, sealed: Sequence[Path]
+    ) -> None:
+        """The newest record of each id, with what the index knows of it besides."""
+        joined = index.columns(("id", "recorded_at", "trained_step", "drop_reason", "labels"))
+        types = (pa.string(), pa.float64(), pa.int64(), pa.string(), pa.list_(pa.string()))
+        arrays = [pa.array(joined[name], kind) for name, kind in zip(joined, types, strict=True)]
+        self._connection.register("index_table", pa.table(arrays, names=list(joined)))
+        self._connection.register("live_table", _live_table(run))
+        parts = ["SELECT * FROM live_table"]
+        if sealed:
+            shards = _read_parquet(sealed)
+            parts.append(f"SELECT {self._renamed(shards)} FROM {shards}")
+        self._connection.execute(
+            f"CREATE VIEW trajectories AS SELECT * FROM ({' UNION ALL BY NAME '.join(parts)}) "
+            "JOIN index_table USING (id, recorded_at)"
+        )
+
+    def _renamed(self, shards: str) -> str:
+        """All columns of shards, those of format 1 under their names of today."""
+        described = self._connection.execute(f"DESCRIBE SELECT * FROM {shards}").fetchall()
+        names = {row[0] for row in described}
+        kept = names - _FORMER.keys()
+        former = [
+            f"coalesce({now}, {was}) AS {now}" if now in names else f"{was} AS {now}"
+            for was, now in _FORMER.items()
+            if was in names
+        ]
+        replaced = set(_FORMER.values()) if former else set()
+        own = [f'"{row[0]}"' for row in described if row[0] in kept - replaced]
+        return ", ".join([*own, *former])
+
+    def _create_annotations(self, run: RunDirectory, sealed: Sequence[Path]) -> None:
+        """Those of format 1, and those that are not sealed yet, have no arrays here."""
+        paths = [*run.annotations_folder.glob("*.jsonl"), *run.annotations_folder.glob(_LIVE)]
+        rows = [
+            {
+                "id": record.get("id"),
+                "step": record.get("step", record.get("values", {}).get("trained_step")),
+                "learner": record.get("learner", "actor"),
+                "pass_index": record.get("pass_index", 0),
+                "recorded_at": record.get("recorded_at"),
+                "values_json": record.get("values_json") or to_json(record.get("values", {})),
+            }
+            for path in sorted(paths)
+            for record in read_jsonl(path, _pass_over)
+        ]
+        table = pa.Table.from_pylist(rows, schema=_ANNOTATIONS)
+        self._connection.register("annotations_table", table)
+        parts = ["SELECT * FROM annotations_table"]
+        parts += [f"SELECT * FROM {_read_parquet(sealed)}"] if sealed else []
+        self._connection.execute(f"CREATE VIEW annotations AS {' UNION ALL BY NAME '.join(parts)}")
+
+
+def _pass_over(error: Exception) -> None:
+    """A damaged line is named by the index and by ``TrajectoryReader.damage``."""
+
+
+def _read_parquet(paths: Iterable[Path]) -> str:
+    options = "union_by_name = true, hive_partitioning = false"
+    return f"read_parquet({_sql_list(paths)}, {options})"
+
+
+def _sql_list(paths: Iterable[Path]) -> str:
+    quoted = ("'" + str(path).replace("'", "''") + "'" for path in paths)
+    return f"[{', '.join(quoted)}]"
+
+
+def _live_table(run: RunDirectory) -> pa.Table:
+    """The trajectories that are not sealed yet, without their arrays."""
+    live = sorted(run.live_folder.glob("step=*/*.jsonl"))
+    rows = [row for path in live for row in live_texts(path)]
+    return pa.Table.from_pylist(rows, schema=pa.schema([SCHEMA.field(name) for name in COLUMNS]))
+
+
+def _columns_of(rows: Iterable[Mapping[str, Any]], first: Sequence[str] = ()) -> pa.Table:
+    """Rows of any keys as columns; what is neither number nor text is its JSON."""
+    listed = list(rows)
+    names = list(dict.fromkeys([*first, *(name for row in listed for name in row)]))
+    arrays = {name: _array([row.get(name) for row in listed]) for name in names}
+    return pa.table(arrays or {"step": pa.array([], pa.int64())})
+
+
+def _array(values: Sequence[Any]) -> pa.Array:
+    kinds = {type(value) for value in values if value is not None}
+    if not kinds or kinds == {bool}:
+        return pa.array(values, pa.bool_() if kinds else pa.float64())
+    if kinds == {int}:
+        return pa.array(values, pa.int64())
+    if kinds <= {int, float}:
+        return pa.array(values, pa.float64())
+    return pa.array(
+        [value if value is None or isinstance(value, str) else to_json(value) for value in values],
+        pa.string(),
+    )
+
+
+def _events(run: RunDirectory) -> pa.Table:
+    rows = []
+    for record in read_jsonl(run.events_path, _pass_over):
+        row = {name: record.get(name) for name in _EVENT_FIELDS}
+        rest = {name: value for name, value in record.items() if name not in _EVENT_FIELDS}
+        rows.append({**row, "fields": to_json(rest)})
+    return _columns_of(rows, first=(*_EVENT_FIELDS, "fields"))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Decimal):
+        return float(value)
+    return value if isinstance(value, int | float | str | list | dict | None) else str(value)

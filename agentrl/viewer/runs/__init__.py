@@ -1,0 +1,1 @@
+"""Runs: what the viewer holds of each run, read as it is asked for."""

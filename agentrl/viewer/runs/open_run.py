@@ -1,0 +1,214 @@
+"""Open run: all that the viewer holds of one run, read as it is asked for."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+from agentrl.errors import StoreError
+from agentrl.store import (
+    RunDirectory,
+    RunState,
+    RunWatch,
+    TokenArrays,
+    TrajectoryReader,
+    decode_trajectory,
+)
+from agentrl.store.json_text import from_json
+from agentrl.types import Trajectory
+from agentrl.viewer.analysis import BlameRow
+from agentrl.viewer.api_error import not_found
+from agentrl.viewer.index import RunIndex
+from agentrl.viewer.notes import NoteBook
+from agentrl.viewer.pieces import TokenPieces
+from agentrl.viewer.runs.appended import AppendedLines
+from agentrl.viewer.runs.metrics_table import MetricsTable
+from agentrl.viewer.runs.run_tokenizer import stage_pieces
+from agentrl.viewer.runs.stored_row import StoredRow
+from agentrl.viewer.runs.trajectory_count import TrajectoryCount
+
+_FRESH_S = 0.3
+
+
+class _Reader(TrajectoryReader):
+    """A reader whose ``row`` may be asked from any thread, as analyses do while they compute."""
+
+    def __init__(self, run: RunDirectory, lock: threading.RLock) -> None:
+        super().__init__(run)
+        self._lock = lock
+
+    def row(self, trajectory_id: str) -> tuple[dict[str, Any], TokenArrays]:
+        with self._lock:
+            return super().row(trajectory_id)
+
+
+class OpenRun:
+    """One run. ``lock`` guards all but ``notes``: requests come from several threads.
+
+    Args:
+        directory: the run.
+        key: what requests name it by.
+        name: what people call it.
+    """
+
+    def __init__(self, directory: RunDirectory, key: str, name: str) -> None:
+        self.directory = directory
+        self.key = key
+        self.name = name
+        self.lock = threading.RLock()
+        self.metrics = MetricsTable(directory.metrics_path)
+        self.notes = NoteBook(directory.root / "notes")
+        self._event_lines = AppendedLines(directory.events_path)
+        self._events: list[dict[str, Any]] = []
+        self._watch = RunWatch(directory)
+        self._count = TrajectoryCount(directory)
+        self.used_at = 0.0
+        """When a request asked for this run last, by the monotonic clock."""
+        self._refreshed_at = -_FRESH_S
+        self.worst_tokens: dict[tuple[int, str | None], BlameRow | None] = {}
+        """By step and stage (``views.overview``)."""
+
+    @cached_property
+    def reader(self) -> TrajectoryReader:
+        """Of its trajectories.
+
+        Raises:
+            StoreError: this agentrl cannot read the run.
+        """
+        return _Reader(RunDirectory.open(self.directory.root), self.lock)
+
+    @cached_property
+    def _index(self) -> RunIndex:
+        return RunIndex(RunDirectory.open(self.directory.root))
+
+    def index(self) -> RunIndex:
+        """Finds, sorts and counts its trajectories; knows those that ended a moment ago.
+
+        Raises:
+            StoreError: the run is not there, or cannot be read.
+        """
+        self.refresh_index(_FRESH_S)
+        return self._index
+
+    def refresh_index(self, patience_s: float = 0.0) -> int:
+        """Takes what was appended, unless that was done less than ``patience_s`` ago; how many
+        trajectories are new or changed.
+        """
+        with self.lock:
+            index = self._index
+            if time.monotonic() - self._refreshed_at < patience_s:
+                return 0
+            changed = index.refresh()
+            self._refreshed_at = time.monotonic()
+            return changed
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        """``config.resolved.yaml``; empty where there is none."""
+        path = self.directory.config_path
+        if not path.is_file():
+            return {}
+        from ruamel.yaml import YAML
+
+        loaded = YAML(typ="safe").load(path.read_text(encoding="utf-8", errors="replace"))
+        return loaded if isinstance(loaded, dict) else {}
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """``run.json``.
+
+        Raises:
+            StoreError: it cannot be read.
+        """
+        return self.directory.read_record()
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """``summary.json``; empty while the run has none."""
+        try:
+            found = from_json(self.directory.summary_path.read_bytes())
+        except (FileNotFoundError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def events(self) -> list[dict[str, Any]]:
+        """The lines of ``events.jsonl`` so far."""
+        anew, records = self._event_lines.take()
+        self._events = records if anew else [*self._events, *records]
+        return self._events
+
+    def num_trajectories(self) -> int:
+        """How many trajectories it has now; makes no index where nobody has asked for one yet."""
+        if "_index" in self.__dict__:
+            return self.index().page(limit=0).total
+        return self._count.count()
+
+    def state(self) -> RunState:
+        """Whether it runs, by its heartbeat."""
+        with self.lock:
+            return self._watch.look()
+
+    def damage(self) -> list[str]:
+        """What of the run cannot be read, and was passed over."""
+        own = [*self.reader.damage, *self.index().damage()]
+        return list(dict.fromkeys([*own, *self.metrics.damage, *self._event_lines.damage]))
+
+    def row(self, trajectory_id: str) -> StoredRow:
+        """One trajectory as it is stored, with what was learned of it.
+
+        Raises:
+            ApiError: the run has none of this id.
+            StoreError: its file is damaged.
+        """
+        columns, arrays = self._stored(trajectory_id)
+        learned = self.reader.learned(trajectory_id, columns["recorded_at"])
+        return StoredRow(columns, arrays, learned)
+
+    def trajectory(self, trajectory_id: str) -> Trajectory:
+        """One trajectory as objects.
+
+        Raises:
+            ApiError: the run has none of this id.
+            StoreError: its file is damaged.
+        """
+        return decode_trajectory(*self._stored(trajectory_id))
+
+    def pieces(self, stage: str) -> TokenPieces:
+        """The tokens' texts, by a stage's tokenizer.
+
+        Raises:
+            DataError: there is no tokenizer here; the message says why.
+        """
+        return stage_pieces(self.directory, self.config, stage)
+
+    def _stored(self, trajectory_id: str) -> tuple[dict[str, Any], TokenArrays]:
+        try:
+            return self.reader.row(trajectory_id)
+        except StoreError as error:
+            if "has no trajectory" in str(error):
+                raise not_found(
+                    f"the run {self.name} has no trajectory {trajectory_id[:100]!r}"
+                ) from error
+            raise
+
+    def blob(self, sha256: str) -> bytes:
+        """The bytes that the run keeps under a hash.
+
+        Raises:
+            ApiError: it has none of this name, or what is there has another hash.
+        """
+        try:
+            return self.directory.read_blob(sha256)
+        except StoreError as error:
+            raise not_found(str(error)[:300]) from error
+
+    def release(self) -> None:
+        """Ends what it holds open and forgets what it read; the next request reads it again."""
+        with self.lock:
+            if (index := self.__dict__.pop("_index", None)) is not None:
+                index.close()
+            self.__dict__.pop("reader", None)
+            self._refreshed_at = -_FRESH_S

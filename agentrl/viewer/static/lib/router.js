@@ -1,0 +1,127 @@
+/** Router: the page and its state live in the URL's fragment, so that every state is a link. */
+import { signal } from "../vendor/signals.js";
+
+/**
+ * @typedef {object} Route
+ * @property {string} page one of PAGES, or "unknown"
+ * @property {string} run the run's key, "" where the page has none
+ * @property {string} id trajectory, group or task, "" where the page has none
+ * @property {Record<string, string>} params the query; an object without a prototype
+ * @property {string} href
+ */
+
+/** Pages of a run, each with whether its path names a thing. */
+const RUN_PAGES = new Map([
+  ["overview", false],
+  ["trajectories", false],
+  ["trajectory", true],
+  ["group", true],
+  ["task", true],
+  ["diff", false],
+  ["behaviour", false],
+  ["blame", false],
+]);
+
+/** Every page by name. */
+export const PAGES = ["runs", "compare", ...RUN_PAGES.keys()];
+
+/**
+ * The route that a fragment names.
+ * @param {string} hash such as `#/run/KEY/trajectory/ID?tab=tokens`
+ * @returns {Route}
+ */
+export function parse(hash) {
+  const [path, query = ""] = split(hash.replace(/^#/, ""), "?");
+  const params = Object.create(null);
+  for (const [key, value] of new URLSearchParams(query)) params[key] = value;
+  const parts = path.split("/").filter(Boolean).map(decoded);
+  const found = place(parts);
+  return { page: "unknown", run: "", id: "", ...found, params, href: hash || "#/" };
+}
+
+function place(parts) {
+  if (parts.length === 0) return { page: "runs" };
+  if (parts[0] === "compare" && parts.length === 1) return { page: "compare" };
+  if (parts[0] !== "run" || parts.length < 2) return {};
+  const [, run, page = "overview", ...rest] = parts;
+  if (!RUN_PAGES.has(page)) return {};
+  if (RUN_PAGES.get(page)) return rest.length > 0 ? { page, run, id: rest.join("/") } : {};
+  return rest.length === 0 ? { page, run } : {};
+}
+
+/**
+ * The address of a page.
+ * @param {string} page one of PAGES
+ * @param {Record<string, unknown>} [params] `run` and `id` go into the path, the rest into the
+ *   query; null, undefined and "" are left out
+ * @returns {string}
+ */
+export function link(page, params = {}) {
+  const { run = "", id = "", ...rest } = params;
+  const query = new URLSearchParams();
+  for (const [key, value] of Object.entries(rest)) {
+    if (value !== null && value !== undefined && value !== "") query.set(key, String(value));
+  }
+  const text = query.toString();
+  return `#${path(page, String(run), String(id))}${text && "?"}${text}`;
+}
+
+function path(page, run, id) {
+  if (page === "runs") return "/";
+  if (page === "compare") return "/compare";
+  if (!RUN_PAGES.has(page)) throw new RangeError(`no page ${page}; pages: ${PAGES.join(", ")}`);
+  const base = `/run/${encodeURIComponent(run)}`;
+  if (page === "overview") return base;
+  return `${base}/${page}${RUN_PAGES.get(page) ? `/${encodeURIComponent(id)}` : ""}`;
+}
+
+/** The route shown now. */
+export const route = signal(parse(globalThis.location?.hash ?? ""));
+
+/** The page at which the viewer was opened. */
+export const landing = route.peek().page;
+
+/**
+ * Goes to an address.
+ * @param {string} href from `link`
+ * @param {{replace?: boolean}} [options] replace: without a new entry in the browser's history
+ */
+export function go(href, { replace = false } = {}) {
+  if (href === location.hash) return;
+  if (replace) {
+    history.replaceState(null, "", href);
+    route.value = parse(location.hash);
+  } else {
+    location.hash = href;
+  }
+}
+
+/**
+ * Changes parts of the query and stays on the page.
+ * @param {Record<string, unknown>} changes
+ * @param {{replace?: boolean}} [options]
+ */
+export function update(changes, { replace = true } = {}) {
+  const { page, run, id, params } = route.peek();
+  go(link(page, { ...params, ...changes, run, id }), { replace });
+}
+
+/** Follows the browser's address; called once by the application. */
+export function listen() {
+  addEventListener("hashchange", () => {
+    route.value = parse(location.hash);
+  });
+}
+
+function split(text, at) {
+  const index = text.indexOf(at);
+  return index < 0 ? [text] : [text.slice(0, index), text.slice(index + 1)];
+}
+
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part; // a stray % is itself
+  }
+}

@@ -1,0 +1,157 @@
+/** Behaviour: what the policy does and says more or less often in one range of steps than in another. */
+import { useState } from "../vendor/hooks.js";
+import { html } from "../lib/html.js";
+import { ofRun, useApi } from "../lib/api.js";
+import { number, percent } from "../lib/format.js";
+import { go, link, update } from "../lib/router.js";
+import { useCursor } from "../ui/cursor.js";
+import { Name } from "../ui/name.js";
+import { Empty, Loaded } from "../ui/state.js";
+import { outerRanges, useSteps } from "../ui/steps.js";
+
+const RANGE = /^\s*(\d+)\s*(?:\.\.|-|–|to)\s*(\d+)\s*$|^\s*(\d+)\s*$/;
+
+/** The page; the two ranges and a query are in the address. */
+export function BehaviourPage({ run, params }) {
+  const steps = useSteps(run);
+  return html`
+    <div class="page">
+      <div class="head">
+        <h1>Behaviour</h1>
+        <span class="muted">what changed most from a to b, of what the policy sampled</span>
+      </div>
+      <${Loaded} of=${steps}>
+        ${({ steps: made }) =>
+          made.length < 2
+            ? html`<${Empty}>It takes two steps to compare; this run has made ${made.length}.<//>`
+            : html`<${Ranges} run=${run} params=${params} steps=${made} />`}
+      <//>
+    </div>
+  `;
+}
+
+function Ranges({ run, params, steps }) {
+  const [first, last] = outerRanges(steps);
+  const a = params.a ?? first;
+  const b = params.b ?? last;
+  const query = params.query ?? "purpose:train";
+  const found = useApi(ofRun(run, "behaviour"), { a, b, query });
+  return html`
+    <form class="panel controls" onSubmit=${(event) => event.preventDefault()}>
+      <${RangeField} name="a" value=${a} onRange=${(range) => update({ a: range })} />
+      <${RangeField} name="b" value=${b} onRange=${(range) => update({ b: range })} />
+      <label>of the trajectories
+        <input class="field mono" type="search" data-search placeholder="purpose:train" value=${query}
+          onChange=${(event) => update({ query: event.target.value.trim() })} />
+      </label>
+      <span class="muted">steps ${number(steps[0])} to ${number(steps[steps.length - 1])}</span>
+    </form>
+    <${Loaded} of=${found}>
+      ${(data) => html`
+        <p class="muted" role="status">
+          ${number(data.num_a)} trajectories of a, ${number(data.num_b)} of b.
+          ${data.complete === false && " More were there than are read at once; these are an even share."}
+        </p>
+        <${Changes} run=${run} data=${data} a=${a} b=${b} />
+      `}
+    <//>
+  `;
+}
+
+function RangeField({ name, value, onRange }) {
+  const [error, setError] = useState("");
+  const change = (event) => {
+    const match = RANGE.exec(event.target.value);
+    const [from, to] = match ? [Number(match[1] ?? match[3]), Number(match[2] ?? match[3])] : [1, 0];
+    setError(from <= to ? "" : `steps, expected a range such as ${value}`);
+    if (from <= to) onRange(`${from}..${to}`);
+  };
+  return html`
+    <label><b>${name}</b> steps
+      <input class="field mono range" value=${value} aria-invalid=${Boolean(error)} onChange=${change} />
+      ${error && html`<span class="bad" role="alert">${error}</span>`}
+    </label>
+  `;
+}
+
+function Changes({ run, data, a, b }) {
+  const all = [...data.patterns.map((one) => ({ ...one, kind: "pattern" })), ...data.phrases.map((one) => ({ ...one, kind: "phrase" }))];
+  const [active, setActive] = useCursor({
+    scope: "Changes",
+    noun: "change",
+    count: all.length,
+    onOpen: (index) => {
+      const id = exampleOf(all[index]);
+      if (id) go(link("trajectory", { run, id }));
+    },
+  });
+  const row = (change, index) => html`<${Change} key=${change.text} run=${run} change=${change}
+    active=${index === active} onFocus=${() => setActive(index)} />`;
+  const patterns = data.patterns.length;
+  return html`
+    <${ChangeTable} title="Patterns of tool calls" noun="Pattern" none="No pattern of calls changed more than chance would." a=${a} b=${b}>
+      ${all.slice(0, patterns).map(row)}
+    <//>
+    <${ChangeTable} title="Phrases" noun="Phrase" none="No phrase changed more than chance would." a=${a} b=${b}>
+      ${all.slice(patterns).map((change, index) => row(change, patterns + index))}
+    <//>
+  `;
+}
+
+function ChangeTable({ title, noun, none, a, b, children }) {
+  return html`
+    <section class="panel scroll-x">
+      <h2>${title}</h2>
+      ${children.length === 0
+        ? html`<p class="muted">${none}</p>`
+        : html`<table class="rows">
+            <thead>
+              <tr>
+                <th>${noun}</th><th class="num">in a (${a})</th><th class="num">in b (${b})</th><th>Change</th>
+                <th class="num">log odds</th><th class="num">p</th><th class="num">Reward with</th>
+                <th class="num">Reward without</th><th>Episodes</th>
+              </tr>
+            </thead>
+            <tbody>${children}</tbody>
+          </table>`}
+    </section>
+  `;
+}
+
+function Change({ run, change, active, onFocus }) {
+  return html`
+    <tr class=${active ? "active" : ""} data-active=${active} onClick=${onFocus}>
+      <td class="mono phrase"><${Name} text=${change.text} limit=${160} /></td>
+      <td class="num">${percent(change.freq_a)}</td>
+      <td class="num">${percent(change.freq_b)}</td>
+      <td><${Shift} from=${change.freq_a} to=${change.freq_b} /></td>
+      <td class="num">${change.log_odds > 0 ? "+" : ""}${number(change.log_odds)}</td>
+      <td class="num">${number(change.p, 2)}</td>
+      <td class="num">${number(change.reward_with)}</td>
+      <td class="num">${number(change.reward_without)}</td>
+      <td class="links"><${Links} run=${run} name="a" ids=${change.ids_a} /> <${Links} run=${run} name="b" ids=${change.ids_b} /></td>
+    </tr>
+  `;
+}
+
+/** The two shares on one line from 0 to 1. */
+function Shift({ from, to }) {
+  const [low, high] = [Math.min(from, to), Math.max(from, to)];
+  return html`
+    <svg class="shift" width="90" height="12" aria-hidden="true">
+      <line x1="2" x2="88" y1="6" y2="6" />
+      <rect class=${to > from ? "more" : "less"} x=${2 + 86 * low} width=${Math.max(2, 86 * (high - low))} y="3" height="6" rx="2" />
+    </svg>
+  `;
+}
+
+function Links({ run, name, ids }) {
+  return ids.slice(0, 4).map(
+    (id, index) => html`<a key=${id} href=${link("trajectory", { run, id })} title=${id} aria-label=${`episode ${index + 1} of ${name}`}>${name}${index + 1}</a>${" "}`,
+  );
+}
+
+/** An episode that shows the change: of the side where it is more frequent. */
+function exampleOf({ freq_a: inA, freq_b: inB, ids_a: idsA, ids_b: idsB }) {
+  return (inB >= inA ? idsB[0] : idsA[0]) ?? idsB[0] ?? idsA[0];
+}

@@ -1,0 +1,139 @@
+/** Trajectory page: one episode in eight tabs, alone or beside a pinned one. */
+import { html } from "../lib/html.js";
+import { useEffect, useErrorBoundary, useState } from "../vendor/hooks.js";
+import { link, update } from "../lib/router.js";
+import { useLatest } from "../lib/live.js";
+import { ask, forget } from "./data.js";
+import { Header } from "./header.js";
+import { Notes } from "./notes.js";
+import { Outline } from "./outline.js";
+import { Empty, Failure } from "./parts/notice.js";
+import { useResource } from "./resource.js";
+import { useShortcuts } from "./shortcuts.js";
+import { ChatTab } from "./tabs/chat.js";
+import { DiffTab } from "./tabs/diff.js";
+import { JudgingTab } from "./tabs/judging.js";
+import { RawTab } from "./tabs/raw.js";
+import { RenderedTab } from "./tabs/rendered.js";
+import { RetokeniseTab } from "./tabs/retokenise.js";
+import { StateTab } from "./tabs/state.js";
+import { TimelineTab } from "./tabs/timeline.js";
+import { TokensTab } from "./tokens/tab.js";
+
+/** Tabs by the name in the address: title and component. */
+export const TABS = new Map([
+  ["chat", ["Chat", ChatTab]],
+  ["tokens", ["Tokens", TokensTab]],
+  ["rendered", ["Rendered", RenderedTab]],
+  ["retokenise", ["Re-tokenise", RetokeniseTab]],
+  ["judging", ["Judging", JudgingTab]],
+  ["state", ["State", StateTab]],
+  ["timeline", ["Timeline", TimelineTab]],
+  ["raw", ["Raw", RawTab]],
+  ["diff", ["Differences", DiffTab]],
+]);
+
+/**
+ * @param {{run: string, id: string, params: Record<string, string>}} props `params`: `tab`, `turn`,
+ *   `tokens`, `colour`, `sequence`, and `pin`, the id of the trajectory beside it
+ */
+export function TrajectoryPage({ run, id, params }) {
+  const tab = TABS.has(params.tab) ? params.tab : "chat";
+  const loaded = useResource(() => ask(run, "trajectory", { id }), [run, id]);
+  const pin = params.pin && params.pin !== id ? params.pin : null;
+  const pinned = useResource(
+    () => (pin ? ask(run, "trajectory", { id: pin }) : Promise.resolve(null)),
+    [run, pin],
+  );
+  useLatest(run, ["step"], () => {
+    forget(run); // what the step learned is new
+    if (loaded.value && awaited(loaded.value)) loaded.reload();
+  });
+  useEffect(() => {
+    // both answers are asked for at once; the tab shows what became of this one
+    if (tab === "tokens") ask(run, "tokens", { id }).catch(() => {});
+  }, [run, id, tab]);
+  if (loaded.error) {
+    return html`<div class="page"><${Failure} error=${loaded.error} onRetry=${loaded.reload} /></div>`;
+  }
+  if (!loaded.value) return html`<${Empty}>Reading the trajectory …<//>`;
+  const reload = () => {
+    forget(run, id);
+    loaded.reload();
+  };
+  return html`<${Episode}
+    run=${run}
+    answer=${loaded.value}
+    params=${params}
+    tab=${tab}
+    pinned=${pin ? pinned : null}
+    onReload=${reload}
+  />`;
+}
+
+/** Whether a step may still learn of the trajectory. */
+function awaited({ summary, annotations }) {
+  return summary.purpose === "train" && !annotations?.length;
+}
+
+function Episode({ run, answer, params, tab, pinned, onReload }) {
+  const id = answer.summary.id;
+  const [target, setTarget] = useState(null); // what a new note is about
+  useEffect(() => setTarget(null), [id]);
+  const turn = /^\d+$/.test(params.turn ?? "") ? Number(params.turn) : null;
+  const onTurn = (index) => update({ turn: index, tokens: "" });
+  useShortcuts({ run, answer, params, turn, tabs: [...TABS.keys()], onTurn });
+  const shared = { run, params, turn, onTurn, onParams: update, onNote: setTarget };
+  const other = pinned?.value ?? null;
+  const split = pinned !== null && tab !== "diff";
+  return html`<div class="traj">
+    <${Header} run=${run} answer=${answer} params=${params} />
+    <div class="traj-body">
+      <div class="traj-side">
+        <${Outline} turns=${answer.turns} current=${turn} notes=${answer.notes ?? []} onTurn=${onTurn} />
+        <${Notes}
+          run=${run}
+          id=${id}
+          notes=${answer.notes ?? []}
+          target=${target}
+          onTarget=${setTarget}
+          onChange=${onReload}
+        />
+      </div>
+      <div class="traj-main">
+        <${TabBar} run=${run} id=${id} params=${params} tab=${tab} />
+        <div class=${split ? "panes two" : "panes"}>
+          ${
+            split &&
+            html`<div class="pane" role="group" aria-label="Pinned trajectory">
+              ${pinned.error && html`<${Failure} error=${pinned.error} />`}
+              ${other && html`<${TabPane} key=${`${tab}/${other.summary.id}`} tab=${tab} ...${shared} answer=${other} onNote=${null} />`}
+            </div>`
+          }
+          <div class="pane">
+            <${TabPane} key=${`${tab}/${id}`} tab=${tab} ...${shared} answer=${answer} other=${other} />
+          </div>
+        </div>
+      </div>
+    </div>
+  </div>`;
+}
+
+/** One tab of one trajectory; a fault in it leaves the rest of the page standing. */
+function TabPane({ tab, ...props }) {
+  const [error, reset] = useErrorBoundary((caught) => console.error(caught));
+  if (error) return html`<${Failure} error=${error} onRetry=${reset} />`;
+  const [, Tab] = TABS.get(tab);
+  return html`<${Tab} ...${props} />`;
+}
+
+function TabBar({ run, id, params, tab }) {
+  return html`<nav class="tabs" aria-label="Views of the trajectory">
+    ${[...TABS].map(([name, [title]], index) => {
+      const href = link("trajectory", { ...params, run, id, tab: name });
+      return html`<a href=${href} aria-current=${name === tab ? "page" : null} title=${`key ${index + 1}`}
+        >${title}</a
+      >`;
+    })}
+  </nav>`;
+}

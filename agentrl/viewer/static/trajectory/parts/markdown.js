@@ -1,0 +1,75 @@
+/** Markdown: foreign Markdown as nodes. Links open apart and tell nothing; images never load. */
+import { html } from "../../lib/html.js";
+import { useMemo } from "../../vendor/hooks.js";
+import { showUnseen } from "../tokens/display.js";
+import { LongText } from "./long_text.js";
+import { CodeBlock } from "./code_block.js";
+import { markdownTree } from "./markdown_tree.js";
+
+/** @param {{text: string}} props */
+export function Markdown({ text }) {
+  const tree = useMemo(() => markdownTree(text), [text]);
+  if (tree === null) return html`<${LongText} text=${text} />`;
+  return html`<div class="md">${tree.map(view)}</div>`;
+}
+
+const views = (nodes) => nodes.map(view);
+
+function view(node) {
+  return VIEWS[node.type](node);
+}
+
+const VIEWS = {
+  text: (node) => showUnseen(node.text),
+  span: (node) => html`<span>${views(node.children)}</span>`,
+  paragraph: (node) => html`<p>${views(node.children)}</p>`,
+  source: (node) => html`<p class="md-source">${showUnseen(node.text)}</p>`,
+  strong: (node) => html`<strong>${views(node.children)}</strong>`,
+  em: (node) => html`<em>${views(node.children)}</em>`,
+  del: (node) => html`<del>${views(node.children)}</del>`,
+  // a message's headings are no headings of the page
+  heading: (node) => html`<p class="md-heading md-h${node.depth}">${views(node.children)}</p>`,
+  blockquote: (node) => html`<blockquote>${views(node.children)}</blockquote>`,
+  hr: () => html`<hr />`,
+  br: () => html`<br />`,
+  code: (node) => html`<${CodeBlock} text=${node.text} lang=${node.lang} />`,
+  codespan: (node) => html`<code>${showUnseen(node.text)}</code>`,
+  list: (node) =>
+    node.ordered
+      ? html`<ol start=${node.start}>
+          ${views(node.children)}
+        </ol>`
+      : html`<ul>
+          ${views(node.children)}
+        </ul>`,
+  list_item: (node) =>
+    html`<li>${node.checked === null ? "" : node.checked ? "☑ " : "☐ "}${views(node.children)}</li>`,
+  link: (node) =>
+    node.safe
+      ? html`<a href=${node.safe} title=${node.safe} target="_blank" rel="noopener noreferrer nofollow"
+          >${views(node.children)}</a
+        >`
+      : html`<span class="md-link">${views(node.children)} <code>${showUnseen(node.address)}</code></span>`,
+  image: (node) =>
+    html`<span class="md-image"
+      >image not loaded: ${showUnseen(node.text || "")} <code>${showUnseen(node.address)}</code></span
+    >`,
+  table: (node) =>
+    html`<div class="scroll-x" tabindex="0" role="group" aria-label="Table">
+      <table>
+        <thead>
+          <tr>
+            ${node.header.map((cell) => html`<th scope="col">${views(cell)}</th>`)}
+          </tr>
+        </thead>
+        <tbody>
+          ${node.rows.map(
+            (row) =>
+              html`<tr>
+                ${row.map((cell) => html`<td>${views(cell)}</td>`)}
+              </tr>`,
+          )}
+        </tbody>
+      </table>
+    </div>`,
+};

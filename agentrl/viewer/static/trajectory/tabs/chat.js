@@ -1,0 +1,152 @@
+/** Chat: the conversation as the environment and the model wrote it. */
+import { html } from "../../lib/html.js";
+import { useEffect, useRef } from "../../vendor/hooks.js";
+import { duration, number } from "../../lib/format.js";
+import { shortName, showUnseen } from "../tokens/display.js";
+import { lanesOf } from "../data.js";
+import { Content } from "../parts/content.js";
+import { CodeBlock } from "../parts/code_block.js";
+import { JsonTree } from "../parts/json_tree.js";
+import { LongText } from "../parts/long_text.js";
+import { StoredImage } from "../parts/stored_image.js";
+
+/** @param {{run: string, answer: object, turn: number | null}} props */
+export function ChatTab({ run, answer, turn, onNote }) {
+  const pane = useRef(null);
+  const lanes = lanesOf(answer.turns);
+  useEffect(() => {
+    if (turn === null) return;
+    pane.current?.querySelector(`[data-turn="${turn}"]`)?.scrollIntoView({ block: "start" });
+  }, [turn, answer]);
+  const heads = lanes.length > 1;
+  return html`<div class="chat" ref=${pane} tabindex="0" role="group" aria-label="Conversation">
+    <div class=${heads ? "lanes" : ""} ref=${setLanes(lanes.length)}>
+      ${
+        heads &&
+        lanes.map(
+          (lane, at) =>
+            html`<div class="lane-head" ref=${placed(at + 1, 1)}>
+              sequence ${lane.sequence}: ${lane.agents.map((agent) => shortName(agent)).join(", ")}
+            </div>`,
+        )
+      }
+      ${answer.turns.map((one, row) => {
+        const lane = lanes.findIndex((entry) => entry.turns.includes(one));
+        return html`<div key=${one.index} ref=${heads ? placed(lane + 1, row + 2) : null}>
+          <${ChatTurn} run=${run} turn=${one} current=${one.index === turn} onNote=${onNote} />
+        </div>`;
+      })}
+    </div>
+    ${
+      (answer.last_observed ?? []).length > 0 &&
+      html`<section class="chat-turn" role="group" aria-label="After the last turn">
+        <h2>after the last turn</h2>
+        ${answer.last_observed.map((message) => html`<${ChatMessage} run=${run} message=${message} />`)}
+      </section>`
+    }
+  </div>`;
+}
+
+/** The number of columns is set on the element: the page's policy allows no style attribute. */
+const setLanes = (count) => (element) => {
+  if (element && count > 1) element.style.gridTemplateColumns = `repeat(${count}, minmax(22rem, 1fr))`;
+};
+
+const placed = (column, row) => (element) => {
+  if (!element) return;
+  element.style.gridColumn = String(column);
+  element.style.gridRow = String(row);
+};
+
+function ChatTurn({ run, turn, current, onNote }) {
+  const answered = new Set((turn.calls ?? []).map(({ result }) => result?.call_id).filter(Boolean));
+  return html`<section
+    class=${current ? "chat-turn current" : "chat-turn"}
+    data-turn=${turn.index}
+    role="group"
+    aria-label=${`Turn ${turn.index}`}
+  >
+    <h2>
+      turn ${turn.index} <span class="muted">${shortName(turn.agent)} ${turnFacts(turn)}</span>
+      ${onNote && html`<button type="button" class="quiet" onClick=${() => onNote({ turn: turn.index })}>note</button>`}
+    </h2>
+    ${(turn.observed ?? [])
+      .filter((message) => message.role !== "tool" || turn.index === 0)
+      .map((message) => html`<${ChatMessage} run=${run} message=${message} />`)}
+    <${Assistant} run=${run} turn=${turn} answered=${answered} />
+  </section>`;
+}
+
+function turnFacts(turn) {
+  const rewards = Object.entries(turn.rewards ?? {}).map(([part, value]) => `${part} ${number(value)}`);
+  const made = turn.versions?.length ? [`version ${turn.versions.join(", ")}`] : [];
+  return showUnseen([...made, turn.finish_reason, ...rewards].filter(Boolean).join(" · "));
+}
+
+function ChatMessage({ run, message }) {
+  return html`<article class="message role-${roleClass(message.role)}">
+    <div class="role">${shortName(message.role)}${message.name ? ` ${shortName(message.name)}` : ""}</div>
+    <${Content} content=${message.content} run=${run} />
+  </article>`;
+}
+
+const ROLES = ["system", "user", "assistant", "tool"];
+
+const roleClass = (role) => (ROLES.includes(role) ? role : "other");
+
+function Assistant({ run, turn }) {
+  const message = turn.message ?? {};
+  const calls = turn.calls ?? [];
+  return html`<article class="message role-assistant">
+    <div class="role">assistant</div>
+    ${
+      message.reasoning_content &&
+      html`<details class="reasoning" open>
+        <summary>reasoning</summary>
+        <${Content} content=${message.reasoning_content} run=${run} />
+      </details>`
+    }
+    <${Content} content=${message.content || (calls.length ? "" : turn.text)} run=${run} />
+    ${calls.map((record) => html`<${Call} record=${record} run=${run} />`)}
+    ${
+      !calls.length &&
+      (message.tool_calls ?? []).map(
+        (call) => html`<${Call} record=${{ call: call.function, problem: null, result: null }} run=${run} />`,
+      )
+    }
+  </article>`;
+}
+
+function Call({ record, run }) {
+  const { call, problem, result } = record;
+  const name = call?.name || result?.name || "unreadable call";
+  const failed = Boolean(problem || result?.error);
+  return html`<div class=${failed ? "call call-bad" : "call"}>
+    <div class="call-head">
+      <span class="tool">${shortName(name, 200)}</span>
+      ${problem && html`<span class="bad">${problem.kind}${problem.count > 1 ? ` × ${problem.count}` : ""}</span>`}
+      ${result?.error && html`<span class="bad">${result.error}</span>`}
+      ${result?.truncated && html`<span class="warn">output cut to the tool's limit</span>`}
+      ${result && html`<span class="muted">${duration(result.latency_s)}</span>`}
+    </div>
+    ${call && html`<${Arguments} value=${call.arguments} run=${run} />`}
+    ${problem && html`<${CodeBlock} text=${problem.raw || problem.detail} label="as the model wrote it" />`}
+    ${
+      result &&
+      html`<${CodeBlock} text=${result.content ?? ""} label=${failed ? "error" : "result"} />
+        ${(result.images ?? []).map((image) => html`<${StoredImage} image=${image.$image ?? image} run=${run} />`)}`
+    }
+    ${call && !result && html`<p class="muted">no result was recorded</p>`}
+  </div>`;
+}
+
+/** Arguments as a tree; a long text among them, such as code, as a block of its own. */
+function Arguments({ value, run }) {
+  if (value === null || typeof value !== "object") return html`<${LongText} text=${String(value)} mono />`;
+  const entries = Object.entries(value);
+  const texts = entries.filter(([, item]) => typeof item === "string" && item.includes("\n"));
+  if (!texts.length) return html`<${JsonTree} value=${value} open=${2} run=${run} />`;
+  const rest = entries.filter((entry) => !texts.includes(entry));
+  return html`${texts.map(([name, text]) => html`<${CodeBlock} text=${text} label=${shortName(name)} />`)}
+  ${rest.length > 0 && html`<${JsonTree} value=${Object.fromEntries(rest)} open=${2} run=${run} />`}`;
+}

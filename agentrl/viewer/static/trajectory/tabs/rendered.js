@@ -1,0 +1,87 @@
+/** Rendered: the exact text that the engine was given and made, by the kind of its tokens. */
+import { html } from "../../lib/html.js";
+import { useEffect, useRef, useState } from "../../vendor/hooks.js";
+import { ask } from "../data.js";
+import { CopyButton } from "../parts/code_block.js";
+import { cutAt, More } from "../parts/long_text.js";
+import { Empty, Failure } from "../parts/notice.js";
+import { useResource } from "../resource.js";
+import { KINDS } from "../token_model.js";
+import { showUnseen } from "../tokens/display.js";
+
+const FIRST = 20_000;
+
+/** @param {{run: string, answer: object, turn: number | null}} props */
+export function RenderedTab({ run, answer, turn }) {
+  const id = answer.summary.id;
+  const loaded = useResource(() => ask(run, "rendered", { id }), [run, id]);
+  const pane = useRef(null);
+  useEffect(() => {
+    if (turn !== null) pane.current?.querySelector(`[data-turn="${turn}"]`)?.scrollIntoView();
+  }, [turn, loaded.value]);
+  if (loaded.error) return html`<${Failure} error=${loaded.error} onRetry=${loaded.reload} />`;
+  if (loaded.loading || !loaded.value) return html`<${Empty}>Decoding the tokens …<//>`;
+  const { sequences } = loaded.value;
+  if (!sequences?.length) return html`<${Empty}>No token is recorded, so there is no exact text.<//>`;
+  return html`<div class="rendered" ref=${pane} tabindex="0" role="group" aria-label="Exact text">
+    <p class="kind-key">${KINDS.map((kind) => html`<span class="kind-${kind}">${kind}</span>`)}</p>
+    ${numbered(sequences, answer.turns).map(
+      ([number, sequence]) => html`<${Sequence} key=${number} sequence=${sequence} index=${number} />`,
+    )}
+  </div>`;
+}
+
+function Sequence({ sequence, index }) {
+  return html`<section role="group" aria-label=${`Sequence ${index}`}>
+    <h2>
+      sequence ${index} <span class="muted">turns ${(sequence.turns ?? []).join(", ")}</span>
+      <${CopyButton} text=${sequence.text} />
+    </h2>
+    ${byTurn(sequence.spans).map(
+      ({ turn, spans }) =>
+        html`<div key=${turn} class="rendered-turn" data-turn=${turn}>
+          <span class="turn-no">${turn}</span>
+          <div class="rendered-text">
+            ${spans.map(
+              ([start, end, kind]) =>
+                html`<${Span}
+                  key=${start}
+                  text=${sequence.text.slice(start, end)}
+                  kind=${kind}
+                  turn=${turn}
+                />`,
+            )}
+          </div>
+        </div>`,
+    )}
+  </section>`;
+}
+
+function Span({ text, kind, turn }) {
+  const [shown, setShown] = useState(FIRST);
+  const end = cutAt(text, shown);
+  return html`<span class="kind-${kind}" title=${`${kind}, turn ${turn}`}
+      >${showUnseen(text.slice(0, end))}</span
+    ><${More} shown=${end} total=${text.length} onMore=${() => setShown(shown * 10)} />`;
+}
+
+/**
+ * @param {[number, number, string, number][]} spans start, end, kind, turn
+ * @returns {{turn: number, spans: [number, number, string, number][]}[]} neighbours of one turn
+ */
+export function byTurn(spans) {
+  const groups = [];
+  for (const span of spans) {
+    if (groups.at(-1)?.turn !== span[3]) groups.push({ turn: span[3], spans: [] });
+    groups.at(-1).spans.push(span);
+  }
+  return groups;
+}
+
+/** Sequences with their numbers, which their last turns have, in order. */
+function numbered(sequences, turns) {
+  const pairs = sequences.map((sequence, place) => {
+    return [turns[sequence.turns?.at(-1)]?.sequence ?? place, sequence];
+  });
+  return pairs.sort(([one], [other]) => one - other);
+}

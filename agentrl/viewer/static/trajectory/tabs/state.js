@@ -1,0 +1,132 @@
+/** State: the environment's state and the sandbox's files after each turn, with what changed. */
+import { html } from "../../lib/html.js";
+import { useMemo, useState } from "../../vendor/hooks.js";
+import { bytes } from "../../lib/format.js";
+import { readBlob } from "../parts/blob.js";
+import { DiffView } from "../parts/diff_view.js";
+import { LongText } from "../parts/long_text.js";
+import { Empty, Failure, Missing } from "../parts/notice.js";
+import { StoredImage } from "../parts/stored_image.js";
+import { useResource } from "../resource.js";
+import { shortName, showUnseen } from "../tokens/display.js";
+import { filesAt, formOf, hasStates, parsed, prettyJson, stepsOf } from "./state_model.js";
+import { StateValue } from "./state_value.js";
+
+/** @param {{run: string, answer: object, turn: number | null, onTurn: (index: number) => void}} props */
+export function StateTab({ run, answer, turn, onTurn }) {
+  const steps = useMemo(() => stepsOf(answer), [answer]);
+  const [path, setPath] = useState(null); // null: the environment's state
+  const [diff, setDiff] = useState(true);
+  if (!hasStates(steps)) {
+    return html`<${Empty}>No state is recorded.<//
+      ><${Missing} missing=${answer.missing} only=${["state", "states", "files"]} />`;
+  }
+  const at =
+    turn === null
+      ? steps.length - 1
+      : Math.max(
+          0,
+          steps.findIndex((step) => step.turn === turn),
+        );
+  const files = filesAt(steps, at);
+  const file = files.find((entry) => entry.path === path) ?? null;
+  const shown = file
+    ? { name: file.path, now: file.blob, before: file.before, changed: file.changed }
+    : { name: "state", now: steps[at].state, before: steps[at - 1]?.state, changed: true };
+  return html`<div class="state">
+    <div class="tok-bar">
+      <label>
+        after
+        <input
+          type="range"
+          min="0"
+          max=${steps.length - 1}
+          value=${at}
+          aria-label="Step"
+          aria-valuetext=${nameOf(steps[at])}
+          onInput=${(event) => onTurn(steps[Number(event.target.value)].turn ?? 0)}
+        />
+        <b>${nameOf(steps[at])}</b>
+      </label>
+      <label><input type="checkbox" checked=${diff} onChange=${() => setDiff(!diff)} /> differences</label>
+    </div>
+    <div class="state-main">
+      <${Files}
+        files=${files}
+        path=${file ? path : null}
+        hasState=${steps[at].state !== null}
+        onPath=${setPath}
+      />
+      <div class="state-view pad" tabindex="0" role="group" aria-label="State">
+        <${BlobView}
+          key=${shown.name}
+          run=${run}
+          shown=${shown}
+          diff=${diff && shown.changed}
+          json=${!file}
+        />
+      </div>
+    </div>
+  </div>`;
+}
+
+const nameOf = (step) => (step.turn === null ? "reset" : `turn ${step.turn}`);
+
+function Files({ files, path, hasState, onPath }) {
+  const entry = (name, own, label, className) =>
+    html`<li key=${name}>
+      <button
+        type="button"
+        aria-current=${own === path ? "true" : null}
+        class=${className}
+        onClick=${() => onPath(own)}
+      >
+        ${label}
+      </button>
+    </li>`;
+  return html`<div class="files" role="group" aria-label="Files and state" tabindex="0">
+    <ul>
+      ${hasState && entry("\u0000state", null, "environment's state", "")}
+      ${files.map(({ path: own, blob, before, changed }) => {
+        const sign = !changed ? "" : blob === null ? "deleted" : before ? "changed" : "new";
+        return entry(
+          own,
+          own,
+          html`${shortName(own, 120)} <span class="small">${sign}</span>`,
+          sign && `file-${sign}`,
+        );
+      })}
+    </ul>
+  </div>`;
+}
+
+function BlobView({ run, shown, diff, json }) {
+  const inputs = [run, shown.now?.sha256 ?? null, shown.before?.sha256 ?? null];
+  const load = () => Promise.all([readBlob(run, shown.now), readBlob(run, shown.before)]);
+  const loaded = useResource(load, inputs);
+  if (loaded.error) return html`<${Failure} error=${loaded.error} onRetry=${loaded.reload} />`;
+  if (!loaded.value || loaded.loading) return html`<${Empty}>Reading …<//>`;
+  const [now, before] = loaded.value;
+  const title = html`<h2>
+    ${shortName(shown.name, 300)} <span class="muted">${shown.now ? bytes(now.size) : "deleted"}</span>
+  </h2>`;
+  if (now.image) return html`${title}<${StoredImage} image=${shown.now} run=${run} />`;
+  if (now.text === null)
+    return html`${title}
+      <p class="muted">${showUnseen(now.note)}</p>`;
+  const value = json ? parsed(now.text) : undefined;
+  const differs = diff && before.text !== null && shown.before !== null && shown.before !== undefined;
+  const texts = json ? [prettyJson(parsed(before.text)), prettyJson(value)] : [before.text, now.text];
+  const changes =
+    differs &&
+    html`<${DiffView} before=${texts[0]} after=${texts[1]} label=${`Changes of ${shortName(shown.name)}`} />`;
+  if (!json) return html`${title}${changes}<${LongText} text=${now.text} mono limit=${20_000} />`;
+  const seen = html`<${StateValue} value=${value} run=${run} />`;
+  // a form is there to be looked at; other JSON is read by its changes
+  if (formOf(value) === "json") return html`${title}${changes}${seen}`;
+  return html`${title}${seen}${
+    changes &&
+    html`<h3>changes</h3>
+      ${changes}`
+  }`;
+}

@@ -1,0 +1,124 @@
+/**
+ * State model: the environment's states and the sandbox's files, step by step. Pure.
+ *
+ * Step 0 is after `reset`; step k is after turn k - 1. A turn that recorded no state leaves the one
+ * before it standing.
+ */
+
+/**
+ * @param {object} answer of the trajectory
+ * @returns {{turn: number | null, state: object | null, changed: Map<string, object | null>}[]}
+ *   `turn` is null for what `reset` left; `state` is null before any was recorded
+ */
+export function stepsOf(answer) {
+  let state = blobOf(answer.first_state);
+  const steps = [{ turn: null, state, changed: new Map() }];
+  for (const turn of answer.turns) {
+    state = blobOf(turn.state) ?? state;
+    const files = Object.entries(turn.files ?? {}).map(([path, blob]) => [path, blobOf(blob)]);
+    steps.push({ turn: turn.index, state, changed: new Map(files) });
+  }
+  return steps;
+}
+
+/** The record of a blob, which the store marks `{"$blob": ...}`; null where there is none. */
+function blobOf(value) {
+  return value?.$blob ?? value ?? null;
+}
+
+/**
+ * The files after a step, as far as their changes are recorded.
+ * @param {ReturnType<typeof stepsOf>} steps
+ * @param {number} at
+ * @returns {{path: string, blob: object | null, before: object | null | undefined, changed: boolean}[]}
+ *   by path; `blob` is null for a file deleted in this step, `before` what it was until its last
+ *   change, undefined where it was not known before
+ */
+export function filesAt(steps, at) {
+  const files = new Map();
+  for (const { changed } of steps.slice(0, at + 1)) {
+    for (const [path, entry] of files) {
+      if (entry.blob === null) files.delete(path);
+      else entry.changed = false;
+    }
+    for (const [path, blob] of changed) {
+      files.set(path, { path, blob, before: files.get(path)?.blob, changed: true });
+    }
+  }
+  return [...files.values()].sort((a, b) => (a.path < b.path ? -1 : 1));
+}
+
+/** @returns {boolean} whether any step recorded anything */
+export function hasStates(steps) {
+  return steps.some(({ state, changed }) => state !== null || changed.size > 0);
+}
+
+/** Forms that a state may name in `form`, each with the key of what it shows (docs/envs.md). */
+const FORMS = new Map([
+  ["text", "text"],
+  ["table", "rows"],
+  ["grid", "cells"],
+  ["image", "base64"],
+]);
+
+/**
+ * @param {unknown} state
+ * @returns {"text" | "table" | "grid" | "image" | "json"} the form that it names and has
+ */
+export function formOf(state) {
+  if (state === null || typeof state !== "object") return "json";
+  const key = FORMS.get(state.form);
+  return key !== undefined && Object.hasOwn(state, key) ? state.form : "json";
+}
+
+/**
+ * Rows of a table or grid: lists, or words with a character a cell.
+ * @param {object} state
+ * @returns {{columns: string[], rows: unknown[][]} | null} null where it is no table
+ */
+export function rowsOf(state) {
+  const rows = state.form === "grid" ? state.cells : state.rows;
+  if (!Array.isArray(rows)) return null;
+  const columns = Array.isArray(state.columns) ? state.columns.map(String) : [];
+  return { columns, rows: rows.map(cellsOf) };
+}
+
+function cellsOf(row) {
+  if (Array.isArray(row)) return row;
+  return typeof row === "string" ? [...row] : [row];
+}
+
+/** @param {string} text @returns {unknown} its JSON; a state that is none is its text */
+export function parsed(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return text;
+  }
+}
+
+const LINE = 100;
+const DEEPEST = 200; // blanks of indentation; deeper JSON is cut, as it would end the stack
+
+/**
+ * JSON over several lines, in which a short list or mapping of plain values takes one.
+ * @param {unknown} value
+ * @param {string} [indent]
+ * @returns {string}
+ */
+export function prettyJson(value, indent = "") {
+  if (value === null || typeof value !== "object") return JSON.stringify(value);
+  if (indent.length > DEEPEST) return "…";
+  const inner = Array.isArray(value) ? value : Object.values(value);
+  const plain = inner.every((item) => item === null || typeof item !== "object");
+  const line = plain ? JSON.stringify(value) : "";
+  if (plain && line.length <= LINE) return line;
+  const deeper = `${indent}  `;
+  const lines = Array.isArray(value)
+    ? value.map((item) => deeper + prettyJson(item, deeper))
+    : Object.entries(value).map(
+        ([key, item]) => `${deeper}${JSON.stringify(key)}: ${prettyJson(item, deeper)}`,
+      );
+  const [open, close] = Array.isArray(value) ? "[]" : "{}";
+  return `${open}\n${lines.join(",\n")}\n${indent}${close}`;
+}

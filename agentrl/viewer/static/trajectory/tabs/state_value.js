@@ -1,0 +1,48 @@
+/** State value: an environment's state in the form that it names; nothing of it runs. */
+import { html } from "../../lib/html.js";
+import { InlineImage } from "../parts/inline_image.js";
+import { JsonTree } from "../parts/json_tree.js";
+import { LongText } from "../parts/long_text.js";
+import { showUnseen } from "../tokens/display.js";
+import { formOf, rowsOf } from "./state_model.js";
+
+/** @param {{value: unknown, run: string}} props */
+export function StateValue({ value, run }) {
+  const form = formOf(value);
+  if (form === "text") return html`<${LongText} text=${String(value.text)} mono limit=${20_000} />`;
+  if (form === "image") return html`<${InlineImage} base64=${String(value.base64)} />`;
+  const table = form === "json" ? null : rowsOf(value);
+  if (table === null) return html`<${JsonTree} value=${value} open=${3} run=${run} />`;
+  return html`<${Cells} table=${table} grid=${form === "grid"} />`;
+}
+
+const MOST_ROWS = 200;
+const MOST_CELLS = 100;
+
+function Cells({ table, grid }) {
+  const cell = (value) => {
+    const text = value !== null && typeof value === "object" ? JSON.stringify(value) : String(value ?? "");
+    return showUnseen(text.slice(0, 500));
+  };
+  return html`<div class="scroll-x" tabindex="0" role="group" aria-label=${grid ? "Grid" : "Table"}>
+    <table class=${grid ? "grid" : ""}>
+      ${
+        table.columns.length > 0 &&
+        html`<thead>
+          <tr>
+            ${table.columns.slice(0, MOST_CELLS).map((name) => html`<th scope="col">${cell(name)}</th>`)}
+          </tr>
+        </thead>`
+      }
+      <tbody>
+        ${table.rows.slice(0, MOST_ROWS).map(
+          (row) =>
+            html`<tr>
+              ${row.slice(0, MOST_CELLS).map((one) => html`<td>${cell(one)}</td>`)}
+            </tr>`,
+        )}
+      </tbody>
+    </table>
+    ${table.rows.length > MOST_ROWS && html`<p class="muted">and ${table.rows.length - MOST_ROWS} more rows</p>`}
+  </div>`;
+}

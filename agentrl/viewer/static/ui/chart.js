@@ -1,0 +1,179 @@
+/** Chart: lines over a common axis, drawn by uPlot; a click or Enter tells the point. */
+import uPlot from "../vendor/uplot.js";
+import { useEffect, useMemo, useRef, useState } from "../vendor/hooks.js";
+import { html } from "../lib/html.js";
+import { line, number, when } from "../lib/format.js";
+import { colour, theme } from "../lib/theme.js";
+
+const HEIGHT = 150;
+const COLOURS = 8;
+const NONE = [];
+
+/**
+ * @typedef {object} Series
+ * @property {string} name
+ * @property {(number|null)[]} values one for each x; null where there is none
+ */
+
+/**
+ * @param {object} props
+ * @param {string} props.title
+ * @param {number[]} props.x ascending; epoch seconds where `time`
+ * @param {Series[]} props.series
+ * @param {boolean} [props.time] whether x is time
+ * @param {string} [props.xName]
+ * @param {number[]} [props.marks] places on x to mark, such as alerts
+ * @param {boolean} [props.named] whether the legend names the series
+ * @param {(index: number) => void} [props.onPoint] called with the index of the point
+ * @param {object} [props.sync] uPlot's key that joins the cursors of several charts
+ */
+export function Chart(props) {
+  const { title, x, series, time = false, xName = "step", marks = NONE, named = series.length > 1, onPoint, sync } = props;
+  const box = useRef(null);
+  const plot = useRef(null);
+  const point = useRef(onPoint);
+  point.current = onPoint;
+  const [at, setAt] = useState(null);
+  const names = series.map(({ name }) => name).join("\u0000");
+  const data = useMemo(() => [x, ...series.map(({ values }) => values)], [x, series]);
+  const shownTheme = theme.value;
+  useEffect(() => {
+    const options = optionsOf({ width: box.current.clientWidth, series, time, marks, sync, setAt });
+    plot.current = new uPlot(options, data, box.current);
+    const resized = new ResizeObserver(() => {
+      const width = box.current?.clientWidth;
+      if (width) plot.current?.setSize({ width, height: HEIGHT });
+    });
+    resized.observe(box.current);
+    return () => {
+      resized.disconnect();
+      plot.current.destroy();
+      plot.current = null;
+    };
+  }, [names, time, shownTheme, marks.join(" ")]);
+  useEffect(() => plot.current?.setData(data), [data]);
+  const open = () => {
+    const index = plot.current?.cursor.idx;
+    if (index !== null && index !== undefined) point.current?.(index);
+  };
+  const pressed = useRef(0);
+  const kept = useRef(null); // where the keys are; new data leaves it
+  const click = (event) => {
+    const isDrag = Math.abs(event.clientX - pressed.current) > 3; // which zooms
+    if (!isDrag && event.target.closest(".u-over")) open();
+  };
+  const shown = at ?? x.length - 1;
+  return html`
+    <figure class="chart">
+      <figcaption>
+        <h3 title=${title}>${title}</h3>
+        <span class="legend">
+          ${series.map(
+            ({ name, values }, index) => html`<span key=${name}>
+              <i class=${`swatch s${(index % COLOURS) + 1}`}></i>${named && html`<bdi>${line(name, 40)}</bdi>${" "}`}
+              <b>${number(at === null ? lastKnown(values) : values[shown])}</b>
+            </span>`,
+          )}
+          <span class="muted">${x.length > 0 && at !== null ? `${xName} ${time ? when(x[shown]) : number(x[shown])}` : ""}</span>
+        </span>
+      </figcaption>
+      <div class=${onPoint ? "plot opens" : "plot"} ref=${box} tabindex="0" role="application"
+        aria-label=${described(title, x, series, xName, Boolean(onPoint))}
+        onPointerDown=${(event) => (pressed.current = event.clientX)} onClick=${click} onKeyDown=${(event) => onKey(event, plot.current, x.length, kept, (index) => point.current?.(index), setAt)}></div>
+    </figure>
+  `;
+}
+
+function described(title, x, series, xName, opens) {
+  const lines = series.map(({ name, values }) => `${name} ${number(lastKnown(values))} now`);
+  const range = x.length > 0 ? `${x.length} points by ${xName}` : "no points";
+  return `${title}: ${range}; ${lines.join(", ")}. Arrows move${opens ? ", Enter opens the point" : ""}.`;
+}
+
+function lastKnown(values) {
+  for (let i = values.length - 1; i >= 0; i -= 1) {
+    if (values[i] !== null && values[i] !== undefined) return values[i];
+  }
+  return null;
+}
+
+function onKey(event, plot, count, kept, open, setAt) {
+  const moves = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity };
+  if (event.key === "Enter") {
+    if (kept.current !== null) open(kept.current);
+  } else if (event.key in moves && plot && count > 0) {
+    const from = kept.current ?? plot.cursor.idx ?? count;
+    const index = Math.max(0, Math.min(count - 1, from + moves[event.key]));
+    const left = plot.valToPos(plot.data[0][index], "x");
+    plot.setCursor({ left, top: plot.over.clientHeight / 2 });
+    kept.current = index;
+    setAt(index);
+  } else {
+    return;
+  }
+  event.preventDefault();
+  event.stopPropagation();
+}
+
+function optionsOf({ width, series, time, marks, sync, setAt }) {
+  const axis = {
+    stroke: colour("--muted"),
+    grid: { stroke: colour("--line"), width: 1 },
+    ticks: { stroke: colour("--line"), width: 1, size: 4 },
+    font: "11px system-ui, sans-serif",
+  };
+  return {
+    width: Math.max(width, 50),
+    height: HEIGHT,
+    padding: [6, 10, 0, 0],
+    legend: { show: false },
+    cursor: {
+      sync: sync ? { key: sync } : undefined,
+      points: { size: 7 },
+      drag: { x: true, y: false, setScale: true },
+    },
+    scales: { x: { time }, y: { range: rangeOf } },
+    axes: [
+      { ...axis, size: 26, gap: 4, space: 60 },
+      { ...axis, size: 52, gap: 4, space: 28, values: (_, splits) => splits.map((v) => number(v)) },
+    ],
+    series: [
+      {},
+      ...series.map(({ name }, index) => ({
+        label: name,
+        stroke: colour(`--series-${(index % COLOURS) + 1}`),
+        width: 1.6,
+        spanGaps: true,
+        points: { show: series[index].values.length < 40, size: 4 },
+      })),
+    ],
+    hooks: {
+      setCursor: [(plot) => setAt(plot.cursor.left >= 0 ? (plot.cursor.idx ?? null) : null)],
+      drawClear: [(plot) => drawMarks(plot, marks)],
+    },
+  };
+}
+
+/** A little air above and below; a constant line stands in the middle. */
+function rangeOf(_, low, high) {
+  if (low === null || high === null) return [0, 1];
+  const air = high > low ? (high - low) * 0.08 : Math.abs(high) * 0.1 || 1;
+  return [low - air, high + air];
+}
+
+function drawMarks(plot, marks) {
+  const { ctx, bbox } = plot;
+  ctx.save();
+  ctx.strokeStyle = colour("--bad");
+  ctx.globalAlpha = 0.6;
+  ctx.setLineDash([3, 3]);
+  for (const mark of marks) {
+    const x = Math.round(plot.valToPos(mark, "x", true));
+    if (x < bbox.left || x > bbox.left + bbox.width) continue;
+    ctx.beginPath();
+    ctx.moveTo(x, bbox.top);
+    ctx.lineTo(x, bbox.top + bbox.height);
+    ctx.stroke();
+  }
+  ctx.restore();
+}

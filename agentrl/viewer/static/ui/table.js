@@ -1,0 +1,227 @@
+/**
+ * Table: any number of rows of which only those in sight exist; rows come in blocks as they are
+ * scrolled to. A grid for readers of screens, moved by j and k, the arrows, page and end keys.
+ */
+import { useEffect, useLayoutEffect, useRef, useState } from "../vendor/hooks.js";
+import { html } from "../lib/html.js";
+import { useKeys } from "../lib/keys.js";
+
+const ROW = 30; // pixels, as in app.css
+const BLOCK = 100; // rows asked for at once
+const SPARE = 8; // rows drawn beyond each edge
+const MOST_PIXELS = 15_000_000; // a browser's limit of height is about 17 million
+
+/**
+ * @typedef {object} Column
+ * @property {string} name
+ * @property {string} title
+ * @property {string} width of a CSS grid's track
+ * @property {boolean} [number] whether it is set to the right
+ * @property {boolean} [sortable]
+ * @property {string} [help]
+ * @property {(row: object, index: number) => any} cell what is shown
+ */
+
+/**
+ * @param {object} props
+ * @param {string} props.label
+ * @param {Column[]} props.columns
+ * @param {number} props.total
+ * @param {ReturnType<typeof useBlocks>} props.blocks
+ * @param {string} props.sort a column's name, "-" before it for descending
+ * @param {(name: string) => void} props.onSort
+ * @param {number} props.active index of the active row, -1 for none
+ * @param {(index: number) => void} props.onActive
+ * @param {(row: object, index: number) => void} props.onOpen
+ * @param {(row: object) => string} props.keyOf
+ * @param {(row: object) => boolean} [props.isMarked]
+ */
+export function Table(props) {
+  const { label, columns, total, blocks, active, onActive, onOpen } = props;
+  const box = useRef(null);
+  const [view, setView] = useState({ top: 0, height: 600 });
+  const height = Math.min(total * ROW, MOST_PIXELS);
+  const scale = total * ROW > MOST_PIXELS ? (total * ROW - view.height) / (height - view.height) : 1;
+  const first = Math.max(0, Math.floor((view.top * scale) / ROW) - SPARE);
+  const last = Math.min(total, first + Math.ceil(view.height / ROW) + 2 * SPARE);
+  useWatch(box, setView);
+  useEffect(() => blocks.need(first, last), [first, last, blocks.version, total]);
+  const inView = Math.max(1, Math.floor((view.height - ROW) / ROW));
+  const show = (index) => {
+    const place = Math.max(0, Math.min(total - 1, index));
+    onActive(place);
+    reveal(box.current, place, inView, scale);
+  };
+  useKeys("List", movesOf({ active, total, inView, show, open: () => openAt(blocks, active, onOpen) }));
+  useLayoutEffect(() => {
+    if (active >= 0 && active < total) reveal(box.current, active, inView, scale);
+  }, [total === 0]);
+  const indices = Array.from({ length: Math.max(0, last - first) }, (_, offset) => first + offset);
+  return html`
+    <div class=${blocks.isStale ? "grid stale" : "grid"} role="grid" aria-busy=${blocks.isStale} aria-label=${label} aria-rowcount=${total + 1} aria-colcount=${columns.length}
+      tabindex="0" aria-activedescendant=${active >= first && active < last ? rowId(active) : undefined}
+      ref=${box} style=${{ "--columns": columns.map(({ width }) => width).join(" ") }}>
+      <${Header} ...${props} />
+      <div role="rowgroup" class="grid-body" style=${{ height: `${height}px` }}>
+        ${indices.map((index) => {
+          const row = blocks.at(index);
+          const top = scale === 1 ? index * ROW : view.top + index * ROW - view.top * scale;
+          return html`<${Row} key=${index} index=${index} row=${row} top=${top} columns=${columns}
+            active=${index === active} marked=${Boolean(row && props.isMarked?.(row))}
+            onOpen=${onOpen} onActive=${onActive} />`;
+        })}
+      </div>
+    </div>
+  `;
+}
+
+function Header({ columns, sort, onSort }) {
+  return html`
+    <div role="rowgroup" class="grid-head">
+      <div role="row" class="grid-row" aria-rowindex="1">
+        ${columns.map(({ name, title, number, sortable, help }) => {
+          const order = sort === name ? "ascending" : sort === `-${name}` ? "descending" : "none";
+          const arrow = { ascending: " ↑", descending: " ↓", none: "" }[order];
+          return html`<div key=${name} role="columnheader" class=${number ? "num" : ""} title=${help}
+            aria-sort=${sortable ? order : undefined}>
+            ${sortable ? html`<button class="plain" onClick=${() => onSort(name)}>${title}${arrow}</button>` : title}
+          </div>`;
+        })}
+      </div>
+    </div>
+  `;
+}
+
+function Row({ index, row, top, columns, active, marked, onOpen, onActive }) {
+  const click = (event) => {
+    onActive(index);
+    const own = event.target.closest("a, button, input");
+    if (row && !own && !event.ctrlKey && !event.metaKey && !hasSelection()) onOpen(row, index);
+  };
+  return html`
+    <div role="row" id=${rowId(index)} class=${`grid-row${active ? " active" : ""}${marked ? " marked" : ""}`}
+      aria-rowindex=${index + 2} aria-selected=${active} style=${{ transform: `translateY(${top}px)` }} onClick=${click}>
+      ${columns.map(
+        ({ name, number, cell }) => html`<div key=${name} role="gridcell" class=${number ? "num" : ""}>
+          ${row ? cell(row, index) : html`<span class="ghost"></span>`}
+        </div>`,
+      )}
+    </div>
+  `;
+}
+
+/**
+ * The rows of a table, in blocks. What was shown stays until its successor is there, also where
+ * another key has no rows, such as a query that is none.
+ * @param {(offset: number, limit: number, signal: AbortSignal) => Promise<{rows: object[], total: number}>} load
+ * @param {string} key what the rows depend on: another key is another table
+ * @param {(page: {total: number}) => void} onPage called with each answer
+ * @param {(error: Error) => void} onError
+ */
+export function useBlocks(load, key, onPage, onError) {
+  const state = useRef(null);
+  const [, redraw] = useState(0);
+  const [version, setVersion] = useState(0);
+  if (state.current?.key !== key) {
+    const last = state.current;
+    last?.abort.abort();
+    const before = last && (last.isAnswered ? last.blocks : last.before);
+    state.current = { key, blocks: new Map(), before, isAnswered: false, asked: new Map(), fresh: 0, abort: new AbortController() };
+  }
+  const now = state.current;
+  useEffect(() => () => state.current.abort.abort(), []);
+  const ask = (number) => {
+    if (now.asked.get(number) === now.fresh) return;
+    now.asked.set(number, now.fresh);
+    load(number * BLOCK, BLOCK, now.abort.signal).then(
+      (page) => {
+        if (state.current !== now) return;
+        now.blocks.set(number, page.rows);
+        now.isAnswered = true;
+        onPage(page);
+        redraw((count) => count + 1);
+      },
+      (error) => {
+        if (state.current !== now || now.abort.signal.aborted) return;
+        now.asked.delete(number);
+        onError(error);
+      },
+    );
+  };
+  return {
+    version: `${key}\u0000${version}`,
+    isStale: !now.isAnswered && Boolean(now.before),
+    at: (index) => {
+      const blocks = now.isAnswered ? now.blocks : (now.before ?? now.blocks);
+      return blocks.get(Math.floor(index / BLOCK))?.[index % BLOCK];
+    },
+    need: (first, last) => {
+      for (let number = Math.floor(first / BLOCK); number * BLOCK < Math.max(last, 1); number += 1) ask(number);
+    },
+    /** Asks anew for what is in sight; the rest when it comes into sight. */
+    refresh: () => {
+      now.fresh += 1;
+      setVersion((count) => count + 1);
+    },
+  };
+}
+
+function movesOf({ active, total, inView, show, open }) {
+  const next = () => show(active + 1);
+  const previous = () => show(active < 0 ? 0 : active - 1);
+  if (total === 0) return [];
+  return [
+    { key: "j", help: "next row", run: next },
+    { key: "k", help: "previous row", run: previous },
+    { key: "ArrowDown", help: "", run: next },
+    { key: "ArrowUp", help: "", run: previous },
+    { key: "PageDown", help: "a page down", run: () => show(active + inView) },
+    { key: "PageUp", help: "a page up", run: () => show(active - inView) },
+    { key: "Home", help: "first row", run: () => show(0) },
+    { key: "End", help: "last row", run: () => show(total - 1) },
+    { key: "Enter", help: "open the row", run: open },
+  ];
+}
+
+function openAt(blocks, index, onOpen) {
+  const row = index >= 0 ? blocks.at(index) : undefined;
+  if (row) onOpen(row, index);
+}
+
+function reveal(box, index, inView, scale) {
+  const top = box.scrollTop * scale;
+  const low = index * ROW;
+  if (low < top) box.scrollTop = low / scale;
+  else if (low > top + (inView - 1) * ROW) box.scrollTop = (low - (inView - 1) * ROW) / scale;
+}
+
+function useWatch(box, setView) {
+  useEffect(() => {
+    const element = box.current;
+    let frame = 0;
+    const look = () => {
+      frame = 0;
+      setView({ top: element.scrollTop, height: element.clientHeight });
+    };
+    const later = () => {
+      frame ||= requestAnimationFrame(look);
+    };
+    look();
+    element.addEventListener("scroll", later, { passive: true });
+    const resized = new ResizeObserver(later);
+    resized.observe(element);
+    return () => {
+      cancelAnimationFrame(frame);
+      element.removeEventListener("scroll", later);
+      resized.disconnect();
+    };
+  }, []);
+}
+
+function rowId(index) {
+  return `row-${index}`;
+}
+
+function hasSelection() {
+  return String(getSelection()).length > 0;
+}

@@ -1,0 +1,1 @@
+"""Views: what each page of the viewer is told, as JSON."""

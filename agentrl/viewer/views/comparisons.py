@@ -1,0 +1,236 @@
+"""Comparisons: groups, tasks, pairs, ranges of steps, and who carries a step's numbers.
+
+Each reads what it needs of a run under the run's lock, and computes without it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+
+from agentrl.errors import DataError
+from agentrl.store import Annotation, TrajectorySummary
+from agentrl.viewer.analysis import (
+    Blame,
+    StepRange,
+    behaviour,
+    blame,
+    group_view,
+    logged_value,
+    read_episodes,
+    retokenise,
+    task_view,
+    trained_tokens,
+)
+from agentrl.viewer.analysis.blame import Decode, Level, Signal
+from agentrl.viewer.analysis.turn_diff import turn_diff
+from agentrl.viewer.api_error import bad_request, not_found
+from agentrl.viewer.runs.open_run import OpenRun
+from agentrl.viewer.template import ChatTemplateText
+from agentrl.viewer.views.neighbours import term
+from agentrl.viewer.views.token_view import pieces_of
+from agentrl.viewer.wire import packed
+
+_MOST_SIBLINGS = 64
+_MOST_EPISODES = 20_000
+_SUMMARY = tuple(field.name for field in fields(TrajectorySummary))
+
+
+def group(
+    run: OpenRun, group_index: int, *, stage: str | None, label: str | None, step: int | None
+) -> dict[str, Any]:
+    """The rollouts of one group, with their tokens.
+
+    Raises:
+        ApiError: the run has no such group.
+    """
+    query = f"group:{group_index}"
+    query += "" if stage is None else f" {term('stage', stage)}"
+    query += "" if label is None else f" {term('label', label)}"
+    query += "" if step is None else f" step:{step}"
+    rows = run.index().page(query, "rollout_index,attempt", limit=_MOST_SIBLINGS).rows
+    if label is None:  # an evaluation counts its groups from 0 as training does
+        labels = {row["label"] for row in rows}
+        rows = [row for row in rows if row["label"] == min(labels)]
+    if not rows:
+        raise not_found(f"the run {run.name} has no group {group_index} of this stage and label")
+    tokens = {}
+    arrays = {}
+    annotations: list[Annotation] = []
+    for row in rows:
+        with run.lock:
+            stored = run.row(row["id"])
+            pieces, _ = pieces_of(run, stored, {})
+        arrays[row["id"]] = stored.arrays
+        annotations += stored.annotations
+        tokens[row["id"]] = {
+            "ids": packed(stored.arrays.token_ids),
+            "pieces": pieces,
+            "kinds": packed(stored.arrays.kinds),
+            "turn": packed(stored.arrays.turn_index),
+            "sequence": packed(stored.sequences[stored.arrays.turn_index]),
+        }
+    view = group_view(rows, arrays, annotations).as_json()
+    return {**view, "task": stored.json("task"), "tokens": tokens}
+
+
+def task(run: OpenRun, task_id: str) -> dict[str, Any]:
+    """One task over training.
+
+    Raises:
+        ApiError: the run has no such task.
+    """
+    asked = term("task", task_id)
+    rows = run.index().page(asked, "step", limit=None).rows if asked and task_id else []
+    if not rows:
+        raise not_found(f"the run {run.name} has no task {task_id[:100]!r}")
+    return task_view(rows).as_json()
+
+
+def diff(run: OpenRun, a: str, b: str) -> dict[str, Any]:
+    """Two trajectories by their turns.
+
+    Raises:
+        ApiError: the run lacks one of them.
+    """
+    with run.lock:
+        one, other = run.trajectory(a), run.trajectory(b)
+    return turn_diff(one, other)
+
+
+def behaviour_between(run: OpenRun, a: str, b: str, query: str) -> dict[str, Any]:
+    """What changed from the steps ``a`` to the steps ``b``, of the trajectories of a query.
+
+    Raises:
+        DataError: a range is none.
+        QueryError: the query is none.
+    """
+    sides = []
+    complete = True
+    for name, text in (("a", a), ("b", b)):
+        steps = StepRange.parse(text, name)
+        within = f"step:{steps.first}..{steps.last}" + (f" ({query})" if query.strip() else "")
+        rows = run.index().page(within, "step", limit=None).rows
+        stride = -(-len(rows) // _MOST_EPISODES) or 1
+        complete &= stride == 1
+        sides.append(read_episodes(run.directory, run.reader, map(summary_of, rows[::stride])))
+    found = behaviour(*sides)
+    return replace(found, complete=found.complete and complete).as_json()
+
+
+def blame_of_step(
+    run: OpenRun,
+    step: int,
+    signal: Signal,
+    level: Level,
+    *,
+    stage: str | None = None,
+    limit: int = 100,
+) -> Blame:
+    """Who carries a number of a step.
+
+    Args:
+        run: the run.
+        step: the step that trained them.
+        signal, level: as ``blame`` has them.
+        stage: whose step; any where None.
+        limit: the most rows.
+
+    Raises:
+        DataError: the signal or level is unknown, or the run lacks what it takes.
+        StoreError: a file is damaged.
+    """
+    with run.lock:
+        run.metrics.refresh()
+        logged = logged_value(_logged(run, step, stage), signal)
+        learned = list(run.reader.annotations(step=step, stage=stage))
+        decode = _decode(run, stage)
+    trained = {one.trajectory_id for one in learned if one.arrays}
+    if not trained:
+        raise DataError(
+            f"no token of step {step} was annotated; store.detail: tokens records what blame needs "
+            "of each token that a step trains"
+        )
+    summaries = summaries_of(run, step, trained)
+    return blame(
+        trained_tokens(run.directory, run.reader, summaries, learned),
+        signal,
+        level,
+        logged=logged,
+        decode=decode,
+        limit=limit,
+    )
+
+
+def retokenised(run: OpenRun, trajectory_id: str, turn: int | None) -> dict[str, Any]:
+    """A turn's recorded ids against those of its text; without a turn, those of all turns.
+
+    Raises:
+        ApiError: the run lacks the trajectory, or its tokenizer is not here.
+        DataError: there is no such turn, or it has no ids.
+    """
+    with run.lock:
+        trajectory = run.trajectory(trajectory_id)
+        stage = trajectory.stage
+        try:
+            tokenizer = run.pieces(stage).tokenizer
+        except DataError as error:
+            raise not_found(str(error)) from error
+        template = _template(run, stage)
+    return retokenise(trajectory, turn, tokenizer, template).as_json()
+
+
+def summaries_of(run: OpenRun, step: int, trained: set[str]) -> list[TrajectorySummary]:
+    """The summaries of trajectories that ``step`` trained: first those that finished then."""
+    found: dict[str, TrajectorySummary] = {}
+    for query in (f"step:{step}", f"step<{step}"):
+        if len(found) < len(trained):
+            rows = run.index().page(query, "-step", limit=None).rows
+            found |= {row["id"]: summary_of(row) for row in rows if row["id"] in trained}
+    return list(found.values())
+
+
+def summary_of(row: Mapping[str, Any]) -> TrajectorySummary:
+    """The summary of a row of the index."""
+    known = {name: row[name] for name in _SUMMARY}
+    lists = {name: tuple(known[name]) for name in ("agents", "tools")}
+    return TrajectorySummary(**{**known, **lists})
+
+
+def _logged(run: OpenRun, step: int, stage: str | None) -> dict[str, Any]:
+    """A step's row of the metrics; of several stages the newest one's."""
+    columns = run.metrics.columns
+    rows = [
+        {name: column[place] for name, column in columns.items()}
+        for place, own in enumerate(columns["step"])
+        if own == step and stage in (None, columns["stage"][place])
+    ]
+    return rows[-1] if rows else {}
+
+
+def _decode(run: OpenRun, stage: str | None) -> Decode | None:
+    try:
+        pieces = run.pieces(stage or "")
+    except DataError:  # a run without its model: its rows then have no text
+        return None
+    return lambda ids: pieces.text(np.asarray(ids, dtype=np.int32))
+
+
+def _template(run: OpenRun, stage: str) -> ChatTemplateText | None:
+    """The chat template that the run keeps of a stage; None where it keeps none."""
+    kept = run.record.get("tokenizers") or {}
+    own: Mapping[str, str] = kept.get(stage) or next(iter(kept.values()), {})
+    if "chat_template.jinja" not in own:
+        return None
+    text = run.blob(own["chat_template.jinja"]).decode(errors="replace")
+    config: Any = {}
+    if "tokenizer_config.json" in own:
+        try:
+            config = json.loads(run.blob(own["tokenizer_config.json"]))
+        except ValueError as error:
+            raise bad_request(f"the run's tokenizer_config.json is no JSON: {error}") from error
+    return ChatTemplateText.of_tokenizer(text, config if isinstance(config, dict) else {})

@@ -1,0 +1,37 @@
+"""Wire: answers as JSON, with arrays in base64."""
+
+from __future__ import annotations
+
+import base64
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from starlette.responses import Response
+
+from agentrl.store.json_text import to_json
+
+_DTYPES = {"f": "<f4", "i": "<i4", "u": "<i4"}
+
+
+def packed(array: npt.NDArray[np.generic]) -> dict[str, str]:
+    """An array for ``static/lib/arrays.js``: ``{"dtype", "data"}``.
+
+    Args:
+        array: one-dimensional; floats travel as ``<f4``, single bytes as ``|i1``, other integers as
+            ``<i4``.
+    """
+    dtype = "|i1" if array.dtype == np.int8 else _DTYPES[array.dtype.kind]
+    data = np.ascontiguousarray(array, dtype).tobytes()
+    return {"dtype": dtype, "data": base64.b64encode(data).decode()}
+
+
+def finite(value: float | None) -> float | None:
+    """``value``, or None where JSON has no word for it."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def answer(value: Any, status: int = 200) -> Response:
+    """A JSON answer; half of a surrogate pair, which UTF-8 lacks, travels as an escape."""
+    return Response(to_json(value).encode(), status, media_type="application/json")

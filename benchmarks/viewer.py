@@ -1,0 +1,56 @@
+"""Viewer: the store's writer and reads, and what else the replay viewer stands on.
+
+``python -m benchmarks.viewer`` measures all of it, ``--only`` one part. Each part is shown, and
+recorded in a file of its own, as soon as it is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from benchmarks.figures import RESULTS, Figures, add_arguments
+from benchmarks.viewers import behaviour, blame, index, page, replay, writer
+
+__all__ = ["PARTS"]
+
+PARTS: dict[str, Callable[[Figures, argparse.Namespace], None]] = {
+    "writer": writer.measure,
+    "page": page.measure,
+    "index": index.measure,
+    "behaviour": behaviour.measure,
+    "blame": blame.measure,
+    "replay": replay.measure,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.viewer", description=__doc__)
+    parser.add_argument(
+        "--only", choices=PARTS, action="append", help="one part; may be given several times"
+    )
+    parser.add_argument(
+        "--trajectories", type=int, default=100_000, help="of the index's run (100,000)"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    add_arguments(parser, benchmark="viewer")
+    arguments = parser.parse_args(argv)
+
+    whole = Figures()
+    for name in arguments.only or PARTS:
+        print(f"-- {name}", flush=True)
+        figures = Figures()
+        PARTS[name](figures, arguments)
+        figures.show()
+        if arguments.record:
+            command = f"python -m benchmarks.viewer --only {name}"
+            figures.record(RESULTS / f"viewer_{name}.json", command=command, seeds=[arguments.seed])
+        whole.rows += figures.rows
+    if arguments.json is not None:
+        whole.write_json(arguments.json)
+    return int(any(row.met is False for row in whole.rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""Writer: trajectories a second into a run, annotations and sealing included, and single reads."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from agentrl.store import RunDirectory, TrajectoryReader, TrajectoryWriter
+from agentrl.types import Trajectory
+from benchmarks.figures import Figures
+from benchmarks.viewers.trajectories import Episodes
+
+__all__ = ["measure"]
+
+NUMBER = 4096
+STEP = 512
+DISTINCT = 256
+READS = 300
+TARGET_A_S = 1500.0
+LENGTHS = {2_000: 30.0, 32_000: 60.0}
+"""Target of a single read in milliseconds, by the trajectory's tokens."""
+NOTE = (
+    f"Writer: {NUMBER} trajectories of 2,000 tokens in 4 turns with tool calls, {STEP} a step, "
+    f"{DISTINCT} distinct ones of them. Each is written live, annotated with the columns of the "
+    "default detail (7 arrays) and sealed with its step; the time runs from the first call until "
+    "the writer is closed, so that all of it is on disk. A single read gives one trajectory whole "
+    f"with its annotations, chosen at random, {READS} times, by a reader that has listed the run."
+)
+
+
+def measure(figures: Figures, arguments: argparse.Namespace) -> None:
+    """Adds the figures of the writer and of single reads."""
+    with tempfile.TemporaryDirectory() as folder:
+        for num_tokens, target_ms in LENGTHS.items():
+            number = NUMBER * 2_000 // num_tokens
+            run = RunDirectory.create(Path(folder) / str(num_tokens))
+            seconds, cpu_s = _write(run, Episodes(num_tokens, arguments.seed), number)
+            name = f"{num_tokens:,} tokens"
+            if num_tokens == 2_000:
+                figures.at_least(
+                    f"trajectories of {name} written and annotated",
+                    number / seconds,
+                    "1/s",
+                    TARGET_A_S,
+                )
+                figures.report("processor time of one of them", 1e3 * cpu_s / number, "ms")
+            else:
+                figures.report(f"trajectories of {name}", number / seconds, "1/s")
+            size = sum(path.stat().st_size for path in run.root.rglob("*") if path.is_file())
+            figures.report(f"bytes a token on disk, {name}", size / number / num_tokens, "B")
+            reader = TrajectoryReader(run)
+            ids = [one.id for one in reader.summaries()]
+            chosen = random.Random(arguments.seed).choices(ids, k=READS)
+            p95 = _p95_ms(lambda one, reader=reader: reader.get(one), chosen)  # type: ignore[misc]
+            figures.at_most(f"single read, {name}, p95", p95, "ms", target_ms)
+    figures.note(NOTE)
+
+
+def _write(run: RunDirectory, episodes: Episodes, number: int) -> tuple[float, float]:
+    """Seconds of writing all, and of the processor."""
+    made = [episodes.trajectory(0, index) for index in range(min(DISTINCT, number))]
+    annotations = [episodes.annotation(one, 1) for one in made]
+    start = time.monotonic()
+    cpu_start = time.process_time()
+    with TrajectoryWriter(run) as writer:
+        for first in range(0, number, STEP):
+            step = first // STEP + 1
+            part = range(first, min(first + STEP, number))
+            played: list[Trajectory] = [
+                replace(made[n % len(made)], group_index=n, rollout_index=0) for n in part
+            ]
+            for one in played:
+                writer.write(one, step)
+            for n, one in zip(part, played, strict=True):
+                learned = replace(annotations[n % len(made)], trajectory_id=one.id, step=step)
+                writer.annotate(learned)
+            writer.seal(step)
+        writer.flush()
+        counts = writer.counts
+    seconds = time.monotonic() - start
+    cpu_s = time.process_time() - cpu_start
+    if counts.written != number or counts.annotations != number:
+        raise AssertionError(f"{number} were given and {counts} arrived")
+    return seconds, cpu_s
+
+
+def _p95_ms(read: Callable[[str], object], ids: list[str]) -> float:
+    seconds = []
+    for one in ids:
+        start = time.perf_counter()
+        read(one)
+        seconds.append(time.perf_counter() - start)
+    return 1e3 * float(np.percentile(seconds, 95))

@@ -1,0 +1,116 @@
+"""Every page: it opens on a real run, complains of nothing, and is fit for readers of screens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from agentrl.viewer.launch import Address
+from tests.viewer.browser.conftest import Complaints, Open
+
+AXE = (Path(__file__).parents[1] / "vendor" / "axe.js").read_text()
+PAGES = {
+    "runs": ("#/", "sums"),
+    "overview": ("#/run/KEY", "Look here"),
+    "overview by time": ("#/run/KEY?x=time", "Entropy"),
+    "trajectories": ("#/run/KEY/trajectories", "48 found"),
+    "query that is none": ("#/run/KEY/trajectories?query=nonsense%3A1", "nonsense"),
+    "group": ("#/run/KEY/group/2", "First divergence"),
+    "task": ("#/run/KEY/task/sum-1", "Diff of a against b"),
+    "diff": ("#/run/KEY/diff?a=2-0-0&b=2-1-0", "differing stretches"),
+    "behaviour": ("#/run/KEY/behaviour", "Phrases"),
+    "blame": ("#/run/KEY/blame?signal=mismatch", "The parts of mismatch"),
+    "compare": ("#/compare?runs=KEY,KEY", "What differs"),
+    "no page": ("#/nowhere", "No page has this address"),
+}
+
+Keys = Callable[[str], str]
+
+
+def violations(page: Page) -> list[str]:
+    """What axe-core finds, each with the first element that it is about."""
+    page.evaluate(AXE)
+    found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
+    return [f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in found["violations"]]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_opens_and_axe_finds_nothing(
+    name: str, scheme: str, viewer: Address, open_page: Open, key_of: Keys, complaints: Complaints
+) -> None:
+    hash_, text = PAGES[name]
+    page = open_page(viewer, hash_.replace("KEY", key_of("sums")), color_scheme=scheme)
+
+    expect(page.locator("main")).to_contain_text(text)
+    expect(page.get_by_text("Loading…")).to_have_count(0)
+    assert page.evaluate("document.documentElement.dataset.theme") == scheme
+    assert violations(page) == []
+    if name == "query that is none":
+        assert all("400" in complaint for complaint in complaints)
+        complaints.clear()
+
+
+@pytest.mark.parametrize("page_name", ["", "/trajectories", "/behaviour", "/blame"])
+def test_a_run_without_trajectories_says_so(
+    page_name: str, viewer: Address, open_page: Open, key_of: Keys
+) -> None:
+    page = open_page(viewer, f"#/run/{key_of('empty')}{page_name}")
+
+    said = re.compile("No step has ended yet|No trajectory has ended yet|this run has made 0")
+    expect(page.locator("main")).to_contain_text(said)
+
+
+@pytest.mark.parametrize(
+    "hash_",
+    [
+        "#/",
+        "#/run/KEY",
+        "#/run/KEY/trajectories",
+        "#/run/KEY/group/2",
+        "#/run/KEY/behaviour?a=1..1&b=2..2",
+        "#/run/KEY/blame?signal=mismatch",
+    ],
+)
+def test_what_a_run_says_is_text(
+    hash_: str, viewer: Address, open_page: Open, key_of: Keys
+) -> None:
+    page = open_page(viewer, hash_.replace("KEY", key_of("<img")))
+
+    expect(page.get_by_text("Loading…")).to_have_count(0)
+    name = page.locator("bdi", has_text="<img src=x onerror=hacked()> ⟨202E⟩eman").first
+    expect(name).to_be_visible()
+    assert page.locator("main img, main script").count() == 0
+    hrefs = page.eval_on_selector_all(
+        "a[href]", "all => all.map((one) => one.getAttribute('href'))"
+    )
+    assert all(href.startswith("#/") for href in hrefs if href != "#main")
+
+
+def test_what_a_task_is_called_is_text(viewer: Address, open_page: Open, key_of: Keys) -> None:
+    page = open_page(viewer, f"#/run/{key_of('<img')}/trajectories")
+    row = page.locator(".grid-body [role=row]").first
+    expect(row).to_contain_text("<script>window.hacked=1")
+
+    row.locator("a").nth(1).click()
+
+    expect(page.locator("h1")).to_contain_text("<script>window.hacked=1")
+    page.get_by_text("435 equal tokens").click()  # both episodes say the same
+    expect(page.locator(".alignment .look").first).to_contain_text("<script>window.hacked=1")
+    # an escape and a mark of direction are shown by their codes
+    expect(page.locator("h1")).to_contain_text("⟨202E⟩esrever⟨202C⟩ ⟨001B⟩[31mred")
+
+
+def test_a_run_that_is_gone_is_said(
+    viewer: Address, open_page: Open, complaints: Complaints
+) -> None:
+    page = open_page(viewer, "#/run/000000000000/trajectories")
+
+    expect(page.locator(".banner.bad")).to_contain_text("000000000000")
+    page.context.close()
+    assert complaints
+    complaints.clear()

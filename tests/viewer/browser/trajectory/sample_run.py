@@ -1,0 +1,210 @@
+"""Sample run: episodes that show every part of the trajectory page, and hostile ones.
+
+- ``0-0-0``: two agents, a failed call, two versions, states, files, reasons, times, annotations.
+- ``0-1-0``: another rollout of its group, whose last completion has a token a character.
+- ``1-0-0``: hostile words in every place that holds words.
+- ``2-0-0``: 32,000 tokens, with a planted token.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import PIL.Image
+
+from agentrl.store import RunDirectory
+from agentrl.types import Blob, Image, Message, Trajectory
+from tests.viewer.browser.trajectory.episodes import (
+    HOSTILE_TEXT,
+    POLLUTION,
+    EpisodeMaker,
+    call,
+    learned,
+    long_trajectory,
+    make_tokenizer,
+    trajectory,
+    write_run,
+)
+
+PLANTED = 9000
+"""Place among the sampled tokens of ``2-0-0`` that the trainer found much less likely."""
+
+BIG = 10_000_000
+LONG_NAME = "n" * 100_000
+
+LONE = "half of a pair: \ud800. "
+
+SVG = b"<svg xmlns='http://www.w3.org/2000/svg' onload='window.pwned=1'/>"
+
+WORDS = """def solve(values): return sum(values) The answer is assistant user system python import
+print result I will compute the sum of the first numbers and check. total += value * 2 for value in
+values error Traceback (most recent call last): File "<string>", line 1 so it follows formula """
+
+ANSWER = """I will *compute* the sum.
+
+```python
+def solve(n):
+    return n * (n + 1) // 2
+```
+
+1. first, `solve`
+2. then check with [the formula](https://example.org/gauss)
+
+| n | sum |
+|---|---|
+| 1 | 1 |
+
+> quoted words
+"""
+
+
+def png() -> bytes:
+    """A picture of 3 by 2 pixels."""
+    encoded = io.BytesIO()
+    PIL.Image.new("RGB", (3, 2), (255, 0, 0)).save(encoded, "PNG")
+    return encoded.getvalue()
+
+
+def state(value: object) -> Blob:
+    return Blob.of(json.dumps(value).encode())
+
+
+def full_trajectory(maker: EpisodeMaker) -> Trajectory:
+    system: Message = {"role": "system", "content": "You are careful. Use the `python` tool."}
+    question = "What is the **sum** of the first 100 numbers?"
+    image = Image.read(png())
+    parts = [{"type": "text", "text": question}, {"type": "image", "image": image}]
+    user: Message = {"role": "user", "content": parts}
+    code = "def solve(n):\n    return n * (n + 1) // 2\nprint(solve(100)"
+    fault = 'File "<string>", line 3\nSyntaxError: the parenthesis was never closed'
+    failed = call("python", {"code": code, "timeout": 5}, fault, "exception", 0, 0.31)
+    first = maker.turn(
+        0,
+        None,
+        [system, user],
+        ANSWER,
+        [failed],
+        timings={"queue_s": 0.05, "step_at_s": 1.5, "step_s": 0.32},
+        started_at=1000.0,
+        state=state({"form": "grid", "cells": ["#####", "#@.X#", "#####"]}),
+        files={"work/main.py": Blob.of(code.encode()), "notes.txt": Blob.of(b"draft\n")},
+    )
+    arguments = {"code": "print(5050)", "options": {"deep": [1, {"b": None}]}}
+    calls = [
+        call("python", arguments, "5050\n", None, 1),
+        call("search", {"query": "Gauss"}, "Carl Friedrich Gauss", None, 2, 0.5),
+    ]
+    second = maker.turn(
+        1,
+        0,
+        [message for one in first.calls if one.result for message in [one.result.message()]],
+        "The parenthesis was not closed. Once more, 日本語 🎉.",
+        calls,
+        version=4,
+        timings={"step_at_s": 0.9, "step_s": 0.7},
+        started_at=1002.0,
+        state=state({"form": "table", "columns": ["n", "sum"], "rows": [[1, 1], [2, 3]]}),
+        files={"work/main.py": Blob.of((code + ")").encode()), "notes.txt": None},
+    )
+    critic = maker.turn(
+        2,
+        None,
+        [{"role": "user", "content": "Criticise the answer 5050."}],
+        "It is right.",
+        agent="critic",
+        timings={"decode_s": 0.5},
+        started_at=1004.0,
+    )
+    last = maker.turn(
+        3,
+        1,
+        [call.result.message() for call in second.calls if call.result],
+        "The sum is **5050**.",
+        version=4,
+        timings={"decode_s": 0.4},
+        started_at=1005.0,
+        rewards={"format": 0.1},
+        state=state({"form": "image", "base64": base64.b64encode(png()).decode()}),
+        files={"plot.png": Blob.of(png())},
+    )
+    judge = [
+        {"role": "user", "content": "Is 5050 the sum?"},
+        {"role": "assistant", "content": "Yes: **5050**."},
+    ]
+    return trajectory(
+        [first, second, critic, last],
+        rewards={"correct": 1.0, "style": 0.5},
+        reward=1.5,
+        reasons={"correct": {"tests": "1 passed\n", "exit": 0}, "style": {"judge": judge}},
+        first_state=state({"form": "text", "text": "nothing yet"}),
+        last_observed=({"role": "user", "content": "Thank you."},),
+    )
+
+
+def hostile_trajectory(maker: EpisodeMaker) -> Trajectory:
+    words = HOSTILE_TEXT
+    hostile: Message = {"role": "user", "content": words}
+    shown = state({**POLLUTION, words: words, "form": words})
+    first = maker.turn(
+        0,
+        None,
+        [hostile],
+        words,
+        [call(words, {**POLLUTION, words: words}, words)],
+        agent=words,
+        info=POLLUTION,
+        observed_info={words: words},
+        state=shown,
+        files={
+            words: Blob.of(words.encode()),
+            LONG_NAME: Blob.of(b"x"),
+            "binary": Blob.of(b"\xff\xfe\x00 bad \xc3("),
+            "picture.svg": Blob.of(SVG),
+        },
+    )
+    big = maker.turn(
+        1,
+        0,
+        [call.result.message() for call in first.calls if call.result],
+        "ok",
+        [call("python", {"code": "x"}, LONE + "y" * BIG, "exception", 1)],
+        state=state({"form": "image", "media_type": "image/svg+xml", "base64": "PHN2Zy8+"}),
+    )
+    return trajectory(
+        [first, big],
+        group=1,
+        rewards={words: 1.0, "__proto__": 1.0, LONG_NAME: 0.0},
+        reasons={
+            words: words,
+            "__proto__": {"judge": words},
+            "nested": {words: POLLUTION},
+            LONG_NAME: {LONG_NAME: "z" * BIG},
+        },
+        info=POLLUTION,
+        last_observed=(hostile,),
+        last_info=POLLUTION,
+    )
+
+
+def write_sample_run(folder: Path) -> RunDirectory:
+    """The run that the page's tests look at."""
+    tokenizer = make_tokenizer(WORDS * 20)
+    maker = EpisodeMaker(tokenizer)
+    full = full_trajectory(maker)
+    other = replace(
+        full.turns[0], text="Other words.", message={"role": "assistant", "content": "x"}
+    )
+    last = replace(full.turns[1], completion=(maker.policy("The answer is 5050.", apart=True),))
+    sibling = trajectory([other, last], rollout=1, rewards={"correct": 0.0}, reward=0.0)
+    long = long_trajectory(maker, 32_000, group=2)
+    episodes = [
+        (full, learned(maker, full, 40)),
+        (sibling, None),
+        (hostile_trajectory(maker), None),
+        (long, learned(maker, long, PLANTED)),
+    ]
+    return write_run(folder, tokenizer, episodes)

@@ -1,0 +1,311 @@
+"""The trajectory page in the browser, over a run that the store wrote."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.viewer.browser.trajectory.conftest import Shown
+
+pytestmark = pytest.mark.browser
+
+TABS = (
+    "chat", "tokens", "rendered", "retokenise", "judging", "state", "timeline", "raw", "diff",
+)  # fmt: skip
+AXE = Path(__file__).parents[2] / "vendor" / "axe.js"
+
+
+def param(page: Page, name: str) -> str | None:
+    """A parameter of the page's address."""
+    found: str | None = page.evaluate(
+        "(name) => new URLSearchParams(location.hash.split('?')[1]).get(name)", name
+    )
+    return found
+
+
+def settle(page: Page) -> None:
+    """Waits until each pane shows what it loads."""
+    waiting = page.locator(".pane").filter(has_text=re.compile("(Reading|Decoding|Encoding).*…"))
+    expect(waiting).to_have_count(0)
+
+
+def test_the_chat_shows_words_calls_errors_and_agents(shown: Shown) -> None:
+    page = shown.open("0-0-0", tab="chat")
+    chat = page.get_by_role("group", name="Conversation")
+
+    expect(chat.locator("em")).to_have_text("compute")
+    expect(chat.get_by_role("link", name="the formula")).to_have_attribute(
+        "rel", re.compile("noref")
+    )
+    expect(chat.locator(".call-bad")).to_contain_text("exception")
+    expect(chat.locator(".call-bad .long").last).to_contain_text("never closed")
+    expect(chat.locator(".lane-head")).to_have_text(["sequence 0: main", "sequence 1: critic"])
+    expect(chat).to_contain_text("Thank you.")
+    assert shown.errors == []
+
+
+def test_a_link_to_tokens_selects_them(shown: Shown) -> None:
+    page = shown.open("2-0-0", ".tok-text .sel", tab="tokens", tokens="20000-20003")
+
+    assert page.locator(".tok-text .sel").count() == 3
+    expect(page.locator(".tok-detail dd").first).to_have_text("20000")
+    expect(page.locator(".tok-text .sel").first).to_be_in_viewport()
+
+
+def test_the_worst_token_is_the_planted_one(shown: Shown) -> None:
+    page = shown.open("2-0-0", ".tok-text", tab="tokens", colour="difference")
+    page.keyboard.press("w")
+    selected = page.locator(".tok-text .sel")
+    expect(selected).to_have_count(1)
+
+    expect(selected).to_be_in_viewport()
+    expect(selected).to_have_class(re.compile(r"\bn11\b"))
+    value = page.locator(".tok-detail dl div", has_text="difference").locator("dd")
+    expect(value).to_have_text("-4 nats")
+    assert page.evaluate("document.querySelectorAll('*').length") <= 2000
+
+
+def test_keys_colour_by_the_next_signal(shown: Shown) -> None:
+    page = shown.open("0-0-0", ".tok-text", tab="tokens")
+    kinds = page.locator(".tok-text .c1").count()
+    page.keyboard.press("m")
+
+    expect(page.locator(".signals .active")).to_contain_text("logprobs")
+    expect(page.locator(".tok-text .c1")).to_have_count(0)
+    assert kinds > 0
+    assert param(page, "colour") == "logprobs"
+
+
+def test_a_threshold_counts_and_frames_the_tokens_beyond_it(shown: Shown) -> None:
+    page = shown.open("0-0-0", ".signals input", tab="tokens", colour="difference")
+    slider = page.get_by_label("Threshold of difference")
+    expect(page.locator(".tok-text .over")).to_have_count(0)
+    # |value| >= 4 * (199 / 200)^2: the planted token alone
+    slider.fill("199")
+
+    row = page.locator(".signals .active")
+    expect(row).to_contain_text("1 of")
+    expect(page.locator(".tok-text .over")).to_have_count(1)
+    slider.fill("0")
+    sampled = page.locator(".traj-facts div", has_text="sampled tokens").locator("dd").inner_text()
+    expect(row).to_contain_text(f"{sampled} of {sampled} (100%)")
+
+
+def test_what_is_missing_says_why_and_names_the_setting(shown: Shown) -> None:
+    page = shown.open("1-0-0", ".tok-side .missing", tab="tokens")
+    missing = page.locator(".tok-side .missing")
+
+    expect(missing).to_contain_text("old_logprobs")
+    expect(missing).to_contain_text("store.detail")
+
+
+def test_keys_lead_through_turns_and_trajectories(shown: Shown) -> None:
+    page = shown.open("0-0-0", tab="chat")
+    keys = page.keyboard
+    walk = [("j", "0"), ("j", "1"), ("k", "0"), ("t", "1"), ("e", "0"), ("t", "1"), ("t", "0")]
+    for key, turn in walk:
+        keys.press(key)
+        assert param(page, "turn") == turn, key
+    keys.press("]")
+    page.wait_for_selector("h1:text-is('0-1-0')")
+    keys.press("[")
+    page.wait_for_selector("h1:text-is('0-0-0')")
+    keys.press("J")
+    page.wait_for_selector("h1:not(:text-is('0-0-0'))")
+    keys.press("K")
+    page.wait_for_selector("h1:text-is('0-0-0')")
+    keys.press("}")
+    page.wait_for_selector("h1:text-is('0-1-0')")
+    keys.press("2")
+    expect(page.locator(".tabs [aria-current]")).to_have_text("Tokens")
+
+
+def test_two_trajectories_lie_side_by_side_and_differ(shown: Shown) -> None:
+    page = shown.open("0-0-0", tab="chat")
+    page.keyboard.press("p")
+    assert param(page, "pin") == "0-0-0"
+    page.keyboard.press("]")
+    page.wait_for_selector("h1:text-is('0-1-0')")
+
+    expect(page.locator(".panes.two > .pane")).to_have_count(2)
+    page.keyboard.press("d")
+    expect(page.get_by_text("They first differ in turn 0.")).to_be_visible()
+    expect(page.locator(".diff-new").first).to_contain_text("Other words.")
+    expect(
+        page.get_by_text(re.compile("Their tokens first differ at token [0-9]+"))
+    ).to_be_visible()
+    page.keyboard.press("p")
+    expect(page.get_by_text("Nothing to compare with")).to_be_visible()
+
+
+def test_states_and_files_are_stepped_through(shown: Shown) -> None:
+    page = shown.open("0-0-0", ".state-view", tab="state", turn=0)
+    expect(page.locator("table.grid td").first).to_have_text("#")
+    page.keyboard.press("j")
+    expect(page.locator(".state-view table:not(.grid) th")).to_have_text(["n", "sum"])
+    expect(page.locator(".state-view .diff-gone").first).to_be_visible()
+    page.get_by_role("button", name="work/main.py changed").click()
+    expect(page.locator(".diff-new")).to_have_text(re.compile(r"print\(solve\(100\)\)"))
+    expect(page.locator(".file-deleted")).to_contain_text("notes.txt")
+
+
+def test_images_of_the_run_are_shown_by_their_hash(shown: Shown) -> None:
+    page = shown.open("0-0-0", ".chat img", tab="chat")
+    image = page.locator(".chat img").first
+    expect(image).to_have_attribute("src", re.compile("/blob/[0-9a-f]{64}$"))
+    page.wait_for_selector("figcaption:has-text('3 × 2')")
+    assert image.evaluate("(image) => image.decode().then(() => image.naturalWidth)") == 3
+
+    shown.open("0-0-0", ".state canvas", tab="state", turn=3)
+    expect(page.locator("figcaption")).to_have_text("3 × 2")
+    page.get_by_role("button", name="plot.png new").click()
+    expect(page.locator(".state img")).to_be_visible()
+
+
+def test_a_token_under_the_pointer_shows_all_of_it(shown: Shown) -> None:
+    page = shown.open("0-0-0", ".tok-text span", tab="tokens", colour="logprobs")
+    token = page.locator(".tok-text span[class^=s]").first
+    token.hover()
+
+    facts = page.locator(".tok-detail")
+    expect(facts).to_contain_text("policy")
+    expect(facts.locator("div", has_text="logprobs").first).to_contain_text("nats")
+    place = facts.locator("dd").first.inner_text()
+    token.click()
+    assert param(page, "tokens") == f"{place}-{int(place) + 1}"
+    page.keyboard.press("Shift+ArrowRight")
+    expect(page.locator(".tok-text .sel")).to_have_count(2)
+
+
+def test_words_from_right_to_left_keep_their_order_to_themselves(shown: Shown) -> None:
+    page = shown.open("0-0-0", ".tok-text span", tab="tokens")
+
+    assert page.locator(".tok-text span[dir]").count() == 0
+    isolated = page.evaluate("""async () => {
+        const { TokenBlocks } = await import("/trajectory/tokens/blocks.js");
+        const pane = document.querySelector(".tok-pane");
+        const blocks = new TokenBlocks(pane, { hover() {}, pick() {}, head: () => "" });
+        const model = { count: 2, turn: [0, 0], sequence: [0, 0], pieces: ["\u05d0", "a"],
+                        bytes: new Map() };
+        blocks.show(model, null, new Uint8Array(2));
+        const spans = [...pane.querySelectorAll(".tok-text span")];
+        return spans.map((span) => getComputedStyle(span).unicodeBidi);
+    }""")
+    assert isolated == ["isolate", "normal"]
+
+
+def test_a_link_to_a_turn_leads_there(shown: Shown) -> None:
+    page = shown.open("2-0-0", ".chat-turn.current", tab="chat", turn=14)
+    expect(page.locator("[data-turn='14'] h2")).to_be_in_viewport()
+    page.keyboard.press("2")
+    expect(page.locator(".tok-head", has_text="turn 14")).to_be_in_viewport()
+
+
+def test_judging_shows_why(shown: Shown) -> None:
+    page = shown.open("0-0-0", ".judging", tab="judging")
+
+    expect(page.locator(".reward-part").first).to_contain_text("1 passed")
+    expect(page.locator(".reward-part").last.locator("strong")).to_have_text("5050")
+
+
+def test_the_timeline_adds_up(shown: Shown) -> None:
+    page = shown.open("0-0-0", ".timeline table", tab="timeline")
+    rows = page.locator(".timeline tbody tr")
+
+    # generation: 1.45 + 0.9 + 0.5 + 0.4 s; tools: 0.31 + 0.2 + 0.5 s
+    expect(rows.filter(has_text="generation")).to_contain_text("3.25 s")
+    expect(rows.filter(has_text="tool").last).to_contain_text("1.01 s")
+
+
+def test_ids_that_encoding_would_not_give_are_named_and_shown(shown: Shown) -> None:
+    page = shown.open("0-1-0", ".difference", tab="retokenise")
+    first = page.locator(".difference").first
+    expect(first).to_contain_text("other split")
+    expect(page.get_by_text("Not compared: the run has no chat template")).to_be_visible()
+
+    first.get_by_role("link").click()
+    page.wait_for_selector(".tok-text .sel")
+    expect(page.locator(".tok-text .sel").first).to_be_in_viewport()
+
+    shown.open("0-0-0", ".retokenise .good", tab="retokenise")
+    expect(page.locator(".retokenise .good")).to_have_count(2)
+
+
+def test_a_note_on_tokens_is_kept_and_leads_back(shown: Shown) -> None:
+    page = shown.open("0-0-0", ".tok-text .sel", tab="tokens", tokens="30-33")
+    page.get_by_role("button", name="note on 3 tokens").click()
+    page.get_by_label("labels").fill("good tool-use")
+    page.get_by_label("text").fill("<b>look</b>")
+    page.get_by_role("button", name="save").click()
+    note = page.locator(".note", has_text="tokens 30 to 32")
+    expect(note).to_contain_text("<b>look</b>")
+    expect(note.locator(".label")).to_have_text(["good", "tool-use"])
+
+    shown.open("0-0-0", ".note", tab="chat")
+    page.locator(".note a", has_text="tokens 30 to 32").click()
+    expect(page.locator(".tok-text .sel")).to_have_count(3)
+    page.get_by_role("button", name=re.compile("Delete the note")).click()
+    expect(page.locator(".note")).to_have_count(0)
+
+
+@pytest.mark.parametrize("tab", TABS)
+def test_hostile_words_do_nothing(shown: Shown, tab: str) -> None:
+    page = shown.open("1-0-0", ".pane", tab=tab)
+    settle(page)
+    closed = page.locator(".json-toggle[aria-expanded=false]")
+    for _ in range(min(20, closed.count())):
+        closed.first.click()
+
+    assert page.evaluate("[window.pwned, ({}).polluted]") == [None, None]
+    assert page.locator("#app script").count() == 0
+    assert page.evaluate("Array.from(document.querySelectorAll('a[href]'), (a) => a.protocol)") == (
+        ["http:"] * page.locator("a[href]").count()
+    )
+    assert page.locator(".traj img").count() == 0
+    assert page.evaluate("document.body.innerText.length") < 200_000
+    assert shown.foreign == []
+    assert [error for error in shown.errors if "404" not in error] == []
+
+
+def test_hostile_words_of_a_note_do_nothing(shown: Shown) -> None:
+    page = shown.open("1-0-0", tab="chat")
+    page.get_by_role("button", name="add a note").click()
+    page.get_by_label("text").fill("<img src=x onerror=window.pwned=1> \u202e [x](javascript:1)")
+    page.get_by_role("button", name="save").click()
+    expect(page.locator(".note")).to_contain_text("<img src=x")
+
+    assert page.evaluate("window.pwned") is None
+    expect(page.locator(".note")).to_contain_text("⟨U+202E⟩")
+    page.get_by_role("button", name=re.compile("Delete the note")).click()
+    expect(page.locator(".note")).to_have_count(0)
+
+
+def test_a_long_text_is_cut_until_asked_for(shown: Shown) -> None:
+    page = shown.open("1-0-0", tab="chat", turn=1)
+    more = page.get_by_role("button", name=re.compile("show more: 9,994,019 of 10,000,019"))
+    more.click()
+
+    expect(page.get_by_role("button", name=re.compile("show more: 9,894,019"))).to_be_visible()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing(shown: Shown, theme: str) -> None:
+    page = shown.page
+    page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
+    page.reload()
+    assert page.evaluate("document.documentElement.dataset.theme") == theme
+    found = []
+    for tab in TABS:
+        shown.open("0-0-0", ".pane", tab=tab, colour="difference", pin="0-1-0", turn=0)
+        settle(page)
+        page.evaluate(AXE.read_text())
+        result = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+        found += [
+            f"{tab}: {fault['id']}: {node['html'][:200]}"
+            for fault in result["violations"]
+            for node in fault["nodes"][:3]
+        ]
+    assert not found, "\n".join(found)

@@ -1,0 +1,237 @@
+"""The index of a run: what is in it, when, and in which order."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from agentrl.errors import ConfigError, StoreError
+from agentrl.store import RunDirectory, TrajectoryWriter
+from agentrl.types import Status
+from agentrl.viewer.index import RunIndex
+
+from .conftest import Make
+
+
+def test_a_live_trajectory_is_found_as_soon_as_it_reached_its_file(
+    run: RunDirectory, make: Make, index: RunIndex
+) -> None:
+    with TrajectoryWriter(run) as writer:
+        writer.write(make(1), step=3)
+        writer.flush()
+        assert index.refresh() == 1
+        writer.write(make(2), step=3)
+        writer.flush()
+        assert index.refresh() == 1
+        assert index.ids("step:3", "group_index") == ["1-0-0", "2-0-0"]
+    index.refresh()  # sealed now
+    assert index.ids("step:3", "group_index") == ["1-0-0", "2-0-0"]
+    assert index.refresh() == 0
+
+
+def test_what_another_process_took_is_there_at_once(
+    run: RunDirectory, make: Make, index: RunIndex, tmp_path: Path
+) -> None:
+    with TrajectoryWriter(run) as writer:
+        writer.write(make(1), step=1)
+    index.refresh()
+    with RunIndex(run, tmp_path / "cache") as second:
+        assert second.page().total == 1
+        assert second.refresh() == 0
+
+
+def test_of_two_records_of_one_id_the_newest_counts(
+    run: RunDirectory, make: Make, index: RunIndex
+) -> None:
+    with TrajectoryWriter(run, "first") as writer:
+        writer.write(make(1, reward=0.0), step=1)
+    with TrajectoryWriter(run, "second") as writer:
+        writer.write(make(1, reward=0.5), step=2)
+    index.refresh()
+    (row,) = index.page().rows
+    assert (row["step"], row["reward"]) == (2, 0.5)
+
+
+def test_pages_are_sorted_and_what_has_no_value_comes_last(
+    run: RunDirectory, make: Make, index: RunIndex
+) -> None:
+    with TrajectoryWriter(run) as writer:
+        for group, reward in enumerate((0.5, None, 1.0, 0.0)):
+            writer.write(make(group, reward=reward), step=group)
+    index.refresh()
+    page = index.page(sort="-reward", offset=1, limit=2)
+    assert page.total == 4
+    assert [row["reward"] for row in page.rows] == [0.5, 0.0]
+    assert [row["reward"] for row in index.page(sort="reward").rows] == [0.0, 0.5, 1.0, None]
+    with pytest.raises(ConfigError, match="did you mean 'reward'"):
+        index.page(sort="rewrd")
+
+
+def test_rows_have_what_the_ledger_and_notes_say(
+    run: RunDirectory, make: Make, index: RunIndex
+) -> None:
+    with TrajectoryWriter(run) as writer:
+        for group in (1, 2):
+            writer.write(make(group, status=Status("failed", "env"), reward=None), step=4)
+            writer.write(make(group, attempt=1), step=4)
+    index.refresh()
+    rows = [
+        {"n": 0, "attempt": 0, "draw": 1, "siblings": [0], "to": "trained", "step": 5},
+        {"n": 1, "attempt": 0, "draw": 2, "siblings": [0], "to": "dropped", "reason": "stale"},
+    ]
+    run.ledger_path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    notes = run.root / "notes" / "ada.jsonl"
+    notes.parent.mkdir()
+    note = {"id": "n1", "trajectory": "1-0-1", "labels": ["odd", "keep"], "text": "look"}
+    notes.write_text(json.dumps(note) + "\n")
+    assert index.refresh() == 2
+    assert index.ids("trained_step:5") == ["1-0-1"]
+    assert index.ids("drop:stale") == ["2-0-1"]
+    assert index.page("note:odd").rows[0]["labels"] == ["keep", "odd"]
+    with notes.open("a") as file:
+        file.write(json.dumps({"id": "n1", "deleted": True}) + "\n")
+    with run.ledger_path.open("a") as file:
+        file.write(json.dumps({"attempt": 0, "draw": 1, "siblings": [0], "to": "rolled_back"}))
+        file.write("\n")
+    index.refresh()
+    assert index.ids("note:any") == []
+    assert index.ids("trained_step:any") == []
+
+
+def test_a_note_that_was_there_before_its_trajectory_is_joined(
+    run: RunDirectory, make: Make, index: RunIndex
+) -> None:
+    notes = run.root / "notes" / "ada.jsonl"
+    notes.parent.mkdir()
+    notes.write_text(json.dumps({"id": "n", "trajectory": "1-0-0", "labels": ["x"]}) + "\n")
+    index.refresh()
+    with TrajectoryWriter(run) as writer:
+        writer.write(make(1), step=1)
+    index.refresh()
+    assert index.ids("note:x") == ["1-0-0"]
+
+
+def test_facets_count_what_a_query_holds_for(
+    run: RunDirectory, make: Make, index: RunIndex
+) -> None:
+    statuses = [Status("terminated"), Status("terminated"), Status("truncated", "max_turns")]
+    with TrajectoryWriter(run) as writer:
+        for group in range(9):
+            writer.write(make(group, status=statuses[group % 3], reward=group / 8), step=group // 3)
+        writer.flush()
+        index.refresh()
+        assert index.facets()["columns"]["status"] == [["terminated", 6], ["truncated", 3]]
+        writer.write(make(9), step=9)
+    index.refresh()
+    found = index.facets("step<3")
+    assert dict(found["columns"]["status"]) == Counter(terminated=6, truncated=3)
+    assert found["histograms"]["step"] == {"edges": [0.0, 1.0, 2.0, 3.0], "counts": [3, 3, 3]}
+    reward = found["histograms"]["reward"]
+    assert (reward["edges"][0], reward["edges"][-1], sum(reward["counts"])) == (0.0, 1.0, 9)
+    assert index.facets("step:99")["columns"]["status"] == []
+
+
+@pytest.mark.parametrize(
+    ("needle", "found"),
+    [
+        ('"no such file"', ["1-0-0"]),  # lower case: in any case
+        ('"No such file"', ["1-0-0"]),
+        ('"NO SUCH FILE"', []),
+        ('text:"say \\"hi\\""', ["2-0-0"]),
+        ('"back\\\\slash"', ["2-0-0"]),
+        ('"ünïcode"', ["2-0-0"]),
+        ("how", ["1-0-0", "2-0-0"]),
+        ("observed", []),  # a word of the format, in no text
+        ("num_tokens", []),
+        ("null", []),
+        ('"a.b"', []),  # no pattern
+    ],
+)
+@pytest.mark.parametrize("sealed", [False, True])
+def test_text_is_found_live_and_sealed(
+    run: RunDirectory, make: Make, index: RunIndex, needle: str, found: list[str], sealed: bool
+) -> None:
+    with TrajectoryWriter(run) as writer:
+        writer.write(make(1, output="ls: No such file or directory"), step=1)
+        writer.write(make(2, text='say "hi"\nback\\slash Ünïcode aXb'), step=1)
+        if sealed:
+            writer.seal(1)
+        writer.flush()
+        index.refresh()
+        assert index.ids(needle, "group_index") == found
+
+
+def test_a_search_finds_what_came_since(run: RunDirectory, make: Make, index: RunIndex) -> None:
+    with TrajectoryWriter(run) as writer:
+        for group in range(3):
+            writer.write(make(group, text="needle"), step=group)
+            writer.seal(group)
+            writer.flush()
+            index.refresh()
+            assert index.page("needle -step:0").total == group
+
+
+def test_a_damaged_shard_is_named_and_passed_over(
+    run: RunDirectory, make: Make, index: RunIndex, caplog: pytest.LogCaptureFixture
+) -> None:
+    with TrajectoryWriter(run) as writer:
+        for group in range(2):
+            writer.write(make(group), step=group)
+            writer.seal(group)
+    shard = run.shard_path(0, "driver", 1)
+    shard.write_bytes(shard.read_bytes()[:100])
+    index.refresh()
+    assert index.ids() == ["1-0-0"]
+    assert index.ids("done") == ["1-0-0"]
+    (damage,) = index.damage()
+    assert str(shard) in damage
+    assert [r.event for r in caplog.records if hasattr(r, "event")] == ["damaged_part"]
+
+
+def test_a_torn_live_line_waits_for_its_end(
+    run: RunDirectory, make: Make, index: RunIndex, tmp_path: Path
+) -> None:
+    with TrajectoryWriter(run) as writer:
+        writer.write(make(1), step=1)
+        writer.flush()
+        live = run.live_path(1, "driver", 1)
+        whole = live.read_bytes()
+        arrays = live.with_suffix(".zst").read_bytes()
+    other = RunDirectory.create(tmp_path / "other")
+    path = other.live_path(1, "driver", 1)
+    path.parent.mkdir(parents=True)
+    path.with_suffix(".zst").write_bytes(arrays)
+    path.write_bytes(whole[:50])
+    with RunIndex(other, tmp_path / "cache") as opened:
+        assert opened.refresh() == 0
+        path.write_bytes(whole)
+        assert opened.refresh() == 1
+
+
+def test_what_is_no_longer_kept_goes(run: RunDirectory, make: Make, index: RunIndex) -> None:
+    with TrajectoryWriter(run) as writer:
+        for group in range(3):
+            writer.write(make(group, text="needle"), step=group)
+            writer.seal(group)
+    index.refresh()
+    assert len(index.ids("needle")) == 3
+    shutil.rmtree(run.shard_path(1, "driver", 1).parent)
+    index.refresh()
+    assert index.ids("needle", "step") == ["0-0-0", "2-0-0"]
+    assert sum(count for _, count in index.facets()["columns"]["status"]) == 2
+
+
+def test_a_run_that_was_moved_is_told_and_keeps_its_rows(
+    run: RunDirectory, make: Make, index: RunIndex, tmp_path: Path
+) -> None:
+    with TrajectoryWriter(run) as writer:
+        writer.write(make(1), step=1)
+    index.refresh()
+    run.root.rename(tmp_path / "moved")
+    with pytest.raises(StoreError, match="moved or removed"):
+        index.refresh()
+    assert index.page().total == 1

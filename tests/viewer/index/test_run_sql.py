@@ -1,0 +1,116 @@
+"""SQL over a run: what the views have, and what no statement can do."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agentrl.store import Annotation, RunDirectory, TrajectoryWriter
+from agentrl.viewer.index import RunIndex
+from agentrl.viewer.run_sql import RunSql, SqlError
+
+from .conftest import Make
+
+KEPT = Path(__file__).parents[2] / "store" / "data"
+
+
+@pytest.fixture
+def sql(run: RunDirectory, make: Make, tmp_path: Path) -> Iterator[RunSql]:
+    """A sealed trajectory, one that is older than it, and a live one."""
+    with TrajectoryWriter(run, "old") as writer:
+        writer.write(make(1, reward=0.0), step=1)
+    with TrajectoryWriter(run) as writer:
+        writer.write(make(1, text='it\'s "done"', reward=0.5), step=2)
+        writer.annotate(Annotation("1-0-0", 2, values={"credit": 0.25}))
+        writer.seal(2)
+        writer.write(make(2), step=3)
+        writer.flush()
+        metrics = [{"step": 1, "reward/mean": 0.5}, {"step": 2, "reward/mean": None}]
+        run.metrics_path.write_text("".join(json.dumps(row) + "\n" for row in metrics))
+        event = {"time": 1.0, "level": "warning", "event": "x", "message": "m", "other": [1]}
+        run.events_path.write_text(json.dumps(event) + "\n")
+        with RunIndex(run, tmp_path / "cache") as index, RunSql(run, index, threads=1) as opened:
+            yield opened
+
+
+@pytest.mark.parametrize(
+    ("statement", "rows"),
+    [
+        ("SELECT id, reward FROM trajectories ORDER BY id", [("1-0-0", 0.5), ("2-0-0", 1.0)]),
+        ("SELECT len(token_ids) FROM trajectories WHERE step = 2", [(6,)]),
+        ('SELECT turn, "text", num_calls FROM turns WHERE step = 2', [(0, "it's \"done\"", 1)]),
+        ("SELECT id, step, values_json ->> '$.credit' FROM annotations", [("1-0-0", 2, "0.25")]),
+        ("SELECT step, \"reward/mean\" FROM metrics", [(1, 0.5), (2, None)]),
+        ("SELECT event, fields FROM events", [("x", '{"other":[1]}')]),
+        ("SELECT labels, drop_reason, trained_step FROM trajectories LIMIT 1", [([], "", None)]),
+        ("WITH a AS (SELECT 1 AS x) SELECT x FROM a", [(1,)]),
+    ],
+)  # fmt: skip
+def test_the_views(sql: RunSql, statement: str, rows: list[tuple[object, ...]]) -> None:
+    assert sql.query(statement).rows == rows
+
+
+@pytest.mark.parametrize("form", ["format-1", "format-2"])
+def test_both_formats_have_the_names_of_today(tmp_path: Path, form: str) -> None:
+    (folder,) = [path.parent for path in (KEPT / form).rglob("run.json")]
+    run = RunDirectory.open(shutil.copytree(folder, tmp_path / "run"))
+    with RunIndex(run, tmp_path / "cache") as index, RunSql(run, index, threads=1) as sql:
+        rows = sql.query("SELECT id, group_index, rollout_index FROM trajectories ORDER BY id").rows
+        assert sorted(index.ids()) == [row[0] for row in rows]
+        assert len(rows) > 2
+        assert all(f"{group}-{rollout}-" in name for name, group, rollout in rows)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "COPY trajectories TO '{out}'",
+        "EXPLAIN ANALYZE COPY trajectories TO '{out}'",
+        "CREATE TABLE t (a INT)",
+        "ATTACH '{out}'",
+        "SET threads = 3",
+        "PRAGMA database_list",
+        "SELECT 1; SELECT 2",
+        "",
+        "INSERT INTO metrics_table VALUES (1)",
+        "DELETE FROM trajectories",
+        "INSTALL httpfs",
+        "SELECT * FROM read_text('/etc/hostname')",
+        "SELECT * FROM read_csv('/etc/passwd')",
+        "SELECT * FROM '/etc/passwd'",
+        "SELECT * FROM glob('/etc/*')",
+        "SELECT * FROM read_text('{config}')",
+        "SELECT * FROM nothing",
+        "SELEC 1",
+    ],
+)
+def test_a_statement_reads_the_views_and_nothing_else(
+    sql: RunSql, run: RunDirectory, tmp_path: Path, statement: str
+) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(SqlError):
+        sql.query(statement.format(out=out, config=run.record_path))
+    assert not out.exists()
+
+
+def test_rows_time_and_memory_are_bounded(sql: RunSql) -> None:
+    found = sql.query("SELECT * FROM range(100)", rows=10)
+    assert (len(found.rows), found.cut) == (10, True)
+    endless = "SELECT count(*) FROM range(1000000000) a, range(1000000000) b WHERE a.range = -1"
+    with pytest.raises(SqlError, match=r"longer than 0\.2 s"):
+        sql.query(endless, timeout_s=0.2)
+    assert sql.query("SELECT 1").rows == [(1,)]  # it goes on
+
+
+def test_a_query_that_needs_too_much_memory_is_an_error(run: RunDirectory, tmp_path: Path) -> None:
+    greedy = "SELECT list(range) FROM range(30000000)"
+    with (
+        RunIndex(run, tmp_path / "cache") as index,
+        RunSql(run, index, memory="60MB", threads=1) as sql,
+        pytest.raises(SqlError, match=r"[Mm]emory"),
+    ):
+        sql.query(greedy)

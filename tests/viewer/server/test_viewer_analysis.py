@@ -1,0 +1,129 @@
+"""Overview, groups, tasks, pairs, behaviour, blame and encoding anew, as they are answered."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from tokenizers import Tokenizer
+
+from agentrl.store import EventLog, RunDirectory, TrajectoryWriter, write_json
+from tests.viewer.server.viewers import TEXTS, Client, make_trajectory
+
+WORST = len(TEXTS[0]) + 5
+"""The token of 2-0-0 whose two logprobs differ most."""
+
+
+def test_an_overview_says_where_to_look_first(client: Client, run: RunDirectory) -> None:
+    log = EventLog(run)
+    log.log("note", "all is well", boundary="run")
+    log.log("spike", "the gradient grew", boundary="train", level="warning", step=2)
+    log.close()
+    answer = client.of_run("/overview").json()
+    first, second = answer["findings"][:2]
+    assert first["kind"] == "mismatch"
+    assert first["link"]["id"] == "2-0-0"
+    assert first["link"]["tokens"] == f"{WORST}-{WORST}"
+    assert second["kind"] == "alert"
+    assert "the gradient grew" in second["text"]
+    assert [alert["text"] for alert in answer["alerts"]] == ["the gradient grew"]
+    assert answer["alerts"][0]["link"] == {"page": "trajectories", "query": "step:2"}
+    assert {"title": "Reward", "names": ["reward/mean"]} in answer["charts"]
+    for finding in answer["findings"]:
+        query = finding["link"].get("query", "")
+        assert client.of_run("/trajectories", query=query).status_code == 200
+
+
+def test_evaluations_are_listed_by_label(client: Client, run: RunDirectory) -> None:
+    write_json(run.summary_path, {"eval": {"sums": {"before": {"greedy": 0.5}, "num_tasks": 3}}})
+    answer = client.of_run("/overview").json()
+    assert answer["evaluations"] == {"sums/before/greedy": {"score": 0.5}}
+
+
+def test_a_group_has_its_rollouts_with_advantages_and_tokens(client: Client) -> None:
+    answer = client.of_run("/group", group_index=2, stage="", step=1).json()
+    assert [row["id"] for row in answer["rows"]] == ["2-0-0", "2-1-0"]
+    assert answer["advantages"] == {"2-0-0": -0.5, "2-1-0": 0.5}
+    assert answer["task"]["id"] == "task-0"
+    assert "".join(answer["tokens"]["2-1-0"]["pieces"]).startswith(TEXTS[0])
+    assert client.of_run("/group", group_index=99).status_code == 404
+    assert client.of_run("/group", group_index=2, label="other").status_code == 404
+
+
+def test_a_group_is_of_training_where_no_evaluation_is_named(
+    client: Client, run: RunDirectory, tokenizer: Tokenizer
+) -> None:
+    judged = replace(make_trajectory(tokenizer, 2), label="sums/after/greedy", purpose="eval")
+    with TrajectoryWriter(run, "evaluation") as writer:
+        writer.write(judged, 3)
+    answer = client.of_run("/group", group_index=2).json()
+    assert [row["id"] for row in answer["rows"]] == ["2-0-0", "2-1-0"]
+    answer = client.of_run("/group", group_index=2, label=judged.label).json()
+    assert [row["id"] for row in answer["rows"]] == [judged.id]
+
+
+def test_a_task_is_followed_over_versions(client: Client) -> None:
+    answer = client.of_run("/task", task_id="task-1").json()
+    assert answer["series"]["version"] == [3.0, 5.0, 7.0]
+    assert answer["series"]["reward"] == [0.5, 0.5, 0.5]
+    assert (answer["first"], answer["last"]) == ("3-1-0", "7-1-0")
+    for unknown in ("none", "", "x" * 5000, 'a" or step>0'):
+        assert client.of_run("/task", task_id=unknown).status_code == 404
+
+
+def test_two_trajectories_are_compared_by_turns(client: Client) -> None:
+    answer = client.of_run("/diff", a="2-0-0", b="2-1-0").json()
+    assert answer["first_divergence"] is None
+    assert answer["result"]["reward"] == {"a": 0.0, "b": 1.0}
+    assert client.of_run("/diff", a="2-0-0", b="none").status_code == 404
+
+
+def test_behaviour_is_compared_between_ranges_of_steps(client: Client) -> None:
+    answer = client.of_run("/behaviour", a="1..1", b="2..3", query="task:task-0").json()
+    assert (answer["num_a"], answer["num_b"], answer["complete"]) == (2, 4, True)
+    for params in (
+        {"a": "3..1", "b": "2"},
+        {"a": "x", "b": "2"},
+        {"a": "1", "b": "2", "query": "("},
+    ):
+        assert client.of_run("/behaviour", **params).status_code == 400
+
+
+def test_blame_sums_to_the_logged_loss_and_ranks_the_worst_token(client: Client) -> None:
+    loss = client.of_run("/blame", step=1, signal="loss", level="trajectory").json()
+    # four trajectories of weight 1/4 each, two of token loss 2 and two of 3
+    assert loss["total"] == pytest.approx(2.5, abs=1e-6)
+    assert loss["logged"] == 2.5
+    assert sorted(row["value"] for row in loss["rows"]) == pytest.approx([0.5, 0.5, 0.75, 0.75])
+    mismatch = client.of_run("/blame", step=1, signal="mismatch").json()
+    assert (mismatch["rows"][0]["id"], mismatch["rows"][0]["token"]) == ("2-0-0", WORST)
+    missing = client.of_run("/blame", step=2)
+    assert missing.status_code == 400
+    assert "store.detail: tokens" in missing.json()["error"]
+    assert client.of_run("/blame", step=1, signal="luck").status_code == 400
+
+
+def test_a_turn_is_encoded_anew_and_its_template_rendered(
+    client: Client, run: RunDirectory, tokenizer: Tokenizer
+) -> None:
+    template = run.write_blob(b"{{ messages[0].content }}")
+    whole = run.write_blob(tokenizer.to_str().encode())
+    kept = {"rl": {"tokenizer.json": whole, "chat_template.jinja": template}}
+    write_json(run.record_path, {**run.read_record(), "tokenizers": kept})
+    answer = client.of_run("/retokenise", id="2-0-0", turn=0).json()
+    assert answer["equal"]
+    assert answer["template"]["equal"]
+    # without a turn, every token is: the last turn of the one sequence has all
+    assert client.of_run("/retokenise", id="2-0-0").json()["turns"] == [1]
+    assert client.of_run("/retokenise", id="2-0-0", turn=7).status_code == 400
+
+
+def test_a_template_that_reaches_out_says_so(client: Client, run: RunDirectory) -> None:
+    template = run.write_blob(b"{{ messages.__class__.__mro__ }}")
+    kept = {"rl": {"chat_template.jinja": template}}
+    write_json(run.record_path, {**run.read_record(), "tokenizers": kept})
+    answer = client.of_run("/retokenise", id="2-0-0", turn=0).json()
+    assert answer["template"]["equal"] is None
+    assert "no template may" in answer["template"]["missing"]
+    assert json.dumps(answer)

@@ -1,0 +1,67 @@
+"""A viewer beside a run: it waits for the run, and ends with the process that started it."""
+
+from __future__ import annotations
+
+import queue
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from agentrl.store import RunDirectory
+from agentrl.viewer.beside import ViewerBeside
+
+STARTER = """
+import sys, time
+from pathlib import Path
+from agentrl.viewer.beside import ViewerBeside
+with ViewerBeside(Path(sys.argv[1]), lambda line: print(line, flush=True), terminal=False):
+    time.sleep(600)
+"""
+
+
+def link_of(line: str) -> str:
+    return line.removeprefix("watch the run at ")
+
+
+def assert_ends(link: str) -> None:
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        try:
+            httpx.get(link, timeout=5)
+        except httpx.TransportError:
+            return
+        time.sleep(0.05)
+    pytest.fail("the viewer outlived what started it")
+
+
+def test_it_waits_for_the_run_and_ends_with_the_block(tmp_path: Path) -> None:
+    lines: queue.Queue[str] = queue.Queue()
+    with ViewerBeside(tmp_path / "run", lines.put, terminal=False):
+        RunDirectory.create(tmp_path / "run", {"seed": 1})
+        link = link_of(lines.get(timeout=30))
+        assert httpx.get(link).status_code == 303
+    assert_ends(link)
+
+
+def test_it_ends_where_no_run_ever_comes(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with ViewerBeside(tmp_path / "run", print, terminal=False):
+        pass
+    assert time.monotonic() - began < 10
+
+
+def test_it_outlives_no_process_that_was_killed(run: RunDirectory) -> None:
+    starter = subprocess.Popen(
+        [sys.executable, "-c", STARTER, str(run.root)], stdout=subprocess.PIPE, text=True
+    )
+    assert starter.stdout is not None
+    with starter.stdout as lines:
+        link = link_of(lines.readline().strip())
+        assert httpx.get(link).status_code == 303
+        starter.kill()
+        starter.wait()
+        assert_ends(link)

@@ -1,0 +1,122 @@
+"""A folder of runs, and the recorded run that comes with agentrl."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from agentrl.cli.main import run as run_command_line
+from agentrl.store import JsonlWriter, RunDirectory, TrajectoryWriter
+from agentrl.viewer.demo import planted_faults, unpack_demo
+from agentrl.viewer.runs.run_folder import RunFolder, run_key
+from agentrl.viewer.runs.trajectory_count import TrajectoryCount
+from tests.viewer.server.viewers import Client, make_trajectory, viewing
+
+
+def test_every_run_below_a_folder_is_listed_once(run: RunDirectory) -> None:
+    root = run.root.parent
+    shutil.copytree(run.root, root / "deep" / "er" / "second")
+    # a run within a run is a part of it
+    shutil.copytree(root / "deep" / "er" / "second", run.root / "models" / "within")
+    (root / ".hidden").mkdir()
+    with viewing(root) as address, Client(address) as client:
+        assert address.link.endswith(address.token)  # the list of runs opens first
+        rows = client.get("/api/runs").json()["runs"]
+        assert {row["name"]: row["trajectories"] for row in rows} == {
+            "first": 12,
+            "deep/er/second": 12,
+        }
+        keys = {row["key"] for row in rows}
+        assert len(keys) == 2
+        assert run_key(run.root.resolve()) in keys
+        for key in keys:
+            assert client.get(f"/api/runs/{key}/trajectories").json()["total"] == 12
+
+
+def test_a_run_that_cannot_be_read_is_listed_with_the_reason(run: RunDirectory) -> None:
+    broken = run.root.parent / "broken"
+    broken.mkdir()
+    (broken / "run.json").write_text("{")
+    with viewing(run.root.parent) as address, Client(address) as client:
+        rows = {row["name"]: row for row in client.get("/api/runs").json()["runs"]}
+        assert "must be a JSON object" in rows["broken"]["error"]
+        assert rows["first"]["trajectories"] == 12
+
+
+def test_a_released_run_is_read_again(run: RunDirectory) -> None:
+    runs = RunFolder(run.root)
+    [one] = runs.runs()
+    assert one.index().page().total == 12
+    one.release()
+    assert one.index().page().total == 12
+    runs.close()
+
+
+def test_rows_are_counted_without_an_index(run: RunDirectory) -> None:
+    count = TrajectoryCount(run)
+    assert count.count() == 12
+    live = JsonlWriter(run.live_path(9, "other", 1))
+    live.append({"id": "1-0-0"})
+    live.close()
+    next(run.sealed_folder.rglob("*.parquet")).rename(run.root / "away")
+    assert count.count() == 9
+    next(run.sealed_folder.rglob("*.parquet")).write_bytes(b"torn")
+    assert TrajectoryCount(run).count() == 5
+
+
+def test_a_run_that_is_read_only_can_be_viewed(run: RunDirectory) -> None:
+    folders = [Path(folder) for folder, _, _ in os.walk(run.root)]
+    for folder in folders:
+        folder.chmod(0o500)
+    try:
+        with viewing(run.root) as address, Client(address) as client:
+            assert client.of_run("/trajectories").json()["total"] == 12
+            assert client.of_run("/tokens", id="2-0-0").status_code == 200
+    finally:
+        for folder in folders:
+            folder.chmod(0o700)
+
+
+def test_two_viewers_of_one_run_answer_alike(run: RunDirectory, tokenizer: Tokenizer) -> None:
+    with (
+        viewing(run.root) as first,
+        viewing(run.root) as second,
+        Client(first) as one,
+        Client(second) as other,
+    ):
+        assert one.of_run("/trajectories").json()["total"] == 12
+        with TrajectoryWriter(run, "other") as writer:
+            writer.write(make_trajectory(tokenizer, 70), 7)
+        ends = time.monotonic() + 20
+        while any(c.of_run("/trajectories").json()["total"] != 13 for c in (one, other)):
+            assert time.monotonic() < ends
+            time.sleep(0.05)
+        # each has its own token and its own cookie
+        assert other.get("/", headers={"Authorization": f"Bearer {first.token}"}).status_code == 401
+        key = run_key(run.root.resolve())
+        note = {"trajectory": "70-0-0", "labels": ["seen"]}
+        made = one.post(f"/api/runs/{key}/notes", json=note).json()
+        assert other.of_run("/trajectory", id="70-0-0").json()["notes"] == [made]
+        ends = time.monotonic() + 20
+        while other.of_run("/trajectories", query="note:seen").json()["total"] != 1:
+            assert time.monotonic() < ends
+            time.sleep(0.05)
+
+
+def test_the_demo_says_first_what_was_planted(capsys: pytest.CaptureFixture[str]) -> None:
+    planted = {fault.name: fault.link for fault in planted_faults()}
+    with viewing(unpack_demo()) as address, Client(address) as client:
+        first = client.of_run("/overview").json()["findings"][0]
+        assert first["link"]["id"] == planted["mismatched token"]["id"]
+        assert first["link"]["tokens"] == planted["mismatched token"]["tokens"]
+        costly = planted["costly token"]
+        blame = client.of_run("/blame", step=costly["step"], signal="loss").json()
+        assert blame["rows"][0]["id"] == costly["id"]
+        assert blame["total"] == pytest.approx(blame["logged"], abs=1e-6)
+    assert run_command_line(["view", ".", "--demo"]) == 2
+    assert "--demo" in capsys.readouterr().err

@@ -1,0 +1,298 @@
+"""The pages' pure functions: routes, formats, queries, arrays, alignment, columns; run in Node."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+STATIC = Path(__file__).parents[2] / "agentrl" / "viewer" / "static"
+PROGRAM = """
+globalThis.document = {{ documentElement: {{ dataset: {{}} }} }};
+const m = await import({module});
+let text = "";
+for await (const part of process.stdin) text += part;
+const given = JSON.parse(text);
+const answer = (() => {{ {body} }})();
+process.stdout.write(JSON.stringify(answer ?? null));
+"""
+
+
+def in_node(module: str, body: str, value: object = None) -> Any:
+    """What ``body`` returns, a function's body that sees the module as ``m`` and ``given``."""
+    program = PROGRAM.format(module=json.dumps(f"file://{STATIC / module}"), body=body)
+    done = subprocess.run(
+        ["node", "--input-type=module", "-e", program],
+        input=json.dumps(value),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_link_leads_back_to_what_it_was_made_of() -> None:
+    # an id of an evaluation holds slashes, a label may hold anything
+    cases = [
+        ["runs", {}],
+        ["compare", {"runs": "a,b"}],
+        ["overview", {"run": "k"}],
+        ["trajectory", {"run": "k", "id": "rl/after 50%/3-1-0", "tab": "tokens", "tokens": "1-9"}],
+        ["trajectories", {"run": "k", "query": 'text:"a&b=c#?" -env:x'}],
+        ["group", {"run": "k", "id": "12", "stage": "__proto__"}],
+        ["task", {"run": "k", "id": '"><script>'}],
+    ]
+    body = """return given.map(([page, params]) => {
+        const { page: found, run, id, params: rest } = m.parse(m.link(page, params));
+        return [found, { ...rest, ...(run && { run }), ...(id && { id }) }];
+    });"""
+
+    assert in_node("lib/router.js", body, cases) == cases
+
+
+@pytest.mark.parametrize(
+    "hash_", ["#/nowhere", "#/run/k/nowhere", "#/run/k/task", "#/run/k/blame/x"]
+)
+def test_an_address_of_no_page_is_unknown(hash_: str) -> None:
+    assert in_node("lib/router.js", "return m.parse(given).page", hash_) == "unknown"
+
+
+def test_a_query_named_after_a_prototype_pollutes_nothing() -> None:
+    body = (
+        "m.parse('#/?__proto__=x&constructor=y'); return [({}).x ?? null, typeof ({}).constructor]"
+    )
+
+    assert in_node("lib/router.js", body) == [None, "function"]
+
+
+@pytest.mark.parametrize(
+    ("call", "shown"),
+    [
+        ("number(0.123456)", "0.123"),
+        ("number(12345.6)", "12,346"),
+        ("number(-0.00001234)", "−1.23e−5"),
+        ("number(null)", "–"),
+        ("number(NaN)", "–"),
+        ("number(1 / 0)", "∞"),
+        ("count(15360)", "15.4k"),
+        ("percent(0.0666667)", "6.67%"),
+        ("duration(0.085)", "85 ms"),
+        ("duration(3750)", "1 h 2 min"),
+        ("ago(100, 90)", "just now"),  # a clock that went back
+        ("ago(100, 280)", "3 min ago"),
+        ("bytes(4100000)", "4.1 MB"),
+        ("clip('x'.repeat(10000000), 3)", "xxx … 9,999,997 more characters"),
+        ("clip('a😀', 2)", "a … 2 more characters"),
+        ("visible('\\u001b[31m\\u202ea\\u0000')", "⟨001B⟩[31m⟨202E⟩a⟨0000⟩"),
+        ("line('a\\n  b', 9)", "a b"),
+        ("line('x'.repeat(1e7), 3)", "xxx…"),
+    ],
+)
+def test_a_value_is_shown_as_people_read_it(call: str, shown: str) -> None:
+    assert in_node("lib/format.js", f"return m.{call}") == shown
+
+
+def test_a_click_puts_a_term_into_a_query_and_takes_it_out() -> None:
+    body = """
+        const one = m.term("tool", 'say "x\\\\y"');
+        const put = m.toggled('env:code text:"a b"', one);
+        return [one, put, m.has(put, one), m.toggled(put, one)];"""
+
+    assert in_node("lib/query.js", body) == [
+        r'tool:"say \"x\\y\""',
+        r'env:code text:"a b" tool:"say \"x\\y\""',
+        True,
+        'env:code text:"a b"',
+    ]
+
+
+@pytest.mark.parametrize("dtype", ["<f4", "<i4", "|i1", "<f8"])
+def test_an_array_arrives_as_it_was_sent(dtype: str) -> None:
+    sent = np.array([0, 1, -7, 100], dtype)
+    packed = {"dtype": dtype, "data": base64.b64encode(sent.tobytes()).decode()}
+
+    assert in_node("lib/arrays.js", "return [...m.decode(given)]", packed) == sent.tolist()
+
+
+def test_an_array_of_an_unknown_kind_is_refused() -> None:
+    body = "try { m.decode(given); } catch (error) { return error.message; }"
+
+    assert "dtype <c8; expected one of <f4" in in_node(
+        "lib/arrays.js", body, {"dtype": "<c8", "data": ""}
+    )
+
+
+ALIGN = """
+const typed = ({ ids, turn, kinds }) =>
+    ({ ids: Int32Array.from(ids), turn: Int32Array.from(turn), kinds: Int8Array.from(kinds) });
+const { rows, differs, diverges, first } = m.align(given.map(typed));
+return { rows: rows.map((row) => [...row]), differs: [...differs], diverges: [...diverges], first };
+"""
+
+
+def sequence(ids: Sequence[int], turn: Sequence[int] = ()) -> dict[str, list[int]]:
+    return {"ids": list(ids), "turn": list(turn) or [0] * len(ids), "kinds": [1] * len(ids)}
+
+
+def test_siblings_part_where_their_tokens_do() -> None:
+    found = in_node(
+        "workers/alignment.js", ALIGN, [sequence([1, 2, 3, 4, 5]), sequence([1, 2, 9, 4, 5])]
+    )
+
+    assert found["rows"] == [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
+    assert found["differs"] == [0, 0, 1, 0, 0]
+    assert found["first"] == 2
+    assert found["diverges"] == [-1, 2]
+
+
+def test_a_token_more_has_a_column_of_its_own() -> None:
+    found = in_node(
+        "workers/alignment.js", ALIGN, [sequence([1, 2, 3, 4]), sequence([1, 2, 7, 3, 4])]
+    )
+
+    assert found["rows"] == [[0, 1, -1, 2, 3], [0, 1, 2, 3, 4]]
+    assert found["differs"] == [0, 0, 1, 0, 0]
+
+
+def test_turns_are_aligned_with_their_own() -> None:
+    # the tokens of turn 1 stand in turn 0 of the other too: they do not match across turns
+    found = in_node(
+        "workers/alignment.js",
+        ALIGN,
+        [sequence([1, 2, 8, 9], [0, 0, 1, 1]), sequence([8, 9, 8, 9], [0, 0, 1, 1])],
+    )
+
+    assert found["rows"] == [[0, 1, 2, 3], [0, 1, 2, 3]]
+    assert found["differs"] == [1, 1, 0, 0]
+
+
+def test_parts_of_a_turn_begin_in_one_column() -> None:
+    # what was given is longer in the second, and unlike; what was sampled after it begins together
+    one = {"ids": [1, 2, 5, 6], "turn": [0] * 4, "kinds": [0, 0, 1, 1]}
+    other = {"ids": [7, 8, 9, 3, 4], "turn": [0] * 5, "kinds": [0, 0, 0, 1, 1]}
+
+    found = in_node("workers/alignment.js", ALIGN, [one, other])
+
+    assert found["rows"] == [[0, 1, -1, 2, 3], [0, 1, 2, 3, 4]]
+
+
+def longest_common(a: Sequence[int], b: Sequence[int]) -> int:
+    lengths = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
+    for i, x in enumerate(a):
+        for j, y in enumerate(b):
+            lengths[i + 1][j + 1] = (
+                lengths[i][j] + 1 if x == y else max(lengths[i][j + 1], lengths[i + 1][j])
+            )
+    return lengths[-1][-1]
+
+
+@settings(max_examples=15)
+@given(
+    st.lists(st.tuples(*[st.lists(st.integers(0, 3), max_size=12)] * 2), min_size=1, max_size=40)
+)
+def test_every_token_has_one_column_in_order(pairs: list[tuple[list[int], list[int]]]) -> None:
+    body = f"return given.map((pair) => {{ const given = pair; {ALIGN} }});"
+    answers = in_node("workers/alignment.js", body, [[sequence(a), sequence(b)] for a, b in pairs])
+
+    for (a, b), found in zip(pairs, answers, strict=True):
+        for ids, row in zip((a, b), found["rows"], strict=True):
+            assert [place for place in row if place >= 0] == list(range(len(ids)))
+        columns = list(zip(*found["rows"], found["differs"], strict=True))
+        equal = [(i, j) for i, j, differs in columns if not differs]
+        assert all(a[i] == b[j] for i, j in equal)
+        assert all(not (i >= 0 and j >= 0 and a[i] == b[j]) for i, j, d in columns if d)
+
+
+def test_few_edits_are_the_fewest() -> None:
+    # no token occurs once in both, so that only Myers' algorithm matches them
+    rng = np.random.default_rng(3)
+    pairs = [(rng.integers(0, 2, 40).tolist(), rng.integers(0, 2, 36).tolist()) for _ in range(20)]
+    body = """return given.map((pair) => {
+        const [a, b] = pair.map((one) => ({ ids: Int32Array.from(one.ids) }));
+        const out = [];
+        m.fewestEdits(a.ids, 0, a.ids.length, b.ids, 0, b.ids.length, out);
+        return out;
+    });"""
+
+    answers = in_node("workers/alignment.js", body, [[sequence(a), sequence(b)] for a, b in pairs])
+    for (a, b), runs in zip(pairs, answers, strict=True):
+        assert sum(size for _, _, size in runs) == longest_common(a, b)
+        assert all(a[i : i + size] == b[j : j + size] for i, j, size in runs)
+        ends = [(i + size, j + size) for i, j, size in runs]
+        assert all(i >= e and j >= f for (i, j, _), (e, f) in zip(runs[1:], ends, strict=False))
+
+
+@pytest.mark.parametrize("kind", ["near", "unrelated", "few words", "one word"])
+def test_sixteen_siblings_of_8000_tokens_are_aligned_in_half_a_second(kind: str) -> None:
+    body = """
+        let state = 7;
+        const random = () => (state = (Math.imul(state, 1664525) + 1013904223) >>> 0) / 2 ** 32;
+        const N = 8000;
+        const vocabulary = { near: 50000, unrelated: 50000, "few words": 50, "one word": 1 }[given];
+        const word = () => Math.floor(vocabulary ** random());
+        const base = Array.from({ length: N }, word);
+        const one = (like) => ({
+            ids: Int32Array.from(base, (same) => (like && random() > 0.05 ? same : word())),
+            turn: Int32Array.from({ length: N }, (_, i) => Math.floor(i / 2000)),
+            kinds: Int8Array.from({ length: N }, (_, i) => Number(i % 2000 > 500)),
+        });
+        const siblings = Array.from({ length: 16 }, () => one(given === "near"));
+        m.align(siblings);
+        let best = Infinity;
+        for (let i = 0; i < 3; i += 1) {
+            const started = performance.now();
+            m.align(siblings);
+            best = Math.min(best, performance.now() - started);
+        }
+        return best;"""
+
+    assert in_node("workers/alignment.js", body, kind) < 500
+
+
+def test_a_long_equal_stretch_is_folded_and_blocks_fit() -> None:
+    body = """
+        const size = 200;
+        const places = Int32Array.from({ length: size }, (_, i) => i);
+        const differs = new Uint8Array(size);
+        differs[100] = 1;
+        const pieces = [Array(size).fill("ab"), Array(size).fill("xyz")];
+        const blocks = m.blocksOf({ rows: [places, places], differs }, pieces, 30, true);
+        return blocks.map(({ columns, widths, folded }) =>
+            folded ? folded : [columns[0], columns.at(-1), widths.reduce((a, b) => a + b)]);"""
+
+    # 8 columns are kept beside the difference; 30 characters hold ten of width 3
+    assert in_node("lib/columns.js", body) == [92, [92, 101, 30], [102, 108, 21], 91]
+
+
+def test_cells_of_one_look_are_joined_and_padded() -> None:
+    body = """
+        const block = { columns: [0, 1, 2], widths: [3, 3, 4] };
+        const look = (place) => (place < 0 ? "gap" : "given");
+        return m.cellsOf(block, Int32Array.from([0, 1, -1]), look, ["a", "\\u6f22\\n"]);"""
+
+    assert in_node("lib/columns.js", body) == [
+        {"look": "given", "text": "a  漢↵", "place": 0},
+        {"look": "gap", "text": "    ", "place": -1},
+    ]
+
+
+def test_records_differ_in_their_leaves() -> None:
+    records = [
+        {"seed": 1, "git": {"commit": "a", "dirty": False}, "host": "h"},
+        {"seed": 1, "git": {"commit": "b", "dirty": False}},
+    ]
+
+    assert in_node("lib/records.js", "return m.differences(given)", records) == [
+        {"path": "git.commit", "values": ["a", "b"]},
+        {"path": "host", "values": ["h", None]},
+    ]

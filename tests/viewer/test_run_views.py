@@ -1,0 +1,138 @@
+"""Views of a group and of a task, and the lines that say where to look."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agentrl.store import Annotation, TokenArrays
+from agentrl.viewer.analysis import BlameRow, findings, group_view, task_view
+
+
+def row(rollout: int, reward: float | None, **columns: Any) -> dict[str, Any]:
+    return {
+        "id": f"3-{rollout}-0",
+        "rollout_index": rollout,
+        "attempt": 0,
+        "reward": reward,
+        "step": 4,
+        **columns,
+    }
+
+
+def tokens(*ids: int) -> TokenArrays:
+    size = len(ids)
+    zeros = np.zeros(size, np.int32)
+    return TokenArrays(
+        np.array(ids, np.int32), zeros.astype(np.float32), zeros, zeros, zeros.astype(np.int8), b""
+    )
+
+
+def annotation(name: str, *advantages: float, weight: tuple[float, ...]) -> Annotation:
+    arrays = {"advantages": np.array(advantages), "loss_weight": np.array(weight)}
+    return Annotation(name, 4, arrays=arrays)
+
+
+def test_a_group_has_its_rewards_advantages_and_first_divergence() -> None:
+    view = group_view(
+        [row(1, 0.0), row(0, 1.0), row(2, None)],
+        {"3-0-0": tokens(1, 2, 3, 9), "3-1-0": tokens(1, 2, 3), "3-2-0": tokens(1, 2, 7, 8)},
+        [annotation("3-0-0", 0.5, 0.5, 9.0, weight=(0.1, 0.1, 0.0))],
+    )
+
+    assert [one["id"] for one in view.rows] == ["3-0-0", "3-1-0", "3-2-0"]
+    assert (view.reward_mean, view.reward_std, view.zero_std) == (0.5, 0.5, False)
+    assert view.advantages == {"3-0-0": 0.5, "3-1-0": None, "3-2-0": None}
+    assert view.shared_tokens == 2
+
+
+def test_a_group_of_equal_rewards_teaches_nothing() -> None:
+    view = group_view(
+        [row(0, 1.0, drop_reason="no_spread"), row(1, 1.0)],
+        {"3-0-0": tokens(), "3-1-0": tokens(1)},
+    )
+
+    assert (view.zero_std, view.drop_reason, view.shared_tokens) == (True, "no_spread", 0)
+
+
+def test_a_task_by_policy_version() -> None:
+    rows = [
+        row(0, 1.0, policy_version_max=5, num_turns=2, num_tool_errors=0),
+        row(1, 0.0, policy_version_max=5, num_turns=4, num_tool_errors=None),
+        row(2, 0.5, policy_version_max=1, num_turns=6),
+        row(3, None, policy_version_max=None),
+    ]
+
+    view = task_view(rows)
+
+    assert view.series["version"] == [1.0, 5.0]
+    assert view.series["count"] == [1.0, 2.0]
+    assert view.series["reward"] == [0.5, 0.5]
+    assert view.series["num_turns"] == [6.0, 3.0]
+    assert view.series["num_tool_errors"] == [None, 0.0]
+    assert (view.first, view.last) == ("3-2-0", "3-0-0")
+
+
+def test_a_task_that_nobody_played() -> None:
+    view = task_view([])
+
+    assert (view.rows, view.first, view.series["reward"]) == ((), None, [])
+
+
+METRICS = [
+    {
+        "step": step,
+        "mismatch/logp_abs/max": 0.5 if step == 7 else 0.001,
+        "reward/mean": 0.2 + 0.05 * step,
+        "turns/mean": 2.0 + 0.01 * (step % 2),
+        "tool/python/error_frac": 0.6 if step == 5 else 0.1,
+        "tool/python/latency_s/p95": 9.0,
+        "group/zero_std_frac": None,
+    }
+    for step in range(12)
+]
+
+
+def test_the_lines_of_an_overview() -> None:
+    events = [
+        {"time": 1.0, "level": "info", "event": "started", "message": "no alert"},
+        {"time": 3.0, "level": "warning", "message": "newest", "trajectory": "1-0-0"},
+        {"time": 2.0, "level": "error", "message": "older", "step": 2},
+    ]
+
+    found = {one.kind: one for one in findings(METRICS, events, {"stale": 3, "no_spread": 16})}
+
+    assert found["mismatch"].text == "too much: largest mismatch 0.5 nats, in step 7"
+    assert found["mismatch"].link == {
+        "page": "blame",
+        "step": 7,
+        "signal": "mismatch",
+        "level": "token",
+    }
+    assert found["alert"].text == "newest of 2 alerts: newest"
+    assert found["alert"].link == {"page": "trajectory", "id": "1-0-0"}
+    assert found["tool"].link["query"] == "tool:python tool_errors>=1 step:5"
+    assert found["dropped"].text == "19 trajectories were not trained, 16 of them for no_spread"
+    assert found["dropped"].link["query"] == 'drop:"no_spread"'
+    assert found["change"].text.startswith("reward/mean went from 0.25 (steps 0..2) to 0.7")
+    assert found["change"].link == {"page": "behaviour", "a": "0..2", "b": "9..11"}
+
+
+def test_the_worst_mismatch_leads_to_its_token() -> None:
+    worst = BlameRow("4-1-0", 1, 33, 0.01, 0.9, text=" the")
+
+    (first, *_) = findings(METRICS, worst_token=lambda step: worst if step == 7 else None)
+
+    assert first.text.endswith("in step 7, token ' the' of 4-1-0")
+    assert (first.link["id"], first.link["tokens"]) == ("4-1-0", "33-33")
+
+
+def test_a_run_without_numbers_has_no_lines() -> None:
+    assert findings([]) == []
+
+
+@pytest.mark.parametrize("value", [float("nan"), None, "high"])
+def test_what_is_no_number_is_passed_over(value: object) -> None:
+    assert findings([{"step": 1, "mismatch/logp_abs/max": value}]) == []

@@ -30,15 +30,22 @@ _COMMANDS = {
     "check": "Check a configuration, its data, its tools, its environment and its rewards, without "
     "a model.",
     "ls": "List the trajectories of a run, also while it trains.",
+    "query": "Ask a run by SQL, which reads it and nothing else.",
+    "tail": "Follow a run: its steps, new trajectories and alerts.",
+    "diff": "Compare two trajectories turn by turn, and say at which token they part.",
     "show": "Show a run, or one of its trajectories with the origin of every token.",
+    "view": "Show runs in the browser, also while they train.",
+    "replay": "Play the recorded actions of episodes again, and say what comes out otherwise.",
     "doctor": "Say what this machine offers, sandboxes included.",
     "install": "Build the environment that SGLang servers run in.",
 }
 
 # A command's file is imported when it is called or its help is shown; what it needs is imported
 # when it runs.
+_OF_RUNS = frozenset({"ls", "query", "tail", "diff", "show", "view", "replay"})
 for _name, _help in _COMMANDS.items():
-    app.command(f"agentrl.cli.{_name}_command:{_name}_command", name=_name, help=_help)
+    _package = "agentrl.cli.runs" if _name in _OF_RUNS else "agentrl.cli"
+    app.command(f"{_package}.{_name}_command:{_name}_command", name=_name, help=_help)
 
 _serve = App(name="serve", help="Serve what agentrl has over HTTP.")
 _serve.command(
@@ -47,6 +54,14 @@ _serve.command(
     help="Serve a policy to agents that bring their own loop.",
 )
 app.command(_serve)
+
+_export = App(name="export", help="Write what a run holds for people without the run.")
+_export.command(
+    "agentrl.cli.runs.export_command:export_html_command",
+    name="html",
+    help="Write trajectories of a run into one HTML file, which opens without a server.",
+)
+app.command(_export)
 
 
 def run(tokens: Sequence[str]) -> int:
@@ -58,7 +73,9 @@ def run(tokens: Sequence[str]) -> int:
     """
     try:
         with warnings_on(lambda text: _tell(f"! {text}")):
-            app(list(tokens), exit_on_error=False, print_error=False, result_action="return_none")
+            code = app(
+                list(tokens), exit_on_error=False, print_error=False, result_action="return_value"
+            )
         sys.stdout.flush()
     except CycloptsError as error:
         return _fail(ConfigError(f"{error}; `agentrl --help` lists commands and options"))
@@ -69,7 +86,8 @@ def run(tokens: Sequence[str]) -> int:
         return 130
     except BrokenPipeError:  # the reader of the output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+        return 0
+    return code if isinstance(code, int) else 0
 
 
 def _fail(error: AgentRLError) -> int:

@@ -102,7 +102,7 @@ def _row(name: str, own: Sequence[TrajectorySummary]) -> tuple[str | int | float
     ]
     return (
         name,
-        len({summary.draw for summary in own}),
+        len({summary.group_index for summary in own}),
         len(own),
         statuses["terminated"],
         statuses["truncated"],

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from agentrl.cli.terminal import reading_stored_files
+from agentrl.cli.terminal import reading_stored_files, say
 
 
 def train_command(
@@ -16,6 +19,7 @@ def train_command(
     *overrides: Annotated[str, Parameter(negative=(), allow_leading_hyphen=False)],
     resume: Annotated[bool, Parameter(negative=())] = False,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
+    view: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
     """Train an agent as a configuration file says.
 
@@ -29,6 +33,8 @@ def train_command(
         Go on with the run in run.dir from its last checkpoint.
     dry_run
         Check the configuration, print it whole with the origin of each value, and stop.
+    view
+        Show the run in the browser as long as it trains.
     """
     from agentrl.config import load_with_origins, to_yaml
 
@@ -43,7 +49,15 @@ def train_command(
         RunDirectory.open(place) if resume else RunDirectory.check_new(place)
     from rich.console import Console
 
-    from agentrl.run.trainer import Trainer
+    console = Console()
+    with ExitStack() as stack:
+        if view:
+            from agentrl.viewer.beside import ViewerBeside
 
-    with Trainer(loaded.config, console=Console()) as trainer:
+            told = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+            stack.enter_context(ViewerBeside(Path(place), told, terminal=console.is_terminal))
+        from agentrl.run.trainer import Trainer
+
+        trainer = stack.enter_context(Trainer(loaded.config, console=console))
         trainer.train(resume=resume)
+    say(f"show it in the browser: agentrl view {shlex.quote(place)}")

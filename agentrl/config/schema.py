@@ -25,6 +25,7 @@ from agentrl.config.sections import (
 from agentrl.config.stage_merge import stage_trees
 from agentrl.config.train_sections import AlgorithmConfig, RolloutConfig, TrainConfig
 from agentrl.sandbox import SandboxSpec
+from agentrl.store.store_spec import StoreSpec
 from agentrl.training.optim.optim_spec import OptimSpec
 from agentrl.types.section import Count, Listed, Section
 
@@ -56,6 +57,7 @@ class _RunSections(Section):
     controller: ControllerConfig = Field(default_factory=ControllerConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
     metrics: MetricsConfig = Field(default_factory=MetricsConfig)
+    store: StoreSpec = Field(default_factory=StoreSpec)
 
     @property
     def base_dir(self) -> Path:

@@ -14,7 +14,7 @@ from agentrl.algorithms import AlgorithmSpec
 from agentrl.config import StageConfig
 from agentrl.config.sections import RewardFunctionConfig
 from agentrl.controller.evaluator import EvalPlan, EvalSet
-from agentrl.envs import EnvSpec, EpisodeView, RewardFn, Rubric, ToolEnv
+from agentrl.envs import EnvSpec, EpisodeView, RewardFn, Rubric, Score, ToolEnv
 from agentrl.errors import ConfigError, DataError
 from agentrl.render import RendererSpec
 from agentrl.rollouts import EpisodeLimits, RolloutSpec, RubricFactory, StagePermits
@@ -95,8 +95,8 @@ def _bound(part: RewardFunctionConfig, base_dir: str) -> RewardFn:
             f"{type(function).__name__}"
         )
 
-    def reward(view: EpisodeView) -> float | Awaitable[float]:
-        value: float | Awaitable[float] = function(view, **part.args)
+    def reward(view: EpisodeView) -> float | Score | Awaitable[float | Score]:
+        value: float | Score | Awaitable[float | Score] = function(view, **part.args)
         return value
 
     reward.__dict__["__wrapped__"] = function  # errors name the line of the user's function
@@ -219,6 +219,7 @@ def rollout_spec(stage: StageConfig, live: LiveObjects, model: Path | None) -> R
         max_retries=rollout.max_retries,
         measure_retokenization=rollout.measure_retokenization,
         save_episode_state=stage.checkpoint.every is not None and not stage.run.deterministic,
+        states=stage.store.states,
         permits=StagePermits(
             running=episodes,
             sandboxes=stage.sandboxes_a_host,

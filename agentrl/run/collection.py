@@ -16,9 +16,11 @@ from agentrl.run.data.prompt_limit import left_out_tasks
 from agentrl.run.engine import plays_by_messages
 from agentrl.run.lifetime.record import new_run
 from agentrl.run.model_folder import given_model
+from agentrl.run.stage_tokenizer import keep_tokenizer
 from agentrl.run.trainer import Trainer
 from agentrl.store import (
     EventLog,
+    Heartbeat,
     RunDirectory,
     TrajectoryReader,
     TrajectorySummary,
@@ -73,10 +75,16 @@ def collect(
     directory = _directory(config, out, tasks, samples)
     chosen = tasks[:num_tasks]
     draws = _draws(stage, chosen, tell)
-    with TrajectoryWriter(directory) as writer:  # what an earlier one left unsealed is sealed now
+    if stage.model.path is not None and not plays_by_messages(stage):
+        model = given_model(stage.model.path, stage.base_dir)
+        keep_tokenizer(directory, stage.name, model)
+    with (
+        Heartbeat(directory),
+        TrajectoryWriter(directory) as writer,
+    ):  # what an earlier one left unsealed is sealed now
         finished = _finished(directory)
         missing = [
-            GroupRequest(group_index, task, samples)
+            GroupRequest(group_index, task, samples, stage=stage.name)
             for group_index, task in draws.items()
             if len(finished[group_index]) < samples
         ]
@@ -88,8 +96,8 @@ def collect(
                     _stored(trainer, missing, finished, writer, events), already + 1
                 ):
                     played(done, len(draws))
-    stored = [s for s in TrajectoryReader(directory).summaries() if s.draw < len(chosen)]
-    newest = {(summary.draw, summary.sibling): summary for summary in stored}
+    stored = [s for s in TrajectoryReader(directory).summaries() if s.group_index < len(chosen)]
+    newest = {(summary.group_index, summary.rollout_index): summary for summary in stored}
     collected = [newest[key] for key in sorted(newest)]
     if collected and all(summary.reward is None for summary in collected):
         first = collected[0]
@@ -148,7 +156,7 @@ def _finished(directory: RunDirectory) -> defaultdict[int, set[int]]:
     siblings: defaultdict[int, set[int]] = defaultdict(set)
     for summary in TrajectoryReader(directory).summaries():
         if summary.reward is not None:
-            siblings[summary.draw].add(summary.sibling)
+            siblings[summary.group_index].add(summary.rollout_index)
     return siblings
 
 

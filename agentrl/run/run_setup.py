@@ -18,7 +18,7 @@ from agentrl.run.data.datasets import DataSet, call_named, rows_hash
 from agentrl.run.engine import engine_plan
 from agentrl.run.lifetime.record import new_run
 from agentrl.run.model_folder import given_model, pinned, with_commit
-from agentrl.store import RunDirectory, keep_lines
+from agentrl.store import RunDirectory, keep_lines, record_resume
 from agentrl.store.atomic import replacing_folder
 
 
@@ -121,7 +121,7 @@ def finished_manifest(directory: RunDirectory, stage: StageConfig) -> Manifest |
 
 def roll_back(directory: RunDirectory, stages: Sequence[StageConfig], ledger: Ledger) -> None:
     """Takes a run back to its newest checkpoint: later ledger rows are rolled back, later metrics
-    taken out.
+    taken out, later annotations void.
     """
     offset = 0
     steps = {stage.name: -1 for stage in stages}
@@ -131,6 +131,7 @@ def roll_back(directory: RunDirectory, stages: Sequence[StageConfig], ledger: Le
             offset = manifest.rollouts.ledger_offset
             steps[stage.name] = manifest.step
     ledger.restore(offset)
+    record_resume(directory, steps)
     if directory.metrics_path.exists():
         keep_lines(
             directory.metrics_path, lambda row: int(row["step"]) <= steps.get(str(row["stage"]), -1)

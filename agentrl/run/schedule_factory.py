@@ -17,7 +17,7 @@ from agentrl.controller.cluster.rollout_pool import Score, unscored
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.pair_evaluator import PairSet
 from agentrl.controller.prompt_sampler import PromptSampler
-from agentrl.controller.recorder import Recorder
+from agentrl.controller.recording.recorder import Recorder
 from agentrl.controller.rollout_service import RolloutService
 from agentrl.controller.schedule import DemonstrationSchedule
 from agentrl.controller.scoring import RewardScorer, SequenceScores
@@ -136,6 +136,7 @@ def rollouts(
         stop=context.stop,
         on_poll=lambda: recorder.record_failures(pool.take_failures()),
         score=score_of(processes.roles, stage),
+        stage=stage.name,
     )
 
 

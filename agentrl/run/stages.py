@@ -20,7 +20,7 @@ from agentrl.controller.evaluator import Evaluator, RolloutEvaluator
 from agentrl.controller.failures import FailureBound
 from agentrl.controller.loop import train
 from agentrl.controller.pair_evaluator import PairEvaluator
-from agentrl.controller.recorder import Recorder
+from agentrl.controller.recording.recorder import Recorder
 from agentrl.controller.schedule import Schedule
 from agentrl.controller.stage import WITHOUT_SIGNAL, StageRun, StageSettings
 from agentrl.errors import ConfigError, close_after
@@ -45,6 +45,7 @@ from agentrl.run.engine import engine_plan
 from agentrl.run.lifetime.session import RunContext
 from agentrl.run.run_setup import finished_manifest
 from agentrl.run.schedule_factory import conversations, held_out_pairs, rollouts, sequence_scores
+from agentrl.run.stage_tokenizer import keep_tokenizer
 from agentrl.tools import parser_for
 from agentrl.training import ActorSpec, ReferenceSpec, RewardLearnerSpec
 from agentrl.types import Task, seed_for
@@ -88,7 +89,9 @@ def _learner(recipe: StageRecipe) -> dict[str, Any]:
 
 
 def _actor(recipe: StageRecipe) -> RoleSpec | None:
-    return ActorSpec(**_learner(recipe)) if recipe.algorithm.policy_loss is not None else None
+    if recipe.algorithm.policy_loss is None:
+        return None
+    return ActorSpec(**_learner(recipe), detail=recipe.stage.store.detail)
 
 
 def _reference(recipe: StageRecipe) -> RoleSpec | None:
@@ -172,6 +175,8 @@ def run_stage(
         done=manifest.step if manifest else 0,
         sparse=not plays,
     )
+    context.heartbeat.reach(stage.name, manifest.step if manifest else 0)
+    keep_tokenizer(context.directory, stage.name, model)
     _tell_renderer(context, stage, model)
     recipe = StageRecipe(stage, algorithm, model, scorer, num_steps)
     processes = context.processes
@@ -257,7 +262,7 @@ def _evaluator(context: RunContext, recipe: StageRecipe, schedule: Schedule) -> 
     stage = recipe.stage
     kind = recipe.algorithm.learns_from
     if kind == "rollouts":
-        return RolloutEvaluator(eval_plan(stage, context.live), schedule.evaluate)
+        return RolloutEvaluator(eval_plan(stage, context.live), schedule.evaluate, stage.name)
     if kind == "demonstrations":
         return None
     return PairEvaluator(
@@ -305,6 +310,7 @@ def _settings(stage: StageConfig, num_steps: int) -> StageSettings:
             * (stage.rollout.group_size + stage.rollout.oversample_per_group),
             stage.rollout.max_failed_frac,
         ),
+        detail=stage.store.detail,
         shuffle_rewards=stage.debug.shuffle_rewards,
         train_on_tool_tokens=stage.debug.train_on_tool_tokens,
     )

@@ -57,6 +57,7 @@ from agentrl.run.stages import (
 )
 from agentrl.store import (
     EventLog,
+    Heartbeat,
     JsonlWriter,
     RunDirectory,
     TrajectoryWriter,
@@ -167,12 +168,20 @@ class Trainer(Closing):
                 closing(EventLog(directory)) as events,
                 logging_to(self._log_folder / "driver.jsonl"),
                 warnings_on(display.alert),
+                Heartbeat(directory) as heartbeat,
             ):
                 interruption = Interruption(stop, directory, stages, display, events)
                 try:
                     with display:
                         return self._train(
-                            directory, stages, display, events, resume, stop, take_signals
+                            directory,
+                            stages,
+                            display,
+                            events,
+                            heartbeat,
+                            resume,
+                            stop,
+                            take_signals,
                         )
                 except BaseException as error:
                     stop.deferred = True  # a signal cuts nothing short from here on
@@ -231,7 +240,7 @@ class Trainer(Closing):
         asked = {key: value for key, value in given.items() if value is not None}
         stage = stage.replace(eval=stage.eval.replace(sets=chosen, **asked))
         plan = eval_plan(stage, self._live)
-        return list(RolloutEvaluator(plan, self._roll_out).evaluate("now"))
+        return list(RolloutEvaluator(plan, self._roll_out, stage.name).evaluate("now"))
 
     @naming_keys()
     def rollout(self, tasks: Iterable[Task], *, samples: int = 1) -> list[Trajectory]:
@@ -275,6 +284,7 @@ class Trainer(Closing):
         stages: list[StageConfig],
         display: StepDisplay,
         events: EventLog,
+        heartbeat: Heartbeat,
         resume: bool,
         stop: StopRequest,
         take_signals: Callable[[], None],
@@ -295,7 +305,7 @@ class Trainer(Closing):
                 events.log("resumed", f"attempt {ledger.attempt} of the run begins", boundary="run")
             writer = stack.enter_context(TrajectoryWriter(directory))
             metrics = self.config.metrics
-            sinks: list[Sink] = [JsonlSink(JsonlWriter(directory.metrics_path))]
+            sinks: list[Sink] = [JsonlSink(JsonlWriter(directory.metrics_path)), heartbeat]
             if metrics.tensorboard:
                 sinks.append(TensorBoardSink(directory.root / "tensorboard"))
             sink = stack.enter_context(closing(Sinks(sinks, verl_names=metrics.verl_names)))
@@ -310,6 +320,7 @@ class Trainer(Closing):
                 display,
                 timer,
                 stop,
+                heartbeat,
             )
             for stage in stages:
                 models[stage.name] = directory.models_folder / stage.name

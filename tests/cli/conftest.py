@@ -82,6 +82,12 @@ def failed() -> Trajectory:
     return Trajectory(task, 5, 1, 0, "train", (), Status("failed", "engine", "no answer"))
 
 
+@pytest.fixture(autouse=True)
+def index_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Indices of runs lie in a folder of the test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
     """A run of two trajectories and two steps, without a model folder."""

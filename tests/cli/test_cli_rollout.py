@@ -55,7 +55,7 @@ def test_episodes_are_kept_as_a_data_set(agentrl: Run, config: Path, tmp_path: P
     code, printed, _ = agentrl("rollout", config, "--tasks", "3", "--out", out)
     assert code == 0
     assert "6 episodes" in printed
-    assert [(s.draw, s.sibling) for s in stored(out)] == [
+    assert [(s.group_index, s.rollout_index) for s in stored(out)] == [
         (n, sibling) for n in range(3) for sibling in range(2)
     ]
     rows = pyarrow.dataset.dataset(out / "traj" / "sealed", format="parquet").to_table()
@@ -206,4 +206,4 @@ def test_tasks_whose_prompts_are_too_long_are_left_out(
     code, printed, _ = agentrl("rollout", config, *setting, "--out", tmp_path / "out")
     assert code == 0
     assert "left out 1 of 2 tasks of data.train" in printed
-    assert [(s.draw, s.task_id) for s in stored(tmp_path / "out")] == [(1, "short")] * 2
+    assert [(s.group_index, s.task_id) for s in stored(tmp_path / "out")] == [(1, "short")] * 2

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from agentrl.store import RunDirectory, TrajectoryWriter
+from agentrl.types import Blob
+from tests.cli.conftest import two_turns
 
 Agentrl = Callable[..., tuple[int, str, str]]
 
@@ -124,3 +129,30 @@ def test_an_unknown_trajectory_is_a_data_error(agentrl: Agentrl, run_dir: Path) 
     code, _, err = agentrl("show", run_dir, "9-9-9")
     assert code == 3
     assert "has no trajectory '9-9-9'" in err
+
+
+def test_show_says_why_a_reward_is_what_it_is_and_what_came_last(
+    agentrl: Agentrl, tmp_path: Path
+) -> None:
+    run = RunDirectory.create(tmp_path / "run")
+    state = Blob.of(b"{}")
+    whole = two_turns()
+    turns = (replace(whole.turns[0], state=state, files={"out.txt": None}), *whole.turns[1:])
+    with TrajectoryWriter(run) as writer:
+        writer.write(
+            replace(
+                whole,
+                turns=turns,
+                reasons={"judge": {"prompt": "good?", "answer": "7"}},
+                last_observed=({"role": "user", "content": "bye"},),
+            ),
+            5,
+        )
+    _, out, _ = agentrl("show", run.root, "5-0-0")
+    lines = [line.strip() for line in out.splitlines()]
+    assert 'why        judge: {"prompt":"good?","answer":"7"}' in lines
+    assert f"state > 2 bytes, sha256 {state.sha256}" in lines
+    assert "file > out.txt: deleted" in lines
+    assert "tool | user: bye" in lines
+    _, out, _ = agentrl("show", run.root, "5-0-0", "--json")
+    assert json.loads(out)["reasons"]["judge"]["answer"] == "7"

@@ -39,6 +39,25 @@ def test_tasks_are_the_same_for_the_same_seed_and_have_ids_of_their_own(example:
 # --- the maze
 
 
+def test_the_maze_shows_its_grid_after_each_move() -> None:
+    walls = [[[0, 0], [0, 1]], [[1, 0], [2, 0]]]
+    env = load("maze", "Maze")(Task("m", info={"start": [0, 0], "exit": [3, 3], "walls": walls}))
+    env.reset(seed=0)
+    env.step(Action("east", {"role": "assistant", "content": "east"}))
+    assert env.snapshot() == {
+        "form": "grid",
+        "cells": [
+            ". @#. .",
+            "#+ + + ",
+            ". . . .",
+            " + + + ",
+            ". . . .",
+            " + + + ",
+            ". . . X",
+        ],
+    }
+
+
 def test_the_maze_keeps_the_contract_of_an_environment() -> None:
     check_env(EnvSpec(load("maze", "Maze"), {"max_moves": 3}), next(load("maze", "tasks")(0)))
 

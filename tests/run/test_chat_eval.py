@@ -171,7 +171,7 @@ def test_rollout_collects_from_a_server_and_goes_on_where_it_was(
             "parquet", data_files=pattern, split="train", cache_dir=str(tmp_path / "cache")
         )
     )
-    assert sorted((row["draw"], row["sibling"]) for row in rows) == [
+    assert sorted((row["group_index"], row["rollout_index"]) for row in rows) == [
         (d, s) for d in range(3) for s in range(2)
     ]
     assert all(row["num_turns"] == 2 and row["reward"] > 1 for row in rows)

@@ -42,7 +42,7 @@ def test_ls_lists_its_trajectories(
 ) -> None:
     assert run_command_line(["ls", str(old_run.root), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert {row["sibling"] for row in rows} == {0, 1}
+    assert {row["rollout_index"] for row in rows} == {0, 1}
     assert len(rows) == len({row["id"] for row in rows}) > 16
 
 

@@ -123,6 +123,10 @@ def test_the_run_directory_tells_what_ran(opened: Open, tmp_path: Path) -> None:
     assert sorted(p.name for p in (run / "checkpoints" / "rl").iterdir()) == ["step=000002"]
     stored = TrajectoryReader(RunDirectory(run)).summaries()
     assert sum(not summary.label for summary in stored) == sum(states(run).values())
+    assert {summary.stage for summary in stored} == {"rl"}
+    assert all(summary.id.startswith("rl/sums/") for summary in stored if summary.label)
+    assert all(summary.env and summary.group_size and summary.agents for summary in stored)
+    assert all(summary.started_at <= summary.ended_at for summary in stored)
 
 
 def test_a_run_directory_that_exists_is_refused(opened: Open, tmp_path: Path) -> None:

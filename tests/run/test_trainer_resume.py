@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from agentrl.store import RunDirectory, TrajectoryReader
 from tests.run.tiny_run import CONFIG, descendants, metrics, name_of, start, states
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -51,6 +52,19 @@ def finish(driver: BaseProcess, status: int = 0) -> None:
         driver.kill()
 
 
+def annotations(run_dir: Path) -> dict[tuple[str, int, str], dict[str, bytes]]:
+    """The arrays of each trained trajectory, by stage, step and id; what a resume took back is not
+    there."""
+    reader = TrajectoryReader(RunDirectory.open(run_dir))
+    found = list(reader.annotations())
+    by_key = {(str(one.values["stage"]), one.step, one.trajectory_id): one for one in found}
+    assert len(by_key) == len(found) > 0
+    return {
+        key: {name: array.tobytes() for name, array in one.arrays.items()}
+        for key, one in by_key.items()
+    }
+
+
 SERVICE = "agentrl.controller.rollout_service:RolloutService"
 STAGE = "agentrl.controller.stage:StageRun"
 CHECKPOINTS = "agentrl.controller.checkpoints:Checkpoints"
@@ -78,6 +92,7 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(
     finish(start(config, run_dir, die_at=die_at, call=call), -signal.SIGKILL)
     finish(start(config, run_dir, resume=True))
     assert metrics(run_dir) == uninterrupted
+    assert annotations(run_dir) == annotations(config.parent / "whole")
     assert states(run_dir)["trained"] == 60
     assert set(states(run_dir)) <= {"trained", "rolled_back"}
 

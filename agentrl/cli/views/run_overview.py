@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentrl.cli.terminal import print_table, say, shown
-from agentrl.store import RunDirectory, TrajectoryReader, read_jsonl
+from agentrl.store import RunDirectory, RunWatch, TrajectoryReader, read_jsonl
 from agentrl.store.json_text import from_json
 
 _HEADLINES = (
@@ -29,9 +29,12 @@ def overview(run: RunDirectory) -> dict[str, Any]:
     metrics = list(read_jsonl(run.metrics_path)) if run.metrics_path.is_file() else []
     summary = from_json(run.summary_path.read_bytes()) if run.summary_path.is_file() else None
     trajectories = TrajectoryReader(run).summaries()
+    state = RunWatch(run).look()
     return {
         "run_dir": str(run.root),
         "record": run.read_record(),
+        "state": state.kind,
+        "heartbeat": state.heartbeat,
         "steps": metrics[-1].get("step") if metrics else None,
         "trajectories": dict(sorted(Counter(entry.status for entry in trajectories).items())),
         "last_metrics": metrics[-1] if metrics else None,
@@ -43,10 +46,9 @@ def print_overview(found: Mapping[str, Any]) -> None:
     """The same for people."""
     record = found["record"]
     git = record.get("git") or {}
-    state = "finished" if found["summary"] else "running, or interrupted: go on with --resume"
     facts = {
         "run": found["run_dir"],
-        "state": state,
+        "state": _state(found),
         "created": record.get("created"),
         "command": " ".join(record.get("command", [])),
         "commit": git.get("commit", "")[:12] + (" (changed)" if git.get("diff_sha256") else ""),
@@ -76,6 +78,16 @@ def print_overview(found: Mapping[str, Any]) -> None:
             rows.append((name, entry.get("num_tasks"), *values))
         columns = ("held-out set", "tasks", "sampled before", "after", "greedy before", "after")
         print_table(columns, rows)
+
+
+def _state(found: Mapping[str, Any]) -> str:
+    if found["state"] == "stopped":
+        return "stopped before its end; go on with --resume"
+    if found["state"] == "finished":
+        return "finished"
+    beat = found["heartbeat"]
+    stage = f" of stage {beat['stage']}" if beat["stage"] else ""
+    return f"alive, behind step {beat['step']}{stage} (process {beat['pid']} on {beat['host']})"
 
 
 def _is_headline(name: str, value: Any) -> bool:

@@ -17,16 +17,22 @@ if TYPE_CHECKING:
 TokenText = Callable[["npt.NDArray[np.int32]"], str]
 
 
-def token_text_of(run: RunDirectory) -> TokenText | None:
-    """What decodes a run's ids, markers shown; None where no model folder of the run is on this
-    machine.
+def token_text_of(run: RunDirectory, stage: str = "") -> TokenText | None:
+    """What decodes a run's ids, markers shown; None where neither the run nor a model folder of it
+    on this machine has a tokenizer.
+
+    Args:
+        run: the run.
+        stage: whose tokenizer; by default, or where the stage kept none, the newest one's.
     """
-    path = next((path for path in _candidates(run) if path.is_file()), None)
-    if path is None:
+    text = _kept(run, stage) or next(
+        (path.read_text(encoding="utf-8") for path in _candidates(run) if path.is_file()), None
+    )
+    if text is None:
         return None
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer = Tokenizer.from_str(text)
     size = tokenizer.get_vocab_size()
     mask = SecretMask()
 
@@ -41,6 +47,15 @@ def token_text_of(run: RunDirectory) -> TokenText | None:
         return mask(text)
 
     return decode
+
+
+def _kept(run: RunDirectory, stage: str) -> str | None:
+    """``tokenizer.json`` as the run keeps it by hash, of a stage or else of the newest."""
+    kept = run.read_record().get("tokenizers", {})
+    names = [stage] if stage in kept else list(reversed(kept))
+    hashes = (kept[name].get("tokenizer.json") for name in names)
+    sha256 = next((found for found in hashes if found), None)
+    return run.read_blob(sha256).decode() if sha256 else None
 
 
 def _candidates(run: RunDirectory) -> Iterator[Path]:

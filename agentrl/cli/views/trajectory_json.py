@@ -9,7 +9,10 @@ from agentrl.store.json_text import from_json
 from agentrl.store.trajectories.turn_record import fields_of
 from agentrl.types import Segment, SegmentKind
 
-_JSON_COLUMNS = ("rewards", "turns", "task", "timings", "info")
+_JSON_COLUMNS = (
+    *("rewards", "turns", "task", "timings", "info", "reasons"),
+    *("first_state", "last_observed", "last_info"),
+)
 
 
 def trajectory_json(stored: StoredTrajectory) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from rich.text import Text
 from agentrl.cli.terminal import console, fitted, shown
 from agentrl.cli.views.token_text import TokenText
 from agentrl.store import StoredTrajectory
+from agentrl.store.json_text import to_json
 from agentrl.types import CallRecord, Image, Segment, SegmentKind, Trajectory, Turn, content_text
 
 _ORIGINS: Mapping[SegmentKind, tuple[str, str, str]] = {
@@ -27,6 +28,7 @@ _ORIGINS: Mapping[SegmentKind, tuple[str, str, str]] = {
 }
 _STYLES = {"terminated": "green", "truncated": "yellow"}
 _MARGIN = 11  # columns of a line's name
+_LONGEST_REASON = 500
 _ROLES = {"assistant": SegmentKind.POLICY, "tool": SegmentKind.OBSERVATION}
 
 
@@ -50,6 +52,12 @@ def print_trajectory(stored: StoredTrajectory, token_text: TokenText | None) -> 
     for turn in trajectory.turns:
         out.print()
         _print_turn(out, turn, token_text)
+    if trajectory.last_observed:
+        out.print()
+        _print(out, "after the last turn", "bold")
+        for message in trajectory.last_observed:
+            text = f"{message['role']}: {content_text(message['content'])}"
+            _print_origin(out, SegmentKind.OBSERVATION, text)
     if stored.annotation.values:
         out.print()
         _print(out, f"learned later: {', '.join(_pairs(stored.annotation.values))}")
@@ -68,6 +76,8 @@ def _print_head(out: Console, stored: StoredTrajectory) -> None:
     style = _STYLES.get(trajectory.status.kind, "red")
     _print(out, f"status     {trajectory.status}{detail}", style)
     _print(out, f"reward     {reward}{parts}")
+    for part, why in trajectory.reasons.items():
+        _print(out, f"why        {part}: {_clipped(why)}")
     _print(
         out,
         f"tokens     {summary.num_tokens}, {summary.num_policy_tokens} of them sampled, "
@@ -113,6 +123,10 @@ def _print_turn(out: Console, turn: Turn, token_text: TokenText | None) -> None:
         _print_call(out, call)
     for note in _request_notes(turn.info):
         _print(out, note, "yellow")
+    if turn.state is not None:
+        _print(out, f"{'state':>9} > {turn.state}")
+    for path, file in turn.files.items():
+        _print(out, f"{'file':>9} > {path}: {'deleted' if file is None else file}")
 
 
 def _request_notes(info: Mapping[str, object]) -> Iterator[str]:
@@ -182,6 +196,12 @@ def _print_call(out: Console, call: CallRecord) -> None:
     if call.problem:
         text += f" ({call.problem.kind}: {call.problem.detail})"
     _print(out, text.replace("\n", " "), "green" if result and not result.error else "red")
+
+
+def _clipped(why: object) -> str:
+    """A reason on one line, which ``--json`` has whole."""
+    text = to_json(why)
+    return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}…"
 
 
 def _pairs(values: Mapping[str, object]) -> list[str]:

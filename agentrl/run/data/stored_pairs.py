@@ -60,8 +60,8 @@ def pairs_of_run(
 def _best_and_worst(reader: TrajectoryReader, min_gap: float) -> Iterator[tuple[str, str, float]]:
     """Ids of the best and the worst finished episode of each group, and how far apart they are."""
     played = [entry for entry in reader.summaries(purpose="train") if entry.reward is not None]
-    played.sort(key=lambda entry: entry.draw)
-    for _, siblings in groupby(played, key=lambda entry: entry.draw):
+    played.sort(key=lambda entry: entry.group_index)
+    for _, siblings in groupby(played, key=lambda entry: entry.group_index):
         ordered = sorted(siblings, key=_by_reward)
         gap = float(ordered[-1].reward or 0.0) - float(ordered[0].reward or 0.0)
         if gap > 0.0 and gap >= min_gap:
@@ -69,4 +69,4 @@ def _best_and_worst(reader: TrajectoryReader, min_gap: float) -> Iterator[tuple[
 
 
 def _by_reward(entry: TrajectorySummary) -> tuple[float, int]:
-    return entry.reward or 0.0, -entry.sibling
+    return entry.reward or 0.0, -entry.rollout_index

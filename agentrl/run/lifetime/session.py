@@ -18,7 +18,7 @@ from agentrl.controller.stop_request import StopRequest
 from agentrl.errors import ConfigError
 from agentrl.metrics import PhaseTimer, Sink, StepDisplay
 from agentrl.run.build import LiveObjects
-from agentrl.store import EventLog, RunDirectory, TrajectoryWriter
+from agentrl.store import EventLog, Heartbeat, RunDirectory, TrajectoryWriter
 
 
 class RunProcesses:
@@ -111,3 +111,4 @@ class RunContext:
     display: StepDisplay
     timer: PhaseTimer
     stop: StopRequest
+    heartbeat: Heartbeat

@@ -1,0 +1,1 @@
+"""Commands that read a run: one module a command."""

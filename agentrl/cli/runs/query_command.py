@@ -1,0 +1,53 @@
+"""Query command: ``agentrl query``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from agentrl.cli.terminal import print_json, print_table, reading_stored_files, say
+from agentrl.store import RunDirectory
+
+
+@reading_stored_files()
+def query_command(
+    run: Path,
+    sql: str,
+    /,
+    *,
+    limit: int = 100,
+    timeout: float = 60.0,
+    memory: str = "2GB",
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> None:
+    """Ask a run by SQL: one SELECT over trajectories, turns, annotations, metrics and events.
+
+    Parameters
+    ----------
+    run
+        The run directory.
+    sql
+        Such as 'SELECT step, avg(reward) FROM trajectories GROUP BY step ORDER BY step'.
+    limit
+        At most so many rows, 10000 at most.
+    timeout
+        Seconds after which the query is ended.
+    memory
+        That the query may take, such as 500MB.
+    json
+        A JSON array of an object a row.
+    """
+    from agentrl.viewer.index import RunIndex
+    from agentrl.viewer.run_sql import RunSql
+
+    directory = RunDirectory.open(run)
+    with RunIndex(directory) as index, RunSql(directory, index, memory=memory) as database:
+        found = database.query(sql, rows=limit, timeout_s=timeout)
+    if json:
+        print_json([dict(zip(found.columns, row, strict=True)) for row in found.rows])
+        return
+    print_table(found.columns, found.rows)
+    more = "; there are more (--limit)" if found.cut else ""
+    say(f"{len(found.rows)} rows in {found.seconds:.2f} s{more}")

@@ -1,0 +1,70 @@
+"""View command: ``agentrl view``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from agentrl.cli.terminal import reading_stored_files, say
+from agentrl.errors import ConfigError
+
+
+@reading_stored_files()
+def view_command(
+    source: Path | None = None,
+    /,
+    *,
+    demo: Annotated[bool, Parameter(negative=())] = False,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    allow_host: tuple[str, ...] = (),
+    open: Annotated[bool, Parameter(negative="--no-open")] = True,  # noqa: A002  the option's name
+) -> None:
+    """Show runs in the browser, also while they train.
+
+    Whoever has the printed link sees the runs, and nobody else.
+
+    Parameters
+    ----------
+    source
+        A run directory, or a folder above some; by default this folder.
+    demo
+        Show a recorded run that comes with agentrl, with faults to find.
+    host
+        The address to listen on; another than this machine's own is reached by others, without
+        encryption.
+    port
+        The port; 0 takes a free one.
+    allow_host
+        A name by which the viewer may also be asked for, such as a proxy's.
+    open
+        Open a browser where there is a desktop.
+    """
+    if demo and source is not None:
+        raise ConfigError(f"--demo shows its own run, so name none beside it, got {str(source)!r}")
+    from agentrl.viewer.launch import Address, open_browser, serve, ways_in
+
+    if demo:
+        from agentrl.viewer.demo import unpack_demo
+
+        source = unpack_demo()
+    shown = source or Path(".")
+    opened = []
+
+    def announce(address: Address) -> None:
+        lines, desktop = ways_in(address, os.environ, terminal=sys.stdout.isatty())
+        say(f"viewing {shown} at {lines[0]}")
+        for line in lines[1:]:
+            say(line)
+        if open and desktop:
+            opened.append(open_browser(address))
+
+    try:
+        serve(shown, host=host, port=port, allow_hosts=allow_host, announce=announce)
+    finally:
+        for remove in opened:
+            remove()

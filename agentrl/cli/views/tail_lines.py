@@ -1,0 +1,169 @@
+"""Tail lines: what happens in a run, as it happens."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from agentrl.cli.terminal import say, shown
+from agentrl.errors import Closing
+from agentrl.store import RunDirectory, RunWatch
+from agentrl.viewer.index import RunIndex
+from agentrl.viewer.index.query import parse_query
+from agentrl.viewer.index.sources import appended
+
+_MOST_AT_ONCE = 20
+_NUMBERS = {
+    "reward/mean": "reward",
+    "length/response/mean": "tokens",
+    "turns/mean": "turns",
+    "policy/entropy": "entropy",
+    "mismatch/logp_abs/mean": "mismatch",
+    "optim/grad_norm": "grad norm",
+    "time/step_s": "seconds",
+}
+"""Metrics of a step's line, with their short names."""
+
+
+class Entry(NamedTuple):
+    """Something that happened; ``left_out`` counts those of a kind that one look had besides."""
+
+    kind: Literal["step", "trajectory", "alert", "left_out", "state"]
+    values: Mapping[str, Any]
+
+
+class RunTail(Closing):
+    """Follows a run.
+
+    Args:
+        run: the run.
+        query: which trajectories.
+        latest: so many of each kind come first.
+
+    Raises:
+        QueryError: ``query`` is no query.
+    """
+
+    closing = "closing the index"
+
+    def __init__(self, run: RunDirectory, query: str, latest: int) -> None:
+        parse_query(query)
+        self._run = run
+        self._query = query
+        self._latest = latest
+        self._watch = RunWatch(run)
+        self._index = RunIndex(run)
+        self._offsets: dict[Path, int] = {}
+        self._newest: float | None = None
+
+    def follow(self, interval_s: float) -> Iterator[Entry]:
+        """What happens, until the run ends; at last its state.
+
+        Args:
+            interval_s: between two looks.
+        """
+        while True:
+            state = self._watch.look()
+            yield from self._look()
+            if state.kind != "alive":
+                yield Entry("state", {"state": state.kind, "run": str(self._run.root)})
+                return
+            time.sleep(interval_s)
+
+    def close(self) -> None:
+        """Close the index."""
+        self._index.close()
+
+    def _look(self) -> Iterator[Entry]:
+        """What is new since the last look, or the latest at the first."""
+        first = self._newest is None
+        yield from self._few("trajectory", self._trajectories(), first)
+        alerts = [
+            record
+            for record in self._lines(self._run.events_path)
+            if record.get("level") in ("warning", "error")
+        ]
+        yield from self._few("alert", alerts, first)
+        yield from self._few("step", self._lines(self._run.metrics_path), first)
+
+    def _few(
+        self, kind: Literal["step", "trajectory", "alert"], found: list[dict[str, Any]], first: bool
+    ) -> Iterator[Entry]:
+        most = self._latest if first else _MOST_AT_ONCE
+        left_out = max(0, len(found) - most)
+        if left_out and not first:
+            yield Entry("left_out", {"kind": kind, "count": left_out})
+        yield from (Entry(kind, values) for values in found[left_out:])
+
+    def _trajectories(self) -> list[dict[str, Any]]:
+        self._index.refresh()
+        limit = max(self._latest, 10 * _MOST_AT_ONCE)
+        rows = self._index.page(self._query, "-recorded_at", 0, limit).rows
+        since = self._newest
+        self._newest = max((row["recorded_at"] for row in rows), default=since or 0.0)
+        return [row for row in reversed(rows) if since is None or row["recorded_at"] > since]
+
+    def _lines(self, path: Path) -> list[dict[str, Any]]:
+        offset = self._offsets.get(path, 0)
+        if path.is_file() and path.stat().st_size < offset:
+            offset = 0  # a resumed run took lines back: the latest come again
+        new = appended(path, offset)
+        self._offsets[path] = new.end
+        return new.records
+
+
+def print_entry(entry: Entry, *, as_json: bool) -> None:
+    """Prints what happened, on a line of its own."""
+    if as_json:
+        print(json.dumps({"kind": entry.kind, **entry.values}, ensure_ascii=False, default=str))
+        return
+    say(shown(_TEXTS[entry.kind](entry.values)), hang=11)
+
+
+def _step(values: Mapping[str, Any]) -> str:
+    numbers = [
+        f"{short} {values[name]:.4g}"
+        for name, short in _NUMBERS.items()
+        if isinstance(values.get(name), int | float)
+    ]
+    evaluated = [
+        f"{name.removeprefix('eval/')} {value:.4g}"
+        for name, value in values.items()
+        if name.startswith("eval/") and isinstance(value, int | float)
+    ]
+    stage = f" {values['stage']}" if values.get("stage") else ""
+    return f"{'step':>10} {values.get('step')}{stage}: {', '.join([*numbers, *evaluated])}"
+
+
+def _trajectory(row: Mapping[str, Any]) -> str:
+    reward = "-" if row["reward"] is None else f"{row['reward']:.3g}"
+    reason = f"({row['status_reason']})" if row["status_reason"] else ""
+    facts = f"{row['num_turns']} turns, {row['num_tokens']} tokens"
+    return (
+        f"{'trajectory':>10} {row['id']}: {row['status']}{reason}, reward {reward}, {facts}, "
+        f"task {row['task_id']}"
+    )
+
+
+def _alert(record: Mapping[str, Any]) -> str:
+    return f"{record.get('level', 'warning'):>10} {record.get('message') or record.get('event')}"
+
+
+def _left_out(values: Mapping[str, Any]) -> str:
+    return f"{'…':>10} {values['count']} more of kind {values['kind']}"
+
+
+def _state(values: Mapping[str, Any]) -> str:
+    return f"{'run':>10} {values['run']} has {values['state']}"
+
+
+_TEXTS = {
+    "step": _step,
+    "trajectory": _trajectory,
+    "alert": _alert,
+    "left_out": _left_out,
+    "state": _state,
+}

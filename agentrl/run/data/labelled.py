@@ -1,0 +1,159 @@
+"""Labelled episodes: conversations to imitate and pairs to compare, as people marked them.
+
+A note of the viewer has labels, on a trajectory, a turn or a range of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
+from agentrl.errors import DataError
+from agentrl.store import RunDirectory, TrajectoryReader
+from agentrl.types import Image, Message, Trajectory
+from agentrl.viewer.notes import Note, NoteBook
+
+
+def conversations_of_label(run: str, label: str) -> Iterator[dict[str, Any]]:
+    """The labelled conversations of a run, to be imitated.
+
+    A data set for ``algorithm: sft``: ``data: {train:
+    "agentrl.run.data.labelled:conversations_of_label", args: {run: runs/code, label: good}}``. A
+    labelled turn, or one whose tokens are labelled, gives the conversation up to it; a labelled
+    trajectory gives each of its token sequences whole. A conversation labelled twice comes once.
+
+    Args:
+        run: the run directory, from the current folder.
+        label: of the notes to take.
+
+    Yields:
+        ``{"messages": [...]}``, by trajectory in the order of its first note.
+
+    Raises:
+        DataError: no note has the label, or one names a turn that its trajectory lacks.
+        StoreError: there is no run, or it has not the trajectory of a note.
+    """
+    directory = RunDirectory.open(run)
+    reader = TrajectoryReader(directory)
+    for name, notes in _labelled(directory, label).items():
+        trajectory = reader.get(name).trajectory
+        for turn in dict.fromkeys(leaf for note in notes for leaf in _leaves(note, trajectory)):
+            yield {"messages": _conversation(trajectory, turn, directory)}
+
+
+def pairs_of_labels(run: str, chosen: str, rejected: str) -> Iterator[dict[str, Any]]:
+    """Pairs of labelled rollouts of one group, with their own tokens.
+
+    A data set for ``algorithm: reward_model``: ``data: {train:
+    "agentrl.run.data.labelled:pairs_of_labels", args: {run: runs/code, chosen: good,
+    rejected: bad}}``. Each rollout with the one label is paired with each of its group with the
+    other; labels of turns and tokens count for their trajectory. One that has both labels is
+    passed over.
+
+    Args:
+        run: the run directory, from the current folder.
+        chosen, rejected: labels.
+
+    Yields:
+        ``{"chosen": Trajectory, "rejected": Trajectory}``, in the order of the groups.
+
+    Raises:
+        DataError: a label is on no note, or no group has rollouts with each.
+        StoreError: there is no run, or it has not the trajectory of a note.
+    """
+    directory = RunDirectory.open(run)
+    reader = TrajectoryReader(directory)
+    better = _labelled(directory, chosen)
+    worse = _labelled(directory, rejected)
+    marked = [reader.get(name).trajectory for name in better.keys() ^ worse.keys()]
+    marked.sort(key=lambda one: (*_group(one), one.rollout_index, one.attempt))
+    pairs = [
+        {"chosen": one, "rejected": other}
+        for _, rollouts in groupby(marked, key=_group)
+        for one, other in _crossed(list(rollouts), better.keys())
+    ]
+    if not pairs:
+        raise DataError(
+            f"{run} has no group in which one rollout is labelled {chosen!r} alone and another "
+            f"{rejected!r} alone; label two rollouts of one group in agentrl view"
+        )
+    yield from pairs
+
+
+def _labelled(run: RunDirectory, label: str) -> dict[str, list[Note]]:
+    """The notes with a label, by trajectory."""
+    notes = NoteBook(run.root / "notes").all()
+    found: dict[str, list[Note]] = {}
+    for note in notes:
+        if label in note.labels:
+            found.setdefault(note.trajectory, []).append(note)
+    if not found:
+        known = sorted({name for note in notes for name in note.labels})
+        raise DataError(
+            f"no note of {run.root} has the label {label!r}, expected one of "
+            f"{', '.join(known) or 'none: it has no labels'}; label episodes in agentrl view"
+        )
+    return found
+
+
+def _leaves(note: Note, trajectory: Trajectory) -> Iterable[int]:
+    """The last turns of the conversations that a note is about."""
+    if note.turn is None and note.tokens is None:
+        return [sample.turns[-1] for sample in trajectory.samples()] or [len(trajectory.turns) - 1]
+    turn = note.turn if note.turn is not None else _turn_of(note, trajectory)
+    if not 0 <= turn < len(trajectory.turns):
+        raise DataError(
+            f"note {note.id} of {note.user} is about turn {turn} of {trajectory.id!r}, which has "
+            f"{len(trajectory.turns)}; delete the note"
+        )
+    return [turn]
+
+
+def _turn_of(note: Note, trajectory: Trajectory) -> int:
+    """The turn that added the last token of a note's range."""
+    assert note.tokens is not None
+    left = note.tokens[1]
+    for turn in trajectory.turns:
+        left -= sum(len(segment) for segment in turn.segments)
+        if left <= 0:
+            return turn.index
+    return len(trajectory.turns)
+
+
+def _conversation(trajectory: Trajectory, turn: int, run: RunDirectory) -> list[Message]:
+    """What was said from the root of a turn's sequence to it."""
+    messages: list[Message] = []
+    for index in trajectory.path(turn):
+        own = trajectory.turns[index]
+        messages += [*own.observed, own.message]
+    return [_with_bytes(message, run) for message in messages]
+
+
+def _with_bytes(message: Message, run: RunDirectory) -> Message:
+    content = message.get("content")
+    if not isinstance(content, list | tuple):
+        return message
+    return {**message, "content": [_part_with_bytes(part, run) for part in content]}
+
+
+def _part_with_bytes(part: Any, run: RunDirectory) -> Any:
+    image = part.get("image") if isinstance(part, dict) else None
+    if not isinstance(image, Image):
+        return part
+    return {**part, "image": replace(image, data=run.read_blob(image.sha256))}
+
+
+def _group(trajectory: Trajectory) -> tuple[str, int]:
+    return trajectory.label, trajectory.group_index
+
+
+def _crossed(
+    rollouts: list[Trajectory], better: Iterable[str]
+) -> Iterator[tuple[Trajectory, Trajectory]]:
+    chosen = set(better)
+    for one in rollouts:
+        for other in rollouts:
+            if one.id in chosen and other.id not in chosen:
+                yield one, other

@@ -1,0 +1,8 @@
+"""Replay: plays the recorded actions of episodes again, and says what comes out otherwise."""
+
+from __future__ import annotations
+
+from agentrl.run.replay.difference import Difference
+from agentrl.run.replay.replay import Replayed, Replayer
+
+__all__ = ["Difference", "Replayed", "Replayer"]

@@ -1,0 +1,127 @@
+"""Difference: the first thing in which a replayed episode is not the recorded one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from agentrl.store.json_text import to_json
+from agentrl.types import Blob, CallRecord, Trajectory, Turn
+
+Mask: TypeAlias = Callable[[str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What is not as it was recorded.
+
+    Args:
+        what: ``observation``, ``observation info``, ``tool result``, ``step reward``,
+            ``step info``, ``state``, ``files``, ``end``, ``reward PART`` or ``reward``.
+        turn: the turn after which it was seen; None for what comes from ``reset``, the end and the
+            rewards.
+        recorded, replayed: the two values, as the store writes them.
+    """
+
+    what: str
+    turn: int | None
+    recorded: Any
+    replayed: Any
+
+    def __str__(self) -> str:
+        where = "" if self.turn is None else f" after turn {self.turn}"
+        return f"{self.what}{where}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """One thing of both episodes, and where it was seen."""
+
+    what: str
+    turn: int | None
+    recorded: Any
+    replayed: Any
+
+
+def first_difference(recorded: Trajectory, replayed: Trajectory, mask: Mask) -> Difference | None:
+    """The first difference in the order of the episode, rewards last; None where there is none.
+
+    What was not recorded is not compared: states that a run did not store, a reward model's score.
+    Times are no part of an episode.
+
+    Args:
+        recorded: as it was stored.
+        replayed: as it was played again.
+        mask: of the secrets, as the store applies it.
+    """
+    for pair in _pairs(recorded, replayed, mask):
+        was = _plain(pair.recorded, mask)
+        found = _plain(pair.replayed, mask)
+        if was != found:
+            return Difference(pair.what, pair.turn, was, found)
+    return None
+
+
+def _pairs(recorded: Trajectory, replayed: Trajectory, mask: Mask) -> Iterator[_Pair]:
+    if recorded.first_state is not None:
+        yield _states("state", None, recorded.first_state, replayed.first_state, mask)
+    for was, found in zip(recorded.turns, replayed.turns, strict=False):
+        before = was.index - 1 if was.index else None
+        yield _Pair("observation", before, was.observed, found.observed)
+        yield _Pair("observation info", before, was.observed_info, found.observed_info)
+        yield from _effects(was, found, mask)
+    end = (str(recorded.status), len(recorded.turns))
+    yield _Pair("end", None, end, (str(replayed.status), len(replayed.turns)))
+    if recorded.last_observed or recorded.last_info:
+        last = len(recorded.turns) - 1
+        yield _Pair("observation", last, recorded.last_observed, replayed.last_observed)
+        yield _Pair("observation info", last, recorded.last_info, replayed.last_info)
+    for name, value in recorded.rewards.items():
+        if name in replayed.rewards:
+            yield _Pair(f"reward {name}", None, value, replayed.rewards[name])
+    if recorded.rewards.keys() == replayed.rewards.keys():
+        yield _Pair("reward", None, recorded.reward, replayed.reward)
+
+
+def _effects(was: Turn, found: Turn, mask: Mask) -> Iterator[_Pair]:
+    """What the step of a turn led to."""
+    turn = was.index
+    yield _Pair("tool result", turn, _results(was), _results(found))
+    yield _Pair("step reward", turn, was.rewards, found.rewards)
+    yield _Pair("step info", turn, was.info, found.info)
+    if was.state is not None:
+        yield _states("state", turn, was.state, found.state, mask)
+    if was.files:
+        yield _states("files", turn, was.files, found.files, mask)
+
+
+def _states(what: str, turn: int | None, was: Any, found: Any, mask: Mask) -> _Pair:
+    """A pair of states or files, whose secrets were masked before they were hashed."""
+    if isinstance(found, Mapping):
+        found = {path: _masked(blob, mask) for path, blob in found.items()}
+    return _Pair(what, turn, was, found if isinstance(found, Mapping) else _masked(found, mask))
+
+
+def _masked(blob: Blob | None, mask: Mask) -> Blob | None:
+    if blob is None or blob.data is None:
+        return blob
+    escape = "surrogateescape"
+    return Blob.of(mask(blob.data.decode(errors=escape)).encode(errors=escape))
+
+
+def _results(turn: Turn) -> list[Any]:
+    return [_result(record) for record in turn.calls]
+
+
+def _result(record: CallRecord) -> Any:
+    result = record.result
+    if result is None:
+        return None
+    return [result.call_id, result.error, result.content, result.truncated, result.images]
+
+
+def _plain(value: Any, mask: Mask) -> Any:
+    """The value as plain JSON; numbers that are none stay marks, which are equal to themselves."""
+    return json.loads(mask(to_json(value)))

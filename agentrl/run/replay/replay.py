@@ -1,0 +1,229 @@
+"""Replay: stored episodes in fresh environments and sandboxes, with the recorded seeds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from agentrl.config import RunConfig, StageConfig, load_config
+from agentrl.envs import EnvSpec
+from agentrl.errors import ConfigError
+from agentrl.rollouts import EpisodeContext, EpisodeKey, RolloutSpec, run_episode
+from agentrl.run.build import LiveObjects, env_spec, rollout_spec
+from agentrl.run.policy_source import played_stage
+from agentrl.run.rehearsal import ScriptedPolicy
+from agentrl.run.replay.difference import Difference, first_difference
+from agentrl.run.replay.recorded_driver import RecordedActions
+from agentrl.sandbox import SandboxPool
+from agentrl.store import RunDirectory, SecretMask, StoredTrajectory, TrajectoryReader
+from agentrl.tools.parsers import load_parser
+from agentrl.types import Image, Message, Task, Trajectory
+
+States = Literal["off", "end", "turn"]
+_EPISODES_AT_ONCE = 8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replayed:
+    """A stored episode and what came of its actions now.
+
+    Args:
+        recorded: as it was stored.
+        replayed: as it was played again.
+        stage: whose environment and rewards were used.
+        difference: the first one; None where everything is the same, and where the replay failed.
+    """
+
+    recorded: Trajectory
+    replayed: Trajectory
+    stage: str
+    difference: Difference | None
+
+    @property
+    def failure(self) -> str:
+        """Why the replay itself failed; empty where it did not."""
+        status = self.replayed.status
+        failed = status.kind == "failed" and self.recorded.status.kind != "failed"
+        return f"{status}: {status.detail}" if failed else ""
+
+
+class Replayer:
+    """Replays episodes of one run.
+
+    Args:
+        run: the run, whose configuration says what is built.
+        at_once: episodes that are played at one time.
+
+    Raises:
+        ConfigError: the run's configuration cannot be read.
+    """
+
+    def __init__(self, run: RunDirectory, *, at_once: int = _EPISODES_AT_ONCE) -> None:
+        self._run = run
+        self._at_once = at_once
+        self._config: RunConfig = load_config(run.config_path, trains=False)
+        self._mask = SecretMask()
+
+    def code(self) -> list[str]:
+        """The code that a replay runs: files and modules of environments, tools and rewards, and
+        what else its user should know before.
+        """
+        found = dict.fromkeys(
+            line for stage in self._stages() for line in (*_references(stage), *_warnings(stage))
+        )
+        return list(found)
+
+    def replay(self, ids: Sequence[str]) -> list[Replayed]:
+        """Plays each episode's actions again.
+
+        Raises:
+            StoreError: an episode cannot be read.
+            ConfigError: something of the configuration cannot be built, such as for a file that is
+                gone, or an agent's own program played the episodes.
+        """
+        stored = TrajectoryReader(self._run).get_many(ids)
+        found = asyncio.run(self._replay(stored))
+        order = {trajectory_id: number for number, trajectory_id in enumerate(ids)}
+        return sorted(found, key=lambda one: order[one.recorded.id])
+
+    async def _replay(self, stored: Iterator[StoredTrajectory]) -> list[Replayed]:
+        found: list[Replayed] = []
+        async with AsyncExitStack() as stack:
+            by_name = {stage.name: stage for stage in self._stages()}
+            opened: dict[str, _ReplayStage] = {}
+            opening = asyncio.Lock()  # workers ask for a stage at once, and one opens it
+
+            async def stage_of(name: str) -> _ReplayStage:
+                async with opening:
+                    if name not in opened:
+                        stage = _ReplayStage(by_name[name], self._at_once)
+                        opened[name] = await stack.enter_async_context(stage)
+                    return opened[name]
+
+            async def work() -> None:
+                for entry in stored:  # shared by all workers, each of which takes the next
+                    recorded = entry.trajectory
+                    known = recorded.stage in by_name
+                    name = recorded.stage if known else played_stage(self._config).name
+                    stage = await stage_of(name)
+                    task = _with_image_bytes(recorded.task, self._run)
+                    replayed = await stage.play(recorded, task)
+                    difference = None
+                    if replayed.status.kind != "failed" or recorded.status.kind == "failed":
+                        difference = first_difference(recorded, replayed, self._mask)
+                    found.append(Replayed(recorded, replayed, stage.name, difference))
+
+            workers = [asyncio.create_task(work()) for _ in range(self._at_once)]
+            try:
+                await asyncio.gather(*workers)
+            finally:
+                for worker in workers:
+                    worker.cancel()
+                await asyncio.gather(*workers, return_exceptions=True)
+        return found
+
+    def _stages(self) -> Iterable[StageConfig]:
+        return [stage for stage in self._config.resolved_stages() if stage.plays]
+
+
+class _ReplayStage:
+    """What the episodes of one stage are replayed with; a context, which ends its sandboxes."""
+
+    def __init__(self, stage: StageConfig, at_once: int) -> None:
+        self.name = stage.name
+        self._stage = stage
+        self._at_once = at_once
+        self._spec: RolloutSpec
+        self._pool: SandboxPool | None = None
+
+    async def __aenter__(self) -> _ReplayStage:
+        spec = await asyncio.to_thread(rollout_spec, self._stage, LiveObjects(), None)
+        if not isinstance(spec.env, EnvSpec):
+            raise ConfigError(
+                f"stage {self.name!r}: env.agent_command cannot be replayed, since its program "
+                "decides by itself what it asks; replay episodes of an environment"
+            )
+        self._spec = spec
+        if spec.env.sandbox is not None:
+            self._pool = SandboxPool(spec.env.sandbox, max_running=self._at_once)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._pool is not None:
+            await self._pool.close()
+
+    async def play(self, recorded: Trajectory, task: Task) -> Trajectory:
+        """The episode that the recorded actions lead to now."""
+        spec = replace(self._spec, states=_states_of(recorded), save_episode_state=False)
+        engine = ScriptedPolicy("", calls=False)  # generates nothing here
+        context = EpisodeContext(
+            spec, engine, None, load_parser("none"), spec.rubric.build(), self._pool
+        )
+        key = EpisodeKey(
+            recorded.group_index,
+            recorded.rollout_index,
+            recorded.attempt,
+            recorded.purpose,
+            recorded.label,
+            recorded.stage,
+            recorded.group_size,
+        )
+        actions = RecordedActions(self._env(recorded.label), recorded)
+        return await run_episode(context, task, key, env=actions)
+
+    def _env(self, label: str) -> EnvSpec:
+        """The stage's environment; without its tools for an evaluation that has none."""
+        sets = self._stage.eval.sets
+        named = max((name for name in sets if label.startswith(f"{name}/")), key=len, default="")
+        if named and not sets[named].tools:
+            return env_spec(self._stage, LiveObjects(), with_tools=False)
+        assert isinstance(self._spec.env, EnvSpec)  # see __aenter__
+        return self._spec.env
+
+
+def _states_of(recorded: Trajectory) -> States:
+    """When the files of its sandbox were stored."""
+    *earlier, last = [bool(turn.files) for turn in recorded.turns] or [False]
+    return "turn" if any(earlier) else "end" if last else "off"
+
+
+def _with_image_bytes(task: Task, run: RunDirectory) -> Task:
+    """The task with the bytes of its images, which lie in the run."""
+    return replace(task, messages=tuple(_read(message, run) for message in task.messages))
+
+
+def _read(message: Message, run: RunDirectory) -> Message:
+    content = message["content"]
+    if not isinstance(content, list):
+        return message
+    parts = [
+        {**part, "image": replace(image, data=run.read_blob(image.sha256))}
+        if isinstance(image := part.get("image"), Image)
+        else part
+        for part in content
+    ]
+    return {**message, "content": parts}
+
+
+def _references(stage: StageConfig) -> Iterator[str]:
+    """The files and modules that hold a stage's environment, tools and rewards."""
+    named = [stage.env.entry_point or ""]
+    named += [tool.function for tool in stage.env.tools]
+    named += [part.function for part in stage.reward.functions]
+    named.append(stage.sandbox.backend)
+    for reference in named:
+        source, colon, _ = reference.rpartition(":")
+        if source.endswith(".py"):
+            yield str(Path(stage.base_dir, Path(source).expanduser()).resolve())
+        elif colon:
+            yield f"module {source}"
+
+
+def _warnings(stage: StageConfig) -> Iterator[str]:
+    """What else a replay does that its user should know before."""
+    if stage.sandbox.backend == "unsafe":
+        yield "the calls that the model made, without isolation (sandbox.backend: unsafe)"

@@ -1,0 +1,119 @@
+"""``agentrl ls`` by query, ``query``, ``tail`` and ``diff``: for people and as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agentrl.run.stage_tokenizer import keep_tokenizer
+from agentrl.store import EventLog, Heartbeat, RunDirectory, TrajectoryReader, TrajectoryWriter
+from agentrl.types import Task
+
+from .conftest import two_turns
+
+Agentrl = Callable[..., tuple[int, str, str]]
+
+
+def test_ls_takes_a_query_and_an_order(agentrl: Agentrl, run_dir: Path) -> None:
+    _, out, _ = agentrl("ls", run_dir, "tool:none status:failed", "--json")
+    assert [row["id"] for row in json.loads(out)] == ["5-1-0"]
+    _, out, _ = agentrl("ls", run_dir, "--sort", "-reward", "--json")
+    assert [row["id"] for row in json.loads(out)] == ["5-0-0", "5-1-0"]
+    _, out, _ = agentrl("ls", run_dir, "answer", "--limit", "1")
+    assert out.splitlines()[-1] == "1 trajectories: 1 terminated"
+
+
+def test_ls_refuses_what_is_no_query(agentrl: Agentrl, run_dir: Path) -> None:
+    code, _, err = agentrl("ls", run_dir, "statsu:failed")
+    assert code == 2
+    assert "position 1:" in err
+    assert "did you mean 'status'?" in err
+
+
+def test_query_answers_sql(agentrl: Agentrl, run_dir: Path) -> None:
+    sql = "SELECT id, num_turns FROM trajectories ORDER BY id"
+    _, out, _ = agentrl("query", run_dir, sql, "--json")
+    rows = [{"id": "5-0-0", "num_turns": 2}, {"id": "5-1-0", "num_turns": 0}]
+    assert json.loads(out) == rows
+    _, out, _ = agentrl("query", run_dir, sql, "--limit", "1")
+    assert "there are more" in out
+    code, _, err = agentrl("query", run_dir, "DELETE FROM trajectories")
+    assert code == 2
+    assert "one SELECT" in err
+
+
+@pytest.mark.usefixtures("tokenizer")
+def test_diff_says_where_two_trajectories_part(agentrl: Agentrl, run_dir: Path) -> None:
+    code, out, _ = agentrl("diff", run_dir, "5-0-0", "5-1-0")
+    assert code == 0
+    assert "the first token that differs is 0" in out
+    assert "b | has ended" in out
+    assert "reward: a 1, b none" in out
+    _, out, _ = agentrl("diff", run_dir, "5-0-0", "5-0-0", "--json")
+    assert json.loads(out)["first_divergence"] is None
+
+
+def test_tail_of_a_run_that_ended_shows_the_latest_and_ends(
+    agentrl: Agentrl, run_dir: Path
+) -> None:
+    with closing(EventLog(RunDirectory(run_dir))) as events:
+        events.log("x", "the disk is nearly full", boundary="store", level="warning")
+    code, out, _ = agentrl("tail", run_dir, "--lines", "1")
+    assert code == 0
+    lines = [line.strip() for line in out.splitlines()]
+    assert lines[0].startswith("trajectory 5-1-0: failed(engine)")
+    assert lines[1] == "warning the disk is nearly full"
+    assert lines[2] == "step 1: reward 0.5"
+    assert lines[3].endswith("has finished")
+
+
+def test_tail_follows_a_living_run_until_ctrl_c(run_dir: Path) -> None:
+    run = RunDirectory(run_dir)
+    command = [sys.executable, "-m", "agentrl", "tail", str(run_dir), "--json", "--interval", "0.1"]
+    with Heartbeat(run), TrajectoryWriter(run, "late") as writer:
+        tail = subprocess.Popen(
+            [*command, "reward>0.9"], stdout=subprocess.PIPE, text=True, env={**os.environ}
+        )
+        assert tail.stdout is not None
+        seen = [json.loads(tail.stdout.readline()) for _ in range(3)]
+        assert sorted(entry["kind"] for entry in seen) == ["step", "step", "trajectory"]
+        late = replace(two_turns(), task=Task("late", (), None, "code"), group_index=9)
+        writer.write(late, step=2)
+        writer.flush()
+        entry = json.loads(tail.stdout.readline())
+        assert (entry["kind"], entry["task_id"]) == ("trajectory", "late")
+        tail.send_signal(signal.SIGINT)
+        assert tail.wait(60) == 0
+        tail.stdout.close()
+    assert len(TrajectoryReader(run).summaries()) == 3
+
+
+def test_show_says_whether_a_run_lives(agentrl: Agentrl, run_dir: Path) -> None:
+    assert "state  finished" in agentrl("show", run_dir)[1]
+    run = RunDirectory(run_dir)
+    with Heartbeat(run) as heartbeat:
+        heartbeat.reach("rl", 4)
+    run.heartbeat_path.write_text(run.heartbeat_path.read_text().replace('"finished"', '""'))
+    assert "alive, behind step 4 of stage rl" in agentrl("show", run_dir)[1]
+
+
+@pytest.mark.usefixtures("tokenizer")
+def test_show_decodes_by_the_runs_own_tokenizer_when_the_model_is_gone(
+    agentrl: Agentrl, run_dir: Path
+) -> None:
+    run = RunDirectory(run_dir)
+    model = run.models_folder / "rl"
+    keep_tokenizer(run, "rl", model)
+    assert list(run.read_record()["tokenizers"]["rl"]) == ["tokenizer.json"]
+    (model / "tokenizer.json").unlink()
+    _, out, _ = agentrl("show", run_dir, "5-0-0")
+    assert "policy | call python <end>" in [line.strip() for line in out.splitlines()]

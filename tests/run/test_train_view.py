@@ -1,0 +1,39 @@
+"""`agentrl train --view`: the run is shown while it trains, and no longer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.run.tiny_run import CONFIG
+
+
+def test_a_run_is_watched_while_it_trains(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(CONFIG, encoding="utf-8")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "agentrl", "train", "config.yaml", "run.dir=runs/a", "--view"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        told = "watch the run at "
+        link = next(line for line in process.stdout if line.startswith(told))
+        link = link.removeprefix(told).strip()
+        with httpx.Client(follow_redirects=True) as browser:
+            browser.get(link)
+            [row] = browser.get(link.partition("/?")[0] + "/api/runs").json()["runs"]
+        assert (row["name"], row["state"]) == ("a", "alive")
+        *_, last = process.stdout
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert last.strip() == "show it in the browser: agentrl view runs/a"
+    with pytest.raises(httpx.TransportError):
+        httpx.get(link)

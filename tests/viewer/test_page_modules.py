@@ -75,6 +75,32 @@ def test_a_query_named_after_a_prototype_pollutes_nothing() -> None:
     assert in_node("lib/router.js", body) == [None, "function"]
 
 
+def test_a_replaced_address_never_undoes_one_that_the_browser_was_just_sent_to() -> None:
+    body = """
+        globalThis.location = { hash: "" };
+        globalThis.history = { replaceState: (state, title, href) => { location.hash = href; } };
+        let follow;
+        globalThis.addEventListener = (name, listener) => { follow = listener; };
+        m.listen();
+        const seen = [];
+        const note = () => seen.push([location.hash, m.route.peek().page]);
+        location.hash = "#/run/k/trajectory/t"; // sent there; the browser tells the page later
+        m.go("#/run/k", { replace: true }); // the page that is left goes to another
+        note();
+        follow();
+        note();
+        m.go("#/run/k", { replace: true });
+        note();
+        return seen;
+    """
+
+    assert in_node("lib/router.js", body) == [
+        ["#/run/k/trajectory/t", "runs"],
+        ["#/run/k/trajectory/t", "trajectory"],
+        ["#/run/k", "overview"],
+    ]
+
+
 @pytest.mark.parametrize(
     ("call", "shown"),
     [

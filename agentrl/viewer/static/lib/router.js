@@ -78,19 +78,28 @@ function path(page, run, id) {
 /** The route shown now. */
 export const route = signal(parse(globalThis.location?.hash ?? ""));
 
+let followed = globalThis.location?.hash ?? ""; // the address that `route` was read from
+
+function follow() {
+  followed = location.hash;
+  route.value = parse(followed);
+}
+
 /** The page at which the viewer was opened. */
 export const landing = route.peek().page;
 
 /**
- * Goes to an address.
+ * Goes to an address. Where the browser was sent to another one that is not followed yet, a replacement is dropped:
+ * it was meant for the page that is being left.
  * @param {string} href from `link`
  * @param {{replace?: boolean}} [options] replace: without a new entry in the browser's history
  */
 export function go(href, { replace = false } = {}) {
   if (href === location.hash) return;
   if (replace) {
+    if (location.hash !== followed) return;
     history.replaceState(null, "", href);
-    route.value = parse(location.hash);
+    follow();
   } else {
     location.hash = href;
   }
@@ -108,9 +117,7 @@ export function update(changes, { replace = true } = {}) {
 
 /** Follows the browser's address; called once by the application. */
 export function listen() {
-  addEventListener("hashchange", () => {
-    route.value = parse(location.hash);
-  });
+  addEventListener("hashchange", follow);
 }
 
 function split(text, at) {

@@ -20,7 +20,7 @@ export function RunsPage() {
   useEffect(() => {
     if (!list.data) return;
     const { runs } = list.data;
-    const isStillHere = route.peek().page === "runs"; // else another page was asked for meanwhile
+    const isStillHere = route.peek().page === "runs"; // else another page was opened meanwhile
     if (isLanding && isStillHere && runs.length === 1) go(link("overview", { run: runs[0].key }), { replace: true });
     isLanding = false;
   }, [list.data]);

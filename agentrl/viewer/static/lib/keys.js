@@ -1,6 +1,6 @@
 /** Keys: one registry of shortcuts; `?` lists what is bound now. The last one bound wins. */
 import { signal } from "../vendor/signals.js";
-import { useEffect, useRef } from "../vendor/hooks.js";
+import { useLayoutEffect, useRef } from "../vendor/hooks.js";
 
 /**
  * @typedef {object} Binding
@@ -39,7 +39,7 @@ export function useKeys(scope, bindings) {
   const newest = useRef(bindings);
   newest.current = bindings;
   const names = bindings.map(({ key, help }) => `${key}\u0000${help}`).join("\u0001");
-  useEffect(() => {
+  useLayoutEffect(() => { // before the first paint: what is seen answers to its keys
     const forwarded = newest.current.map((binding, index) => ({
       ...binding,
       run: (event) => newest.current[index].run(event),

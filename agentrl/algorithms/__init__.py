@@ -5,33 +5,35 @@ Importing this package imports no torch; building an algorithm does.
 
 from __future__ import annotations
 
-from agentrl.algorithms.algorithm_spec import (
+from agentrl.algorithms.algorithm_spec import AlgorithmSpec, AuxiliaryLoss
+from agentrl.algorithms.catalog import ALGORITHMS, make_algorithm
+from agentrl.algorithms.records import (
     Advantages,
-    AlgorithmSpec,
     AlgorithmState,
+    Correction,
     Counts,
     Credit,
     FilterResult,
     GroupSummary,
-    Needs,
     PairInputs,
     PairLoss,
     PolicyInputs,
     Rewards,
+    Term,
     TokenCredit,
     TokenLoss,
     TokenStat,
+    ValueInputs,
 )
-from agentrl.algorithms.catalog import ALGORITHMS, make_algorithm
 from agentrl.algorithms.settings import (
     AlgorithmSettings,
     GRPOSettings,
-    LearnsFrom,
     Reduction,
     RewardModelSettings,
     RolloutCorrection,
     SFTSettings,
 )
+from agentrl.algorithms.traits import LearnsFrom, Needs, OldLogprobs, Traits
 
 __all__ = [
     "ALGORITHMS",
@@ -39,6 +41,8 @@ __all__ = [
     "AlgorithmSettings",
     "AlgorithmSpec",
     "AlgorithmState",
+    "AuxiliaryLoss",
+    "Correction",
     "Counts",
     "Credit",
     "FilterResult",
@@ -46,6 +50,7 @@ __all__ = [
     "GroupSummary",
     "LearnsFrom",
     "Needs",
+    "OldLogprobs",
     "PairInputs",
     "PairLoss",
     "PolicyInputs",
@@ -54,8 +59,11 @@ __all__ = [
     "Rewards",
     "RolloutCorrection",
     "SFTSettings",
+    "Term",
     "TokenCredit",
     "TokenLoss",
     "TokenStat",
+    "Traits",
+    "ValueInputs",
     "make_algorithm",
 ]

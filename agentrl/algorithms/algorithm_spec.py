@@ -1,215 +1,63 @@
-"""What an algorithm is to the trainer: one frozen record of functions, and the records that they
-read and return.
+"""What an algorithm is to the trainer: one frozen record of functions.
 
-The driver's functions work in numpy, the ranks' in torch without communication. Nothing outside
-this package compares an algorithm's name: whatever the trainer must do is declared here.
-
-Axes: G rollouts, J trajectories, S samples, U turns, N trained tokens and C pairs of a micro-batch,
-T packed tokens.
+The driver's functions work in numpy, the ranks' in torch without communication; ``records`` says
+what they read and return. Nothing outside this package compares an algorithm's name: whatever the
+trainer must do is declared here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
-from agentrl.algorithms.settings import LearnsFrom
+from agentrl.algorithms.records import (
+    F64,
+    Advantages,
+    AlgorithmState,
+    Bool,
+    Correction,
+    Counts,
+    Credit,
+    FilterResult,
+    GroupSummary,
+    PairInputs,
+    PairLoss,
+    PolicyInputs,
+    Rewards,
+    TokenCredit,
+    TokenLoss,
+    ValueInputs,
+)
+from agentrl.algorithms.traits import LearnsFrom, Needs, OldLogprobs
 from agentrl.errors import ConfigError
-from agentrl.types import SegmentKind, Stats
+from agentrl.types import Batch, SegmentKind, Stats
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from agentrl.store import AnnotationColumn
 
 
-F64 = npt.NDArray[np.float64]
-I64 = npt.NDArray[np.int64]
-
-AlgorithmState = Mapping[str, float]
-"""What an algorithm carries from step to step (an adaptive coefficient); it is kept in checkpoints
-as JSON.
-"""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class GroupSummary:
-    """A finished group before it enters a batch.
-
-    Args:
-        draw: its position in the data order.
-        rewards: ``[G]`` float64, of the rollouts that finished; failed and cancelled ones are
-            absent.
-    """
-
-    group_index: int
-    rewards: F64
-
-
 @dataclass(frozen=True, slots=True)
-class FilterResult:
-    """Whether a group is trained; ``reason`` names why not, as counted in metrics and ledger."""
+class AuxiliaryLoss:
+    """A further loss of the policy on tokens of its own choice, such as imitation of observations.
 
-    keep: bool
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Rewards:
-    """The rewards of a batch.
+    It adds ``coef`` times the mean of ``loss`` over the selected tokens of a mini-batch, on all
+    ranks. Its denominator is its own, so that it weighs the same however many tokens are trained
+    by the policy's loss.
 
     Args:
-        reward: ``[J]`` float64, totals of finished trajectories.
-        group: ``[J]`` int64, equal for rollouts.
-        turn_trajectory: ``[U]`` int64, row of a turn's trajectory.
-        turn_reward: ``[U]`` float64, the steps' own rewards (already part of the totals).
-        seed: for whatever the algorithm draws at random.
+        name: of its metric, ``policy/NAME``.
+        coef: its weight.
+        select: ``[T]`` bool, the tokens that it reads; those that open a sample, and those that
+            an earlier sample owns, are left out by the trainer.
+        loss: ``[N]`` losses of these tokens, unreduced; their advantages are 0 where the policy's
+            loss does not train them.
     """
 
-    reward: F64
-    group: I64
-    turn_trajectory: I64
-    turn_reward: F64
-    seed: int = 0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Credit:
-    """What each trajectory ``[J]`` and each turn ``[U]`` deserves; float64, finite."""
-
-    trajectory: F64
-    turn: F64
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Counts:
-    """Integers of a mini-batch, known before its first forward.
-
-    Args:
-        tokens: ``[S]`` int64, trained tokens of each sample.
-        trajectory: ``[S]`` int64, row of each sample's trajectory.
-    """
-
-    tokens: I64
-    trajectory: I64
-
-
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """What the loop must compute before the update.
-
-    Args:
-        old_logprobs: the policy's own logprobs before the first update of the batch, recomputed by
-            the trainer.
-        reference: ``ref_logprobs`` of a frozen reference.
-        critic: ``values``; refused until a critic is built.
-        advantages: credit spread over tokens; imitation needs none.
-    """
-
-    old_logprobs: bool = False
-    reference: bool = False
-    critic: bool = False
-    advantages: bool = True
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TokenCredit:
-    """Credit brought to the tokens of a shard, ``[T]`` float32 each; zero off the mask.
-
-    Args:
-        trajectory: the credit of the token's trajectory.
-        turn: the credit of the token's turn.
-        mask: whether the token is trained, as 0 or 1.
-    """
-
-    trajectory: Tensor
-    turn: Tensor
-    mask: Tensor
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Advantages:
-    """``[T]`` float32 advantages."""
-
-    advantages: Tensor
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PolicyInputs:
-    """The trained tokens of a micro-batch and nothing else: an untrained token cannot reach a loss.
-
-    Args:
-        logprobs: ``[N]`` float32 with gradient, of the current policy at each sample's temperature.
-        rollout_logprobs: ``[N]`` the sampler's; 0 for tokens that no engine sampled.
-        sampled: ``[N]`` bool, whether the policy sampled the token.
-        old_logprobs: ``[N]``, or None where ``needs.old_logprobs`` is false.
-        ref_logprobs: ``[N]``, or None where ``needs.reference`` is false.
-        advantages: ``[N]``, or None where ``needs.advantages`` is false.
-    """
-
-    logprobs: Tensor
-    rollout_logprobs: Tensor
-    sampled: Tensor
-    old_logprobs: Tensor | None = None
-    ref_logprobs: Tensor | None = None
-    advantages: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TokenStat:
-    """A statistic of a micro-batch before it is merged: a detached sum over ``count`` tokens."""
-
-    sum: Tensor
-    count: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TokenLoss:
-    """``[N]`` losses, one a token, unreduced, and statistics by metric name.
-
-    Args:
-        loss: what ``correction`` multiplies.
-        stats: by metric name.
-        kl: ``[N]`` estimates of KL(policy, reference), which no correction multiplies; None adds no
-            such term.
-        kl_coef: its weight.
-        columns: ``[N]`` detached numbers of each token to keep with its trajectory, by name
-            (docs/annotations.md).
-    """
-
-    loss: Tensor
-    stats: Mapping[str, TokenStat] = field(default_factory=lambda: MappingProxyType({}))
-    kl: Tensor | None = None
-    kl_coef: float = 0.0
-    columns: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PairInputs:
-    """The pairs of a micro-batch, ``[C]`` float32 each.
-
-    Args:
-        chosen: score of the better trajectory, with gradient.
-        rejected: score of the other, with gradient.
-        margin: credit of the better less that of the other.
-    """
-
-    chosen: Tensor
-    rejected: Tensor
-    margin: Tensor
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PairLoss:
-    """``[C]`` losses, one a pair, unreduced, and statistics by metric name."""
-
-    loss: Tensor
-    stats: Mapping[str, TokenStat] = field(default_factory=lambda: MappingProxyType({}))
+    name: str
+    coef: float
+    select: Callable[[Batch], Bool]
+    loss: Callable[[PolicyInputs], TokenLoss]
 
 
 def _same_state(state: AlgorithmState, stats: Stats) -> AlgorithmState:
@@ -225,25 +73,34 @@ class AlgorithmSpec:
         keep_group: whether a finished group is trained.
         credit: numbers for each trajectory and turn of a batch.
         reduction: ``[S]`` float64 weights w_s; the loss of a mini-batch is
-            ``Σ_t w_s(t) · (c_t · ℓ_t + β · k_t)``.
-        policy_loss: ℓ per token, and k with its weight β; None where ``pair_loss`` is given.
+            ``Σ_t w_s(t) · (c_t · ℓ_t + Σ_k β_k · k_t)``.
+        policy_loss: ℓ per token, and terms k with their weights β; None where ``pair_loss`` is
+            given.
         advantages: credit brought to tokens.
-        correction: ``[N]`` detached factors c_t against the sampler's own probabilities; None is 1.
+        select: ``[J]`` float64 weights of trajectories, at least 0; the loss is what it would be if
+            each were in the batch that many times. None weighs them alike.
+        correction: c_t, detached, against the sampler's own probabilities; None is 1.
+        value_loss: of a critic, per token; needed with ``needs.critic``.
+        auxiliary: further losses of the policy.
         next_state: the state after a step.
         initial_state: the state before the first.
         trains: kinds of token that the loss mask may select.
         pair_loss: ℓ, per pair, of an algorithm that trains a reward model on groups of two (the
             first is the better).
         needs: what must be computed before the update.
+        old_logprobs: where π_old comes from; ``auto`` is settled by ``for_updates``.
         normalize_advantages: centre and scale advantages by their moments over the whole batch.
         num_epochs: passes over a batch; ``train.updates_per_batch`` of a run decides.
-        critic_warmup_steps: steps in which the critic alone is updated; refused until a critic is
-            built.
+        critic_warmup_steps: steps in which the critic alone is updated.
         group_size_min: rollouts that a group needs at least.
+        terms: names of ``TokenLoss.terms``.
         columns: what ``TokenLoss.columns`` holds, for who looks at it; a name that is not here is a
             plain number of each token.
         max_staleness: published versions that a token may lie back; None sets no bound of the
             algorithm's own.
+
+    Raises:
+        ConfigError: functions and declarations do not fit each other.
     """
 
     name: str
@@ -253,15 +110,20 @@ class AlgorithmSpec:
     policy_loss: Callable[[PolicyInputs], TokenLoss] | None
     advantages: Callable[[TokenCredit], Advantages]
     trains: frozenset[SegmentKind]
+    select: Callable[[Rewards], F64] | None = None
     pair_loss: Callable[[PairInputs], PairLoss] | None = None
-    correction: Callable[[PolicyInputs], Tensor] | None = None
+    correction: Callable[[PolicyInputs], Correction] | None = None
+    value_loss: Callable[[ValueInputs], TokenLoss] | None = None
+    auxiliary: tuple[AuxiliaryLoss, ...] = ()
     next_state: Callable[[AlgorithmState, Stats], AlgorithmState] = _same_state
     initial_state: AlgorithmState = field(default_factory=dict)
-    needs: Needs = Needs()
+    needs: Needs = field(default_factory=Needs)
+    old_logprobs: OldLogprobs = "auto"
     normalize_advantages: bool = False
     num_epochs: int = 1
     critic_warmup_steps: int = 0
     group_size_min: int = 1
+    terms: tuple[str, ...] = ()
     columns: tuple[AnnotationColumn, ...] = ()
     max_staleness: int | None = None
 
@@ -271,15 +133,17 @@ class AlgorithmSpec:
             raise ConfigError(
                 f"algorithm {self.name!r} must have policy_loss or pair_loss, got {found}; give one"
             )
-        for name, declared in (
-            ("needs.critic", self.needs.critic),
-            ("critic_warmup_steps", self.critic_warmup_steps),
-        ):
-            if declared:
-                raise ConfigError(
-                    f"algorithm {self.name!r} must leave {name} out, since this version trains no "
-                    f"critic, got {declared}"
-                )
+        if self.needs.critic != (self.value_loss is not None):
+            raise ConfigError(
+                f"algorithm {self.name!r} must have value_loss where needs.critic is true and only "
+                f"there, got needs.critic={self.needs.critic} "
+                f"{'without' if self.value_loss is None else 'with'} value_loss"
+            )
+        if self.critic_warmup_steps and not self.needs.critic:
+            raise ConfigError(
+                f"algorithm {self.name!r} must leave critic_warmup_steps at 0, since it needs no "
+                f"critic, got {self.critic_warmup_steps}"
+            )
 
     @property
     def learns_from(self) -> LearnsFrom:
@@ -289,3 +153,30 @@ class AlgorithmSpec:
         if self.pair_loss is not None:
             return "preferences"
         return "demonstrations" if SegmentKind.TARGET in self.trains else "rollouts"
+
+    @property
+    def on_policy_only(self) -> bool:
+        """See ``Traits``."""
+        return self.old_logprobs == "rollout"
+
+    @property
+    def corrects_staleness(self) -> bool:
+        """See ``Traits``."""
+        return self.correction is not None
+
+    @property
+    def recomputes_old_logprobs(self) -> bool:
+        """Whether the trainer computes π_old in a pass of its own."""
+        return self.policy_loss is not None and self.old_logprobs in ("auto", "recompute")
+
+    def for_updates(self, num_epochs: int, *, single: bool) -> AlgorithmSpec:
+        """This algorithm where a batch gets so many passes.
+
+        Args:
+            num_epochs: passes over a batch.
+            single: whether they come to one single optimizer step.
+        """
+        old = self.old_logprobs
+        if old == "auto":
+            old = "current" if single and not self.needs.old_logprobs else "recompute"
+        return replace(self, num_epochs=num_epochs, old_logprobs=old)

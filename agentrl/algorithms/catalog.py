@@ -32,9 +32,11 @@ class Entry:
 
 
 ALGORITHMS: Mapping[str, Entry] = {
-    "grpo": Entry(GRPOSettings, "agentrl.algorithms.grpo:make_grpo"),
-    "reward_model": Entry(RewardModelSettings, "agentrl.algorithms.reward_model:make_reward_model"),
-    "sft": Entry(SFTSettings, "agentrl.algorithms.sft:make_sft"),
+    "grpo": Entry(GRPOSettings, "agentrl.algorithms.builtin.grpo:make_grpo"),
+    "reward_model": Entry(
+        RewardModelSettings, "agentrl.algorithms.builtin.reward_model:make_reward_model"
+    ),
+    "sft": Entry(SFTSettings, "agentrl.algorithms.builtin.sft:make_sft"),
 }
 
 

@@ -4,36 +4,36 @@ checked without it.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self, TypeAlias
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from agentrl.algorithms.traits import LearnsFrom, Needs
 from agentrl.types.section import Count, Decay, Section, Weight
-
-LearnsFrom: TypeAlias = Literal["rollouts", "demonstrations", "preferences"]
-"""Where an algorithm's tokens come from: episodes of the policy, conversations to imitate, or pairs
-to compare.
-"""
 
 Reduction = Literal["token_mean", "trajectory_mean", "constant"]
 
 
 class AlgorithmSettings(Section):
-    """What the settings of every built-in algorithm declare about it."""
+    """What the settings of every built-in algorithm declare about it (``Traits``)."""
 
     group_size_min: ClassVar[int] = 1
-    """Rollouts that a group needs at least."""
     learns_from: ClassVar[LearnsFrom]
 
     @property
     def on_policy_only(self) -> bool:
-        """Whether a batch may get one update only, by the very weights that sampled it."""
+        """See ``Traits``."""
         return False
 
     @property
     def corrects_staleness(self) -> bool:
-        """Whether tokens that older weights sampled are weighted for the difference."""
+        """See ``Traits``."""
         return True
+
+    @property
+    def needs(self) -> Needs:
+        """See ``Traits``."""
+        return Needs()
 
 
 class _Reduced(AlgorithmSettings):
@@ -90,9 +90,10 @@ class GRPOSettings(_Reduced):
     kl_cap: Annotated[float, Field(gt=0)] | None = 10.0
     """An estimate above it counts as it and has no gradient; null leaves k3 as it is, whose
     gradient grows without bound. Above 0."""
-    old_logprobs: Literal["recompute", "rollout"] = "recompute"
-    """``recompute`` asks the trainer for π_old; ``rollout`` takes the sampler's and saves a
-    forward, for one on-policy update a batch."""
+    old_logprobs: Literal["auto", "recompute", "rollout"] = "auto"
+    """Where π_old comes from: ``recompute`` asks the trainer for it in a forward of its own;
+    ``rollout`` takes the sampler's, for one on-policy update a batch; ``auto`` takes the update's
+    own where a batch gets one update, which are the same numbers, and else recomputes."""
     rollout_correction: RolloutCorrection = Field(default_factory=RolloutCorrection)
     filter_zero_variance: bool = True
     """Leave out groups whose rewards are all equal: they teach nothing and dilute the mean."""
@@ -104,25 +105,35 @@ class GRPOSettings(_Reduced):
                 "old_logprobs",
                 "='rollout' needs RolloutCorrection.level='none' (its ratio would be 1 by "
                 "definition), got "
-                f"{self.rollout_correction.level!r}; change it, or set old_logprobs='recompute'",
+                f"{self.rollout_correction.level!r}; change it, or set old_logprobs='auto'",
             )
         return self
 
     @property
     def on_policy_only(self) -> bool:
-        """See ``AlgorithmSettings``."""
+        """See ``Traits``."""
         return self.old_logprobs == "rollout"
 
     @property
     def corrects_staleness(self) -> bool:
-        """See ``AlgorithmSettings``."""
+        """See ``Traits``."""
         return self.rollout_correction.level != "none"
+
+    @property
+    def needs(self) -> Needs:
+        """See ``Traits``."""
+        return Needs(reference=self.kl_coef > 0)
 
 
 class SFTSettings(_Reduced):
     """Imitation: minus the logprob of TARGET tokens."""
 
     learns_from: ClassVar[LearnsFrom] = "demonstrations"
+
+    @property
+    def needs(self) -> Needs:
+        """See ``Traits``."""
+        return Needs(advantages=False)
 
 
 class RewardModelSettings(AlgorithmSettings):
@@ -138,3 +149,8 @@ class RewardModelSettings(AlgorithmSettings):
     """Weight of (r_chosen + r_rejected)^2, which keeps scores around 0 (arXiv:2312.09244); 0.01 is
     usual.
     """
+
+    @property
+    def needs(self) -> Needs:
+        """See ``Traits``."""
+        return Needs(advantages=False)

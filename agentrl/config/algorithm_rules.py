@@ -17,7 +17,6 @@ def algorithm_faults(stage: StageConfig) -> Iterator[Fault]:
     A user's own algorithm (``file.py:function``) is made, which imports its file; a built-in one is
     not.
     """
-    learner: AlgorithmSettings | AlgorithmSpec
     try:
         learner = stage.algorithm.checked or stage.make_algorithm()
     except ConfigError as error:
@@ -103,8 +102,9 @@ def _own_staleness_faults(stage: StageConfig, spec: AlgorithmSpec) -> Iterator[F
         yield fault(
             f"{_why(stage)}, but algorithm.name={name!r} returns an AlgorithmSpec without "
             "`correction`, the factor that makes up for their age; give it one "
-            "(agentrl.algorithms.losses.truncated_importance is GRPO's, and one of ones is for a "
-            "loss that weighs by rollout_logprobs itself), or set rollout.schedule=sync",
+            "(agentrl.algorithms.functions.corrections.truncated_importance is GRPO's, and one of "
+            "ones is for a loss that weighs by rollout_logprobs itself), or set "
+            "rollout.schedule=sync",
             "algorithm.name",
             "rollout.max_staleness",
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -113,7 +112,7 @@ class StageConfig(_StageSections, _RunSections):
         """
         own = self.algorithm
         spec = make_algorithm(own.name, own.settings, base_dir=self.base_dir)
-        return replace(spec, num_epochs=self.train.updates_per_batch)
+        return spec.for_updates(self.train.updates_per_batch, single=self.updates_are_on_policy)
 
     @property
     def learns_from(self) -> LearnsFrom:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.algorithms import AlgorithmSpec
+from agentrl.algorithms import AlgorithmSpec, AlgorithmState
 from agentrl.training import Layout, Plan, repack, sample_weights, shards, union
-from agentrl.training.data.partition import partition
+from agentrl.training.data.partition import auxiliary_weights, partition
 from agentrl.types import Batch, BatchShard
 
 
@@ -22,11 +22,17 @@ class PlannedBatch:
         batch: its columns.
         updates: a plan for each optimizer step of one pass, with the samples' weights in it.
         forward: a plan over all samples for passes without a backward.
+        auxiliary: ``[T]`` the tokens of each auxiliary loss.
+        algorithm_state: what the algorithm carries from step to step.
+        policy_version: of the weights that are trained.
     """
 
     batch: Batch
     updates: tuple[tuple[Plan, npt.NDArray[np.float64]], ...]
     forward: Plan
+    auxiliary: Mapping[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
+    algorithm_state: AlgorithmState = field(default_factory=dict)
+    policy_version: int = 0
 
     @classmethod
     def plan(
@@ -38,6 +44,8 @@ class PlannedBatch:
         mini_batch_groups: int,
         forward_tokens: int,
         seed: int,
+        state: AlgorithmState,
+        policy_version: int,
     ) -> PlannedBatch:
         """Cuts a batch (docs/training.md, Partition).
 
@@ -58,10 +66,34 @@ class PlannedBatch:
             smaller = replace(layout, micro_batch_tokens=forward_tokens)
             forward = repack(forward, batch.lengths, smaller)
         updates = ((plan, sample_weights(batch, plan, algorithm.reduction)) for plan in plans)
-        return cls(batch, tuple(updates), forward)
+        auxiliary = {one.name: one.select(batch) for one in algorithm.auxiliary}
+        return cls(batch, tuple(updates), forward, auxiliary, state, policy_version)
 
     def mini_batches(self, num_passes: int) -> Iterator[list[BatchShard]]:
         """The shards of optimizer step after optimizer step, over ``num_passes`` passes."""
         for _ in range(num_passes):
             for plan, weights in self.updates:
-                yield shards(self.batch, plan, weights)
+                own = {
+                    name: auxiliary_weights(self.batch, plan, tokens)
+                    for name, tokens in self.auxiliary.items()
+                }
+                yield self._shards(plan, weights, own)
+
+    def forward_shards(self) -> list[BatchShard]:
+        """The shards of a pass without a backward."""
+        return self._shards(self.forward)
+
+    def _shards(
+        self,
+        plan: Plan,
+        weights: npt.NDArray[np.float64] | None = None,
+        auxiliary: Mapping[str, npt.NDArray[np.float32]] | None = None,
+    ) -> list[BatchShard]:
+        return shards(
+            self.batch,
+            plan,
+            weights,
+            auxiliary=auxiliary,
+            algorithm_state=self.algorithm_state,
+            policy_version=self.policy_version,
+        )

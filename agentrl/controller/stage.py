@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from agentrl.algorithms import AlgorithmSpec, Rewards
+from agentrl.algorithms import AlgorithmSpec
 from agentrl.controller.batch_plan import PlannedBatch
 from agentrl.controller.checkpoints import Checkpoints, Manifest
 from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.controller.evaluator import Evaluator
 from agentrl.controller.failures import FailureBound
+from agentrl.controller.group_rewards import checked_credit, checked_weights, rewards_of
 from agentrl.controller.recording.learned_tokens import LearnedTokens
 from agentrl.controller.recording.recorder import Recorder
 from agentrl.controller.schedule import Schedule
@@ -30,19 +31,18 @@ from agentrl.errors import (
     TrainingError,
     WeightMismatchError,
 )
-from agentrl.rollouts import make_batch, turns_of
+from agentrl.rollouts import make_batch
 from agentrl.store import Detail
 from agentrl.store.atomic import replacing_folder
 from agentrl.training import Actor, Layout, LearningRole, ModelInfo, Reference
 from agentrl.types import BatchShard, SegmentKind, Stats, Trajectory, TrajectoryGroup, seed_for
 
-_PASSES: tuple[tuple[str, str, Callable[..., Any]], ...] = (
-    ("old_logprobs", "actor", Actor.logprobs),  # the policy's own, before the first update
-    ("reference", "reference", Reference.logprobs),
-    ("advantages", "actor", Actor.advantages),  # on the ranks; moments over all of them
+_PASSES: tuple[tuple[Callable[[AlgorithmSpec], bool], str, Callable[..., Any]], ...] = (
+    (lambda spec: spec.recomputes_old_logprobs, "actor", Actor.logprobs),
+    (lambda spec: spec.needs.reference, "reference", Reference.logprobs),
+    (lambda spec: spec.needs.advantages, "actor", Actor.advantages),  # moments over all ranks
 )
-"""Passes before the update, in order: what an algorithm declares in ``needs``, the role, and its
-method."""
+"""Passes before the update, in order: whether an algorithm needs one, the role, and its method."""
 
 logger = logging.getLogger(__name__)
 
@@ -171,8 +171,9 @@ class StageRun:
             groups = _shuffled(groups, seed_for(self.settings.seed, "shuffle_rewards", state.step))
         if self.schedule.on_stale == "drop":
             self._assert_fresh(groups, state)
-        rewards = _rewards_of(groups, seed_for(self.settings.seed, "credit", state.step))
-        credit = self.algorithm.credit(rewards, state.algorithm)
+        rewards = rewards_of(groups, seed_for(self.settings.seed, "credit", state.step))
+        credit = checked_credit(self.algorithm.credit(rewards, state.algorithm), rewards)
+        select = self.algorithm.select
         trained = self.algorithm.trains
         if self.settings.train_on_tool_tokens:
             trained = trained | {SegmentKind.OBSERVATION, SegmentKind.TEMPLATE}
@@ -180,6 +181,7 @@ class StageRun:
             groups,
             credit=credit.trajectory.astype(np.float32),
             turn_credit=credit.turn.astype(np.float32),
+            weight=None if select is None else checked_weights(select(rewards), rewards),
             trained=trained,
             oldest_version=self._oldest_version,
         )
@@ -190,12 +192,14 @@ class StageRun:
             mini_batch_groups=self.settings.mini_batch_groups,
             forward_tokens=self.settings.logprob_micro_batch_tokens,
             seed=seed_for(self.settings.seed, "shuffle", state.step),
+            state=state.algorithm,
+            policy_version=state.policy_version,
         )
 
     def forward(self, batch: PlannedBatch) -> PlannedBatch:
         """The batch with the columns of every pass that the algorithm needs before the update."""
-        for need, role, method in _PASSES:
-            if getattr(self.algorithm.needs, need):
+        for is_needed, role, method in _PASSES:
+            if is_needed(self.algorithm):
                 columns = RoleHandle(self._first.group, role).columns(method, batch)
                 batch = replace(batch, batch=batch.batch.join(columns))
         return batch
@@ -397,22 +401,6 @@ def _check_names(stage: str, learners: Sequence[RoleHandle]) -> None:
             f"stage {stage!r} must train one learner or more of different names, got "
             f"{', '.join(names) or 'none'}; name each role once"
         )
-
-
-def _rewards_of(groups: Sequence[TrajectoryGroup], seed: int) -> Rewards:
-    finished = [
-        (row, trajectory) for row, group in enumerate(groups) for trajectory in group.finished
-    ]
-    sizes = [len(trajectory.turns) for _, trajectory in finished]
-    return Rewards(
-        reward=np.asarray([trajectory.reward for _, trajectory in finished], dtype=np.float64),
-        group=np.asarray([row for row, _ in finished], dtype=np.int64),
-        turn_trajectory=np.repeat(np.arange(len(finished)), sizes).astype(np.int64),
-        turn_reward=np.asarray(
-            [sum(turn.rewards.values()) for _, turn in turns_of(groups)], dtype=np.float64
-        ),
-        seed=seed,
-    )
 
 
 def _shuffled(groups: Sequence[TrajectoryGroup], seed: int) -> list[TrajectoryGroup]:

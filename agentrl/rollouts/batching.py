@@ -38,6 +38,7 @@ def make_batch(
     *,
     credit: npt.NDArray[np.float32],
     turn_credit: npt.NDArray[np.float32] | None = None,
+    weight: npt.NDArray[np.float64] | None = None,
     trained: AbstractSet[SegmentKind] = POLICY_ONLY,
     oldest_version: int = 0,
 ) -> Batch:
@@ -47,6 +48,7 @@ def make_batch(
         groups: in the order of the batch.
         credit: ``[J]`` the algorithm's credit of each finished trajectory, in the same order.
         turn_credit: ``[U]`` its credit of each turn; zeros by default.
+        weight: ``[J]`` its weight of each trajectory among the others; ones by default.
         trained: the segment kinds that are trained if their sample owns the turn.
         oldest_version: tokens sampled by an earlier policy version are not trained.
 
@@ -116,6 +118,8 @@ def make_batch(
         rollout_index=np.asarray([one.rollout_index for one in trajectories], np.int32),
         reward=np.asarray([one.reward for one in trajectories], np.float32),
         credit=credit.astype(np.float32),
+        weight=np.ones(len(trajectories)) if weight is None else weight,
+        interrupted=np.asarray([one.status.interrupted for one in trajectories], np.bool_),
         truncated=np.asarray([one.status.kind == "truncated" for one in trajectories], np.bool_),
     )
 

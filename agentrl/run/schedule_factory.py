@@ -6,14 +6,13 @@ import math
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
-from agentrl.algorithms import FilterResult, GroupSummary
+from agentrl.algorithms import FilterResult
 from agentrl.config import StageConfig
 from agentrl.controller.admission import Admission, RolloutState
 from agentrl.controller.cluster.role_group import RoleGroup
 from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.controller.cluster.rollout_pool import Score, unscored
+from agentrl.controller.group_rewards import summary_of
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.pair_evaluator import PairSet
 from agentrl.controller.prompt_sampler import PromptSampler
@@ -114,10 +113,9 @@ def rollouts(
     pool = processes.rollouts
 
     def keep_group(played: TrajectoryGroup) -> FilterResult:
-        rewards = np.asarray([episode.reward for episode in played.finished], dtype=np.float64)
-        if rewards.size < rollout.min_group_size:
+        if len(played.finished) < rollout.min_group_size:
             return FilterResult(False, "min_siblings")
-        return recipe.algorithm.keep_group(GroupSummary(played.group_index, rewards))
+        return recipe.algorithm.keep_group(summary_of(played))
 
     most_tasks = max((item.num_tasks or 1000 for item in stage.eval.sets.values()), default=0)
     trained = admission.draws_per_batch * (rollout.group_size + rollout.oversample_per_group)

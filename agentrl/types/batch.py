@@ -6,7 +6,7 @@ Axes: T tokens, S samples, U turns, J trajectories. Entry t of every [T] array i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from agentrl.types.segment import SegmentKind
 I32 = npt.NDArray[np.int32]
 F32 = npt.NDArray[np.float32]
 
-_LATER = ("old_logprobs", "ref_logprobs", "values", "advantages", "returns")
+_LATER = ("old_logprobs", "ref_logprobs", "values", "final_values", "advantages", "returns")
 _AT_ROLLOUT = ("token_ids", "kind", "loss_mask", "rollout_logprobs", "policy_versions")
 _TOKEN_COLUMNS = (*_AT_ROLLOUT, "turn_index", *_LATER)
 
@@ -46,9 +46,11 @@ class Batch:
         rollout_index: ``[J]`` int32, the trajectory's index in its group.
         reward: ``[J]`` float32, the total.
         credit: ``[J]`` float32, the algorithm's ``credit`` of a trajectory.
-        truncated: ``[J]`` bool, whether the value at the end is bootstrapped.
-        old_logprobs, ref_logprobs, values, advantages, returns: ``[T]`` float32, joined after their
-            passes.
+        weight: ``[J]`` float64, the trajectory's weight among the others.
+        truncated: ``[J]`` bool, whether a limit ended the trajectory.
+        interrupted: ``[J]`` bool, whether that was none of the policy's doing.
+        old_logprobs, ref_logprobs, values, final_values, advantages, returns: ``[T]`` float32,
+            joined after their passes.
 
     Raises:
         ValueError: a column has another length, or the sample boundaries do not span the tokens.
@@ -72,10 +74,13 @@ class Batch:
     rollout_index: I32
     reward: F32
     credit: F32
+    weight: npt.NDArray[np.float64]
     truncated: npt.NDArray[np.bool_]
+    interrupted: npt.NDArray[np.bool_]
     old_logprobs: F32 | None = None
     ref_logprobs: F32 | None = None
     values: F32 | None = None
+    final_values: F32 | None = None
     advantages: F32 | None = None
     returns: F32 | None = None
 
@@ -143,15 +148,19 @@ class Batch:
         A turn on several paths lies in several samples. Its positions are those in the first of
         them, which is the one that trains it.
         """
-        rows = np.flatnonzero(self.kind == SegmentKind.POLICY)
-        turns = self.turn_index[rows]
-        samples = np.repeat(np.arange(self.num_samples), self.lengths)[rows]
-        first = np.zeros(self.turn_trajectory.size, np.int64)
-        first[turns[::-1]] = samples[::-1]  # of several the last one written counts: the first one
-        owned = samples == first[turns]
-        rows = rows[owned][np.argsort(turns[owned], kind="stable")]
+        rows = np.flatnonzero((self.kind == SegmentKind.POLICY) & self.owned())
+        rows = rows[np.argsort(self.turn_index[rows], kind="stable")]
         owners = self.turn_trajectory[self.turn_index[rows]]
         return np.split(rows, np.searchsorted(owners, np.arange(1, self.num_trajectories)))
+
+    def owned(self) -> npt.NDArray[np.bool_]:
+        """``[T]`` whether the token's sample is the first one with its turn, which trains it."""
+        samples = np.repeat(np.arange(self.num_samples), self.lengths)
+        first = np.zeros(self.turn_trajectory.size, np.int64)
+        # of several the last one written counts: the first one
+        first[self.turn_index[::-1]] = samples[::-1]
+        owned: npt.NDArray[np.bool_] = samples == first[self.turn_index]
+        return owned
 
     def select(self, samples: Sequence[int] | npt.NDArray[np.integer]) -> Batch:
         """The batch of the given samples, in the given order.
@@ -188,9 +197,23 @@ class BatchShard:
             token with weight 0, so that every coordinate runs the same collectives.
         sample_weight: ``[S_local]`` float64, w_s of docs/training.md; None for passes without a
             loss.
+        auxiliary: ``[T_local]`` float32 weights of tokens by auxiliary loss; 0 for those that it
+            leaves out.
+        algorithm_state: what the algorithm carries from step to step.
+        policy_version: of the weights that are trained, before the batch's first update.
     """
 
     batch: Batch
     samples: npt.NDArray[np.int64]
     micro_batches: tuple[tuple[int, ...], ...]
     sample_weight: npt.NDArray[np.float64] | None = None
+    auxiliary: Mapping[str, F32] = field(default_factory=dict)
+    algorithm_state: Mapping[str, float] = field(default_factory=dict)
+    policy_version: int = 0
+
+    def wanted(self) -> npt.NDArray[np.bool_]:
+        """``[T_local]`` tokens that a loss reads."""
+        found: npt.NDArray[np.bool_] = self.batch.loss_mask != 0
+        for weights in self.auxiliary.values():
+            found = found | (weights != 0)
+        return found

@@ -20,6 +20,9 @@ from agentrl.types.segment import Segment, SegmentKind, concat_ids
 Purpose = Literal["train", "baseline", "eval"]
 StatusKind = Literal["terminated", "truncated", "failed", "cancelled"]
 
+_INTERRUPTIONS = frozenset({"straggler", "drain"})
+"""Reasons to end an episode that are none of the policy's doing."""
+
 
 @dataclass(frozen=True, slots=True)
 class Status:
@@ -35,6 +38,11 @@ class Status:
     def finished(self) -> bool:
         """Whether the trajectory is trained: true for terminated and truncated ones only."""
         return self.kind in ("terminated", "truncated")
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether what ended a truncated trajectory was none of the policy's doing."""
+        return self.kind == "truncated" and self.reason in _INTERRUPTIONS
 
     def __str__(self) -> str:
         return f"{self.kind}({self.reason})" if self.reason else self.kind

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.algorithms import AlgorithmSpec, make_algorithm
-from agentrl.algorithms.algorithm_spec import Needs
+from agentrl.algorithms import ALGORITHMS, AlgorithmSpec, Needs, make_algorithm
 from agentrl.errors import ConfigError
 from agentrl.types import SegmentKind
 
@@ -79,23 +78,53 @@ def test_grpo_trains_the_policys_own_tokens_and_sft_the_targets() -> None:
 
 
 @pytest.mark.parametrize(
-    ("declared", "name"),
+    ("declared", "message"),
     [
-        ({"needs": Needs(critic=True)}, "needs.critic"),
-        ({"critic_warmup_steps": 5}, "critic_warmup_steps"),
+        ({"needs": Needs(critic=True)}, "must have value_loss where needs.critic is true"),
+        ({"critic_warmup_steps": 5}, "must leave critic_warmup_steps at 0, since it needs no"),
     ],
 )
-def test_a_critic_is_refused_by_name_until_it_is_built(declared: dict[str, Any], name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"must leave {name} out, since this version trains no"):
+def test_a_critic_without_its_loss_is_refused(declared: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         replace(make_algorithm("grpo"), **declared)
 
 
 def test_what_must_be_computed_is_declared() -> None:
-    assert make_algorithm("grpo").needs.old_logprobs
-    assert not make_algorithm("grpo", {"old_logprobs": "rollout"}).needs.old_logprobs
     assert make_algorithm("grpo", {"kl_coef": 0.1}).needs.reference
-    needs = make_algorithm("sft").needs
-    assert (needs.old_logprobs, needs.reference, needs.advantages) == (False, False, False)
+    sft = make_algorithm("sft").for_updates(2, single=False)
+    assert (sft.recomputes_old_logprobs, sft.needs.reference, sft.needs.advantages) == (
+        False,
+        False,
+        False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("setting", "single", "found", "recomputes"),
+    [
+        ("auto", True, "current", False),
+        ("auto", False, "recompute", True),  # after the first update the current ones have moved
+        ("recompute", True, "recompute", True),
+        ("rollout", True, "rollout", False),
+    ],
+)
+def test_old_logprobs_cost_a_pass_where_updates_need_one(
+    setting: str, single: bool, found: str, recomputes: bool
+) -> None:
+    spec = make_algorithm("grpo", {"old_logprobs": setting}).for_updates(1, single=single)
+    assert (spec.old_logprobs, spec.recomputes_old_logprobs) == (found, recomputes)
+
+
+def test_what_reads_old_logprobs_before_the_update_has_them_recomputed() -> None:
+    spec = replace(make_algorithm("grpo"), needs=Needs(old_logprobs=True))
+    assert spec.for_updates(1, single=True).recomputes_old_logprobs
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_settings_and_record_tell_the_same(name: str) -> None:
+    record, settings = make_algorithm(name), ALGORITHMS[name].settings()
+    for trait in ("learns_from", "group_size_min", "on_policy_only", "needs"):
+        assert getattr(record, trait) == getattr(settings, trait), trait
 
 
 @pytest.mark.parametrize("name", ["grpo", "sft"])

@@ -8,23 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import zscore
 
-from agentrl.algorithms import GroupSummary, Rewards, make_algorithm
-from agentrl.algorithms.credit import group_advantages, keep_informative_group
+from agentrl.algorithms import make_algorithm
+from agentrl.algorithms.functions.credit import group_advantages, keep_informative_group
 from agentrl.errors import RewardError
+from tests.algorithms.made import group_of, rewards_of
 
 
 def floats(*values: float) -> np.ndarray:
     return np.array(values, dtype=np.float64)
-
-
-def rewards_of(reward: np.ndarray, group: np.ndarray, seed: int = 0) -> Rewards:
-    return Rewards(
-        reward,
-        group,
-        turn_trajectory=np.arange(reward.size),
-        turn_reward=np.zeros(reward.size),
-        seed=seed,
-    )
 
 
 def test_advantages_are_centred_on_their_own_group() -> None:
@@ -67,7 +58,7 @@ def test_a_reward_that_is_not_finite_is_refused(bad: float) -> None:
     with pytest.raises(RewardError, match=r"must be finite, got .* at position 1"):
         group_advantages(floats(0, bad), np.zeros(2, int))
     with pytest.raises(RewardError, match="rewards of group 5"):
-        keep_informative_group(GroupSummary(5, floats(0, bad)))
+        keep_informative_group(group_of(0, bad, index=5))
 
 
 def test_a_single_trajectory_has_no_baseline() -> None:
@@ -97,17 +88,13 @@ def test_std_agrees_with_scipys_zscore(groups: list[list[int]]) -> None:
 
 def test_groups_that_teach_nothing_are_dropped_with_a_reason() -> None:
     keep_group = make_algorithm("grpo").keep_group
-    assert keep_group(GroupSummary(0, floats(0, 1))).keep
-    assert keep_group(GroupSummary(0, floats(1, 1))).reason == "no_spread"
-    assert keep_group(GroupSummary(0, floats(1))).reason == "too_few_finished"
+    assert keep_group(group_of(0, 1)).keep
+    assert keep_group(group_of(1, 1)).reason == "no_spread"
+    assert keep_group(group_of(1)).reason == "too_few_finished"
 
 
 def test_groups_without_spread_can_be_kept() -> None:
-    assert (
-        make_algorithm("grpo", {"filter_zero_variance": False})
-        .keep_group(GroupSummary(0, floats(1, 1)))
-        .keep
-    )
+    assert make_algorithm("grpo", {"filter_zero_variance": False}).keep_group(group_of(1, 1)).keep
 
 
 def test_credit_goes_to_trajectories_and_none_to_turns() -> None:

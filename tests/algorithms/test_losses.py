@@ -11,9 +11,12 @@ import pytest
 import torch
 from torch import Tensor, tensor
 
-from agentrl.algorithms import PolicyInputs, TokenCredit, TokenLoss, make_algorithm
-from agentrl.algorithms.losses import broadcast_to_tokens, capped_k3, k3, truncated_importance
+from agentrl.algorithms import PolicyInputs, TokenLoss, make_algorithm
+from agentrl.algorithms.functions.corrections import truncated_importance
+from agentrl.algorithms.functions.kl import capped_k3, k3
+from agentrl.algorithms.functions.losses import broadcast_to_tokens
 from agentrl.algorithms.settings import GRPOSettings
+from tests.algorithms.made import policy_inputs, token_credit
 
 
 def inputs(
@@ -24,11 +27,10 @@ def inputs(
     fields: dict[str, Tensor | None] = {
         "old_logprobs": old,
         "rollout_logprobs": old.clone(),
-        "sampled": torch.ones(len(ratios), dtype=torch.bool),
         "advantages": None if advantages is None else tensor(advantages),
     }
     logprobs = (old + tensor(ratios).log()).requires_grad_()
-    return PolicyInputs(logprobs=logprobs, **(fields | columns))  # type: ignore[arg-type]
+    return policy_inputs(logprobs, **(fields | columns))
 
 
 def policy_loss(
@@ -85,8 +87,8 @@ def test_kl_against_the_reference_stands_beside_the_loss_with_its_coefficient() 
     given = inputs([1.0], [0.0], ref_logprobs=tensor([math.log(2.0) - 1.0]))
     outcome = policy_loss("grpo", {"kl_coef": 0.5})(given)
     assert outcome.loss.tolist() == [0.0]
-    assert outcome.kl is not None
-    assert (outcome.kl.tolist(), outcome.kl_coef) == (
+    kl = outcome.terms["kl"]
+    assert (kl.values.tolist(), kl.coef) == (
         pytest.approx([1 - math.log(2)], abs=1e-6),
         0.5,
     )
@@ -95,7 +97,7 @@ def test_kl_against_the_reference_stands_beside_the_loss_with_its_coefficient() 
 
 def test_without_a_coefficient_there_is_no_kl_term() -> None:
     outcome = policy_loss("grpo")(inputs([1.0], [1.0]))
-    assert outcome.kl is None
+    assert not outcome.terms
     assert "policy/kl_ref" not in outcome.stats
 
 
@@ -180,13 +182,7 @@ def test_kl_old_k1_is_the_mean_difference_held_to_20_nats() -> None:
     assert stat.sum.item() == pytest.approx(-math.log(2.0) + math.log(2.0) + 20.0, abs=1e-5)
 
 
-def test_rollout_logprobs_can_be_the_old_policy() -> None:
-    given = inputs([1.0], [1.0], old_logprobs=None, rollout_logprobs=tensor([-1.0 - math.log(1.1)]))
-    loss = policy_loss("grpo", {"old_logprobs": "rollout"})(given).loss
-    assert loss.tolist() == pytest.approx([-1.1], abs=1e-6)
-
-
-@pytest.mark.parametrize("missing", ["old_logprobs", "advantages", "ref_logprobs"])
+@pytest.mark.parametrize("missing", ["advantages", "ref_logprobs"])
 def test_a_missing_column_is_named(missing: str) -> None:
     complete = replace(inputs([1.0], [1.0]), ref_logprobs=tensor([-1.0]))
     with pytest.raises(ValueError, match=rf"batch\.{missing} is missing"):
@@ -194,7 +190,7 @@ def test_a_missing_column_is_named(missing: str) -> None:
 
 
 def test_imitation_is_minus_the_logprob() -> None:
-    outcome = policy_loss("sft")(inputs([1.0, 2.0], None, old_logprobs=None))
+    outcome = policy_loss("sft")(inputs([1.0, 2.0], None))
     assert outcome.loss.tolist() == pytest.approx([1.0, 1.0 - math.log(2.0)], abs=1e-6)
 
 
@@ -205,13 +201,15 @@ def test_the_correction_is_capped_detached_and_one_for_tokens_that_nobody_sample
         rollout_logprobs=tensor([-1.0, -1.0 - math.log(1.5), -9.0, -9.0]),
         sampled=tensor([True, True, True, False]),
     )
-    factor = truncated_importance(given, cap=2.0)
+    factor = truncated_importance(given, cap=2.0).factor
     assert factor.tolist() == pytest.approx([1.0, 1.5, 2.0, 1.0], abs=1e-6)
     assert not factor.requires_grad
 
 
 def test_credit_is_spread_over_trained_tokens_alone() -> None:
-    credit = TokenCredit(
-        tensor([1.0, 1.0, float("nan")]), tensor([0.5, -0.5, 0.0]), tensor([1.0, 1.0, 0.0])
+    credit = token_credit(
+        tensor([1.0, 1.0, 0.0]),
+        trajectory=tensor([1.0, 1.0, float("nan")]),
+        turn=tensor([0.5, -0.5, 0.0]),
     )
     assert broadcast_to_tokens(credit).advantages.tolist() == [1.5, 0.5, 0.0]

@@ -6,20 +6,18 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 from torch import tensor
 
 from agentrl.algorithms import (
     ALGORITHMS,
     AlgorithmSpec,
-    Counts,
     PairInputs,
     PairLoss,
-    Rewards,
     make_algorithm,
 )
 from agentrl.errors import ConfigError
+from tests.algorithms.made import counts_of, rewards_of
 
 
 def pair_loss(settings: dict[str, Any] | None = None) -> Callable[[PairInputs], PairLoss]:
@@ -74,7 +72,7 @@ def test_statistics_count_a_tie_half() -> None:
 
 
 def test_every_pair_weighs_the_same_whatever_its_tokens() -> None:
-    counts = Counts(tokens=np.array([3, 90, 1, 7]), trajectory=np.array([0, 1, 2, 3]))
+    counts = counts_of([3, 90, 1, 7], [0, 1, 2, 3])
     assert make_algorithm("reward_model").reduction(counts).tolist() == [0.5] * 4  # two pairs
 
 
@@ -82,7 +80,7 @@ def test_every_pair_weighs_the_same_whatever_its_tokens() -> None:
 def test_margins_are_the_pairs_own_where_they_are_used(
     use_margin: bool, credit: list[float]
 ) -> None:
-    rewards = Rewards(np.array([1.5, 0.0]), np.array([0, 0]), np.array([0, 1]), np.zeros(2))
+    rewards = rewards_of([1.5, 0.0], [0, 0])
     found = make_algorithm("reward_model", {"use_margin": use_margin}).credit(rewards, {})
     assert found.trajectory.tolist() == credit
 

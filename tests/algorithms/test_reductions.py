@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from agentrl.algorithms import Counts, make_algorithm
-from agentrl.algorithms.reductions import constant, token_mean, trajectory_mean
+from agentrl.algorithms import make_algorithm
+from agentrl.algorithms.functions.reductions import constant, token_mean, trajectory_mean
+from tests.algorithms.made import counts_of
 
-
-def counts(tokens: list[int], trajectory: list[int]) -> Counts:
-    return Counts(np.array(tokens), np.array(trajectory))
-
-
-THREE = counts([2, 3, 5], [0, 1, 1])
+THREE = counts_of([2, 3, 5], [0, 1, 1])
 
 
 def test_token_mean_is_one_over_all_tokens() -> None:
@@ -31,7 +26,7 @@ def test_constant_divides_by_trajectories_and_the_given_length() -> None:
 
 
 def test_a_trajectory_without_trained_tokens_does_not_count() -> None:
-    untrained = counts([4, 0], [0, 1])
+    untrained = counts_of([4, 0], [0, 1])
     assert trajectory_mean(untrained).tolist() == [1 / 4, 0.0]
     assert constant(untrained, tokens=10).tolist() == [0.1, 0.1]
 
@@ -39,7 +34,17 @@ def test_a_trajectory_without_trained_tokens_does_not_count() -> None:
 @pytest.mark.parametrize("reduction", ["token_mean", "trajectory_mean", "constant"])
 def test_nothing_trained_weighs_nothing(reduction: str) -> None:
     settings = {"reduction": reduction, "constant_tokens": 8}
-    assert make_algorithm("grpo", settings).reduction(counts([0, 0], [0, 1])).tolist() == [0.0, 0.0]
+    weights = make_algorithm("grpo", settings).reduction(counts_of([0, 0], [0, 1]))
+    assert weights.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("reduction", ["token_mean", "trajectory_mean", "constant"])
+def test_a_weight_is_as_if_the_trajectory_were_there_that_often(reduction: str) -> None:
+    reduce = make_algorithm("grpo", {"reduction": reduction, "constant_tokens": 8}).reduction
+    weighed = reduce(counts_of([2, 3, 5, 4], [0, 1, 1, 2], [3.0, 1.0, 1.0, 0.0]))
+    copied = reduce(counts_of([2, 2, 2, 3, 5], [0, 3, 4, 1, 1]))
+    expected = [copied[:3].sum(), copied[3], copied[4], 0.0]
+    assert weighed.tolist() == pytest.approx(expected, abs=1e-15)
 
 
 @pytest.mark.parametrize("reduction", ["token_mean", "trajectory_mean"])

@@ -138,6 +138,8 @@ class Step:
             mini_batch_groups=mini_batch_groups,
             forward_tokens=2000,
             seed=1,
+            state={},
+            policy_version=0,
         )
 
     def learned(self, detail: Detail, *, num_passes: int = 1, learners: int = 2) -> LearnedTokens:

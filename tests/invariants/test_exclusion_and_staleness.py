@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from agentrl.algorithms import GroupSummary, make_algorithm
+from agentrl.algorithms import make_algorithm
 from agentrl.controller.cluster.role_group import LocalRoleGroup
+from agentrl.controller.group_rewards import summary_of
 from agentrl.errors import TrainingError
 from agentrl.metrics import rollout_metrics
 from agentrl.types import Status, TrajectoryGroup
@@ -62,8 +62,7 @@ def test_failed_and_cancelled_trajectories_change_no_loss_by_a_bit(
 def test_a_groups_fate_is_decided_by_those_that_finished() -> None:
     (group,) = made_groups(0, 1)
     assert [t.id for t in with_lost(group).finished] == [t.id for t in group.trajectories]
-    rewards = np.asarray([t.reward for t in with_lost(group).finished], dtype=np.float64)
-    assert make_algorithm("grpo", {}).keep_group(GroupSummary(0, rewards)).keep
+    assert make_algorithm("grpo", {}).keep_group(summary_of(with_lost(group))).keep
 
 
 def test_a_batch_staler_than_the_schedule_allows_is_refused(

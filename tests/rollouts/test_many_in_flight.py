@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentrl.algorithms.credit import group_advantages
+from agentrl.algorithms.functions.credit import group_advantages
 from agentrl.envs import EnvSpec, EpisodeView, ToolEnv
 from agentrl.errors import EngineError
 from agentrl.rollouts import EpisodeRunner, GroupOutcome, GroupRequest, StagePermits

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentrl.algorithms.credit import group_advantages
+from agentrl.algorithms.functions.credit import group_advantages
 from agentrl.envs import EnvSpec, ToolEnv
 from agentrl.errors import MachineError
 from agentrl.metrics import rollout_metrics

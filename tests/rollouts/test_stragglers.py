@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentrl.algorithms.credit import group_advantages
+from agentrl.algorithms.functions.credit import group_advantages
 from agentrl.envs import Env, EnvSpec
 from agentrl.metrics import rollout_metrics
 from agentrl.rollouts import EpisodeRunner, GroupOutcome, GroupRequest

@@ -75,7 +75,9 @@ def make_batch(
         rollout_index=rows % rollouts,
         reward=reward,
         credit=rng.normal(size=num).astype(np.float32),
+        weight=np.ones(num),
         truncated=np.zeros(num, dtype=np.bool_),
+        interrupted=np.zeros(num, dtype=np.bool_),
     )
 
 

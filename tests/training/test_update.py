@@ -177,7 +177,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_without_a_step(
 
 def test_credit_that_is_not_finite_is_refused(model_path: str) -> None:
     batch = make_batch()
-    with pytest.raises(ValueError, match="advantage of a trained token is not finite"):
+    with pytest.raises(ValueError, match="advantages of a trained token must be finite"):
         prepared(make_actor(model_path), replace(batch, credit=np.full_like(batch.credit, np.nan)))
 
 

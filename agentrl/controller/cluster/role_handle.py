@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from agentrl.controller.batch_plan import PlannedBatch
 from agentrl.controller.cluster.role_group import RoleGroup
-from agentrl.training import merge_columns, shards
+from agentrl.training import merge_columns
 from agentrl.types import BatchShard, Collect, Dispatch, Stats, UpdateStats, registration
 
 
@@ -72,5 +72,5 @@ class RoleHandle:
         self, method: Callable[..., Any], batch: PlannedBatch
     ) -> dict[str, npt.NDArray[np.float32]]:
         """``[T]`` columns of a batch by a pass without a backward."""
-        parts = shards(batch.batch, batch.forward)
+        parts = batch.forward_shards()
         return merge_columns(self.call(method, parts), parts, batch.batch.cu_seqlens)

@@ -40,7 +40,8 @@ class Packed:
         logit_of: ``[N]`` int64, increasing: the entry of ``logit_rows`` that predicts the trained
             token.
         targets: ``[N]`` int64, the trained tokens.
-        weight: ``[N]`` float32, the token's weight within its sample.
+        weight: ``[N]`` float32, the token's weight within its sample; 0 for one that an auxiliary
+            loss alone reads.
         sample: ``[N]`` int64, row of the token's sample in the shard.
         sampled: ``[N]`` bool, whether the policy sampled the token.
         source: ``[N]`` int64, position of the token in the shard's columns.
@@ -82,12 +83,19 @@ def micro_batches(
     Raises:
         DataError: a sample's first token is marked as trained, or a temperature is not above 0.
     """
-    _check(shard.batch)
+    wanted = shard.wanted()
+    _check(shard.batch, wanted)
     for rows in shard.micro_batches:
-        yield _pack(shard.batch, np.asarray(rows, dtype=np.int64), device, share_prefixes)
+        yield _pack(shard.batch, wanted, np.asarray(rows, dtype=np.int64), device, share_prefixes)
 
 
-def _pack(batch: Batch, rows: I64, device: torch.device, share_prefixes: bool) -> Packed:
+def _pack(
+    batch: Batch,
+    wanted: npt.NDArray[np.bool_],
+    rows: I64,
+    device: torch.device,
+    share_prefixes: bool,
+) -> Packed:
     def on_device(array: npt.NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
@@ -122,7 +130,7 @@ def _pack(batch: Batch, rows: I64, device: torch.device, share_prefixes: bool) -
         token_ids[places] = batch.token_ids[start : start + places.size]
         positions[places] = np.arange(places.size)
         ends[number] = places[-1]
-        trained = np.flatnonzero(batch.loss_mask[start : start + places.size])
+        trained = np.flatnonzero(wanted[start : start + places.size])
         parts.append((start + trained, np.full_like(trained, row), places[trained - 1]))
     source, sample, before = map(np.concatenate, zip(*parts, strict=True))
     temperature = batch.temperature[sample]
@@ -148,8 +156,8 @@ def _pack(batch: Batch, rows: I64, device: torch.device, share_prefixes: bool) -
     )
 
 
-def _check(batch: Batch) -> None:
-    marked = np.flatnonzero(batch.loss_mask[batch.cu_seqlens[:-1]])
+def _check(batch: Batch, wanted: npt.NDArray[np.bool_]) -> None:
+    marked = np.flatnonzero(wanted[batch.cu_seqlens[:-1]])
     if marked.size:
         raise DataError(
             f"a sample's first token has nothing before it and can't be trained, but loss_mask "

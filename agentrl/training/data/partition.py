@@ -173,24 +173,65 @@ def sample_weights(batch: Batch, plan: Plan, reduction: Callable[[Counts], F64])
     rows = plan.samples
     ends = np.concatenate([[0], np.cumsum(batch.loss_mask != 0)])[batch.cu_seqlens]
     weights = np.zeros(batch.num_samples, dtype=np.float64)
-    weights[rows] = reduction(Counts(np.diff(ends)[rows], batch.trajectory[rows].astype(np.int64)))
+    owners = batch.trajectory[rows].astype(np.int64)
+    weights[rows] = reduction(Counts(np.diff(ends)[rows], owners, batch.weight[owners]))
     return weights
 
 
-def shards(batch: Batch, plan: Plan, weights: F64 | None = None) -> list[BatchShard]:
+def auxiliary_weights(batch: Batch, plan: Plan, tokens: npt.NDArray[np.bool_]) -> F32:
+    """``[T]`` float32 weights of an auxiliary loss over the mini-batch of ``plan``: the mean over
+    its tokens.
+
+    Args:
+        batch: the whole batch.
+        plan: over rows of ``batch``.
+        tokens: ``[T]`` bool, those that the loss asks for. A token counts once, in the sample that
+            owns its turn, and none that opens a sample does.
+    """
+    chosen = tokens & batch.owned()
+    chosen[batch.cu_seqlens[:-1]] = False
+    index = token_rows(batch.cu_seqlens, plan.samples)
+    weights = np.zeros(batch.num_tokens, dtype=np.float32)
+    count = np.count_nonzero(chosen[index])
+    if count:
+        weights[index] = chosen[index] / count
+    return weights
+
+
+def shards(
+    batch: Batch,
+    plan: Plan,
+    weights: F64 | None = None,
+    *,
+    auxiliary: Mapping[str, F32] | None = None,
+    algorithm_state: Mapping[str, float] | None = None,
+    policy_version: int = 0,
+) -> list[BatchShard]:
     """The shard of each coordinate.
 
     Args:
         batch: the whole batch.
         plan: over rows of ``batch``.
         weights: ``[S]`` float64 w_s by row of ``batch``; None for a pass without a loss.
+        auxiliary: ``[T]`` float32 weights by auxiliary loss (``auxiliary_weights``).
+        algorithm_state: what the algorithm carries from step to step.
+        policy_version: of the weights that are trained.
     """
     made = []
     for part in plan.coordinates:
         place = {row: position for position, row in enumerate(part.samples.tolist())}
-        micro_batches = tuple(tuple(place[row] for row in micro) for micro in part.micro_batches)
-        own = None if weights is None else weights[part.samples]
-        made.append(BatchShard(batch.select(part.samples), part.samples, micro_batches, own))
+        index = token_rows(batch.cu_seqlens, part.samples)
+        made.append(
+            BatchShard(
+                batch.select(part.samples),
+                part.samples,
+                tuple(tuple(place[row] for row in micro) for micro in part.micro_batches),
+                None if weights is None else weights[part.samples],
+                {name: column[index] for name, column in (auxiliary or {}).items()},
+                dict(algorithm_state or {}),
+                policy_version,
+            )
+        )
     return made
 
 

@@ -26,6 +26,9 @@ _CHUNK_ELEMENTS = 2**25
 class PolicyModel(PackedModel):
     """A trunk, then head and log-softmax over chunks of chosen tokens."""
 
+    entropy_gradient = False
+    """Whether a loss reads the gradient of the entropy."""
+
     @property
     def head(self) -> nn.Module:
         """The output layer, which converts hidden states to logits."""
@@ -33,13 +36,14 @@ class PolicyModel(PackedModel):
         return head
 
     def forward(self, packed: Packed) -> tuple[Tensor, Tensor]:
-        """Logprobs of the trained tokens of a packed row, at each sample's temperature.
+        """Logprobs of the wanted tokens of a packed row, at each sample's temperature.
 
         A row without trained tokens returns one arbitrary token's, so that every rank runs the same
         collectives forward and backward; the caller weighs it with 0.
 
         Returns:
-            ``[max(N, 1)]`` float32 logprobs with gradient, and entropies in nats without.
+            ``[max(N, 1)]`` float32 logprobs with gradient, and entropies in nats, which have one
+            where ``entropy_gradient`` asks for it.
         """
         if packed.targets.numel():
             rows = packed.logit_rows
@@ -75,7 +79,7 @@ class PolicyModel(PackedModel):
     ) -> tuple[Tensor, Tensor]:
         logits = self.head(hidden).float() / temperature[:, None]
         logprobs = torch.log_softmax(logits, dim=-1)
-        with torch.no_grad():
+        with torch.set_grad_enabled(self.entropy_gradient and torch.is_grad_enabled()):
             entropy = -(logprobs.exp() * logprobs).sum(-1)
         return logprobs[logit_of, targets], entropy[logit_of]
 

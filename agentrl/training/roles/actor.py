@@ -6,7 +6,7 @@ Axes: T packed tokens of a shard, N trained tokens of a micro-batch, S samples.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -14,21 +14,23 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from agentrl.algorithms import PolicyInputs
+from agentrl.algorithms import AlgorithmSpec, PolicyInputs
 from agentrl.errors import ConfigError
 from agentrl.store.store_spec import Detail
 from agentrl.training.data.packing import Packed
 from agentrl.training.fsdp.process_group import DistSpec
 from agentrl.training.fsdp.weights import checksums, full_weights
 from agentrl.training.models.packed_model import DType, torch_dtype
+from agentrl.training.models.policy_model import PolicyModel
 from agentrl.training.roles.advantages import shard_advantages
 from agentrl.training.roles.learner import LearnerSpec, LearningRole
 from agentrl.training.roles.policy import PolicyRole
 from agentrl.training.roles.token_columns import TokenColumns
 from agentrl.training.roles.update_stats import StatSum
-from agentrl.types import Batch, BatchShard, Collect, Dispatch, Stat, Stats, UpdateStats, register
+from agentrl.types import BatchShard, Collect, Dispatch, Stat, Stats, UpdateStats, register
 
 F32 = npt.NDArray[np.float32]
+I64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,7 @@ class Actor(PolicyRole, LearningRole):
 
     name = "actor"
     spec: ActorSpec
+    model: PolicyModel
 
     def __init__(self, spec: ActorSpec, place: DistSpec) -> None:
         if spec.algorithm.policy_loss is None:
@@ -64,6 +67,11 @@ class Actor(PolicyRole, LearningRole):
             )
         self._policy_loss = spec.algorithm.policy_loss
         super().__init__(spec, place)
+        self.model.entropy_gradient = spec.algorithm.needs.entropy
+        parts = [f"{name}_loss" for name in spec.algorithm.terms]
+        names = ["loss", *(["pg_loss", *parts] if parts else [])]
+        names += [one.name for one in spec.algorithm.auxiliary]
+        self._loss_names = [f"policy/{name}" for name in names]
 
     @register(Dispatch.DATA, collect=Collect.COLUMNS)
     def logprobs(self, shard: BatchShard) -> dict[str, F32]:
@@ -72,13 +80,14 @@ class Actor(PolicyRole, LearningRole):
 
     @register(Dispatch.DATA, collect=Collect.COLUMNS)
     def advantages(self, shard: BatchShard) -> dict[str, F32]:
-        """``{"advantages": [T]}``: credit brought to tokens; zeros off the mask."""
-        return {"advantages": shard_advantages(shard.batch, self.spec.algorithm, self.device)}
+        """``{"advantages": [T]}``: credit brought to tokens; zeros off the mask. With a critic
+        ``returns`` too."""
+        return shard_advantages(shard, self.spec.algorithm, self.device)
 
     @register(Dispatch.DATA, collect=Collect.STATS)
     def update(self, shard: BatchShard) -> UpdateStats:
-        """One optimizer step on a mini-batch: L = Σ_t w_s(t) · (c_t · ℓ_t + β · k_t) over all
-        ranks' trained tokens.
+        """One optimizer step on a mini-batch: L = Σ_t w_s(t) · (c_t · ℓ_t + Σ_k β_k · k_t) over all
+        ranks' trained tokens, and the auxiliary losses.
 
         Returns:
             This rank's statistics, to be merged over ranks, and the columns of ``spec.detail``. A
@@ -91,23 +100,19 @@ class Actor(PolicyRole, LearningRole):
         if shard.sample_weight is None:
             raise ValueError("an update needs sample weights: shards(batch, plan, weights)")
         first = dist.get_rank() == 0
-        trained = torch.tensor(int(np.count_nonzero(shard.batch.loss_mask)), device=self.device)
-        dist.all_reduce(trained)
-        if int(trained) == 0:
+        wanted = torch.tensor(int(np.count_nonzero(shard.wanted())), device=self.device)
+        dist.all_reduce(wanted)
+        if int(wanted) == 0:
             return UpdateStats({"optim/skipped": Stat.of([1.0])} if first else {}, {})
         # a copy: what Ray hands over is read-only
         weights = torch.tensor(shard.sample_weight, device=self.device)
         stats = StatSum()
         columns = TokenColumns(self.spec.detail)
-        losses = torch.zeros(3, dtype=torch.float64, device=self.device)
         for packed in self.packed(shard):
-            losses += self._backward(packed, shard.batch, weights, stats, columns)
+            self._backward(packed, shard, weights, stats, columns)
         once = self.step()
-        # the loss of the mini-batch, and with a reference its parts; once over all ranks
-        names = ["policy/loss", "policy/pg_loss", "policy/kl_loss"]
-        shown = names if self.spec.algorithm.needs.reference else names[:1]
-        for name, total in zip(shown, losses, strict=False):
-            stats.add(name, total, int(first))
+        for name in self._loss_names:  # sums over all ranks, counted once
+            stats.add(name, torch.zeros((), device=self.device), int(first))
         return UpdateStats(Stats(stats.result()) + once, columns.result(shard.batch.num_tokens))
 
     def weights(self, dtype: DType | None = None) -> Iterator[tuple[str, Tensor]]:
@@ -127,47 +132,138 @@ class Actor(PolicyRole, LearningRole):
     def _backward(
         self,
         packed: Packed,
-        batch: Batch,
+        shard: BatchShard,
         weights: Tensor,
         stats: StatSum,
         columns: TokenColumns,
-    ) -> Tensor:
-        """Forward and backward of a micro-batch.
-
-        Returns:
-            ``[3]`` float64, its part of the loss, of Σ w·c·ℓ and of Σ w·k.
-        """
+    ) -> None:
+        """Forward and backward of a micro-batch."""
         logprobs, entropy = self.model(packed)
         if packed.targets.numel() == 0:
             torch.autograd.backward(logprobs.sum() * 0.0)
-            return torch.zeros(3, dtype=torch.float64, device=self.device)
-        rollout_logprobs = packed.column(batch.rollout_logprobs)
-        assert rollout_logprobs is not None
-        inputs = PolicyInputs(
-            logprobs=logprobs,
-            rollout_logprobs=rollout_logprobs,
-            sampled=packed.sampled,
-            old_logprobs=packed.column(batch.old_logprobs),
-            ref_logprobs=packed.column(batch.ref_logprobs),
-            advantages=packed.column(batch.advantages),
-        )
+            return
+        inputs = policy_inputs(packed, shard, self.spec.algorithm, logprobs, entropy)
+        weight = (weights[packed.sample] * packed.weight).double()
+        source = packed.source
+        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        if shard.auxiliary:
+            loss = self._auxiliary_loss(inputs, source, shard, stats)
+            trained = torch.nonzero(packed.weight).squeeze(1)
+            inputs, weight = rows_of(inputs, trained), weight[trained]
+            source = source[trained.cpu().numpy()]
+        if source.size:
+            loss = loss + self._trained_loss(inputs, source, weight, stats, columns)
+        torch.autograd.backward(loss)
+
+    def _trained_loss(
+        self,
+        inputs: PolicyInputs,
+        source: I64,
+        weight: Tensor,
+        stats: StatSum,
+        columns: TokenColumns,
+    ) -> Tensor:
+        """Σ w · (c · ℓ + Σ_k β_k · k) over the trained tokens of a micro-batch, float64.
+
+        Raises:
+            ValueError: the loss returns other terms than the algorithm declares.
+        """
         algorithm = self.spec.algorithm
         outcome = self._policy_loss(inputs)
-        weight = (weights[packed.sample] * packed.weight).double()
+        if set(outcome.terms) != set(algorithm.terms):
+            raise ValueError(
+                f"the policy_loss of algorithm {algorithm.name!r} must return the terms that its "
+                f"AlgorithmSpec declares, {sorted(algorithm.terms)}, got {sorted(outcome.terms)}"
+            )
         corrected = weight
         correction = None
         if algorithm.correction is not None:
-            correction = algorithm.correction(inputs).detach()
-            corrected = weight * correction
+            correction = algorithm.correction(inputs)
+            corrected = weight * correction.factor.detach()
+            stats.add_all(correction.stats)
         loss = surrogate = (outcome.loss * corrected).sum()
-        kl = torch.zeros_like(surrogate)
-        if outcome.kl is not None:
-            kl = (outcome.kl * weight).sum()
-            loss = surrogate + outcome.kl_coef * kl
-        torch.autograd.backward(loss)
-        for name, stat in outcome.stats.items():
-            stats.add(name, stat.sum, stat.count)
-        stats.add_values("policy/entropy", entropy)
-        stats.add_mismatch(inputs)
-        columns.add(packed.source, inputs, outcome, entropy, correction)
-        return torch.stack([loss, surrogate, kl]).detach()
+        for name, term in outcome.terms.items():
+            total = (term.values * weight).sum()
+            loss = loss + term.coef * total
+            stats.add(f"policy/{name}_loss", total.detach(), 0)
+        if algorithm.terms:
+            stats.add("policy/pg_loss", surrogate.detach(), 0)
+        stats.add("policy/loss", loss.detach(), 0)
+        stats.add_all(outcome.stats)
+        stats.add_values("policy/entropy", inputs.entropy)
+        stats.add_mismatch(inputs, old_is_sampled=algorithm.old_logprobs == "rollout")
+        columns.add(source, inputs, outcome, correction, algorithm.old_logprobs)
+        return loss
+
+    def _auxiliary_loss(
+        self, inputs: PolicyInputs, source: I64, shard: BatchShard, stats: StatSum
+    ) -> Tensor:
+        """Σ coef · mean ℓ over the tokens that auxiliary losses chose, float64."""
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for one in self.spec.algorithm.auxiliary:
+            weight = torch.from_numpy(shard.auxiliary[one.name][source]).to(self.device)
+            chosen = torch.nonzero(weight).squeeze(1)
+            if not chosen.numel():
+                continue
+            outcome = one.loss(rows_of(inputs, chosen))
+            loss = (outcome.loss * weight[chosen].double()).sum()
+            total = total + one.coef * loss
+            stats.add(f"policy/{one.name}", loss.detach(), 0)
+            stats.add_all(outcome.stats)
+        return total
+
+
+def policy_inputs(
+    packed: Packed,
+    shard: BatchShard,
+    algorithm: AlgorithmSpec,
+    logprobs: Tensor,
+    entropy: Tensor,
+) -> PolicyInputs:
+    """What a loss is given of the ``[N]`` wanted tokens of a micro-batch.
+
+    Raises:
+        ValueError: the batch lacks π_old, which the algorithm takes from a pass of the trainer.
+    """
+    batch = shard.batch
+    source = packed.source
+
+    def on_device(array: npt.NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(array.astype(np.int64)).to(logprobs.device)
+
+    rollout_logprobs = packed.column(batch.rollout_logprobs)
+    assert rollout_logprobs is not None
+    old = packed.column(batch.old_logprobs)
+    if algorithm.old_logprobs == "rollout":
+        old = rollout_logprobs
+    elif algorithm.old_logprobs == "current":
+        old = logprobs.detach()
+    elif old is None:
+        raise ValueError(
+            "batch.old_logprobs is missing: join the pass that computes it before the update"
+        )
+    versions = batch.policy_versions[source]
+    return PolicyInputs(
+        logprobs=logprobs,
+        old_logprobs=old,
+        rollout_logprobs=rollout_logprobs,
+        sampled=packed.sampled,
+        entropy=entropy,
+        sample_row=packed.sample,
+        turn_row=on_device(batch.turn_index[source]),
+        trajectory_row=on_device(batch.trajectory)[packed.sample],
+        staleness=on_device(np.where(versions < 0, 0, shard.policy_version - versions)),
+        ref_logprobs=packed.column(batch.ref_logprobs),
+        advantages=packed.column(batch.advantages),
+        state=shard.algorithm_state,
+    )
+
+
+def rows_of(inputs: PolicyInputs, rows: Tensor) -> PolicyInputs:
+    """The given tokens of ``inputs`` alone."""
+    columns = {
+        one.name: getattr(inputs, one.name)[rows]
+        for one in fields(inputs)
+        if isinstance(getattr(inputs, one.name), Tensor)
+    }
+    return replace(inputs, **columns)

@@ -11,42 +11,103 @@ import torch.distributed as dist
 from torch import Tensor
 
 from agentrl.algorithms import AlgorithmSpec, TokenCredit
-from agentrl.types import Batch
+from agentrl.types import Batch, BatchShard
+
+F32 = npt.NDArray[np.float32]
 
 _EPS = 1e-8
 
 
 def shard_advantages(
-    batch: Batch, algorithm: AlgorithmSpec, device: torch.device
-) -> npt.NDArray[np.float32]:
-    """``[T]`` float32 advantages of a shard's tokens, zeros off the mask.
+    shard: BatchShard, algorithm: AlgorithmSpec, device: torch.device
+) -> dict[str, F32]:
+    """``[T]`` float32 ``advantages`` of a shard's tokens, and ``returns`` where the algorithm gives
+    them; zeros off the mask.
 
     Where the algorithm normalises, all ranks take part: the moments are (n, Σ, Σ²) in float64 over
     the trained tokens of the whole batch.
 
     Raises:
-        ValueError: an advantage of a trained token is not finite.
+        ValueError: an advantage or a return of a trained token is not finite.
     """
+    credit = token_credit(shard, device)
+    found = algorithm.advantages(credit)
+    trained = credit.mask != 0
+    columns = {"advantages": found.advantages}
+    if found.returns is not None:
+        columns["returns"] = found.returns
+    for name, column in columns.items():
+        if not bool(torch.isfinite(column[trained]).all()):
+            raise ValueError(
+                f"{name} of a trained token must be finite; look at batch.credit, "
+                "batch.turn_credit and batch.values"
+            )
+    if algorithm.normalize_advantages:
+        columns["advantages"] = _normalize(columns["advantages"], trained)
+    return {
+        name: torch.where(trained, column, 0.0).float().cpu().numpy()
+        for name, column in columns.items()
+    }
+
+
+def token_credit(shard: BatchShard, device: torch.device) -> TokenCredit:
+    """Credit brought to the tokens of a shard."""
+    batch = shard.batch
     mask = batch.loss_mask != 0
     trajectory = np.repeat(batch.trajectory, batch.lengths)
     turn = np.zeros(batch.num_tokens, dtype=np.float32)
     turn[mask] = batch.turn_credit[batch.turn_index[mask]]
-    credit = TokenCredit(
-        trajectory=torch.from_numpy(batch.credit[trajectory]).to(device),
-        turn=torch.from_numpy(turn).to(device),
-        mask=torch.from_numpy(mask.astype(np.float32)).to(device),
+
+    def on_device(array: npt.NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+    def later(column: F32 | None) -> Tensor | None:
+        return None if column is None else on_device(column)
+
+    return TokenCredit(
+        trajectory=on_device(batch.credit[trajectory]),
+        turn=on_device(turn),
+        reward=on_device(due_credit(batch)),
+        mask=on_device(mask.astype(np.float32)),
+        turn_row=on_device(batch.turn_index.astype(np.int64)),
+        sample_row=on_device(np.repeat(np.arange(batch.num_samples), batch.lengths)),
+        trajectory_row=on_device(trajectory.astype(np.int64)),
+        cut=on_device(batch.truncated[trajectory]),
+        interrupted=on_device(batch.interrupted[trajectory]),
+        rollout_logprobs=on_device(batch.rollout_logprobs),
+        old_logprobs=later(batch.old_logprobs),
+        ref_logprobs=later(batch.ref_logprobs),
+        values=later(batch.values),
+        final_values=later(batch.final_values),
+        state=shard.algorithm_state,
     )
-    advantages = algorithm.advantages(credit).advantages
-    trained = credit.mask != 0
-    if not bool(torch.isfinite(advantages[trained]).all()):
-        raise ValueError(
-            "an advantage of a trained token is not finite; look at batch.credit and "
-            "batch.turn_credit"
-        )
-    if algorithm.normalize_advantages:
-        advantages = _normalize(advantages, trained)
-    result: npt.NDArray[np.float32] = torch.where(trained, advantages, 0.0).float().cpu().numpy()
-    return result
+
+
+def due_credit(batch: Batch) -> F32:
+    """``[T]`` credits where they fall due: a turn's on its last trained token, or on the last one
+    before it where it has none; a trajectory's on its last trained token of all.
+
+    A turn without a trained token at or before it falls due on the first one behind it, so that no
+    credit of a trajectory that is trained at all is lost.
+    """
+    due = np.zeros(batch.num_tokens, dtype=np.float64)
+    trained = np.flatnonzero(batch.loss_mask)
+    if not trained.size:
+        return due.astype(np.float32)
+    # a turn's tokens lie in one sample, and turns of a trajectory have growing rows
+    trained = trained[np.argsort(batch.turn_index[trained], kind="stable")]
+    turns = batch.turn_index[trained].astype(np.int64)
+    owners = batch.turn_trajectory[turns].astype(np.int64)
+    firsts = np.searchsorted(owners, np.arange(batch.num_trajectories), side="left")
+    ends = np.searchsorted(owners, np.arange(batch.num_trajectories), side="right")
+    paid = np.flatnonzero(batch.turn_credit)
+    own = batch.turn_trajectory[paid]
+    paid, own = paid[ends[own] > firsts[own]], own[ends[own] > firsts[own]]
+    places = np.maximum(np.searchsorted(turns, paid, side="right") - 1, firsts[own])
+    np.add.at(due, trained[places], batch.turn_credit[paid])
+    rows = np.flatnonzero(ends > firsts)
+    due[trained[ends[rows] - 1]] += batch.credit[rows]
+    return due.astype(np.float32)
 
 
 def _normalize(advantages: Tensor, trained: Tensor) -> Tensor:

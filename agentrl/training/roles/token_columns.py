@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from agentrl.algorithms import PolicyInputs, TokenLoss
+from agentrl.algorithms import Correction, OldLogprobs, PolicyInputs, TokenLoss
 from agentrl.store.store_spec import Detail
 
 I64 = npt.NDArray[np.int64]
@@ -35,32 +35,33 @@ class TokenColumns:
         source: I64,
         inputs: PolicyInputs,
         outcome: TokenLoss,
-        entropy: Tensor,
-        correction: Tensor | None,
+        correction: Correction | None,
+        old_logprobs: OldLogprobs,
     ) -> None:
         """Take a micro-batch.
 
         Args:
             source: ``[N]`` positions of its trained tokens in the shard's columns.
             inputs, outcome: what the loss was given and returned.
-            entropy: ``[N]`` nats.
-            correction: ``[N]`` factors c_t; None is 1.
+            correction: factors c_t; None is 1.
+            old_logprobs: where π_old comes from. Unless a pass of its own computed it, the update's
+                logprobs are kept.
 
         Raises:
             ValueError: a column of the loss has another shape.
         """
         if self._detail == "basic":
             return
-        loss = outcome.loss if correction is None else outcome.loss * correction
-        if outcome.kl is not None:
-            loss = loss + outcome.kl_coef * outcome.kl
+        loss = outcome.loss if correction is None else outcome.loss * correction.factor
+        for term in outcome.terms.values():
+            loss = loss + term.coef * term.values
         columns = {**outcome.columns, "token_loss": loss}
-        if inputs.old_logprobs is None:
+        if old_logprobs in ("current", "rollout"):
             columns["logprobs"] = inputs.logprobs
         if correction is not None:
-            columns["correction"] = correction
+            columns["correction"] = correction.factor
         if self._detail == "full":
-            columns["entropy"] = entropy
+            columns["entropy"] = inputs.entropy
         for name, values in columns.items():
             if values.shape != inputs.logprobs.shape:
                 raise ValueError(

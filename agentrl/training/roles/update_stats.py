@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from agentrl.algorithms import PolicyInputs
+from agentrl.algorithms import PolicyInputs, TokenStat
 from agentrl.types import Stat
 
 _Part: TypeAlias = tuple[Tensor, int, tuple[Tensor, ...]]
@@ -33,13 +34,18 @@ class StatSum:
             flat = values.detach()
             self.add(name, flat.sum(dtype=torch.float64), flat.numel(), flat)
 
-    def add_mismatch(self, inputs: PolicyInputs) -> None:
+    def add_all(self, stats: Mapping[str, TokenStat]) -> None:
+        """Add what a function of the algorithm returned."""
+        for name, stat in stats.items():
+            self.add(name, stat.sum, stat.count)
+
+    def add_mismatch(self, inputs: PolicyInputs, *, old_is_sampled: bool) -> None:
         """How far the trainer's logprobs are from the sampler's, on sampled tokens.
 
-        The trainer's are π_old where it was recomputed, else the current policy's before this step.
+        The trainer's are π_old, or the current policy's where π_old is the sampler's.
         ``mismatch/k3_kl`` estimates KL(sampler, trainer) from the sampler's own tokens.
         """
-        own = inputs.logprobs.detach() if inputs.old_logprobs is None else inputs.old_logprobs
+        own = inputs.logprobs.detach() if old_is_sampled else inputs.old_logprobs
         difference = (own - inputs.rollout_logprobs)[inputs.sampled]
         self.add_values("mismatch/logp_abs", difference.abs())
         self.add_values("mismatch/k3_kl", torch.expm1(difference) - difference)

@@ -5,13 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
-from agentrl.algorithms.algorithm_spec import FilterResult, GroupSummary
+from agentrl.algorithms.records import F64, I64, FilterResult, GroupSummary
 from agentrl.errors import RewardError
-
-F64 = npt.NDArray[np.float64]
-I64 = npt.NDArray[np.int64]
 
 
 def finite_rewards(rewards: F64, what: str) -> F64:

@@ -7,17 +7,18 @@ from typing import Literal
 
 import numpy as np
 
-from agentrl.algorithms.algorithm_spec import AlgorithmSpec, AlgorithmState, Credit, Needs, Rewards
-from agentrl.algorithms.credit import group_advantages, keep_informative_group
-from agentrl.algorithms.losses import broadcast_to_tokens, clipped_policy_loss, truncated_importance
-from agentrl.algorithms.reductions import reduction_of
+from agentrl.algorithms.algorithm_spec import AlgorithmSpec
+from agentrl.algorithms.functions.corrections import truncated_importance
+from agentrl.algorithms.functions.credit import group_advantages, keep_informative_group
+from agentrl.algorithms.functions.losses import broadcast_to_tokens, clipped_policy_loss
+from agentrl.algorithms.functions.reductions import reduction_of
+from agentrl.algorithms.records import AlgorithmState, Credit, Rewards
 from agentrl.algorithms.settings import GRPOSettings
 from agentrl.types import SegmentKind
 
 
 def make_grpo(settings: GRPOSettings) -> AlgorithmSpec:
     """GRPO with ``settings`` (arXiv:2402.03300, arXiv:2503.14476)."""
-    use_rollout = settings.on_policy_only
     return AlgorithmSpec(
         name="grpo",
         keep_group=partial(
@@ -34,16 +35,17 @@ def make_grpo(settings: GRPOSettings) -> AlgorithmSpec:
             clip_dual=settings.clip_dual,
             kl_coef=settings.kl_coef,
             kl_cap=settings.kl_cap,
-            use_rollout_logprobs=use_rollout,
         ),
         advantages=broadcast_to_tokens,
         trains=frozenset({SegmentKind.POLICY}),
         correction=partial(truncated_importance, cap=settings.rollout_correction.cap)
         if settings.corrects_staleness
         else None,
-        needs=Needs(old_logprobs=not use_rollout, reference=settings.kl_coef > 0),
+        needs=settings.needs,
+        old_logprobs=settings.old_logprobs,
         group_size_min=settings.group_size_min,
-        max_staleness=0 if use_rollout else None,
+        terms=("kl",) if settings.kl_coef > 0 else (),
+        max_staleness=0 if settings.on_policy_only else None,
     )
 
 

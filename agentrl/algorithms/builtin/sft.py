@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from agentrl.algorithms.algorithm_spec import (
-    AlgorithmSpec,
+from agentrl.algorithms.algorithm_spec import AlgorithmSpec
+from agentrl.algorithms.functions.losses import broadcast_to_tokens, imitation_loss
+from agentrl.algorithms.functions.reductions import reduction_of
+from agentrl.algorithms.records import (
     AlgorithmState,
     Credit,
     FilterResult,
     GroupSummary,
-    Needs,
     Rewards,
 )
-from agentrl.algorithms.losses import broadcast_to_tokens, imitation_loss
-from agentrl.algorithms.reductions import reduction_of
 from agentrl.algorithms.settings import SFTSettings
 from agentrl.types import SegmentKind
 
@@ -29,7 +28,8 @@ def make_sft(settings: SFTSettings) -> AlgorithmSpec:
         policy_loss=imitation_loss,
         advantages=broadcast_to_tokens,
         trains=frozenset({SegmentKind.TARGET}),
-        needs=Needs(advantages=False),
+        needs=settings.needs,
+        old_logprobs="current",  # nothing is compared with what sampled it
         group_size_min=settings.group_size_min,
     )
 

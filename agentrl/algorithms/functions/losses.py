@@ -6,20 +6,20 @@ Axes: N trained tokens and C pairs of a micro-batch, T packed tokens.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from agentrl.algorithms.algorithm_spec import (
+from agentrl.algorithms.functions.kl import capped_k3, k3
+from agentrl.algorithms.functions.token_stats import stat_of
+from agentrl.algorithms.records import (
     Advantages,
     PairInputs,
     PairLoss,
     PolicyInputs,
+    Term,
     TokenCredit,
     TokenLoss,
-    TokenStat,
 )
 
 _K1_LIMIT = 20.0
@@ -34,30 +34,6 @@ def broadcast_to_tokens(credit: TokenCredit) -> Advantages:
     return Advantages(torch.where(credit.mask != 0, total, torch.zeros_like(total)))
 
 
-def k3(logprobs: Tensor, other: Tensor) -> Tensor:
-    """``[N]`` estimates of KL(policy, other) from tokens of the policy: exp(d) - d - 1, d = other -
-    policy.
-
-    Unbiased and never negative (http://joschu.net/blog/kl-approx.html).
-    """
-    difference = other - logprobs
-    return torch.expm1(difference) - difference
-
-
-def capped_k3(logprobs: Tensor, other: Tensor, cap: float | None) -> Tensor:
-    """``k3``, at most ``cap``; a capped token has no gradient. None sets no bound.
-
-    k3 and its gradient grow as exp(d). One token that the policy makes much rarer than the
-    reference could outweigh a batch.
-    """
-    if cap is None:
-        return k3(logprobs, other)
-    # exp(d) - d - 1 is above any cap at d = log(cap + 1) + 1; an overflow beyond it would make the
-    # gradient NaN
-    difference = (other - logprobs).clamp(max=math.log1p(cap) + 1.0)
-    return (torch.expm1(difference) - difference).clamp(max=cap)
-
-
 def clipped_policy_loss(
     inputs: PolicyInputs,
     *,
@@ -66,7 +42,6 @@ def clipped_policy_loss(
     clip_dual: float | None,
     kl_coef: float,
     kl_cap: float | None,
-    use_rollout_logprobs: bool,
 ) -> TokenLoss:
     """PPO's clipped surrogate with two bounds (arXiv:1707.06347, eq. 7).
 
@@ -79,7 +54,6 @@ def clipped_policy_loss(
             sets no bound.
         kl_coef: the coefficient of k3 against the reference, in the loss (arXiv:2402.03300, eq. 4).
         kl_cap: the cap of k3.
-        use_rollout_logprobs: use the sampler's own logprobs as π_old.
 
     Returns:
         ``[N]`` losses. The statistics are ``policy/ratio``, ``policy/kl_old``,
@@ -90,10 +64,8 @@ def clipped_policy_loss(
     Raises:
         ValueError: a required column is missing.
     """
-    old = _given(
-        inputs.rollout_logprobs if use_rollout_logprobs else inputs.old_logprobs, "old_logprobs"
-    )
-    advantages = _given(inputs.advantages, "advantages")
+    old = inputs.old_logprobs
+    advantages = given(inputs.advantages, "advantages")
     ratio = torch.exp(inputs.logprobs - old)
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
     surrogate = torch.minimum(ratio * advantages, clipped * advantages)
@@ -111,18 +83,18 @@ def clipped_policy_loss(
         stats["policy/clip_frac_dual"] = (advantages < 0) & (surrogate < floor)
         bounds.append("policy/clip_frac_dual")
         surrogate = torch.where(advantages < 0, torch.maximum(surrogate, floor), surrogate)
-    kl = None
+    terms = {}
     if kl_coef > 0:
-        kl = capped_k3(inputs.logprobs, _given(inputs.ref_logprobs, "ref_logprobs"), kl_cap)
+        kl = capped_k3(inputs.logprobs, given(inputs.ref_logprobs, "ref_logprobs"), kl_cap)
         stats["policy/kl_ref"] = kl.detach()
+        terms["kl"] = Term(kl, kl_coef)
     clipped_by = torch.zeros_like(ratio)
     for number, bound in enumerate(bounds, start=1):
         clipped_by = torch.where(stats[bound], float(number), clipped_by)
     return TokenLoss(
         -surrogate,
-        {name: _stat(values) for name, values in stats.items()},
-        kl,
-        kl_coef,
+        {name: stat_of(values) for name, values in stats.items()},
+        terms,
         {"ratio": ratio.detach(), "clipped": clipped_by.detach()},
     )
 
@@ -130,7 +102,7 @@ def clipped_policy_loss(
 def imitation_loss(inputs: PolicyInputs) -> TokenLoss:
     """Minus the logprob of each token; statistic ``policy/nll``."""
     loss = -inputs.logprobs
-    return TokenLoss(loss, {"policy/nll": _stat(loss)})
+    return TokenLoss(loss, {"policy/nll": stat_of(loss)})
 
 
 def bradley_terry_loss(inputs: PairInputs, *, centring: float) -> PairLoss:
@@ -157,25 +129,15 @@ def bradley_terry_loss(inputs: PairInputs, *, centring: float) -> PairLoss:
         "reward_model/margin": difference,
         "reward_model/score": total / 2,
     }
-    return PairLoss(loss, {name: _stat(values) for name, values in stats.items()})
+    return PairLoss(loss, {name: stat_of(values) for name, values in stats.items()})
 
 
-def truncated_importance(inputs: PolicyInputs, *, cap: float) -> Tensor:
-    """``[N]`` detached factors min(π_old / π_rollout, cap); 1 for tokens that no engine sampled.
+def given(column: Tensor | None, name: str) -> Tensor:
+    """A column that a pass before the update joined.
 
-    Truncated importance sampling corrects for a sampler whose probabilities differ from the
-    trainer's, at bounded variance.
+    Raises:
+        ValueError: none did.
     """
-    old = _given(inputs.old_logprobs, "old_logprobs").detach()
-    factor = torch.exp(old - inputs.rollout_logprobs).clamp(max=cap)
-    return torch.where(inputs.sampled, factor, torch.ones_like(factor))
-
-
-def _stat(values: Tensor) -> TokenStat:
-    return TokenStat(values.detach().sum(dtype=torch.float64), values.numel())
-
-
-def _given(column: Tensor | None, name: str) -> Tensor:
     if column is None:
         raise ValueError(
             f"batch.{name} is missing: join the pass that computes it before the update"

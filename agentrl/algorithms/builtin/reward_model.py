@@ -6,11 +6,12 @@ from functools import partial
 
 import numpy as np
 
-from agentrl.algorithms.algorithm_spec import AlgorithmSpec, AlgorithmState, Credit, Needs, Rewards
-from agentrl.algorithms.losses import bradley_terry_loss, broadcast_to_tokens
-from agentrl.algorithms.reductions import pair_mean
+from agentrl.algorithms.algorithm_spec import AlgorithmSpec
+from agentrl.algorithms.builtin.sft import keep_all
+from agentrl.algorithms.functions.losses import bradley_terry_loss, broadcast_to_tokens
+from agentrl.algorithms.functions.reductions import pair_mean
+from agentrl.algorithms.records import AlgorithmState, Credit, Rewards
 from agentrl.algorithms.settings import RewardModelSettings
-from agentrl.algorithms.sft import keep_all
 from agentrl.types import SegmentKind
 
 
@@ -27,7 +28,7 @@ def make_reward_model(settings: RewardModelSettings) -> AlgorithmSpec:
         pair_loss=partial(bradley_terry_loss, centring=settings.centring),
         advantages=broadcast_to_tokens,
         trains=frozenset({SegmentKind.TARGET}),
-        needs=Needs(advantages=False),
+        needs=settings.needs,
         group_size_min=settings.group_size_min,
     )
 

@@ -10,42 +10,40 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
-from agentrl.algorithms.algorithm_spec import Counts
+from agentrl.algorithms.records import F64, Counts
 from agentrl.algorithms.settings import Reduction
-
-F64 = npt.NDArray[np.float64]
 
 
 def token_mean(counts: Counts) -> F64:
-    """Weighs every trained token equally: w = 1/N (arXiv:2503.14476, sec. 3.3).
+    """Weighs every trained token equally: w = q / Σ q (arXiv:2503.14476, sec. 3.3), with q = 1
+    unless trajectories are weighed.
 
     Returns:
         ``[S]`` weights; zeros if nothing is trained.
     """
-    total = int(counts.tokens.sum())
-    return np.full(counts.tokens.shape, 1.0 / total if total else 0.0)
+    total = float((counts.weight * counts.tokens).sum())
+    return counts.weight / total if total else np.zeros(counts.tokens.shape)
 
 
 def trajectory_mean(counts: Counts) -> F64:
-    """Weighs every trained trajectory equally: w = 1/(J·n_j) (arXiv:2402.03300).
+    """Weighs every trained trajectory equally: w = q / (Q · n_j) (arXiv:2402.03300).
 
-    n_j counts the trained tokens of all samples of trajectory j.
+    n_j counts the trained tokens of all samples of trajectory j, Q sums q over trained
+    trajectories.
 
     Returns:
         ``[S]`` weights; 0 for samples of a trajectory without trained tokens.
     """
-    per_trajectory = np.bincount(counts.trajectory, weights=counts.tokens)
-    own = per_trajectory[counts.trajectory]
-    trained = np.count_nonzero(per_trajectory)
+    own = np.bincount(counts.trajectory, weights=counts.tokens)[counts.trajectory]
+    total = _trained_weight(counts)
     weights = np.zeros(own.shape)
-    np.divide(1.0, trained * own, out=weights, where=own > 0)
+    np.divide(counts.weight, total * own, out=weights, where=(own > 0) & (total > 0))
     return weights
 
 
 def constant(counts: Counts, *, tokens: int) -> F64:
-    """Divides sums by a constant length: w = 1/(J·C), without a length bias (arXiv:2503.20783).
+    """Divides sums by a constant length: w = q / (Q · C), without a length bias (arXiv:2503.20783).
 
     Args:
         counts: the mini-batch.
@@ -54,8 +52,15 @@ def constant(counts: Counts, *, tokens: int) -> F64:
     Returns:
         ``[S]`` weights; zeros if nothing is trained.
     """
-    trained = np.unique(counts.trajectory[counts.tokens > 0]).size
-    return np.full(counts.tokens.shape, 1.0 / (trained * tokens) if trained else 0.0)
+    total = _trained_weight(counts)
+    return counts.weight / (total * tokens) if total else np.zeros(counts.tokens.shape)
+
+
+def _trained_weight(counts: Counts) -> float:
+    """The weights of trajectories with trained tokens, added up."""
+    rows, first = np.unique(counts.trajectory, return_index=True)
+    trained = np.bincount(counts.trajectory, weights=counts.tokens)[rows] > 0
+    return float(counts.weight[first][trained].sum())
 
 
 def pair_mean(counts: Counts) -> F64:

@@ -1,0 +1,1 @@
+"""Built-in algorithms: each a function from its settings to an ``AlgorithmSpec``."""

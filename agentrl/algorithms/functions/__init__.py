@@ -1,0 +1,1 @@
+"""Functions: what algorithms are made of: credit, advantages, losses, corrections, reductions."""

@@ -5,26 +5,38 @@ up needs no torch.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from agentrl.algorithms.algorithm_spec import AlgorithmSpec
 from agentrl.algorithms.settings import (
     AlgorithmSettings,
+    CISPOSettings,
+    DAPOSettings,
+    DPPOSettings,
+    DrGRPOSettings,
+    ECHOSettings,
+    GiGPOSettings,
     GRPOSettings,
+    GSPOSettings,
+    ReinforcePlusPlusSettings,
     RewardModelSettings,
+    RLOOSettings,
+    SAPOSettings,
     SFTSettings,
+    TurnGRPOSettings,
 )
-from agentrl.errors import did_you_mean
+from agentrl.errors import ConfigError, did_you_mean
 from agentrl.types import load_object
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A built-in algorithm: its settings, and where its ``(settings) -> AlgorithmSpec`` is, loaded
-    when made.
+    """A built-in algorithm: its settings, and where its ``(settings) -> AlgorithmSpec`` is within
+    ``agentrl.algorithms.builtin``, loaded when made.
     """
 
     settings: type[AlgorithmSettings]
@@ -32,11 +44,20 @@ class Entry:
 
 
 ALGORITHMS: Mapping[str, Entry] = {
-    "grpo": Entry(GRPOSettings, "agentrl.algorithms.builtin.grpo:make_grpo"),
-    "reward_model": Entry(
-        RewardModelSettings, "agentrl.algorithms.builtin.reward_model:make_reward_model"
-    ),
-    "sft": Entry(SFTSettings, "agentrl.algorithms.builtin.sft:make_sft"),
+    "cispo": Entry(CISPOSettings, "cispo:make_cispo"),
+    "dapo": Entry(DAPOSettings, "grpo:make_dapo"),
+    "dppo": Entry(DPPOSettings, "dppo:make_dppo"),
+    "dr_grpo": Entry(DrGRPOSettings, "grpo:make_dr_grpo"),
+    "echo": Entry(ECHOSettings, "grpo:make_echo"),
+    "gigpo": Entry(GiGPOSettings, "gigpo:make_gigpo"),
+    "grpo": Entry(GRPOSettings, "grpo:make_grpo"),
+    "gspo": Entry(GSPOSettings, "gspo:make_gspo"),
+    "reinforce_plus_plus": Entry(ReinforcePlusPlusSettings, "reinforce:make_reinforce_plus_plus"),
+    "reward_model": Entry(RewardModelSettings, "reward_model:make_reward_model"),
+    "rloo": Entry(RLOOSettings, "rloo:make_rloo"),
+    "sapo": Entry(SAPOSettings, "sapo:make_sapo"),
+    "sft": Entry(SFTSettings, "sft:make_sft"),
+    "turn_grpo": Entry(TurnGRPOSettings, "turn_grpo:make_turn_grpo"),
 }
 
 
@@ -76,7 +97,10 @@ def make_algorithm(
     given = dict(settings or {})
     kind = settings_of(name)
     if kind is not None:
-        made = load_object(ALGORITHMS[name].make)(kind(**given))
+        checked = kind(**given)
+        made = load_object(f"agentrl.algorithms.builtin.{ALGORITHMS[name].make}")(checked)
+        for part, reference in checked.replaced.items():
+            made = _with_own(made, part, _own_function(checked, part, reference, base_dir))
     else:
         function = load_object(name, base_dir)
         _check_keywords(name, function, given)
@@ -109,5 +133,41 @@ def _check_keywords(name: str, function: Any, settings: Mapping[str, Any]) -> No
             missing[0], f" is needed by the algorithm {name!r}, and not set; set it"
         )
 
+
+def _own_function(
+    settings: AlgorithmSettings, part: str, reference: str, base_dir: Path | None
+) -> Callable[..., Any]:
+    """A user's function for a part of a built-in algorithm.
+
+    Raises:
+        ConfigError: it does not exist, or takes other arguments.
+    """
+    try:
+        function = load_object(reference, base_dir)
+        inspect.signature(function).bind(*_ARGUMENTS[part])
+    except (ConfigError, TypeError, ValueError) as error:
+        wanted = ", ".join(_ARGUMENTS[part])
+        raise settings.broken(
+            part,
+            f"={reference!r} must name a function of ({wanted}), got {error}; name another, or "
+            "leave it out",
+        ) from None
+    return cast(Callable[..., Any], function)
+
+
+def _with_own(made: AlgorithmSpec, part: str, own: Callable[..., Any]) -> AlgorithmSpec:
+    """``made`` with a function of its own. What a built-in algorithm wraps around it (a KL term, a
+    penalty for length) stays.
+    """
+    function = getattr(made, part)
+    name = "loss" if part == "policy_loss" else part
+    if isinstance(function, partial) and name in function.keywords:
+        own = partial(function, **{name: own})
+    parts: dict[str, Any] = {part: own}
+    return replace(made, **parts)
+
+
+_ARGUMENTS = {"policy_loss": ("inputs",), "credit": ("rewards", "state"), "advantages": ("credit",)}
+"""What each function is given, by position."""
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

@@ -15,10 +15,12 @@ def algorithm_faults(stage: StageConfig) -> Iterator[Fault]:
     """Settings of a stage that do not fit its algorithm.
 
     A user's own algorithm (``file.py:function``) is made, which imports its file; a built-in one is
-    not.
+    not, unless a function of the user's stands in for one of its own.
     """
     try:
         learner = stage.algorithm.checked or stage.make_algorithm()
+        if isinstance(learner, AlgorithmSettings) and learner.replaced:
+            stage.make_algorithm()  # imports the user's files, and checks their functions
     except ConfigError as error:
         setting = error.fields[0].partition(".")[2] if error.fields else "name"
         yield fault(str(error), f"algorithm.{setting}")

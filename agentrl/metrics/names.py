@@ -60,9 +60,13 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "policy/entropy": "mean entropy of the policy in nats",
         "policy/loss": "the policy's loss",
         "policy/loss_last_pass": "that of the last pass over the batch, where there are several",
-        "policy/pg_loss": "the loss without its KL term, where there is a reference",
+        "policy/pg_loss": "the loss without its terms, where it has any",
         "policy/kl_loss": "the KL term of the loss before its coefficient, weighted as the loss "
         "is, in nats",
+        "policy/entropy_loss": "the entropy before its coefficient, weighted as the loss is, in "
+        "nats",
+        "policy/observation_nll": "mean negative logprob of what tools and environments answered, "
+        "in nats (algorithm echo)",
         "policy/kl_ref": "KL divergence from the reference in nats, mean over tokens, each at most "
         "algorithm.kl_cap",
         "policy/kl_old": "KL divergence from the policy before the step in nats, estimator k3",
@@ -83,6 +87,14 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "mismatch/logp_abs/max": "largest difference of the sampler's and the trainer's logprobs "
         "in nats",
         "mismatch/k3_kl": "KL divergence of the trainer from the sampler, estimator k3",
+        "mismatch/weight": "mean factor of the off-policy correction",
+        "mismatch/weight_sq": "mean square of that factor",
+        "mismatch/ess": "share of the trained tokens that the correction's factors are worth: "
+        "weight² / weight_sq",
+        "mismatch/truncated_frac": "share of tokens whose weight was moved to a bound, or masked "
+        "for it",
+        "mismatch/rejected_frac": "share of tokens that algorithm.rollout_correction.reject left "
+        "out",
         "mismatch/retok_frac": "share of a trajectory's sampled tokens that are not those of their "
         "own text",
         "mismatch/template_frac": "share of the last turn's context that a new rendering of the "

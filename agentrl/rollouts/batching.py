@@ -48,7 +48,8 @@ def make_batch(
         groups: in the order of the batch.
         credit: ``[J]`` the algorithm's credit of each finished trajectory, in the same order.
         turn_credit: ``[U]`` its credit of each turn; zeros by default.
-        weight: ``[J]`` its weight of each trajectory among the others; ones by default.
+        weight: ``[J]`` its weight of each trajectory among the others, ones by default; 0 trains
+            nothing of it.
         trained: the segment kinds that are trained if their sample owns the turn.
         oldest_version: tokens sampled by an earlier policy version are not trained.
 
@@ -65,6 +66,7 @@ def make_batch(
         raise DataError("a batch needs at least one finished trajectory, got none")
     if credit.shape != (len(trajectories),):
         raise ValueError(f"credit must have shape ({len(trajectories)},), got {credit.shape}")
+    weights = np.ones(len(trajectories)) if weight is None else weight
     turns = turns_of(groups)
     turns_per_row = [len(trajectory.turns) for trajectory in trajectories]
     first_turn = np.cumsum([0, *turns_per_row])
@@ -84,10 +86,11 @@ def make_batch(
         first_turn[row] + turn for row, sample in samples for turn in sample.segment_turns
     ]
     masks = [
-        turn in sample.owned
+        weights[row] > 0
+        and turn in sample.owned
         and segment.kind in trained
         and (segment.policy_version is None or segment.policy_version >= oldest_version)
-        for _, sample in samples
+        for row, sample in samples
         for segment, turn in zip(sample.segments, sample.segment_turns, strict=True)
     ]
     versions = [-1 if one.policy_version is None else one.policy_version for one in segments]
@@ -118,7 +121,7 @@ def make_batch(
         rollout_index=np.asarray([one.rollout_index for one in trajectories], np.int32),
         reward=np.asarray([one.reward for one in trajectories], np.float32),
         credit=credit.astype(np.float32),
-        weight=np.ones(len(trajectories)) if weight is None else weight,
+        weight=weights,
         interrupted=np.asarray([one.status.interrupted for one in trajectories], np.bool_),
         truncated=np.asarray([one.status.kind == "truncated" for one in trajectories], np.bool_),
     )

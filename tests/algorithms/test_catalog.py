@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from agentrl.algorithms import ALGORITHMS, AlgorithmSpec, Needs, make_algorithm
 from agentrl.errors import ConfigError
 from agentrl.types import SegmentKind
+from tests.algorithms.made import policy_inputs, rewards_of, token_credit
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -183,3 +185,59 @@ def test_no_code_outside_the_package_compares_an_algorithms_name() -> None:
         if compared.search(line)
     ]
     assert not guilty
+
+
+PARTS = """
+import numpy as np
+from agentrl.algorithms import Advantages, Credit, TokenLoss
+
+def loss(inputs):
+    return TokenLoss(7.0 * inputs.logprobs)
+
+def credit(rewards, state):
+    return Credit(rewards.reward * 3, np.zeros(rewards.turn_reward.shape))
+
+def advantages(credit):
+    return Advantages(credit.mask * 5)
+
+def too_many(inputs, more):
+    return None
+"""
+
+
+def test_a_function_of_ones_own_stands_in_for_a_built_in_one(tmp_path: Path) -> None:
+    (tmp_path / "parts.py").write_text(PARTS)
+    settings = {
+        "policy_loss": "parts.py:loss",
+        "credit": "parts.py:credit",
+        "advantages": "parts.py:advantages",
+        "kl_coef": 0.5,
+        "overlong": {"max_tokens": 1, "buffer_tokens": 1},
+    }
+    made = make_algorithm("grpo", settings, base_dir=tmp_path)
+    # the penalty for length and the KL term are still the algorithm's
+    assert made.credit(rewards_of([2.0], [0]), {}).trajectory.tolist() == [3.0]
+    assert made.advantages(token_credit(torch.ones(2))).advantages.tolist() == [5.0, 5.0]
+    assert made.policy_loss is not None
+    logprobs = torch.tensor([-1.0])
+    found = made.policy_loss(policy_inputs(logprobs, ref_logprobs=logprobs))
+    assert (found.loss.tolist(), found.terms["kl"].coef) == ([-7.0], 0.5)
+
+
+@pytest.mark.parametrize(
+    ("part", "reference", "message"),
+    [
+        ("policy_loss", "parts.py:missing", "has no 'missing'"),
+        ("policy_loss", "nowhere.py:loss", "nowhere.py"),
+        ("policy_loss", "parts.py:too_many", "must name a function of (inputs), got missing a"),
+        ("credit", "parts.py:loss", "must name a function of (rewards, state), got too many"),
+    ],
+)
+def test_a_function_that_does_not_fit_is_named(
+    tmp_path: Path, part: str, reference: str, message: str
+) -> None:
+    (tmp_path / "parts.py").write_text(PARTS)
+    with pytest.raises(ConfigError) as caught:
+        make_algorithm("grpo", {part: reference}, base_dir=tmp_path)
+    assert message in str(caught.value)
+    assert caught.value.fields == (f"GRPOSettings.{part}",)

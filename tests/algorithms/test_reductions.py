@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agentrl.algorithms import make_algorithm
 from agentrl.algorithms.functions.reductions import constant, token_mean, trajectory_mean
@@ -51,3 +54,25 @@ def test_a_weight_is_as_if_the_trajectory_were_there_that_often(reduction: str) 
 def test_the_weights_of_all_tokens_add_up_to_one(reduction: str) -> None:
     weights = make_algorithm("grpo", {"reduction": reduction}).reduction(THREE)
     assert float((weights * THREE.tokens).sum()) == pytest.approx(1.0, abs=1e-15)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    tokens=st.lists(st.integers(1, 400), min_size=1, max_size=12),
+    pieces=st.lists(st.integers(1, 10), min_size=12, max_size=12),
+    reduction=st.sampled_from(["token_mean", "trajectory_mean", "constant"]),
+)
+def test_a_trajectory_counts_once_however_many_samples_it_is(
+    tokens: list[int], pieces: list[int], reduction: str
+) -> None:
+    reduce = make_algorithm("grpo", {"reduction": reduction, "constant_tokens": 64}).reduction
+    rows = list(range(len(tokens)))
+    whole = reduce(counts_of(tokens, rows)) * np.array(tokens)
+    split = [
+        (row, size.size)
+        for row, number in enumerate(tokens)
+        for size in np.array_split(np.arange(number), min(pieces[row], number))
+    ]
+    owners, sizes = [row for row, _ in split], [size for _, size in split]
+    parts = reduce(counts_of(sizes, owners)) * np.array(sizes)
+    np.testing.assert_allclose(np.bincount(owners, weights=parts), whole, rtol=1e-9)

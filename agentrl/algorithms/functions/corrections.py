@@ -1,21 +1,94 @@
 """Corrections: factors of the loss for a behaviour policy that differs from the one trained.
 
-Axis: N trained tokens of a micro-batch. Factors are detached. A token that no engine sampled has 1.
+With the ratio r = π_old / π_rollout of a token, a factor weighs what was sampled as if π_old had
+sampled it. A sequence is a sample. A token that no engine sampled has the ratio 1. Factors are
+detached; 0 leaves a token out, and its denominator stays (docs/training.md).
+
+Axis: N trained tokens of a micro-batch.
 """
 
 from __future__ import annotations
 
-import torch
+from functools import partial
 
+import torch
+from torch import Tensor
+
+from agentrl.algorithms.functions.sequences import max_over, mean_over, sum_over
+from agentrl.algorithms.functions.token_stats import stat_of
 from agentrl.algorithms.records import Correction, PolicyInputs
+from agentrl.algorithms.settings import RolloutCorrection
+
+_LIMIT = 20.0
+"""Nats beyond which a ratio is no number to work with."""
 
 
 def truncated_importance(inputs: PolicyInputs, *, cap: float) -> Correction:
-    """Factors min(π_old / π_rollout, cap).
+    """Factors min(r, cap): truncated importance sampling, at bounded variance."""
+    return rollout_correction(inputs, settings=RolloutCorrection(level="token", cap=cap))
 
-    Truncated importance sampling corrects for a sampler whose probabilities differ from the
-    trainer's, at bounded variance.
+
+def no_correction(inputs: PolicyInputs) -> Correction:
+    """Factors of 1: the loss itself weighs by the sampler's logprobs."""
+    return Correction(torch.ones_like(inputs.rollout_logprobs))
+
+
+@torch.no_grad()
+def rollout_correction(inputs: PolicyInputs, *, settings: RolloutCorrection) -> Correction:
+    """Factors as ``algorithm.rollout_correction`` says: weights times rejections.
+
+    Returns:
+        The factors. The statistics are ``mismatch/weight`` and ``mismatch/weight_sq``, from which
+        ``mismatch/ess`` comes, ``mismatch/truncated_frac`` (weights moved to a bound, or masked
+        for it) and ``mismatch/rejected_frac``.
     """
-    old = inputs.old_logprobs.detach()
-    factor = torch.exp(old - inputs.rollout_logprobs).clamp(max=cap)
-    return Correction(torch.where(inputs.sampled, factor, torch.ones_like(factor)))
+    ratio = log_ratio(inputs)
+    weight = torch.ones_like(ratio)
+    stats = {}
+    if settings.level != "none":
+        found = _level(ratio, inputs, settings).exp()
+        outside = (found > settings.cap) | (found < settings.floor)
+        weight = found.clamp(settings.floor, settings.cap)
+        if settings.outside == "mask":
+            weight = torch.where(outside, 0.0, weight)
+        stats["mismatch/truncated_frac"] = outside
+    if settings.reject != "none":
+        rejected = _rejected(ratio, inputs, settings)
+        weight = torch.where(rejected, 0.0, weight)
+        stats["mismatch/rejected_frac"] = rejected
+    weight = torch.where(inputs.sampled, weight, 1.0)
+    stats |= {"mismatch/weight": weight, "mismatch/weight_sq": weight.square()}
+    return Correction(weight, {name: stat_of(values) for name, values in stats.items()})
+
+
+def log_ratio(inputs: PolicyInputs) -> Tensor:
+    """``[N]`` log r; 0 for tokens that no engine sampled."""
+    ratio = (inputs.old_logprobs.detach() - inputs.rollout_logprobs).clamp(-_LIMIT, _LIMIT)
+    return torch.where(inputs.sampled, ratio, 0.0)
+
+
+def _level(ratio: Tensor, inputs: PolicyInputs, settings: RolloutCorrection) -> Tensor:
+    if settings.level == "token":
+        return ratio
+    over = sum_over if settings.level == "sequence" else mean_over
+    return over(ratio, inputs.sample_row).clamp(-_LIMIT, _LIMIT)
+
+
+def _rejected(ratio: Tensor, inputs: PolicyInputs, settings: RolloutCorrection) -> Tensor:
+    distance = {
+        "k1": lambda d: -d,
+        "k2": lambda d: d.square() / 2,
+        "k3": lambda d: torch.expm1(d) - d,
+    }[settings.reject_by](ratio)
+    over = {
+        "token": None,
+        "sequence_sum": partial(sum_over, rows=inputs.sample_row),
+        "sequence_mean": partial(mean_over, rows=inputs.sample_row),
+        "sequence_max": partial(max_over, rows=inputs.sample_row),
+    }[settings.reject]
+    distance = distance if over is None else over(distance)
+    assert settings.reject_above is not None, "settings are validated"
+    rejected = distance > settings.reject_above
+    if settings.reject_below is not None:
+        rejected = rejected | (distance < settings.reject_below)
+    return rejected

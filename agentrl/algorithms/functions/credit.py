@@ -6,7 +6,15 @@ from typing import Literal
 
 import numpy as np
 
-from agentrl.algorithms.records import F64, I64, FilterResult, GroupSummary
+from agentrl.algorithms.records import (
+    F64,
+    I64,
+    AlgorithmState,
+    Credit,
+    FilterResult,
+    GroupSummary,
+    Rewards,
+)
 from agentrl.errors import RewardError
 
 
@@ -94,3 +102,147 @@ def keep_informative_group(
     if filter_zero_variance and float(group.rewards.max()) == float(group.rewards.min()):
         return FilterResult(False, "no_spread")
     return FilterResult(True)
+
+
+def leave_one_out(rewards_J: F64, group_J: I64) -> F64:
+    """Each reward less the mean of the others of its group (arXiv:2402.14740, eq. 8).
+
+    Args:
+        rewards_J: ``[J]`` rewards of finished trajectories.
+        group_J: ``[J]`` equal within a group, in any order.
+
+    Returns:
+        ``[J]`` advantages.
+
+    Raises:
+        RewardError: a reward is not finite.
+        ValueError: a group has a single trajectory.
+    """
+    centred = group_advantages(rewards_J, group_J, scale_rewards="none")
+    sizes = np.bincount(np.unique(group_J, return_inverse=True)[1])
+    own = sizes[np.unique(group_J, return_inverse=True)[1]]
+    return centred * own / (own - 1)
+
+
+def overlong_penalty(num_tokens_J: I64, *, max_tokens: int, buffer_tokens: int) -> F64:
+    """Shares of the penalty for length: 0 up to ``max_tokens - buffer_tokens``, then growing
+    linearly to 1 at ``max_tokens`` (arXiv:2503.14476, eq. 13).
+
+    Returns:
+        ``[J]`` from 0 to 1.
+    """
+    excess = num_tokens_J - (max_tokens - buffer_tokens)
+    return np.clip(excess / buffer_tokens, 0.0, 1.0)
+
+
+def turn_returns(rewards: Rewards, *, discount: float) -> F64:
+    """``[U]`` discounted returns of turns: G_u = r_u + discount · G_(u+1), where the last turn of a
+    trajectory also has what its total holds beside the rewards of steps.
+    """
+    own = rewards.turn_reward.astype(np.float64).copy()
+    steps = np.bincount(rewards.turn_trajectory, weights=own, minlength=rewards.reward.size)
+    last = np.flatnonzero(np.diff(rewards.turn_trajectory, append=-1))
+    own[last] += (rewards.reward - steps)[rewards.turn_trajectory[last]]
+    returns = own
+    for turn in reversed(range(own.size - 1)):
+        if rewards.turn_trajectory[turn] == rewards.turn_trajectory[turn + 1]:
+            returns[turn] += discount * returns[turn + 1]
+    return returns
+
+
+def compared(values: F64, rows: I64, *, scale: bool, eps: float) -> F64:
+    """``values`` centred on the mean of those of equal ``rows``, and divided by their sample
+    deviation where ``scale``; one alone gets 0.
+    """
+    found = np.zeros(values.shape, dtype=np.float64)
+    places = np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
+    for place in range(places.max(initial=-1) + 1):
+        own = np.flatnonzero(places == place)
+        if own.size < 2 or values[own].max() == values[own].min():
+            continue
+        centred = values[own] - values[own].mean()
+        found[own] = centred / (values[own].std(ddof=1) + eps) if scale else centred
+    return found
+
+
+def step_advantages(rewards: Rewards, *, discount: float, scale: bool, eps: float) -> F64:
+    """``[U]`` advantages of turns among all turns of their group that began in the same state
+    (arXiv:2505.10978, sec. 4.2); 0 for a state that was met once, and for turns without one.
+    """
+    returns = turn_returns(rewards, discount=discount)
+    group = rewards.group[rewards.turn_trajectory].astype(np.uint64)
+    found = compared(returns, np.stack([group, rewards.state_key], axis=1), scale=scale, eps=eps)
+    return np.where(rewards.state_key == 0, 0.0, found)
+
+
+def turn_advantages(rewards: Rewards, *, discount: float, scale: bool, eps: float) -> F64:
+    """``[U]`` advantages of turns among the turns of the same number in their group; 0 for a turn
+    that no other rollout reached.
+    """
+    returns = turn_returns(rewards, discount=discount)
+    firsts = np.searchsorted(rewards.turn_trajectory, np.arange(rewards.reward.size))
+    number = np.arange(returns.size) - firsts[rewards.turn_trajectory]
+    rows = np.stack([rewards.group[rewards.turn_trajectory], number], axis=1)
+    return compared(returns, rows, scale=scale, eps=eps)
+
+
+def group_relative_credit(
+    rewards: Rewards, state: AlgorithmState, *, scale_rewards: Literal["none", "std"], eps: float
+) -> Credit:
+    """A trajectory's credit is its advantage over its group; turns get none of their own."""
+    own = group_advantages(rewards.reward, rewards.group, scale_rewards=scale_rewards, eps=eps)
+    return Credit(own, np.zeros(rewards.turn_reward.shape))
+
+
+def leave_one_out_credit(rewards: Rewards, state: AlgorithmState) -> Credit:
+    """A trajectory's credit is its advantage over the others of its group."""
+    own = leave_one_out(rewards.reward, rewards.group)
+    return Credit(own, np.zeros(rewards.turn_reward.shape))
+
+
+def reward_credit(
+    rewards: Rewards, state: AlgorithmState, *, baseline: Literal["none", "group"]
+) -> Credit:
+    """Turns get their own rewards, and a trajectory what its total holds beside them, less the mean
+    of its group where ``baseline`` says so.
+    """
+    finite_rewards(rewards.reward, "rewards")
+    steps = np.bincount(
+        rewards.turn_trajectory, weights=rewards.turn_reward, minlength=rewards.reward.size
+    )
+    own = rewards.reward - steps
+    if baseline == "group":
+        places = np.unique(rewards.group, return_inverse=True)[1]
+        means = np.bincount(places, weights=rewards.reward) / np.bincount(places)
+        own = own - means[places]
+    return Credit(own, rewards.turn_reward.astype(np.float64))
+
+
+def group_in_group_credit(
+    rewards: Rewards,
+    state: AlgorithmState,
+    *,
+    step_weight: float,
+    discount: float,
+    scale_rewards: Literal["none", "std"],
+    eps: float,
+) -> Credit:
+    """A trajectory's advantage over its group, and each turn's among those that began in the same
+    state (arXiv:2505.10978, eq. 8).
+    """
+    own = group_advantages(rewards.reward, rewards.group, scale_rewards=scale_rewards, eps=eps)
+    steps = step_advantages(rewards, discount=discount, scale=scale_rewards == "std", eps=eps)
+    return Credit(own, step_weight * steps)
+
+
+def turn_level_credit(
+    rewards: Rewards,
+    state: AlgorithmState,
+    *,
+    discount: float,
+    scale_rewards: Literal["none", "std"],
+    eps: float,
+) -> Credit:
+    """Turns get their advantages among turns of the same number; trajectories none of their own."""
+    turns = turn_advantages(rewards, discount=discount, scale=scale_rewards == "std", eps=eps)
+    return Credit(np.zeros(rewards.reward.shape), turns)

@@ -6,9 +6,22 @@ Axis: N tokens.
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor
+
+KLEstimator = Literal["k1", "k2", "k3", "k1+", "k3+"]
+
+
+def k1(logprobs: Tensor, other: Tensor) -> Tensor:
+    """``[N]`` estimates policy - other: unbiased, of either sign."""
+    return logprobs - other
+
+
+def k2(logprobs: Tensor, other: Tensor) -> Tensor:
+    """``[N]`` estimates (policy - other)² / 2, whose expected gradient is that of the KL."""
+    return (logprobs - other).square() / 2
 
 
 def k3(logprobs: Tensor, other: Tensor) -> Tensor:
@@ -29,3 +42,24 @@ def capped_k3(logprobs: Tensor, other: Tensor, cap: float | None) -> Tensor:
     # gradient NaN
     difference = (other - logprobs).clamp(max=math.log1p(cap) + 1.0)
     return (torch.expm1(difference) - difference).clamp(max=cap)
+
+
+def estimate(
+    logprobs: Tensor, other: Tensor, estimator: KLEstimator, cap: float | None = None
+) -> Tensor:
+    """``[N]`` estimates of an estimator's name.
+
+    Args:
+        logprobs: ``[N]`` of the policy, which sampled the tokens.
+        other: ``[N]`` of the other.
+        estimator: a ``+`` keeps its value and takes the gradient of k2.
+        cap: of k3.
+    """
+    name = estimator.removesuffix("+")
+    value = k1(logprobs, other) if name == "k1" else k2(logprobs, other)
+    if name == "k3":
+        value = capped_k3(logprobs, other, cap)
+    if not estimator.endswith("+"):
+        return value
+    gradient = k2(logprobs, other)
+    return gradient - gradient.detach() + value.detach()

@@ -6,11 +6,17 @@ Axes: N trained tokens and C pairs of a micro-batch, T packed tokens.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Literal
+
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from agentrl.algorithms.functions.kl import capped_k3, k3
+from agentrl.algorithms.functions.adaptive_kl import KL_COEF
+from agentrl.algorithms.functions.kl import KLEstimator, estimate, k3
+from agentrl.algorithms.functions.sequences import mean_over
 from agentrl.algorithms.functions.token_stats import stat_of
 from agentrl.algorithms.records import (
     Advantages,
@@ -24,6 +30,9 @@ from agentrl.algorithms.records import (
 
 _K1_LIMIT = 20.0
 """Nats of one token beyond which that token alone would dominate a mean."""
+
+_ALMOST_ONE = 1.0 - 1e-6
+"""Probabilities are read up to it, where what is left of 1 is a number in float32."""
 
 
 def broadcast_to_tokens(credit: TokenCredit) -> Advantages:
@@ -39,9 +48,7 @@ def clipped_policy_loss(
     *,
     clip_low: float,
     clip_high: float,
-    clip_dual: float | None,
-    kl_coef: float,
-    kl_cap: float | None,
+    clip_dual: float | None = None,
 ) -> TokenLoss:
     """PPO's clipped surrogate with two bounds (arXiv:1707.06347, eq. 7).
 
@@ -52,51 +59,191 @@ def clipped_policy_loss(
         clip_low, clip_high: the bounds, which arXiv:2503.14476, sec. 3.1 separates.
         clip_dual: the surrogate is at least clip_dual·A if A < 0 (arXiv:1912.09729, eq. 5); None
             sets no bound.
-        kl_coef: the coefficient of k3 against the reference, in the loss (arXiv:2402.03300, eq. 4).
-        kl_cap: the cap of k3.
 
     Returns:
         ``[N]`` losses. The statistics are ``policy/ratio``, ``policy/kl_old``,
         ``policy/kl_old_k1``, ``policy/clip_frac_low``, ``_high`` and ``_dual`` (shares of tokens
-        whose gradient a bound removed) and ``policy/kl_ref``; the columns ``ratio`` and
-        ``clipped`` (0 by no bound, 1 low, 2 high, 3 dual).
+        whose gradient a bound removed); the columns ``ratio`` and ``clipped`` (0 by no bound, 1
+        low, 2 high, 3 dual).
 
     Raises:
-        ValueError: a required column is missing.
+        ValueError: there are no advantages.
     """
-    old = inputs.old_logprobs
+    ratio = torch.exp(inputs.logprobs - inputs.old_logprobs)
+    return _clipped(inputs, ratio, clip_low=clip_low, clip_high=clip_high, clip_dual=clip_dual)
+
+
+def sequence_policy_loss(inputs: PolicyInputs, *, clip_low: float, clip_high: float) -> TokenLoss:
+    """GSPO's: the ratio is the geometric mean of a sample's (arXiv:2507.18071, eq. 5 to 7, in the
+    form by token of eq. 13 to 14).
+
+    Returns:
+        As ``clipped_policy_loss``. With equal advantages in a sample the mean of its losses is
+        -min(s·A, clip(s)·A).
+    """
+    log_ratio = mean_over((inputs.logprobs - inputs.old_logprobs).detach(), inputs.sample_row)
+    ratio = torch.exp(log_ratio + inputs.logprobs - inputs.logprobs.detach())
+    return _clipped(inputs, ratio, clip_low=clip_low, clip_high=clip_high, clip_dual=None)
+
+
+def _clipped(
+    inputs: PolicyInputs,
+    ratio: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    clip_dual: float | None,
+) -> TokenLoss:
     advantages = given(inputs.advantages, "advantages")
-    ratio = torch.exp(inputs.logprobs - old)
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
     surrogate = torch.minimum(ratio * advantages, clipped * advantages)
+    bounds = {
+        "policy/clip_frac_low": (ratio < 1 - clip_low) & (advantages < 0),
+        "policy/clip_frac_high": (ratio > 1 + clip_high) & (advantages > 0),
+    }
+    if clip_dual is not None:
+        floor = clip_dual * advantages
+        bounds["policy/clip_frac_dual"] = (advantages < 0) & (surrogate < floor)
+        surrogate = torch.where(advantages < 0, torch.maximum(surrogate, floor), surrogate)
+    return _with_ratio(-surrogate, inputs, ratio, bounds)
+
+
+def weighted_policy_loss(
+    inputs: PolicyInputs, *, ratio_floor: float, ratio_cap: float
+) -> TokenLoss:
+    """CISPO's: -clip(r, floor, cap)·A·log π with the ratio detached, so that no token loses its
+    gradient (arXiv:2506.13585, eq. 4 and 5).
+
+    Returns:
+        ``[N]`` losses; statistics and columns as ``clipped_policy_loss``, where a bound that bites
+        weighs a token otherwise and removes nothing.
+    """
+    advantages = given(inputs.advantages, "advantages")
+    ratio = torch.exp(inputs.logprobs - inputs.old_logprobs)
+    weight = ratio.detach().clamp(ratio_floor, ratio_cap)
+    bounds = {
+        "policy/clip_frac_low": ratio < ratio_floor,
+        "policy/clip_frac_high": ratio > ratio_cap,
+    }
+    return _with_ratio(-weight * advantages * inputs.logprobs, inputs, ratio, bounds)
+
+
+def gated_policy_loss(
+    inputs: PolicyInputs, *, tau_positive: float, tau_negative: float
+) -> TokenLoss:
+    """SAPO's: -4/τ·σ(τ·(r - 1))·A, with a τ for each sign of the advantage (arXiv:2511.20347,
+    eq. 5 and 6).
+    """
+    advantages = given(inputs.advantages, "advantages")
+    ratio = torch.exp((inputs.logprobs - inputs.old_logprobs).clamp(-_K1_LIMIT, _K1_LIMIT))
+    positive = advantages > 0
+    tau = torch.where(positive, tau_positive, tau_negative).to(ratio.dtype)
+    gate = torch.sigmoid(tau * (ratio - 1)) * (4 / tau)
+    return _with_ratio(-gate * advantages, inputs, ratio, {})
+
+
+def divergence_policy_loss(
+    inputs: PolicyInputs,
+    *,
+    divergence: Literal["tv", "kl"],
+    clip_low: float,
+    clip_high: float,
+    ratio_cap: float,
+) -> TokenLoss:
+    """DPPO's: -min(r, cap)·A·log π with r = π / π_rollout detached, 0 where the policy is too far
+    from the sampler and would go further (arXiv:2602.04879, sec. 4 and 5.4).
+
+    Args:
+        inputs: ``[N]`` trained tokens with advantages.
+        divergence: of the choice between this token and any other: ``tv`` |π - μ|, ``kl``
+            μ·log(μ/π) + (1 - μ)·log((1 - μ)/(1 - π)).
+        clip_low, clip_high: largest divergence of a token that becomes rarer, or more frequent.
+        ratio_cap: of the ratio.
+    """
+    advantages = given(inputs.advantages, "advantages")
+    sampler = inputs.rollout_logprobs
+    current = inputs.logprobs.detach()
+    probability, sampled = current.exp(), sampler.exp()
+    if divergence == "tv":
+        distance = (probability - sampled).abs()
+    else:
+        rest = torch.log1p(-sampled.clamp(max=_ALMOST_ONE))
+        own_rest = torch.log1p(-probability.clamp(max=_ALMOST_ONE))
+        distance = sampled * (sampler - current) + (1 - sampled) * (rest - own_rest)
+    bounds = {
+        "policy/clip_frac_low": (advantages < 0) & (probability < sampled) & (distance > clip_low),
+        "policy/clip_frac_high": (advantages > 0)
+        & (probability > sampled)
+        & (distance > clip_high),
+    }
+    ratio = torch.exp((current - sampler).clamp(-_K1_LIMIT, _K1_LIMIT))
+    kept = ~(bounds["policy/clip_frac_low"] | bounds["policy/clip_frac_high"])
+    weight = ratio.clamp(max=ratio_cap) * kept
+    return _with_ratio(-weight * advantages * inputs.logprobs, inputs, ratio, bounds)
+
+
+def _with_ratio(
+    loss: Tensor, inputs: PolicyInputs, ratio: Tensor, bounds: Mapping[str, Tensor]
+) -> TokenLoss:
+    """A loss with what it says of the ratio, and of the bounds that bite, in their order."""
     with torch.no_grad():
+        old = inputs.old_logprobs
         stats = {
             "policy/ratio": ratio,
             "policy/kl_old": k3(old, inputs.logprobs),
             "policy/kl_old_k1": (old - inputs.logprobs).clamp(-_K1_LIMIT, _K1_LIMIT),
-            "policy/clip_frac_low": (ratio < 1 - clip_low) & (advantages < 0),
-            "policy/clip_frac_high": (ratio > 1 + clip_high) & (advantages > 0),
+            **bounds,
         }
-    bounds = ["policy/clip_frac_low", "policy/clip_frac_high"]
-    if clip_dual is not None:
-        floor = clip_dual * advantages
-        stats["policy/clip_frac_dual"] = (advantages < 0) & (surrogate < floor)
-        bounds.append("policy/clip_frac_dual")
-        surrogate = torch.where(advantages < 0, torch.maximum(surrogate, floor), surrogate)
-    terms = {}
-    if kl_coef > 0:
-        kl = capped_k3(inputs.logprobs, given(inputs.ref_logprobs, "ref_logprobs"), kl_cap)
-        stats["policy/kl_ref"] = kl.detach()
-        terms["kl"] = Term(kl, kl_coef)
-    clipped_by = torch.zeros_like(ratio)
-    for number, bound in enumerate(bounds, start=1):
-        clipped_by = torch.where(stats[bound], float(number), clipped_by)
+        clipped_by = torch.zeros_like(ratio)
+        for number, bites in enumerate(bounds.values(), start=1):
+            clipped_by = torch.where(bites, float(number), clipped_by)
     return TokenLoss(
-        -surrogate,
+        loss,
         {name: stat_of(values) for name, values in stats.items()},
-        terms,
-        {"ratio": ratio.detach(), "clipped": clipped_by.detach()},
+        columns={"ratio": ratio.detach(), "clipped": clipped_by},
     )
+
+
+def with_terms(
+    inputs: PolicyInputs,
+    *,
+    loss: Callable[[PolicyInputs], TokenLoss],
+    kl_coef: float = 0.0,
+    kl_estimator: KLEstimator = "k3",
+    kl_cap: float | None = None,
+    kl_weighted: bool = False,
+    entropy_coef: float = 0.0,
+) -> TokenLoss:
+    """A policy's loss with a KL to the reference and a bonus for entropy, which no correction
+    multiplies.
+
+    Args:
+        inputs: ``[N]`` trained tokens.
+        loss: the policy's.
+        kl_coef: weight of the KL estimate (arXiv:2402.03300, eq. 4); the algorithm's state has the
+            current one where it is adapted.
+        kl_estimator, kl_cap: see ``kl.estimate``.
+        kl_weighted: multiply each estimate by the ratio π / π_old, with its gradient.
+        entropy_coef: weight of the entropy.
+
+    Returns:
+        The loss, with the statistic ``policy/kl_ref`` and the terms ``kl`` and ``entropy``.
+
+    Raises:
+        ValueError: the reference's logprobs are missing.
+    """
+    found = loss(inputs)
+    stats, terms = dict(found.stats), dict(found.terms)
+    if kl_coef > 0:
+        reference = given(inputs.ref_logprobs, "ref_logprobs")
+        kl = estimate(inputs.logprobs, reference, kl_estimator, kl_cap)
+        stats["policy/kl_ref"] = stat_of(kl)
+        if kl_weighted:
+            kl = kl * torch.exp((inputs.logprobs - inputs.old_logprobs).clamp(max=_K1_LIMIT))
+        terms["kl"] = Term(kl, inputs.state.get(KL_COEF, kl_coef))
+    if entropy_coef > 0:
+        terms["entropy"] = Term(inputs.entropy, -entropy_coef)
+    return replace(found, stats=stats, terms=terms)
 
 
 def imitation_loss(inputs: PolicyInputs) -> TokenLoss:

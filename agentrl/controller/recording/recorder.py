@@ -287,4 +287,6 @@ def _numbers(stats: Stats) -> dict[str, float]:
     numbers = {name: stat.mean for name, stat in stats.items() if name not in _WITH_MAX}
     for name in _WITH_MAX & stats.keys():
         numbers |= {f"{name}/mean": stats[name].mean, f"{name}/max": stats[name].max}
+    if numbers.get("mismatch/weight_sq"):
+        numbers["mismatch/ess"] = numbers["mismatch/weight"] ** 2 / numbers["mismatch/weight_sq"]
     return numbers

@@ -1,0 +1,129 @@
+"""Policy gradient: what the algorithms that learn from rewards of episodes share.
+
+Each of them is this record with a credit, a loss or advantages of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from agentrl.algorithms.algorithm_spec import AlgorithmSpec
+from agentrl.algorithms.functions.adaptive_kl import KL_COEF, adapted_kl
+from agentrl.algorithms.functions.corrections import rollout_correction
+from agentrl.algorithms.functions.credit import (
+    group_relative_credit,
+    keep_informative_group,
+    overlong_penalty,
+)
+from agentrl.algorithms.functions.losses import (
+    broadcast_to_tokens,
+    clipped_policy_loss,
+    with_terms,
+)
+from agentrl.algorithms.functions.reductions import reduction_of
+from agentrl.algorithms.records import (
+    AlgorithmState,
+    Credit,
+    PolicyInputs,
+    Rewards,
+    TokenLoss,
+)
+from agentrl.algorithms.settings import (
+    ClippedSettings,
+    GroupScaled,
+    Overlong,
+    PolicyGradientSettings,
+)
+from agentrl.types import SegmentKind
+
+
+def policy_gradient(
+    name: str,
+    settings: PolicyGradientSettings,
+    *,
+    credit: Callable[[Rewards, AlgorithmState], Credit],
+    loss: Callable[[PolicyInputs], TokenLoss],
+    kl_in_loss: bool = True,
+) -> AlgorithmSpec:
+    """The record of ``settings``.
+
+    Args:
+        name: of the algorithm.
+        settings: whole.
+        credit: of trajectories and turns; what a length costs is off their rewards already.
+        loss: by token, without KL and entropy.
+        kl_in_loss: else the algorithm takes the KL off its rewards.
+    """
+    kl_coef = settings.kl_coef if kl_in_loss else 0.0
+    terms = {"kl": kl_coef > 0, "entropy": settings.entropy_coef > 0}
+    correction = settings.rollout_correction
+    adapts = settings.kl_target is not None
+    spec = AlgorithmSpec(
+        name=name,
+        keep_group=partial(
+            keep_informative_group, filter_zero_variance=settings.filter_zero_variance
+        ),
+        credit=partial(shaped, credit=credit, overlong=settings.overlong),
+        reduction=reduction_of(settings.reduction, settings.constant_tokens),
+        policy_loss=partial(
+            with_terms,
+            loss=loss,
+            kl_coef=kl_coef,
+            kl_estimator=settings.kl_estimator,
+            kl_cap=settings.kl_cap,
+            kl_weighted=settings.kl_weighted,
+            entropy_coef=settings.entropy_coef,
+        ),
+        advantages=broadcast_to_tokens,
+        trains=frozenset({SegmentKind.POLICY}),
+        correction=partial(rollout_correction, settings=correction)
+        if correction.is_active
+        else None,
+        needs=settings.needs,
+        old_logprobs=settings.old_logprobs,
+        group_size_min=settings.group_size_min,
+        terms=tuple(one for one, is_used in terms.items() if is_used),
+        max_staleness=0 if settings.on_policy_only else None,
+        initial_state={KL_COEF: settings.kl_coef} if adapts else {},
+    )
+    if not adapts:
+        return spec
+    target = settings.kl_target or 0.0
+    return replace(spec, next_state=partial(adapted_kl, target=target, horizon=settings.kl_horizon))
+
+
+def shaped(
+    rewards: Rewards,
+    state: AlgorithmState,
+    *,
+    credit: Callable[[Rewards, AlgorithmState], Credit],
+    overlong: Overlong,
+) -> Credit:
+    """``credit`` of the rewards less the penalty for length."""
+    if overlong.max_tokens is not None:
+        share = overlong_penalty(
+            rewards.num_tokens,
+            max_tokens=overlong.max_tokens,
+            buffer_tokens=overlong.buffer_tokens or overlong.max_tokens,
+        )
+        rewards = replace(rewards, reward=rewards.reward - overlong.penalty * share)
+    return credit(rewards, state)
+
+
+def clipped_loss(settings: ClippedSettings) -> Callable[[PolicyInputs], TokenLoss]:
+    """PPO's loss with the bounds of ``settings``."""
+    return partial(
+        clipped_policy_loss,
+        clip_low=settings.clip_low,
+        clip_high=settings.clip_high,
+        clip_dual=settings.clip_dual,
+    )
+
+
+def group_credit(settings: GroupScaled) -> Callable[[Rewards, AlgorithmState], Credit]:
+    """Credit by advantages over the group, scaled as ``settings`` say."""
+    return partial(
+        group_relative_credit, scale_rewards=settings.scale_rewards, eps=settings.std_eps
+    )

@@ -1,0 +1,52 @@
+"""Algorithm settings: each built-in algorithm's own section, free of torch, so that a file is
+checked without it.
+"""
+
+from __future__ import annotations
+
+from agentrl.algorithms.settings.base import AlgorithmSettings, ReducedSettings, Reduction
+from agentrl.algorithms.settings.correction import RolloutCorrection
+from agentrl.algorithms.settings.policy_gradient import (
+    CISPOSettings,
+    ClippedSettings,
+    DAPOSettings,
+    DPPOSettings,
+    DrGRPOSettings,
+    ECHOSettings,
+    GiGPOSettings,
+    GroupScaled,
+    GRPOSettings,
+    GSPOSettings,
+    Overlong,
+    PolicyGradientSettings,
+    ReinforcePlusPlusSettings,
+    RLOOSettings,
+    SAPOSettings,
+    TurnGRPOSettings,
+)
+from agentrl.algorithms.settings.supervised import RewardModelSettings, SFTSettings
+
+__all__ = [
+    "AlgorithmSettings",
+    "CISPOSettings",
+    "ClippedSettings",
+    "DAPOSettings",
+    "DPPOSettings",
+    "DrGRPOSettings",
+    "ECHOSettings",
+    "GRPOSettings",
+    "GSPOSettings",
+    "GiGPOSettings",
+    "GroupScaled",
+    "Overlong",
+    "PolicyGradientSettings",
+    "RLOOSettings",
+    "ReducedSettings",
+    "Reduction",
+    "ReinforcePlusPlusSettings",
+    "RewardModelSettings",
+    "RolloutCorrection",
+    "SAPOSettings",
+    "SFTSettings",
+    "TurnGRPOSettings",
+]

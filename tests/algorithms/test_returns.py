@@ -1,0 +1,109 @@
+"""Returns and generalised advantages in the order of turns, by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, tensor
+
+from agentrl.algorithms import TokenCredit
+from agentrl.algorithms.functions.returns import (
+    Bootstrap,
+    discounted_returns,
+    generalized_advantages,
+    return_advantages,
+)
+from tests.algorithms.made import token_credit
+
+# trajectory 0 has turns 0 and 1; turn 1 lies in the shard before turn 0, and a tool's token within.
+# trajectory 1 has turn 2.
+MASK = tensor([1.0, 1.0, 0.0, 1.0, 0.0, 1.0])
+TURN = tensor([1, 1, 1, 0, 0, 2])
+OWNER = tensor([0, 0, 0, 0, 0, 1])
+
+
+def credit(reward: list[float], **columns: Tensor) -> TokenCredit:
+    return token_credit(MASK, turn_row=TURN, trajectory_row=OWNER, reward=tensor(reward), **columns)
+
+
+def test_a_return_goes_back_over_turns_and_samples_but_not_over_trajectories() -> None:
+    given = credit([0.0, 8.0, 99.0, 4.0, 99.0, 1.0])
+    found = discounted_returns(given, discount=0.5, reward=given.reward)
+    # in order: turn 0 (4), turn 1 (0, then 8): 8; 0 + .5·8; 4 + .5·4
+    assert found.tolist() == [4.0, 8.0, 0.0, 6.0, 0.0, 1.0]
+
+
+def test_the_kl_is_taken_off_each_tokens_reward() -> None:
+    given = credit(
+        [0.0, 8.0, 0.0, 4.0, 0.0, 1.0],
+        old_logprobs=tensor([-1.0, -1.0, 0.0, -2.0, 0.0, -3.0]),
+        ref_logprobs=tensor([-2.0, -1.0, 0.0, -2.0, 0.0, -1.0]),
+    )
+    found = return_advantages(given, discount=1.0, kl_coef=0.5, kl_estimator="k1").advantages
+    assert found.tolist() == [7.5, 8.0, 0.0, 11.5, 0.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("bootstrap", "final"), [("none", 0.0), ("infrastructure", 0.0), ("all", 10.0)]
+)
+def test_generalised_advantages_by_hand(bootstrap: Bootstrap, final: float) -> None:
+    given = credit(
+        [0.0, 8.0, 0.0, 4.0, 0.0, 1.0],
+        values=tensor([1.0, 2.0, 50.0, 3.0, 50.0, 6.0]),
+        final_values=tensor([0.0, 10.0, 0.0, 0.0, 0.0, 7.0]),
+        cut=OWNER == 0,
+        interrupted=torch.zeros(6, dtype=torch.bool),
+    )
+    found = generalized_advantages(
+        given, discount=0.5, lambda_=0.5, bootstrap=bootstrap, reward=given.reward
+    )
+    last = 8 + 0.5 * final - 2.0
+    second = 0 + 0.5 * 2.0 - 1.0 + 0.25 * last
+    first = 4 + 0.5 * 1.0 - 3.0 + 0.25 * second
+    assert found.tolist() == pytest.approx([second, last, 0.0, first, 0.0, 1.0 - 6.0])
+
+
+def test_a_straggler_is_bootstrapped_where_limits_are_not() -> None:
+    given = credit(
+        [0.0] * 6,
+        values=torch.zeros(6),
+        final_values=tensor([0.0, 10.0, 0.0, 0.0, 0.0, 7.0]),
+        cut=torch.ones(6, dtype=torch.bool),
+        interrupted=OWNER == 1,
+    )
+    found = generalized_advantages(
+        given, discount=1.0, lambda_=1.0, bootstrap="infrastructure", reward=given.reward
+    )
+    assert found.tolist() == [0.0, 0.0, 0.0, 0.0, 0.0, 7.0]
+
+
+def test_lambda_one_is_the_return_less_the_value() -> None:
+    given = credit(
+        [0.0, 8.0, 0.0, 4.0, 0.0, 1.0],
+        values=tensor([1.0, 2.0, 0.0, 3.0, 0.0, 6.0]),
+        final_values=torch.zeros(6),
+    )
+    advantages = generalized_advantages(
+        given, discount=0.9, lambda_=1.0, bootstrap="none", reward=given.reward
+    )
+    returns = discounted_returns(given, discount=0.9, reward=given.reward)
+    assert given.values is not None
+    torch.testing.assert_close(advantages, (returns - given.values) * MASK)
+
+
+def test_a_lambda_may_differ_between_trajectories() -> None:
+    given = credit(
+        [0.0, 8.0, 0.0, 4.0, 0.0, 1.0],
+        values=torch.zeros(6),
+        final_values=torch.zeros(6),
+    )
+    by_token = torch.where(OWNER == 0, 0.0, 1.0)
+    found = generalized_advantages(
+        given, discount=1.0, lambda_=by_token, bootstrap="none", reward=given.reward
+    )
+    assert found.tolist() == [0.0, 8.0, 0.0, 4.0, 0.0, 1.0]
+
+
+def test_a_shard_without_trained_tokens_has_no_returns() -> None:
+    given = token_credit(torch.zeros(3))
+    assert discounted_returns(given, discount=1.0, reward=given.reward).tolist() == [0.0] * 3

@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl.algorithms import AuxiliaryLoss, PolicyInputs, Term, TokenLoss, make_algorithm
+from agentrl.algorithms import (
+    ALGORITHMS,
+    AuxiliaryLoss,
+    PolicyInputs,
+    Term,
+    TokenLoss,
+    make_algorithm,
+)
 from agentrl.training import Actor, ActorSpec, DistSpec, join, sample_weights, shards
 from agentrl.training.data.partition import auxiliary_weights, partition
 from agentrl.training.roles.advantages import due_credit
@@ -213,3 +220,25 @@ def test_the_entropy_has_a_gradient_where_it_is_asked_for(model_path: str) -> No
         norms.append(stats["optim/grad_norm"].mean)
     assert norms[0] == 0.0
     assert norms[1] > 1e-4
+
+
+PLAYED = [name for name in ALGORITHMS if ALGORITHMS[name].settings.learns_from == "rollouts"]
+
+
+@pytest.mark.parametrize("name", [name for name in PLAYED if name != "echo"])
+def test_what_a_tool_said_has_no_gradient(model_path: str, name: str) -> None:
+    """No number of a token that is not trained reaches the loss: not its ratio, nor its credit."""
+    settings = {"rollout_correction": {"level": "sequence"}} if name != "dppo" else {}
+    found = []
+    for garbage in (0.0, 1e3):
+        actor = actor_of(model_path, make_algorithm(name, settings).for_updates(1, single=False))
+        batch = prepared(actor, make_batch())
+        untrained = batch.loss_mask == 0
+        columns = {
+            column: np.where(untrained, np.float32(garbage), getattr(batch, column))
+            for column in ("rollout_logprobs", "old_logprobs", "advantages")
+            if getattr(batch, column) is not None
+        }
+        one_update(actor, replace(batch, **columns))
+        found.append(gradients(actor))
+    assert all(torch.equal(found[1][name], gradient) for name, gradient in found[0].items())

@@ -6,13 +6,13 @@ A note of the viewer has labels, on a trajectory, a turn or a range of tokens.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
 from agentrl.errors import DataError
+from agentrl.run.data.images import with_stored_images
 from agentrl.store import RunDirectory, TrajectoryReader
-from agentrl.types import Image, Message, Trajectory
+from agentrl.types import Message, Trajectory
 from agentrl.viewer.notes import Note, NoteBook
 
 
@@ -128,21 +128,7 @@ def _conversation(trajectory: Trajectory, turn: int, run: RunDirectory) -> list[
     for index in trajectory.path(turn):
         own = trajectory.turns[index]
         messages += [*own.observed, own.message]
-    return [_with_bytes(message, run) for message in messages]
-
-
-def _with_bytes(message: Message, run: RunDirectory) -> Message:
-    content = message.get("content")
-    if not isinstance(content, list | tuple):
-        return message
-    return {**message, "content": [_part_with_bytes(part, run) for part in content]}
-
-
-def _part_with_bytes(part: Any, run: RunDirectory) -> Any:
-    image = part.get("image") if isinstance(part, dict) else None
-    if not isinstance(image, Image):
-        return part
-    return {**part, "image": replace(image, data=run.read_blob(image.sha256))}
+    return with_stored_images(messages, run)
 
 
 def _group(trajectory: Trajectory) -> tuple[str, int]:

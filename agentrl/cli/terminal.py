@@ -53,6 +53,13 @@ def shown(text: str) -> str:
     return text.translate(_CONTROL)
 
 
+def counted(number: int, noun: str) -> str:
+    """``1 turn``, ``2 turns``, ``3 trajectories``."""
+    if number == 1:
+        return f"{number} {noun}"
+    return f"{number} {noun[:-1]}ies" if noun.endswith("y") else f"{number} {noun}s"
+
+
 def say(text: str = "", *, hang: int | None = None, file: IO[str] | None = None) -> None:
     """Print text for people: on a terminal in lines that fit it, elsewhere as it is.
 

@@ -111,7 +111,7 @@ def solve(messages: Sequence[Message]) -> tuple[str, str]:
 def test_stored_code_episodes_replay_alike(tmp_path: Path) -> None:
     run = played(tmp_path / "run", EXAMPLE, solve, 12, "store.states=turn")
     ids = [f"{index}-{index % 2}-0" for index in range(12)]
-    replayed = Replayer(run).replay(ids)
+    replayed = Replayer(run).replay([*ids, ids[0]])  # an id given twice is played once
     assert [one.recorded.id for one in replayed] == ids
     assert [str(one.difference or one.failure) for one in replayed] == [""] * 12
     first = replayed[0]

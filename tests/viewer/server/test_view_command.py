@@ -95,6 +95,13 @@ def test_a_port_that_is_taken_is_named(
     assert f"127.0.0.1:{port}" in capsys.readouterr().err
 
 
+def test_an_address_of_another_machine_is_named(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command_line(["view", str(run.root), "--host", "192.0.2.1"]) == 4
+    assert "set --host to an address of this machine" in capsys.readouterr().err
+
+
 def test_a_link_is_opened_by_a_file_that_others_cannot_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

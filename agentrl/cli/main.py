@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from cyclopts import App, CycloptsError
 
-from agentrl.cli.terminal import say
+from agentrl.cli.terminal import escape_what_cannot_be_written, say
 from agentrl.errors import AgentRLError, ConfigError, RunInterruptedError
 from agentrl.terminal_log import warnings_on
 
@@ -113,4 +113,5 @@ def _interrupted(error: BaseException) -> str:
 
 def main() -> NoReturn:
     """The console script."""
+    escape_what_cannot_be_written()
     sys.exit(run(sys.argv[1:]))

@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from io import TextIOWrapper
 from typing import IO, Any, NamedTuple
 
 from rich.cells import cell_len
@@ -51,6 +52,13 @@ def shown(text: str) -> str:
     sequences.
     """
     return text.translate(_CONTROL)
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 turn``, ``2 turns``, ``3 trajectories``."""
+    if number == 1:
+        return f"{number} {noun}"
+    return f"{number} {noun[:-1]}ies" if noun.endswith("y") else f"{number} {noun}s"
 
 
 def say(text: str = "", *, hang: int | None = None, file: IO[str] | None = None) -> None:
@@ -98,18 +106,21 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Rows under their headings; numbers stand right.
 
     Where the terminal is too narrow, headings take several lines, then columns move together, then
-    the widest columns of text are cut, but never the first, which names the row; that is told below
-    the table.
+    the widest columns of text are cut, but never the first, which names the row. What does not fit
+    even so are the last columns, which are left out. That is told below the table.
     """
     cells = [[_cell(value) for value in row] for row in rows]
     indices = range(len(columns))
     numeric = [bool(cells) and all(line[index].numeric for line in cells) for index in indices]
     out = console()
     room = [max((line[index].text.cell_len for line in cells), default=0) for index in indices]
-    headings = list(columns)
+    fitting = _fitting(columns, room, numeric, out.width)
+    left_out = columns[fitting:]
+    room = room[:fitting]
+    headings = list(columns[:fitting])
     gap = 2
     if _width(headings, room, gap) > out.width:
-        headings = [heading.replace(" ", "\n") for heading in columns]
+        headings = [heading.replace(" ", "\n") for heading in headings]
     if _width(headings, room, gap) > out.width:
         gap = 1
     cut = _cut(headings, room, numeric, _width(headings, room, gap) - out.width)
@@ -122,10 +133,27 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
             max_width=cut.get(index),
         )
     for line in cells:
-        table.add_row(*(cell.text for cell in line))
+        table.add_row(*(cell.text for cell in line[:fitting]))
     out.print(table)
-    if cut:
-        say("(texts that end in … are cut to fit the terminal; a pipe or --json has them whole)")
+    told = ["texts that end in … are cut to fit the terminal"] if cut else []
+    told += [f"the terminal has no room for {', '.join(left_out)}"] if left_out else []
+    if told:
+        say(f"({'; '.join(told)}; a pipe or --json has them whole)")
+
+
+def _fitting(
+    columns: Sequence[str], room: Sequence[int], numeric: Sequence[bool], width: int
+) -> int:
+    """How many of the first columns fit a width, each as narrow as it may be; at least two."""
+    total = 0
+    for index, name in enumerate(columns):
+        heading = _heading_width(name.replace(" ", "\n"))
+        whole = index == 0 or numeric[index]
+        total += max(heading, room[index] if whole else min(room[index], _NARROWEST))
+        if total > width and index >= 2:
+            return index
+        total += 1  # the least gap
+    return len(columns)
 
 
 def _width(headings: Sequence[str], room: Sequence[int], gap: int) -> int:
@@ -170,13 +198,34 @@ def _cell(value: Any) -> _Cell:
     if isinstance(value, float) and math.isfinite(value):
         small = 0 < abs(value) < 5e-4  # which three decimals would show as nothing
         text = f"{value:.2e}" if small else f"{value:.3f}"
-    return _Cell(Text(shown(text)), value is None or isinstance(value, int | float))
+    return _Cell(
+        Text(shown(text).replace("\n", "⏎")), value is None or isinstance(value, int | float)
+    )
 
 
 def print_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
     """Indented JSON; a number that is not finite becomes null, which JSON can carry."""
+    print(_json(value, indent=2))
+
+
+def print_json_line(value: Mapping[str, Any]) -> None:
+    """JSON as ``print_json`` has it, on one line at once."""
+    print(_json(value), flush=True)
+
+
+def _json(value: Mapping[str, Any] | Sequence[Any], indent: int | None = None) -> str:
     finite = json.loads(json.dumps(value, default=_plain), parse_constant=lambda _: None)
-    print(json.dumps(finite, indent=2, ensure_ascii=False))
+    spelled = "utf" not in (sys.stdout.encoding or "utf-8").lower()
+    return json.dumps(finite, indent=indent, ensure_ascii=spelled)
+
+
+def escape_what_cannot_be_written() -> None:
+    """What a stream cannot encode is written as ``\\u2026``: a locale without UTF-8 has most
+    characters not, and a tool's output may hold half a character.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _plain(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import html
 import os
 import secrets
@@ -134,9 +135,14 @@ def _listen(host: str, port: int) -> socket.socket:
         listening.bind((host, port))
         listening.listen(128)
     except OSError as error:
+        taken = error.errno in (errno.EADDRINUSE, errno.EACCES)
+        mend = (
+            "choose another --port, or 0 for a free one"
+            if taken
+            else "set --host to an address of this machine, or 0.0.0.0 for all of them"
+        )
         raise MachineError(
-            f"the viewer cannot listen on {host}:{port}: {error.strerror or error}; choose another "
-            "--port, or 0 for a free one"
+            f"the viewer cannot listen on {host}:{port}: {error.strerror or error}; {mend}"
         ) from error
     listening.setblocking(False)
     return listening

@@ -43,6 +43,8 @@ class Note:
         text: what was written.
         user: who wrote it.
         time: seconds since the epoch.
+        recorded_at: of the trajectory's record that it is about, since a resumed run may play an
+            episode again; None where it is not known.
     """
 
     id: str
@@ -53,6 +55,11 @@ class Note:
     text: str
     user: str
     time: float
+    recorded_at: float | None = None
+
+    def is_about(self, recorded_at: float) -> bool:
+        """Whether it is about the record of this time, not one that was played before."""
+        return self.recorded_at in (None, recorded_at)
 
 
 class NoteBook:
@@ -88,7 +95,8 @@ class NoteBook:
         """Writes a note of this user.
 
         Args:
-            fields: ``trajectory``, and any of ``turn``, ``tokens``, ``labels``, ``text``.
+            fields: ``trajectory``, and any of ``turn``, ``tokens``, ``labels``, ``text``,
+                ``recorded_at``.
 
         Raises:
             ApiError: a field is not what it must be, or the run cannot be written.
@@ -177,6 +185,7 @@ def _checked(fields: Mapping[str, Any]) -> dict[str, Any]:
         "tokens": _range(fields.get("tokens")),
         "labels": labels,
         "text": text,
+        "recorded_at": _time(fields.get("recorded_at")),
     }
 
 
@@ -201,6 +210,14 @@ def _range(given: object) -> tuple[int, int] | None:
             f"a note's tokens must be [first, end] with first < end, got {str(given)[:100]!r}"
         )
     return int(pair[0]), int(pair[1])
+
+
+def _time(given: object) -> float | None:
+    if given is None:
+        return None
+    if isinstance(given, bool) or not isinstance(given, int | float):
+        raise bad_request(f"a note's recorded_at must be a number, got {str(given)[:100]!r}")
+    return float(given)
 
 
 def _is_count(value: object) -> bool:

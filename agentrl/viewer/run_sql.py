@@ -6,6 +6,7 @@ a query runs, access to files is shut off but for the run's shards, and the conf
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -18,12 +19,15 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from agentrl.errors import Closing, ConfigError
+from agentrl.errors import Closing, ConfigError, StoreError
 from agentrl.store import RunDirectory, read_jsonl
+from agentrl.store.annotations.shard import read_columns
 from agentrl.store.json_text import to_json
 from agentrl.store.trajectories.columns import COLUMNS, SCHEMA
 from agentrl.store.trajectories.live_record import live_texts
 from agentrl.viewer.index import RunIndex
+
+logger = logging.getLogger(__name__)
 
 MAX_ROWS = 10_000
 _EVENT_FIELDS = ("time", "level", "event", "boundary", "message", "step", "stage", "trajectory")
@@ -80,6 +84,15 @@ class SqlResult:
     seconds: float
 
 
+def _connected(memory: str, threads: int) -> duckdb.DuckDBPyConnection:
+    try:
+        return duckdb.connect(config={"memory_limit": memory, "threads": threads})
+    except duckdb.ParserException as error:
+        raise SqlError(
+            f"the memory of a query must be a size with its unit, such as 500MB, got {memory!r}"
+        ) from error
+
+
 class RunSql(Closing):
     """SQL over one run as it is now. Used by one thread.
 
@@ -91,6 +104,7 @@ class RunSql(Closing):
 
     Raises:
         StoreError: the run cannot be read.
+        SqlError: ``memory`` is no size, or too little for the run.
     """
 
     closing = "closing DuckDB"
@@ -105,17 +119,16 @@ class RunSql(Closing):
     ) -> None:
         index.refresh(timeout_s=60.0)
         sealed = sorted(run.sealed_folder.glob("step=*/*.parquet"))
-        annotations = sorted(run.annotations_folder.glob("sealed/step=*/*.parquet"))
+        annotations = _undamaged(run.annotations_folder.glob("sealed/step=*/*.parquet"))
         damaged = "\n".join(index.damage())
         sealed = [path for path in sealed if str(path) not in damaged]
-        self._connection = duckdb.connect(
-            config={"memory_limit": memory, "threads": threads or min(4, os.cpu_count() or 1)}
-        )
-        self._create_trajectories(run, index, sealed)
-        self._connection.execute(_TURNS)
-        self._create_annotations(run, annotations)
-        self._create("metrics", _columns_of(read_jsonl(run.metrics_path, _pass_over)))
-        self._create("events", _events(run))
+        self._connection = _connected(memory, threads or min(4, os.cpu_count() or 1))
+        self._memory = memory
+        try:
+            self._create_views(run, index, sealed, annotations)
+        except duckdb.OutOfMemoryException as error:
+            self.close()
+            raise self._too_large() from error
         for statement in (
             f"SET allowed_paths = {_sql_list([*sealed, *annotations])}",
             "SET python_enable_replacements = false",
@@ -124,6 +137,21 @@ class RunSql(Closing):
             "SET lock_configuration = true",
         ):
             self._connection.execute(statement)
+
+    def _create_views(
+        self, run: RunDirectory, index: RunIndex, sealed: list[Path], annotations: list[Path]
+    ) -> None:
+        self._create_trajectories(run, index, sealed)
+        self._connection.execute(_TURNS)
+        self._create_annotations(run, annotations)
+        self._create("metrics", _columns_of(read_jsonl(run.metrics_path, _pass_over)))
+        self._create("events", _events(run))
+
+    def _too_large(self) -> SqlError:
+        return SqlError(
+            f"the query takes more than the {self._memory} of memory that it may; narrow it, or "
+            "raise the memory (--memory)"
+        )
 
     def query(self, sql: str, *, rows: int = 1000, timeout_s: float = 60.0) -> SqlResult:
         """The answer to one ``SELECT``.
@@ -151,6 +179,8 @@ class RunSql(Closing):
             raise SqlError(
                 f"the query took longer than {timeout_s:g} s; narrow it, or raise the time"
             ) from error
+        except duckdb.OutOfMemoryException as error:
+            raise self._too_large() from error
         except duckdb.Error as error:
             raise SqlError(f"SQL: {error}") from error
         finally:
@@ -228,6 +258,20 @@ class RunSql(Closing):
         parts = ["SELECT * FROM annotations_table"]
         parts += [f"SELECT * FROM {_read_parquet(sealed)}"] if sealed else []
         self._connection.execute(f"CREATE VIEW annotations AS {' UNION ALL BY NAME '.join(parts)}")
+
+
+def _undamaged(shards: Iterable[Path]) -> list[Path]:
+    """The shards of annotations that can be read: DuckDB refuses all of them for one."""
+    found = []
+    for path in sorted(shards):
+        try:
+            read_columns(path)
+        except StoreError as error:
+            told = {"event": "damaged_part", "part": str(error)}
+            logger.warning("%s; it is passed over", error, extra=told)
+        else:
+            found.append(path)
+    return found
 
 
 def _pass_over(error: Exception) -> None:

@@ -5,7 +5,7 @@ A login node is shared, so being on the machine is no permission:
 - Every request must name a known host, which a page that rebinds its DNS name cannot.
 - Every request must bring the token of the printed link: once in ``/?token=``, which becomes a
   cookie that no script reads, or as ``Authorization: Bearer TOKEN`` from a script.
-- What a browser sends with the cookie must come from a page of the viewer itself.
+- What a browser sends must come from a page of the viewer itself.
 - Every answer carries a Content-Security-Policy under which nothing foreign loads or runs.
 """
 
@@ -87,7 +87,7 @@ class Guard:
                 "again, or send its token as Authorization: Bearer TOKEN",
                 is_api,
             )
-        if not by_bearer and (refused := _foreign(scope["method"], headers, is_api)):
+        if refused := _foreign(scope["method"], headers, is_api, by_bearer):
             return _refusal(403, refused, is_api)
         return None
 
@@ -131,9 +131,10 @@ class Guard:
         return any(hmac.compare_digest(value.encode(), self._session) for value in values)
 
 
-def _foreign(method: str, headers: Headers, is_api: bool) -> str:
-    """Why a request that brings the cookie does not come from a page of the viewer; empty where it
-    does.
+def _foreign(method: str, headers: Headers, is_api: bool, by_bearer: bool) -> str:
+    """Why a request does not come from a page of the viewer, or from a script; empty where it does.
+
+    A browser says where a request comes from; a script, which brings the token itself, need not.
     """
     site = headers.get("sec-fetch-site")
     origin = headers.get("origin")
@@ -146,7 +147,7 @@ def _foreign(method: str, headers: Headers, is_api: bool) -> str:
         return f"a page of another origin asked for this (Origin: {origin[:100]})"
     if site not in (None, "same-origin"):
         return f"a page of another origin asked for this (Sec-Fetch-Site: {site})"
-    if origin is None and site is None:
+    if origin is None and site is None and not by_bearer:
         return (
             f"a {method} needs the header Origin of the viewer's own page, or the token as "
             "Authorization: Bearer TOKEN"

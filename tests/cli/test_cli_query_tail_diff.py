@@ -29,7 +29,7 @@ def test_ls_takes_a_query_and_an_order(agentrl: Agentrl, run_dir: Path) -> None:
     _, out, _ = agentrl("ls", run_dir, "--sort", "-reward", "--json")
     assert [row["id"] for row in json.loads(out)] == ["5-0-0", "5-1-0"]
     _, out, _ = agentrl("ls", run_dir, "answer", "--limit", "1")
-    assert out.splitlines()[-1] == "1 trajectories: 1 terminated"
+    assert out.splitlines()[-1] == "1 trajectory: 1 terminated"
 
 
 def test_ls_refuses_what_is_no_query(agentrl: Agentrl, run_dir: Path) -> None:
@@ -52,6 +52,32 @@ def test_query_answers_sql(agentrl: Agentrl, run_dir: Path) -> None:
 
 
 @pytest.mark.usefixtures("tokenizer")
+def test_json_of_a_query_that_was_cut_says_so_beside_it(agentrl: Agentrl, run_dir: Path) -> None:
+    _, out, err = agentrl("query", run_dir, "SELECT 1 FROM turns", "--json", "--limit", "1")
+    assert len(json.loads(out)) == 1
+    assert "there are more (--limit, 10000 at most)" in err
+
+
+@pytest.mark.parametrize(
+    ("command", "bound"),
+    [
+        (["ls", "RUN", "--limit", "-1"], "--limit. Must be >= 0"),
+        (["query", "RUN", "SELECT 1", "--limit", "0"], "--limit. Must be >= 1"),
+        (["query", "RUN", "SELECT 1", "--timeout", "0"], "--timeout. Must be > 0"),
+        (["tail", "RUN", "--interval", "0"], "--interval. Must be > 0"),
+        (["tail", "RUN", "--lines", "-1"], "--lines. Must be >= 0"),
+        (["replay", "RUN", "--limit", "-1"], "--limit. Must be >= 0"),
+        (["view", "RUN", "--port", "65536"], "--port. Must be <= 65535"),
+    ],
+)
+def test_a_number_out_of_its_bounds_is_named(
+    agentrl: Agentrl, command: list[str], bound: str
+) -> None:
+    code, _, err = agentrl(*command)
+    assert code == 2
+    assert bound in err
+
+
 def test_diff_says_where_two_trajectories_part(agentrl: Agentrl, run_dir: Path) -> None:
     code, out, _ = agentrl("diff", run_dir, "5-0-0", "5-1-0")
     assert code == 0

@@ -5,6 +5,7 @@ told.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import struct
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import termios
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -121,6 +123,37 @@ def test_ls_cuts_no_id_and_no_number_and_says_what_it_cuts(
     assert row.split()[-1] == "3"
     assert "…" in row
     assert "cut to fit the terminal" in " ".join(lines)
+
+
+def test_ls_leaves_out_the_last_columns_before_it_cuts_an_id(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    run = RunDirectory.create(tmp_path / "run", {})
+    with TrajectoryWriter(run) as writer:
+        writer.write(replace(evaluated(), stage="a_stage_with_a_long_name"), step=1)
+    _, lines = terminal("ls", run.root)
+    assert lines[0].split()[-1] == "reward"
+    assert lines[1].split()[0] == "a_stage_with_a_long_name/code/before/greedy/299-0-0"
+    assert lines[1].split()[-1] == "0.000"
+    told = " ".join(" ".join(lines).split())
+    assert "no room for turns, tokens, sampled, version" in told
+
+
+def test_a_terminal_without_utf8_gets_escapes(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", {})
+    with TrajectoryWriter(run) as writer:
+        named = replace(evaluated().task, id="über")
+        writer.write(replace(evaluated(), task=named), step=1)
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+
+    def told(*tokens: str) -> str:
+        command = [sys.executable, "-m", "agentrl", "ls", str(run.root), *tokens]
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=True
+        ).stdout
+
+    assert "\\xfcber" in told()
+    assert json.loads(told("--json"))[0]["task_id"] == "über"
 
 
 def test_ls_of_a_training_step_needs_no_cut(terminal: Terminal, tmp_path: Path) -> None:

@@ -43,10 +43,17 @@ from agentrl.types import (
 from tests.controller.test_incidents import Rows, View
 
 TASK = Task("t")
+AGENTS = ("main", "critic")
 NUM_GROUPS = 3
 
 
-def turn(index: int, parent: int | None, sampled: list[tuple[int, int]], context: int) -> Turn:
+def turn(
+    index: int,
+    parent: int | None,
+    sampled: list[tuple[int, int]],
+    context: int,
+    agent: str = "main",
+) -> Turn:
     """A turn whose sampled segments are (number of tokens, policy version); every token of an
     episode has an id and a logprob of its own. A turn without a parent opens a sequence, as another
     agent's first does."""
@@ -67,6 +74,7 @@ def turn(index: int, parent: int | None, sampled: list[tuple[int, int]], context
         "",
         {"role": "assistant", "content": ""},
         sampling=SamplingParams(9, temperature=1.0),
+        agent=agent,
     )
 
 
@@ -210,12 +218,12 @@ def told(annotation: Annotation) -> dict[str, list[float]]:
 
 @st.composite
 def episodes(draw: st.DrawFn) -> list[Turn]:
-    """Branches, several sequences, and tokens of several versions in one turn."""
+    """Branches, the sequences of several agents, and tokens of several versions in one turn."""
     number = draw(st.integers(1, 5))
     parents = [draw(st.sampled_from([None, *range(index)])) for index in range(number)]
     sampled = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), min_size=1, max_size=3)
     return [
-        turn(index, parent, draw(sampled), draw(st.integers(1, 3)))
+        turn(index, parent, draw(sampled), draw(st.integers(1, 3)), draw(st.sampled_from(AGENTS)))
         for index, parent in enumerate(parents)
     ]
 
@@ -252,7 +260,10 @@ def test_every_tokens_value_is_the_trainers(first: Step, second: Step, num_passe
         for stage, step in (("warmup", first), ("rl", second)):
             by_token = 0.0
             for trajectory in (one for group in step.groups for one in group.trajectories):
-                actor, critic = reader.get(trajectory.id).annotations
+                stored = reader.get(trajectory.id)
+                told_agents = [one.agent for one in stored.trajectory.turns]
+                assert told_agents == [one.agent for one in trajectory.turns]
+                actor, critic = stored.annotations
                 assert (actor.step, actor.learner, actor.pass_index) == (1, "actor", num_passes - 1)
                 assert actor.values == {
                     "trained_step": 1,

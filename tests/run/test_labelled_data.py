@@ -9,9 +9,11 @@ import numpy as np
 import PIL.Image
 import pytest
 
+from agentrl.config import load_config
 from agentrl.errors import DataError
+from agentrl.run.data.datasets import DataSet
 from agentrl.run.data.labelled import conversations_of_label, pairs_of_labels
-from agentrl.store import RunDirectory, TrajectoryWriter
+from agentrl.store import RunDirectory, TrajectoryReader, TrajectoryWriter
 from agentrl.types import Image, Segment, SegmentKind, Status, Task, Trajectory, Turn
 from agentrl.viewer.notes import NoteBook
 
@@ -122,3 +124,40 @@ def test_a_note_on_a_turn_that_is_not_there_is_named(run: RunDirectory) -> None:
 
     with pytest.raises(DataError, match="is about turn 7 of '0-1-0', which has 1"):
         list(conversations_of_label(str(run.root), "good"))
+
+
+def test_a_label_of_an_episode_that_was_played_again_is_passed_over(
+    run: RunDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = TrajectoryReader(run)
+    for name in ("0-1-0", "0-2-0"):
+        note(run, name, "good", recorded_at=reader.get(name).summary.recorded_at)
+    with TrajectoryWriter(run, "resumed") as writer:
+        writer.write(episode(0, 1, turn(0, None, "a?", "other words")), 1)
+
+    assert words(run) == [["a?", "02"]]
+    (told,) = [one for one in caplog.records if getattr(one, "event", "") == "outdated_label"]
+    assert told.trajectory == "0-1-0"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "function", "args", "columns"),
+    [
+        ("sft", "conversations_of_label", "label: good", {"messages"}),
+        ("reward_model", "pairs_of_labels", "chosen: good, rejected: bad", {"chosen", "rejected"}),
+    ],
+)
+def test_a_configuration_names_labels_as_its_data(
+    run: RunDirectory, algorithm: str, function: str, args: str, columns: set[str]
+) -> None:
+    note(run, "0-1-0", "good")
+    note(run, "0-2-0", "bad")
+    config = run.root / "labels.yaml"
+    config.write_text(
+        f"model: {{path: none}}\nalgorithm: {algorithm}\ntrain: {{steps: 1}}\n"
+        f"data:\n  train: agentrl.run.data.labelled:{function}\n"
+        f"  args: {{run: {run.root}, {args}}}\n"
+    )
+    (stage,) = load_config(config, ["run.dir=out"]).resolved_stages()
+    (row,) = DataSet.of_training(stage).rows()
+    assert row.keys() == columns

@@ -108,16 +108,33 @@ def solve(messages: Sequence[Message]) -> tuple[str, str]:
     return "", answers[-1]
 
 
-def test_stored_code_episodes_replay_alike(tmp_path: Path) -> None:
-    run = played(tmp_path / "run", EXAMPLE, solve, 12, "store.states=turn")
-    ids = [f"{index}-{index % 2}-0" for index in range(12)]
-    replayed = Replayer(run).replay(ids)
+@pytest.mark.parametrize(
+    ("number", "backend"),
+    [(12, "unsafe"), pytest.param(200, "auto", marks=pytest.mark.slow)],
+)
+def test_stored_code_episodes_replay_alike(tmp_path: Path, number: int, backend: str) -> None:
+    settings = ("store.states=turn", f"sandbox.backend={backend}")
+    run = played(tmp_path / "run", EXAMPLE, solve, number, *settings)
+    ids = [f"{index}-{index % 2}-0" for index in range(number)]
+    replayed = Replayer(run).replay([*ids, ids[0]])  # an id given twice is played once
     assert [one.recorded.id for one in replayed] == ids
-    assert [str(one.difference or one.failure) for one in replayed] == [""] * 12
+    assert [str(one.difference or one.failure) for one in replayed] == [""] * number
     first = replayed[0]
     assert len(first.replayed.turns) == 3
     assert list(first.replayed.turns[0].files) == ["seen.txt"]  # it was really run
     assert first.replayed.reasons == first.recorded.reasons != {}
+
+
+def test_a_clock_that_the_models_code_reads_is_named_with_its_tool(tmp_path: Path) -> None:
+    def look(messages: Sequence[Message]) -> tuple[str, str]:
+        asked = messages[-1]["role"] == "tool"
+        return ("", "now") if asked else ("import time; print(time.perf_counter_ns())", "")
+
+    run = played(tmp_path / "run", EXAMPLE, look, 4)
+    replayed = Replayer(run).replay([f"{index}-{index % 2}-0" for index in range(4)])
+    assert [str(one.difference or one.failure) for one in replayed] == [
+        "tool result after turn 0"
+    ] * 4
 
 
 CLOCKED = '''

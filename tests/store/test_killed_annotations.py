@@ -1,4 +1,6 @@
-"""A writer that is killed at any moment loses nothing that was flushed, and the run opens."""
+"""A writer that is killed at any moment loses nothing that was flushed, and the run opens, in the
+viewer too.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from starlette.testclient import TestClient
 
 from agentrl.store import RunDirectory, TrajectoryReader, TrajectoryWriter
+from agentrl.viewer.app import create_app
 from tests.store.killed_writer import A_STEP
 
 REPOSITORY = Path(__file__).parents[2]
@@ -59,7 +63,10 @@ def kill_once(process: subprocess.Popen[str], first: int, steps: int, after_s: f
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 10))]
 )
-def test_a_kill_at_any_moment_loses_nothing_that_was_flushed(run: RunDirectory, seed: int) -> None:
+def test_a_kill_at_any_moment_loses_nothing_that_was_flushed(
+    run: RunDirectory, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # one index sees all of it
     draw = random.Random(seed)
     first = 0
     steps_flushed: set[int] = set()
@@ -94,3 +101,19 @@ def check(run: RunDirectory, steps: set[int]) -> None:
     for one in annotations:
         assert (one.arrays["ratio"] == np.float32(one.trajectory_id.split("-")[0])).all()
     assert reader.damage == []
+    assert viewed(run) == sorted(ids)
+
+
+def viewed(run: RunDirectory) -> list[str]:
+    """The trajectories that a viewer lists which opens the run now, and shows the last of."""
+    app = create_app(run.root, token="t", allow_hosts=("testserver",))
+    with TestClient(app, headers={"Authorization": "Bearer t"}) as client:
+        [row] = client.get("/api/runs").json()["runs"]
+        address = f"/api/runs/{row['key']}"
+        rows = client.get(f"{address}/trajectories?sort=step&limit=500").json()["rows"]
+        assert client.get(f"{address}/overview").status_code == 200
+        assert client.get(address).json()["damage"] == []
+        if rows:
+            tokens = client.get(f"{address}/tokens?id={rows[-1]['id']}")
+            assert tokens.status_code == 200, tokens.text
+    return sorted(row["id"] for row in rows)

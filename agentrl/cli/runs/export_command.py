@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agentrl.cli.terminal import reading_stored_files, say
+from agentrl.cli.terminal import counted, reading_stored_files, say
 from agentrl.errors import DataError
 
 
@@ -47,4 +47,4 @@ def export_html_command(
     finally:
         runs.close()
     of = f" of {done.found} (--limit, --query)" if done.found > done.trajectories else ""
-    say(f"{out}: {done.trajectories} trajectories{of}, {done.size / 1e6:.1f} MB")
+    say(f"{out}: {counted(done.trajectories, 'trajectory')}{of}, {done.size / 1e6:.1f} MB")

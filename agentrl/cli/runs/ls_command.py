@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from agentrl.cli.terminal import print_json, print_table, reading_stored_files, say
+from agentrl.cli.arguments import Count
+from agentrl.cli.terminal import counted, print_json, print_table, reading_stored_files, say
 from agentrl.store import RunDirectory
 
 _ORDER = "step,stage,label,group_index,rollout_index,attempt"
@@ -25,7 +26,7 @@ def ls_command(
     label: str | None = None,
     task: str | None = None,
     status: Literal["terminated", "truncated", "failed", "cancelled"] | None = None,
-    limit: int = 50,
+    limit: Count = 50,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
     """List the trajectories of a run, also while it trains.
@@ -70,7 +71,7 @@ def ls_command(
     columns = ("id", "step", "task", "status", "reward", "turns", "tokens", "sampled", "version")
     print_table(columns, map(_row, rows))
     by_status = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
-    told = f"{found.total} trajectories{': ' if by_status else ''}{by_status}"
+    told = f"{counted(found.total, 'trajectory')}{': ' if by_status else ''}{by_status}"
     if shown < found.total:
         which = "earlier" if sort == _ORDER else "later"
         told += f"; {found.total - shown} {which} ones not shown (--limit 0)"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from agentrl.cli.terminal import print_json, print_table, reading_stored_files, say
+from agentrl.cli.arguments import PositiveCount, Seconds
+from agentrl.cli.terminal import counted, print_json, print_table, reading_stored_files, say
 from agentrl.store import RunDirectory
 
 
@@ -17,8 +19,8 @@ def query_command(
     sql: str,
     /,
     *,
-    limit: int = 100,
-    timeout: float = 60.0,
+    limit: PositiveCount = 100,
+    timeout: Seconds = 60.0,
     memory: str = "2GB",
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
@@ -40,14 +42,18 @@ def query_command(
         A JSON array of an object a row.
     """
     from agentrl.viewer.index import RunIndex
-    from agentrl.viewer.run_sql import RunSql
+    from agentrl.viewer.run_sql import MAX_ROWS, RunSql
 
     directory = RunDirectory.open(run)
     with RunIndex(directory) as index, RunSql(directory, index, memory=memory) as database:
         found = database.query(sql, rows=limit, timeout_s=timeout)
+    told = f"{counted(len(found.rows), 'row')} in {found.seconds:.2f} s"
+    if found.cut:
+        told += f"; there are more (--limit, {MAX_ROWS} at most)"
     if json:
         print_json([dict(zip(found.columns, row, strict=True)) for row in found.rows])
+        if found.cut:
+            say(told, file=sys.stderr)  # a script must not take them for all
         return
     print_table(found.columns, found.rows)
-    more = "; there are more (--limit)" if found.cut else ""
-    say(f"{len(found.rows)} rows in {found.seconds:.2f} s{more}")
+    say(told)

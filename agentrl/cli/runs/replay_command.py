@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from agentrl.cli.terminal import print_json, reading_stored_files, say
+from agentrl.cli.arguments import Count
+from agentrl.cli.terminal import counted, print_json, reading_stored_files, say
 from agentrl.cli.views.replay_report import print_report, report
 from agentrl.errors import ConfigError, DataError
 from agentrl.store import RunDirectory
@@ -24,7 +25,7 @@ def replay_command(
     /,
     *ids: str,
     query: str = "",
-    limit: int = 200,
+    limit: Count = 200,
     trust: Annotated[bool, Parameter(negative=())] = False,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
@@ -87,7 +88,7 @@ def _ask(replayer: Replayer, count: int) -> None:
             f"a replay runs code ({_listed(code)}), and there is no terminal to ask; read it, then "
             "pass --trust"
         )
-    say(f"{count} episodes are played again. That runs:", file=sys.stderr)
+    say(f"{counted(count, 'episode')} to play again. That runs:", file=sys.stderr)
     for line in code:
         say(f"  {line}", file=sys.stderr)
     print("Go on? [y/N] ", end="", file=sys.stderr, flush=True)

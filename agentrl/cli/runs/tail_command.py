@@ -7,6 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from agentrl.cli.arguments import Count, Seconds
 from agentrl.cli.terminal import reading_stored_files
 from agentrl.store import RunDirectory
 
@@ -17,8 +18,8 @@ def tail_command(
     query: str = "",
     /,
     *,
-    lines: int = 5,
-    interval: float = 1.0,
+    lines: Count = 5,
+    interval: Seconds = 1.0,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
     """Follow a run: its steps, new trajectories and alerts, until it ends or Ctrl-C comes.

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from agentrl.cli.arguments import Port
 from agentrl.cli.terminal import reading_stored_files, say
 from agentrl.errors import ConfigError
 
@@ -20,7 +21,7 @@ def view_command(
     *,
     demo: Annotated[bool, Parameter(negative=())] = False,
     host: str = "127.0.0.1",
-    port: int = 0,
+    port: Port = 0,
     allow_host: tuple[str, ...] = (),
     open: Annotated[bool, Parameter(negative="--no-open")] = True,  # noqa: A002  the option's name
 ) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from rich.cells import chop_cells
 from rich.text import Text
 
-from agentrl.cli.terminal import console, shown
+from agentrl.cli.terminal import console, counted, shown
 from agentrl.cli.views.token_text import TokenText
 from agentrl.types import Trajectory
 
@@ -33,8 +33,8 @@ def print_diff(
         b: the second.
         token_text: decodes ids; without it they are shown as numbers.
     """
-    _print(f"{found['a']}   task {a.task.id}   {len(a.turns)} turns", "a")
-    _print(f"{found['b']}   task {b.task.id}   {len(b.turns)} turns", "b")
+    _print(f"{found['a']}   task {a.task.id}   {counted(len(a.turns), 'turn')}", "a")
+    _print(f"{found['b']}   task {b.task.id}   {counted(len(b.turns), 'turn')}", "b")
     if not found["same_task"]:
         _print("the tasks differ")
     for name, pair in found["result"].items():

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from agentrl.cli.terminal import say, shown
+from agentrl.cli.terminal import counted, print_json_line, say, shown
 from agentrl.errors import Closing
 from agentrl.store import RunDirectory, RunWatch
 from agentrl.viewer.index import RunIndex
@@ -118,7 +117,7 @@ class RunTail(Closing):
 def print_entry(entry: Entry, *, as_json: bool) -> None:
     """Prints what happened, on a line of its own."""
     if as_json:
-        print(json.dumps({"kind": entry.kind, **entry.values}, ensure_ascii=False, default=str))
+        print_json_line({"kind": entry.kind, **entry.values})
         return
     say(shown(_TEXTS[entry.kind](entry.values)), hang=11)
 
@@ -141,7 +140,7 @@ def _step(values: Mapping[str, Any]) -> str:
 def _trajectory(row: Mapping[str, Any]) -> str:
     reward = "-" if row["reward"] is None else f"{row['reward']:.3g}"
     reason = f"({row['status_reason']})" if row["status_reason"] else ""
-    facts = f"{row['num_turns']} turns, {row['num_tokens']} tokens"
+    facts = f"{counted(row['num_turns'], 'turn')}, {counted(row['num_tokens'], 'token')}"
     return (
         f"{'trajectory':>10} {row['id']}: {row['status']}{reason}, reward {reward}, {facts}, "
         f"task {row['task_id']}"

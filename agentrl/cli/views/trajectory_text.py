@@ -13,7 +13,7 @@ from rich.cells import chop_cells
 from rich.console import Console
 from rich.text import Text
 
-from agentrl.cli.terminal import console, fitted, shown
+from agentrl.cli.terminal import console, counted, fitted, shown
 from agentrl.cli.views.token_text import TokenText
 from agentrl.store import StoredTrajectory
 from agentrl.store.json_text import to_json
@@ -81,7 +81,7 @@ def _print_head(out: Console, stored: StoredTrajectory) -> None:
     _print(
         out,
         f"tokens     {summary.num_tokens}, {summary.num_policy_tokens} of them sampled, "
-        f"{summary.num_turns} turns",
+        f"{counted(summary.num_turns, 'turn')}",
     )
     if trajectory.timings:
         _print(out, f"seconds    {', '.join(_pairs(trajectory.timings))}")

@@ -1,15 +1,17 @@
-"""The images of a data set's rows: files named from the data set's own folder, and a column that
-holds them apart.
+"""Images of messages: those of a data set's rows, from files and a column that holds them apart,
+and those of stored messages, whose bytes a run keeps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from agentrl.errors import DataError
-from agentrl.types import Image
+from agentrl.store import RunDirectory
+from agentrl.types import Image, Message
 
 _KINDS = ("image", "image_url")
 
@@ -47,6 +49,29 @@ def place_images(
             '{"type": "image"} where each belongs'
         )
     return placed
+
+
+def with_stored_images(messages: Iterable[Message], run: RunDirectory) -> list[Message]:
+    """Messages that were stored, each image with its bytes.
+
+    Raises:
+        StoreError: the run has not the bytes of an image.
+    """
+    return [_with_stored_images(message, run) for message in messages]
+
+
+def _with_stored_images(message: Message, run: RunDirectory) -> Message:
+    content = message.get("content")
+    if not isinstance(content, Sequence) or isinstance(content, str):
+        return message
+    return {**message, "content": [_stored_part(part, run) for part in content]}
+
+
+def _stored_part(part: Any, run: RunDirectory) -> Any:
+    image = part.get("image") if isinstance(part, Mapping) else None
+    if not isinstance(image, Image):
+        return part
+    return {**part, "image": replace(image, data=run.read_blob(image.sha256))}
 
 
 def _part(part: Any, rest: Iterator[Any], folder: Path, where: str) -> Any:

@@ -1,19 +1,23 @@
 """Labelled episodes: conversations to imitate and pairs to compare, as people marked them.
 
-A note of the viewer has labels, on a trajectory, a turn or a range of tokens.
+A note of the viewer has labels, on a trajectory, a turn or a range of tokens. An episode that a
+resumed run played again after its label was given is another one, and is passed over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+import logging
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
 from agentrl.errors import DataError
+from agentrl.run.data.images import with_stored_images
 from agentrl.store import RunDirectory, TrajectoryReader
-from agentrl.types import Image, Message, Trajectory
+from agentrl.types import Message, Trajectory
 from agentrl.viewer.notes import Note, NoteBook
+
+logger = logging.getLogger(__name__)
 
 
 def conversations_of_label(run: str, label: str) -> Iterator[dict[str, Any]]:
@@ -37,8 +41,7 @@ def conversations_of_label(run: str, label: str) -> Iterator[dict[str, Any]]:
     """
     directory = RunDirectory.open(run)
     reader = TrajectoryReader(directory)
-    for name, notes in _labelled(directory, label).items():
-        trajectory = reader.get(name).trajectory
+    for trajectory, notes in _labelled(reader, _notes(directory, label)):
         for turn in dict.fromkeys(leaf for note in notes for leaf in _leaves(note, trajectory)):
             yield {"messages": _conversation(trajectory, turn, directory)}
 
@@ -65,9 +68,9 @@ def pairs_of_labels(run: str, chosen: str, rejected: str) -> Iterator[dict[str, 
     """
     directory = RunDirectory.open(run)
     reader = TrajectoryReader(directory)
-    better = _labelled(directory, chosen)
-    worse = _labelled(directory, rejected)
-    marked = [reader.get(name).trajectory for name in better.keys() ^ worse.keys()]
+    better = {one.id: one for one, _ in _labelled(reader, _notes(directory, chosen))}
+    worse = {one.id: one for one, _ in _labelled(reader, _notes(directory, rejected))}
+    marked = [(better | worse)[name] for name in better.keys() ^ worse.keys()]
     marked.sort(key=lambda one: (*_group(one), one.rollout_index, one.attempt))
     pairs = [
         {"chosen": one, "rejected": other}
@@ -82,7 +85,25 @@ def pairs_of_labels(run: str, chosen: str, rejected: str) -> Iterator[dict[str, 
     yield from pairs
 
 
-def _labelled(run: RunDirectory, label: str) -> dict[str, list[Note]]:
+def _labelled(
+    reader: TrajectoryReader, labelled: Mapping[str, list[Note]]
+) -> Iterator[tuple[Trajectory, list[Note]]]:
+    """The trajectories of notes, each with those about its newest record."""
+    for name, notes in labelled.items():
+        stored = reader.get(name)
+        standing = [note for note in notes if note.is_about(stored.summary.recorded_at)]
+        if standing:
+            yield stored.trajectory, standing
+        else:
+            logger.warning(
+                "the run played %s again after it was labelled, so its labels are passed over; "
+                "label it anew in agentrl view",
+                name,
+                extra={"event": "outdated_label", "trajectory": name},
+            )
+
+
+def _notes(run: RunDirectory, label: str) -> dict[str, list[Note]]:
     """The notes with a label, by trajectory."""
     notes = NoteBook(run.root / "notes").all()
     found: dict[str, list[Note]] = {}
@@ -128,21 +149,7 @@ def _conversation(trajectory: Trajectory, turn: int, run: RunDirectory) -> list[
     for index in trajectory.path(turn):
         own = trajectory.turns[index]
         messages += [*own.observed, own.message]
-    return [_with_bytes(message, run) for message in messages]
-
-
-def _with_bytes(message: Message, run: RunDirectory) -> Message:
-    content = message.get("content")
-    if not isinstance(content, list | tuple):
-        return message
-    return {**message, "content": [_part_with_bytes(part, run) for part in content]}
-
-
-def _part_with_bytes(part: Any, run: RunDirectory) -> Any:
-    image = part.get("image") if isinstance(part, dict) else None
-    if not isinstance(image, Image):
-        return part
-    return {**part, "image": replace(image, data=run.read_blob(image.sha256))}
+    return with_stored_images(messages, run)
 
 
 def _group(trajectory: Trajectory) -> tuple[str, int]:

@@ -14,6 +14,7 @@ from agentrl.envs import EnvSpec
 from agentrl.errors import ConfigError
 from agentrl.rollouts import EpisodeContext, EpisodeKey, RolloutSpec, run_episode
 from agentrl.run.build import LiveObjects, env_spec, rollout_spec
+from agentrl.run.data.images import with_stored_images
 from agentrl.run.policy_source import played_stage
 from agentrl.run.rehearsal import ScriptedPolicy
 from agentrl.run.replay.difference import Difference, first_difference
@@ -21,7 +22,7 @@ from agentrl.run.replay.recorded_driver import RecordedActions
 from agentrl.sandbox import SandboxPool
 from agentrl.store import RunDirectory, SecretMask, StoredTrajectory, TrajectoryReader
 from agentrl.tools.parsers import load_parser
-from agentrl.types import Image, Message, Task, Trajectory
+from agentrl.types import Task, Trajectory
 
 States = Literal["off", "end", "turn"]
 _EPISODES_AT_ONCE = 8
@@ -78,16 +79,16 @@ class Replayer:
         return list(found)
 
     def replay(self, ids: Sequence[str]) -> list[Replayed]:
-        """Plays each episode's actions again.
+        """Plays each episode's actions again; an id that is given twice, once.
 
         Raises:
             StoreError: an episode cannot be read.
             ConfigError: something of the configuration cannot be built, such as for a file that is
                 gone, or an agent's own program played the episodes.
         """
-        stored = TrajectoryReader(self._run).get_many(ids)
+        order = {trajectory_id: number for number, trajectory_id in enumerate(dict.fromkeys(ids))}
+        stored = TrajectoryReader(self._run).get_many(order)
         found = asyncio.run(self._replay(stored))
-        order = {trajectory_id: number for number, trajectory_id in enumerate(ids)}
         return sorted(found, key=lambda one: order[one.recorded.id])
 
     async def _replay(self, stored: Iterator[StoredTrajectory]) -> list[Replayed]:
@@ -110,7 +111,8 @@ class Replayer:
                     known = recorded.stage in by_name
                     name = recorded.stage if known else played_stage(self._config).name
                     stage = await stage_of(name)
-                    task = _with_image_bytes(recorded.task, self._run)
+                    messages = with_stored_images(recorded.task.messages, self._run)
+                    task = replace(recorded.task, messages=tuple(messages))
                     replayed = await stage.play(recorded, task)
                     difference = None
                     if replayed.status.kind != "failed" or recorded.status.kind == "failed":
@@ -189,24 +191,6 @@ def _states_of(recorded: Trajectory) -> States:
     """When the files of its sandbox were stored."""
     *earlier, last = [bool(turn.files) for turn in recorded.turns] or [False]
     return "turn" if any(earlier) else "end" if last else "off"
-
-
-def _with_image_bytes(task: Task, run: RunDirectory) -> Task:
-    """The task with the bytes of its images, which lie in the run."""
-    return replace(task, messages=tuple(_read(message, run) for message in task.messages))
-
-
-def _read(message: Message, run: RunDirectory) -> Message:
-    content = message["content"]
-    if not isinstance(content, list):
-        return message
-    parts = [
-        {**part, "image": replace(image, data=run.read_blob(image.sha256))}
-        if isinstance(image := part.get("image"), Image)
-        else part
-        for part in content
-    ]
-    return {**message, "content": parts}
 
 
 def _references(stage: StageConfig) -> Iterator[str]:

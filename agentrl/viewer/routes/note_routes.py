@@ -33,8 +33,10 @@ def routes(runs: RunFolder) -> APIRouter:
     def added(key: str, fields: dict[str, Any]) -> Response:
         run = runs.get(key)
         with run.lock:
-            run.row(str(fields.get("trajectory", "")))  # a note is on something that is there
-        return answer(asdict(run.notes.add(fields)))
+            # a note is on something that is there
+            row = run.row(str(fields.get("trajectory", "")))
+        about = {"recorded_at": row.columns["recorded_at"]}
+        return answer(asdict(run.notes.add({**fields, **about})))
 
     @router.delete("/{note_id}")
     def delete(key: str, note_id: str) -> Response:

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from agentrl.store import Annotation, RunDirectory, TrajectoryWriter
@@ -106,11 +107,52 @@ def test_rows_time_and_memory_are_bounded(sql: RunSql) -> None:
     assert sql.query("SELECT 1").rows == [(1,)]  # it goes on
 
 
+def test_damaged_shards_are_passed_over(
+    run: RunDirectory, make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with TrajectoryWriter(run) as writer:
+        for number in (1, 2, 3):
+            writer.write(make(number), step=number)
+            arrays = {"ratio": np.ones(2, np.float32)}
+            writer.annotate(Annotation(f"{number}-0-0", number, arrays=arrays))
+            writer.seal(number)
+    for number, folder in ((1, run.sealed_folder), (3, run.sealed_annotations_folder)):
+        (shard,) = folder.glob(f"step={number:06d}/*.parquet")
+        shard.write_bytes(shard.read_bytes()[:-100])
+    with RunIndex(run, tmp_path / "cache") as index, RunSql(run, index, threads=1) as sql:
+        assert sql.query("SELECT id FROM trajectories ORDER BY id").rows == [("2-0-0",), ("3-0-0",)]
+        found = sql.query("SELECT id, ratio FROM annotations ORDER BY id").rows
+    assert found == [("1-0-0", [1.0, 1.0]), ("2-0-0", [1.0, 1.0])]
+    parts = [record.part for record in caplog.records if record.event == "damaged_part"]
+    assert any("shard of annotations" in part for part in parts)
+
+
+@pytest.mark.parametrize("memory", ["much", "5"])
+def test_a_memory_that_is_no_size_is_named(run: RunDirectory, tmp_path: Path, memory: str) -> None:
+    with (
+        RunIndex(run, tmp_path / "cache") as index,
+        pytest.raises(SqlError, match=f"such as 500MB, got '{memory}'"),
+    ):
+        RunSql(run, index, memory=memory)
+
+
 def test_a_query_that_needs_too_much_memory_is_an_error(run: RunDirectory, tmp_path: Path) -> None:
     greedy = "SELECT list(range) FROM range(30000000)"
     with (
         RunIndex(run, tmp_path / "cache") as index,
         RunSql(run, index, memory="60MB", threads=1) as sql,
-        pytest.raises(SqlError, match=r"[Mm]emory"),
+        pytest.raises(SqlError, match="the 60MB of memory that it may"),
     ):
         sql.query(greedy)
+
+
+def test_a_memory_that_is_too_small_for_the_run_is_named(
+    run: RunDirectory, make: Make, tmp_path: Path
+) -> None:
+    with TrajectoryWriter(run) as writer:
+        writer.write(make(1), step=1)
+    with (
+        RunIndex(run, tmp_path / "cache") as index,
+        pytest.raises(SqlError, match="the 1KB of memory that it may"),
+    ):
+        RunSql(run, index, memory="1KB")

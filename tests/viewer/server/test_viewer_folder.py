@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
-from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
@@ -67,19 +65,6 @@ def test_rows_are_counted_without_an_index(run: RunDirectory) -> None:
     assert count.count() == 9
     next(run.sealed_folder.rglob("*.parquet")).write_bytes(b"torn")
     assert TrajectoryCount(run).count() == 5
-
-
-def test_a_run_that_is_read_only_can_be_viewed(run: RunDirectory) -> None:
-    folders = [Path(folder) for folder, _, _ in os.walk(run.root)]
-    for folder in folders:
-        folder.chmod(0o500)
-    try:
-        with viewing(run.root) as address, Client(address) as client:
-            assert client.of_run("/trajectories").json()["total"] == 12
-            assert client.of_run("/tokens", id="2-0-0").status_code == 200
-    finally:
-        for folder in folders:
-            folder.chmod(0o700)
 
 
 def test_two_viewers_of_one_run_answer_alike(run: RunDirectory, tokenizer: Tokenizer) -> None:

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tokenizers import Tokenizer
 
-from agentrl.store import RunDirectory
+from agentrl.store import RunDirectory, TrajectoryWriter
 from agentrl.viewer.api_error import ApiError
 from agentrl.viewer.notes import NoteBook
-from tests.viewer.server.viewers import Client
+from tests.viewer.server.viewers import Client, make_trajectory
 
 
 def add(client: Client, **fields: object) -> httpx.Response:
@@ -52,6 +53,25 @@ def test_a_note_that_is_none_is_named(
 def test_a_note_on_nothing_is_refused(client: Client) -> None:
     assert add(client, trajectory="9-9-9", text="a").status_code == 404
     assert add(client, trajectory=None, text="a").status_code == 404
+
+
+def test_a_note_on_tokens_outlives_a_resume_that_plays_its_episode_again(
+    client: Client, run: RunDirectory, tokenizer: Tokenizer
+) -> None:
+    about = {"id": "2-0-0"}
+    made = add(client, text="odd", tokens=[3, 9]).json()
+    first = client.of_run("/trajectory", **about).json()["summary"]
+    assert made["recorded_at"] == first["recorded_at"]
+    tokens = client.of_run("/tokens", **about).json()
+    with TrajectoryWriter(run) as resumed:
+        resumed.write(make_trajectory(tokenizer, 4), 2)  # of a step after the checkpoint
+    assert client.of_run("/tokens", **about).json() == tokens
+    with TrajectoryWriter(run) as resumed:
+        resumed.write(make_trajectory(tokenizer, 2), 1)
+    again = client.of_run("/trajectory", **about).json()
+    assert again["notes"] == [made]
+    assert again["summary"]["recorded_at"] != made["recorded_at"]  # so the page says so
+    assert client.of_run("/tokens", **about).json()["ids"] == tokens["ids"]
 
 
 def test_two_viewers_of_two_users_see_each_others_notes(tmp_path: Path) -> None:

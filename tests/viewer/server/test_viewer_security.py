@@ -113,6 +113,16 @@ def test_a_browser_writes_from_the_viewers_own_page_alone(
     assert len(notes) == (status == 200)
 
 
+def test_a_page_of_another_origin_writes_nothing_with_the_token_either(client: Client) -> None:
+    key = client.get("/api/runs").json()["runs"][0]["key"]
+    note = {"trajectory": "2-0-0", "text": "look"}
+    for origin, status in (("http://evil.example", 403), ("null", 403), (client.root, 200)):
+        headers = {"Origin": origin}
+        answer = client.post(f"/api/runs/{key}/notes", json=note, headers=headers)
+        assert answer.status_code == status, origin
+    assert client.post(f"/api/runs/{key}/notes", json=note).status_code == 200  # a script
+
+
 def test_a_page_of_another_port_cannot_read_with_the_cookie(client: Client) -> None:
     with signed_in(client.address) as browser:
         for site in ("cross-site", "same-site"):

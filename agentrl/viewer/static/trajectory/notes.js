@@ -13,12 +13,13 @@ import { shortName } from "./tokens/display.js";
  * @param {string} props.run
  * @param {string} props.id
  * @param {object[]} props.notes
+ * @param {number} props.recordedAt of the record that is shown: a note may be about an older one
  * @param {{turn?: number, tokens?: [number, number]} | null} props.target what a new note is about;
  *   null shows no form
  * @param {(target: object | null) => void} props.onTarget
  * @param {() => void} props.onChange after a note was written or deleted
  */
-export function Notes({ run, id, notes, target, onTarget, onChange }) {
+export function Notes({ run, id, notes, recordedAt, target, onTarget, onChange }) {
   const [error, setError] = useState(null);
   const remove = (note) => del(ofRun(run, `notes/${encodeURIComponent(note.id)}`)).then(onChange, setError);
   return html`<section class="notes" aria-label="Notes">
@@ -28,7 +29,7 @@ export function Notes({ run, id, notes, target, onTarget, onChange }) {
     </h2>
     ${error && html`<${Failure} error=${error} />`}
     ${target && html`<${NoteForm} key=${JSON.stringify(target)} run=${run} id=${id} target=${target} onDone=${() => onTarget(null)} onChange=${onChange} />`}
-    ${notes.map((note) => html`<${Note} key=${note.id} run=${run} id=${id} note=${note} onRemove=${remove} />`)}
+    ${notes.map((note) => html`<${Note} key=${note.id} run=${run} id=${id} note=${note} recordedAt=${recordedAt} onRemove=${remove} />`)}
   </section>`;
 }
 
@@ -88,10 +89,12 @@ function NoteForm({ run, id, target, onDone, onChange }) {
   </form>`;
 }
 
-function Note({ run, id, note, onRemove }) {
+function Note({ run, id, note, recordedAt, onRemove }) {
   const tokens = note.tokens ? `${note.tokens[0]}-${note.tokens[1]}` : undefined;
   const place = link("trajectory", { run, id, tab: tokens ? "tokens" : "chat", turn: note.turn, tokens });
+  const isOutdated = (note.recorded_at ?? recordedAt) !== recordedAt;
   return html`<article class="note">
+    ${isOutdated && html`<p class="small warn">The run played this episode again after this note.</p>`}
     <p class="small">
       <a href=${place}>${aboutOf(note)}</a>
       ${(note.labels ?? []).map((label) => html`<span class="label">${shortName(label)}</span>`)}

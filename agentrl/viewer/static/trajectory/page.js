@@ -95,6 +95,7 @@ function Episode({ run, answer, params, tab, pinned, onReload }) {
           run=${run}
           id=${id}
           notes=${answer.notes ?? []}
+          recordedAt=${answer.summary.recorded_at}
           target=${target}
           onTarget=${setTarget}
           onChange=${onReload}

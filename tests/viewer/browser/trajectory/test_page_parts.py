@@ -240,3 +240,18 @@ def test_short_lists_of_a_state_take_a_line(in_module: Call) -> None:
 def test_a_state_that_is_nested_without_end_is_cut(in_module: Call) -> None:
     body = "return m.prettyJson(JSON.parse('['.repeat(given) + '1, {}' + ']'.repeat(given))).length"
     assert in_module("tabs/state_model.js", body, 100_000) < 100_000
+
+
+def test_a_note_on_an_older_record_says_so(in_module: Call) -> None:
+    body = """
+        const { render } = await import("/vendor/preact.js");
+        const { html } = await import("/lib/html.js");
+        const place = document.createElementNS("http://www.w3.org/1999/xhtml", "div");
+        render(html`<${m.Notes} run="r" id="0-0-0" notes=${given} recordedAt=${2.5} />`, place);
+        return [...place.querySelectorAll("article")].map((note) => note.textContent);
+    """
+    note = {"id": "a", "labels": [], "text": "x", "user": "ann", "time": 3, "tokens": [1, 2]}
+    records = [{"recorded_at": 2.5}, {"recorded_at": 1.5}, {}]
+    notes = [{**note, "id": str(number), **one} for number, one in enumerate(records)]
+    told = ["played this episode again" in text for text in in_module("notes.js", body, notes)]
+    assert told == [False, True, False]

@@ -119,6 +119,8 @@ def test_keys_lead_through_turns_and_trajectories(shown: Shown) -> None:
     page.wait_for_selector("h1:text-is('0-0-0')")
     keys.press("}")
     page.wait_for_selector("h1:text-is('0-1-0')")
+    keys.press("{")
+    page.wait_for_selector("h1:text-is('0-0-0')")
     keys.press("2")
     expect(page.locator(".tabs [aria-current]")).to_have_text("Tokens")
 

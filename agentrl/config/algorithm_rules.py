@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agentrl.algorithms import AlgorithmSettings, AlgorithmSpec
+from agentrl.algorithms import AlgorithmSettings, AlgorithmSpec, Traits
 from agentrl.config.rules import fault
 from agentrl.config.schema import StageConfig
 from agentrl.errors import ConfigError
@@ -33,10 +33,36 @@ def algorithm_faults(stage: StageConfig) -> Iterator[Fault]:
             "or choose another algorithm",
             "rollout.group_size",
         )
+    yield from _critic_faults(stage, learner)
     if isinstance(learner, AlgorithmSpec):
         yield from _own_staleness_faults(stage, learner)
     else:
         yield from _built_in_faults(stage, learner)
+
+
+def _critic_faults(stage: StageConfig, learner: Traits) -> Iterator[Fault]:
+    own, name = stage.critic, stage.algorithm.name
+    if own.stage is not None and own.path is not None:
+        yield fault(
+            f"critic.stage and critic.path exclude each other, got {own.stage!r} and "
+            f"{own.path!r}; keep one",
+            "critic.path",
+            "critic.stage",
+        )
+    if learner.needs.critic and not own.given:
+        yield fault(
+            f"algorithm.name={name!r} needs a critic, got neither critic.stage nor critic.path; "
+            "critic.stage=model starts it from the model of the run, with a new head",
+            "critic.stage",
+            "critic.path",
+        )
+    if own.given and not learner.needs.critic:
+        yield fault(
+            f"algorithm.name={name!r} has no use for a critic, got critic.stage={own.stage!r} and "
+            f"critic.path={own.path!r}; leave them out, or choose an algorithm with one, such as "
+            "ppo",
+            "critic.stage" if own.stage is not None else "critic.path",
+        )
 
 
 def _built_in_faults(stage: StageConfig, settings: AlgorithmSettings) -> Iterator[Fault]:

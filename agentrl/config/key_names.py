@@ -19,6 +19,7 @@ _FIELD = re.compile(r"\b([A-Z]\w+)\.([a-z]\w*)\b")
 _DERIVED: Mapping[str, str] = {
     "ActorSpec.model_path": "model.path",
     "AgentProgramSpec.command": "env.agent_command",
+    "CriticSpec.model_path": "critic.path",
     "EnginePlace.context_tokens": "rollout.context_tokens",
     "EnginePlace.deterministic": "run.deterministic",
     "EnginePlace.dtype": "rollout.dtype",

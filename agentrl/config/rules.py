@@ -296,6 +296,15 @@ def lineage_faults(stage: StageConfig, earlier: Sequence[StageConfig]) -> Iterat
             f"{stage.starts_from!r}; name one",
             "starts_from",
         )
+    skipped = [one.name for one in earlier if one.when == "built" and one.model.path is not None]
+    critic = stage.critic.stage
+    if critic not in (None, "model", *kinds) or critic in skipped:
+        known = ", ".join(["model", *(name for name in kinds if name not in skipped)])
+        yield fault(
+            f"{{key}} must name what the critic starts from ({known}), got {critic!r}; name one, "
+            "or a folder by critic.path",
+            "critic.stage",
+        )
     scorer = stage.reward.model.stage
     if scorer is None:
         return
@@ -306,7 +315,6 @@ def lineage_faults(stage: StageConfig, earlier: Sequence[StageConfig]) -> Iterat
             f"{known or 'none'}), got {scorer!r}; name one, or a folder by reward.model.path",
             "reward.model.stage",
         )
-    skipped = [one.name for one in earlier if one.when == "built" and one.model.path is not None]
     if scorer in skipped:
         yield fault(
             f"{{key}}={scorer!r} is skipped, since it is `when: built` and model.path is given; "

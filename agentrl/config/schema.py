@@ -22,7 +22,12 @@ from agentrl.config.sections import (
     RunSection,
 )
 from agentrl.config.stage_merge import stage_trees
-from agentrl.config.train_sections import AlgorithmConfig, RolloutConfig, TrainConfig
+from agentrl.config.train_sections import (
+    AlgorithmConfig,
+    CriticConfig,
+    RolloutConfig,
+    TrainConfig,
+)
 from agentrl.sandbox import SandboxSpec
 from agentrl.store.store_spec import StoreSpec
 from agentrl.training.optim.optim_spec import OptimSpec
@@ -44,6 +49,7 @@ class _StageSections(Section):
     train: TrainConfig = Field(default_factory=TrainConfig)
     optim: OptimSpec = Field(default_factory=OptimSpec)
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
+    critic: CriticConfig = Field(default_factory=CriticConfig)
     eval: EvalConfig = Field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     debug: DebugConfig = Field(default_factory=DebugConfig)
@@ -154,6 +160,7 @@ class StageEntry(Section):
     train: _Overlay
     optim: _Overlay
     algorithm: _Overlay
+    critic: _Overlay
     eval: _Overlay
     checkpoint: _Overlay
     debug: _Overlay

@@ -12,6 +12,7 @@ from agentrl.config.sections import Dtype
 from agentrl.engines.openai_spec import OpenAIEngineSpec
 from agentrl.engines.sglang.sglang_spec import SGLangEngineSpec
 from agentrl.engines.torch.torch_spec import TorchEngineSpec
+from agentrl.training.optim.optim_spec import OptimSpec
 from agentrl.types.section import (
     Arguments,
     Count,
@@ -196,3 +197,29 @@ class AlgorithmConfig(Section):
         """
         kind = settings_of(self.name)
         return None if kind is None else kind.check_as(self.settings)
+
+
+class CriticOptim(OptimSpec):
+    """The critic's optimizer, in steps of its own."""
+
+    lr: Weight = 1e-5
+    """See optim."""
+
+
+class CriticConfig(Section):
+    """The critic of an algorithm that needs one, such as ppo: what it starts from, and how it
+    learns."""
+
+    stage: str | None = None
+    """``model``, or an earlier stage whose last weights it starts from: those of a reward model
+    with their head, others with a new one."""
+    path: str | None = None
+    """Folder of a model in Hugging Face's layout, from the file's folder on, or a model of its hub.
+    It reads the policy's tokens, so its tokenizer must be the policy's."""
+    optim: CriticOptim = Field(default_factory=CriticOptim)
+    """Its optimizer."""
+
+    @property
+    def given(self) -> bool:
+        """Whether there is one."""
+        return self.stage is not None or self.path is not None

@@ -34,12 +34,13 @@ from agentrl.errors import (
 from agentrl.rollouts import make_batch
 from agentrl.store import Detail
 from agentrl.store.atomic import replacing_folder
-from agentrl.training import Actor, Layout, LearningRole, ModelInfo, Reference
+from agentrl.training import Actor, Critic, Layout, LearningRole, ModelInfo, Reference
 from agentrl.types import BatchShard, SegmentKind, Stats, Trajectory, TrajectoryGroup, seed_for
 
 _PASSES: tuple[tuple[Callable[[AlgorithmSpec], bool], str, Callable[..., Any]], ...] = (
     (lambda spec: spec.recomputes_old_logprobs, "actor", Actor.logprobs),
     (lambda spec: spec.needs.reference, "reference", Reference.logprobs),
+    (lambda spec: spec.needs.critic, "critic", Critic.values),
     (lambda spec: spec.needs.advantages, "actor", Actor.advantages),  # moments over all ranks
 )
 """Passes before the update, in order: whether an algorithm needs one, the role, and its method."""
@@ -124,6 +125,7 @@ class StageRun:
         self.recorder.writer.declare(self.algorithm.columns)
         self._learned: LearnedTokens | None = None
         self._oldest_version = 0
+        self._step = 0  # those that are done
         self._interrupted = self.restored[1].evaluating if self.restored else ""
         """The evaluation that started and did not end."""
         # a role that is not built is named here
@@ -167,6 +169,7 @@ class StageRun:
         if not groups:
             return None
         self._oldest_version = state.policy_version - self.schedule.max_staleness
+        self._step = state.step
         if self.settings.shuffle_rewards:
             groups = _shuffled(groups, seed_for(self.settings.seed, "shuffle_rewards", state.step))
         if self.schedule.on_stale == "drop":
@@ -206,9 +209,10 @@ class StageRun:
 
     def update(self, batch: PlannedBatch, mini_batch: Sequence[BatchShard]) -> Stats:
         """One optimizer step of every learner; metrics of those after the first are prefixed by
-        their names."""
+        their names. While a critic warms up it learns alone."""
         stats = Stats()
-        for learner in self.learners:
+        waits = self._step < self.algorithm.critic_warmup_steps  # the policy, for its critic
+        for learner in self.learners[1:] if waits else self.learners:
             own = learner.update(LearningRole.update, batch, mini_batch)
             self._learned_of(batch).add(learner.name, mini_batch, own.columns, own)
             prefix = "" if learner is self._first else f"{learner.name}/"

@@ -77,6 +77,18 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "policy/clip_frac_high": "share of tokens clipped from above",
         "policy/clip_frac_dual": "share of tokens whose cost algorithm.clip_dual bounded",
         "policy/nll": "mean negative logprob of the demonstrations' tokens in nats",
+        "critic/loss": "the critic's loss",
+        "critic/value": "mean value of a trained token's state, by the current critic",
+        "critic/return": "mean of what it should be",
+        "critic/return_sq": "mean square of that",
+        "critic/error": "mean of return less value before the batch's first update",
+        "critic/error_sq": "mean square of that",
+        "critic/explained_variance": "share of the returns' variance that the critic foretold "
+        "before the batch's first update",
+        "critic/clip_frac": "share of tokens whose value algorithm.value_clip bounded",
+        "critic/optim/grad_norm": "norm of the critic's gradient before clipping",
+        "critic/optim/lr": "the critic's learning rate",
+        "critic/optim/skipped": "1 where a mini-batch had no trained token and took no step",
         "reward_model/loss": "a reward model's loss by pair",
         "reward_model/accuracy": "share of pairs whose better trajectory has the higher score; a "
         "tie counts half",

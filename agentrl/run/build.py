@@ -50,6 +50,7 @@ class StageRecipe:
         model: the weights that it starts from.
         reward_model: what scores its episodes, where ``reward.model`` asks for it.
         num_steps: batches to train.
+        critic: what its critic starts from, where the algorithm needs one.
     """
 
     stage: StageConfig
@@ -57,6 +58,7 @@ class StageRecipe:
     model: Path
     reward_model: Path | None
     num_steps: int
+    critic: Path | None = None
 
     @property
     def optimizer_steps(self) -> int:
@@ -279,28 +281,60 @@ def reward_model_folder(stage: StageConfig, trained: Mapping[str, Path]) -> Path
     return given_model(own.path, stage.base_dir, key="reward.model.path")
 
 
+def critic_folder(stage: StageConfig, trained: Mapping[str, Path]) -> Path | None:
+    """The folder that the stage's critic starts from; None without one.
+
+    Args:
+        stage: whole.
+        trained: folders of the model that the run starts from, and of its stages.
+
+    Raises:
+        DataError: the folder, or the hub's model, does not exist.
+    """
+    own = stage.critic
+    if own.stage is not None:
+        return trained[own.stage]
+    if own.path is None:
+        return None
+    return given_model(own.path, stage.base_dir, key="critic.path")
+
+
 def scorer_spec(recipe: StageRecipe) -> RewardModelSpec:
     """The reward model that scores the stage's episodes.
 
     Raises:
         DataError: its tokenizer is not the policy's.
     """
-    from transformers import AutoTokenizer
-
-    own, other = (
-        AutoTokenizer.from_pretrained(folder, local_files_only=True).get_vocab()
-        for folder in (recipe.model, recipe.reward_model)
-    )
-    if own != other:
-        raise DataError(
-            f"the reward model in {recipe.reward_model} must have the policy's tokenizer, since it "
-            f"reads the policy's own tokens, but {len(set(own.items()) ^ set(other.items()))} "
-            "entries differ; train it from the same model"
-        )
+    check_tokenizer(recipe.model, recipe.reward_model, "the reward model")
     stage = recipe.stage
     return RewardModelSpec(
         str(recipe.reward_model), dtype=stage.model.dtype, deterministic=stage.run.deterministic
     )
+
+
+def check_tokenizer(policy: Path, other: Path | None, what: str) -> None:
+    """Refuses a model that reads the policy's tokens and has another tokenizer.
+
+    Args:
+        policy: its folder.
+        other: that of the other.
+        what: the other's name.
+
+    Raises:
+        DataError: the vocabularies differ.
+    """
+    from transformers import AutoTokenizer
+
+    own, theirs = (
+        AutoTokenizer.from_pretrained(folder, local_files_only=True).get_vocab()
+        for folder in (policy, other)
+    )
+    if own != theirs:
+        raise DataError(
+            f"{what} in {other} must have the policy's tokenizer, since it reads the policy's own "
+            f"tokens, but {len(set(own.items()) ^ set(theirs.items()))} entries differ; train it "
+            "from the same model"
+        )
 
 
 def eval_plan(stage: StageConfig, live: LiveObjects) -> EvalPlan:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.algorithms import LearnsFrom
+from agentrl.algorithms import AlgorithmSpec, LearnsFrom
 from agentrl.config import StageConfig
 from agentrl.controller.admission import RolloutState
 from agentrl.controller.checkpoints import Checkpoints, Manifest
@@ -33,6 +33,8 @@ from agentrl.metrics import (
 from agentrl.run.build import (
     LiveObjects,
     StageRecipe,
+    check_tokenizer,
+    critic_folder,
     eval_plan,
     renderer_spec,
     reward_model_folder,
@@ -47,7 +49,7 @@ from agentrl.run.run_setup import finished_manifest
 from agentrl.run.schedule_factory import conversations, held_out_pairs, rollouts, sequence_scores
 from agentrl.run.stage_tokenizer import keep_tokenizer
 from agentrl.tools import parser_for
-from agentrl.training import ActorSpec, ReferenceSpec, RewardLearnerSpec
+from agentrl.training import ActorSpec, CriticSpec, ReferenceSpec, RewardLearnerSpec
 from agentrl.types import Task, seed_for
 
 _COLUMNS: Mapping[LearnsFrom, tuple[Column, ...]] = {
@@ -55,12 +57,13 @@ _COLUMNS: Mapping[LearnsFrom, tuple[Column, ...]] = {
     "demonstrations": SFT_COLUMNS,
     "preferences": PAIR_COLUMNS,
 }
-_LEARNERS: Mapping[LearnsFrom, tuple[str, ...]] = {
-    "rollouts": ("actor",),
-    "demonstrations": ("actor",),
-    "preferences": ("reward_model",),
-}
-"""The roles that a stage trains; the first is the model that it is about."""
+
+
+def _learners(algorithm: AlgorithmSpec) -> tuple[str, ...]:
+    """The roles that a stage trains; the first is the model that it is about."""
+    if algorithm.pair_loss is not None:
+        return ("reward_model",)
+    return ("actor", "critic") if algorithm.needs.critic else ("actor",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,15 @@ def _actor(recipe: StageRecipe) -> RoleSpec | None:
     return ActorSpec(**_learner(recipe), detail=recipe.stage.store.detail)
 
 
+def _critic(recipe: StageRecipe) -> RoleSpec | None:
+    if not recipe.algorithm.needs.critic:
+        return None
+    check_tokenizer(recipe.model, recipe.critic, "the critic")
+    seed = seed_for(recipe.stage.run.seed, "critic_head")
+    own = {"model_path": str(recipe.critic), "optim": recipe.stage.critic.optim}
+    return CriticSpec(**(_learner(recipe) | own), head_seed=seed)
+
+
 def _reference(recipe: StageRecipe) -> RoleSpec | None:
     if not recipe.algorithm.needs.reference:
         return None
@@ -109,6 +121,7 @@ def _reward_model(recipe: StageRecipe) -> RoleSpec | None:
 
 _ROLES: Mapping[str, Callable[[StageRecipe], RoleSpec | None]] = {
     "actor": _actor,
+    "critic": _critic,
     "reference": _reference,
     "reward_model": _reward_model,
 }
@@ -178,11 +191,12 @@ def run_stage(
     context.heartbeat.reach(stage.name, manifest.step if manifest else 0)
     keep_tokenizer(context.directory, stage.name, model)
     _tell_renderer(context, stage, model)
-    recipe = StageRecipe(stage, algorithm, model, scorer, num_steps)
+    critic = critic_folder(stage, models)
+    recipe = StageRecipe(stage, algorithm, model, scorer, num_steps, critic)
     processes = context.processes
     with context.timer.phase("setup"):
         processes.setup(role_specs(recipe), rollout_worker_spec(recipe, context.live))
-    learners = [RoleHandle(processes.roles, name) for name in _LEARNERS[algorithm.learns_from]]
+    learners = [RoleHandle(processes.roles, name) for name in _learners(algorithm)]
     recorder = _recorder(context, stage, manifest)
     snapshot = (
         manifest.rollouts if manifest else RolloutState(first_draw, (), 0, context.ledger.offset)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from agentrl.training.fsdp.process_group import DistSpec, join, leave
     from agentrl.training.optim.optim_spec import OptimSpec
     from agentrl.training.roles.actor import Actor, ActorSpec
+    from agentrl.training.roles.critic import Critic, CriticSpec
     from agentrl.training.roles.learner import LearnerSpec, LearningRole
     from agentrl.training.roles.policy import Reference, ReferenceSpec
     from agentrl.training.roles.reward_model import (
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Actor",
     "ActorSpec",
+    "Critic",
+    "CriticSpec",
     "DistSpec",
     "Layout",
     "LearnerSpec",
@@ -67,6 +70,7 @@ _HOMES = (
     "roles.role",
     "roles.learner",
     "roles.actor",
+    "roles.critic",
     "roles.policy",
     "roles.reward_model",
 )

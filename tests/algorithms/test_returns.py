@@ -55,7 +55,7 @@ def test_generalised_advantages_by_hand(bootstrap: Bootstrap, final: float) -> N
         interrupted=torch.zeros(6, dtype=torch.bool),
     )
     found = generalized_advantages(
-        given, discount=0.5, lambda_=0.5, bootstrap=bootstrap, reward=given.reward
+        given, discount=0.5, lam=0.5, bootstrap=bootstrap, reward=given.reward
     )
     last = 8 + 0.5 * final - 2.0
     second = 0 + 0.5 * 2.0 - 1.0 + 0.25 * last
@@ -72,7 +72,7 @@ def test_a_straggler_is_bootstrapped_where_limits_are_not() -> None:
         interrupted=OWNER == 1,
     )
     found = generalized_advantages(
-        given, discount=1.0, lambda_=1.0, bootstrap="infrastructure", reward=given.reward
+        given, discount=1.0, lam=1.0, bootstrap="infrastructure", reward=given.reward
     )
     assert found.tolist() == [0.0, 0.0, 0.0, 0.0, 0.0, 7.0]
 
@@ -84,7 +84,7 @@ def test_lambda_one_is_the_return_less_the_value() -> None:
         final_values=torch.zeros(6),
     )
     advantages = generalized_advantages(
-        given, discount=0.9, lambda_=1.0, bootstrap="none", reward=given.reward
+        given, discount=0.9, lam=1.0, bootstrap="none", reward=given.reward
     )
     returns = discounted_returns(given, discount=0.9, reward=given.reward)
     assert given.values is not None
@@ -99,7 +99,7 @@ def test_a_lambda_may_differ_between_trajectories() -> None:
     )
     by_token = torch.where(OWNER == 0, 0.0, 1.0)
     found = generalized_advantages(
-        given, discount=1.0, lambda_=by_token, bootstrap="none", reward=given.reward
+        given, discount=1.0, lam=by_token, bootstrap="none", reward=given.reward
     )
     assert found.tolist() == [0.0, 8.0, 0.0, 4.0, 0.0, 1.0]
 

@@ -29,6 +29,7 @@ from agentrl.algorithms.records import (
     PolicyInputs,
     Rewards,
     TokenLoss,
+    ValueInputs,
 )
 from agentrl.algorithms.settings import (
     ClippedSettings,
@@ -45,6 +46,7 @@ def policy_gradient(
     *,
     credit: Callable[[Rewards, AlgorithmState], Credit],
     loss: Callable[[PolicyInputs], TokenLoss],
+    value_loss: Callable[[ValueInputs], TokenLoss] | None = None,
     kl_in_loss: bool = True,
 ) -> AlgorithmSpec:
     """The record of ``settings``.
@@ -54,6 +56,7 @@ def policy_gradient(
         settings: whole.
         credit: of trajectories and turns; what a length costs is off their rewards already.
         loss: by token, without KL and entropy.
+        value_loss: of a critic.
         kl_in_loss: else the algorithm takes the KL off its rewards.
     """
     kl_coef = settings.kl_coef if kl_in_loss else 0.0
@@ -76,6 +79,7 @@ def policy_gradient(
             kl_weighted=settings.kl_weighted,
             entropy_coef=settings.entropy_coef,
         ),
+        value_loss=value_loss,
         advantages=broadcast_to_tokens,
         trains=frozenset({SegmentKind.POLICY}),
         correction=partial(rollout_correction, settings=correction)

@@ -112,7 +112,7 @@ def generalized_advantages(
     credit: TokenCredit,
     *,
     discount: float,
-    lambda_: float | Tensor,
+    lam: float | Tensor,
     bootstrap: Bootstrap,
     reward: Tensor,
 ) -> Tensor:
@@ -123,7 +123,7 @@ def generalized_advantages(
     Args:
         credit: of the shard, with values.
         discount: a token.
-        lambda_: λ, or ``[T]`` one for each token, equal within a trajectory.
+        lam: λ, or ``[T]`` one for each token, equal within a trajectory.
         bootstrap: behind which ends a value stands: ``none``; those that were none of the policy's
             doing; or ``all`` that a limit cut. Behind any other end it is 0, or running out a limit
             would pay.
@@ -135,7 +135,7 @@ def generalized_advantages(
     ends = {"none": None, "infrastructure": credit.interrupted, "all": credit.cut}[bootstrap]
     first = order.place[:, :1].squeeze(1)
     final = torch.zeros_like(final) if ends is None else torch.where(ends[first], final, 0.0)
-    decay = torch.as_tensor(lambda_, dtype=torch.float64, device=values.device)
+    decay = torch.as_tensor(lam, dtype=torch.float64, device=values.device)
     decay = decay[first] if decay.ndim else decay.expand(final.shape)
     rewards = order.rows(reward.double())
     advantages = torch.zeros_like(rewards)
@@ -147,3 +147,23 @@ def generalized_advantages(
         next_value = torch.where(is_token, values[:, step], next_value)
         advantages[:, step] = following
     return order.column(advantages.float(), credit.mask)
+
+
+def critic_advantages(
+    credit: TokenCredit,
+    *,
+    discount: float,
+    lam: float,
+    bootstrap: Bootstrap,
+    kl_coef: float = 0.0,
+    kl_estimator: KLEstimator = "k1",
+    kl_cap: float | None = None,
+) -> Advantages:
+    """Generalised advantages of rewards less their KL, and what the critic's values should be: the
+    advantages plus the values (arXiv:1506.02438).
+    """
+    reward = kl_reward(credit, kl_coef=kl_coef, kl_estimator=kl_estimator, kl_cap=kl_cap)
+    advantages = generalized_advantages(
+        credit, discount=discount, lam=lam, bootstrap=bootstrap, reward=reward
+    )
+    return Advantages(advantages, advantages + given(credit.values, "values"))

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from agentrl.algorithms.settings.base import ReducedSettings, Reduction
 from agentrl.algorithms.settings.correction import RolloutCorrection
 from agentrl.algorithms.traits import LearnsFrom, Needs
-from agentrl.types.section import Count, Decay, Section, Weight
+from agentrl.types.section import Count, Decay, Fraction, Natural, Section, Weight
 
 Positive = Annotated[float, Field(gt=0)]
 Discount = Annotated[float, Field(gt=0, le=1)]
@@ -197,6 +197,48 @@ class ReinforcePlusPlusSettings(ClippedSettings):
                 "other groups), got 'none'; change either",
             )
         return self
+
+
+class GAESettings(Section):
+    """Generalised advantage estimation (arXiv:1506.02438), over the policy's tokens alone."""
+
+    discount: Discount = 1.0
+    """Of a later token's reward; above 0, at most 1."""
+    lam: Fraction = 0.95
+    """λ, from 0 (one step) to 1 (the whole return)."""
+    bootstrap: Literal["none", "infrastructure", "all"] = "infrastructure"
+    """Behind which ends of an episode the critic's value stands: ``none``; ``infrastructure``, ends
+    that are none of the policy's doing; or ``all`` that a limit cut, where running out the limit
+    pays what the critic hopes for."""
+
+
+class PPOSettings(ClippedSettings):
+    """Proximal policy optimisation with a critic (arXiv:1707.06347); the section ``critic`` says
+    what it starts from."""
+
+    group_size_min: ClassVar[int] = 1
+
+    clip_high: Weight = 0.2
+    """See grpo."""
+    gae: GAESettings = Field(default_factory=GAESettings)
+    value_clip: Positive | None = 0.2
+    """How far a value may move from where it was before the batch's first update; null sets no
+    bound. Above 0."""
+    critic_warmup_steps: Natural = 0
+    """Steps at the beginning in which the critic alone is trained."""
+    filter_zero_variance: bool = False
+    """See grpo; with a critic a group of equal rewards does teach something."""
+
+    @property
+    def needs(self) -> Needs:
+        """See ``Traits``."""
+        has_kl = self.kl_coef > 0
+        return Needs(
+            old_logprobs=has_kl,
+            reference=has_kl,
+            critic=True,
+            entropy=self.entropy_coef > 0,
+        )
 
 
 class GSPOSettings(GroupScaled):

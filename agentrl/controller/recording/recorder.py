@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
@@ -287,6 +288,12 @@ def _numbers(stats: Stats) -> dict[str, float]:
     numbers = {name: stat.mean for name, stat in stats.items() if name not in _WITH_MAX}
     for name in _WITH_MAX & stats.keys():
         numbers |= {f"{name}/mean": stats[name].mean, f"{name}/max": stats[name].max}
+    if "critic/return_sq" in numbers:
+        returns, errors = (
+            numbers[f"critic/{name}_sq"] - numbers[f"critic/{name}"] ** 2
+            for name in ("return", "error")
+        )
+        numbers["critic/explained_variance"] = 1 - errors / returns if returns > 0 else math.nan
     if numbers.get("mismatch/weight_sq"):
         numbers["mismatch/ess"] = numbers["mismatch/weight"] ** 2 / numbers["mismatch/weight_sq"]
     return numbers

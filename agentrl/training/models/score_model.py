@@ -6,6 +6,7 @@ Shapes: T packed tokens, M samples of a row, D width.
 from __future__ import annotations
 
 import math
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,8 @@ from agentrl.training.models.packed_model import (
     PackedModel,
     load_pretrained,
 )
+
+Scores = TypeVar("Scores", bound="ScoreModel")
 
 
 class ScoreModel(PackedModel):
@@ -46,6 +49,33 @@ class ScoreModel(PackedModel):
         return scores[:, 0].clone()  # FSDP hooks what it returns, and wants no view
 
 
+class ValueModel(ScoreModel):
+    """A trunk, then one number of the hidden state before each trained token, and of that at each
+    sample's last token."""
+
+    def forward(self, packed: Packed) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """Values of a packed row. A filler returns those of its one token.
+
+        Returns:
+            ``[max(N, 1)]`` float32 of the states before trained tokens, and ``[max(M, 1)]`` of
+            those behind the samples.
+        """
+        one = packed.ends.new_zeros(1)
+        ends = packed.ends if packed.ends.numel() else one
+        before = packed.logit_rows[packed.logit_of] if packed.targets.numel() else one
+        rows = torch.cat([before, ends])
+        hidden = self.hidden(packed.token_ids, packed.positions, packed.spans, rows)
+        values: Tensor = self.head(hidden).float()[:, 0]
+        return values[: before.numel()].clone(), values[before.numel() :].clone()
+
+
+def load_value_model(
+    spec: ModelSpec, device: torch.device = CPU, *, head_seed: int | None = None
+) -> ValueModel:
+    """Loads a critic; see ``load_score_model``."""
+    return _load(ValueModel, spec, device, head_seed)
+
+
 def load_score_model(
     spec: ModelSpec, device: torch.device = CPU, *, head_seed: int | None = None
 ) -> ScoreModel:
@@ -63,6 +93,12 @@ def load_score_model(
         DataError: the folder holds no loadable reward model, or weights of it are missing.
         ConfigError: the family cannot be trained packed, or scores sequences in another way.
     """
+    return _load(ScoreModel, spec, device, head_seed)
+
+
+def _load(
+    kind: type[Scores], spec: ModelSpec, device: torch.device, head_seed: int | None
+) -> Scores:
     hf, missing = load_pretrained(
         AutoModelForSequenceClassification, spec, "a sequence classifier", device, num_labels=1
     )
@@ -85,7 +121,7 @@ def load_score_model(
         nn.init.normal_(head.weight, 0.0, 1.0 / math.sqrt(head.in_features + 1), generator)
         if head.bias is not None:
             nn.init.zeros_(head.bias)
-    model = ScoreModel(hf, spec.attention, device)
+    model = kind(hf, spec.attention, device)
     text = model.config.get_text_config()
     tokens = [token for token in range(8) if token != text.pad_token_id][:4]
     ids = torch.tensor(tokens) % int(text.vocab_size)

@@ -14,6 +14,7 @@ from agentrl.algorithms import AlgorithmSpec, TokenCredit
 from agentrl.types import Batch, BatchShard
 
 F32 = npt.NDArray[np.float32]
+I64 = npt.NDArray[np.int64]
 
 _EPS = 1e-8
 
@@ -91,15 +92,10 @@ def due_credit(batch: Batch) -> F32:
     credit of a trajectory that is trained at all is lost.
     """
     due = np.zeros(batch.num_tokens, dtype=np.float64)
-    trained = np.flatnonzero(batch.loss_mask)
+    trained, firsts, ends = _in_turn_order(batch)
     if not trained.size:
         return due.astype(np.float32)
-    # a turn's tokens lie in one sample, and turns of a trajectory have growing rows
-    trained = trained[np.argsort(batch.turn_index[trained], kind="stable")]
     turns = batch.turn_index[trained].astype(np.int64)
-    owners = batch.turn_trajectory[turns].astype(np.int64)
-    firsts = np.searchsorted(owners, np.arange(batch.num_trajectories), side="left")
-    ends = np.searchsorted(owners, np.arange(batch.num_trajectories), side="right")
     paid = np.flatnonzero(batch.turn_credit)
     own = batch.turn_trajectory[paid]
     paid, own = paid[ends[own] > firsts[own]], own[ends[own] > firsts[own]]
@@ -108,6 +104,23 @@ def due_credit(batch: Batch) -> F32:
     rows = np.flatnonzero(ends > firsts)
     due[trained[ends[rows] - 1]] += batch.credit[rows]
     return due.astype(np.float32)
+
+
+def last_trained(batch: Batch) -> I64:
+    """Position of the last trained token of each trajectory that has any."""
+    trained, firsts, ends = _in_turn_order(batch)
+    return trained[ends[ends > firsts] - 1]
+
+
+def _in_turn_order(batch: Batch) -> tuple[I64, I64, I64]:
+    """Positions of trained tokens by trajectory and turn, and where each trajectory's begin and
+    end among them."""
+    trained = np.flatnonzero(batch.loss_mask)
+    # a turn's tokens lie in one sample, and turns of a trajectory have growing rows
+    trained = trained[np.argsort(batch.turn_index[trained], kind="stable")]
+    owners = batch.turn_trajectory[batch.turn_index[trained]].astype(np.int64)
+    rows = np.arange(batch.num_trajectories)
+    return trained, np.searchsorted(owners, rows), np.searchsorted(owners, rows, side="right")
 
 
 def _normalize(advantages: Tensor, trained: Tensor) -> Tensor:

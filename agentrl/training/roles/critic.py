@@ -1,0 +1,138 @@
+"""The critic: what each state of an episode is worth, learned beside the policy, on one rank.
+
+A state is what stands before a trained token, or behind a trajectory's last one.
+
+Axes: T packed tokens of a shard, N trained tokens and M samples of a micro-batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from agentrl.algorithms import ValueInputs
+from agentrl.errors import ConfigError
+from agentrl.training.data.packing import Packed
+from agentrl.training.fsdp.process_group import DistSpec
+from agentrl.training.fsdp.sharding import without_gradients
+from agentrl.training.models.score_model import ValueModel, load_value_model
+from agentrl.training.roles.advantages import last_trained
+from agentrl.training.roles.learner import LearnerSpec, LearningRole
+from agentrl.training.roles.update_stats import StatSum
+from agentrl.types import BatchShard, Collect, Dispatch, Stat, Stats, register
+
+F32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class CriticSpec(LearnerSpec):
+    """What a critic is built from; a causal model's folder gets a head of its own.
+
+    Args:
+        head_seed: of a new head's weights.
+    """
+
+    setting = "CriticSpec.model_path"
+    head_seed: int = 0
+
+    def build(self, place: DistSpec) -> Critic:
+        """The role on one rank."""
+        return Critic(self, place)
+
+
+class Critic(LearningRole):
+    """One rank of a critic.
+
+    Raises:
+        ConfigError: as ``Role``, or the algorithm has no loss of values.
+    """
+
+    name = "critic"
+    spec: CriticSpec
+    model: ValueModel
+
+    def __init__(self, spec: CriticSpec, place: DistSpec) -> None:
+        if spec.algorithm.value_loss is None:
+            raise ConfigError(
+                f"algorithm {spec.algorithm.name!r} has no value_loss, which a critic learns by"
+            )
+        self._value_loss = spec.algorithm.value_loss
+        super().__init__(spec, place)
+
+    def load_model(self) -> ValueModel:
+        """A model of values, with a new head where the folder has none."""
+        return load_value_model(self.spec, self.device, head_seed=self.spec.head_seed)
+
+    @register(Dispatch.DATA, collect=Collect.COLUMNS)
+    def values(self, shard: BatchShard) -> dict[str, F32]:
+        """``{"values": [T], "final_values": [T]}``: of the state before each trained token, and on
+        the last one of each trajectory that behind the last token of its sample; zeros elsewhere.
+        """
+        batch = shard.batch
+        values = np.zeros(batch.num_tokens, dtype=np.float32)
+        ends = np.zeros(batch.num_samples, dtype=np.float32)
+        with without_gradients(self.model):
+            for packed in self.packed(shard):
+                found, final = self.model(packed)
+                if packed.source.size:
+                    values[packed.source] = found.cpu().numpy()
+                if packed.rows.size:
+                    ends[packed.rows] = final.cpu().numpy()
+        final_values = np.zeros(batch.num_tokens, dtype=np.float32)
+        last = last_trained(batch)
+        samples = np.repeat(np.arange(batch.num_samples), batch.lengths)
+        final_values[last] = ends[samples[last]]
+        return {"values": values, "final_values": final_values}
+
+    @register(Dispatch.DATA, collect=Collect.STATS)
+    def update(self, shard: BatchShard) -> Stats:
+        """One optimizer step on a mini-batch: L = Σ_t w_s(t) · ℓ_t over all ranks' trained tokens.
+
+        Returns:
+            This rank's statistics, to be merged over ranks. A mini-batch without trained tokens
+            takes no step and counts in ``optim/skipped``.
+
+        Raises:
+            ValueError: the shard has no sample weights, values or returns.
+            TrainingError: the gradient is not finite; no step was taken.
+        """
+        if shard.sample_weight is None:
+            raise ValueError("an update needs sample weights: shards(batch, plan, weights)")
+        first = dist.get_rank() == 0
+        trained = torch.tensor(int(np.count_nonzero(shard.batch.loss_mask)), device=self.device)
+        dist.all_reduce(trained)
+        if int(trained) == 0:
+            return Stats({"optim/skipped": Stat.of([1.0])} if first else {})
+        weights = torch.tensor(shard.sample_weight, device=self.device)
+        stats = StatSum()
+        for packed in self.packed(shard):
+            self._backward(packed, shard, weights, stats)
+        once = self.step()
+        stats.add("loss", torch.zeros((), device=self.device), int(first))
+        return Stats(stats.result()) + once
+
+    def _backward(self, packed: Packed, shard: BatchShard, weights: Tensor, stats: StatSum) -> None:
+        values, final = self.model(packed)
+        trained = torch.nonzero(packed.weight).squeeze(1)
+        if not trained.numel():
+            torch.autograd.backward((values.sum() + final.sum()) * 0.0)
+            return
+        old = packed.column(shard.batch.values)
+        returns = packed.column(shard.batch.returns)
+        if old is None or returns is None:
+            missing = "values" if old is None else "returns"
+            raise ValueError(
+                f"batch.{missing} is missing: join the pass that computes it before the update"
+            )
+        inputs = ValueInputs(values[trained], old[trained], returns[trained])
+        outcome = self._value_loss(inputs)
+        weight = (weights[packed.sample] * packed.weight).double()[trained]
+        loss = (outcome.loss * weight).sum()
+        torch.autograd.backward(loss)
+        stats.add("loss", loss.detach(), 0)
+        stats.add_all(outcome.stats)

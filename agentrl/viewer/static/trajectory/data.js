@@ -1,5 +1,6 @@
 /** Data: what the page knows of a trajectory, and what it derives from it. Pure but for the cache. */
 import { get, ofRun } from "../lib/api.js";
+import { shortName } from "./tokens/display.js";
 
 const KEPT = 8;
 const kept = new Map(); // path and query -> promise of the answer; the oldest first
@@ -77,6 +78,19 @@ export function lanesOf(turns) {
     if (!lane.agents.includes(turn.agent)) lane.agents.push(turn.agent);
   }
   return [...lanes.values()];
+}
+
+/** Whether a turn goes on from another than the one before it. */
+export function isBranch(turn) {
+  const parent = turn?.parent ?? null;
+  return parent !== null && parent !== turn.index - 1;
+}
+
+/** A sequence in words: its agents, and the turn of another sequence at which it begins. */
+export function laneTitle({ sequence, agents, turns }) {
+  const parent = turns[0]?.parent ?? null;
+  const from = parent === null ? "" : `, branches after turn ${parent}`;
+  return `sequence ${sequence}: ${agents.map((agent) => shortName(agent)).join(", ")}${from}`;
 }
 
 /**

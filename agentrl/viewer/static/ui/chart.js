@@ -35,14 +35,14 @@ export function Chart(props) {
   point.current = onPoint;
   const [at, setAt] = useState(null);
   const names = series.map(({ name }) => name).join("\u0000");
+  const common = named ? commonFolder(series.map(({ name }) => name)).length : 0;
   const data = useMemo(() => [x, ...series.map(({ values }) => values)], [x, series]);
   const shownTheme = theme.value;
   useEffect(() => {
-    const options = optionsOf({ width: box.current.clientWidth, series, time, marks, sync, setAt });
+    const options = optionsOf({ ...sizeOf(box.current), series, time, marks, sync, setAt });
     plot.current = new uPlot(options, data, box.current);
     const resized = new ResizeObserver(() => {
-      const width = box.current?.clientWidth;
-      if (width) plot.current?.setSize({ width, height: HEIGHT });
+      if (box.current?.clientWidth) plot.current?.setSize(sizeOf(box.current));
     });
     resized.observe(box.current);
     return () => {
@@ -51,7 +51,14 @@ export function Chart(props) {
       plot.current = null;
     };
   }, [names, time, shownTheme, marks.join(" ")]);
-  useEffect(() => plot.current?.setData(data), [data]);
+  useEffect(() => {
+    if (!plot.current || plot.current.data === data) return;
+    const zoom = zoomOf(plot.current);
+    plot.current.batch(() => {
+      plot.current.setData(data);
+      if (zoom) plot.current.setScale("x", zoom); // what is looked at stays, also while points arrive
+    });
+  }, [data]);
   const open = () => {
     const index = plot.current?.cursor.idx;
     if (index !== null && index !== undefined) point.current?.(index);
@@ -69,8 +76,8 @@ export function Chart(props) {
         <h3 title=${title}>${title}</h3>
         <span class="legend">
           ${series.map(
-            ({ name, values }, index) => html`<span key=${name}>
-              <i class=${`swatch s${(index % COLOURS) + 1}`}></i>${named && html`<bdi>${line(name, 40)}</bdi>${" "}`}
+            ({ name, values }, index) => html`<span key=${name} title=${line(name, 200)}>
+              <i class=${`swatch s${(index % COLOURS) + 1}`}></i>${named && html`<bdi>${line(name.slice(common), 40)}</bdi>${" "}`}
               <b>${number(at === null ? lastKnown(values) : values[shown])}</b>
             </span>`,
           )}
@@ -82,6 +89,14 @@ export function Chart(props) {
         onPointerDown=${(event) => (pressed.current = event.clientX)} onClick=${click} onKeyDown=${(event) => onKey(event, plot.current, x.length, kept, (index) => point.current?.(index), setAt)}></div>
     </figure>
   `;
+}
+
+/** What names have in common up to a slash: `eval/code/` of `eval/code/greedy` and `eval/code/sampled`. */
+export function commonFolder(names) {
+  if (names.length < 2) return "";
+  let end = 0;
+  while (end < names[0].length && names.every((name) => name[end] === names[0][end])) end += 1;
+  return names[0].slice(0, names[0].lastIndexOf("/", end - 1) + 1);
 }
 
 function described(title, x, series, xName, opens) {
@@ -115,7 +130,12 @@ function onKey(event, plot, count, kept, open, setAt) {
   event.stopPropagation();
 }
 
-function optionsOf({ width, series, time, marks, sync, setAt }) {
+/** The plot fills its box, which is as high as the row of charts leaves it. */
+function sizeOf({ clientWidth, clientHeight }) {
+  return { width: Math.max(clientWidth, 50), height: Math.max(clientHeight, HEIGHT) };
+}
+
+function optionsOf({ width, height, series, time, marks, sync, setAt }) {
   const axis = {
     stroke: colour("--muted"),
     grid: { stroke: colour("--line"), width: 1 },
@@ -123,8 +143,8 @@ function optionsOf({ width, series, time, marks, sync, setAt }) {
     font: "11px system-ui, sans-serif",
   };
   return {
-    width: Math.max(width, 50),
-    height: HEIGHT,
+    width,
+    height,
     padding: [6, 10, 0, 0],
     legend: { show: false },
     cursor: {
@@ -132,9 +152,9 @@ function optionsOf({ width, series, time, marks, sync, setAt }) {
       points: { size: 7 },
       drag: { x: true, y: false, setScale: true },
     },
-    scales: { x: { time }, y: { range: rangeOf } },
+    scales: { x: { time, range: placesOf }, y: { range: rangeOf } },
     axes: [
-      { ...axis, size: 26, gap: 4, space: 60 },
+      { ...axis, size: 26, gap: 4, space: 70, ...(time ? { values: timesOf } : {}) },
       { ...axis, size: 52, gap: 4, space: 28, values: (_, splits) => splits.map((v) => number(v)) },
     ],
     series: [
@@ -152,6 +172,23 @@ function optionsOf({ width, series, time, marks, sync, setAt }) {
       drawClear: [(plot) => drawMarks(plot, marks)],
     },
   };
+}
+
+/** One point stands in the middle; uPlot would draw an axis of a hundred steps. */
+function placesOf({ data: [x] }, low, high) {
+  return x.length === 1 ? [x[0] - 1, x[0] + 1] : [low, high];
+}
+
+/** The part of the axis that a reader zoomed to; null where all is shown. */
+function zoomOf({ data: [x], scales: { x: { min, max } } }) {
+  const isAll = x.length < 2 || min === undefined || min === null || (min <= x[0] && max >= x[x.length - 1]);
+  return isAll ? null : { min, max };
+}
+
+/** Ticks of time on one line: days, minutes or seconds, as far apart as they are. */
+function timesOf(_, splits, axis, space, increment) {
+  const [from, to] = increment >= 86_400 ? [5, 10] : increment >= 60 ? [11, 16] : [11, 19];
+  return splits.map((split) => when(split).slice(from, to));
 }
 
 /** A little air above and below; a constant line stands in the middle. */

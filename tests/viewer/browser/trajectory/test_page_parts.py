@@ -124,10 +124,19 @@ def test_rows_of_a_state_may_be_lists_or_words(in_module: Call) -> None:
         {"form": "table", "rows": "no"},
     ]
     assert in_module("tabs/state_model.js", body, given) == [
-        {"columns": [], "rows": [["#", "."], ["ab", 1]]},
-        {"columns": ["x", "2"], "rows": [[5], [6]]},
+        {"columns": [], "rows": [["#", "."], ["ab", 1]], "more": 0, "cut": False},
+        {"columns": ["x", "2"], "rows": [[5], [6]], "more": 0, "cut": False},
         None,
     ]
+
+
+def test_a_table_of_millions_is_cut_before_it_is_drawn(in_module: Call) -> None:
+    body = """const row = "🎉".repeat(given / 2);
+        const long = m.rowsOf({ form: "grid", cells: [row] });
+        const many = m.rowsOf({ form: "table", rows: new Array(given).fill(1) });
+        return [long.rows[0].length, long.rows[0][0], long.cut, many.rows.length, many.more];"""
+    found = in_module("tabs/state_model.js", body, 10_000_000)
+    assert found == [100, "🎉", True, 200, 10_000_000 - 200]
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,10 @@ function Siblings({ run, rows, group, sequences, reference, alignment }) {
         })}
       </tbody>
     </table>
+    ${!rows.some(({ id }) => Number.isFinite(group.advantages[id])) &&
+    html`<p class="muted small">
+      No advantage is recorded: ${group.drop_reason ? "the group was not trained" : "a step that trains the group records it, with store.detail: tokens"}.
+    </p>`}
   `;
 }
 

@@ -7,6 +7,7 @@ import { colour, theme } from "../lib/theme.js";
 
 const HEIGHT = 150;
 const COLOURS = 8;
+const DOUBLE_CLICK_MS = 300;
 const NONE = [];
 
 /**
@@ -65,9 +66,14 @@ export function Chart(props) {
   };
   const pressed = useRef(0);
   const kept = useRef(null); // where the keys are; new data leaves it
+  const opening = useRef(0); // a click on a zoomed chart, which may be the first of the two that end the zoom
+  useEffect(() => () => clearTimeout(opening.current), []);
   const click = (event) => {
     const isDrag = Math.abs(event.clientX - pressed.current) > 3; // which zooms
-    if (!isDrag && event.target.closest(".u-over")) open();
+    clearTimeout(opening.current);
+    if (isDrag || event.detail > 1 || !event.target.closest(".u-over")) return;
+    if (zoomOf(plot.current)) opening.current = setTimeout(open, DOUBLE_CLICK_MS);
+    else open();
   };
   const shown = at ?? x.length - 1;
   return html`

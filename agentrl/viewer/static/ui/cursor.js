@@ -27,7 +27,7 @@ export function useCursor({ scope, count, onOpen, more = [], noun = "row", keyOf
   ]);
   useEffect(() => {
     document.querySelector("[data-active=true]")?.scrollIntoView({ block: "nearest" });
-  }, [at]);
+  }, [key]); // not with its place, which other rows change too
   return [at, setActive];
 }
 

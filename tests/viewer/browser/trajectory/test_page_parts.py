@@ -212,6 +212,13 @@ def test_keys_go_round_to_the_next_turn_that_is_wanted(in_module: Call) -> None:
     assert in_module("data.js", "return m.nextTurn(given, 0, 1, () => false)", turns) is None
 
 
+def test_a_branch_lies_beside_what_it_is_an_alternative_to(in_module: Call) -> None:
+    parents = [None, 0, 1, 0, 3, None, 4]
+    turns = [{"index": index, "parent": parent} for index, parent in enumerate(parents)]
+    # turns 3 and 4 branch after 0, beside 1 and 2; the other agent's turn 5 came after both
+    assert in_module("data.js", "return m.rowsOf(given)", turns) == [0, 1, 2, 1, 2, 3, 4]
+
+
 def test_a_cut_halves_no_character(in_module: Call) -> None:
     assert in_module("parts/long_text.js", "return [m.cutAt('a🎉b', 2), m.cutAt('a🎉b', 3)]") == [
         1,

@@ -32,7 +32,7 @@ export function LongText({ text, limit = FIRST, mono = false, label }) {
   </div>`;
 }
 
-/** The button under what was cut; it says how much is hidden. With `whole` another saves all of it as a file. */
+/** The button under what was cut; it says how much is hidden. With `whole` another gives all of it as a file. */
 export function More({ shown, total, onMore, unit = "characters", whole = null }) {
   if (shown >= total) return null;
   const rest = (total - shown).toLocaleString("en-US");
@@ -40,7 +40,7 @@ export function More({ shown, total, onMore, unit = "characters", whole = null }
   return html`<button type="button" class="more" onClick=${onMore}>
       show more: ${rest} of ${all} ${unit} are hidden</button
     >${
-      whole !== null && html`<button type="button" class="more" onClick=${() => save(whole)}>save all as a file</button>`
+      whole !== null && html`<button type="button" class="more" onClick=${() => save(whole)}>download the whole text</button>`
     }`;
 }
 

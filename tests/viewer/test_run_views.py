@@ -133,7 +133,7 @@ def test_a_step_far_from_the_others_leads_to_its_blame() -> None:
     assert [one for one in findings(calm) if one.kind == "spike"] == []
     # few steps, and what is no number, tell nothing
     assert [one for one in findings(rows[:7]) if one.kind == "spike"] == []
-    assert [one for one in findings([{**row, "policy/loss": "x"} for row in rows])] == []
+    assert findings([{**row, "policy/loss": "x"} for row in rows]) == []
 
 
 def test_one_alert_and_one_reason_are_told_plainly() -> None:

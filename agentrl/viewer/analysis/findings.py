@@ -134,7 +134,7 @@ def alert_link(event: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _spike(metrics: Metrics) -> Finding | None:
-    """The step whose loss, entropy or share of clipped tokens lies farthest from the run's usual."""
+    """The step whose loss, entropy or share of clipped tokens is farthest from what is usual."""
     best: tuple[float, Finding] | None = None
     for signal in _SPIKING:
         names = LOGGED[signal]

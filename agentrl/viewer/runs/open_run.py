@@ -146,7 +146,7 @@ class OpenRun:
 
     @property
     def format_note(self) -> str:
-        """That the run's format keeps less than today's, for a message; empty where it is today's."""
+        """That an older format keeps less, for a message; empty where the run has today's."""
         found = self.record.get("format")
         if found == FORMAT:
             return ""

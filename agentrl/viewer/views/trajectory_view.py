@@ -72,9 +72,7 @@ def _turns(row: StoredRow) -> list[dict[str, Any]]:
     return turns
 
 
-def _missing(
-    run: OpenRun, turns: list[dict[str, Any]], own: Mapping[str, Any]
-) -> dict[str, str]:
+def _missing(run: OpenRun, turns: list[dict[str, Any]], own: Mapping[str, Any]) -> dict[str, str]:
     """Why a part of the trajectory is not there, and what brings it."""
     info = own["info"] or {}
     absent: dict[str, str] = {}

@@ -111,14 +111,18 @@ def test_a_wish_for_the_page_that_is_left_is_dropped(
     expect(page.get_by_text("48 found", exact=True)).to_be_visible()
 
     # as a timer of the query box does, between a click on a link and the browser's event of it
-    left = page.evaluate("""async (key) => {
+    left = page.evaluate(
+        """async (key) => {
         const { update } = await import("/lib/router.js");
-        const followed = new Promise((done) => addEventListener("hashchange", done, { once: true }));
+        const once = { once: true };
+        const followed = new Promise((done) => addEventListener("hashchange", done, once));
         location.hash = `#/run/${key}/behaviour`;
         update({ query: "step:1" }, { replace: false });
         await followed;
         return location.hash;
-    }""", key_of("sums"))
+    }""",
+        key_of("sums"),
+    )
 
     assert left.endswith("/behaviour")
     expect(page.locator("h1")).to_have_text("Behaviour")
@@ -131,7 +135,8 @@ def test_both_ends_of_a_long_id_are_read(viewer: Address, open_page: Open) -> No
         const { EndsName } = await import("/ui/name.js");
         const names = ["rl/code_sharpened/after/sampled/11-0-0", "held_out-11", "n".repeat(300)];
         document.body.replaceChildren();
-        const cells = names.map((text) => h("p", { style: { width: "110px" } }, h(EndsName, { text })));
+        const style = { width: "110px" };
+        const cells = names.map((text) => h("p", { style }, h(EndsName, { text })));
         render(h("div", null, cells), document.body);
     }""")
 

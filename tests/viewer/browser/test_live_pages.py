@@ -170,7 +170,8 @@ ROWS_ABOVE = """async () => {
     const names = ["one", "two", "three"];
     function List() {
         const [total, setTotal] = useState(1000);
-        const blocks = useBlocks(load, "all", (page) => setTotal(page.total), (error) => { throw error; });
+        const fail = (error) => { throw error; };
+        const blocks = useBlocks(load, "all", (page) => setTotal(page.total), fail);
         const [at, setAt] = useCursor({ scope: "Names", count: names.length, onOpen() {},
                                         keyOf: (index) => names[index] });
         window.come = () => { above += 3; names.unshift("zero"); blocks.refresh(); };

@@ -105,14 +105,6 @@ def test_what_a_task_is_called_is_text(viewer: Address, open_page: Open, key_of:
     expect(page.locator("h1")).to_contain_text("⟨202E⟩esrever⟨202C⟩ ⟨001B⟩[31mred")
 
 
-def test_a_group_that_no_step_trained_says_so(
-    viewer: Address, open_page: Open, key_of: Keys
-) -> None:
-    page = open_page(viewer, f"#/run/{key_of('sums')}/group/2")
-    expect(page.locator(".group-rows tbody tr")).to_have_count(4)
-    expect(page.get_by_text("No advantage is recorded")).to_have_count(0)
-
-
 def test_a_run_that_is_gone_is_said(
     viewer: Address, open_page: Open, complaints: Complaints
 ) -> None:

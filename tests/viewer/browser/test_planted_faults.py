@@ -159,7 +159,10 @@ def dropped_group(visitor: Visitor, fault: PlantedFault) -> None:
     index = fault.link["group_index"]
     visitor.click(page.locator(".grid-body").get_by_role("link", name=str(index), exact=True).first)
     expect(page.locator("h1")).to_have_text(f"Group {index}")
-    visitor.sees(page.get_by_text("not trained: no_spread"))
+    visitor.sees(
+        page.get_by_text("not trained: no_spread"),
+        page.get_by_text("No advantage is recorded: the group was not trained"),
+    )
 
 
 WAYS: dict[str, Callable[[Visitor, PlantedFault], None]] = {

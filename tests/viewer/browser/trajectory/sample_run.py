@@ -221,9 +221,7 @@ def big_trajectory(maker: EpisodeMaker) -> Trajectory:
         state=state({"form": "text", "text": "s" * LARGEST_STATE}),
         files={"big.txt": Blob.of(b"f" * LARGEST_STATE), "bigger.txt": Blob.of(b"f" * BIG)},
     )
-    first = replace(
-        first, text=said, message={"role": "assistant", "content": said}, calls=(told,)
-    )
+    first = replace(first, text=said, message={"role": "assistant", "content": said}, calls=(told,))
     last = maker.turn(1, 0, [], "done", state=state({"words": "s" * LARGEST_STATE}))
     judge = [{"role": "user", "content": "j" * BIG}]
     return trajectory([first, last], group=4, reasons={"correct": {"judge": judge}})

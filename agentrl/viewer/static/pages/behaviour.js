@@ -24,7 +24,7 @@ export function BehaviourPage({ run, params }) {
       <${Loaded} of=${steps}>
         ${({ steps: made }) =>
           made.length < 2
-            ? html`<${Empty}>It takes two steps to compare; this run has made ${made.length}.<//>`
+            ? html`<${Empty}>It takes two steps that logged reward/mean to compare; this run has made ${made.length}.<//>`
             : html`<${Ranges} run=${run} params=${params} steps=${made} />`}
       <//>
     </div>

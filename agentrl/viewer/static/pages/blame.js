@@ -26,7 +26,7 @@ export function BlamePage({ run, params }) {
       <${Loaded} of=${steps}>
         ${({ steps: made }) =>
           made.length === 0
-            ? html`<${Empty}>No step has ended yet.<//>`
+            ? html`<${Empty}>No step has ended yet that logged reward/mean; blame ranks the tokens of such a step.<//>`
             : html`<${Step} run=${run} params=${params} steps=${made} />`}
       <//>
     </div>

@@ -2,7 +2,7 @@
 import uPlot from "../vendor/uplot.js";
 import { useEffect, useMemo, useRef, useState } from "../vendor/hooks.js";
 import { html } from "../lib/html.js";
-import { line, number, when } from "../lib/format.js";
+import { commonFolder, line, number, when } from "../lib/format.js";
 import { colour, theme } from "../lib/theme.js";
 
 const HEIGHT = 150;
@@ -95,14 +95,6 @@ export function Chart(props) {
         onPointerDown=${(event) => (pressed.current = event.clientX)} onClick=${click} onKeyDown=${(event) => onKey(event, plot.current, x.length, kept, (index) => point.current?.(index), setAt)}></div>
     </figure>
   `;
-}
-
-/** What names have in common up to a slash: `eval/code/` of `eval/code/greedy` and `eval/code/sampled`. */
-export function commonFolder(names) {
-  if (names.length < 2) return "";
-  let end = 0;
-  while (end < names[0].length && names.every((name) => name[end] === names[0][end])) end += 1;
-  return names[0].slice(0, names[0].lastIndexOf("/", end - 1) + 1);
 }
 
 function described(title, x, series, xName, opens) {

@@ -68,7 +68,7 @@ function Step({ run, params, steps }) {
     <${Loaded} of=${found}>
       ${(data) =>
         // until the answer for another choice is there, what is shown is named for what it is
-        html`<div aria-busy=${found.loading} class=${found.loading ? "stale" : ""}><${Ranking} run=${run} data=${data} /></div>`}
+        html`<div aria-busy=${found.loading} class=${found.loading ? "ranking stale" : "ranking"}><${Ranking} run=${run} data=${data} /></div>`}
     <//>
   `;
 }

@@ -322,3 +322,21 @@ def test_records_differ_in_their_leaves() -> None:
         {"path": "git.commit", "values": ["a", "b"]},
         {"path": "host", "values": ["h", None]},
     ]
+
+
+def test_a_legend_leaves_out_what_its_names_have_in_common() -> None:
+    cases = [
+        ["eval/code/greedy", "eval/code/sampled"],
+        ["turns/mean", "tool/calls_per_traj"],
+        ["reward/mean", "reward/mean_of_best"],
+        ["one/name"],
+        [],
+    ]
+
+    assert in_node("lib/format.js", "return given.map(m.commonFolder)", cases) == [
+        "eval/code/",
+        "",
+        "reward/",
+        "",
+        "",
+    ]

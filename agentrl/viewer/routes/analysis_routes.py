@@ -49,8 +49,7 @@ def routes(runs: RunFolder) -> APIRouter:
         level: Level = "token",
         stage: str | None = None,
     ) -> Response:
-        run = runs.get(key)
-        return answer(comparisons.blame_of_step(run, step, signal, level, stage=stage).as_json())
+        return answer(comparisons.blame_answer(runs.get(key), step, signal, level, stage=stage))
 
     @router.get("/retokenise")
     def retokenise(key: str, id: str, turn: Index | None = None) -> Response:  # noqa: A002

@@ -18,6 +18,7 @@ from agentrl.store import (
     decode_trajectory,
 )
 from agentrl.store.json_text import from_json
+from agentrl.store.run_directory import FORMAT
 from agentrl.types import Trajectory
 from agentrl.viewer.analysis import BlameRow
 from agentrl.viewer.api_error import not_found
@@ -133,6 +134,23 @@ class OpenRun:
         except (FileNotFoundError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
+
+    def setting(self, name: str) -> Any:
+        """A key of the run's own ``store`` section; None where nobody knows."""
+        return (self.config.get("store") or {}).get(name)
+
+    def setting_note(self, name: str) -> str:
+        """That key for a message; empty where nobody knows."""
+        value = self.setting(name)
+        return "" if value is None else f" (this run has store.{name}: {value})"
+
+    @property
+    def format_note(self) -> str:
+        """That an older format keeps less, for a message; empty where the run has today's."""
+        found = self.record.get("format")
+        if found == FORMAT:
+            return ""
+        return f"; this run is of format {found}, and format {FORMAT} of a new run keeps more"
 
     def events(self) -> list[dict[str, Any]]:
         """The lines of ``events.jsonl`` so far."""

@@ -16,6 +16,7 @@ from agentrl.errors import DataError
 from agentrl.store import Annotation, TrajectorySummary
 from agentrl.viewer.analysis import (
     Blame,
+    NotRecordedError,
     StepRange,
     behaviour,
     blame,
@@ -141,7 +142,8 @@ def blame_of_step(
         limit: the most rows.
 
     Raises:
-        DataError: the signal or level is unknown, or the run lacks what it takes.
+        NotRecordedError: the run did not record what it takes.
+        DataError: the signal or level is unknown.
         StoreError: a file is damaged.
     """
     with run.lock:
@@ -151,7 +153,7 @@ def blame_of_step(
         decode = _decode(run, stage)
     trained = {one.trajectory_id for one in learned if one.arrays}
     if not trained:
-        raise DataError(
+        raise NotRecordedError(
             f"no token of step {step} was annotated; store.detail: tokens records what blame needs "
             "of each token that a step trains"
         )
@@ -164,6 +166,18 @@ def blame_of_step(
         decode=decode,
         limit=limit,
     )
+
+
+def blame_answer(
+    run: OpenRun, step: int, signal: Signal, level: Level, *, stage: str | None
+) -> dict[str, Any]:
+    """``blame_of_step`` as the API sends it; ``missing`` says what the run did not record."""
+    try:
+        found, missing = blame_of_step(run, step, signal, level, stage=stage), ""
+    except NotRecordedError as error:
+        found = Blame(signal, level, 0.0, None, 0, ())
+        missing = f"{error}{run.setting_note('detail')}{run.format_note}"
+    return {**found.as_json(), "missing": missing}
 
 
 def retokenised(run: OpenRun, trajectory_id: str, turn: int | None) -> dict[str, Any]:

@@ -31,18 +31,21 @@ def column_of(name: str, declared: Mapping[str, AnnotationColumn]) -> Annotation
     return declared.get(name) or _KNOWN.get(name) or AnnotationColumn(name, "token")
 
 
-def missing_columns(found: Iterable[str], columns: Mapping[str, Any]) -> dict[str, str]:
+def missing_columns(
+    found: Iterable[str], columns: Mapping[str, Any], note: str = ""
+) -> dict[str, str]:
     """Why a trajectory lacks a column, and which setting records it, by the column's name.
 
     Args:
         found: the columns that it has.
         columns: of the trajectory's row.
+        note: what the run's own setting and format are.
     """
     given = set(found)
-    return {name: _why(name, columns) for name in _KNOWN if name not in given}
+    return {name: _why(name, columns, note) for name in _KNOWN if name not in given}
 
 
-def _why(name: str, columns: Mapping[str, Any]) -> str:
+def _why(name: str, columns: Mapping[str, Any], note: str) -> str:
     if columns.get("purpose") != "train":
         return "nothing of an evaluation is trained"
     setting = "full" if name in _FULL else "tokens"
@@ -50,5 +53,5 @@ def _why(name: str, columns: Mapping[str, Any]) -> str:
     needs = f" and the algorithm has {where}" if where else ""
     return (
         "no step has recorded it for this trajectory; it is recorded where a step trains it with "
-        f"store.detail: {setting}{needs}"
+        f"store.detail: {setting}{needs}{note}"
     )

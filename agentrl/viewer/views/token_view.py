@@ -36,7 +36,8 @@ def token_view(
     pieces, parts = pieces_of(run, row, missing)
     columns = _Columns(row, run.reader.columns())
     columns.add_learned(_chosen(row.annotations, learner, step))
-    missing |= missing_columns(columns.made, row.columns) | columns.unfit
+    note = run.setting_note("detail") + run.format_note
+    missing |= missing_columns(columns.made, row.columns, note) | columns.unfit
     return {
         "num_tokens": int(arrays.token_ids.size),
         "ids": packed(arrays.token_ids),

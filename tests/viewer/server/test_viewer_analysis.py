@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 
 from agentrl.store import EventLog, RunDirectory, TrajectoryWriter, write_json
-from tests.viewer.server.viewers import TEXTS, Client, make_trajectory
+from tests.viewer.server.viewers import TEXTS, Client, make_trajectory, viewing
 
+FORMAT_1 = Path(__file__).parents[2] / "store" / "data" / "format-1"
 WORST = len(TEXTS[0]) + 5
 """The token of 2-0-0 whose two logprobs differ most."""
 
@@ -98,10 +101,31 @@ def test_blame_sums_to_the_logged_loss_and_ranks_the_worst_token(client: Client)
     assert sorted(row["value"] for row in loss["rows"]) == pytest.approx([0.5, 0.5, 0.75, 0.75])
     mismatch = client.of_run("/blame", step=1, signal="mismatch").json()
     assert (mismatch["rows"][0]["id"], mismatch["rows"][0]["token"]) == ("2-0-0", WORST)
+    assert (loss["missing"], mismatch["missing"]) == ("", "")
+    # an ordinary answer without rows: that a run keeps less is no mistake of the request
     missing = client.of_run("/blame", step=2)
-    assert missing.status_code == 400
-    assert "store.detail: tokens" in missing.json()["error"]
+    assert (missing.status_code, missing.json()["rows"]) == (200, [])
+    assert "store.detail: tokens" in missing.json()["missing"]
     assert client.of_run("/blame", step=1, signal="luck").status_code == 400
+
+
+def test_a_run_of_format_1_says_what_it_lacks(tmp_path: Path) -> None:
+    shutil.copytree(FORMAT_1, tmp_path / "run")
+    with viewing(tmp_path / "run") as address, Client(address) as client:
+        found = client.of_run("/blame", step=1)
+        tokens = client.of_run("/tokens", id="0-0-0").json()["missing"]
+        parts = client.of_run("/trajectory", id="0-0-0").json()["missing"]
+    assert (found.status_code, found.json()["rows"]) == (200, [])
+    told = {"blame": found.json()["missing"], "entropy": tokens["entropy"], **parts}
+    for name, setting in {
+        "blame": "store.detail: tokens",
+        "entropy": "store.detail: full",
+        "state": "Env.snapshot()",
+        "files": "store.states",
+        "reasons": "Score(value, why)",
+    }.items():
+        assert setting in told[name], name
+        assert "this run is of format 1" in told[name], name
 
 
 def test_a_turn_is_encoded_anew_and_its_template_rendered(

@@ -64,6 +64,7 @@ export function TrajectoryPage({ run, id, params }) {
   return html`<${Episode}
     run=${run}
     answer=${loaded.value}
+    isStale=${loaded.loading && loaded.value.summary.id !== id}
     params=${params}
     tab=${tab}
     pinned=${pin ? pinned : null}
@@ -76,7 +77,7 @@ function awaited({ summary, annotations }) {
   return summary.purpose === "train" && !annotations?.length;
 }
 
-function Episode({ run, answer, params, tab, pinned, onReload }) {
+function Episode({ run, answer, isStale, params, tab, pinned, onReload }) {
   const id = answer.summary.id;
   const [target, setTarget] = useState(null); // what a new note is about
   useEffect(() => setTarget(null), [id]);
@@ -86,7 +87,7 @@ function Episode({ run, answer, params, tab, pinned, onReload }) {
   const shared = { run, params, turn, onTurn, onParams: update, onNote: setTarget };
   const other = pinned?.value ?? null;
   const split = pinned !== null && tab !== "diff";
-  return html`<div class="traj">
+  return html`<div class=${isStale ? "traj stale" : "traj"} aria-busy=${isStale}>
     <${Header} run=${run} answer=${answer} params=${params} />
     <div class="traj-body">
       <div class="traj-side">

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -44,6 +45,8 @@ def query_command(
 
     directory = RunDirectory.open(run)
     with RunIndex(directory) as index, RunSql(directory, index, memory=memory) as database:
+        for text in database.damage:
+            say(f"! passed over: {text}", file=sys.stderr)
         found = database.query(sql, rows=limit, timeout_s=timeout)
     if json:
         print_json([dict(zip(found.columns, row, strict=True)) for row in found.rows])

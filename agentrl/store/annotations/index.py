@@ -86,15 +86,8 @@ class AnnotationIndex:
             for log in self._appended()
             if log.step is None or step in (None, log.step)  # a log of format 1 has every step
         ]
-        live = (
-            one
-            for log in logs
-            for records in log.by_id.values()
-            for record in records
-            if (one := self._decoded(log.path, record)) is not None
-        )
         pattern = "step=*" if step is None else step_name(step)
-        early = list(live)  # before the shards, which may be made of them meanwhile
+        early = self._all_of(logs)  # before the shards, which may be made of them meanwhile
         shards = sorted(self._run.sealed_annotations_folder.glob(f"{pattern}/*.parquet"))
         sealed = (one for path in shards for one in self._readable(path))
         for found in self._standing(chain(sealed, early), since):
@@ -102,6 +95,10 @@ class AnnotationIndex:
             asked = (step, learner, stage)
             if all(ask in (None, value) for ask, value in zip(asked, own, strict=True)):
                 yield found
+
+    def live(self) -> list[StoredAnnotation]:
+        """Those that lie in no shard, and those of format 1, whatever became of them since."""
+        return self._all_of(self._appended())
 
     def columns(self) -> dict[str, AnnotationColumn]:
         """The columns that the run's writers declared, by name."""
@@ -156,6 +153,15 @@ class AnnotationIndex:
             yield from read_rows(path)
         except StoreError as error:
             self._on_damage(error)
+
+    def _all_of(self, logs: Iterable[_AppendedLog]) -> list[StoredAnnotation]:
+        return [
+            one
+            for log in logs
+            for records in log.by_id.values()
+            for record in records
+            if (one := self._decoded(log.path, record)) is not None
+        ]
 
     def _decoded(self, path: Path, record: dict[str, Any]) -> StoredAnnotation | None:
         """The annotation of a line; None where its frame is gone, since it is sealed by now."""

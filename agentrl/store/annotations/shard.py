@@ -35,6 +35,8 @@ _FIXED = {
     "recorded_at": pa.float64(),
     "values_json": pa.string(),
 }
+FIXED_SCHEMA = pa.schema(_FIXED)
+"""Of the columns that every shard has."""
 _MAX_ROWS = 32
 _MAX_BYTES = 1 << 19
 """Of the arrays of a row group, so that reading one annotation reads little."""

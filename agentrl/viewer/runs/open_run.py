@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-from agentrl.errors import StoreError
+from agentrl.errors import DataError, StoreError
 from agentrl.store import (
     RunDirectory,
     RunState,
@@ -18,6 +18,7 @@ from agentrl.store import (
     decode_trajectory,
 )
 from agentrl.store.json_text import from_json
+from agentrl.store.masking import SecretMask
 from agentrl.store.run_directory import FORMAT
 from agentrl.types import Trajectory
 from agentrl.viewer.analysis import BlameRow
@@ -30,6 +31,7 @@ from agentrl.viewer.runs.metrics_table import MetricsTable
 from agentrl.viewer.runs.run_tokenizer import stage_pieces
 from agentrl.viewer.runs.stored_row import StoredRow
 from agentrl.viewer.runs.trajectory_count import TrajectoryCount
+from agentrl.viewer.secret_tokens import has_marks, without_secrets
 
 _FRESH_S = 0.3
 
@@ -69,6 +71,7 @@ class OpenRun:
         self.used_at = 0.0
         """When a request asked for this run last, by the monotonic clock."""
         self._refreshed_at = -_FRESH_S
+        self._mask = SecretMask()
         self.worst_tokens: dict[tuple[int, str | None], BlameRow | None] = {}
         """By step and stage (``views.overview``)."""
 
@@ -175,7 +178,8 @@ class OpenRun:
         return list(dict.fromkeys([*own, *self.metrics.damage, *self._event_lines.damage]))
 
     def row(self, trajectory_id: str) -> StoredRow:
-        """One trajectory as it is stored, with what was learned of it.
+        """One trajectory as it is stored, with what was learned of it; ids of masked secrets are
+        ``REDACTED_ID``.
 
         Raises:
             ApiError: the run has none of this id.
@@ -183,7 +187,14 @@ class OpenRun:
         """
         columns, arrays = self._stored(trajectory_id)
         learned = self.reader.learned(trajectory_id, columns["recorded_at"])
-        return StoredRow(columns, arrays, learned)
+        row = StoredRow(columns, arrays, learned)
+        if not has_marks(columns):
+            return row
+        try:
+            pieces = self.pieces(columns.get("stage", ""))
+        except DataError:
+            pieces = None
+        return without_secrets(row, pieces, self._mask)
 
     def trajectory(self, trajectory_id: str) -> Trajectory:
         """One trajectory as objects.

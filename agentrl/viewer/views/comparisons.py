@@ -6,7 +6,7 @@ Each reads what it needs of a run under the run's lock, and computes without it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from agentrl.errors import DataError
 from agentrl.store import Annotation, TrajectorySummary
 from agentrl.viewer.analysis import (
     Blame,
+    BlameRow,
     NotRecordedError,
     StepRange,
     behaviour,
@@ -28,9 +29,12 @@ from agentrl.viewer.analysis import (
     trained_tokens,
 )
 from agentrl.viewer.analysis.blame import Decode, Level, Signal
+from agentrl.viewer.analysis.stored_rows import stored_rows
 from agentrl.viewer.analysis.turn_diff import turn_diff
 from agentrl.viewer.api_error import bad_request, not_found
+from agentrl.viewer.pieces import HIDDEN_PIECE, REDACTED_ID
 from agentrl.viewer.runs.open_run import OpenRun
+from agentrl.viewer.secret_tokens import HIDDEN, has_marks
 from agentrl.viewer.template import ChatTemplateText
 from agentrl.viewer.views.neighbours import term
 from agentrl.viewer.views.token_view import pieces_of
@@ -158,13 +162,35 @@ def blame_of_step(
             "of each token that a step trains"
         )
     summaries = summaries_of(run, step, trained)
-    return blame(
+    found = blame(
         trained_tokens(run.directory, run.reader, summaries, learned),
         signal,
         level,
         logged=logged,
         decode=decode,
         limit=limit,
+    )
+    return replace(found, rows=_without_secrets(run, found.rows, summaries))
+
+
+def _without_secrets(
+    run: OpenRun, rows: Sequence[BlameRow], summaries: Sequence[TrajectorySummary]
+) -> tuple[BlameRow, ...]:
+    """The rows; one of a turn that holds a masked secret has no text."""
+    named = {row.id for row in rows}
+    shown = [summary for summary in summaries if summary.id in named]
+    hidden: dict[str, set[int]] = {}
+    for stored in stored_rows(run.directory, run.reader, shown, ("turns",)):
+        if has_marks(stored):
+            with run.lock:
+                arrays = run.row(stored["id"]).arrays
+            taken = arrays.token_ids == REDACTED_ID
+            hidden[stored["id"]] = set(arrays.turn_index[taken].tolist())
+    return tuple(
+        replace(row, text=HIDDEN_PIECE, before="", after="")
+        if row.turn in hidden.get(row.id, ())
+        else row
+        for row in rows
     )
 
 
@@ -188,6 +214,8 @@ def retokenised(run: OpenRun, trajectory_id: str, turn: int | None) -> dict[str,
         DataError: there is no such turn, or it has no ids.
     """
     with run.lock:
+        if (run.row(trajectory_id).arrays.token_ids == REDACTED_ID).any():
+            raise not_found(f"its text is not encoded again: of some tokens, {HIDDEN}")
         trajectory = run.trajectory(trajectory_id)
         stage = trajectory.stage
         try:

@@ -14,8 +14,10 @@ import numpy.typing as npt
 
 from agentrl.errors import DataError
 from agentrl.store import Annotation, AnnotationColumn
+from agentrl.viewer.pieces import HIDDEN_PIECE, REDACTED_ID
 from agentrl.viewer.runs.open_run import OpenRun
 from agentrl.viewer.runs.stored_row import StoredRow
+from agentrl.viewer.secret_tokens import HIDDEN
 from agentrl.viewer.views.token_columns import DERIVED, column_of, missing_columns
 from agentrl.viewer.wire import packed
 
@@ -36,6 +38,8 @@ def token_view(
     pieces, parts = pieces_of(run, row, missing)
     columns = _Columns(row, run.reader.columns())
     columns.add_learned(_chosen(row.annotations, learner, step))
+    if (arrays.token_ids == REDACTED_ID).any():
+        missing[f"tokens shown as {HIDDEN_PIECE}"] = HIDDEN
     note = run.setting_note("detail") + run.format_note
     missing |= missing_columns(columns.made, row.columns, note) | columns.unfit
     return {
@@ -62,7 +66,10 @@ def pieces_of(
         return run.pieces(row.columns.get("stage", "")).of(row.arrays.token_ids)
     except DataError as error:
         missing["pieces"] = str(error)
-        return [f"<{token_id}>" for token_id in row.arrays.token_ids.tolist()], {}
+        return [
+            HIDDEN_PIECE if token_id == REDACTED_ID else f"<{token_id}>"
+            for token_id in row.arrays.token_ids.tolist()
+        ], {}
 
 
 def _chosen(

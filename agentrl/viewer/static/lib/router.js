@@ -25,6 +25,11 @@ const RUN_PAGES = new Map([
 /** Every page by name. */
 export const PAGES = ["runs", "compare", ...RUN_PAGES.keys()];
 
+/** Whether a page or a tab is there: an exported file lacks some. */
+export function offers(name) {
+  return !globalThis.agentrlWithout?.has(name);
+}
+
 /**
  * The route that a fragment names.
  * @param {string} hash such as `#/run/KEY/trajectory/ID?tab=tokens`

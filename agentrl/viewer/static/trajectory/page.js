@@ -1,7 +1,7 @@
 /** Trajectory page: one episode in eight tabs, alone or beside a pinned one. */
 import { html } from "../lib/html.js";
 import { useEffect, useErrorBoundary, useState } from "../vendor/hooks.js";
-import { link, update } from "../lib/router.js";
+import { link, offers, update } from "../lib/router.js";
 import { useLatest } from "../lib/live.js";
 import { ask, forget } from "./data.js";
 import { Header } from "./header.js";
@@ -21,17 +21,19 @@ import { TimelineTab } from "./tabs/timeline.js";
 import { TokensTab } from "./tokens/tab.js";
 
 /** Tabs by the name in the address: title and component. */
-export const TABS = new Map([
-  ["chat", ["Chat", ChatTab]],
-  ["tokens", ["Tokens", TokensTab]],
-  ["rendered", ["Rendered", RenderedTab]],
-  ["retokenise", ["Re-tokenise", RetokeniseTab]],
-  ["judging", ["Judging", JudgingTab]],
-  ["state", ["State", StateTab]],
-  ["timeline", ["Timeline", TimelineTab]],
-  ["raw", ["Raw", RawTab]],
-  ["diff", ["Differences", DiffTab]],
-]);
+export const TABS = new Map(
+  [
+    ["chat", ["Chat", ChatTab]],
+    ["tokens", ["Tokens", TokensTab]],
+    ["rendered", ["Rendered", RenderedTab]],
+    ["retokenise", ["Re-tokenise", RetokeniseTab]],
+    ["judging", ["Judging", JudgingTab]],
+    ["state", ["State", StateTab]],
+    ["timeline", ["Timeline", TimelineTab]],
+    ["raw", ["Raw", RawTab]],
+    ["diff", ["Differences", DiffTab]],
+  ].filter(([name]) => offers(name)),
+);
 
 /**
  * @param {{run: string, id: string, params: Record<string, string>}} props `params`: `tab`, `turn`,

@@ -35,9 +35,15 @@ _FIXED = {
     "recorded_at": pa.float64(),
     "values_json": pa.string(),
 }
-_MAX_ROWS = 32
-_MAX_BYTES = 1 << 19
+MAX_GROUP_ROWS = 32
+MAX_GROUP_BYTES = 1 << 19
 """Of the arrays of a row group, so that reading one annotation reads little."""
+LAYOUT: Mapping[str, Any] = {
+    "compression": "zstd",
+    "compression_level": 1,
+    "use_dictionary": False,
+    "write_statistics": ["id", "step", "learner"],
+}
 
 Record = dict[str, Any]
 
@@ -63,18 +69,13 @@ def seal_annotations(live: Path, shard: Path, columns: Mapping[str, AnnotationCo
     try:
         with (
             replacing(shard) as temporary,
-            pq.ParquetWriter(
-                temporary,
-                schema,
-                compression="zstd",
-                compression_level=1,
-                use_dictionary=False,
-                write_statistics=["id", "step", "learner"],
-            ) as writer,
+            pq.ParquetWriter(temporary, schema, **LAYOUT) as writer,
         ):
             for group in _row_groups(records):
                 frames = read_frames(live, [record["frame"] for record in group])
-                writer.write_batch(_record_batch(group, frames, schema), row_group_size=_MAX_ROWS)
+                writer.write_batch(
+                    _record_batch(group, frames, schema), row_group_size=MAX_GROUP_ROWS
+                )
     except pa.ArrowException as error:
         raise StoreError(f"{shard} cannot be written: {error}") from error
     return len(records)
@@ -104,7 +105,7 @@ def _row_groups(records: Sequence[Record]) -> Iterator[list[Record]]:
     size = 0
     for record in records:
         own = sum(np.dtype(dtype).itemsize * count for _, dtype, count in record["arrays"])
-        if group and (len(group) == _MAX_ROWS or size + own > _MAX_BYTES):
+        if group and (len(group) == MAX_GROUP_ROWS or size + own > MAX_GROUP_BYTES):
             yield group
             group = []
             size = 0

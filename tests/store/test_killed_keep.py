@@ -56,8 +56,9 @@ def stays(number: int, newest: int) -> bool:
 
 def check(run: RunDirectory, reader: TrajectoryReader, newest: int) -> None:
     found = {one.group_index for one in reader.summaries()}
-    written = range(max(newest + 1, max(found, default=0) // A_STEP) * A_STEP)
-    assert {number for number in written if stays(number, newest)} <= found
+    written = range((newest + 1) * A_STEP)
+    # the writer may have ended another step before it could tell
+    assert {number for number in written if stays(number, newest + 1)} <= found
     for number in sorted(set(written) - found)[-3:]:
         with pytest.raises(NoTrajectoryError, match=r"dropped by store\.keep"):
             reader.get(f"{number}-0-0")

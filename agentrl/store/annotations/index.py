@@ -142,16 +142,7 @@ class AnnotationIndex:
     def _sealed_rows(self, trajectory_id: str) -> list[StoredAnnotation]:
         for _ in range(_LOOKS):
             self._list_shards()
-            found = []
-            errors = []
-            for shard, row in self._rows.get(trajectory_id, ()):
-                path = self._shards[shard]
-                if path is None:
-                    continue
-                try:
-                    found.append(read_row(path, row))
-                except StoreError as error:
-                    errors.append(error)
+            found, errors = self._read_rows(trajectory_id)
             others = [one for one in found if one.annotation.trajectory_id != trajectory_id]
             if not errors and not others:
                 break  # else a shard may have been replaced since it was listed
@@ -159,6 +150,18 @@ class AnnotationIndex:
             self._on_damage(error)
         own = [one for one in found if one.annotation.trajectory_id == trajectory_id]
         return sorted(own, key=_age)
+
+    def _read_rows(self, trajectory_id: str) -> tuple[list[StoredAnnotation], list[StoreError]]:
+        found = []
+        errors = []
+        for shard, row in self._rows.get(trajectory_id, ()):
+            path = self._shards[shard]
+            if path is not None:
+                try:
+                    found.append(read_row(path, row))
+                except StoreError as error:
+                    errors.append(error)
+        return found, errors
 
     def _readable(self, path: Path) -> Iterator[StoredAnnotation]:
         try:

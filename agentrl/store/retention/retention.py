@@ -21,18 +21,13 @@ from agentrl.store.retention.drop_log import DropLog, DropRecord
 from agentrl.store.retention.keep_rules import COLUMNS, fits
 from agentrl.store.retention.noted import NotedTrajectories, UnreadableNotesError
 from agentrl.store.run_directory import RunDirectory, step_name
-from agentrl.store.step_files.shard_rewrite import DamagedShardError, ShardLayout, shrink_shard
+from agentrl.store.step_files.shard_rewrite import DamagedShardError, shrink_shard
+from agentrl.store.step_files.shard_writer import ShardLayout
 from agentrl.store.store_spec import KeepSpec
 from agentrl.store.trajectories import shard as trajectory_shard
 
 logger = logging.getLogger(__name__)
 
-_TRAJECTORIES = ShardLayout(
-    trajectory_shard.LAYOUT, trajectory_shard.MAX_GROUP_ROWS, trajectory_shard.MAX_GROUP_BYTES
-)
-_ANNOTATIONS = ShardLayout(
-    annotation_shard.LAYOUT, annotation_shard.MAX_GROUP_ROWS, annotation_shard.MAX_GROUP_BYTES
-)
 _REMEMBERED = 200_000
 """Trajectories whose fate is known when a later record or annotation of theirs comes."""
 
@@ -124,7 +119,7 @@ class Retention:
             )
             self._log.append(record)
 
-        keeps = self._rewrite(shard, ids, fitting, _TRAJECTORIES, tell)
+        keeps = self._rewrite(shard, ids, fitting, trajectory_shard.LAYOUT, tell)
         self._remember(
             (row["id"], row["recorded_at"], stays)
             for row, stays in zip(rows, keeps, strict=True)
@@ -135,7 +130,9 @@ class Retention:
         with _reading():
             ids = annotation_shard.read_ids(shard)
         dropped = [one in self._fates and not self._fates[one].stays for one in ids]
-        self._rewrite(shard, ids, [not one for one in dropped], _ANNOTATIONS, lambda _: None)
+        self._rewrite(
+            shard, ids, [not one for one in dropped], annotation_shard.LAYOUT, lambda _: None
+        )
 
     def _rewrite(
         self,

@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.errors import StoreError
 from agentrl.store.atomic import sync_path, take_place, temporary_beside
+from agentrl.store.step_files.shard_writer import ShardLayout
 from agentrl.store.write_error import write_failure
 
 
 class DamagedShardError(StoreError):
     """A shard cannot be read."""
-
-
-@dataclass(frozen=True, slots=True)
-class ShardLayout:
-    """How a kind of shard is written.
-
-    Args:
-        options: of ``pyarrow.parquet.ParquetWriter``.
-        max_rows: of a row group.
-        max_bytes: of a row group, unless one row alone is larger.
-    """
-
-    options: Mapping[str, Any]
-    max_rows: int
-    max_bytes: int
 
 
 def shrink_shard(

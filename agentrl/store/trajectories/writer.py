@@ -288,7 +288,7 @@ class TrajectoryWriter(Closing):
 
     def _fail(self, error: Exception, what: str) -> StoreError:
         waiting = self._issued - self._handled
-        failure = write_failure(what, self._run.root, error)
+        failure = write_failure(what, self._run.live_folder, error)
         self._error = type(failure)(
             f"{failure}; {waiting} entries for {self._run.root} were not stored: fix that, then "
             "--resume"

@@ -179,7 +179,7 @@ class Recorder:
         self.sink.log(state.step, values, self.stage)
         self.view.step(state.step, values, "" if has_signal else no_signal(played))
         self.view.status("")
-        self.writer.seal(state.step)
+        self.writer.seal(state.step, self.stage)
 
     def evaluating(self, when: str, step: int) -> None:
         """An evaluation of the weights after ``step`` starts; until a step ends, the display says
@@ -208,7 +208,7 @@ class Recorder:
         # no step of its own: the row of the weights that the stage starts from
         if state.step == self.step:
             self.sink.log(state.step, numbers, self.stage)
-            self.writer.seal(state.step)
+            self.writer.seal(state.step, self.stage)
         else:
             self._evaluated |= numbers
 

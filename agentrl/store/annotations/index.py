@@ -27,6 +27,8 @@ from agentrl.store.step_files.shard_folders import ShardFolders
 
 Damage = Callable[[StoreError], None]
 
+_LOOKS = 3
+
 
 class AnnotationIndex:
     """The annotations of a run. Used by one thread.
@@ -62,7 +64,6 @@ class AnnotationIndex:
             if (one := self._decoded(log.path, record)) is not None
         ]
         # after the live files: what was sealed meanwhile is then seen twice, never missed
-        self._list_shards()
         found = [*self._sealed_rows(trajectory_id), *live]
         return tuple(self._standing(found, lambda _: since))
 
@@ -136,23 +137,35 @@ class AnnotationIndex:
             yield annotation
 
     def _sealed_rows(self, trajectory_id: str) -> list[StoredAnnotation]:
+        for _ in range(_LOOKS):
+            self._list_shards()
+            found, errors = self._read_rows(trajectory_id)
+            others = [one for one in found if one.annotation.trajectory_id != trajectory_id]
+            if not errors and not others:
+                break  # else a shard may have been replaced since it was listed
+        for error in errors:
+            self._on_damage(error)
+        own = [one for one in found if one.annotation.trajectory_id == trajectory_id]
+        return sorted(own, key=_age)
+
+    def _read_rows(self, trajectory_id: str) -> tuple[list[StoredAnnotation], list[StoreError]]:
         found = []
+        errors = []
         for shard, row in self._rows.get(trajectory_id, ()):
             path = self._shards[shard]
-            if path is None:
-                continue
-            try:
-                found.append(read_row(path, row))
-            except StoreError as error:
-                if path.exists():
-                    self._on_damage(error)
-        return sorted(found, key=_age)
+            if path is not None:
+                try:
+                    found.append(read_row(path, row))
+                except StoreError as error:
+                    errors.append(error)
+        return found, errors
 
     def _readable(self, path: Path) -> Iterator[StoredAnnotation]:
         try:
             yield from read_rows(path)
         except StoreError as error:
-            self._on_damage(error)
+            if path.exists():  # else store.keep left nothing of it
+                self._on_damage(error)
 
     def _all_of(self, logs: Iterable[_AppendedLog]) -> list[StoredAnnotation]:
         return [

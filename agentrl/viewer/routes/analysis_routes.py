@@ -49,7 +49,10 @@ def routes(runs: RunFolder) -> APIRouter:
         level: Level = "token",
         stage: str | None = None,
     ) -> Response:
-        return answer(comparisons.blame_answer(runs.get(key), step, signal, level, stage=stage))
+        run = runs.get(key)
+        found = comparisons.blame_answer(run, step, signal, level, stage=stage)
+        with run.lock:  # what store.keep dropped has no part
+            return answer({**found, "kept": run.reader.kept_by_step().get(step)})
 
     @router.get("/retokenise")
     def retokenise(key: str, id: str, turn: Index | None = None) -> Response:  # noqa: A002

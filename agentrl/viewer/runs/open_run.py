@@ -10,6 +10,7 @@ from typing import Any
 
 from agentrl.errors import DataError, StoreError
 from agentrl.store import (
+    NoTrajectoryError,
     RunDirectory,
     RunState,
     RunWatch,
@@ -216,12 +217,10 @@ class OpenRun:
     def _stored(self, trajectory_id: str) -> tuple[dict[str, Any], TokenArrays]:
         try:
             return self.reader.row(trajectory_id)
-        except StoreError as error:
-            if "has no trajectory" in str(error):
-                raise not_found(
-                    f"the run {self.name} has no trajectory {trajectory_id[:100]!r}"
-                ) from error
-            raise
+        except NoTrajectoryError as error:
+            raise not_found(
+                f"the run {self.name} has no trajectory {trajectory_id[:100]!r}{error.why}"
+            ) from error
 
     def blob(self, sha256: str) -> bytes:
         """The bytes that the run keeps under a hash.

@@ -155,7 +155,13 @@ def blame_of_step(
         logged = logged_value(_logged(run, step, stage), signal)
         learned = list(run.reader.annotations(step=step, stage=stage))
         decode = _decode(run, stage)
+        kept = run.reader.kept_by_step().get(step)
     trained = {one.trajectory_id for one in learned if one.arrays}
+    if not trained and kept:
+        raise DataError(
+            f"store.keep left {kept[0]} of {kept[1]} trajectories of step {step} and none that it "
+            "trained; store.keep.every_steps keeps whole steps"
+        )
     if not trained:
         raise NotRecordedError(
             f"no token of step {step} was annotated; store.detail: tokens records what blame needs "

@@ -4,18 +4,43 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 
-from agentrl.store import EventLog, RunDirectory, TrajectoryWriter, write_json
+from agentrl.store import EventLog, KeepSpec, RunDirectory, TrajectoryWriter, write_json
 from tests.viewer.server.viewers import TEXTS, Client, make_trajectory, viewing
 
 FORMAT_1 = Path(__file__).parents[2] / "store" / "data" / "format-1"
 WORST = len(TEXTS[0]) + 5
 """The token of 2-0-0 whose two logprobs differ most."""
+
+
+def test_what_store_keep_dropped_is_told(client: Client, run: RunDirectory) -> None:
+    assert client.of_run("/overview").json()["kept"] is None
+    assert client.get("/api/runs").json()["runs"][0]["trajectories"] == 12
+    writer_of_step_2 = KeepSpec(last_steps=1, reward_above=0.5)  # as if the run went on from there
+    with TrajectoryWriter(run, keep=writer_of_step_2) as writer:
+        writer.seal(2)
+    assert client.of_run("/overview").json()["kept"] == {"kept": 2, "of": 4, "steps": [1, 1]}
+    deadline = time.monotonic() + 30
+    while client.get("/api/runs").json()["runs"][0]["trajectories"] != 10:
+        assert time.monotonic() < deadline
+    blame = client.of_run("/blame", step=1, signal="loss", level="trajectory").json()
+    assert blame["kept"] == [2, 4]
+    assert sorted(row["id"] for row in blame["rows"]) == ["2-1-0", "3-1-0"]
+    assert client.of_run("/trajectory", id="2-1-0").status_code == 200
+    dropped = client.of_run("/trajectory", id="2-0-0")
+    assert dropped.status_code == 404
+    assert "'2-0-0' any more: it was dropped by store.keep, which left 2 of 4" in dropped.text
+    assert str(run.root) not in dropped.text
+    with TrajectoryWriter(run, keep=KeepSpec(last_steps=1, share=0.0)) as writer:
+        writer.seal(2)
+    nothing = client.of_run("/blame", step=1, signal="loss", level="trajectory")
+    assert "store.keep left 0 of 4 trajectories of step 1" in nothing.text
 
 
 def test_an_overview_says_where_to_look_first(client: Client, run: RunDirectory) -> None:

@@ -1,7 +1,7 @@
 /** Blame: the tokens, turns and trajectories that carry a step's loss, mismatch, entropy or clipping. */
 import { html } from "../lib/html.js";
 import { ofRun, useApi } from "../lib/api.js";
-import { clip, number, percent, visible } from "../lib/format.js";
+import { clip, count, number, percent, visible } from "../lib/format.js";
 import { useKeys } from "../lib/keys.js";
 import { go, link, update } from "../lib/router.js";
 import { useCursor } from "../ui/cursor.js";
@@ -128,6 +128,7 @@ function Sum({ data, signal }) {
   }
   const close = Math.abs(total - logged) <= CLOSE * Math.max(1, Math.abs(logged));
   return html`The parts of ${signal} come to <b>${number(total, 6)}</b>, the step logged <b>${number(logged, 6)}</b>${" "}
+    ${data.kept && html`(store.keep left ${count(data.kept[0])} of ${count(data.kept[1])} trajectories of the step) `}
     <span class=${`chip ${close ? "good" : "warn"}`}>${close ? "equal" : `differ by ${number(total - logged, 2)}`}</span>`;
 }
 

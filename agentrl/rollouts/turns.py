@@ -287,6 +287,7 @@ class TurnGenerator:
             min_version=sequence.policy_version,
             messages=sequence.messages if renderer is None else (),
             tools=turn.tools if renderer is None else (),
+            num_alternatives=self.context.spec.num_alternatives,
             on_tokens=on_tokens,
         )
 

@@ -17,7 +17,7 @@ from agentrl.types import Completion, EngineInfo, GenerateRequest, SamplingParam
 
 _NEW_TOKENS = 4
 _SAME_LOGPROB = 1e-3
-"""Nats by which two logprobs of one token in one answer may differ."""
+"""By which two logprobs of one token in one answer may differ: nats, and a share of their size."""
 
 
 def check_engine(
@@ -243,15 +243,16 @@ def _hold_alternatives(completion: Completion, asked: int) -> None:
         same = ids == segment.token_ids[:, None]
         _hold(bool((same.sum(1) <= 1).all()), f"a token is its own alternative twice: {ids}")
         own = np.broadcast_to(segment.logprobs[:, None], shape)
-        unlike = np.abs(logprobs - own)[same].max(initial=0)
+        close = _SAME_LOGPROB * (1 + np.abs(own))
+        unlike = (np.abs(logprobs - own) - close)[same].max(initial=0)
         _hold(
-            bool(unlike <= _SAME_LOGPROB),
-            f"the sampled token's own logprob among them differs by {unlike:.3g}",
+            bool(unlike <= 0),
+            f"the sampled token's own logprob among them differs by {unlike:.2g} too much",
         )
-        above = (own - logprobs)[~same.any(1), -1].max(initial=0)
+        above = (own - close - logprobs)[~same.any(1), -1].max(initial=0)
         _hold(
-            bool(above <= _SAME_LOGPROB),
-            f"a sampled token that is not among them is likelier than the last by {above:.3g}",
+            bool(above <= 0),
+            f"a sampled token that is not among them is likelier than the last by {above:.2g}",
         )
 
 

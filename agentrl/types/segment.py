@@ -135,6 +135,8 @@ def alternatives_side(
 ) -> Mapping[str, npt.NDArray[np.generic]]:
     """``Segment.side`` with the most likely tokens ``[n, k]``; empty where k is 0.
 
+    Logprobs are kept in half precision, 1 part in 2,000: they take less than half the room on disk.
+
     Raises:
         ValueError: the two are of different shapes.
     """
@@ -143,7 +145,10 @@ def alternatives_side(
             f"alternatives need ids and logprobs of one shape [n, k], got {ids.shape} and "
             f"{logprobs.shape}"
         )
-    return {ALTERNATIVE_IDS: ids, ALTERNATIVE_LOGPROBS: logprobs} if ids.shape[1] else _NO_SIDE
+    if not ids.shape[1]:
+        return _NO_SIDE
+    with np.errstate(over="ignore"):  # below the range is -inf
+        return {ALTERNATIVE_IDS: ids, ALTERNATIVE_LOGPROBS: logprobs.astype(np.float16)}
 
 
 def concat_ids(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,9 @@ from tests.engines.tiny import (
     request,
     sampled,
 )
+
+HALF = 2**-11
+"""How far a number in half precision lies from its own, as a share of it."""
 
 
 def asking(ids: np.ndarray, count: int, **settings: Any) -> Any:
@@ -48,10 +52,16 @@ def assert_alternatives(
         assert likely.shape == logprobs.shape == (len(segment), count)
         for place in range(len(segment)):
             own = exact[position - 1]
-            np.testing.assert_allclose(logprobs[place], np.sort(own)[::-1][:count], atol=ROUNDING)
-            np.testing.assert_allclose(logprobs[place], own[likely[place]], atol=ROUNDING)
+            np.testing.assert_allclose(
+                logprobs[place], np.sort(own)[::-1][:count], atol=ROUNDING, rtol=HALF
+            )
+            np.testing.assert_allclose(
+                logprobs[place], own[likely[place]], atol=ROUNDING, rtol=HALF
+            )
             beside = likely[place] == segment.token_ids[place]
-            assert (logprobs[place][beside] == segment.logprobs[place]).all()
+            np.testing.assert_allclose(
+                logprobs[place][beside], segment.logprobs[place], atol=ROUNDING, rtol=HALF
+            )
             position += 1
     assert position == whole.size
 
@@ -121,6 +131,15 @@ def test_those_too_unlikely_for_float32_come_last() -> None:
     host = drawn.on_host()
     assert host.alternative_ids[0, 0] == host.ids[0] == 1
     assert host.alternative_logprobs.tolist() == [[0.0, -np.inf, -np.inf]]
+
+
+def test_logprobs_are_kept_in_half_precision() -> None:
+    given = np.array([[-0.001, -11.3, -70000.0]], np.float32)
+    side = alternatives_side(np.zeros((1, 3), np.int32), given)
+    segment = Segment(SegmentKind.POLICY, np.array([1]), np.array([-1.0]), 0, side=side)
+    assert sum(array.nbytes for array in segment.side.values()) == 3 * 6
+    (read,) = pickle.loads(pickle.dumps(segment)).alternatives[1].tolist()
+    assert read == pytest.approx([-0.001, -11.3, -np.inf], rel=HALF)
 
 
 def test_ids_and_logprobs_of_other_shapes_are_refused() -> None:

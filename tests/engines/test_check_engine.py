@@ -151,7 +151,7 @@ BROKEN: list[tuple[type[Sound], str]] = [
     (AlternativesUnasked, "sampled one: they came, and the request asked for none"),
     (AlternativesTooFew, "sampled one: (4, 2) came in place of (4, 3)"),
     (AlternativesRising, "sampled one: their logprobs do not fall"),
-    (AlternativesOfANeighbour, "own logprob among them differs by 0.5"),
+    (AlternativesOfANeighbour, "own logprob among them differs by 0.5 too much"),
     (AlternativesTwice, "a token is its own alternative twice"),
     (AlternativesWithoutTheLikeliest, "not among them is likelier than the last by 2"),
     (OfAnotherContext, "info() and layout() are those of the place"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
+
 from agentrl.config import load_config
 from agentrl.run.trainer import Trainer
 from agentrl.store import RunDirectory, RunWatch
@@ -37,8 +39,8 @@ def assert_tokens_can_be_read_again(run: RunDirectory) -> None:
         assert found.ids.shape[1] == 5
         own = row.arrays.logprobs[found.positions]
         same = found.ids == row.arrays.token_ids[found.positions, None]
-        assert (found.logprobs[same] == own[same.any(1)]).all()
-        assert (own[~same.any(1)] <= found.logprobs[~same.any(1), -1]).all()
+        np.testing.assert_allclose(found.logprobs[same], own[same.any(1)], atol=1e-4, rtol=1e-3)
+        assert (1.001 * own[~same.any(1)] <= found.logprobs[~same.any(1), -1]).all()
         first = retokenised(opened, summary.id, 0)["template"]
         assert (first["equal"], first["missing"]) == (True, "")
     turn = opened.trajectory(summary.id).turns[0]

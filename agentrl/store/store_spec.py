@@ -10,6 +10,8 @@ from agentrl.types.section import Count, Fraction, Natural, Section, Words
 
 Detail: TypeAlias = Literal["basic", "tokens", "full"]
 States: TypeAlias = Literal["off", "end", "turn"]
+NUM_ALTERNATIVES = 5
+"""Most likely tokens that are kept beside each sampled one at ``detail: full``."""
 
 
 _ALWAYS = ("baseline", "eval")
@@ -73,7 +75,7 @@ class StoreSpec(Section):
     """What training learned of each trajectory (docs/annotations.md has the columns). ``basic``
     keeps its step and credit; ``tokens`` also the numbers that made the loss, for each sampled
     token, 22 bytes before compression; ``full`` also entropies and the reference's logprobs, 30
-    bytes."""
+    bytes, and the engine's 5 most likely tokens in its place, 30 bytes more."""
     states: States = "off"
     """When the changed files of an episode's sandbox are kept: after each ``turn``, at the ``end``,
     or never. At most 1 MiB a file, 16 MiB an episode, and 1,000 files a turn (docs/envs.md)."""

@@ -52,7 +52,9 @@ def without_secrets(row: StoredRow, pieces: TokenPieces | None, mask: SecretMask
         if names - masked_names(mask(shown.decode(errors="replace"))):
             taken |= part
     hidden = np.where(taken, np.int32(REDACTED_ID), ids)
-    return StoredRow(row.columns, replace(row.arrays, token_ids=hidden), row.annotations)
+    # beside a secret its own first letters may stand as what was likely
+    kept = StoredRow(row.columns, replace(row.arrays, token_ids=hidden), row.annotations)
+    return kept.without_side()
 
 
 def tokens_of(data: Sequence[bytes], find: Callable[[str], Iterable[tuple[int, int]]]) -> Mask:

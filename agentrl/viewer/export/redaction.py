@@ -85,7 +85,8 @@ class Redaction:
             return None if found else data
 
     def row(self, row: StoredRow, pieces: TokenPieces) -> StoredRow:
-        """A trajectory without the ids whose text matches.
+        """A trajectory without the ids whose text matches, and without alternatives: one of them
+        and the tokens around it may spell a match that was never sampled.
 
         Raises:
             DataError: a match is left.
@@ -101,7 +102,8 @@ class Redaction:
                     f"trajectory {row.columns['id']!r} still matches after its ids were redacted; "
                     "narrow --redact"
                 )
-        return StoredRow(row.columns, replace(row.arrays, token_ids=ids), row.annotations)
+        kept = replace(row.arrays, token_ids=ids)
+        return StoredRow(row.columns, kept, row.annotations).without_side()
 
     def _taken(self, data: Sequence[bytes]) -> npt.NDArray[np.bool_]:
         """``[N]`` which of N tokens, by their bytes, have a part in a match of the whole text."""

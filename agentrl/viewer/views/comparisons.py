@@ -14,6 +14,7 @@ import numpy as np
 
 from agentrl.errors import DataError
 from agentrl.store import Annotation, TrajectorySummary
+from agentrl.types import Trajectory
 from agentrl.viewer.analysis import (
     Blame,
     BlameRow,
@@ -31,7 +32,7 @@ from agentrl.viewer.analysis import (
 from agentrl.viewer.analysis.blame import Decode, Level, Signal
 from agentrl.viewer.analysis.stored_rows import stored_rows
 from agentrl.viewer.analysis.turn_diff import turn_diff
-from agentrl.viewer.api_error import bad_request, not_found
+from agentrl.viewer.api_error import ApiError, bad_request, not_found
 from agentrl.viewer.pieces import HIDDEN_PIECE, REDACTED_ID
 from agentrl.viewer.runs.open_run import OpenRun
 from agentrl.viewer.secret_tokens import HIDDEN, has_marks
@@ -229,7 +230,8 @@ def retokenised(run: OpenRun, trajectory_id: str, turn: int | None) -> dict[str,
         except DataError as error:
             raise not_found(str(error)) from error
         template = _template(run, stage)
-    return retokenise(trajectory, turn, tokenizer, template).as_json()
+        tools = _offered_tools(run, trajectory)
+    return retokenise(trajectory, turn, tokenizer, template, tools).as_json()
 
 
 def summaries_of(run: OpenRun, step: int, trained: set[str]) -> list[TrajectorySummary]:
@@ -266,6 +268,18 @@ def _decode(run: OpenRun, stage: str | None) -> Decode | None:
     except DataError:  # a run without its model: its rows then have no text
         return None
     return lambda ids: pieces.text(np.asarray(ids, dtype=np.int32))
+
+
+def _offered_tools(run: OpenRun, trajectory: Trajectory) -> dict[str, bytes]:
+    """What the run keeps of the tools on offer to a trajectory's turns, by hash."""
+    named = {one.offered_tools.sha256 for one in trajectory.turns if one.offered_tools}
+    kept = {}
+    for sha256 in named - {""}:  # too large to be kept
+        try:
+            kept[sha256] = run.blob(sha256)
+        except ApiError:  # the comparison with the template says that they are missing
+            continue
+    return kept
 
 
 def _template(run: OpenRun, stage: str) -> ChatTemplateText | None:

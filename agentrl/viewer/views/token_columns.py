@@ -21,6 +21,11 @@ SAMPLED = (
 )
 """What the rollout itself recorded."""
 
+ALTERNATIVES_MISSING = (
+    "no likeliest tokens were recorded beside the sampled ones: store.detail: full asks an engine "
+    "of token ids for them, and torch and sglang give them; an export with --redact leaves them out"
+)
+
 _KNOWN = {column.name: column for column in (*SAMPLED, DERIVED, *TOKEN_COLUMNS, *FULL_COLUMNS)}
 _FULL = {column.name for column in FULL_COLUMNS}
 _WHEN_THERE_IS_ONE = {"ref_logprobs": "a reference", "correction": "such a correction"}

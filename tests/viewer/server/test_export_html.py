@@ -124,6 +124,18 @@ def test_a_secret_leaves_blobs_and_stages_and_what_cannot_be_rewritten_is_left_o
     assert [stage["name"] for stage in view["stages"]] == ["█████"]
 
 
+def test_a_secret_leaves_with_the_likeliest_tokens(run: RunDirectory, tokenizer: Tokenizer) -> None:
+    # sampled nowhere: "It is S" stands where the first alternative takes the place of "4"
+    with TrajectoryWriter(run, "other") as writer:
+        writer.write(make_trajectory(tokenizer, 50, alternatives="S"), 5)
+    tokens = answer(exported(run, "--query", "step:5"), "/tokens?id=50-0-0")
+    assert "S" in tokens["alternatives"]["pieces"].values()
+    tokens = answer(exported(run, "--query", "step:5", "--redact", "is S"), "/tokens?id=50-0-0")
+    assert tokens["alternatives"] is None
+    assert "--redact leaves them out" in tokens["missing"]["alternatives"]
+    assert tokens["num_tokens"] > 0
+
+
 def test_ids_that_cannot_be_read_cannot_be_redacted(
     run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:

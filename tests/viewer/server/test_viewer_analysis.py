@@ -12,6 +12,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from agentrl.store import EventLog, KeepSpec, RunDirectory, TrajectoryWriter, write_json
+from agentrl.types import Blob
 from tests.viewer.server.viewers import TEXTS, Client, make_trajectory, viewing
 
 FORMAT_1 = Path(__file__).parents[2] / "store" / "data" / "format-1"
@@ -166,6 +167,27 @@ def test_a_turn_is_encoded_anew_and_its_template_rendered(
     # without a turn, every token is: the last turn of the one sequence has all
     assert client.of_run("/retokenise", id="2-0-0").json()["turns"] == [1]
     assert client.of_run("/retokenise", id="2-0-0", turn=7).status_code == 400
+
+
+def test_the_tools_of_the_run_stand_in_its_template(
+    client: Client, run: RunDirectory, tokenizer: Tokenizer
+) -> None:
+    text = "{{ tools[0].function.name }}: {{ messages[0].content }}"
+    kept = {"rl": {"chat_template.jinja": run.write_blob(text.encode())}}
+    write_json(run.record_path, {**run.read_record(), "tokenizers": kept})
+    made = make_trajectory(tokenizer, 50, prompt=f"python: {TEXTS[0]}")
+    named = Blob.of(b'[{"type":"function","function":{"name":"python"}}]')
+    asked = ({"role": "user", "content": TEXTS[0]},)
+    first = replace(made.turns[0], offered_tools=named, observed=asked)
+    with TrajectoryWriter(run, "other") as writer:
+        writer.write(replace(made, turns=(first, made.turns[1])), 5)
+
+    template = client.of_run("/retokenise", id="50-0-0", turn=0).json()["template"]
+    assert (template["equal"], template["missing"]) == (True, "")
+    (run.blobs_folder / named.sha256).unlink()
+    template = client.of_run("/retokenise", id="50-0-0", turn=0).json()["template"]
+    assert template["equal"] is None
+    assert named.sha256 in template["missing"]
 
 
 def test_a_template_that_reaches_out_says_so(client: Client, run: RunDirectory) -> None:

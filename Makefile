@@ -1,4 +1,4 @@
-# make demo  trains the code agent; make test  runs the fast tests; make check  lints; make bench  measures.
+# make demo  trains the code agent and shows the run; make test  runs the fast tests; make check  lints; make bench  measures.
 #
 #   PYTHON=python3.12   the interpreter of .venv (3.11 or 3.12; by default the first of these that works)
 #   ARGS='...'          more arguments: for agentrl in demo, for pytest in test
@@ -19,7 +19,7 @@ FAST := not slow and not docker and not sglang and not agents and not browser an
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make demo             train the code agent (ARGS='train.steps=10 run.dir=runs/mine' overrides settings)"
+	@echo "make demo             train the code agent, then show the run (ARGS='train.steps=10 run.dir=runs/mine' overrides settings)"
 	@echo "make test             run the fast tests (ARGS='-m slow', ARGS='tests/tools -x' go to pytest)"
 	@echo "make check            ruff, mypy --strict, import-linter"
 	@echo "make bench            run benchmarks/*.py, record them and rewrite docs/benchmarks.md"
@@ -29,7 +29,7 @@ help:
 	@echo "PYTHON=python3.12 picks the interpreter, TORCH_INDEX=URL adds a package index for torch"
 
 demo: $(VENV)/.installed
-	$(VENV)/bin/agentrl train examples/code/config.yaml $(ARGS)
+	$(VENV)/bin/agentrl train examples/code/config.yaml --then-view $(ARGS)
 
 test: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest -m "$(FAST)" --durations=15 $(ARGS)

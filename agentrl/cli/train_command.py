@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ def train_command(
     resume: Annotated[bool, Parameter(negative=())] = False,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
     view: Annotated[bool, Parameter(negative=())] = False,
+    then_view: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
     """Train an agent as a configuration file says.
 
@@ -35,6 +37,9 @@ def train_command(
         Check the configuration, print it whole with the origin of each value, and stop.
     view
         Show the run in the browser as long as it trains.
+    then_view
+        Show the run in the browser when it has been trained, until Ctrl-C. Without a terminal
+        nothing is started.
     """
     from agentrl.config import load_with_origins, to_yaml
 
@@ -50,14 +55,22 @@ def train_command(
     from rich.console import Console
 
     console = Console()
+    terminal = sys.stdout.isatty()  # rich takes FORCE_COLOR for one
     with ExitStack() as stack:
         if view:
             from agentrl.viewer.beside import ViewerBeside
 
             told = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-            stack.enter_context(ViewerBeside(Path(place), told, terminal=console.is_terminal))
+            stack.enter_context(ViewerBeside(Path(place), told, terminal=terminal))
         from agentrl.run.trainer import Trainer
 
         trainer = stack.enter_context(Trainer(loaded.config, console=console))
         trainer.train(resume=resume)
-    say(f"show it in the browser: agentrl view {shlex.quote(place)}")
+    if not (then_view and terminal):
+        say(f"show it in the browser: agentrl view {shlex.quote(place)}")
+        return
+    from agentrl.cli.runs.view_command import show
+
+    say("the run has ended; Ctrl-C ends the viewer too")
+    with reading_stored_files():
+        show(Path(place))

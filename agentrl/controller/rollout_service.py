@@ -59,6 +59,7 @@ class RolloutService(Schedule):
         on_poll: called by the thread after each look for outcomes.
         score: gives outcomes their scores by a reward model.
         stage: the stage that trains.
+        on_dropped: is told of each finished group that is in no batch, and why; under the lock.
     """
 
     pool: RolloutPool
@@ -76,6 +77,7 @@ class RolloutService(Schedule):
     on_poll: Callable[[], None] = lambda: None
     score: Score = unscored
     stage: str = ""
+    on_dropped: Callable[[TrajectoryGroup, str], None] = lambda group, reason: None
 
     def __post_init__(self) -> None:
         self.max_staleness = self.admission.max_staleness
@@ -415,16 +417,21 @@ class RolloutService(Schedule):
             self._move(group, "buffered")
             self._buffer_or_drop(group)
         else:
-            self._move(group, "dropped", reason=decision.reason)
+            self._drop(group, decision.reason)
 
     def _buffer_or_drop(self, group: TrajectoryGroup) -> None:
         """Keeps a group for a batch, unless it is too old for any that is still to come."""
         versions = [version for t in group.finished for version in t.policy_versions]
         if self.admission.too_old(versions, self._version):
-            self._move(group, "dropped", reason="stale")
+            self._drop(group, "stale")
             self._counts["async/dropped"] += 1
         else:
             self._buffer.append(group)
+
+    def _drop(self, group: TrajectoryGroup, reason: str) -> None:
+        """A finished group that will be in no batch."""
+        self._move(group, "dropped", reason=reason)
+        self.on_dropped(group, reason)
 
     def _cancel(self, group_indices: Iterable[int], reason: str) -> None:
         new = sorted(set(group_indices) - self._cancelling.keys())

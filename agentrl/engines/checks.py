@@ -16,6 +16,8 @@ from agentrl.errors import ConfigError, EngineError
 from agentrl.types import Completion, EngineInfo, GenerateRequest, SamplingParams, concat_ids
 
 _NEW_TOKENS = 4
+_SAME_LOGPROB = 1e-3
+"""By which two logprobs of one token in one answer may differ: nats, and a share of their size."""
 
 
 def check_engine(
@@ -132,6 +134,9 @@ class _Checked:
             _hold(ids.size <= _NEW_TOKENS, f"{ids.size} of {_NEW_TOKENS} tokens came")
         with self.rule("a completion carries the version served"):
             self._hold_version(self._built.info().policy_version, "is served")
+        with self.rule("alternatives are the likeliest tokens beside each sampled one"):
+            _hold_alternatives(self._answer(), 0)
+            _hold_alternatives(self._answer(num_alternatives=3), 3)
         with self.rule("ids outside the vocabulary are refused, not to be tried again"):
             self._refused(lambda: self._answer(self._built.info().vocab_size), final=True)
         if self._spec.traits().deterministic and self._place.deterministic:
@@ -195,16 +200,16 @@ class _Checked:
         found = {part.policy_version for part in self._answer().segments}
         _hold(found <= {version}, f"{found}, and {version} {how}")
 
-    def _answer(self, token: int = 2) -> Completion:
-        return asyncio.run(self._generate(token))
+    def _answer(self, token: int = 2, num_alternatives: int = 0) -> Completion:
+        return asyncio.run(self._generate(token, num_alternatives))
 
-    async def _generate(self, token: int = 2) -> Completion:
+    async def _generate(self, token: int = 2, num_alternatives: int = 0) -> Completion:
         self._count += 1
         name = f"check-{self._count}"
         sampling = SamplingParams(max_new_tokens=_NEW_TOKENS)
         ids = np.array([0, 1, token], np.int32)
         completion: Completion = await self._built.generate(
-            GenerateRequest(name, name, ids, sampling, seed=1)
+            GenerateRequest(name, name, ids, sampling, seed=1, num_alternatives=num_alternatives)
         )
         return completion
 
@@ -222,6 +227,33 @@ class _Checked:
             _hold(not (final and error.retryable), "the error is retryable")
             return
         raise _BrokenRuleError("no EngineError was raised")
+
+
+def _hold_alternatives(completion: Completion, asked: int) -> None:
+    """Holds what an engine gave beside its sampled tokens; it may give nothing."""
+    for segment in completion.segments:
+        if segment.alternatives is None or segment.logprobs is None:
+            continue
+        ids, logprobs = segment.alternatives
+        shape = (len(segment), asked)
+        _hold(asked > 0, "they came, and the request asked for none")
+        _hold(ids.shape == logprobs.shape == shape, f"{ids.shape} came in place of {shape}")
+        falls = bool((logprobs[:, 1:] <= logprobs[:, :-1]).all())
+        _hold(falls, f"their logprobs do not fall: {logprobs}")
+        same = ids == segment.token_ids[:, None]
+        _hold(bool((same.sum(1) <= 1).all()), f"a token is its own alternative twice: {ids}")
+        own = np.broadcast_to(segment.logprobs[:, None], shape)
+        close = _SAME_LOGPROB * (1 + np.abs(own))
+        unlike = (np.abs(logprobs - own) - close)[same].max(initial=0)
+        _hold(
+            bool(unlike <= 0),
+            f"the sampled token's own logprob among them differs by {unlike:.2g} too much",
+        )
+        above = (own - close - logprobs)[~same.any(1), -1].max(initial=0)
+        _hold(
+            bool(above <= 0),
+            f"a sampled token that is not among them is likelier than the last by {above:.2g}",
+        )
 
 
 def check_request(
@@ -257,6 +289,11 @@ def check_request(
             f"prompt and max_new_tokens must fit the engine's context_tokens={context}, got "
             f"{ids.size} + "
             f"{sampling.max_new_tokens}; shorten one, or raise EnginePlace.context_tokens"
+        )
+    elif not 0 <= request.num_alternatives <= info.vocab_size:
+        problem = (
+            f"num_alternatives must lie between 0 and the vocabulary's {info.vocab_size}, got "
+            f"{request.num_alternatives}; ask for fewer"
         )
     elif request.media and not images:
         problem = (

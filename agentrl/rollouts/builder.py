@@ -141,6 +141,7 @@ class TrajectoryBuilder:
         sampling: SamplingParams,
         asked_at: float,
         timings: Mapping[str, float],
+        offered_tools: Blob | None = None,
     ) -> SequenceState:
         """Records the input and the completion of a model call; ``add_step`` adds its effects.
 
@@ -153,6 +154,7 @@ class TrajectoryBuilder:
             sampling: the sampling parameters.
             asked_at: when the engine was asked, by ``time.monotonic``.
             timings: seconds of the call beside the engine's own.
+            offered_tools: the tools on offer, as ``Turn`` has them.
 
         Returns:
             The sequence after the turn.
@@ -180,6 +182,7 @@ class TrajectoryBuilder:
                 timings={**completion.timings, **timings},
                 started_at=self.clock.at(asked_at),
                 observed_info=self.last_info,
+                offered_tools=offered_tools,
             )
         )
         self.last_observed = ()

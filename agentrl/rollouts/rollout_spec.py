@@ -90,6 +90,7 @@ class RolloutSpec:
             checkpoint can hold it.
         states: when the changed files of the sandbox are stored: never, at the end, after each
             turn.
+        num_alternatives: most likely tokens to record beside each sampled one.
     """
 
     env: EnvSpec | DriverSpec
@@ -105,6 +106,7 @@ class RolloutSpec:
     measure_retokenization: bool = True
     save_episode_state: bool = False
     states: Literal["off", "end", "turn"] = "off"
+    num_alternatives: int = 0
 
 
 @dataclass(frozen=True, slots=True)

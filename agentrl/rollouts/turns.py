@@ -21,9 +21,11 @@ from agentrl.rollouts.deadlines import counted_now
 from agentrl.rollouts.states.snapshots import EpisodeState
 from agentrl.rollouts.token_consistency import assert_extends_context, assert_token_consistency
 from agentrl.rollouts.tool_calls import bounded, renumbered
+from agentrl.store.json_text import to_json
 from agentrl.tools.parsers import MarkedFormat, opened_thoughts, read_completion
 from agentrl.types import (
     Action,
+    Blob,
     Completion,
     GenerateRequest,
     Message,
@@ -74,6 +76,7 @@ class TurnGenerator:
         self.num_calls = 0
         self._sessions = {builder.key.session_id}
         self._last_request: TurnRequest | None = None
+        self._offered: tuple[tuple[ToolSpec, ...], Blob | None] = ((), None)
 
     def first_sequence(self) -> SequenceState:
         """The empty sequence at the episode's beginning, in the episode's own KV session."""
@@ -204,6 +207,7 @@ class TurnGenerator:
             agent=agent,
             sampling=chosen,
             asked_at=start,
+            offered_tools=self._offered_tools(turn.tools),
             timings={"generate_s": seconds, **({"paused_s": paused} if paused > 1e-3 else {})},
         )
         action = Action(
@@ -287,8 +291,16 @@ class TurnGenerator:
             min_version=sequence.policy_version,
             messages=sequence.messages if renderer is None else (),
             tools=turn.tools if renderer is None else (),
+            num_alternatives=self.context.spec.num_alternatives,
             on_tokens=on_tokens,
         )
+
+    def _offered_tools(self, tools: tuple[ToolSpec, ...]) -> Blob | None:
+        """The tools of a turn as its record names them; turns with equal ones share them."""
+        if tools != self._offered[0]:
+            text = to_json([tool.openai() for tool in tools])
+            self._offered = (tools, Blob.of(text.encode()) if tools else None)
+        return self._offered[1]
 
     async def _parse(
         self, completion: Completion, turn: TurnRequest, stop: tuple[str, ...]

@@ -20,6 +20,7 @@ from agentrl.render import RendererSpec
 from agentrl.rollouts import EpisodeLimits, RolloutSpec, RubricFactory, StagePermits
 from agentrl.run.data.datasets import DataSet
 from agentrl.run.model_folder import given_model
+from agentrl.store.store_spec import NUM_ALTERNATIVES
 from agentrl.tools import Tool, ToolFactory, ToolReference, close_tools, resolve_tools
 from agentrl.training import RewardModelSpec
 from agentrl.types import SamplingParams, load_object
@@ -222,6 +223,7 @@ def rollout_spec(stage: StageConfig, live: LiveObjects, model: Path | None) -> R
         measure_retokenization=rollout.measure_retokenization,
         save_episode_state=stage.checkpoint.every is not None and not stage.run.deterministic,
         states=stage.store.states,
+        num_alternatives=NUM_ALTERNATIVES if stage.store.detail == "full" else 0,
         permits=StagePermits(
             running=episodes,
             sandboxes=stage.sandboxes_a_host,

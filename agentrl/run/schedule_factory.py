@@ -135,6 +135,7 @@ def rollouts(
         on_poll=lambda: recorder.record_failures(pool.take_failures()),
         score=score_of(processes.roles, stage),
         stage=stage.name,
+        on_dropped=recorder.record_dropped,
     )
 
 

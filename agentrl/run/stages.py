@@ -244,6 +244,7 @@ def _recorder(context: RunContext, stage: StageConfig, manifest: Manifest | None
         timer=context.timer,
         step=manifest.step if manifest else 0,
         results=dict(manifest.results) if manifest else {},
+        detail=stage.store.detail,
     )
     if manifest is not None:
         recorder.recall(

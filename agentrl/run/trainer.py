@@ -303,7 +303,7 @@ class Trainer(Closing):
             if resume:
                 roll_back(directory, stages, ledger)
                 events.log("resumed", f"attempt {ledger.attempt} of the run begins", boundary="run")
-            writer = stack.enter_context(TrajectoryWriter(directory))
+            writer = stack.enter_context(TrajectoryWriter(directory, keep=self.config.store.keep))
             metrics = self.config.metrics
             sinks: list[Sink] = [JsonlSink(JsonlWriter(directory.metrics_path)), heartbeat]
             if metrics.tensorboard:

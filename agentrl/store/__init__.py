@@ -12,9 +12,9 @@ from agentrl.store.jsonl import JsonlWriter, keep_lines, read_jsonl
 from agentrl.store.log_file import logging_to
 from agentrl.store.masking import SecretMask
 from agentrl.store.run_directory import RunDirectory
-from agentrl.store.store_spec import Detail, StoreSpec
+from agentrl.store.store_spec import Detail, KeepSpec, StoreSpec
 from agentrl.store.trajectories.codec import decode_trajectory, encode_trajectory
-from agentrl.store.trajectories.reader import StoredTrajectory, TrajectoryReader
+from agentrl.store.trajectories.reader import NoTrajectoryError, StoredTrajectory, TrajectoryReader
 from agentrl.store.trajectories.shard import read_shard, write_shard
 from agentrl.store.trajectories.summary import TrajectorySummary
 from agentrl.store.trajectories.token_arrays import TokenArrays
@@ -29,6 +29,8 @@ __all__ = [
     "EventLog",
     "Heartbeat",
     "JsonlWriter",
+    "KeepSpec",
+    "NoTrajectoryError",
     "RunDirectory",
     "RunState",
     "RunWatch",

@@ -1,7 +1,7 @@
 """Secret masking: replaces secrets of the environment wherever text is stored.
 
 What is masked is text. Token ids stay as they were sampled, since training needs them, so code that
-decodes ids for people masks the decoded text again.
+decodes ids for people hides them again (``agentrl.viewer.secret_tokens``).
 """
 
 from __future__ import annotations
@@ -14,9 +14,15 @@ from collections.abc import Mapping
 _SECRET_NAME = re.compile(
     r"(^|_)(API_?KEY|KEY|KEY_ID|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE
 )
+_MARK = re.compile("<masked:([^<>]+)>")
 # Shorter values are words such as "true" or "changeme", and masking them would tear ordinary text
 # apart.
 _MIN_LENGTH = 8
+
+
+def masked_names(text: str) -> set[str]:
+    """The variables whose secrets were masked in ``text``."""
+    return set(_MARK.findall(text)) if "<masked:" in text else set()
 
 
 class SecretMask:
@@ -54,6 +60,14 @@ class SecretMask:
             if value in text:
                 text = text.replace(value, mark)
         return text
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Where secrets stand in ``text``."""
+        return [
+            found.span()
+            for value, _ in self._marks
+            for found in re.finditer(re.escape(value), text)
+        ]
 
     def in_bytes(self, data: bytes) -> bytes:
         """``data`` without the secrets, whatever else it is."""

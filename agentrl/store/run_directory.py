@@ -187,6 +187,9 @@ class RunDirectory:
     sealed_folder = _Place("traj/sealed")
     """Trajectories for good."""
 
+    dropped_folder = _Place("traj/dropped")
+    """Which trajectories ``store.keep`` dropped, a file a writer (``DropLog``)."""
+
     annotations_folder = _Place("traj/ann")
     """What is learned of trajectories later; of format 1 it holds the files themselves."""
 
@@ -206,6 +209,9 @@ class RunDirectory:
 
     blobs_folder = _Place("blobs")
     """Images and other bytes, each named by its SHA-256."""
+
+    notes_folder = _Place("notes")
+    """What people wrote, a file a user."""
 
     checkpoints_folder = _Place("checkpoints")
     """Checkpoints by stage."""

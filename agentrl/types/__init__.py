@@ -30,7 +30,14 @@ from agentrl.types.messages import (
     ToolSpec,
 )
 from agentrl.types.seeds import seed_for
-from agentrl.types.segment import MediaSpan, Segment, SegmentKind, concat_ids, concat_media
+from agentrl.types.segment import (
+    MediaSpan,
+    Segment,
+    SegmentKind,
+    alternatives_side,
+    concat_ids,
+    concat_media,
+)
 from agentrl.types.stats import Stat, Stats, UpdateStats
 from agentrl.types.trajectory import (
     Purpose,
@@ -84,6 +91,7 @@ __all__ = [
     "TrajectoryGroup",
     "Turn",
     "UpdateStats",
+    "alternatives_side",
     "concat_ids",
     "concat_media",
     "content_text",

@@ -84,6 +84,8 @@ class GenerateRequest:
         images: these images, one for each of ``media``, with their bytes.
         messages: the whole conversation, for an engine without ids (``EngineInfo.returns_ids``).
         tools: the tools on offer, for such an engine.
+        num_alternatives: how many most likely tokens to give beside each sampled one
+            (``Segment.alternatives``); an engine that cannot gives none.
         on_tokens: gets the ids and logprobs ``[k]`` that were sampled since its last call. The
             engine calls it from any of its threads; it returns at once and never raises. An engine
             that cannot stream never calls it, so the completion alone holds all tokens.
@@ -100,6 +102,7 @@ class GenerateRequest:
     images: tuple[Image, ...] = ()
     messages: tuple[Message, ...] = ()
     tools: tuple[ToolSpec, ...] = ()
+    num_alternatives: int = 0
     on_tokens: OnTokens | None = None
 
 

@@ -15,6 +15,12 @@ from agentrl.types.arrays import frozen_floats, frozen_ints
 _NO_SIDE: Mapping[str, npt.NDArray[np.generic]] = MappingProxyType({})
 _NO_IDS = frozen_ints(np.zeros(0, dtype=np.int32))
 
+ALTERNATIVE_IDS = "alternative_ids"
+ALTERNATIVE_LOGPROBS = "alternative_logprobs"
+"""Side arrays ``[n, k]`` of a POLICY segment: the k most likely tokens where each of its own was
+sampled, by falling logprob under the convention of ``Segment.logprobs``.
+"""
+
 
 class SegmentKind(IntEnum):
     """The origin of a token (docs/tokens.md, Segment)."""
@@ -103,6 +109,16 @@ class Segment:
     def __len__(self) -> int:
         return int(self.token_ids.size)
 
+    @property
+    def alternatives(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]] | None:
+        """Ids and logprobs ``[n, k]`` of the most likely tokens; None where the engine gave
+        none.
+        """
+        if ALTERNATIVE_IDS not in self.side:
+            return None
+        ids = self.side[ALTERNATIVE_IDS].astype(np.int32, copy=False)
+        return ids, self.side[ALTERNATIVE_LOGPROBS].astype(np.float32, copy=False)
+
     def __reduce__(self) -> tuple[object, ...]:
         return Segment, (
             self.kind,
@@ -112,6 +128,27 @@ class Segment:
             self.media,
             dict(self.side),
         )
+
+
+def alternatives_side(
+    ids: npt.NDArray[np.int32], logprobs: npt.NDArray[np.float32]
+) -> Mapping[str, npt.NDArray[np.generic]]:
+    """``Segment.side`` with the most likely tokens ``[n, k]``; empty where k is 0.
+
+    Logprobs are kept in half precision, 1 part in 2,000: they take less than half the room on disk.
+
+    Raises:
+        ValueError: the two are of different shapes.
+    """
+    if ids.ndim != 2 or ids.shape != logprobs.shape:
+        raise ValueError(
+            f"alternatives need ids and logprobs of one shape [n, k], got {ids.shape} and "
+            f"{logprobs.shape}"
+        )
+    if not ids.shape[1]:
+        return _NO_SIDE
+    with np.errstate(over="ignore"):  # below the range is -inf
+        return {ALTERNATIVE_IDS: ids, ALTERNATIVE_LOGPROBS: logprobs.astype(np.float16)}
 
 
 def concat_ids(

@@ -77,6 +77,8 @@ class Turn:
         observed_info: the environment's own data on the observation, JSON.
         state: the environment's after the step (``Env.snapshot``), as JSON.
         files: those of the sandbox that the step changed, by path; None where one was deleted.
+        offered_tools: the tools on offer as JSON, in OpenAI's shape; None where there were none,
+            or nobody kept them.
     """
 
     index: int
@@ -101,6 +103,7 @@ class Turn:
     observed_info: Mapping[str, Any] = field(default_factory=dict)
     state: Blob | None = None
     files: Mapping[str, Blob | None] = field(default_factory=dict)
+    offered_tools: Blob | None = None
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -230,13 +233,15 @@ class Trajectory:
         return {image.sha256: image for image in found}
 
     def blobs(self) -> Iterator[Blob]:
-        """Its states and files, in order; what stayed as it was comes again."""
+        """Its states, files and tools on offer, in order; what stayed as it was comes again."""
         if self.first_state is not None:
             yield self.first_state
         for turn in self.turns:
             if turn.state is not None:
                 yield turn.state
             yield from (file for file in turn.files.values() if file is not None)
+            if turn.offered_tools is not None:
+                yield turn.offered_tools
 
     def policy_segments(self) -> tuple[Segment, ...]:
         """Every sampled segment, once, in turn order."""

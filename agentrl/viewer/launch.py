@@ -192,7 +192,9 @@ def open_browser(address: Address) -> Callable[[], None]:
     page = folder / "open.html"
     with open(os.open(page, os.O_WRONLY | os.O_CREAT, 0o600), "w", encoding="utf-8") as file:
         file.write(_OPENER.format(url=html.escape(address.link)))
-    webbrowser.open(page.as_uri())
+    # on a thread of its own: some browsers return when they are closed, and ask for pages before
+    opening = threading.Thread(target=webbrowser.open, args=(page.as_uri(),), daemon=True)
+    opening.start()
     return lambda: shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _WORD_START = "\N{LOWER ONE EIGHTH BLOCK}"
 REDACTED_ID = -1
-"""Stands for an id that an export must not show."""
-_REDACTED = "\N{FULL BLOCK}"
+"""Stands for an id that must not be shown."""
+HIDDEN_PIECE = "\N{FULL BLOCK}"
+"""Stands for its text."""
 _PART = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -87,7 +88,7 @@ class TokenPieces:
 
     def _make(self, token_id: int) -> Piece:
         if token_id == REDACTED_ID:
-            return Piece(_REDACTED)
+            return Piece(HIDDEN_PIECE)
         if token_id in self._added:
             return Piece(self._added[token_id])
         token = self.tokenizer.id_to_token(token_id)

@@ -6,7 +6,6 @@ a query runs, access to files is shut off but for the run's shards, and the conf
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -21,28 +20,15 @@ import pyarrow as pa
 
 from agentrl.errors import Closing, ConfigError, StoreError
 from agentrl.store import RunDirectory, read_jsonl
-from agentrl.store.annotations.shard import read_columns
 from agentrl.store.json_text import to_json
 from agentrl.store.trajectories.columns import COLUMNS, SCHEMA
 from agentrl.store.trajectories.live_record import live_texts
+from agentrl.viewer.annotation_sql import create_annotations, live_annotations, readable_shards
 from agentrl.viewer.index import RunIndex
-
-logger = logging.getLogger(__name__)
 
 MAX_ROWS = 10_000
 _EVENT_FIELDS = ("time", "level", "event", "boundary", "message", "step", "stage", "trajectory")
 _FORMER = {column.old: name for name, column in COLUMNS.items() if column.old}
-_LIVE = "live/step=*/*.jsonl"
-_ANNOTATIONS = pa.schema(
-    [
-        ("id", pa.string()),
-        ("step", pa.int64()),
-        ("learner", pa.string()),
-        ("pass_index", pa.int32()),
-        ("recorded_at", pa.float64()),
-        ("values_json", pa.string()),
-    ]
-)
 _TURNS = """
 CREATE VIEW turns AS
 SELECT id, step, task_id, reward, status,
@@ -118,14 +104,25 @@ class RunSql(Closing):
         threads: int | None = None,
     ) -> None:
         index.refresh(timeout_s=60.0)
+        self.damage: list[str] = []
+        """What of the run cannot be read, and is in no answer."""
+        # before the shards, which may be made of it meanwhile
+        live = _live_table(run)
+        learned = live_annotations(run, self._pass_over)
         sealed = sorted(run.sealed_folder.glob("step=*/*.parquet"))
-        annotations = _undamaged(run.annotations_folder.glob("sealed/step=*/*.parquet"))
-        damaged = "\n".join(index.damage())
+        annotations = readable_shards(run, self._pass_over)
+        damage = index.damage()
+        self.damage = list(dict.fromkeys([*damage, *self.damage]))
+        damaged = "\n".join(damage)
         sealed = [path for path in sealed if str(path) not in damaged]
         self._connection = _connected(memory, threads or min(4, os.cpu_count() or 1))
         self._memory = memory
         try:
-            self._create_views(run, index, sealed, annotations)
+            self._create_trajectories(index, live, sealed)
+            self._connection.execute(_TURNS)
+            create_annotations(self._connection, run, learned, annotations, _read_parquet)
+            self._create("metrics", _columns_of(read_jsonl(run.metrics_path, _pass_over)))
+            self._create("events", _events(run))
         except duckdb.OutOfMemoryException as error:
             self.close()
             raise self._too_large() from error
@@ -137,15 +134,6 @@ class RunSql(Closing):
             "SET lock_configuration = true",
         ):
             self._connection.execute(statement)
-
-    def _create_views(
-        self, run: RunDirectory, index: RunIndex, sealed: list[Path], annotations: list[Path]
-    ) -> None:
-        self._create_trajectories(run, index, sealed)
-        self._connection.execute(_TURNS)
-        self._create_annotations(run, annotations)
-        self._create("metrics", _columns_of(read_jsonl(run.metrics_path, _pass_over)))
-        self._create("events", _events(run))
 
     def _too_large(self) -> SqlError:
         return SqlError(
@@ -188,6 +176,9 @@ class RunSql(Closing):
         plain = [tuple(_plain(value) for value in row) for row in fetched[:limit]]
         return SqlResult(columns, plain, len(fetched) > limit, time.monotonic() - started)
 
+    def _pass_over(self, error: StoreError) -> None:
+        self.damage.append(str(error))
+
     def close(self) -> None:
         """Close the connection; a second call does nothing."""
         self._connection.close()
@@ -206,18 +197,18 @@ class RunSql(Closing):
         self._connection.register(f"{view}_table", table)
         self._connection.execute(f"CREATE VIEW {view} AS SELECT * FROM {view}_table")
 
-    def _create_trajectories(
-        self, run: RunDirectory, index: RunIndex, sealed: Sequence[Path]
-    ) -> None:
+    def _create_trajectories(self, index: RunIndex, live: pa.Table, sealed: Sequence[Path]) -> None:
         """The newest record of each id, with what the index knows of it besides."""
         joined = index.columns(("id", "recorded_at", "trained_step", "drop_reason", "labels"))
         types = (pa.string(), pa.float64(), pa.int64(), pa.string(), pa.list_(pa.string()))
         arrays = [pa.array(joined[name], kind) for name, kind in zip(joined, types, strict=True)]
         self._connection.register("index_table", pa.table(arrays, names=list(joined)))
-        self._connection.register("live_table", _live_table(run))
+        self._connection.register("live_table", live)
         parts = ["SELECT * FROM live_table"]
         if sealed:
             shards = _read_parquet(sealed)
+            same = "shard.id = live_table.id AND shard.recorded_at = live_table.recorded_at"
+            parts[0] += f" WHERE NOT EXISTS (SELECT 1 FROM {shards} AS shard WHERE {same})"
             parts.append(f"SELECT {self._renamed(shards)} FROM {shards}")
         self._connection.execute(
             f"CREATE VIEW trajectories AS SELECT * FROM ({' UNION ALL BY NAME '.join(parts)}) "
@@ -237,41 +228,6 @@ class RunSql(Closing):
         replaced = set(_FORMER.values()) if former else set()
         own = [f'"{row[0]}"' for row in described if row[0] in kept - replaced]
         return ", ".join([*own, *former])
-
-    def _create_annotations(self, run: RunDirectory, sealed: Sequence[Path]) -> None:
-        """Those of format 1, and those that are not sealed yet, have no arrays here."""
-        paths = [*run.annotations_folder.glob("*.jsonl"), *run.annotations_folder.glob(_LIVE)]
-        rows = [
-            {
-                "id": record.get("id"),
-                "step": record.get("step", record.get("values", {}).get("trained_step")),
-                "learner": record.get("learner", "actor"),
-                "pass_index": record.get("pass_index", 0),
-                "recorded_at": record.get("recorded_at"),
-                "values_json": record.get("values_json") or to_json(record.get("values", {})),
-            }
-            for path in sorted(paths)
-            for record in read_jsonl(path, _pass_over)
-        ]
-        table = pa.Table.from_pylist(rows, schema=_ANNOTATIONS)
-        self._connection.register("annotations_table", table)
-        parts = ["SELECT * FROM annotations_table"]
-        parts += [f"SELECT * FROM {_read_parquet(sealed)}"] if sealed else []
-        self._connection.execute(f"CREATE VIEW annotations AS {' UNION ALL BY NAME '.join(parts)}")
-
-
-def _undamaged(shards: Iterable[Path]) -> list[Path]:
-    """The shards of annotations that can be read: DuckDB refuses all of them for one."""
-    found = []
-    for path in sorted(shards):
-        try:
-            read_columns(path)
-        except StoreError as error:
-            told = {"event": "damaged_part", "part": str(error)}
-            logger.warning("%s; it is passed over", error, extra=told)
-        else:
-            found.append(path)
-    return found
 
 
 def _pass_over(error: Exception) -> None:

@@ -160,7 +160,7 @@ def judged_answer(run: RecordedRun, tokenizer: Tokenizer) -> PlantedFault:
         "verdict": 1.0,
     }
     run.trajectories[chosen] = replace(
-        trajectory, reasons={"correct": why}, rewards={**trajectory.rewards, "judge": 1.0}
+        trajectory, reasons={"judge": why}, rewards={**trajectory.rewards, "judge": 1.0}
     )
     return PlantedFault(
         "judge's reason",

@@ -21,11 +21,14 @@ from agentrl.store import (
 from agentrl.store.json_text import to_json
 from agentrl.store.jsonl import read_jsonl
 from agentrl.types import Segment, SegmentKind, Trajectory, Turn
+from agentrl.types.segment import ALTERNATIVE_IDS, ALTERNATIVE_LOGPROBS
 
 STAGE = "rl"
 _TEXTS = ("config.resolved.yaml", "ledger.jsonl", "summary.json", "left_out.json")
 _FILL = {"loss_weight": 0.0, "advantages": 0.0, "token_loss": 0.0, "clipped": 0, "loss_reason": 1}
 """What an annotation says of a token that no step trained; others are NaN."""
+_ABSENT = {ALTERNATIVE_IDS: -1, ALTERNATIVE_LOGPROBS: -np.inf}
+"""What stands beside a token that no engine sampled."""
 
 Ids = list[int]
 
@@ -164,6 +167,15 @@ class RecordedRun:
             logprobs=_spliced(
                 segment.logprobs, place, remove, np.full(len(insert), -0.25, np.float32)
             ),
+            side={
+                name: _spliced(
+                    array,
+                    place,
+                    remove,
+                    np.full((len(insert), *array.shape[1:]), _ABSENT[name], array.dtype),
+                )
+                for name, array in segment.side.items()
+            },
         )
         start = sum(_num_sampled(one) for one in trajectory.turns[:turn]) + place
         self.change_turn(trajectory_id, turn, completion=(spliced,))

@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 
 from agentrl.store import Annotation, AnnotationColumn, RunDirectory, TrajectoryReader
-from agentrl.types import Segment, SegmentKind, Status, Task, Trajectory, Turn
+from agentrl.types import Segment, SegmentKind, Status, Task, Trajectory, Turn, alternatives_side
 from benchmarks.demo.recorded_run import RecordedRun
 
 
 def turn(index: int, *ids: int) -> Turn:
     context = Segment(SegmentKind.TEMPLATE if index else SegmentKind.PROMPT, np.array([9, 9]))
     logprobs = np.full(len(ids), -0.5, np.float32)
-    sampled = Segment(SegmentKind.POLICY, np.array(ids, np.int32), logprobs, 1)
+    likely = np.array([[own, own + 1] for own in ids], np.int32)
+    side = alternatives_side(likely, np.full(likely.shape, -0.5, np.float32))
+    sampled = Segment(SegmentKind.POLICY, np.array(ids, np.int32), logprobs, 1, side=side)
     parent = index - 1 if index else None
     return Turn(index, parent, (context,), (sampled,), "t", {"role": "assistant", "content": "t"})
 
@@ -60,6 +62,9 @@ def test_replaced_tokens_go(recorded: RecordedRun) -> None:
 
     (segment,) = recorded.trajectories["0-0-0"].turns[0].completion
     assert segment.token_ids.tolist() == [7, 8, 6, 2]
+    assert segment.alternatives is not None
+    assert segment.alternatives[0].tolist() == [*[[-1, -1]] * 3, [2, 3]]
+    assert np.isneginf(segment.alternatives[1][:3]).all()
     assert recorded.annotations["0-0-0"][0].arrays["token_loss"].tolist() == [0, 0, 0, 2, 3, 4]
 
 

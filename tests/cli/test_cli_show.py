@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.store import RunDirectory, TrajectoryWriter
+from agentrl.store import KeepSpec, RunDirectory, TrajectoryReader, TrajectoryWriter
 from agentrl.types import Blob
 from tests.cli.conftest import two_turns
 
@@ -115,6 +115,20 @@ def test_show_of_a_run_as_json(agentrl: Agentrl, run_dir: Path) -> None:
     shown = json.loads(out)
     assert shown["trajectories"] == {"failed": 1, "terminated": 1}
     assert (shown["steps"], shown["record"]["seed"]) == (1, 7)
+
+
+def test_a_run_tells_how_much_store_keep_dropped(agentrl: Agentrl, run_dir: Path) -> None:
+    assert json.loads(agentrl("show", run_dir, "--json")[1])["dropped_by_keep"] == 0
+    assert "store.keep" not in agentrl("show", run_dir)[1]
+    run = RunDirectory.open(run_dir)
+    before = TrajectoryReader(run).summaries()
+    with TrajectoryWriter(run, keep=KeepSpec(share=0.0)) as writer:
+        for stage in {one.stage for one in before}:
+            writer.seal(max(one.step for one in before), stage)
+    assert f"dropped  {len(before)} by store.keep" in agentrl("show", run_dir)[1]
+    code, _, err = agentrl("show", run_dir, before[0].id)
+    assert code == 3
+    assert "was dropped by store.keep" in err
 
 
 @pytest.mark.parametrize("command", ["ls", "show"])

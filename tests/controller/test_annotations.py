@@ -40,6 +40,7 @@ from agentrl.types import (
     TrajectoryGroup,
     Turn,
 )
+from agentrl.viewer.analysis import blame, trained_tokens
 from tests.controller.test_incidents import Rows, View
 
 TASK = Task("t")
@@ -174,21 +175,30 @@ class Step:
     def record(
         self, run: RunDirectory, writer: TrajectoryWriter, learned: LearnedTokens, stage: str
     ) -> None:
-        recorder = Recorder(
+        recorder = self.recorder(run, writer, stage)
+        self.train(recorder, learned)
+        recorder.events.close()
+
+    def recorder(
+        self, run: RunDirectory, writer: TrajectoryWriter, stage: str, detail: Detail = "tokens"
+    ) -> Recorder:
+        return Recorder(
             stage,
             writer=writer,
             events=EventLog(run),
             sink=Rows(),
             view=View(),
             timer=PhaseTimer(),
+            detail=detail,
         )
+
+    def train(self, recorder: Recorder, learned: LearnedTokens) -> None:
         for group in self.groups:
             request = GroupRequest(group.group_index, TASK, len(group.trajectories))
             recorder.record_outcome(GroupOutcome(request, group))
         recorder.take_episodes()
         batch = self.planned.batch
         recorder.record_step(TrainState(step=1), self.groups, batch, Stats(), {}, learned=learned)
-        recorder.events.close()
 
     def expected(self, trajectory: Trajectory) -> dict[str, list[float]]:
         """Of the actor, by the trajectory alone, with no batch."""
@@ -316,3 +326,48 @@ def test_basic_keeps_no_number_of_a_token(tmp_path: Path) -> None:
     (annotation,) = TrajectoryReader(run).get("0-0-0").annotations
     assert annotation.arrays == {}
     assert annotation.values == {"trained_step": 1, "stage": "rl", "credit": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("reason", "why"), [("no_spread", 3), ("too_few_finished", 3), ("stale", 2)]
+)
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_group_that_was_left_out_says_why_its_tokens_weigh_nothing(
+    tmp_path: Path, reason: str, why: int, *, trains: bool
+) -> None:
+    step = Step([group_of(0, [[turn(0, None, [(2, 0)], 1)]])], oldest_version=0)
+    turns = [turn(0, None, [(2, 0)], 1), turn(1, 0, [(3, 0)], 1)]
+    run = RunDirectory.create(tmp_path / "run")
+    with TrajectoryWriter(run) as writer:
+        recorder = step.recorder(run, writer, "rl")
+        dropped = group_of(1, [turns, turns])
+        recorder.record_outcome(GroupOutcome(GroupRequest(1, TASK, 2), dropped))
+        recorder.record_dropped(dropped, reason)
+        if trains:
+            step.train(recorder, step.learned("tokens", learners=1))
+        else:
+            recorder.record_step(TrainState(step=1), [], None, Stats(), {})
+        recorder.record_step(TrainState(step=2), [], None, Stats(), {})  # it is said once
+        recorder.events.close()
+    reader = TrajectoryReader(run)
+    for name in ("1-0-0", "1-1-0"):
+        (annotation,) = reader.get(name).annotations
+        assert (annotation.step, annotation.learner) == (1, "actor")
+        assert annotation.values == {"stage": "rl"}
+        assert told(annotation) == {"loss_weight": [0.0] * 5, "loss_reason": [why] * 5}
+    assert len(list(reader.annotations(step=1))) == (3 if trains else 2)
+    # a step's loss is still that of what it trained
+    found = trained_tokens(run, reader, reader.summaries(), reader.annotations(step=1))
+    parts = blame(found, "loss", "token")
+    assert {row.id for row in parts.rows} == ({"0-0-0"} if trains else set())
+
+
+def test_basic_says_nothing_of_a_group_that_was_left_out(tmp_path: Path) -> None:
+    step = Step([group_of(0, [[turn(0, None, [(2, 0)], 1)]])], oldest_version=0)
+    run = RunDirectory.create(tmp_path / "run")
+    with TrajectoryWriter(run) as writer:
+        recorder = step.recorder(run, writer, "rl", detail="basic")
+        recorder.record_dropped(step.groups[0], "no_spread")
+        recorder.record_step(TrainState(step=1), [], None, Stats(), {})
+        recorder.events.close()
+    assert list(TrajectoryReader(run).annotations()) == []

@@ -112,10 +112,17 @@ def test_a_dropped_group_is_refilled_up_to_its_share(world: MakeWorld) -> None:
 def test_the_ledger_says_of_which_stage_a_group_is_and_why_it_was_dropped(
     world: MakeWorld, tmp_path: Path
 ) -> None:
-    w = world(bounds(2, 2), keep=lambda group: FilterResult(False, "no_spread"), stage="rl")
+    told = []
+    w = world(
+        bounds(2, 2),
+        keep=lambda group: FilterResult(False, "no_spread"),
+        stage="rl",
+        on_dropped=lambda group, reason: told.append((group.group_index, reason)),
+    )
     w.pool.wait_for(2)
     w.pool.finish(0)
     until(lambda: w.ledger.counts()["dropped"] == 2)
+    until(lambda: told == [(0, "no_spread")])
     w.ledger.sync()
     lines = (tmp_path / "ledger-0.jsonl").read_text().splitlines()
     rows = [row for row in map(json.loads, lines) if row["draw"] == 0]

@@ -15,7 +15,7 @@ from agentrl.engines.checks import check_engine
 from agentrl.engines.scripted import ScriptedEngine
 from agentrl.engines.torch import TorchEngineSpec
 from agentrl.errors import ConfigError
-from agentrl.types import Completion, GenerateRequest, TokenUsage
+from agentrl.types import Completion, GenerateRequest, Segment, TokenUsage, alternatives_side
 from tests.engines.own_engine import OwnEngineSpec
 from tests.engines.tiny import VOCAB, TinyModel
 
@@ -89,6 +89,51 @@ class NeverCloses(Sound):
         """Nothing."""
 
 
+class GivesAlternatives(Sound):
+    """Those of a made-up distribution in which it is certain of what it says."""
+
+    ids = ([5, 1, 2], [6, 1, 2], [7, 1, 2], [8, 1, 2])
+    logprobs = (-1.0, -2.0, -3.0)
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        answer = await super().generate(request)
+        return replace(answer, segments=tuple(map(self.changed, answer.segments)))
+
+    def changed(self, segment: Segment) -> Segment:
+        asked = self.requests[-1].num_alternatives
+        ids = np.array(self.ids, np.int32)[:, :asked]
+        logprobs = np.tile(np.array(self.logprobs, np.float32)[:asked], (len(ids), 1))
+        return replace(segment, side=alternatives_side(ids, logprobs))
+
+
+class AlternativesUnasked(GivesAlternatives):
+    def changed(self, segment: Segment) -> Segment:
+        self.requests[-1] = replace(self.requests[-1], num_alternatives=3)
+        return super().changed(segment)
+
+
+class AlternativesTooFew(GivesAlternatives):
+    logprobs = (-1.0, -2.0)
+    ids = ([5, 1], [6, 1], [7, 1], [8, 1])
+
+
+class AlternativesRising(GivesAlternatives):
+    logprobs = (-1.0, -3.0, -2.0)
+
+
+class AlternativesOfANeighbour(GivesAlternatives):
+    logprobs = (-0.5, -1.5, -2.0)
+
+
+class AlternativesTwice(GivesAlternatives):
+    ids = ([5, 5, 2], [6, 1, 2], [7, 1, 2], [8, 1, 2])
+
+
+class AlternativesWithoutTheLikeliest(GivesAlternatives):
+    ids = ([1, 2, 3],) * 4
+    logprobs = (-1.5, -2.0, -3.0)
+
+
 class OfAnotherContext(Sound):
     def __init__(self) -> None:
         ScriptedEngine.__init__(self, lambda _: [5], vocab_size=VOCAB, context_tokens=32)
@@ -103,6 +148,12 @@ BROKEN: list[tuple[type[Sound], str]] = [
     (UpdatesWhileServing, "begin_update() needs a paused engine: no EngineError was raised"),
     (ScoresTooFew, "score() gives a logprob for every token but the first"),
     (NeverCloses, "a closed engine says so, and answers nothing: after close() it is"),
+    (AlternativesUnasked, "sampled one: they came, and the request asked for none"),
+    (AlternativesTooFew, "sampled one: (4, 2) came in place of (4, 3)"),
+    (AlternativesRising, "sampled one: their logprobs do not fall"),
+    (AlternativesOfANeighbour, "own logprob among them differs by 0.5 too much"),
+    (AlternativesTwice, "a token is its own alternative twice"),
+    (AlternativesWithoutTheLikeliest, "not among them is likelier than the last by 2"),
     (OfAnotherContext, "info() and layout() are those of the place"),
 ]
 
@@ -144,6 +195,7 @@ def test_a_broken_specification_is_named(spec: type[ScriptedSpec], said: str) ->
 
 def test_a_sound_scripted_engine_passes() -> None:
     check_engine(ScriptedSpec(kind="Sound"), PLACE)
+    check_engine(ScriptedSpec(kind="GivesAlternatives"), PLACE)
 
 
 @pytest.mark.parametrize("make", [TorchEngineSpec, lambda: OwnEngineSpec(greeting="hello")])

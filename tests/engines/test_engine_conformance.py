@@ -8,7 +8,7 @@ import asyncio
 import pickle
 import threading
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -227,6 +227,10 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
         "context_tokens=512, got 513 ",
     ),
     "completion over it": (lambda: request([1] * 500, max_new_tokens=13), r"500 \+ 13"),
+    "more alternatives than tokens": (
+        lambda: replace(request([1]), num_alternatives=VOCAB + 1),
+        f"vocabulary's {VOCAB}, got {VOCAB + 1}",
+    ),
     "stop string without decode": (lambda: request([1], stop=("x",)), "stop_token_ids"),
 }
 

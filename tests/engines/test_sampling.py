@@ -22,7 +22,9 @@ def draw(uniform: float, **parameters: float) -> int:
             for name, value in parameters.items()
         }
     )
-    ids, _ = sample(torch.tensor([PROBS]).log(), torch.tensor([uniform], dtype=torch.float64), rows)
+    ids, *_ = sample(
+        torch.tensor([PROBS]).log(), torch.tensor([uniform], dtype=torch.float64), rows
+    )
     return int(ids[0])
 
 
@@ -51,7 +53,7 @@ def test_truncation_keeps_exactly_its_set(parameters, kept) -> None:
 
 def test_truncation_leaves_the_logprob_of_the_whole_softmax() -> None:
     rows = SamplingRows(top_k=torch.tensor([[1]]))
-    _, logprobs = sample(
+    _, logprobs, *_ = sample(
         torch.tensor([PROBS]).log(), torch.tensor([0.9], dtype=torch.float64), rows
     )
     assert float(logprobs[0]) == pytest.approx(np.log(0.5), abs=1e-6)
@@ -60,7 +62,7 @@ def test_truncation_leaves_the_logprob_of_the_whole_softmax() -> None:
 def test_temperature_divides_the_logits() -> None:
     # at temperature 1/2 the probabilities are squared: .25/.345 of the mass is token 0
     rows = SamplingRows(inverse_temperature=torch.tensor([[2.0]]))
-    ids, logprobs = sample(
+    ids, logprobs, *_ = sample(
         torch.tensor([PROBS]).log(), torch.tensor([0.72], dtype=torch.float64), rows
     )
     assert int(ids[0]) == 0
@@ -82,7 +84,7 @@ def test_a_truncating_neighbour_changes_nothing() -> None:
 
 def test_logits_that_are_not_finite_give_a_logprob_that_is_not() -> None:
     logits = torch.tensor([[0.0, float("nan")], [0.0, float("inf")]])
-    _, logprobs = sample(logits, torch.tensor([0.1, 0.9], dtype=torch.float64), SamplingRows())
+    _, logprobs, *_ = sample(logits, torch.tensor([0.1, 0.9], dtype=torch.float64), SamplingRows())
     assert not torch.isfinite(logprobs).any()
 
 

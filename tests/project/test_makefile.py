@@ -87,7 +87,7 @@ def test_demo_takes_overrides(installed: Path) -> None:
     commands = make("-n", "demo", f"VENV={installed}", "ARGS=train.steps=3").stdout
 
     assert commands.splitlines() == [
-        f"{installed}/bin/agentrl train examples/code/config.yaml train.steps=3"
+        f"{installed}/bin/agentrl train examples/code/config.yaml --then-view train.steps=3"
     ]
 
 

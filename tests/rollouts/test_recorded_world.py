@@ -19,7 +19,7 @@ from agentrl.rollouts.deadlines import Deadlines
 from agentrl.rollouts.states import state_recorder
 from agentrl.sandbox import Limits, SandboxSpec
 from agentrl.tools import PythonTool, tool
-from agentrl.types import Action, Blob, Observation, StepResult, Task, Trajectory
+from agentrl.types import Action, Blob, Observation, StepResult, Task, ToolSpec, Trajectory
 from tests.rollouts.bytewise import (
     KEY,
     TASK,
@@ -135,6 +135,38 @@ async def test_a_state_that_cannot_be_had_is_named_once(
         record for record in caplog.records if record.__dict__.get("event") == "state_not_stored"
     ]
     assert len(events) == 1
+
+
+async def test_each_turn_names_the_tools_that_were_on_offer() -> None:
+    class Grows(Counter):
+        def reset(self, *, seed: int) -> Observation:
+            return replace(super().reset(seed=seed), tools=(add.spec,))
+
+        def step(self, action: Action) -> StepResult:
+            made = super().step(action)
+            more = ToolSpec("stop", "Ends it.", {"type": "object", "properties": {}})
+            said = replace(made.observation, tools=(add.spec, more) if self.steps == 2 else None)
+            return StepResult(said, terminated=self.steps == 3)
+
+    trajectory = await play([say("a"), say("b"), say("c")], env=EnvSpec(Grows))
+    first, second, third = (turn.offered_tools for turn in trajectory.turns)
+    assert first is second
+    assert state_of(first) == [add.spec.openai()]
+    assert [tool["function"]["name"] for tool in state_of(third)] == ["add", "stop"]
+    assert list(trajectory.blobs()).count(first) == 2  # type: ignore[arg-type]
+
+
+async def test_without_tools_none_are_named() -> None:
+    trajectory = await play([say("a"), say("b")], env=EnvSpec(Counter))
+    assert [turn.offered_tools for turn in trajectory.turns] == [None, None]
+
+
+async def test_the_likeliest_tokens_are_asked_for_in_every_turn() -> None:
+    for count in (0, 5):
+        engine = scripted([say(call("add", a=1, b=2)), say("3")])
+        spec = replace(rollout_spec(tools=[add]), num_alternatives=count)
+        await run_episode(context_of(spec, engine), TASK, KEY)
+        assert [request.num_alternatives for request in engine.requests] == [count, count]
 
 
 async def test_a_reward_says_why() -> None:

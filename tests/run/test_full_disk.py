@@ -51,6 +51,24 @@ def test_a_full_disk_at_a_checkpoint_is_a_sentence(tmp_path: Path) -> None:
     assert " stands; go on with: agentrl train " in done.stdout
 
 
+@pytest.mark.slow
+def test_a_disk_that_trajectories_filled_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
+    config, run = tmp_path / "config.yaml", tmp_path / "run"
+    config.write_text(CONFIG, encoding="utf-8")
+    (run / "traj").mkdir(parents=True)  # the checkpoints lie on another disk
+    small = ["bwrap", "--dev-bind", "/", "/", "--size", "40000", "--tmpfs", f"{run}/traj"]
+    command = [*small, sys.executable, "-m", "agentrl", "train", str(config), f"run.dir={run}"]
+    done = subprocess.run([*command, "run.deterministic=false"], capture_output=True, text=True)
+    if "bwrap: " in done.stderr:
+        pytest.skip(f"bubblewrap makes no namespace here: {done.stderr}")
+    assert done.returncode == 4, done.stderr
+    assert done.stderr.startswith("error: ")
+    assert f"MB are free at {run}/traj" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert f"the checkpoint {run}/checkpoints/" in done.stdout
+    assert " stands; go on with: agentrl train " in done.stdout
+
+
 def test_a_full_disk_is_named_whoever_swallowed_its_number(tmp_path: Path) -> None:
     full = OSError(28, "No space left on device")
     wrapped = RuntimeError("unexpected pos 64 vs 0")

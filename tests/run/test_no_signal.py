@@ -10,6 +10,8 @@ import pytest
 from rich.console import Console
 
 from agentrl import EpisodeView, Trainer, load_config
+from agentrl.store import RunDirectory, TrajectoryReader
+from agentrl.store.annotations.columns import LOSS_REASONS
 from tests.run.tiny_run import CONFIG
 
 QUICK = (
@@ -53,3 +55,8 @@ def test_a_step_of_equal_rewards_says_so_in_its_line(tmp_path: Path, kept: str) 
     assert "! 2 of 2 steps had no signal" in "\n".join(lines)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["steps"], summary["steps_without_signal"]) == (2, 2)
+    found = TrajectoryReader(RunDirectory.open(tmp_path / "run")).annotations(stage="rl")
+    reasons = {reason for one in found for reason in one.arrays["loss_reason"].tolist()}
+    assert {LOSS_REASONS[reason] for reason in reasons} == {
+        "filtered" if kept == "true" else "trained"
+    }

@@ -2,15 +2,52 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+
+import numpy as np
 
 from agentrl.config import load_config
 from agentrl.run.trainer import Trainer
 from agentrl.store import RunDirectory, RunWatch
 from agentrl.viewer.index import RunIndex
+from agentrl.viewer.runs.open_run import OpenRun
+from agentrl.viewer.views.comparisons import retokenised
 from tests.run.tiny_run import CONFIG
 
-SHORT = ("stages.rl.steps=1", "stages.warmup.steps=1", "stages.rl.eval.every=null")
+SHORT = (
+    "stages.rl.steps=1",
+    "stages.warmup.steps=1",
+    "stages.rl.eval.every=null",
+    "store.detail=full",
+    "env.describe_tools_in_prompt=true",
+    "data.max_prompt_tokens=600",
+)
+
+
+def assert_tokens_can_be_read_again(run: RunDirectory) -> None:
+    """Each sampled token has the five likeliest ones, and the tools that stood in the prompt are
+    kept, so that the template applied anew gives the recorded ids.
+    """
+    opened = OpenRun(run, "key", "run")
+    for summary in opened.reader.summaries():
+        assert summary.stage == "rl"
+        row = opened.row(summary.id)
+        found = row.alternatives
+        assert found is not None
+        assert found.positions.tolist() == row.policy_positions.tolist()
+        assert found.ids.shape[1] == 5
+        own = row.arrays.logprobs[found.positions]
+        same = found.ids == row.arrays.token_ids[found.positions, None]
+        np.testing.assert_allclose(found.logprobs[same], own[same.any(1)], atol=1e-4, rtol=1e-3)
+        assert (1.001 * own[~same.any(1)] <= found.logprobs[~same.any(1), -1]).all()
+        first = retokenised(opened, summary.id, 0)["template"]
+        assert (first["equal"], first["missing"]) == (True, "")
+    turn = opened.trajectory(summary.id).turns[0]
+    assert turn.offered_tools is not None
+    (add,) = json.loads(run.read_blob(turn.offered_tools.sha256))
+    assert add["function"]["name"] == "add"
+    assert set(add["function"]["parameters"]["properties"]) == {"a", "b"}
 
 
 def test_a_run_says_that_it_ended_and_keeps_the_tokenizer_of_each_stage(tmp_path: Path) -> None:
@@ -27,6 +64,7 @@ def test_a_run_says_that_it_ended_and_keeps_the_tokenizer_of_each_stage(tmp_path
     assert set(kept) == {"warmup", "rl"}
     start = run.models_folder / "start" / "tokenizer.json"
     assert run.read_blob(kept["rl"]["tokenizer.json"]) == start.read_bytes()
+    assert_tokens_can_be_read_again(run)
     with RunIndex(run, tmp_path / "cache") as index:
         index.refresh()
         trained = index.page("trained_step:1")

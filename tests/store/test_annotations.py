@@ -22,6 +22,7 @@ from agentrl.store import (
     TrajectoryWriter,
     record_resume,
 )
+from agentrl.store.annotations import files
 from agentrl.store.annotations.columns import (
     FULL_COLUMNS,
     LOSS_REASONS,
@@ -220,11 +221,51 @@ def test_what_a_killed_writer_left_is_sealed_by_the_next(run: RunDirectory, make
     with live.open("ab") as file:
         file.write(b'{"id": "1-0-')
     left = RunDirectory.open(copy)
+    reader = TrajectoryReader(left)
+    assert [plain(one) for one in reader.annotations()] == [plain(learned("0-0-0", 1))]
+    assert reader.damage == []
     with TrajectoryWriter(left) as after:
         assert after.counts.recovered == 1
         reader = TrajectoryReader(left)
         assert [plain(one) for one in reader.annotations()] == [plain(learned("0-0-0", 1))]
         assert not list(left.live_annotations_folder.rglob("*.jsonl"))
+
+
+def test_an_annotation_with_other_columns_than_those_before_it_is_sealed_with_them(
+    run: RunDirectory,
+) -> None:
+    ratio = np.ones(2, np.float32)
+    arrays = [{"ratio": ratio}] * 70  # two whole row groups, then others
+    arrays += [{"ratio": ratio, "entropy": ratio}, {"ratio": np.full(2, 0.1)}, {}]
+    with TrajectoryWriter(run) as writer:
+        for number, own in enumerate(arrays):
+            writer.annotate(learned(f"{number}-0-0", 1, arrays=own))
+        writer.seal(1)
+        writer.flush()
+        assert not list(run.annotations_folder.rglob("*.tmp"))
+        assert not list(run.live_annotations_folder.rglob("*.jsonl"))
+    found = list(TrajectoryReader(run).annotations(step=1))
+    assert [one.trajectory_id for one in found] == [f"{n}-0-0" for n in range(len(arrays))]
+    assert [sorted(one.arrays) for one in found[69:]] == [
+        ["ratio"],
+        ["entropy", "ratio"],
+        ["ratio"],
+        [],
+    ]
+    assert found[71].arrays["ratio"].tolist() == [0.1, 0.1]
+
+
+def test_sealing_annotations_reads_nothing_back(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_back(*_: Any) -> int:
+        raise AssertionError("the live file was read")
+
+    monkeypatch.setattr(files, "seal_annotations", read_back)
+    with TrajectoryWriter(run) as writer:
+        for number in range(70):
+            writer.annotate(learned(f"{number}-0-0", 1))
+    assert len(list(TrajectoryReader(run).annotations())) == 70
 
 
 def test_a_damaged_shard_and_a_damaged_line_are_named_and_passed_over(

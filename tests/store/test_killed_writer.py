@@ -143,6 +143,46 @@ def test_a_full_disk_is_named_and_what_was_written_opens(tmp_path: Path) -> None
     assert rest == ["True True", "True True", "[] []"]
 
 
+SHRINK = """
+    import os, sys
+    from pathlib import Path
+    from agentrl.errors import DiskFullError
+    from agentrl.store import KeepSpec, RunDirectory, TrajectoryReader, TrajectoryWriter
+    from tests.store.test_killed_writer import numbered
+    run = RunDirectory.create(sys.argv[1])
+    with TrajectoryWriter(run) as writer:
+        for number in range(100):
+            writer.write(numbered(number), 1)
+    shard = run.shard_path(1, "driver", 1)
+    whole = shard.read_bytes()
+    filler = Path(sys.argv[1]) / "filler"
+    space = os.statvfs(sys.argv[1])
+    filler.write_bytes(bytes(space.f_bavail * space.f_frsize - 8192))
+    keep = KeepSpec(share=0.9)
+    writer = TrajectoryWriter(run, keep=keep)
+    try:
+        writer.seal(1)
+        writer.flush()
+    except DiskFullError as error:
+        print(error)
+    print(shard.read_bytes() == whole, list(run.root.rglob("*.parquet.*")))
+    filler.unlink()
+    with TrajectoryWriter(run, keep=keep) as writer:
+        writer.seal(1)
+    reader = TrajectoryReader(run)
+    (left,) = reader.kept_by_step().values()
+    print(80 < left[0] < 97, left == (len(reader.summaries()), 100), reader.damage)
+"""
+
+
+def test_a_disk_that_is_full_while_old_trajectories_are_dropped_loses_none(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    told, *rest = in_namespace(["--size", "400000", "--tmpfs", str(disk)], SHRINK, f"{disk}/run")
+    assert f"the disk is full (0.0 of 0.4 MB are free at {disk}/run" in told
+    assert rest == ["True []", "True True []"]
+
+
 LOOK = """
     import sys
     from agentrl.errors import StoreError

@@ -17,6 +17,9 @@ FILE = Blob.of(b"\x00\xff bytes")
 LARGE = Blob.too_large(2**21)
 
 
+TOOLS = Blob.of(b'[{"type":"function","function":{"name":"add"}}]')
+
+
 def lived(make: Make) -> Trajectory:
     one = make(0)
     turn = replace(
@@ -25,6 +28,7 @@ def lived(make: Make) -> Trajectory:
         observed_info={"level": 1},
         state=STATE,
         files={"a/b.bin": FILE, "big": LARGE, "gone": None},
+        offered_tools=TOOLS,
     )
     return replace(
         one,
@@ -52,15 +56,17 @@ def test_states_files_reasons_and_last_words_come_back(
     assert (first.started_at, first.observed_info) == (1_700_000_000.25, {"level": 1})
     assert (first.state, second.state, read.first_state, read.last_state) == (STATE,) * 4
     assert first.files == {"a/b.bin": FILE, "big": LARGE, "gone": None}
-    assert (second.files, second.observed_info) == ({}, {})
+    assert first.offered_tools == TOOLS
+    assert (second.files, second.observed_info, second.offered_tools) == ({}, {}, None)
     assert read.reasons == written.reasons
     assert (read.last_observed, read.last_info) == (written.last_observed, {"won": True})
     assert first.state is not None
     assert first.state.data is None
     assert sorted(path.name for path in run.blobs_folder.iterdir()) == sorted(
-        (STATE.sha256, FILE.sha256)
+        (STATE.sha256, FILE.sha256, TOOLS.sha256)
     )
     assert run.read_blob(STATE.sha256) == STATE.data
+    assert run.read_blob(TOOLS.sha256) == TOOLS.data
 
 
 def test_an_episode_without_them_takes_no_room(run: RunDirectory, make: Make) -> None:

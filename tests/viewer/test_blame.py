@@ -141,7 +141,7 @@ def test_a_token_that_a_correction_zeroed_counts_in_the_means() -> None:
 def test_a_column_that_is_missing_names_the_setting() -> None:
     own = trained("0-0-0", turns=(0,), loss_weight=(1.0,))
 
-    with pytest.raises(DataError, match=r"no 'entropy' .* store.detail=full"):
+    with pytest.raises(DataError, match=r"no 'entropy' .* store.detail: full"):
         blame([own], "entropy", "token")
 
 

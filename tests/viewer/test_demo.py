@@ -158,7 +158,7 @@ def test_the_other_split_is_named(opened: Demo) -> None:
 def test_the_judge_says_why(opened: Demo) -> None:
     trajectory = opened.reader.get(planted("judge's reason").link["id"]).trajectory
 
-    assert "sounds sure" in trajectory.reasons["correct"]["answer"]
+    assert "sounds sure" in trajectory.reasons["judge"]["answer"]
 
 
 def test_the_state_changes(opened: Demo) -> None:

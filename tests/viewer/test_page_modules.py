@@ -322,3 +322,47 @@ def test_records_differ_in_their_leaves() -> None:
         {"path": "git.commit", "values": ["a", "b"]},
         {"path": "host", "values": ["h", None]},
     ]
+
+
+def test_a_legend_leaves_out_what_its_names_have_in_common() -> None:
+    cases = [
+        ["eval/code/greedy", "eval/code/sampled"],
+        ["turns/mean", "tool/calls_per_traj"],
+        ["reward/mean", "reward/mean_of_best"],
+        ["one/name"],
+        [],
+    ]
+
+    assert in_node("lib/format.js", "return given.map(m.commonFolder)", cases) == [
+        "eval/code/",
+        "",
+        "reward/",
+        "",
+        "",
+    ]
+
+
+def test_the_likeliest_tokens_of_a_token_are_found_by_its_place() -> None:
+    def packed(values: Sequence[float], dtype: str) -> dict[str, str]:
+        data = np.array(values, dtype).tobytes()
+        return {"dtype": dtype, "data": base64.b64encode(data).decode()}
+
+    told = {
+        "width": 2,
+        "tokens": packed([3, 7], "<i4"),
+        "ids": packed([11, 12, 13, -1], "<i4"),
+        "logprobs": packed([-0.5, -2.0, 0.0, -np.inf], "<f4"),
+        "pieces": {"11": "a", "12": "\ufffd", "13": "c"},
+        "bytes": {"12": "f0"},
+    }
+    body = """const all = new m.TokenAlternatives(given);
+        return [2, 3, 7, 8].map((token) => all.at(token));"""
+    assert in_node("trajectory/token_model.js", body, told) == [
+        [],
+        [
+            {"id": 11, "piece": "a", "logprob": -0.5},
+            {"id": 12, "piece": "\ufffd", "hex": "f0", "logprob": -2},
+        ],
+        [{"id": 13, "piece": "c", "logprob": 0}],
+        [],
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from agentrl.errors import DataError
 from agentrl.render import CHATML_TEMPLATE
-from agentrl.types import Message, Segment, SegmentKind, Status, Task, Trajectory, Turn
+from agentrl.types import Blob, Message, Segment, SegmentKind, Status, Task, Trajectory, Turn
 from agentrl.viewer.analysis import retokenise
 from agentrl.viewer.template import ChatTemplateText
 
@@ -208,6 +209,59 @@ def test_another_template_is_named() -> None:
 
     assert [one.cause for one in found.differences] == ["template_change"]
     assert "Be brief." in found.differences[0].again_text
+
+
+TOOLS = b'[{"type":"function","function":{"name":"add","parameters":{"b":1,"a":2}}}]'
+
+
+def offered(tools: bytes) -> Trajectory:
+    """The chat after a prompt in which the template wrote ``TOOLS``."""
+    chatml = ChatTemplateText(CHATML_TEMPLATE)
+    given = chatml.render([dict(QUESTION)], json.loads(TOOLS), generation=True)
+    assert '"parameters": {"b": 1, "a": 2}' in given
+    first = whole().turns[0]
+    turn = replace(
+        first,
+        context=(segment(K.PROMPT, ids(given)),),
+        offered_tools=Blob.of(tools),
+    )
+    return replace(whole(), turns=(turn,))
+
+
+def test_the_template_gets_the_tools_that_were_on_offer() -> None:
+    trajectory = offered(TOOLS)
+    named = trajectory.turns[0].offered_tools
+    assert named is not None
+    template = ChatTemplateText(CHATML_TEMPLATE)
+
+    found = retokenise(trajectory, 0, TOKENIZER, template, {named.sha256: TOOLS}).template
+
+    assert (found.equal, found.missing, found.differences) == (True, "", ())
+    unnamed = replace(trajectory, turns=(replace(trajectory.turns[0], offered_tools=None),))
+    (one, *_) = retokenise(unnamed, 0, TOKENIZER, template).template.differences
+    assert one.cause == "template_change"
+
+
+@pytest.mark.parametrize(
+    ("tools", "kept", "said"),
+    [
+        (TOOLS, False, "does not keep the tools on offer (74 bytes"),
+        (b"{}", True, "no list of objects"),
+        (b'["add"]', True, "no list of objects"),
+        (b"\xff", True, "are no JSON"),
+        (b"x" * (2**20 + 1), False, "does not keep the tools on offer (1048577 bytes, and at most"),
+    ],
+)
+def test_tools_that_cannot_be_read_are_named(tools: bytes, kept: bool, said: str) -> None:
+    trajectory = offered(tools)
+    named = trajectory.turns[0].offered_tools
+    assert named is not None
+    blobs = {named.sha256: tools} if kept else {}
+
+    found = retokenise(trajectory, 0, TOKENIZER, ChatTemplateText(CHATML_TEMPLATE), blobs).template
+
+    assert found.equal is None
+    assert said in found.missing
 
 
 def test_every_sequence_of_an_episode() -> None:

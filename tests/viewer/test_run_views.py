@@ -120,6 +120,29 @@ def test_the_lines_of_an_overview() -> None:
     assert found["change"].link == {"page": "behaviour", "a": "0..2", "b": "9..11"}
 
 
+def test_a_step_far_from_the_others_leads_to_its_blame() -> None:
+    losses = [0.1, 0.12, 0.09, 0.11, 3.0, 0.1, 0.13, 0.08]
+    rows = [{"step": step, "policy/loss": loss} for step, loss in enumerate(losses)]
+
+    [spike] = [one for one in findings(rows) if one.kind == "spike"]
+
+    # the median of 8 is (0.1 + 0.11) / 2
+    assert spike.text == "policy/loss was 3 in step 4, where 0.105 is usual"
+    assert spike.link == {"page": "blame", "step": 4, "signal": "loss", "level": "token"}
+    calm = [{**row, "policy/loss": 0.1 + row["step"] / 100} for row in rows]
+    assert [one for one in findings(calm) if one.kind == "spike"] == []
+    # few steps, and what is no number, tell nothing
+    assert [one for one in findings(rows[:7]) if one.kind == "spike"] == []
+    assert findings([{**row, "policy/loss": "x"} for row in rows]) == []
+
+
+def test_one_alert_and_one_reason_are_told_plainly() -> None:
+    event = {"time": 3.0, "level": "warning", "message": "it broke", "step": 1}
+    found = {one.kind: one.text for one in findings([], [event], {"stale": 3})}
+
+    assert found == {"alert": "it broke", "dropped": "3 trajectories were not trained: stale"}
+
+
 def test_the_worst_mismatch_leads_to_its_token() -> None:
     worst = BlameRow("4-1-0", 1, 33, 0.01, 0.9, text=" the")
 

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from agentrl.cli.terminal import print_json, reading_stored_files
 from agentrl.cli.views.diff_text import print_diff
-from agentrl.cli.views.token_text import token_text_of
+from agentrl.cli.views.token_text import shown_trajectory, token_text_of
 from agentrl.store import RunDirectory, TrajectoryReader
 
 
@@ -41,10 +41,13 @@ def diff_command(
     from agentrl.viewer.analysis.turn_diff import turn_diff
 
     directory = RunDirectory.open(run)
-    first = TrajectoryReader(directory).get(a)
-    second = TrajectoryReader(RunDirectory.open(other) if other else directory).get(b)
-    found = turn_diff(first.trajectory, second.trajectory)
+    directory_b = RunDirectory.open(other) if other else directory
+    reader = TrajectoryReader(directory)
+    reader_b = TrajectoryReader(directory_b)
+    found = turn_diff(reader.get(a).trajectory, reader_b.get(b).trajectory)
     if json:
         print_json(found)
     else:
-        print_diff(found, first.trajectory, second.trajectory, token_text_of(directory))
+        first = shown_trajectory(directory, reader, a)
+        second = shown_trajectory(directory_b, reader_b, b)
+        print_diff(found, first, second, token_text_of(directory))

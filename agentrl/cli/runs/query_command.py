@@ -46,6 +46,8 @@ def query_command(
 
     directory = RunDirectory.open(run)
     with RunIndex(directory) as index, RunSql(directory, index, memory=memory) as database:
+        for text in database.damage:
+            say(f"! passed over: {text}", file=sys.stderr)
         found = database.query(sql, rows=limit, timeout_s=timeout)
     told = f"{counted(len(found.rows), 'row')} in {found.seconds:.2f} s"
     if found.cut:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,7 @@ from cyclopts import Parameter
 
 from agentrl.cli.terminal import print_json, reading_stored_files
 from agentrl.cli.views.run_overview import overview, print_overview
-from agentrl.cli.views.token_text import token_text_of
+from agentrl.cli.views.token_text import shown_trajectory, token_text_of
 from agentrl.cli.views.trajectory_json import trajectory_json
 from agentrl.cli.views.trajectory_text import print_trajectory
 from agentrl.store import RunDirectory, TrajectoryReader
@@ -36,11 +37,13 @@ def show_command(
     """
     directory = RunDirectory.open(run)
     if trajectory:
-        stored = TrajectoryReader(directory).get(trajectory)
+        reader = TrajectoryReader(directory)
+        stored = reader.get(trajectory)
         if json:
             print_json(trajectory_json(stored))
         else:
-            print_trajectory(stored, token_text_of(directory))
+            shown = shown_trajectory(directory, reader, trajectory)
+            print_trajectory(replace(stored, trajectory=shown), token_text_of(directory))
     else:
         found = overview(directory)
         print_json(found) if json else print_overview(found)

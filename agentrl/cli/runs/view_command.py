@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -47,25 +48,42 @@ def view_command(
     """
     if demo and source is not None:
         raise ConfigError(f"--demo shows its own run, so name none beside it, got {str(source)!r}")
-    from agentrl.viewer.launch import Address, open_browser, serve, ways_in
-
     if demo:
         from agentrl.viewer.demo import unpack_demo
 
         source = unpack_demo()
-    shown = source or Path(".")
+    show(source or Path("."), host=host, port=port, allow_hosts=allow_host, opens=open)
+
+
+def show(
+    source: Path,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    allow_hosts: Sequence[str] = (),
+    opens: bool = True,
+) -> None:
+    """Shows runs until Ctrl-C, and says where.
+
+    Args:
+        source: a run directory, or a folder above some.
+        host, port, allow_hosts: as ``agentrl.viewer.launch.serve`` has them.
+        opens: a browser, where there is a desktop.
+    """
+    from agentrl.viewer.launch import Address, open_browser, serve, ways_in
+
     opened = []
 
     def announce(address: Address) -> None:
         lines, desktop = ways_in(address, os.environ, terminal=sys.stdout.isatty())
-        say(f"viewing {shown} at {lines[0]}")
-        for line in lines[1:]:
-            say(line)
-        if open and desktop:
+        say(f"viewing {source} at {lines[0]}")
+        for line in lines[1:]:  # to be copied, and so in one piece
+            print(line, flush=True)
+        if opens and desktop:
             opened.append(open_browser(address))
 
     try:
-        serve(shown, host=host, port=port, allow_hosts=allow_host, announce=announce)
+        serve(source, host=host, port=port, allow_hosts=allow_hosts, announce=announce)
     finally:
         for remove in opened:
             remove()

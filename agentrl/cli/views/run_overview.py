@@ -28,7 +28,9 @@ def overview(run: RunDirectory) -> dict[str, Any]:
     """What is known of a run, as JSON; parts that it has not come to yet are None or empty."""
     metrics = list(read_jsonl(run.metrics_path)) if run.metrics_path.is_file() else []
     summary = from_json(run.summary_path.read_bytes()) if run.summary_path.is_file() else None
-    trajectories = TrajectoryReader(run).summaries()
+    reader = TrajectoryReader(run)
+    trajectories = reader.summaries()
+    kept = reader.kept_by_step().values()
     state = RunWatch(run).look()
     return {
         "run_dir": str(run.root),
@@ -37,6 +39,7 @@ def overview(run: RunDirectory) -> dict[str, Any]:
         "heartbeat": state.heartbeat,
         "steps": metrics[-1].get("step") if metrics else None,
         "trajectories": dict(sorted(Counter(entry.status for entry in trajectories).items())),
+        "dropped_by_keep": sum(of - left for left, of in kept),
         "last_metrics": metrics[-1] if metrics else None,
         "summary": summary,
     }
@@ -57,6 +60,7 @@ def print_overview(found: Mapping[str, Any]) -> None:
         "trajectories": ", ".join(
             f"{count} {status}" for status, count in found["trajectories"].items()
         ),
+        "dropped": f"{found['dropped_by_keep']} by store.keep" * bool(found["dropped_by_keep"]),
     }
     for name, value in facts.items():
         if value not in (None, ""):

@@ -7,11 +7,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentrl.store import RunDirectory, SecretMask
+from agentrl.store import RunDirectory, SecretMask, TrajectoryReader, decode_trajectory
+from agentrl.types import Trajectory
+from agentrl.viewer.pieces import HIDDEN_PIECE, REDACTED_ID, TokenPieces
+from agentrl.viewer.runs.stored_row import StoredRow
+from agentrl.viewer.secret_tokens import has_marks, without_secrets
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    from tokenizers import Tokenizer
 
 
 TokenText = Callable[["npt.NDArray[np.int32]"], str]
@@ -25,6 +30,43 @@ def token_text_of(run: RunDirectory, stage: str = "") -> TokenText | None:
         run: the run.
         stage: whose tokenizer; by default, or where the stage kept none, the newest one's.
     """
+    tokenizer = _tokenizer(run, stage)
+    if tokenizer is None:
+        return None
+    size = tokenizer.get_vocab_size()
+    mask = SecretMask()
+
+    def decode(token_ids: npt.NDArray[np.int32]) -> str:
+        text = ""
+        for known, tokens in groupby(token_ids.tolist(), key=lambda token: 0 <= token < size):
+            ids = list(tokens)
+            if known:
+                text += tokenizer.decode(ids, skip_special_tokens=False)
+            else:  # of a masked secret, or of the model's padded vocabulary
+                text += "".join(
+                    HIDDEN_PIECE if token == REDACTED_ID else "\N{REPLACEMENT CHARACTER}"
+                    for token in ids
+                )
+        return mask(text)
+
+    return decode
+
+
+def shown_trajectory(run: RunDirectory, reader: TrajectoryReader, trajectory_id: str) -> Trajectory:
+    """A trajectory whose ids of masked secrets are ``REDACTED_ID``.
+
+    Raises:
+        StoreError: the run has none of this id, or its file is damaged.
+    """
+    columns, arrays = reader.row(trajectory_id)
+    if has_marks(columns):
+        tokenizer = _tokenizer(run, columns.get("stage", ""))
+        pieces = None if tokenizer is None else TokenPieces(tokenizer)
+        arrays = without_secrets(StoredRow(columns, arrays, ()), pieces, SecretMask()).arrays
+    return decode_trajectory(columns, arrays)
+
+
+def _tokenizer(run: RunDirectory, stage: str) -> Tokenizer | None:
     text = _kept(run, stage) or next(
         (path.read_text(encoding="utf-8") for path in _candidates(run) if path.is_file()), None
     )
@@ -32,21 +74,7 @@ def token_text_of(run: RunDirectory, stage: str = "") -> TokenText | None:
         return None
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_str(text)
-    size = tokenizer.get_vocab_size()
-    mask = SecretMask()
-
-    def decode(token_ids: npt.NDArray[np.int32]) -> str:
-        text = ""
-        for known, tokens in groupby(token_ids.tolist(), key=lambda token: token < size):
-            ids = list(tokens)
-            if known:
-                text += tokenizer.decode(ids, skip_special_tokens=False)
-            else:  # the model's padded vocabulary
-                text += "\N{REPLACEMENT CHARACTER}" * len(ids)
-        return mask(text)
-
-    return decode
+    return Tokenizer.from_str(text)
 
 
 def _kept(run: RunDirectory, stage: str) -> str | None:

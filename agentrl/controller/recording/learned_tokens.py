@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from agentrl.controller.batch_plan import PlannedBatch
 from agentrl.store import Annotation, Detail
-from agentrl.types import Batch, BatchShard, SegmentKind, Stats
+from agentrl.types import Batch, BatchShard, SegmentKind, Stats, TrajectoryGroup
 from agentrl.types.batch import token_rows
 
 F32 = npt.NDArray[np.float32]
@@ -22,6 +22,7 @@ Columns = dict[str, npt.NDArray[np.generic]]
 _TRAINED = 0
 _MASK = 1
 _STALE = 2
+_FILTERED = 3
 _OFF_POLICY = 4
 """Places in ``annotations.columns.LOSS_REASONS``."""
 
@@ -158,6 +159,25 @@ class LearnedTokens:
         if correction is not None:
             reasons[trained & (correction == 0)] = _OFF_POLICY
         return reasons
+
+
+def left_out(group: TrajectoryGroup, reason: str, stage: str, step: int) -> Iterator[Annotation]:
+    """That no token of a dropped group weighs anything, one annotation a finished trajectory.
+
+    Args:
+        group: finished, and in no batch.
+        reason: of the ledger: ``stale``, or what the filter said.
+        stage: that left it out.
+        step: its step that did.
+    """
+    why = _STALE if reason == "stale" else _FILTERED
+    for trajectory in group.finished:
+        size = trajectory.num_policy_tokens
+        arrays: Columns = {
+            "loss_weight": np.zeros(size, np.float32),
+            "loss_reason": np.full(size, why, np.int8),
+        }
+        yield Annotation(trajectory.id, step, values={"stage": stage}, arrays=arrays)
 
 
 def loss_weights(planned: PlannedBatch) -> npt.NDArray[np.float64]:

@@ -15,11 +15,11 @@ import numpy as np
 from agentrl.controller.cluster.rollout_pool import Incident
 from agentrl.controller.evaluator import Evaluation
 from agentrl.controller.failures import failure_causes
-from agentrl.controller.recording.learned_tokens import LearnedTokens
+from agentrl.controller.recording.learned_tokens import LearnedTokens, left_out
 from agentrl.controller.state import TrainState
 from agentrl.metrics import PhaseTimer, Sink, StepDisplay, no_signal, rollout_metrics, tokens_per_s
 from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState
-from agentrl.store import AnnotationColumn, EventLog, TrajectoryWriter
+from agentrl.store import AnnotationColumn, Detail, EventLog, TrajectoryWriter
 from agentrl.types import Batch, Stats, Trajectory, TrajectoryGroup
 
 _WITH_MAX = frozenset({"mismatch/logp_abs"})
@@ -39,6 +39,7 @@ class Recorder:
         timer: seconds by phase, of the whole run.
         step: steps done before, for a resumed stage.
         results: evaluations so far, as in ``summary.json``.
+        detail: what annotations keep of each token (``store.detail``).
     """
 
     stage: str
@@ -50,11 +51,13 @@ class Recorder:
     timer: PhaseTimer
     step: int = 0
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
+    detail: Detail = "tokens"
 
     def __post_init__(self) -> None:
-        # guards the outcomes and failure counts: the service's thread adds to them, the loop's
-        # thread takes them
+        # guards the outcomes, dropped groups and failure counts: the service's thread adds to them,
+        # the loop's thread takes them
         self._lock = threading.Lock()
+        self._dropped: list[tuple[TrajectoryGroup, str]] = []
         self._outcomes: list[GroupOutcome] = []
         self._taken: list[GroupOutcome] = []
         self._evaluated: dict[str, float] = {}
@@ -75,6 +78,12 @@ class Recorder:
         if training:
             with self._lock:
                 self._outcomes.append(outcome)
+
+    def record_dropped(self, group: TrajectoryGroup, reason: str) -> None:
+        """A finished group that is in no batch: the step that comes next says so of its tokens."""
+        if self.detail != "basic":
+            with self._lock:
+                self._dropped.append((group, reason))
 
     def uncounted(self) -> tuple[int, ...]:
         """Draws in training that came to their end and are in no step's metrics yet."""
@@ -154,6 +163,8 @@ class Recorder:
         with self._lock:
             values |= self._failure_counts
             self._failure_counts.clear()
+            dropped = self._dropped
+            self._dropped = []
         if batch is not None:
             values |= _staleness(batch, state)
             values["count/trained_tokens"] = float(np.count_nonzero(batch.loss_mask))
@@ -162,11 +173,14 @@ class Recorder:
             values |= learned.last_pass
             if played:
                 self._annotate(learned, groups, state)
+        for group, reason in dropped:
+            for annotation in left_out(group, reason, self.stage, state.step):
+                self.writer.annotate(annotation)
         self._alert(played, state.step)
         self.sink.log(state.step, values, self.stage)
         self.view.step(state.step, values, "" if has_signal else no_signal(played))
         self.view.status("")
-        self.writer.seal(state.step)
+        self.writer.seal(state.step, self.stage)
 
     def evaluating(self, when: str, step: int) -> None:
         """An evaluation of the weights after ``step`` starts; until a step ends, the display says
@@ -195,7 +209,7 @@ class Recorder:
         # no step of its own: the row of the weights that the stage starts from
         if state.step == self.step:
             self.sink.log(state.step, numbers, self.stage)
-            self.writer.seal(state.step)
+            self.writer.seal(state.step, self.stage)
         else:
             self._evaluated |= numbers
 

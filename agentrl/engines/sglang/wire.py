@@ -18,6 +18,7 @@ from agentrl.types import (
     Segment,
     SegmentKind,
     TokenUsage,
+    alternatives_side,
 )
 
 _NAN_MARK = "NaN happened"
@@ -53,9 +54,11 @@ def generate_body(request: GenerateRequest, rid: str) -> dict[str, Any]:
         "sampling_params": sampling_body(request.sampling),
         "return_logprob": True,
     }
-    return body | (
-        {"image_data": [image.data_uri() for image in request.images]} if request.images else {}
-    )
+    if request.num_alternatives:
+        body["top_logprobs_num"] = request.num_alternatives
+    if request.images:
+        body["image_data"] = [image.data_uri() for image in request.images]
+    return body
 
 
 def score_body(token_ids: Sequence[int]) -> dict[str, Any]:
@@ -141,6 +144,7 @@ def read_answer(
         triples = meta.get("output_token_logprobs") or []
         named, logprobs = scored(triples)
         spans = _spans(meta, ids.size)
+        alternatives = _alternatives(meta, request.num_alternatives)
         usage = TokenUsage(int(meta["prompt_tokens"]), int(meta["completion_tokens"]))
         cached = int(meta.get("cached_tokens") or 0)
         timings = {"server_s": float(meta["e2e_latency"])} if "e2e_latency" in meta else {}
@@ -164,12 +168,22 @@ def read_answer(
             f"{who}: {ids.size} ids came back and {logprobs.size} logprobs, which are not of the "
             "same tokens"
         )
+    if request.num_alternatives and len(alternatives[0]) != ids.size:
+        raise TokenMismatchError(
+            f"{who}: {ids.size} ids came back and alternatives to {len(alternatives[0])}"
+        )
     if [*(start for _, start, _ in spans), ids.size] != [0, *(end for _, _, end in spans)]:
         raise TokenMismatchError(
             f"{who}: the spans of weight versions {spans} do not cover its {ids.size} ids"
         )
     segments = tuple(
-        Segment(SegmentKind.POLICY, ids[start:end], logprobs[start:end], version_of(label))
+        Segment(
+            SegmentKind.POLICY,
+            ids[start:end],
+            logprobs[start:end],
+            version_of(label),
+            side=alternatives_side(alternatives[0][start:end], alternatives[1][start:end]),
+        )
         for label, start, end in spans
         if end > start
     )
@@ -182,6 +196,15 @@ def read_answer(
         cached_tokens=cached,
         timings=timings,
     )
+
+
+def _alternatives(
+    meta: Mapping[str, Any], count: int
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    """Ids and logprobs ``[n, count]`` of the most likely tokens, as the server sorted them."""
+    rows = [scored(triples) for triples in meta["output_top_logprobs"] or ()] if count else []
+    ids = np.array([ids for ids, _ in rows], np.int32).reshape(len(rows), count)
+    return ids, np.array([logprobs for _, logprobs in rows], np.float32).reshape(ids.shape)
 
 
 def _spans(meta: Mapping[str, Any], size: int) -> list[tuple[str, int, int]]:

@@ -332,24 +332,20 @@ class TorchScheduler:
         table = self._rows.table
         device = self._weights.device
         draws = torch.from_numpy(uniforms(table.seeds[rows], table.inputs[1, rows] + 1)).to(device)
-        ids_tensor, logprobs_tensor = sample(logits, draws, params)
-        both = (
-            torch.stack((ids_tensor.to(torch.int32), logprobs_tensor.view(torch.int32)))
-            .cpu()
-            .numpy()
-        )
-        ids = both[0].astype(np.int64)
-        logprobs = both[1].view(np.float32)
+        drawn = sample(logits, draws, params).on_host()
         if live.size < rows.size:
-            ids = ids[live]
-            logprobs = logprobs[live]
-        finite = np.isfinite(logprobs)
+            drawn = drawn.of(live)
+        finite = np.isfinite(drawn.logprobs)
         if not finite.all():
             self._reject(live[~finite])
             live = live[finite]
-            ids = ids[finite]
-            logprobs = logprobs[finite]
-        stopped = table.accept(live, ids, logprobs)
+            drawn = drawn.of(finite)
+        stopped = table.accept(live, drawn.ids, drawn.logprobs)
+        if params.num_alternatives:
+            for place, row in enumerate(live.tolist()):
+                self._running[row].add_alternatives(
+                    drawn.alternative_ids[place], drawn.alternative_logprobs[place]
+                )
         full = table.inputs[1, live] >= table.last[live]
         for index in np.flatnonzero(stopped | full):
             self._finish(int(live[index]), "stop" if stopped[index] else "length")

@@ -18,6 +18,7 @@ from agentrl.types import (
     Segment,
     SegmentKind,
     TokenUsage,
+    alternatives_side,
 )
 
 _SLACK = 16
@@ -34,6 +35,7 @@ class ScheduledRequest:
         ids: ``[n]`` prompt and sampled tokens.
         logprobs: ``[n]`` of the sampled tokens so far.
         marks: (policy version, index of its first sampled token), in order.
+        alternatives: ids and logprobs ``[k]`` for each sampled token, where the request asks.
         row: the decode row while it runs.
     """
 
@@ -43,6 +45,9 @@ class ScheduledRequest:
     ids: npt.NDArray[np.int32]
     logprobs: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
     marks: list[tuple[int, int]] = field(default_factory=list)
+    alternatives: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]] = field(
+        default_factory=list
+    )
     row: int | None = None
     cached_tokens: int = 0
     kv_tokens: int | None = None
@@ -91,14 +96,26 @@ class ScheduledRequest:
         if not self.marks or self.marks[-1][0] != version:
             self.marks.append((version, int(self.logprobs.size)))
 
+    def add_alternatives(
+        self, ids: npt.NDArray[np.int32], logprobs: npt.NDArray[np.float32]
+    ) -> None:
+        """Keeps as many as the request asks for of those beside the token sampled last."""
+        if count := self.request.num_alternatives:
+            self.alternatives.append((ids[:count].copy(), logprobs[:count].copy()))
+
+    def _segment(self, version: int, first: int, end: int) -> Segment:
+        given = self.alternatives[first:end]
+        side = alternatives_side(*map(np.stack, zip(*given, strict=True))) if given else {}
+        ids = self.ids[self.num_prompt + first : self.num_prompt + end]
+        return Segment(SegmentKind.POLICY, ids, self.logprobs[first:end], version, side=side)
+
     def completion(
         self, finish_reason: FinishReason, now: float, stop_string: str | None = None
     ) -> Completion:
         """The answer: one POLICY segment a version that made at least one token."""
-        ids = self.ids[self.num_prompt :]
         count = int(self.logprobs.size)
         segments = tuple(
-            Segment(SegmentKind.POLICY, ids[first:end], self.logprobs[first:end], version)
+            self._segment(version, first, end)
             for (version, first), (_, end) in pairwise([*self.marks, (0, count)])
             if end > first
         )

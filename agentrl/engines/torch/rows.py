@@ -42,6 +42,7 @@ class RowTable:
         self.last = np.zeros(rows, dtype=np.int64)
         self.seeds = np.zeros(rows, dtype=np.uint64)
         self.stop_ids = np.full((rows, 1), -1, dtype=np.int64)
+        self.num_alternatives = np.zeros(rows, dtype=np.int64)
         self._sampling = {name: np.full(rows, off) for name, off in _OFF.items()}
 
     def begin(self, row: int, job: ScheduledRequest) -> None:
@@ -54,6 +55,7 @@ class RowTable:
         self.start[row] = start
         self.last[row] = start + sampling.max_new_tokens - 1
         self.seeds[row] = np.uint64(job.request.seed % 2**64)
+        self.num_alternatives[row] = job.request.num_alternatives
         greedy = sampling.temperature == 0.0
         values = (
             1.0 if greedy else 1.0 / sampling.temperature,
@@ -115,7 +117,7 @@ class RowTable:
         self.inputs[:, pair] = self.inputs[:, turned]
         arrays: tuple[npt.NDArray[Any], ...] = (
             *(self.ids, self.logprobs, self.kv_len, self.start, self.last, self.seeds),
-            *(self.stop_ids, *self._sampling.values()),
+            *(self.stop_ids, self.num_alternatives, *self._sampling.values()),
         )
         for array in arrays:
             array[pair] = array[turned]
@@ -134,5 +136,6 @@ class RowTable:
                 name: torch.from_numpy(column[chosen].copy()).to(device)[:, None]
                 for name, column in self._sampling.items()
                 if (column[live] != _OFF[name]).any()
-            }
+            },
+            num_alternatives=int(self.num_alternatives[live].max(initial=0)),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +54,7 @@ class SamplingRows:
         inverse_temperature: ``[N, 1]`` float32 (1 for greedy rows).
         greedy: ``[N, 1]`` bool.
         top_p, min_p: ``[N, 1]`` float32. top_k: ``[N, 1]`` int64, 0 for off.
+        num_alternatives: how many most likely tokens are given beside each drawn one.
     """
 
     inverse_temperature: Tensor | None = None
@@ -60,13 +62,63 @@ class SamplingRows:
     top_p: Tensor | None = None
     top_k: Tensor | None = None
     min_p: Tensor | None = None
+    num_alternatives: int = 0
 
     @property
     def truncates(self) -> bool:
         return self.top_p is not None or self.top_k is not None or self.min_p is not None
 
 
-def sample(logits_NV: Tensor, uniforms_N: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
+class Drawn(NamedTuple):
+    """Tokens of N rows and k alternatives to each.
+
+    Args:
+        ids: ``[N]`` int64.
+        logprobs: ``[N]`` float32.
+        alternative_ids: ``[N, k]`` int64, the most likely tokens; None where k is 0.
+        alternative_logprobs: ``[N, k]`` float32, falling.
+    """
+
+    ids: Tensor
+    logprobs: Tensor
+    alternative_ids: Tensor | None = None
+    alternative_logprobs: Tensor | None = None
+
+    def on_host(self) -> HostDrawn:
+        """The same as arrays, by one transfer."""
+        columns = [self.ids[:, None].to(torch.int32), self.logprobs[:, None].view(torch.int32)]
+        if self.alternative_ids is not None and self.alternative_logprobs is not None:
+            columns.append(self.alternative_ids.to(torch.int32))
+            columns.append(self.alternative_logprobs.contiguous().view(torch.int32))
+        table = torch.cat(columns, 1).cpu().numpy()
+        k = table.shape[1] // 2 - 1
+        return HostDrawn(
+            table[:, 0].astype(np.int64),
+            table[:, 1].view(np.float32),
+            table[:, 2 : 2 + k],
+            table[:, 2 + k :].view(np.float32),
+        )
+
+
+class HostDrawn(NamedTuple):
+    """``Drawn`` as arrays; without alternatives theirs are ``[N, 0]``."""
+
+    ids: npt.NDArray[np.int64]
+    logprobs: npt.NDArray[np.float32]
+    alternative_ids: npt.NDArray[np.int32]
+    alternative_logprobs: npt.NDArray[np.float32]
+
+    def of(self, chosen: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> HostDrawn:
+        """Those of some rows."""
+        return HostDrawn(
+            self.ids[chosen],
+            self.logprobs[chosen],
+            self.alternative_ids[chosen],
+            self.alternative_logprobs[chosen],
+        )
+
+
+def sample(logits_NV: Tensor, uniforms_N: Tensor, rows: SamplingRows) -> Drawn:
     """Draws one token a row by inverting the cumulative distribution at ``uniforms_N``.
 
     Args:
@@ -77,7 +129,8 @@ def sample(logits_NV: Tensor, uniforms_N: Tensor, rows: SamplingRows) -> tuple[T
     Returns:
         ids ``[N]`` int64 and logprobs ``[N]`` float32 of log-softmax(logits / temperature) over the
         whole vocabulary, before any truncation. Logits that are not finite give a logprob that is
-        not finite.
+        not finite. Alternatives have logprobs of the same kind; one whose probability is too small
+        for float32 has -inf.
     """
     if rows.inverse_temperature is not None:
         logits_NV = logits_NV * rows.inverse_temperature
@@ -88,7 +141,11 @@ def sample(logits_NV: Tensor, uniforms_N: Tensor, rows: SamplingRows) -> tuple[T
     ids = torch.searchsorted(cumulative, threshold, right=True).clamp_(max=logits_NV.shape[-1] - 1)
     if rows.greedy is not None:
         ids = torch.where(rows.greedy, logits_NV.argmax(-1, keepdim=True), ids)
-    return ids.view(-1), probs.gather(1, ids).log_().view(-1)
+    drawn = ids.view(-1), probs.gather(1, ids).log_().view(-1)
+    if not rows.num_alternatives:
+        return Drawn(*drawn)
+    top, top_ids = probs.topk(rows.num_alternatives, -1)
+    return Drawn(*drawn, top_ids, top.log_())
 
 
 def _truncated(probs: Tensor, rows: SamplingRows) -> Tensor:

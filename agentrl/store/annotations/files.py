@@ -15,7 +15,7 @@ from agentrl.store.annotations.columns import (
     AnnotationColumn,
 )
 from agentrl.store.annotations.rollbacks import Rollbacks
-from agentrl.store.annotations.shard import seal_annotations
+from agentrl.store.annotations.shard import AnnotationShardWriter, seal_annotations
 from agentrl.store.atomic import write_json
 from agentrl.store.masking import SecretMask
 from agentrl.store.run_directory import RunDirectory
@@ -42,6 +42,9 @@ class AnnotationFiles:
         self._resumes = Rollbacks(run).count
         self._declared = {one.name: one for one in read_declared(self._path)}
         live = run.live_annotations_folder
+        self._growing: dict[Path, AnnotationShardWriter | None] = {}
+        """The shards of steps that are not sealed, by their live file; None where an annotation
+        came that has no column in it, so that sealing reads the live file back."""
         self._files = StepFiles(live, run.sealed_annotations_folder, writer, self._seal)
 
     @property
@@ -73,7 +76,16 @@ class AnnotationFiles:
         stored = StoredAnnotation(annotation, recorded_at, self._resumes)
         record, arrays = encode_annotation(stored)
         record["values_json"] = self._mask(record["values_json"])
-        self._files.append(annotation.step, record, arrays)
+        live = self._files.append(annotation.step, record, arrays)
+        if live not in self._growing:
+            shard = self._files.shard_of(live)
+            self._growing[live] = AnnotationShardWriter(shard, self._declared)
+        growing = self._growing[live]
+        if growing is not None and not growing.takes(record):
+            growing.discard()
+            growing = self._growing[live] = None
+        if growing is not None:
+            growing.add((record, arrays))
 
     def recover(self) -> int:
         """See ``StepFiles``; so for what follows."""
@@ -90,8 +102,16 @@ class AnnotationFiles:
 
     def close(self) -> None:
         self._files.close()
+        for growing in self._growing.values():
+            if growing is not None:
+                growing.discard()
+        self._growing.clear()
 
     def _seal(self, live: Path, shard: Path) -> int:
+        growing = self._growing.pop(live, None)
+        if growing is not None:
+            growing.publish()
+            return growing.num_rows
         return seal_annotations(live, shard, self._declared)
 
 

@@ -27,6 +27,8 @@ from agentrl.store.step_files.shard_folders import ShardFolders
 
 Damage = Callable[[StoreError], None]
 
+_LOOKS = 3
+
 
 class AnnotationIndex:
     """The annotations of a run. Used by one thread.
@@ -62,7 +64,6 @@ class AnnotationIndex:
             if (one := self._decoded(log.path, record)) is not None
         ]
         # after the live files: what was sealed meanwhile is then seen twice, never missed
-        self._list_shards()
         found = [*self._sealed_rows(trajectory_id), *live]
         return tuple(self._standing(found, lambda _: since))
 
@@ -86,15 +87,8 @@ class AnnotationIndex:
             for log in self._appended()
             if log.step is None or step in (None, log.step)  # a log of format 1 has every step
         ]
-        live = (
-            one
-            for log in logs
-            for records in log.by_id.values()
-            for record in records
-            if (one := self._decoded(log.path, record)) is not None
-        )
         pattern = "step=*" if step is None else step_name(step)
-        early = list(live)  # before the shards, which may be made of them meanwhile
+        early = self._all_of(logs)  # before the shards, which may be made of them meanwhile
         shards = sorted(self._run.sealed_annotations_folder.glob(f"{pattern}/*.parquet"))
         sealed = (one for path in shards for one in self._readable(path))
         for found in self._standing(chain(sealed, early), since):
@@ -102,6 +96,10 @@ class AnnotationIndex:
             asked = (step, learner, stage)
             if all(ask in (None, value) for ask, value in zip(asked, own, strict=True)):
                 yield found
+
+    def live(self) -> list[StoredAnnotation]:
+        """Those that lie in no shard, and those of format 1, whatever became of them since."""
+        return self._all_of(self._appended())
 
     def columns(self) -> dict[str, AnnotationColumn]:
         """The columns that the run's writers declared, by name."""
@@ -139,23 +137,44 @@ class AnnotationIndex:
             yield annotation
 
     def _sealed_rows(self, trajectory_id: str) -> list[StoredAnnotation]:
+        for _ in range(_LOOKS):
+            self._list_shards()
+            found, errors = self._read_rows(trajectory_id)
+            others = [one for one in found if one.annotation.trajectory_id != trajectory_id]
+            if not errors and not others:
+                break  # else a shard may have been replaced since it was listed
+        for error in errors:
+            self._on_damage(error)
+        own = [one for one in found if one.annotation.trajectory_id == trajectory_id]
+        return sorted(own, key=_age)
+
+    def _read_rows(self, trajectory_id: str) -> tuple[list[StoredAnnotation], list[StoreError]]:
         found = []
+        errors = []
         for shard, row in self._rows.get(trajectory_id, ()):
             path = self._shards[shard]
-            if path is None:
-                continue
-            try:
-                found.append(read_row(path, row))
-            except StoreError as error:
-                if path.exists():
-                    self._on_damage(error)
-        return sorted(found, key=_age)
+            if path is not None:
+                try:
+                    found.append(read_row(path, row))
+                except StoreError as error:
+                    errors.append(error)
+        return found, errors
 
     def _readable(self, path: Path) -> Iterator[StoredAnnotation]:
         try:
             yield from read_rows(path)
         except StoreError as error:
-            self._on_damage(error)
+            if path.exists():  # else store.keep left nothing of it
+                self._on_damage(error)
+
+    def _all_of(self, logs: Iterable[_AppendedLog]) -> list[StoredAnnotation]:
+        return [
+            one
+            for log in logs
+            for records in log.by_id.values()
+            for record in records
+            if (one := self._decoded(log.path, record)) is not None
+        ]
 
     def _decoded(self, path: Path, record: dict[str, Any]) -> StoredAnnotation | None:
         """The annotation of a line; None where its frame is gone, since it is sealed by now."""

@@ -45,7 +45,8 @@ class Rollbacks:
     def __init__(self, run: RunDirectory | None = None) -> None:
         lines = [] if run is None else read_jsonl(run.resumes_path)
         try:
-            self._steps: list[dict[str, int]] = [dict(line["steps"]) for line in lines]
+            self.steps: list[dict[str, int]] = [dict(line["steps"]) for line in lines]
+            """Of each resume the last step of each stage that stands."""
         except (KeyError, TypeError, ValueError) as error:
             assert run is not None
             raise StoreError(
@@ -55,7 +56,7 @@ class Rollbacks:
     @property
     def count(self) -> int:
         """How many there were."""
-        return len(self._steps)
+        return len(self.steps)
 
     def took_back(self, resumes: int, stage: str, step: int) -> bool:
         """Whether a later resume went back behind a step.
@@ -68,4 +69,4 @@ class Rollbacks:
         """
         if resumes < 0:
             return False
-        return any(step > steps.get(stage, step) for steps in self._steps[resumes:])
+        return any(step > steps.get(stage, step) for steps in self.steps[resumes:])

@@ -20,9 +20,9 @@ import pyarrow.parquet as pq
 from agentrl.errors import StoreError
 from agentrl.store.annotations.annotation import Annotation, StoredAnnotation
 from agentrl.store.annotations.columns import FIXED, AnnotationColumn
-from agentrl.store.atomic import replacing
 from agentrl.store.json_text import from_json
 from agentrl.store.step_files.live import read_framed, read_frames
+from agentrl.store.step_files.shard_writer import ShardLayout, ShardWriter
 
 FORMAT = 2
 
@@ -35,11 +35,67 @@ _FIXED = {
     "recorded_at": pa.float64(),
     "values_json": pa.string(),
 }
-_MAX_ROWS = 32
-_MAX_BYTES = 1 << 19
-"""Of the arrays of a row group, so that reading one annotation reads little."""
+FIXED_SCHEMA = pa.schema(_FIXED)
+"""Of the columns that every shard has."""
+LAYOUT = ShardLayout(
+    options={
+        "compression": "zstd",
+        "compression_level": 1,
+        "use_dictionary": False,
+        "write_statistics": ["id", "step", "learner"],
+    },
+    max_rows=32,
+    max_bytes=1 << 19,  # so that reading one annotation reads little
+)
 
 Record = dict[str, Any]
+LiveAnnotation = tuple[Record, bytes]
+"""As a live file has it: its line, and the bytes of its arrays."""
+
+
+class AnnotationShardWriter(ShardWriter[LiveAnnotation]):
+    """Of a shard of annotations.
+
+    Args:
+        path: of the shard.
+        columns: those declared.
+        schema: of the shard; by default what the first row group has.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        columns: Mapping[str, AnnotationColumn],
+        schema: pa.Schema | None = None,
+    ) -> None:
+        super().__init__(path, LAYOUT)
+        self._columns = columns
+        self._schema = schema
+        self._taken: dict[str, str] | None = None
+        """Names and dtypes of the arrays that were found to fit last."""
+
+    def takes(self, record: Record) -> bool:
+        """Whether the shard has a column for each of its arrays."""
+        if self._schema is None:
+            return True
+        arrays = {name: dtype for name, dtype, _ in record["arrays"]}
+        if arrays != self._taken and all(
+            name in self._schema.names
+            and self._schema.field(name).type.value_type == pa.from_numpy_dtype(dtype)
+            for name, dtype in arrays.items()
+        ):
+            self._taken = arrays
+        return arrays == self._taken
+
+    def batch(self, rows: Sequence[LiveAnnotation]) -> pa.RecordBatch:
+        """See ``ShardWriter.batch``."""
+        if self._schema is None:
+            self._schema = _schema([record for record, _ in rows], self._columns)
+        return _record_batch(rows, self._schema)
+
+    def size(self, row: LiveAnnotation) -> int:
+        """The bytes of its arrays."""
+        return len(row[1])
 
 
 def seal_annotations(live: Path, shard: Path, columns: Mapping[str, AnnotationColumn]) -> int:
@@ -59,24 +115,17 @@ def seal_annotations(live: Path, shard: Path, columns: Mapping[str, AnnotationCo
     records = list(read_framed(live))
     if not records:
         return 0
-    schema = _schema(records, columns)
+    writer = AnnotationShardWriter(shard, columns, _schema(records, columns))
     try:
-        with (
-            replacing(shard) as temporary,
-            pq.ParquetWriter(
-                temporary,
-                schema,
-                compression="zstd",
-                compression_level=1,
-                use_dictionary=False,
-                write_statistics=["id", "step", "learner"],
-            ) as writer,
-        ):
-            for group in _row_groups(records):
-                frames = read_frames(live, [record["frame"] for record in group])
-                writer.write_batch(_record_batch(group, frames, schema), row_group_size=_MAX_ROWS)
-    except pa.ArrowException as error:
-        raise StoreError(f"{shard} cannot be written: {error}") from error
+        for start in range(0, len(records), LAYOUT.max_rows):
+            part = records[start : start + LAYOUT.max_rows]
+            frames = read_frames(live, [record["frame"] for record in part])
+            for row in zip(part, frames, strict=True):
+                writer.add(row)
+    except BaseException:
+        writer.discard()
+        raise
+    writer.publish()
     return len(records)
 
 
@@ -99,33 +148,19 @@ def _schema(records: Sequence[Record], columns: Mapping[str, AnnotationColumn]) 
     )
 
 
-def _row_groups(records: Sequence[Record]) -> Iterator[list[Record]]:
-    group: list[Record] = []
-    size = 0
-    for record in records:
-        own = sum(np.dtype(dtype).itemsize * count for _, dtype, count in record["arrays"])
-        if group and (len(group) == _MAX_ROWS or size + own > _MAX_BYTES):
-            yield group
-            group = []
-            size = 0
-        group.append(record)
-        size += own
-    yield group
-
-
-def _record_batch(
-    records: Sequence[Record], frames: Sequence[bytes], schema: pa.Schema
-) -> pa.RecordBatch:
+def _record_batch(rows: Sequence[LiveAnnotation], schema: pa.Schema) -> pa.RecordBatch:
     parts: dict[str, list[npt.NDArray[np.generic] | None]] = {
-        name: [None] * len(records) for name in schema.names if name not in _FIXED
+        name: [None] * len(rows) for name in schema.names if name not in _FIXED
     }
-    for row, (record, data) in enumerate(zip(records, frames, strict=True)):
+    for row, (record, data) in enumerate(rows):
         offset = 0
         for name, dtype, size in record["arrays"]:
             array = np.frombuffer(data, dtype, size, offset)
             offset += array.nbytes
             parts[name][row] = array
-    columns = [pa.array([r[name] for r in records], kind) for name, kind in _FIXED.items()]
+    columns = [
+        pa.array([record[name] for record, _ in rows], kind) for name, kind in _FIXED.items()
+    ]
     columns += [_lists(own, schema.field(name).type) for name, own in parts.items()]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 

@@ -29,7 +29,7 @@ class FramedWriter:
     def __init__(self, path: Path) -> None:
         self.path = path
         # the files last until the step is sealed: quick before small
-        self._compressor = zstandard.ZstdCompressor(level=-1)
+        self._compressor = zstandard.ZstdCompressor(level=-50)
         with os_refusals(f"{path} cannot be opened"):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._lines = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)

@@ -12,6 +12,7 @@ from agentrl.errors import StoreError
 from agentrl.store.annotations.annotation import Annotation, merged
 from agentrl.store.annotations.columns import AnnotationColumn
 from agentrl.store.annotations.index import AnnotationIndex
+from agentrl.store.retention.drop_log import DropCounts, find_drop
 from agentrl.store.run_directory import RunDirectory
 from agentrl.store.step_files.shard_folders import ShardFolders
 from agentrl.store.trajectories.codec import decode_trajectory
@@ -23,6 +24,13 @@ from agentrl.store.write_error import os_refusals
 from agentrl.types import Purpose, StatusKind, Trajectory
 
 logger = logging.getLogger(__name__)
+
+
+class NoTrajectoryError(StoreError):
+    """A run has no trajectory of an id."""
+
+    why = ""
+    """The end of the message: what became of it, or where to look."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,6 +81,7 @@ class TrajectoryReader:
         self._changed: dict[str, None] = {}
         """Ids that are new or have a newer record since ``changes``, in the order found."""
         self._annotations = AnnotationIndex(run, self._pass_over)
+        self._drops = DropCounts(run, self._pass_over)
 
     def summaries(
         self,
@@ -192,19 +201,25 @@ class TrajectoryReader:
 
         return self._annotations.of_step(step, learner, stage, recorded_at)
 
+    def kept_by_step(self) -> dict[int, tuple[int, int]]:
+        """How many trajectories ``store.keep`` left of each step, and of how many; steps that are
+        whole are left out.
+
+        Raises:
+            StoreError: the record of drops cannot be read.
+        """
+        return self._drops.by_step()
+
     def _read(self, trajectory_id: str) -> tuple[TrajectorySummary, Row, TokenArrays]:
         for is_last in (False, True):
             if trajectory_id not in self._newest:
-                raise StoreError(
-                    f"{self._run.root} has no trajectory {trajectory_id!r}; `agentrl ls` lists its "
-                    "own"
-                )
+                raise self._missing(trajectory_id)
             place = self._newest[trajectory_id]
             path = place.listing.path
             try:
                 row, arrays = place.listing.read(place.position)
             except StoreError:
-                if is_last or path.exists():
+                if is_last:
                     raise
             else:
                 if row["id"] == trajectory_id:
@@ -212,6 +227,17 @@ class TrajectoryReader:
                     return summary, row, arrays
             self._look()  # it was live and has been sealed since, or its shard was rewritten
         raise StoreError(f"{path} is written anew all the time; read {trajectory_id!r} again")
+
+    def _missing(self, trajectory_id: str) -> NoTrajectoryError:
+        why = "; `agentrl ls` lists its own"
+        if (drop := find_drop(self._run, trajectory_id)) is not None:
+            why = (
+                f" any more: it was dropped by store.keep, which left {drop.kept} of {drop.of} "
+                f"trajectories of {drop.shard}"
+            )
+        error = NoTrajectoryError(f"{self._run.root} has no trajectory {trajectory_id!r}{why}")
+        error.why = why
+        return error
 
     def _listings(self) -> Iterator[Listing]:
         # sealed last: of two equal records, the one that stays counts

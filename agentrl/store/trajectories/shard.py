@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.errors import StoreError
-from agentrl.store.atomic import take_place, temporary_beside
+from agentrl.store.step_files.shard_writer import ShardLayout, ShardWriter
 from agentrl.store.trajectories.columns import (
     ARRAYS,
     COLUMNS,
@@ -28,97 +26,51 @@ from agentrl.store.trajectories.columns import (
     stored_name,
 )
 from agentrl.store.trajectories.token_arrays import TokenArrays
-from agentrl.store.write_error import write_failure
-
-MAX_GROUP_ROWS = 32
-MAX_GROUP_BYTES = 2_000_000
-"""Before compression; a row that is larger has a row group of its own."""
 
 # Measured on 128 trajectories of 180 tokens: statistics of text and arrays are a third of the file,
 # and dictionaries cost a quarter of the time and shrink nothing that zstd does not.
-_LAYOUT: dict[str, Any] = {
-    "compression": "zstd",
-    "use_dictionary": False,
-    "write_statistics": [
-        name for name in SUMMARY_COLUMNS if not pa.types.is_list(COLUMNS[name].type)
-    ],
-}
+LAYOUT = ShardLayout(
+    options={
+        "compression": "zstd",
+        "use_dictionary": False,
+        "write_statistics": [
+            name for name in SUMMARY_COLUMNS if not pa.types.is_list(COLUMNS[name].type)
+        ],
+    },
+    max_rows=32,
+    max_bytes=2_000_000,
+)
 _WHOLE = (*COLUMNS, *ARRAYS, SIDE)
 
 StoredRow = tuple[Row, TokenArrays]
 
 
-class ShardWriter:
-    """Writes a shard row by row, holding one row group in memory; the file is in its place once
-    ``publish`` has returned.
-
-    Args:
-        path: of the shard.
-
-    Raises:
-        StoreError: the file cannot be made.
-    """
+class TrajectoryShardWriter(ShardWriter[StoredRow]):
+    """Of a shard of trajectories."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._temporary = temporary_beside(path)
-        self._group: list[StoredRow] = []
-        self._group_bytes = 0
-        self.num_rows = 0
-        """Rows so far."""
-        with self._writing():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = pq.ParquetWriter(self._temporary, SCHEMA, **_LAYOUT)
+        super().__init__(path, LAYOUT)
 
-    def add(self, row: Row, arrays: TokenArrays) -> None:
-        """Add a row at the end.
+    def batch(self, rows: Sequence[StoredRow]) -> pa.RecordBatch:
+        """See ``ShardWriter.batch``."""
+        columns: list[pa.Array] = [
+            pa.array([row[name] for row, _ in rows], column.type)
+            for name, column in COLUMNS.items()
+        ]
+        sizes = [arrays.token_ids.size for _, arrays in rows]
+        offsets = pa.array(np.concatenate([[0], np.cumsum(sizes)]), pa.int32())
+        for name, column in ARRAYS.items():
+            values = [getattr(arrays, name) for _, arrays in rows]
+            flat = pa.array(np.concatenate(values) if values else [], column.type.value_type)
+            columns.append(pa.ListArray.from_arrays(offsets, flat, type=column.type))
+        columns.append(pa.array([arrays.side for _, arrays in rows], pa.binary()))
+        return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
-        Raises:
-            StoreError: the file cannot be written.
-        """
-        size = _size(row, arrays)
-        full = len(self._group) == MAX_GROUP_ROWS or self._group_bytes + size > MAX_GROUP_BYTES
-        if self._group and full:
-            self._end_group()
-        self._group.append((row, arrays))
-        self._group_bytes += size
-        self.num_rows += 1
-
-    def publish(self) -> None:
-        """Put the file in its place, durably; called once.
-
-        Raises:
-            StoreError: the file cannot be written.
-        """
-        try:
-            if self._group:
-                self._end_group()
-            with self._writing():
-                self._file.close()
-                take_place(self._temporary, self._path)
-        except BaseException:
-            self.discard()
-            raise
-
-    def discard(self) -> None:
-        """Remove what was written; nothing where it was published."""
-        with contextlib.suppress(OSError, pa.ArrowException):  # a full disk refuses the footer too
-            self._file.close()
-        self._temporary.unlink(missing_ok=True)
-
-    def _end_group(self) -> None:
-        with self._writing():
-            batch = _record_batch(self._group)
-            self._file.write_batch(batch, row_group_size=len(self._group))
-        self._group = []
-        self._group_bytes = 0
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, pa.ArrowException) as error:
-            raise write_failure(f"{self._path} cannot be written", self._path, error) from error
+    def size(self, row: StoredRow) -> int:
+        """Its texts, at a byte a character, and its arrays."""
+        columns, arrays = row
+        texts = sum(len(value) for value in columns.values() if isinstance(value, str))
+        return texts + arrays.token_ids.size * TokenArrays.BYTES_A_TOKEN + len(arrays.side)
 
 
 def write_shard(path: Path, rows: Iterable[StoredRow]) -> int:
@@ -130,10 +82,10 @@ def write_shard(path: Path, rows: Iterable[StoredRow]) -> int:
     Raises:
         StoreError: the file cannot be written.
     """
-    writer = ShardWriter(path)
+    writer = TrajectoryShardWriter(path)
     try:
-        for row, arrays in rows:
-            writer.add(row, arrays)
+        for row in rows:
+            writer.add(row)
     except BaseException:
         writer.discard()
         raise
@@ -148,9 +100,14 @@ def read_summaries(path: Path) -> pa.Table:
         StoreError: the file is no shard, is of a newer format, or lacks a column that has no empty
             value.
     """
+    return read_columns(path, SUMMARY_COLUMNS)
+
+
+def read_columns(path: Path, names: Sequence[str]) -> pa.Table:
+    """Some columns of every row, none of them an array; otherwise as ``read_summaries``."""
     with _reading(f"{path} cannot be read as a shard"), _opened(path) as file:
-        table = _table(file, SUMMARY_COLUMNS)
-        for name in SUMMARY_COLUMNS:
+        table = _table(file, names)
+        for name in names:
             if name not in table.column_names:
                 column = COLUMNS[name]
                 empty = pa.array([column.empty] * table.num_rows, column.type)
@@ -185,12 +142,6 @@ def read_shard(path: Path) -> Iterator[StoredRow]:
             table = _table(file, _WHOLE, number)
             for index in range(table.num_rows):
                 yield _row(table.slice(index, 1))
-
-
-def _size(row: Row, arrays: TokenArrays) -> int:
-    """About how many bytes a row has: its texts, at a byte a character, and its arrays."""
-    texts = sum(len(value) for value in row.values() if isinstance(value, str))
-    return texts + arrays.token_ids.size * TokenArrays.BYTES_A_TOKEN + len(arrays.side)
 
 
 @contextmanager
@@ -251,16 +202,3 @@ def _row(table: pa.Table) -> StoredRow:
     (row,) = table.drop_columns([name for name in table.column_names if name in ARRAYS]).to_pylist()
     side = row.pop(SIDE, b"")
     return completed(row), TokenArrays(**arrays, side=side)
-
-
-def _record_batch(rows: Sequence[StoredRow]) -> pa.RecordBatch:
-    columns: list[pa.Array] = [
-        pa.array([row[name] for row, _ in rows], column.type) for name, column in COLUMNS.items()
-    ]
-    sizes = [arrays.token_ids.size for _, arrays in rows]
-    offsets = pa.array(np.concatenate([[0], np.cumsum(sizes)]), pa.int32())
-    for name, column in ARRAYS.items():
-        values = pa.array(np.concatenate([getattr(arrays, name) for _, arrays in rows]))
-        columns.append(pa.ListArray.from_arrays(offsets, values, type=column.type))
-    columns.append(pa.array([arrays.side for _, arrays in rows], pa.binary()))
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)

@@ -15,7 +15,7 @@ from agentrl.store.step_files.live import read_framed
 from agentrl.store.step_files.sealing import StepFiles
 from agentrl.store.trajectories.columns import Row
 from agentrl.store.trajectories.live_record import live_record, read_live_row
-from agentrl.store.trajectories.shard import ShardWriter, write_shard
+from agentrl.store.trajectories.shard import TrajectoryShardWriter, write_shard
 from agentrl.store.trajectories.token_arrays import TokenArrays
 
 
@@ -29,7 +29,7 @@ class TrajectoryFiles:
 
     def __init__(self, run: RunDirectory, writer: str) -> None:
         self._files = StepFiles(run.live_folder, run.sealed_folder, writer, self._seal)
-        self._growing: dict[Path, ShardWriter] = {}
+        self._growing: dict[Path, TrajectoryShardWriter] = {}
         """The shards of steps that are not sealed, by their live file."""
 
     def recover(self) -> int:
@@ -49,8 +49,8 @@ class TrajectoryFiles:
         """
         live = self._files.append(step, *live_record(row, arrays))
         if live not in self._growing:
-            self._growing[live] = ShardWriter(self._files.shard_of(live))
-        self._growing[live].add(row, arrays)
+            self._growing[live] = TrajectoryShardWriter(self._files.shard_of(live))
+        self._growing[live].add((row, arrays))
 
     def seal(self, step: int) -> None:
         """See ``StepFiles``; so for what follows."""

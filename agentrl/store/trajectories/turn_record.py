@@ -31,7 +31,7 @@ _Flat: TypeAlias = (
 _TURN_FIELDS = Turn.__slots__
 """What a record may hold for a turn; what else stands in it, such as ``sequence``, is for readers
 of the file."""
-_LEFT_OUT_WHERE_EMPTY = ("observed_info", "state", "files")
+_LEFT_OUT_WHERE_EMPTY = ("observed_info", "state", "files", "offered_tools")
 
 
 def fields_of(value: _Flat) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 - ``write`` costs the caller an append to the queue; a full queue makes it wait, and the wait is
   counted.
-- Neither trajectories nor annotations are ever dropped.
+- The queue drops neither trajectories nor annotations; ``store.keep`` may, once they are old.
 - One lock guards the queue and all counts. Callers append and wait; the writer's thread alone
   encodes, touches the live files and seals them, without holding the lock.
 """
@@ -25,7 +25,9 @@ from agentrl.store.annotations.files import AnnotationFiles
 from agentrl.store.json_text import to_json
 from agentrl.store.lock import hold_name
 from agentrl.store.masking import SecretMask
+from agentrl.store.retention.retention import Retention
 from agentrl.store.run_directory import RunDirectory, check_writer
+from agentrl.store.store_spec import KeepSpec
 from agentrl.store.trajectories.codec import encode_trajectory
 from agentrl.store.trajectories.columns import SECRET_COLUMNS, Row
 from agentrl.store.trajectories.record_clock import RecordClock
@@ -75,6 +77,7 @@ class TrajectoryWriter(Closing):
     Args:
         run: where.
         writer: names this writer's files; one process at a time may use a name.
+        keep: which of its trajectories stay once their step is old; by default all.
         queue_size: trajectories and annotations held in memory.
         timeout_s: how long a call waits without any progress of the store.
 
@@ -90,6 +93,7 @@ class TrajectoryWriter(Closing):
         run: RunDirectory,
         writer: str = "driver",
         *,
+        keep: KeepSpec | None = None,
         queue_size: int = 4096,
         timeout_s: float = 600.0,
     ) -> None:
@@ -121,6 +125,7 @@ class TrajectoryWriter(Closing):
             self._counts = WriterCounts(recovered=self._files.recover())
             self._annotations = AnnotationFiles(run, writer, self._mask)
             self._annotations.recover()
+            self._retention = Retention(run, writer, keep or KeepSpec())
             self._clock = RecordClock(run.sealed_folder, run.annotations_folder)
         except BaseException:
             os.close(self._lock_file)
@@ -180,8 +185,13 @@ class TrajectoryWriter(Closing):
             work = partial(self._annotations.append, annotation, self._clock.now())
             self._put(_Entry(work, "annotations"))
 
-    def seal(self, step: int) -> None:
-        """Queue the sealing of what was written and annotated for ``step`` so far.
+    def seal(self, step: int, stage: str = "") -> None:
+        """Queue the sealing of what was written and annotated for ``step`` so far; then what
+        ``keep`` does not keep of older steps is dropped.
+
+        Args:
+            step: that has ended.
+            stage: whose step it is, as its trajectories name it.
 
         Raises:
             StoreError: the writer is closed or failed.
@@ -190,6 +200,7 @@ class TrajectoryWriter(Closing):
             self._assert_usable()
             self._put(_Entry(partial(self._files.seal, step)))
             self._put(_Entry(partial(self._annotations.seal, step)))
+            self._put(_Entry(partial(self._retention.step_ended, stage, step)))
 
     def flush(self) -> None:
         """Wait until all that was queued is done, and durable.
@@ -277,7 +288,7 @@ class TrajectoryWriter(Closing):
 
     def _fail(self, error: Exception, what: str) -> StoreError:
         waiting = self._issued - self._handled
-        failure = write_failure(what, self._run.root, error)
+        failure = write_failure(what, self._run.live_folder, error)
         self._error = type(failure)(
             f"{failure}; {waiting} entries for {self._run.root} were not stored: fix that, then "
             "--resume"
@@ -311,6 +322,7 @@ class TrajectoryWriter(Closing):
         finally:
             self._files.close()
             self._annotations.close()
+            self._retention.close()
 
     def _store(self, trajectory: Trajectory, step: int, recorded_at: float) -> None:
         for image in trajectory.images().values():

@@ -10,7 +10,12 @@ from agentrl.viewer.analysis.group_view import GroupView, group_view
 from agentrl.viewer.analysis.retokenise import Retokenised, retokenise
 from agentrl.viewer.analysis.step_range import StepRange
 from agentrl.viewer.analysis.task_view import TaskView, task_view
-from agentrl.viewer.analysis.trained_tokens import TrainedTokens, policy_tokens, trained_tokens
+from agentrl.viewer.analysis.trained_tokens import (
+    NotRecordedError,
+    TrainedTokens,
+    policy_tokens,
+    trained_tokens,
+)
 from agentrl.viewer.analysis.turn_diff import turn_diff
 
 __all__ = [
@@ -21,6 +26,7 @@ __all__ = [
     "Episode",
     "Finding",
     "GroupView",
+    "NotRecordedError",
     "Retokenised",
     "StepRange",
     "TaskView",

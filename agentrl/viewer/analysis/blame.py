@@ -130,6 +130,8 @@ def blame(
     total = 0.0
     count = 0
     for own in trained:
+        if not own.trained.any():  # as those of a group that was left out
+            continue
         values, mask = _parts(own, signal)
         total += float(values.sum())
         count += int(mask.sum())

@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from agentrl.viewer.analysis.blame import BlameRow
+from agentrl.viewer.analysis.blame import LOGGED, BlameRow, Signal
 
-FindingKind = Literal["mismatch", "alert", "change", "tool", "dropped", "failed"]
+FindingKind = Literal["mismatch", "alert", "spike", "tool", "dropped", "change"]
 
 WATCHED = (
     "reward/mean",
@@ -29,6 +29,11 @@ ALARMING_MISMATCH = 0.1
 """Nats of one token between sampler and trainer; above it the line says that it is too much."""
 ALARMING_TOOL_ERRORS = 0.2
 """The share of a tool's failed calls in a step from which a line tells of it."""
+SPIKE = 20.0
+"""How many times farther from the median than is usual a step's number stands out."""
+_LEAST_STEPS = 8
+_SPIKING: tuple[Signal, ...] = ("loss", "entropy", "clipped")
+"""What blame ranks the parts of; a mismatch has a line of its own."""
 _TOOL_ERRORS = re.compile(r"tool/[^/]+/error_frac")
 
 Metrics = Sequence[Mapping[str, Any]]
@@ -72,6 +77,7 @@ def findings(
     found = [
         _mismatch(metrics, worst_token),
         _alert(events),
+        _spike(metrics),
         _tool(metrics),
         _dropped(dropped or {}),
         _change(metrics),
@@ -110,7 +116,8 @@ def _alert(events: Iterable[Mapping[str, Any]]) -> Finding | None:
     if not alerts:
         return None
     event = max(alerts, key=lambda one: float(one.get("time", 0.0)))
-    text = f"newest of {len(alerts)} alerts: {event.get('message', event.get('event', ''))}"
+    which = f"newest of {len(alerts)} alerts: " if len(alerts) > 1 else ""
+    text = f"{which}{event.get('message', event.get('event', ''))}"
     return Finding("alert", text, alert_link(event))
 
 
@@ -124,6 +131,31 @@ def alert_link(event: Mapping[str, Any]) -> dict[str, Any]:
             query += " status:failed"
         return {"page": "trajectories", "query": query}
     return {"page": "overview"}
+
+
+def _spike(metrics: Metrics) -> Finding | None:
+    """The step whose loss, entropy or share of clipped tokens is farthest from what is usual."""
+    best: tuple[float, Finding] | None = None
+    for signal in _SPIKING:
+        names = LOGGED[signal]
+        rows = [row for row in metrics if all(_number(row.get(name)) for name in names)]
+        if len(rows) < _LEAST_STEPS:
+            continue
+        values = np.array([sum(float(row[name]) for name in names) for row in rows])
+        middle = float(np.median(values))
+        away = np.abs(values - middle)
+        usual = float(np.median(away)) + 0.02 * abs(middle) + 1e-6
+        place = int(np.argmax(away))
+        size = float(away[place]) / usual
+        if size > SPIKE and (best is None or size > best[0]):
+            step = int(rows[place]["step"])
+            text = (
+                f"{' + '.join(names)} was {values[place]:.3g} in step {step}, where {middle:.3g} "
+                "is usual"
+            )
+            link = {"page": "blame", "step": step, "signal": signal, "level": "token"}
+            best = size, Finding("spike", text, link)
+    return best[1] if best is not None else None
 
 
 def _tool(metrics: Metrics) -> Finding | None:
@@ -149,7 +181,8 @@ def _dropped(dropped: Mapping[str, int]) -> Finding | None:
         return None
     reason, count = max(dropped.items(), key=lambda item: item[1])
     total = sum(dropped.values())
-    text = f"{total} trajectories were not trained, {count} of them for {reason}"
+    share = f", {count} of them for {reason}" if count < total else f": {reason}"
+    text = f"{total} trajectories were not trained{share}"
     return Finding("dropped", text, {"page": "trajectories", "query": f'drop:"{reason}"'})
 
 

@@ -17,7 +17,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from agentrl.errors import DataError
-from agentrl.types import SegmentKind, Trajectory
+from agentrl.store.json_text import from_json
+from agentrl.types import SegmentKind, Trajectory, Turn
 from agentrl.viewer.analysis.token_diff import Span, differing, plain
 from agentrl.viewer.template import ChatTemplateText
 
@@ -114,7 +115,7 @@ def retokenise(
     turn: int | None,
     tokenizer: Tokenizer,
     template: ChatTemplateText | None = None,
-    tools: Sequence[Mapping[str, Any]] = (),
+    tools: Mapping[str, bytes] | None = None,
 ) -> Retokenised:
     """Compares the sequence of a turn, its completion included.
 
@@ -123,7 +124,7 @@ def retokenise(
         turn: its index; None for the last turn of each sequence, and so for all tokens.
         tokenizer: the run's.
         template: the run's; None leaves that comparison out.
-        tools: on offer, in OpenAI's shape.
+        tools: what the run keeps under the hashes of ``Turn.offered_tools``.
 
     Raises:
         DataError: there is no such turn, or no engine with ids generated it.
@@ -144,7 +145,7 @@ def retokenise(
         again = tokenizer.encode(recorded.text(recorded.ids), add_special_tokens=False).ids
         for one in recorded.differences(recorded.ids, again):
             differences.setdefault(one.start, one)
-        compared.append(_compare_template(recorded, trajectory, own, template, tools))
+        compared.append(_compare_template(recorded, trajectory, own, template, tools or {}))
     ordered = tuple(differences[start] for start in sorted(differences))
     return Retokenised(turns, not ordered, ordered, _all_of(compared))
 
@@ -242,7 +243,7 @@ def _compare_template(
     trajectory: Trajectory,
     turn: int,
     template: ChatTemplateText | None,
-    tools: Sequence[Mapping[str, Any]],
+    tools: Mapping[str, bytes],
 ) -> TemplateComparison:
     if template is None:
         return TemplateComparison(None, "the run has no chat template among its blobs")
@@ -251,13 +252,34 @@ def _compare_template(
     messages = _conversation(trajectory, turn)
     now = getattr(trajectory.turns[turn], "started_at", 0.0)
     try:
-        text = template.render(messages, tools, generation=True, now=now)
+        offered = _offered_tools(trajectory.turns[turn], tools)
+        text = template.render(messages, offered, generation=True, now=now)
     except DataError as error:
         return TemplateComparison(None, str(error))
     again = recorded.tokenizer.encode(text, add_special_tokens=False).ids
     given = recorded.ids[: recorded.num_input]
     differences = tuple(recorded.of_template(one) for one in recorded.differences(given, again))
     return TemplateComparison(not differences, "", differences)
+
+
+def _offered_tools(turn: Turn, kept: Mapping[str, bytes]) -> list[dict[str, Any]]:
+    """The tools on offer to a turn, in OpenAI's shape; none where its run recorded none.
+
+    Raises:
+        DataError: the run does not keep them, or keeps something else.
+    """
+    named = turn.offered_tools
+    if named is None:
+        return []
+    if named.sha256 not in kept:
+        raise DataError(f"the run does not keep the tools on offer ({named})")
+    try:
+        tools = from_json(kept[named.sha256])
+    except ValueError as error:
+        raise DataError(f"the run's tools on offer are no JSON ({named}): {error}") from error
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise DataError(f"the run's tools on offer are no list of objects ({named})")
+    return tools
 
 
 def _conversation(trajectory: Trajectory, turn: int) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.errors import StoreError
-from agentrl.store import RunDirectory, TrajectoryReader, TrajectorySummary
+from agentrl.store import NoTrajectoryError, RunDirectory, TrajectoryReader, TrajectorySummary
 
 ARRAYS = ("token_ids", "kinds", "turn_index", "logprobs", "policy_versions")
 _BATCH = 64
@@ -51,7 +51,10 @@ def stored_rows(
                     del sought[row["id"]]
                     yield row
     for trajectory_id in sought:
-        whole, arrays = reader.row(trajectory_id)
+        try:
+            whole, arrays = reader.row(trajectory_id)
+        except NoTrajectoryError:  # dropped by store.keep since it was listed
+            continue
         yield {
             name: getattr(arrays, name) if name in ARRAYS else whole[name]
             for name in names
@@ -65,6 +68,8 @@ def _sealed(path: Path, names: Sequence[str]) -> Iterator[Row]:
             there = [name for name in names if name in file.schema_arrow.names]
             for batch in file.iter_batches(batch_size=_BATCH, columns=there):
                 yield from _rows(batch)
+    except FileNotFoundError:  # store.keep left nothing of it
+        return
     except (OSError, pa.ArrowException) as error:
         raise StoreError(f"{path} cannot be read as a shard: {error}") from error
 

@@ -26,6 +26,10 @@ F64 = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
+class NotRecordedError(DataError):
+    """What an analysis needs was not recorded; the message names the setting that records it."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainedTokens:
     """The policy tokens of one trajectory.
@@ -65,13 +69,14 @@ class TrainedTokens:
             detail: the least ``store.detail`` that records it, for the message.
 
         Raises:
-            DataError: it is missing, or has another length.
+            NotRecordedError: it is missing.
+            DataError: it has another length.
         """
         if name not in self.arrays:
-            raise DataError(
+            raise NotRecordedError(
                 f"trajectory {self.trajectory_id!r} has no {name!r} of its training step, got "
-                f"{', '.join(sorted(self.arrays)) or 'no columns'}; record it by "
-                f"store.detail={detail}"
+                f"{', '.join(sorted(self.arrays)) or 'no columns'}; "
+                f"store.detail: {detail} records it"
             )
         values = np.asarray(self.arrays[name], dtype=np.float64)
         if values.size != self.positions.size:

@@ -13,6 +13,7 @@ from typing import Any
 
 from agentrl.errors import DataError
 from agentrl.store.json_text import to_json
+from agentrl.viewer.analysis import group_view, task_view
 from agentrl.viewer.api_error import ApiError
 from agentrl.viewer.export.modules import data_url
 from agentrl.viewer.export.redaction import Redaction
@@ -25,6 +26,8 @@ from agentrl.viewer.views.run_view import run_row, run_view
 from agentrl.viewer.views.token_view import token_view
 from agentrl.viewer.views.trajectory_view import trajectory_view
 
+_SIMPLE = re.compile(r'([a-z_]+:("[^"]*"|[^\s"]+)( |$))*')
+"""A query as an exported file answers it."""
 _SHA256 = re.compile(r'"sha256":\s?"([0-9a-f]{64})"')
 
 
@@ -47,7 +50,7 @@ class ExportedAnswers:
         self._root = f"/api/runs/{run.key}"
         self._sha256s: dict[str, None] = {}
         self.packed: dict[str, str] = {}
-        """By path, with ``?id=`` where there is one: JSON or bytes, gzipped, in base64."""
+        """By path, with ``?`` and what is asked for: JSON or bytes, gzipped, in base64."""
         self.images: dict[str, str] = {}
         """``data:`` URLs of images by the path that the viewer asks for."""
 
@@ -61,7 +64,7 @@ class ExportedAnswers:
         with run.lock:
             self._add("/api/runs", {"runs": [run_row(run)]})
             self._add(self._root, run_view(run))
-            self._add(f"{self._root}/overview", overview(run))
+            self._add(f"{self._root}/overview", self._overview())
             metrics = {"names": run.metrics.names(), "rows": run.metrics.rows(run.metrics.names())}
             self._add(f"{self._root}/metrics", metrics)
             shown = {"total": len(self._rows), "rows": self._rows}
@@ -71,6 +74,8 @@ class ExportedAnswers:
             self._add(f"{self._root}/notes", {"notes": notes, "user": ""})
             for trajectory_id in self._ids:
                 self._add_trajectory(trajectory_id)
+            self._add_groups()
+            self._add_tasks()
             for sha256 in self._sha256s:
                 self._add_blob(sha256)
 
@@ -94,8 +99,54 @@ class ExportedAnswers:
         self._add_of("tokens", trajectory_id, token_view(run, row))
         self._add_of("rendered", trajectory_id, rendered_view(pieces, row))
 
+    def _add_groups(self) -> None:
+        """The groups as far as they are exported; the page puts their tokens in.
+
+        A group is asked for with its step or without: two evaluations of one label have groups of
+        equal numbers.
+        """
+        groups: dict[tuple[int, str, str, int | None], list[Mapping[str, Any]]] = {}
+        for row in self._rows:
+            place = (row["group_index"], row["stage"], row["label"])
+            for step in (row["step"], None):
+                groups.setdefault((*place, step), []).append(row)
+        for (number, stage, label, step), rows in groups.items():
+            if step is not None and len(rows) == len(groups[number, stage, label, None]):
+                continue
+            stored = {row["id"]: self._run.row(row["id"]) for row in rows}
+            arrays = {name: one.arrays for name, one in stored.items()}
+            learned = [one for row in stored.values() for one in row.annotations]
+            view = group_view(rows, arrays, learned).as_json()
+            asked = self._redaction.json([number, stage, label, "" if step is None else step])
+            self._add_named("group", to_json([str(value) for value in asked]), view)
+
+    def _add_tasks(self) -> None:
+        tasks: dict[str, list[Mapping[str, Any]]] = {}
+        for row in self._rows:
+            tasks.setdefault(row["task_id"], []).append(row)
+        for task_id, rows in tasks.items():
+            self._add_of("task", task_id, task_view(rows).as_json())
+
+    def _overview(self) -> dict[str, Any]:
+        """The overview; what leads out of the file is no link."""
+        found = overview(self._run)
+        for entry in (*found["findings"], *found["alerts"]):
+            entry["link"] = self._link(entry["link"])
+        return found
+
+    def _link(self, link: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        page = (link or {}).get("page")
+        if page == "trajectories":
+            return link if _SIMPLE.fullmatch(str((link or {}).get("query") or "")) else None
+        if page == "trajectory":
+            return link if (link or {}).get("id") in self._ids else None
+        return link if page == "overview" else None
+
     def _add_of(self, what: str, trajectory_id: str, value: Any) -> None:
-        self._add(f"{self._root}/{what}?id={self._redaction.text(trajectory_id)}", value)
+        self._add_named(what, f"id={self._redaction.text(trajectory_id)}", value)
+
+    def _add_named(self, what: str, name: str, value: Any) -> None:
+        self._add(f"{self._root}/{what}?{name}", value)
 
     def _add(self, name: str, value: Any) -> None:
         text = to_json(self._redaction.json(json.loads(to_json(value))))

@@ -59,16 +59,55 @@
     return json({ names, rows: Object.fromEntries(chosen) });
   };
 
+  const idsOf = ({ ids }) => new Int32Array(bytesOf(ids.data).buffer);
+
+  /** A group with the tokens of its rollouts. */
+  const group = async (answer, root) => {
+    const view = await answer.json();
+    const tokens = {};
+    for (const { id } of view.rows) tokens[id] = await unpack(kept.answers[`${root}/tokens?id=${id}`]).json();
+    return json({ ...view, tokens });
+  };
+
+  /** The first token at which two trajectories part. */
+  const diff = async (root, params) => {
+    const names = ["a", "b"].map((side) => `${root}/tokens?id=${params.get(side)}`);
+    if (!names.every((name) => has(kept.answers, name))) return refuse("this file does not hold both trajectories");
+    const [a, b] = await Promise.all(names.map(async (name) => idsOf(await unpack(kept.answers[name]).json())));
+    let token = 0;
+    while (token < a.length && a[token] === b[token]) token += 1;
+    const equal = token === a.length && token === b.length;
+    return json({ first_divergence: equal ? null : { token, id_a: a[token] ?? null, id_b: b[token] ?? null } });
+  };
+
+  /** What an answer is kept under. */
+  const nameOf = (path, params) => {
+    if (path.endsWith("/group")) {
+      const asked = (step) =>
+        `${path}?${JSON.stringify([...["group_index", "stage", "label"].map((name) => params.get(name) ?? ""), step])}`;
+      const exact = asked(params.get("step") ?? "");
+      return has(kept.answers, exact) ? exact : asked("");
+    }
+    const id = params.get("id") ?? params.get("task_id");
+    return id === null ? path : `${path}?id=${id}`;
+  };
+
+  // what is not in the file is not offered
+  globalThis.agentrlWithout = new Set(["behaviour", "blame", "retokenise"]);
+
   globalThis.fetch = async (resource, options = {}) => {
     const url = new URL(String(resource), "http://export.invalid/");
     if ((options.method ?? "GET") !== "GET") return refuse("an exported file cannot be written", 403);
     const params = url.searchParams;
     const path = decodeURIComponent(url.pathname);
-    const name = params.has("id") ? `${path}?id=${params.get("id")}` : path;
+    const root = path.slice(0, path.lastIndexOf("/"));
+    if (path.endsWith("/diff")) return diff(root, params);
+    const name = nameOf(path, params);
     if (!has(kept.answers, name)) return refuse("this file was exported without it; `agentrl view` of the run shows it");
     const answer = unpack(kept.answers[name]);
     if (path.endsWith("/trajectories")) return list(answer, params);
     if (path.endsWith("/metrics")) return metrics(answer, params);
+    if (path.endsWith("/group")) return group(answer, root);
     return answer;
   };
 

@@ -7,7 +7,6 @@ cut. A taken token has the id -1.
 from __future__ import annotations
 
 import re
-from codecs import getincrementaldecoder
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,6 +17,7 @@ import numpy.typing as npt
 from agentrl.errors import ConfigError, DataError
 from agentrl.viewer.pieces import REDACTED_ID, TokenPieces
 from agentrl.viewer.runs.stored_row import StoredRow
+from agentrl.viewer.secret_tokens import tokens_of
 
 MARK = "█████"
 """What stands for a match in a text."""
@@ -85,7 +85,8 @@ class Redaction:
             return None if found else data
 
     def row(self, row: StoredRow, pieces: TokenPieces) -> StoredRow:
-        """A trajectory without the ids whose text matches.
+        """A trajectory without the ids whose text matches, and without alternatives: one of them
+        and the tokens around it may spell a match that was never sampled.
 
         Raises:
             DataError: a match is left.
@@ -101,20 +102,12 @@ class Redaction:
                     f"trajectory {row.columns['id']!r} still matches after its ids were redacted; "
                     "narrow --redact"
                 )
-        return StoredRow(row.columns, replace(row.arrays, token_ids=ids), row.annotations)
+        kept = replace(row.arrays, token_ids=ids)
+        return StoredRow(row.columns, kept, row.annotations).without_side()
 
     def _taken(self, data: Sequence[bytes]) -> npt.NDArray[np.bool_]:
         """``[N]`` which of N tokens, by their bytes, have a part in a match of the whole text."""
-        decoder = getincrementaldecoder("utf-8")("replace")
-        texts = [decoder.decode(part) for part in data]
-        lengths = np.array([len(text) for text in texts], dtype=np.int64)
-        ends = np.cumsum(lengths)
-        starts = ends - lengths
-        # a token that ends within a character has a part in the one that comes next
-        reach = np.where(lengths == 0, starts + 1, ends)
-        text = "".join(texts) + decoder.decode(b"", True)
-        taken = np.zeros(len(data), dtype=bool)
-        for pattern in self._patterns:
-            for match in pattern.finditer(text):
-                taken |= (starts < match.end()) & (reach > match.start())
-        return taken
+        return tokens_of(data, self._spans)
+
+    def _spans(self, text: str) -> list[tuple[int, int]]:
+        return [match.span() for pattern in self._patterns for match in pattern.finditer(text)]

@@ -2,7 +2,7 @@
 
 A scan needs nothing built and misses nothing new: DuckDB reads the text columns of all sealed
 shards on every core, live files are read line by line. What a search found in a sealed shard is
-kept, since the shard does not change; the next search for the same reads new shards alone.
+kept until ``store.keep`` shrinks one; the next search for the same reads new shards alone.
 
 What is searched: the prompt, the final text, what each turn wrote and observed, and tool results.
 Text in lower case is found in any case; with an upper-case letter, as it is written.

@@ -50,7 +50,9 @@ def routes(runs: RunFolder) -> APIRouter:
         stage: str | None = None,
     ) -> Response:
         run = runs.get(key)
-        return answer(comparisons.blame_of_step(run, step, signal, level, stage=stage).as_json())
+        found = comparisons.blame_answer(run, step, signal, level, stage=stage)
+        with run.lock:  # what store.keep dropped has no part
+            return answer({**found, "kept": run.reader.kept_by_step().get(step)})
 
     @router.get("/retokenise")
     def retokenise(key: str, id: str, turn: Index | None = None) -> Response:  # noqa: A002

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-from agentrl.errors import StoreError
+from agentrl.errors import DataError, StoreError
 from agentrl.store import (
+    NoTrajectoryError,
     RunDirectory,
     RunState,
     RunWatch,
@@ -18,6 +19,8 @@ from agentrl.store import (
     decode_trajectory,
 )
 from agentrl.store.json_text import from_json
+from agentrl.store.masking import SecretMask
+from agentrl.store.run_directory import FORMAT
 from agentrl.types import Trajectory
 from agentrl.viewer.analysis import BlameRow
 from agentrl.viewer.api_error import not_found
@@ -29,6 +32,7 @@ from agentrl.viewer.runs.metrics_table import MetricsTable
 from agentrl.viewer.runs.run_tokenizer import stage_pieces
 from agentrl.viewer.runs.stored_row import StoredRow
 from agentrl.viewer.runs.trajectory_count import TrajectoryCount
+from agentrl.viewer.secret_tokens import has_marks, without_secrets
 
 _FRESH_S = 0.3
 
@@ -68,6 +72,7 @@ class OpenRun:
         self.used_at = 0.0
         """When a request asked for this run last, by the monotonic clock."""
         self._refreshed_at = -_FRESH_S
+        self._mask = SecretMask()
         self.worst_tokens: dict[tuple[int, str | None], BlameRow | None] = {}
         """By step and stage (``views.overview``)."""
 
@@ -134,6 +139,23 @@ class OpenRun:
             return {}
         return found if isinstance(found, dict) else {}
 
+    def setting(self, name: str) -> Any:
+        """A key of the run's own ``store`` section; None where nobody knows."""
+        return (self.config.get("store") or {}).get(name)
+
+    def setting_note(self, name: str) -> str:
+        """That key for a message; empty where nobody knows."""
+        value = self.setting(name)
+        return "" if value is None else f" (this run has store.{name}: {value})"
+
+    @property
+    def format_note(self) -> str:
+        """That an older format keeps less, for a message; empty where the run has today's."""
+        found = self.record.get("format")
+        if found == FORMAT:
+            return ""
+        return f"; this run is of format {found}, and format {FORMAT} of a new run keeps more"
+
     def events(self) -> list[dict[str, Any]]:
         """The lines of ``events.jsonl`` so far."""
         anew, records = self._event_lines.take()
@@ -157,7 +179,8 @@ class OpenRun:
         return list(dict.fromkeys([*own, *self.metrics.damage, *self._event_lines.damage]))
 
     def row(self, trajectory_id: str) -> StoredRow:
-        """One trajectory as it is stored, with what was learned of it.
+        """One trajectory as it is stored, with what was learned of it; ids of masked secrets are
+        ``REDACTED_ID``.
 
         Raises:
             ApiError: the run has none of this id.
@@ -165,7 +188,14 @@ class OpenRun:
         """
         columns, arrays = self._stored(trajectory_id)
         learned = self.reader.learned(trajectory_id, columns["recorded_at"])
-        return StoredRow(columns, arrays, learned)
+        row = StoredRow(columns, arrays, learned)
+        if not has_marks(columns):
+            return row
+        try:
+            pieces = self.pieces(columns.get("stage", ""))
+        except DataError:
+            pieces = None
+        return without_secrets(row, pieces, self._mask)
 
     def trajectory(self, trajectory_id: str) -> Trajectory:
         """One trajectory as objects.
@@ -187,12 +217,10 @@ class OpenRun:
     def _stored(self, trajectory_id: str) -> tuple[dict[str, Any], TokenArrays]:
         try:
             return self.reader.row(trajectory_id)
-        except StoreError as error:
-            if "has no trajectory" in str(error):
-                raise not_found(
-                    f"the run {self.name} has no trajectory {trajectory_id[:100]!r}"
-                ) from error
-            raise
+        except NoTrajectoryError as error:
+            raise not_found(
+                f"the run {self.name} has no trajectory {trajectory_id[:100]!r}{error.why}"
+            ) from error
 
     def blob(self, sha256: str) -> bytes:
         """The bytes that the run keeps under a hash.

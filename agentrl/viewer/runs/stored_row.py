@@ -1,18 +1,37 @@
-"""Stored row: one trajectory as it lies on disk, with its JSON read."""
+"""Stored row: one trajectory as it lies on disk, with its JSON read.
+
+Axes: N tokens, A those of them that have alternatives, k alternatives to each.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from agentrl.store import Annotation, TokenArrays
 from agentrl.store.json_text import from_json
+from agentrl.store.trajectories.turn_record import SegmentReader
 from agentrl.types import SegmentKind
+from agentrl.types.segment import ALTERNATIVE_IDS
+
+
+class StoredAlternatives(NamedTuple):
+    """The likeliest tokens beside sampled ones.
+
+    Args:
+        positions: ``[A]`` of the sampled tokens.
+        ids: ``[A, k]``; -1 where a token has fewer.
+        logprobs: ``[A, k]``, falling.
+    """
+
+    positions: npt.NDArray[np.int64]
+    ids: npt.NDArray[np.int32]
+    logprobs: npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +81,35 @@ class StoredRow:
         """``[P]`` positions of the POLICY tokens, to which annotations have an entry each."""
         return np.flatnonzero(self.arrays.kinds == SegmentKind.POLICY)
 
+    @cached_property
+    def alternatives(self) -> StoredAlternatives | None:
+        """What the engine gave beside sampled tokens; None where it gave nothing."""
+        layouts = [one for turn in self.turns for one in (*turn["context"], *turn["completion"])]
+        if not any(one["num_tokens"] and ALTERNATIVE_IDS in one.get("side", ()) for one in layouts):
+            return None
+        reader = SegmentReader(self.arrays)
+        parts = []
+        end = 0
+        for segment in map(reader.segment, layouts):
+            end += len(segment)
+            if len(segment) and segment.alternatives is not None:
+                parts.append((np.arange(end - len(segment), end), *segment.alternatives))
+        width = max(ids.shape[1] for _, ids, _ in parts)
+        return StoredAlternatives(
+            np.concatenate([positions for positions, _, _ in parts]),
+            np.concatenate([_widened(ids, width, -1) for _, ids, _ in parts]),
+            np.concatenate([_widened(logprobs, width, -np.inf) for _, _, logprobs in parts]),
+        )
+
+    def without_side(self) -> StoredRow:
+        """The row without its further arrays by token."""
+        arrays = replace(self.arrays, side=b"")
+        stripped = StoredRow(self.columns, arrays, self.annotations)
+        for turn in stripped.turns:
+            for layout in (*turn["context"], *turn["completion"]):
+                layout.pop("side", None)
+        return stripped
+
     def paths(self) -> list[list[int]]:
         """For each leaf turn, the turns of its sequence, the root first."""
         parents = {turn["index"]: turn["parent"] for turn in self.turns}
@@ -78,3 +126,8 @@ class StoredRow:
         """The positions of the tokens of some turns, turn after turn."""
         own = [np.flatnonzero(self.arrays.turn_index == turn) for turn in path]
         return np.concatenate([np.zeros(0, np.int64), *own])
+
+
+def _widened(array: npt.NDArray[Any], width: int, empty: float) -> npt.NDArray[Any]:
+    """``[n, width]`` of ``[n, k]``."""
+    return np.pad(array, ((0, 0), (0, width - array.shape[1])), constant_values=empty)

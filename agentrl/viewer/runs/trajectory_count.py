@@ -11,7 +11,7 @@ from agentrl.store import RunDirectory
 
 
 class TrajectoryCount:
-    """Counts the rows of a run's files, each sealed shard once. Used under the run's lock.
+    """Counts the rows of a run's files, each sealed shard once as it is. Used under the run's lock.
 
     A trajectory that a resumed run played again counts twice, as it lies on disk.
 
@@ -21,7 +21,8 @@ class TrajectoryCount:
 
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
-        self._rows: dict[Path, int] = {}
+        self._rows: dict[Path, tuple[tuple[int, int], int]] = {}
+        """The state and the rows of each shard; ``store.keep`` may replace one."""
 
     def count(self) -> int:
         """The number now."""
@@ -30,12 +31,17 @@ class TrajectoryCount:
         return sum(map(self._sealed, sealed)) + sum(map(_lines, live))
 
     def _sealed(self, path: Path) -> int:
-        if path not in self._rows:
-            try:
-                self._rows[path] = pq.read_metadata(path).num_rows
-            except (OSError, pa.ArrowException):  # damaged: the run's own page names it
-                self._rows[path] = 0
-        return self._rows[path]
+        try:
+            found = path.stat()
+            state = (found.st_size, found.st_mtime_ns)
+            known, rows = self._rows.get(path, ((-1, -1), 0))
+            if known != state:
+                self._rows[path] = (state, 0)
+                rows = pq.read_metadata(path).num_rows
+                self._rows[path] = (state, rows)
+        except (OSError, pa.ArrowException):  # damaged or gone: the run's own page names it
+            return 0
+        return rows
 
 
 def _lines(path: Path) -> int:

@@ -6,7 +6,7 @@ import { html } from "./lib/html.js";
 import { connection, ofRun, useApi } from "./lib/api.js";
 import { useLatest, useRunEvents } from "./lib/live.js";
 import { bind, listen as listenToKeys, useKeys } from "./lib/keys.js";
-import { go, link, listen as listenToRoute, route } from "./lib/router.js";
+import { go, link, listen as listenToRoute, offers, route } from "./lib/router.js";
 import { listen as listenToTheme, theme, toggle } from "./lib/theme.js";
 import { Help } from "./ui/help.js";
 import { Name } from "./ui/name.js";
@@ -32,7 +32,7 @@ const TABS = [
   ["trajectories", "Trajectories", "t"],
   ["behaviour", "Behaviour", "b"],
   ["blame", "Blame", "l"],
-];
+].filter(([name]) => offers(name));
 
 const helpShown = signal(false);
 

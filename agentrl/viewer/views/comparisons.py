@@ -6,7 +6,7 @@ Each reads what it needs of a run under the run's lock, and computes without it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -14,8 +14,11 @@ import numpy as np
 
 from agentrl.errors import DataError
 from agentrl.store import Annotation, TrajectorySummary
+from agentrl.types import Trajectory
 from agentrl.viewer.analysis import (
     Blame,
+    BlameRow,
+    NotRecordedError,
     StepRange,
     behaviour,
     blame,
@@ -27,9 +30,12 @@ from agentrl.viewer.analysis import (
     trained_tokens,
 )
 from agentrl.viewer.analysis.blame import Decode, Level, Signal
+from agentrl.viewer.analysis.stored_rows import stored_rows
 from agentrl.viewer.analysis.turn_diff import turn_diff
-from agentrl.viewer.api_error import bad_request, not_found
+from agentrl.viewer.api_error import ApiError, bad_request, not_found
+from agentrl.viewer.pieces import HIDDEN_PIECE, REDACTED_ID
 from agentrl.viewer.runs.open_run import OpenRun
+from agentrl.viewer.secret_tokens import HIDDEN, has_marks
 from agentrl.viewer.template import ChatTemplateText
 from agentrl.viewer.views.neighbours import term
 from agentrl.viewer.views.token_view import pieces_of
@@ -141,7 +147,8 @@ def blame_of_step(
         limit: the most rows.
 
     Raises:
-        DataError: the signal or level is unknown, or the run lacks what it takes.
+        NotRecordedError: the run did not record what it takes.
+        DataError: the signal or level is unknown.
         StoreError: a file is damaged.
     """
     with run.lock:
@@ -149,14 +156,20 @@ def blame_of_step(
         logged = logged_value(_logged(run, step, stage), signal)
         learned = list(run.reader.annotations(step=step, stage=stage))
         decode = _decode(run, stage)
+        kept = run.reader.kept_by_step().get(step)
     trained = {one.trajectory_id for one in learned if one.arrays}
-    if not trained:
+    if not trained and kept:
         raise DataError(
+            f"store.keep left {kept[0]} of {kept[1]} trajectories of step {step} and none that it "
+            "trained; store.keep.every_steps keeps whole steps"
+        )
+    if not trained:
+        raise NotRecordedError(
             f"no token of step {step} was annotated; store.detail: tokens records what blame needs "
             "of each token that a step trains"
         )
     summaries = summaries_of(run, step, trained)
-    return blame(
+    found = blame(
         trained_tokens(run.directory, run.reader, summaries, learned),
         signal,
         level,
@@ -164,6 +177,40 @@ def blame_of_step(
         decode=decode,
         limit=limit,
     )
+    return replace(found, rows=_without_secrets(run, found.rows, summaries))
+
+
+def _without_secrets(
+    run: OpenRun, rows: Sequence[BlameRow], summaries: Sequence[TrajectorySummary]
+) -> tuple[BlameRow, ...]:
+    """The rows; one of a turn that holds a masked secret has no text."""
+    named = {row.id for row in rows}
+    shown = [summary for summary in summaries if summary.id in named]
+    hidden: dict[str, set[int]] = {}
+    for stored in stored_rows(run.directory, run.reader, shown, ("turns",)):
+        if has_marks(stored):
+            with run.lock:
+                arrays = run.row(stored["id"]).arrays
+            taken = arrays.token_ids == REDACTED_ID
+            hidden[stored["id"]] = set(arrays.turn_index[taken].tolist())
+    return tuple(
+        replace(row, text=HIDDEN_PIECE, before="", after="")
+        if row.turn in hidden.get(row.id, ())
+        else row
+        for row in rows
+    )
+
+
+def blame_answer(
+    run: OpenRun, step: int, signal: Signal, level: Level, *, stage: str | None
+) -> dict[str, Any]:
+    """``blame_of_step`` as the API sends it; ``missing`` says what the run did not record."""
+    try:
+        found, missing = blame_of_step(run, step, signal, level, stage=stage), ""
+    except NotRecordedError as error:
+        found = Blame(signal, level, 0.0, None, 0, ())
+        missing = f"{error}{run.setting_note('detail')}{run.format_note}"
+    return {**found.as_json(), "missing": missing}
 
 
 def retokenised(run: OpenRun, trajectory_id: str, turn: int | None) -> dict[str, Any]:
@@ -174,6 +221,8 @@ def retokenised(run: OpenRun, trajectory_id: str, turn: int | None) -> dict[str,
         DataError: there is no such turn, or it has no ids.
     """
     with run.lock:
+        if (run.row(trajectory_id).arrays.token_ids == REDACTED_ID).any():
+            raise not_found(f"its text is not encoded again: of some tokens, {HIDDEN}")
         trajectory = run.trajectory(trajectory_id)
         stage = trajectory.stage
         try:
@@ -181,7 +230,8 @@ def retokenised(run: OpenRun, trajectory_id: str, turn: int | None) -> dict[str,
         except DataError as error:
             raise not_found(str(error)) from error
         template = _template(run, stage)
-    return retokenise(trajectory, turn, tokenizer, template).as_json()
+        tools = _offered_tools(run, trajectory)
+    return retokenise(trajectory, turn, tokenizer, template, tools).as_json()
 
 
 def summaries_of(run: OpenRun, step: int, trained: set[str]) -> list[TrajectorySummary]:
@@ -218,6 +268,18 @@ def _decode(run: OpenRun, stage: str | None) -> Decode | None:
     except DataError:  # a run without its model: its rows then have no text
         return None
     return lambda ids: pieces.text(np.asarray(ids, dtype=np.int32))
+
+
+def _offered_tools(run: OpenRun, trajectory: Trajectory) -> dict[str, bytes]:
+    """What the run keeps of the tools on offer to a trajectory's turns, by hash."""
+    named = {one.offered_tools.sha256 for one in trajectory.turns if one.offered_tools}
+    kept = {}
+    for sha256 in named - {""}:  # too large to be kept
+        try:
+            kept[sha256] = run.blob(sha256)
+        except ApiError:  # the comparison with the template says that they are missing
+            continue
+    return kept
 
 
 def _template(run: OpenRun, stage: str) -> ChatTemplateText | None:

@@ -51,9 +51,22 @@ def overview(run: OpenRun) -> dict[str, Any]:
     )
     return {
         "findings": [finding.as_json() for finding in found],
+        "kept": kept_of_run(run),
         "charts": _charts(run.metrics.names()),
         "evaluations": _evaluations(run),
         "alerts": [alert(event) for event in alerts[-_MOST_ALERTS:]],
+    }
+
+
+def kept_of_run(run: OpenRun) -> dict[str, Any] | None:
+    """What ``store.keep`` left of how many trajectories, in which steps; None where all stay."""
+    steps = run.reader.kept_by_step()
+    if not steps:
+        return None
+    return {
+        "kept": sum(kept for kept, _ in steps.values()),
+        "of": sum(of for _, of in steps.values()),
+        "steps": [min(steps), max(steps)],
     }
 
 

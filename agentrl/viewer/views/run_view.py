@@ -58,7 +58,7 @@ def run_view(run: OpenRun) -> dict[str, Any]:
         "record": run.record,
         "stages": stages_of(run.config),
         "columns": {name: column.record() for name, column in run.reader.columns().items()},
-        "detail": (run.config.get("store") or {}).get("detail"),
+        "detail": run.setting("detail"),
         "damage": run.damage(),
         "state": state.kind,
         "heartbeat": state.heartbeat,

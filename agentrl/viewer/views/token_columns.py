@@ -21,6 +21,11 @@ SAMPLED = (
 )
 """What the rollout itself recorded."""
 
+ALTERNATIVES_MISSING = (
+    "no likeliest tokens were recorded beside the sampled ones: store.detail: full asks an engine "
+    "of token ids for them, and torch and sglang give them; an export with --redact leaves them out"
+)
+
 _KNOWN = {column.name: column for column in (*SAMPLED, DERIVED, *TOKEN_COLUMNS, *FULL_COLUMNS)}
 _FULL = {column.name for column in FULL_COLUMNS}
 _WHEN_THERE_IS_ONE = {"ref_logprobs": "a reference", "correction": "such a correction"}
@@ -31,18 +36,21 @@ def column_of(name: str, declared: Mapping[str, AnnotationColumn]) -> Annotation
     return declared.get(name) or _KNOWN.get(name) or AnnotationColumn(name, "token")
 
 
-def missing_columns(found: Iterable[str], columns: Mapping[str, Any]) -> dict[str, str]:
+def missing_columns(
+    found: Iterable[str], columns: Mapping[str, Any], note: str = ""
+) -> dict[str, str]:
     """Why a trajectory lacks a column, and which setting records it, by the column's name.
 
     Args:
         found: the columns that it has.
         columns: of the trajectory's row.
+        note: what the run's own setting and format are.
     """
     given = set(found)
-    return {name: _why(name, columns) for name in _KNOWN if name not in given}
+    return {name: _why(name, columns, note) for name in _KNOWN if name not in given}
 
 
-def _why(name: str, columns: Mapping[str, Any]) -> str:
+def _why(name: str, columns: Mapping[str, Any], note: str) -> str:
     if columns.get("purpose") != "train":
         return "nothing of an evaluation is trained"
     setting = "full" if name in _FULL else "tokens"
@@ -50,5 +58,5 @@ def _why(name: str, columns: Mapping[str, Any]) -> str:
     needs = f" and the algorithm has {where}" if where else ""
     return (
         "no step has recorded it for this trajectory; it is recorded where a step trains it with "
-        f"store.detail: {setting}{needs}"
+        f"store.detail: {setting}{needs}{note}"
     )

@@ -14,9 +14,16 @@ import numpy.typing as npt
 
 from agentrl.errors import DataError
 from agentrl.store import Annotation, AnnotationColumn
+from agentrl.viewer.pieces import HIDDEN_PIECE, REDACTED_ID
 from agentrl.viewer.runs.open_run import OpenRun
 from agentrl.viewer.runs.stored_row import StoredRow
-from agentrl.viewer.views.token_columns import DERIVED, column_of, missing_columns
+from agentrl.viewer.secret_tokens import HIDDEN
+from agentrl.viewer.views.token_columns import (
+    ALTERNATIVES_MISSING,
+    DERIVED,
+    column_of,
+    missing_columns,
+)
 from agentrl.viewer.wire import packed
 
 
@@ -36,7 +43,10 @@ def token_view(
     pieces, parts = pieces_of(run, row, missing)
     columns = _Columns(row, run.reader.columns())
     columns.add_learned(_chosen(row.annotations, learner, step))
-    missing |= missing_columns(columns.made, row.columns) | columns.unfit
+    if (arrays.token_ids == REDACTED_ID).any():
+        missing[f"tokens shown as {HIDDEN_PIECE}"] = HIDDEN
+    note = run.setting_note("detail") + run.format_note
+    missing |= missing_columns(columns.made, row.columns, note) | columns.unfit
     return {
         "num_tokens": int(arrays.token_ids.size),
         "ids": packed(arrays.token_ids),
@@ -46,7 +56,7 @@ def token_view(
         "pieces": pieces,
         "bytes": {str(place): part.hex() for place, part in parts.items()},
         "columns": columns.made,
-        "alternatives": None,
+        "alternatives": _alternatives(run, row, missing),
         "missing": missing,
     }
 
@@ -57,11 +67,39 @@ def pieces_of(
     """The text of each token, and the bytes of those that are no whole characters; without a
     tokenizer the ids, and ``missing`` says why.
     """
+    return _texts(run, row, row.arrays.token_ids, missing)
+
+
+def _texts(
+    run: OpenRun, row: StoredRow, token_ids: npt.NDArray[np.int32], missing: dict[str, str]
+) -> tuple[list[str], dict[int, bytes]]:
     try:
-        return run.pieces(row.columns.get("stage", "")).of(row.arrays.token_ids)
+        return run.pieces(row.columns.get("stage", "")).of(token_ids)
     except DataError as error:
         missing["pieces"] = str(error)
-        return [f"<{token_id}>" for token_id in row.arrays.token_ids.tolist()], {}
+        return [
+            HIDDEN_PIECE if token_id == REDACTED_ID else f"<{token_id}>"
+            for token_id in token_ids.tolist()
+        ], {}
+
+
+def _alternatives(run: OpenRun, row: StoredRow, missing: dict[str, str]) -> dict[str, Any] | None:
+    """The likeliest tokens beside sampled ones, end to end, and each one's text once."""
+    found = row.alternatives
+    if found is None:
+        is_hidden = (row.arrays.token_ids == REDACTED_ID).any()
+        missing["alternatives"] = HIDDEN if is_hidden else ALTERNATIVES_MISSING
+        return None
+    unique = np.unique(found.ids[found.ids >= 0])
+    pieces, parts = _texts(run, row, unique, {})
+    return {
+        "width": found.ids.shape[1],
+        "tokens": packed(found.positions),
+        "ids": packed(found.ids.ravel()),
+        "logprobs": packed(found.logprobs.ravel()),
+        "pieces": dict(zip(map(str, unique.tolist()), pieces, strict=True)),
+        "bytes": {str(unique[place]): part.hex() for place, part in parts.items()},
+    }
 
 
 def _chosen(

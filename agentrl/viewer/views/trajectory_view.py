@@ -18,12 +18,6 @@ _JSON_COLUMNS = (
     *("first_state", "last_observed", "last_info"),
 )
 _LONG_COLUMNS = ("turns", "prompt", "final_text", *_JSON_COLUMNS)
-_SETTING = {
-    "state": "no turn has one: the environment's snapshot() gives it, and store.states: end or "
-    "turn records it",
-    "files": "no turn has any: store.states: turn records changed files of the sandbox",
-    "reasons": "no reward part says why: a part that returns Score(value, why) does",
-}
 
 
 def trajectory_view(run: OpenRun, row: StoredRow) -> dict[str, Any]:
@@ -54,7 +48,7 @@ def trajectory_view(run: OpenRun, row: StoredRow) -> dict[str, Any]:
         ],
         "neighbours": neighbours(run.index(), row.columns),
         "notes": [asdict(note) for note in run.notes.of(trajectory_id)],
-        "missing": _missing(turns, own),
+        "missing": _missing(run, turns, own),
     }
 
 
@@ -78,10 +72,33 @@ def _turns(row: StoredRow) -> list[dict[str, Any]]:
     return turns
 
 
-def _missing(turns: list[dict[str, Any]], own: Mapping[str, Any]) -> dict[str, str]:
-    given = {
-        "state": any(turn.get("state") for turn in turns),
-        "files": any(turn.get("files") for turn in turns),
-        "reasons": bool(own["reasons"]),
-    }
-    return {name: why for name, why in _SETTING.items() if not given[name]}
+def _missing(run: OpenRun, turns: list[dict[str, Any]], own: Mapping[str, Any]) -> dict[str, str]:
+    """Why a part of the trajectory is not there, and what brings it."""
+    info = own["info"] or {}
+    absent: dict[str, str] = {}
+    if not own["first_state"] and not any(turn.get("state") for turn in turns):
+        failed = info.get("snapshot_error")
+        absent["state"] = (
+            f"Env.snapshot() failed: {failed}"
+            if failed
+            else "Env.snapshot() of the environment gives it, whatever store.states is; this one "
+            "gave none, or an agent program took the environment's place"
+        )
+    if not any(turn.get("files") for turn in turns):
+        absent["files"] = _no_files(run, info)
+    if not own["reasons"]:
+        absent["reasons"] = "a part of the reward that returns Score(value, why) says why"
+    if not own["rewards"]:
+        absent["rewards"] = "the rubric gave no parts, or the episode failed before it was judged"
+    if not any(turn.get("started_at") or turn.get("timings") for turn in turns):
+        absent["timings"] = "no turn has any; format 2 records them of every turn, by no setting"
+    return {name: f"{why}{run.format_note}" for name, why in absent.items()}
+
+
+def _no_files(run: OpenRun, info: Mapping[str, Any]) -> str:
+    if "files_error" in info:
+        return f"the sandbox could not be read: {info['files_error']}"
+    note = run.setting_note("states")
+    if run.setting("states") in ("turn", "end"):
+        return f"no file of a sandbox of the environment changed{note}"
+    return f"store.states: turn or end records the changed files of the environment's sandbox{note}"

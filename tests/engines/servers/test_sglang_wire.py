@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,49 @@ def test_logprobs_are_those_of_the_tokens() -> None:
     assert logprobs.tolist() == pytest.approx(
         [-4.888582, -5.204637, -5.461483, -4.393973, -6.008896, -5.609510], abs=1e-6
     )
+
+
+def test_alternatives_are_asked_for_where_they_are_wanted() -> None:
+    assert "top_logprobs_num" not in generate_body(request(), "rid")
+    asked = replace(request(), num_alternatives=5)
+    assert generate_body(asked, "rid")["top_logprobs_num"] == 5
+
+
+def likely(count: int) -> list[list[list[Any]]]:
+    """As SGLang 0.5.23 writes them, with its own sampled ids first."""
+    sampled = answer()["output_ids"]
+    return [[[-1.0, token, None], [-2.5, 7, None]] for token in sampled[:count]]
+
+
+def test_alternatives_are_cut_at_the_spans_of_weight_versions() -> None:
+    asked = replace(request(), num_alternatives=2)
+    given = answer(output_top_logprobs=likely(6))
+    first, second = read_answer(asked, given, server="server 0", version_of=version_of).segments
+    assert first.alternatives is not None
+    assert second.alternatives is not None
+    assert first.alternatives[0].tolist() == [[253, 7], [31, 7]]
+    assert second.alternatives[0][:, 0].tolist() == [281, 95, 235, 192]
+    assert second.alternatives[1].tolist() == [[-1.0, -2.5]] * 4
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "said"),
+    [
+        (
+            {"output_top_logprobs": likely(5)},
+            TokenMismatchError,
+            "6 ids came back and alternatives to 5",
+        ),
+        ({"output_top_logprobs": None}, TokenMismatchError, "alternatives to 0"),
+        ({}, ServerLostError, "not one of SGLang's"),
+    ],
+)
+def test_alternatives_that_were_asked_for_are_missed(
+    given: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    asked = replace(request(), num_alternatives=2)
+    with pytest.raises(error, match=said):
+        read_answer(asked, answer(**given), server="server 0", version_of=version_of)
 
 
 def test_a_server_without_spans_makes_one_segment() -> None:

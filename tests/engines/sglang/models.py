@@ -44,6 +44,25 @@ class HuggingFace:
         table = (self.logits(ids) / temperature).log_softmax(-1)
         return np.array([float(table[at - 1, ids[at]]) for at in range(len(prompt), len(ids))])
 
+    def assert_alternatives(
+        self, prompt: Sequence[int], completion: Completion, count: int, temperature: float = 1.0
+    ) -> None:
+        """Each sampled token has its ``count`` likeliest ones, by falling logprob."""
+        table = (self.logits([*prompt, *made(completion)]) / temperature).log_softmax(-1)
+        place = len(prompt) - 1
+        for segment in completion.segments:
+            assert segment.alternatives is not None
+            ids, given = segment.alternatives
+            assert ids.shape == given.shape == (len(segment), count)
+            for likely, logprobs in zip(ids.tolist(), given, strict=True):
+                wanted = table[place].topk(count).values.numpy()
+                np.testing.assert_allclose(logprobs, wanted, atol=1e-4, rtol=1e-3)
+                np.testing.assert_allclose(
+                    logprobs, table[place, likely].numpy(), atol=1e-4, rtol=1e-3
+                )
+                place += 1
+        assert place == len(prompt) - 1 + len(made(completion))
+
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
         ids = list(prompt)
         for _ in range(count):
@@ -54,8 +73,9 @@ class HuggingFace:
 def request(
     name: str, prompt: Sequence[int], *, session: str = "", **settings: Any
 ) -> GenerateRequest:
-    """``deadline_s`` and ``min_version`` are the request's, everything else is sampling."""
-    own = {key: settings.pop(key) for key in ("deadline_s", "min_version") if key in settings}
+    """Fields of the request go to it, everything else is sampling."""
+    names = ("deadline_s", "min_version", "num_alternatives", "on_tokens")
+    own = {key: settings.pop(key) for key in names if key in settings}
     sampling = SamplingParams(**{"max_new_tokens": 24} | settings)
     return GenerateRequest(name, session or name, frozen_ints(prompt), sampling, seed=0, **own)
 

@@ -64,6 +64,34 @@ async def test_the_token_consistency_holds(engine: SGLangEngine) -> None:
     assert_token_consistency(asked, await engine.generate(asked), engine.info().vocab_size)
 
 
+@pytest.mark.parametrize(("temperature", "sampling"), [(0.7, {}), (1.0, {"top_k": 2}), (0.0, {})])
+async def test_alternatives_are_the_models_likeliest_tokens(
+    engine: SGLangEngine, reference: HuggingFace, temperature: float, sampling: dict[str, int]
+) -> None:
+    settings = {"temperature": temperature, **sampling}
+    plain, *others = await asyncio.gather(
+        engine.generate(request("plain", PROMPT, **settings)),
+        *(
+            engine.generate(request(f"r{n}", [*PROMPT, n], num_alternatives=5, **settings))
+            for n in range(4)
+        ),
+    )
+    assert [segment.side for segment in plain.segments] == [{}]
+    for n, answer in enumerate(others):
+        reference.assert_alternatives([*PROMPT, n], answer, 5, temperature or 1.0)
+
+
+async def test_a_told_completion_has_alternatives_too(
+    engine: SGLangEngine, reference: HuggingFace
+) -> None:
+    told: list[int] = []
+    answer = await engine.generate(
+        request("told", PROMPT, num_alternatives=5, on_tokens=lambda ids, _: told.extend(ids))
+    )
+    assert told == made(answer)[: len(told)]
+    reference.assert_alternatives(PROMPT, answer, 5)
+
+
 async def test_a_sampled_stop_token_is_kept(engine: SGLangEngine, reference: HuggingFace) -> None:
     third = reference.greedy(PROMPT, 3)
     answer = await engine.generate(
@@ -119,12 +147,14 @@ async def test_what_would_break_the_server_is_not_sent(
 async def test_an_aborted_completion_keeps_what_was_made(
     engine: SGLangEngine, reference: HuggingFace
 ) -> None:
-    [task] = await in_flight(engine, request("long", PROMPT, max_new_tokens=480))
+    long = request("long", PROMPT, max_new_tokens=480, num_alternatives=2)
+    [task] = await in_flight(engine, long)
     await asyncio.sleep(0.3)
     await engine.abort(["long", "unknown"])
     answer = await task
     if answer.finish_reason == "abort":  # a server that was fast enough may have finished
         assert len(made(answer)) < 480
+    reference.assert_alternatives(PROMPT, answer, 2)
     np.testing.assert_allclose(
         logprobs(answer), reference.logprobs(PROMPT, made(answer)), atol=1e-4
     )
@@ -173,10 +203,12 @@ async def test_a_request_that_waits_can_be_aborted(engine: SGLangEngine) -> None
 async def test_a_request_in_flight_survives_a_pause(
     engine: SGLangEngine, reference: HuggingFace, mode: str
 ) -> None:
-    [task] = await in_flight(engine, request("kept", PROMPT, max_new_tokens=400))
+    kept = request("kept", PROMPT, max_new_tokens=400, num_alternatives=3)
+    [task] = await in_flight(engine, kept)
     await asyncio.to_thread(engine.pause, mode)
     await asyncio.to_thread(engine.resume)
     answer = await task
+    reference.assert_alternatives(PROMPT, answer, 3)
     np.testing.assert_allclose(
         logprobs(answer), reference.logprobs(PROMPT, made(answer)), atol=1e-4
     )

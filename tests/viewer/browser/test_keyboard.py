@@ -86,6 +86,72 @@ def test_search_takes_a_query_and_the_address_keeps_it(
     expect(field).not_to_be_focused()
 
 
+def test_a_query_typed_slowly_is_kept_as_typed(
+    viewer: Address, open_page: Open, key_of: Keys
+) -> None:
+    page = open_page(viewer, f"#/run/{key_of('sums')}/trajectories")
+    field = page.get_by_label("Query", exact=True)
+
+    field.press_sequentially("reward<0.5 ")
+    expect(page).to_have_url(re.compile("query=reward%3C0.5"))
+    expect(page.get_by_text("24 found", exact=True)).to_be_visible()
+    expect(field).to_have_value("reward<0.5 ")  # the blank before the next term
+    field.press_sequentially("step:2..3")
+    expect(page.get_by_text("8 found", exact=True)).to_be_visible()
+    page.go_back()
+    expect(field).to_have_value("reward<0.5")
+    page.go_forward()
+    expect(field).to_have_value("reward<0.5 step:2..3")
+
+
+def test_a_wish_for_the_page_that_is_left_is_dropped(
+    viewer: Address, open_page: Open, key_of: Keys
+) -> None:
+    page = open_page(viewer, f"#/run/{key_of('sums')}/trajectories")
+    expect(page.get_by_text("48 found", exact=True)).to_be_visible()
+
+    # as a timer of the query box does, between a click on a link and the browser's event of it
+    left = page.evaluate(
+        """async (key) => {
+        const { update } = await import("/lib/router.js");
+        const once = { once: true };
+        const followed = new Promise((done) => addEventListener("hashchange", done, once));
+        location.hash = `#/run/${key}/behaviour`;
+        update({ query: "step:1" }, { replace: false });
+        await followed;
+        return location.hash;
+    }""",
+        key_of("sums"),
+    )
+
+    assert left.endswith("/behaviour")
+    expect(page.locator("h1")).to_have_text("Behaviour")
+
+
+def test_both_ends_of_a_long_id_are_read(viewer: Address, open_page: Open) -> None:
+    page = open_page(viewer)
+    page.evaluate("""async () => {
+        const { render, h } = await import("/vendor/preact.js");
+        const { EndsName } = await import("/ui/name.js");
+        const names = ["rl/code_sharpened/after/sampled/11-0-0", "held_out-11", "n".repeat(300)];
+        document.body.replaceChildren();
+        const style = { width: "110px" };
+        const cells = names.map((text) => h("p", { style }, h(EndsName, { text })));
+        render(h("div", null, cells), document.body);
+    }""")
+
+    for number, (head, tail) in enumerate([("rl/code", "/11-0-0"), ("", ""), ("nnn", "nnnnnn…")]):
+        name = page.locator("bdi").nth(number)
+        assert name.bounding_box()["width"] <= 110  # type: ignore[index]
+        if tail:
+            expect(name.locator(".ends-tail")).to_have_text(re.compile(f"{tail}$"))
+            expect(name.locator(".ends-head")).to_have_text(re.compile(f"^{head}"))
+            wide = "one => one.getBoundingClientRect().width"
+            assert name.locator(".ends-tail").evaluate(wide) > 30
+            assert name.locator(".ends-head").evaluate(wide) > 30
+            expect(name).to_have_attribute("title", re.compile(f"^{head}"))
+
+
 def test_rows_are_walked_sorted_and_opened_by_keys(
     viewer: Address, open_page: Open, key_of: Keys
 ) -> None:

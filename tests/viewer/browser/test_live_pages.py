@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from playwright.sync_api import expect
@@ -26,6 +27,57 @@ def test_rows_and_points_arrive_by_themselves(live: Recorder, open_page: Open) -
             writer.flush()
             expect(page.get_by_text("16 found", exact=True)).to_be_visible()
             expect(page.locator(".grid-body [role=row]").first).to_contain_text("2")
+        page.context.close()
+
+
+def test_points_arrive_on_the_overview_and_a_zoom_stays(live: Recorder, open_page: Open) -> None:
+    for step in (2, 3, 4):
+        live.metrics(step)
+    with viewing(live.directory.root) as address:
+        page = open_page(address)
+        plot = page.get_by_role("application", name=re.compile("^Reward"))
+        expect(plot).to_have_attribute("aria-label", re.compile("4 points by step; .*0.5 now"))
+        over = plot.locator(".u-over")
+        box = over.bounding_box()
+        assert box
+        x, y, width = box["x"], box["y"] + 20, box["width"]
+        page.mouse.move(x + 2, y)
+        page.mouse.down()
+        page.mouse.move(x + width * 0.4, y, steps=3)  # steps 1 to 2.2
+        page.mouse.up()
+        shown = page.locator(".chart", has=plot).locator(".legend .muted")
+        page.mouse.move(x + width - 4, y)
+        expect(shown).to_have_text("step 2")
+
+        live.metrics(5)
+
+        expect(plot).to_have_attribute("aria-label", re.compile("5 points by step; .*0.55 now"))
+        page.mouse.move(x + width - 5, y)
+        expect(shown).to_have_text("step 2")
+        page.mouse.dblclick(x + width / 2, y)  # all of it again
+        page.mouse.move(x + width - 4, y)
+        expect(shown).to_have_text("step 5")
+        page.context.close()
+
+
+def test_the_active_row_stays_itself_as_rows_arrive(live: Recorder, open_page: Open) -> None:
+    with viewing(live.directory.root) as address:
+        page = open_page(address)
+        expect(page.locator(".chart").first).to_be_visible()
+        page.goto(f"{page.url}/trajectories?row=2")
+        active = page.locator(".grid-row.active")
+        expect(active).to_be_visible()
+        expect(active.locator("a").first).not_to_be_empty()
+        name = active.locator("a").first.inner_text()
+
+        with TrajectoryWriter(live.directory, writer="second") as writer:
+            live.write(writer, 2)
+            writer.flush()
+            expect(page.get_by_text("16 found", exact=True)).to_be_visible()
+            expect(page).to_have_url(re.compile("row=10"))
+            expect(active.locator("a").first).to_have_text(name)
+            page.keyboard.press("Enter")
+            expect(page.locator("h1")).to_have_text(name)
         page.context.close()
 
 
@@ -101,6 +153,67 @@ def test_of_a_hundred_thousand_rows_those_in_sight_exist(viewer: Address, open_p
 
     assert page.evaluate("document.querySelectorAll('*').length") < 400
     assert page.evaluate("asked.length") <= 8
+
+
+ROWS_ABOVE = """async () => {
+    const { render, h } = await import("/vendor/preact.js");
+    const { useState } = await import("/vendor/hooks.js");
+    const { Table, useBlocks } = await import("/ui/table.js");
+    const { useCursor } = await import("/ui/cursor.js");
+    const { Draft } = await import("/ui/draft.js");
+    let above = 0;
+    const load = async (offset, limit) => ({
+        total: 1000 + above,
+        rows: Array.from({ length: limit }, (_, i) => ({ id: `row ${offset + i - above}` })),
+    });
+    const columns = [{ name: "id", title: "Id", width: "1fr", cell: (row) => row.id }];
+    const names = ["one", "two", "three"];
+    function List() {
+        const [total, setTotal] = useState(1000);
+        const fail = (error) => { throw error; };
+        const blocks = useBlocks(load, "all", (page) => setTotal(page.total), fail);
+        const [at, setAt] = useCursor({ scope: "Names", count: names.length, onOpen() {},
+                                        keyOf: (index) => names[index] });
+        window.come = () => { above += 3; names.unshift("zero"); blocks.refresh(); };
+        window.choose = setAt;
+        return h("div", null,
+            h("p", { id: "chosen" }, names[at] ?? "none"),
+            h(Draft, { id: "draft", value: "1..2", onDone() {} }),
+            h("div", { style: { height: "400px", display: "grid" } },
+              h(Table, { label: "Rows", columns, total, blocks, active: -1, onActive() {},
+                         sort: "", onSort() {}, onOpen() {} })));
+    }
+    document.body.replaceChildren();
+    render(h(List), document.body);
+}"""
+
+
+def test_what_comes_moves_neither_the_view_nor_the_choice_nor_a_draft(
+    viewer: Address, open_page: Open
+) -> None:
+    page = open_page(viewer)
+    page.evaluate(ROWS_ABOVE)
+    grid = page.locator(".grid")
+    expect(page.locator(".grid-body")).to_contain_text("row 5")
+    grid.evaluate("box => box.scrollTo(0, 500 * 30)")
+    row = page.locator("[role=row]", has_text="row 505")
+    expect(row).to_be_visible()
+    before = row.bounding_box()
+    page.evaluate("choose(1)")
+    expect(page.locator("#chosen")).to_have_text("two")
+    page.locator("#draft").press("End")
+    page.locator("#draft").press_sequentially("0")
+
+    page.evaluate("come()")
+
+    expect(grid).to_have_attribute("aria-rowcount", "1004")
+    assert row.bounding_box() == before
+    expect(page.locator("#chosen")).to_have_text("two")
+    expect(page.locator("#draft")).to_have_value("1..20")
+    grid.evaluate("box => box.scrollTo(0, 0)")
+    expect(page.locator(".grid-body [role=row]").first).to_contain_text("row -3")
+    page.evaluate("come()")  # at the top new rows are let in
+    expect(page.locator(".grid-body [role=row]").first).to_contain_text("row -6")
 
 
 def test_eight_tabs_follow_one_run(live: Recorder, open_page: Open) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import ConfigError, StoreError
-from agentrl.store import RunDirectory, TrajectoryWriter
+from agentrl.store import KeepSpec, RunDirectory, TrajectoryWriter
 from agentrl.types import Status
 from agentrl.viewer.index import RunIndex
 
@@ -223,6 +223,25 @@ def test_what_is_no_longer_kept_goes(run: RunDirectory, make: Make, index: RunIn
     index.refresh()
     assert index.ids("needle", "step") == ["0-0-0", "2-0-0"]
     assert sum(count for _, count in index.facets()["columns"]["status"]) == 2
+
+
+def test_a_shard_that_store_keep_shrank_is_listed_anew(
+    run: RunDirectory, make: Make, index: RunIndex
+) -> None:
+    keep = KeepSpec(last_steps=2, reward_above=0.5)
+    with TrajectoryWriter(run, keep=keep) as writer:
+        for step in range(1, 4):
+            for place in range(2):
+                rewarded = make(2 * step + place, text=f"needle {step}", reward=float(place))
+                writer.write(rewarded, step)
+            writer.seal(step)
+            writer.flush()
+            index.refresh()
+            assert len(index.ids("needle")) == [0, 2, 4, 5][step]
+    assert index.ids("needle", "group_index") == [f"{n}-0-0" for n in (3, 4, 5, 6, 7)]
+    assert index.ids('text:"needle 1"') == ["3-0-0"]
+    assert index.damage() == []
+    assert sum(count for _, count in index.facets()["columns"]["status"]) == 5
 
 
 def test_a_run_that_was_moved_is_told_and_keeps_its_rows(

@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agentrl.store import Annotation, RunDirectory, TrajectoryWriter
+from agentrl.cli.main import run as run_command_line
+from agentrl.store import Annotation, RunDirectory, TrajectoryReader, TrajectoryWriter
+from agentrl.store.annotations.rollbacks import record_resume
 from agentrl.viewer.index import RunIndex
 from agentrl.viewer.run_sql import RunSql, SqlError
 
@@ -55,6 +57,106 @@ def test_the_views(sql: RunSql, statement: str, rows: list[tuple[object, ...]]) 
     assert sql.query(statement).rows == rows
 
 
+def learned(sql: RunSql, reader: TrajectoryReader) -> list[str]:
+    """The annotations of the view, which are those of the reader."""
+    columns = "id, step, learner, pass_index, values_json, loss_weight"
+    found = sorted(
+        (row[0], row[1], row[2], row[3], json.loads(row[4]), row[5])
+        for row in sql.query(f"SELECT {columns} FROM annotations").rows
+    )
+    read = sorted(
+        (one.trajectory_id, one.step, one.learner, one.pass_index, dict(one.values), weights(one))
+        for one in reader.annotations()
+    )
+    assert found == read
+    return [row[0] for row in found]
+
+
+def weights(annotation: Annotation) -> list[float] | None:
+    array = annotation.arrays.get("loss_weight")
+    return None if array is None else array.tolist()
+
+
+def annotate(writer: TrajectoryWriter, name: str, step: int, weight: float) -> None:
+    arrays = {"loss_weight": np.array([weight, 0.0], np.float32)}
+    writer.annotate(Annotation(name, step, values={"stage": "rl"}, arrays=arrays))
+
+
+def test_live_annotations_have_their_arrays(run: RunDirectory, make: Make, tmp_path: Path) -> None:
+    with TrajectoryWriter(run) as writer:
+        for step in (1, 2):
+            writer.write(make(step), step=step)
+            annotate(writer, f"{step}-0-0", step, 0.25 * step)
+            writer.flush()
+            if step == 1:
+                writer.seal(1)
+        writer.annotate(Annotation("2-0-0", 2, "judge", values={"verdict": "good"}))
+        writer.flush()
+        with RunIndex(run, tmp_path / "cache") as index, RunSql(run, index, threads=1) as sql:
+            assert learned(sql, TrajectoryReader(run)) == ["1-0-0", "2-0-0", "2-0-0"]
+            total = sql.query("SELECT sum(list_sum(loss_weight)) FROM annotations").rows
+            assert total == [(0.75,)]
+
+
+def test_what_a_death_left_both_live_and_sealed_is_one_row(
+    run: RunDirectory, make: Make, tmp_path: Path
+) -> None:
+    with TrajectoryWriter(run) as writer:
+        writer.write(make(1), step=1)
+        annotate(writer, "1-0-0", 1, 0.5)
+        writer.flush()
+        shutil.copytree(run.root / "traj", tmp_path / "before")
+        writer.seal(1)
+    shutil.copytree(tmp_path / "before", run.root / "traj", dirs_exist_ok=True)
+    with RunIndex(run, tmp_path / "cache") as index, RunSql(run, index, threads=1) as sql:
+        assert learned(sql, TrajectoryReader(run)) == ["1-0-0"]
+        assert sql.query("SELECT id FROM trajectories").rows == [("1-0-0",)]
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_what_a_resume_took_back_is_no_row(
+    run: RunDirectory, make: Make, tmp_path: Path, *, sealed: bool
+) -> None:
+    with TrajectoryWriter(run) as writer:
+        for step in (1, 2):
+            writer.write(make(step), step=step)
+            annotate(writer, f"{step}-0-0", step, 0.5)
+            if sealed:
+                writer.seal(step)
+            writer.flush()
+        kept = shutil.copytree(run.root, tmp_path / "run-so-far")
+    run = RunDirectory.open(kept)
+    record_resume(run, {"rl": 1})
+    with TrajectoryWriter(run, "again") as writer:
+        annotate(writer, "2-0-0", 2, 0.75)
+        writer.flush()
+        with RunIndex(run, tmp_path / "cache") as index, RunSql(run, index, threads=1) as sql:
+            assert learned(sql, TrajectoryReader(run)) == ["1-0-0", "2-0-0"]
+            weight = "SELECT loss_weight[1] FROM annotations WHERE step = 2"
+            assert sql.query(weight).rows == [(0.75,)]
+
+
+def test_a_damaged_shard_of_annotations_is_passed_over_and_named(
+    run: RunDirectory, make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with TrajectoryWriter(run) as writer:
+        for step in (1, 2):
+            writer.write(make(step), step=step)
+            annotate(writer, f"{step}-0-0", step, 0.5)
+            writer.seal(step)
+    [shard] = run.sealed_annotations_folder.glob("step=000001/*.parquet")
+    shard.write_bytes(shard.read_bytes()[:-100])
+    with RunIndex(run, tmp_path / "cache") as index, RunSql(run, index, threads=1) as sql:
+        assert learned(sql, TrajectoryReader(run)) == ["2-0-0"]
+        [told] = sql.damage
+        assert str(shard) in told
+    statement = "SELECT count(*) AS number FROM annotations"
+    assert run_command_line(["query", str(run.root), statement, "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out) == [{"number": 1}]
+    assert str(shard) in err
+
+
 @pytest.mark.parametrize("form", ["format-1", "format-2"])
 def test_both_formats_have_the_names_of_today(tmp_path: Path, form: str) -> None:
     (folder,) = [path.parent for path in (KEPT / form).rglob("run.json")]
@@ -64,6 +166,9 @@ def test_both_formats_have_the_names_of_today(tmp_path: Path, form: str) -> None
         assert sorted(index.ids()) == [row[0] for row in rows]
         assert len(rows) > 2
         assert all(f"{group}-{rollout}-" in name for name, group, rollout in rows)
+        read = sorted((one.trajectory_id, one.step) for one in TrajectoryReader(run).annotations())
+        assert read
+        assert sorted(sql.query("SELECT id, step FROM annotations").rows) == read
 
 
 @pytest.mark.parametrize(
@@ -107,9 +212,7 @@ def test_rows_time_and_memory_are_bounded(sql: RunSql) -> None:
     assert sql.query("SELECT 1").rows == [(1,)]  # it goes on
 
 
-def test_damaged_shards_are_passed_over(
-    run: RunDirectory, make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_shards_are_passed_over(run: RunDirectory, make: Make, tmp_path: Path) -> None:
     with TrajectoryWriter(run) as writer:
         for number in (1, 2, 3):
             writer.write(make(number), step=number)
@@ -123,8 +226,8 @@ def test_damaged_shards_are_passed_over(
         assert sql.query("SELECT id FROM trajectories ORDER BY id").rows == [("2-0-0",), ("3-0-0",)]
         found = sql.query("SELECT id, ratio FROM annotations ORDER BY id").rows
     assert found == [("1-0-0", [1.0, 1.0]), ("2-0-0", [1.0, 1.0])]
-    parts = [record.part for record in caplog.records if record.event == "damaged_part"]
-    assert any("shard of annotations" in part for part in parts)
+    assert len(sql.damage) == 2
+    assert any("shard of annotations" in part for part in sql.damage)
 
 
 @pytest.mark.parametrize("memory", ["much", "5"])

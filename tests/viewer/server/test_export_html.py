@@ -6,6 +6,7 @@ import base64
 import gzip
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from playwright.sync_api import Browser
 from tokenizers import Tokenizer
 
 from agentrl.cli.main import run as run_command_line
-from agentrl.store import RunDirectory, TrajectoryWriter, write_json
+from agentrl.store import EventLog, RunDirectory, TrajectoryWriter, write_json
 from tests.viewer.server.viewers import TEXTS, make_trajectory
 
 
@@ -42,6 +43,34 @@ def test_a_file_holds_the_latest_trajectories_of_a_query(run: RunDirectory) -> N
     assert answer(page, "/tokens?id=6-0-0")["num_tokens"] > 0
     assert answer(page, "/trajectory?id=6-0-0")["neighbours"]["siblings"] == ["6-0-0", "6-1-0"]
     assert answer(page, "/trajectory?id=4-1-0")["neighbours"]["previous"] is None
+
+
+def test_groups_and_tasks_hold_what_was_exported(run: RunDirectory) -> None:
+    page = exported(run, "--query", "task:task-0", "--limit", "3")
+    group = answer(page, '/group?["6","","",""]')
+    assert [row["id"] for row in group["rows"]] == ["6-0-0", "6-1-0"]
+    assert [row["id"] for row in answer(page, '/group?["4","","",""]')["rows"]] == ["4-1-0"]
+    task = answer(page, "/task?id=task-0")
+    assert [row["id"] for row in task["rows"]] == ["4-1-0", "6-0-0", "6-1-0"]
+
+
+def test_groups_of_equal_numbers_are_told_apart_by_their_step(
+    run: RunDirectory, tokenizer: Tokenizer
+) -> None:
+    with TrajectoryWriter(run, "other") as writer:
+        for step, rollout in ((4, 0), (5, 1)):
+            writer.write(make_trajectory(tokenizer, 50, rollout), step)
+    page = exported(run, "--query", "group:50")
+    groups = {
+        name.partition("?")[2]: [row["id"] for row in json.loads(data)["rows"]]
+        for name, data in answers(page).items()
+        if "/group?" in name
+    }
+    assert groups == {
+        '["50","","",""]': ["50-0-0", "50-1-0"],
+        '["50","","","4"]': ["50-0-0"],
+        '["50","","","5"]': ["50-1-0"],
+    }
 
 
 @pytest.mark.parametrize("options", [["--limit", "201"], ["--redact", "("], ["--redact", "x*"]])
@@ -75,6 +104,38 @@ def test_a_secret_leaves_texts_ids_blobs_and_configuration(
     assert "".join(rendered["sequences"][0]["text"]).startswith("What is ██████ or ██████ ")
 
 
+def test_a_secret_leaves_blobs_and_stages_and_what_cannot_be_rewritten_is_left_out(
+    run: RunDirectory, tokenizer: Tokenizer
+) -> None:
+    kept = run.write_blob(b"nothing to hide")
+    text = run.write_blob(b"the word is hush-5512.")
+    binary = run.write_blob(b"\xff\xfehush-5512")
+    config = "stages:\n  - {name: hush-5512, train: {steps: 9}, algorithm: {name: grpo}}\n"
+    run.config_path.write_text(config)
+    with TrajectoryWriter(run, "other") as writer:
+        files = [{"sha256": sha256} for sha256 in (kept, text, binary)]
+        one = make_trajectory(tokenizer, 50)
+        writer.write(replace(one, info={"files": files, "number": 5512}), 5)
+    found = answers(exported(run, "--redact", r"hush-\d+", "--redact", "5512", "--query", "step:5"))
+    blobs = {name.rpartition("/")[2]: data for name, data in found.items() if "/blob/" in name}
+    assert blobs == {kept: b"nothing to hide", text: "the word is █████.".encode()}
+    assert not [name for name, data in found.items() if b"hush" in data or b"5512" in data]
+    [view] = [json.loads(data) for name, data in found.items() if name.endswith(key_of(run))]
+    assert [stage["name"] for stage in view["stages"]] == ["█████"]
+
+
+def test_a_secret_leaves_with_the_likeliest_tokens(run: RunDirectory, tokenizer: Tokenizer) -> None:
+    # sampled nowhere: "It is S" stands where the first alternative takes the place of "4"
+    with TrajectoryWriter(run, "other") as writer:
+        writer.write(make_trajectory(tokenizer, 50, alternatives="S"), 5)
+    tokens = answer(exported(run, "--query", "step:5"), "/tokens?id=50-0-0")
+    assert "S" in tokens["alternatives"]["pieces"].values()
+    tokens = answer(exported(run, "--query", "step:5", "--redact", "is S"), "/tokens?id=50-0-0")
+    assert tokens["alternatives"] is None
+    assert "--redact leaves them out" in tokens["missing"]["alternatives"]
+    assert tokens["num_tokens"] > 0
+
+
 def test_ids_that_cannot_be_read_cannot_be_redacted(
     run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -104,6 +165,51 @@ def test_a_file_opens_from_the_disk_with_its_token_view(
     page.close()
     assert said == []
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
+
+
+@pytest.mark.browser
+def test_each_link_of_a_file_leads_to_what_is_in_it(run: RunDirectory, browser: Browser) -> None:
+    events = EventLog(run)
+    events.log("slow", "a slow step", boundary="train", level="warning", step=3)
+    events.close()
+    exported(run, "--query", "step>=2")
+    file = (run.root.parent / "out.html").as_uri()
+    home = f"#/run/{key_of(run)}"
+    page = browser.new_page()
+    said: list[str] = []
+    page.on("pageerror", lambda error: said.append(str(error)))
+    found = {"#/", home, f"{home}/trajectories", f"{home}/diff?a=6-0-0&b=6-1-0"}
+    asked = {f"{home}/trajectory/6-0-0?tab=diff&pin=6-1-0"}
+    seen: set[str] = set()
+    while found | asked != seen:
+        for link in sorted((found | asked) - seen):
+            page.goto("about:blank")
+            page.goto(f"{file}{link}")
+            page.wait_for_function(WHOLE)
+            told = page.locator("main").inner_text()
+            assert "without it" not in told, link
+            assert "not compared" not in told, link
+            assert page.locator("[role=alert]").all_inner_texts() in ([], [""]), link
+            seen.add(link)
+            hrefs = page.eval_on_selector_all("a", "all => all.map((a) => a.getAttribute('href'))")
+            found |= {
+                href
+                for href in hrefs
+                # of the pages with a name one of each is enough
+                if re.search("6-0-0|/group/6|task-0", href) and "pin=" not in href
+            }
+            page_names = [href for href in hrefs if href.startswith(f"{home}/")]
+            assert not [one for one in page_names if "/blame" in one or "/behaviour" in one]
+    page.close()
+    assert said == []
+    assert {name for link in seen for name in PAGES if name in link} == set(PAGES)
+
+
+WHOLE = """() => {
+  const told = document.querySelector("main")?.textContent ?? "";
+  return told.length > 20 && !/(Loading|Reading|Decoding|Comparing|Aligning)[^.]{0,40}…/.test(told);
+}"""
+PAGES = ("/group/6", "/task/task-0", "/diff", "/trajectories", "tab=tokens", "tab=state", "tab=raw")
 
 
 def key_of(run: RunDirectory) -> str:

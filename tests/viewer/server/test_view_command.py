@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import pty
+import queue
 import re
+import select
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -134,6 +137,134 @@ def test_a_browser_is_opened_on_a_desktop_alone(name: str) -> None:
     assert ways_in(ADDRESS, {}, terminal=True)[1] == (sys.platform == "darwin")
 
 
+BROWSER = """#!{python}
+# asks for the page that it was given, and notes what it got
+import re, sys, urllib.request
+from pathlib import Path
+page = Path(sys.argv[1].removeprefix("file://")).read_text()
+link = re.search("http://[^#]+", page)[0]
+with_cookies = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+Path("{noted}.part").write_text(f"{{link}} {{with_cookies.open(link).status}}")
+Path("{noted}.part").rename("{noted}")
+"""
+SSH = {"SSH_CONNECTION": "10.0.0.9 5000 10.0.0.1 22", "USER": "ann", "DISPLAY": ":0"}
+TRAIN = (
+    *("train", str(Path(__file__).parents[3] / "examples/code/config.yaml"), "--then-view"),
+    *("stages.warmup.steps=1", "stages.warmup.optim.warmup_steps=0", "stages.rl.eval.sets={}"),
+    *("train.steps=1", "train.batch_prompts=1", "rollout.group_size=2", "rollout.max_turns=1"),
+)
+
+
+class OnTerminal:
+    """A command on a terminal of its own, with a program in place of a browser.
+
+    Args:
+        tokens: of the command line.
+        environment: what tells of a desktop.
+        noted: where the program writes what it opened.
+    """
+
+    def __init__(self, tokens: Sequence[str], environment: Mapping[str, str], noted: Path) -> None:
+        program = noted.with_suffix(".py")
+        program.write_text(BROWSER.format(python=sys.executable, noted=noted))
+        program.chmod(0o700)
+        told = ("DISPLAY", "WAYLAND_DISPLAY", "SSH_CONNECTION", "COLUMNS")
+        kept = {name: value for name, value in os.environ.items() if name not in told}
+        self._ours, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "agentrl", *tokens],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env={**kept, "BROWSER": str(program), "TERM": "xterm", **environment},
+            start_new_session=True,
+        )
+        os.close(theirs)
+        self.shown = ""
+
+    def read_until(self, pattern: str, within_s: float = 90.0) -> re.Match[str]:
+        end = time.monotonic() + within_s
+        while (found := re.search(pattern, self.shown)) is None:
+            ready, _, _ = select.select([self._ours], [], [], max(0.0, end - time.monotonic()))
+            assert ready, self.shown
+            self.shown += self._read()
+        return found
+
+    def interrupt(self) -> int:
+        """Ctrl-C; the exit code."""
+        self.process.send_signal(signal.SIGINT)
+        while text := self._read():
+            self.shown += text
+        os.close(self._ours)
+        return self.process.wait(30)
+
+    def _read(self) -> str:
+        try:
+            return os.read(self._ours, 1 << 16).decode()
+        except OSError:  # the other side is closed
+            return ""
+
+
+def read_when_there(path: Path) -> str:
+    end = time.monotonic() + 30
+    while not path.exists() and time.monotonic() < end:
+        time.sleep(0.02)
+    return path.read_text()
+
+
+def test_on_a_desktop_the_link_is_opened(run: RunDirectory, tmp_path: Path) -> None:
+    noted = tmp_path / "opened"
+    shown = OnTerminal(["view", str(run.root)], {"DISPLAY": ":0"}, noted)
+    link = shown.read_until(r"http://[^#\s]+(?=#)")[0]
+    assert read_when_there(noted) == f"{link} 200"
+    assert shown.interrupt() == 0
+    assert "Traceback" not in shown.shown
+
+
+@pytest.mark.parametrize(
+    ("environment", "options"), [(SSH, []), ({}, []), ({"DISPLAY": ":0"}, ["--no-open"])]
+)
+def test_elsewhere_nothing_is_opened(
+    run: RunDirectory, tmp_path: Path, environment: dict[str, str], options: list[str]
+) -> None:
+    noted = tmp_path / "opened"
+    shown = OnTerminal(["view", str(run.root), *options], environment, noted)
+    port = shown.read_until(r"http://127\.0\.0\.1:(\d+)/\?token=\S+\s")[1]
+    if environment is SSH:  # in one piece, whatever the terminal's width
+        shown.read_until(rf"ssh -N -L {port}:127\.0\.0\.1:{port} ann@10\.0\.0\.1\r\n")
+    assert shown.interrupt() == 0
+    assert not noted.exists()
+    assert ("ssh" in shown.shown) == (environment is SSH)
+
+
+@pytest.mark.slow
+def test_a_run_that_has_been_trained_is_shown(tmp_path: Path) -> None:
+    noted = tmp_path / "opened"
+    place = f"run.dir={tmp_path / 'run'}"
+    shown = OnTerminal([*TRAIN, place], {"DISPLAY": ":0"}, noted)
+    ended = shown.read_until(r"Ctrl-C ends the viewer")
+    link = shown.read_until(r"viewing \S+ at\s+(http://[^#\s]+)#/run/\S+")[1]
+    assert "seconds by phase" in shown.shown[: ended.start()]
+    assert read_when_there(noted) == f"{link} 200"
+    assert shown.interrupt() == 0
+
+
+@pytest.mark.slow
+def test_without_a_terminal_a_trained_run_starts_no_viewer(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "agentrl", *TRAIN, f"run.dir={tmp_path / 'run'}"],
+        env={**os.environ, "DISPLAY": ":0", "FORCE_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == (
+        f"show it in the browser: agentrl view {tmp_path / 'run'}"
+    )
+    assert "http://" not in done.stdout
+
+
 def test_a_folder_that_is_no_run_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -169,12 +300,13 @@ def test_a_link_is_opened_by_a_file_that_others_cannot_read(
 
     from agentrl.viewer.launch import open_browser
 
-    opened: list[str] = []
-    monkeypatch.setattr(webbrowser, "open", opened.append)
+    opened: queue.Queue[str] = queue.Queue()
+    monkeypatch.setattr(webbrowser, "open", opened.put)
     remove = open_browser(ADDRESS)
     # the list of processes shows a browser's arguments to everybody
-    assert "secret" not in opened[0]
-    page = Path(opened[0].removeprefix("file://"))
+    address = opened.get(timeout=20)
+    assert "secret" not in address
+    page = Path(address.removeprefix("file://"))
     assert "secret" in page.read_text()
     assert (os.stat(page).st_mode & 0o77, os.stat(page.parent).st_mode & 0o77) == (0, 0)
     remove()

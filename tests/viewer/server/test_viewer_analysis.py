@@ -3,16 +3,45 @@
 from __future__ import annotations
 
 import json
+import shutil
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 
-from agentrl.store import EventLog, RunDirectory, TrajectoryWriter, write_json
-from tests.viewer.server.viewers import TEXTS, Client, make_trajectory
+from agentrl.store import EventLog, KeepSpec, RunDirectory, TrajectoryWriter, write_json
+from agentrl.types import Blob
+from tests.viewer.server.viewers import TEXTS, Client, make_trajectory, viewing
 
+FORMAT_1 = Path(__file__).parents[2] / "store" / "data" / "format-1"
 WORST = len(TEXTS[0]) + 5
 """The token of 2-0-0 whose two logprobs differ most."""
+
+
+def test_what_store_keep_dropped_is_told(client: Client, run: RunDirectory) -> None:
+    assert client.of_run("/overview").json()["kept"] is None
+    assert client.get("/api/runs").json()["runs"][0]["trajectories"] == 12
+    writer_of_step_2 = KeepSpec(last_steps=1, reward_above=0.5)  # as if the run went on from there
+    with TrajectoryWriter(run, keep=writer_of_step_2) as writer:
+        writer.seal(2)
+    assert client.of_run("/overview").json()["kept"] == {"kept": 2, "of": 4, "steps": [1, 1]}
+    deadline = time.monotonic() + 30
+    while client.get("/api/runs").json()["runs"][0]["trajectories"] != 10:
+        assert time.monotonic() < deadline
+    blame = client.of_run("/blame", step=1, signal="loss", level="trajectory").json()
+    assert blame["kept"] == [2, 4]
+    assert sorted(row["id"] for row in blame["rows"]) == ["2-1-0", "3-1-0"]
+    assert client.of_run("/trajectory", id="2-1-0").status_code == 200
+    dropped = client.of_run("/trajectory", id="2-0-0")
+    assert dropped.status_code == 404
+    assert "'2-0-0' any more: it was dropped by store.keep, which left 2 of 4" in dropped.text
+    assert str(run.root) not in dropped.text
+    with TrajectoryWriter(run, keep=KeepSpec(last_steps=1, share=0.0)) as writer:
+        writer.seal(2)
+    nothing = client.of_run("/blame", step=1, signal="loss", level="trajectory")
+    assert "store.keep left 0 of 4 trajectories of step 1" in nothing.text
 
 
 def test_an_overview_says_where_to_look_first(client: Client, run: RunDirectory) -> None:
@@ -98,10 +127,31 @@ def test_blame_sums_to_the_logged_loss_and_ranks_the_worst_token(client: Client)
     assert sorted(row["value"] for row in loss["rows"]) == pytest.approx([0.5, 0.5, 0.75, 0.75])
     mismatch = client.of_run("/blame", step=1, signal="mismatch").json()
     assert (mismatch["rows"][0]["id"], mismatch["rows"][0]["token"]) == ("2-0-0", WORST)
+    assert (loss["missing"], mismatch["missing"]) == ("", "")
+    # an ordinary answer without rows: that a run keeps less is no mistake of the request
     missing = client.of_run("/blame", step=2)
-    assert missing.status_code == 400
-    assert "store.detail: tokens" in missing.json()["error"]
+    assert (missing.status_code, missing.json()["rows"]) == (200, [])
+    assert "store.detail: tokens" in missing.json()["missing"]
     assert client.of_run("/blame", step=1, signal="luck").status_code == 400
+
+
+def test_a_run_of_format_1_says_what_it_lacks(tmp_path: Path) -> None:
+    shutil.copytree(FORMAT_1, tmp_path / "run")
+    with viewing(tmp_path / "run") as address, Client(address) as client:
+        found = client.of_run("/blame", step=1)
+        tokens = client.of_run("/tokens", id="0-0-0").json()["missing"]
+        parts = client.of_run("/trajectory", id="0-0-0").json()["missing"]
+    assert (found.status_code, found.json()["rows"]) == (200, [])
+    told = {"blame": found.json()["missing"], "entropy": tokens["entropy"], **parts}
+    for name, setting in {
+        "blame": "store.detail: tokens",
+        "entropy": "store.detail: full",
+        "state": "Env.snapshot()",
+        "files": "store.states",
+        "reasons": "Score(value, why)",
+    }.items():
+        assert setting in told[name], name
+        assert "this run is of format 1" in told[name], name
 
 
 def test_a_turn_is_encoded_anew_and_its_template_rendered(
@@ -117,6 +167,27 @@ def test_a_turn_is_encoded_anew_and_its_template_rendered(
     # without a turn, every token is: the last turn of the one sequence has all
     assert client.of_run("/retokenise", id="2-0-0").json()["turns"] == [1]
     assert client.of_run("/retokenise", id="2-0-0", turn=7).status_code == 400
+
+
+def test_the_tools_of_the_run_stand_in_its_template(
+    client: Client, run: RunDirectory, tokenizer: Tokenizer
+) -> None:
+    text = "{{ tools[0].function.name }}: {{ messages[0].content }}"
+    kept = {"rl": {"chat_template.jinja": run.write_blob(text.encode())}}
+    write_json(run.record_path, {**run.read_record(), "tokenizers": kept})
+    made = make_trajectory(tokenizer, 50, prompt=f"python: {TEXTS[0]}")
+    named = Blob.of(b'[{"type":"function","function":{"name":"python"}}]')
+    asked = ({"role": "user", "content": TEXTS[0]},)
+    first = replace(made.turns[0], offered_tools=named, observed=asked)
+    with TrajectoryWriter(run, "other") as writer:
+        writer.write(replace(made, turns=(first, made.turns[1])), 5)
+
+    template = client.of_run("/retokenise", id="50-0-0", turn=0).json()["template"]
+    assert (template["equal"], template["missing"]) == (True, "")
+    (run.blobs_folder / named.sha256).unlink()
+    template = client.of_run("/retokenise", id="50-0-0", turn=0).json()["template"]
+    assert template["equal"] is None
+    assert named.sha256 in template["missing"]
 
 
 def test_a_template_that_reaches_out_says_so(client: Client, run: RunDirectory) -> None:

@@ -86,6 +86,29 @@ def test_tokens_have_pieces_bytes_and_columns_on_one_axis(client: Client) -> Non
     assert "store.detail: full" in answer["missing"]["entropy"]
 
 
+def test_the_likeliest_tokens_stand_beside_the_sampled_ones(
+    client: Client, run: RunDirectory, tokenizer: Tokenizer
+) -> None:
+    with TrajectoryWriter(run, "other") as writer:
+        writer.write(make_trajectory(tokenizer, 50, alternatives="xy"), 5)
+    answer = client.of_run("/tokens", id="50-0-0").json()
+    found = answer["alternatives"]
+    sampled = np.flatnonzero(array(answer["kinds"]) == 1)
+    assert found["width"] == 3
+    assert array(found["tokens"]).tolist() == sampled.tolist()
+    ids = array(found["ids"]).reshape(-1, 3)
+    assert ids[:, 0].tolist() == array(answer["ids"])[sampled].tolist()
+    assert [found["pieces"][str(token)] for token in ids[0]] == ["c", "x", "y"]
+    party = next(at for at, token in enumerate(ids[:, 0].tolist()) if str(token) in found["bytes"])
+    assert found["bytes"][str(ids[party, 0])] == "f0"
+    assert array(found["logprobs"])[:3].tolist() == [-0.5, -1.5, -2.5]
+    assert "alternatives" not in answer["missing"]
+
+    without = client.of_run("/tokens", id="2-0-0").json()
+    assert without["alternatives"] is None
+    assert "store.detail: full asks" in without["missing"]["alternatives"]
+
+
 def test_rendered_text_is_the_ids_and_its_spans_cover_it(client: Client) -> None:
     [sequence] = client.of_run("/rendered", id="2-0-0").json()["sequences"]
     assert sequence["text"] == f"{TEXTS[0]}{TEXTS[1]}<end>{TEXTS[2]}{TEXTS[3]}<end>"

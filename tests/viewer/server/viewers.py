@@ -22,6 +22,7 @@ from agentrl.types import (
     ToolResult,
     Trajectory,
     Turn,
+    alternatives_side,
 )
 from agentrl.viewer.launch import Address, serve
 
@@ -30,16 +31,32 @@ TEXTS = ("What is 6 * 7?", "call 🎉", "42", "It is 42.")
 
 
 def make_trajectory(
-    tokenizer: Tokenizer, group: int, rollout: int = 0, *, prompt: str = TEXTS[0]
+    tokenizer: Tokenizer,
+    group: int,
+    rollout: int = 0,
+    *,
+    prompt: str = TEXTS[0],
+    alternatives: str = "",
 ) -> Trajectory:
-    """A question, a call of a tool, its output, an answer."""
+    """A question, a call of a tool, its output, an answer.
+
+    Args:
+        tokenizer: a byte a token.
+        group, rollout: its indices.
+        prompt: the question.
+        alternatives: letters that the engine tells beside each sampled token, after that token.
+    """
 
     def ids(text: str) -> np.ndarray:
         return np.array(tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
 
     def policy(text: str) -> Segment:
         tokens = ids(text)
-        return Segment(SegmentKind.POLICY, tokens, np.full(tokens.size, -0.5, np.float32), group)
+        logprobs = np.full(tokens.size, -0.5, np.float32)
+        likely = np.array([[own, *ids(alternatives)] for own in tokens])
+        fall = np.tile(-0.5 - np.arange(likely.shape[1], dtype=np.float32), (tokens.size, 1))
+        side = alternatives_side(likely.astype(np.int32), fall) if alternatives else {}
+        return Segment(SegmentKind.POLICY, tokens, logprobs, group, side=side)
 
     asked = {"role": "user", "content": prompt}
     call = ToolCall("c0", "python", {"code": "6*7"})

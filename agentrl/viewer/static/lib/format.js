@@ -107,6 +107,14 @@ export function line(text, limit = 160) {
   return head.length > limit || whole.length > 4 * limit ? `${shown}…` : shown;
 }
 
+/** What names have in common up to a slash: `eval/code/` of `eval/code/greedy` and `eval/code/sampled`. */
+export function commonFolder(names) {
+  if (names.length < 2) return "";
+  let end = 0;
+  while (end < names[0].length && names.every((name) => name[end] === names[0][end])) end += 1;
+  return names[0].slice(0, names[0].lastIndexOf("/", end - 1) + 1);
+}
+
 function minus(text) {
   return text.replace(/^-/, "−").replace("e-", "e−");
 }

@@ -25,6 +25,11 @@ const RUN_PAGES = new Map([
 /** Every page by name. */
 export const PAGES = ["runs", "compare", ...RUN_PAGES.keys()];
 
+/** Whether a page or a tab is there: an exported file lacks some. */
+export function offers(name) {
+  return !globalThis.agentrlWithout?.has(name);
+}
+
 /**
  * The route that a fragment names.
  * @param {string} hash such as `#/run/KEY/trajectory/ID?tab=tokens`
@@ -75,6 +80,13 @@ function path(page, run, id) {
   return `${base}/${page}${RUN_PAGES.get(page) ? `/${encodeURIComponent(id)}` : ""}`;
 }
 
+const LONGEST_ID = 1000; // characters; the server's queries hold no longer word
+
+/** The address of a task's page; null where its id is longer than an address should be. */
+export function taskLink(run, id) {
+  return id && id.length <= LONGEST_ID ? link("task", { run, id }) : null;
+}
+
 /** The route shown now. */
 export const route = signal(parse(globalThis.location?.hash ?? ""));
 
@@ -106,11 +118,13 @@ export function go(href, { replace = false } = {}) {
 }
 
 /**
- * Changes parts of the query and stays on the page.
+ * Changes parts of the query and stays on the page. Where the browser was sent to another address that is not followed
+ * yet, nothing changes: the wish was for the page that is being left.
  * @param {Record<string, unknown>} changes
  * @param {{replace?: boolean}} [options]
  */
 export function update(changes, { replace = true } = {}) {
+  if (location.hash !== followed) return;
   const { page, run, id, params } = route.peek();
   go(link(page, { ...params, ...changes, run, id }), { replace });
 }

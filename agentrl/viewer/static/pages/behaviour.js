@@ -5,6 +5,7 @@ import { ofRun, useApi } from "../lib/api.js";
 import { number, percent } from "../lib/format.js";
 import { go, link, update } from "../lib/router.js";
 import { useCursor } from "../ui/cursor.js";
+import { Draft } from "../ui/draft.js";
 import { Name } from "../ui/name.js";
 import { Empty, Loaded } from "../ui/state.js";
 import { outerRanges, useSteps } from "../ui/steps.js";
@@ -23,7 +24,7 @@ export function BehaviourPage({ run, params }) {
       <${Loaded} of=${steps}>
         ${({ steps: made }) =>
           made.length < 2
-            ? html`<${Empty}>It takes two steps to compare; this run has made ${made.length}.<//>`
+            ? html`<${Empty}>It takes two steps that logged reward/mean to compare; this run has made ${made.length}.<//>`
             : html`<${Ranges} run=${run} params=${params} steps=${made} />`}
       <//>
     </div>
@@ -41,8 +42,8 @@ function Ranges({ run, params, steps }) {
       <${RangeField} name="a" value=${a} onRange=${(range) => update({ a: range })} />
       <${RangeField} name="b" value=${b} onRange=${(range) => update({ b: range })} />
       <label>of the trajectories
-        <input class="field mono" type="search" data-search placeholder="purpose:train" value=${query}
-          onChange=${(event) => update({ query: event.target.value.trim() })} />
+        <${Draft} class="field mono" type="search" data-search placeholder="purpose:train" value=${query}
+          onDone=${(text) => update({ query: text.trim() })} />
       </label>
       <span class="muted">steps ${number(steps[0])} to ${number(steps[steps.length - 1])}</span>
     </form>
@@ -60,15 +61,15 @@ function Ranges({ run, params, steps }) {
 
 function RangeField({ name, value, onRange }) {
   const [error, setError] = useState("");
-  const change = (event) => {
-    const match = RANGE.exec(event.target.value);
+  const change = (text) => {
+    const match = RANGE.exec(text);
     const [from, to] = match ? [Number(match[1] ?? match[3]), Number(match[2] ?? match[3])] : [1, 0];
     setError(from <= to ? "" : `steps, expected a range such as ${value}`);
     if (from <= to) onRange(`${from}..${to}`);
   };
   return html`
     <label><b>${name}</b> steps
-      <input class="field mono range" value=${value} aria-invalid=${Boolean(error)} onChange=${change} />
+      <${Draft} class="field mono range" value=${value} aria-invalid=${Boolean(error)} onDone=${change} />
       ${error && html`<span class="bad" role="alert">${error}</span>`}
     </label>
   `;

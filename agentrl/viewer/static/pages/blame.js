@@ -1,7 +1,7 @@
 /** Blame: the tokens, turns and trajectories that carry a step's loss, mismatch, entropy or clipping. */
 import { html } from "../lib/html.js";
 import { ofRun, useApi } from "../lib/api.js";
-import { clip, number, percent, visible } from "../lib/format.js";
+import { clip, count, number, percent, visible } from "../lib/format.js";
 import { useKeys } from "../lib/keys.js";
 import { go, link, update } from "../lib/router.js";
 import { useCursor } from "../ui/cursor.js";
@@ -26,7 +26,7 @@ export function BlamePage({ run, params }) {
       <${Loaded} of=${steps}>
         ${({ steps: made }) =>
           made.length === 0
-            ? html`<${Empty}>No step has ended yet.<//>`
+            ? html`<${Empty}>No step has ended yet that logged reward/mean; blame ranks the tokens of such a step.<//>`
             : html`<${Step} run=${run} params=${params} steps=${made} />`}
       <//>
     </div>
@@ -65,7 +65,11 @@ function Step({ run, params, steps }) {
       <${Choice} label="Signal" names=${SIGNALS} chosen=${signal} onChoice=${(name) => update({ signal: name })} />
       <${Choice} label="Level" names=${LEVELS} chosen=${level} onChoice=${(name) => update({ level: name })} />
     </div>
-    <${Loaded} of=${found}>${(data) => html`<${Ranking} run=${run} data=${data} level=${level} signal=${signal} step=${step} />`}<//>
+    <${Loaded} of=${found}>
+      ${(data) =>
+        // until the answer for another choice is there, what is shown is named for what it is
+        html`<div aria-busy=${found.loading} class=${found.loading ? "ranking stale" : "ranking"}><${Ranking} run=${run} data=${data} /></div>`}
+    <//>
   `;
 }
 
@@ -80,8 +84,8 @@ function Choice({ label, names, chosen, onChoice }) {
   `;
 }
 
-function Ranking({ run, data, level, signal, step }) {
-  const { rows } = data;
+function Ranking({ run, data }) {
+  const { rows, signal, level } = data;
   const [active, setActive] = useCursor({
     scope: "Ranking",
     noun: level,
@@ -89,10 +93,11 @@ function Ranking({ run, data, level, signal, step }) {
     onOpen: (index) => go(hrefOf(run, rows[index], signal)),
   });
   const most = Math.max(...rows.map(({ value }) => Math.abs(value)), 0);
+  if (data.missing) return html`<${Empty}>Not recorded: ${clip(visible(data.missing), 1000)}<//>`;
   return html`
     <p role="status"><${Sum} data=${data} signal=${signal} /></p>
     ${rows.length === 0
-      ? html`<${Empty}>Nothing of step ${step} carries this signal.<//>`
+      ? html`<${Empty}>Nothing of the step carries ${signal}: each part of it is 0.<//>`
       : html`<section class="panel scroll-x">
           <table class="rows blame">
             <thead>
@@ -123,6 +128,7 @@ function Sum({ data, signal }) {
   }
   const close = Math.abs(total - logged) <= CLOSE * Math.max(1, Math.abs(logged));
   return html`The parts of ${signal} come to <b>${number(total, 6)}</b>, the step logged <b>${number(logged, 6)}</b>${" "}
+    ${data.kept && html`(store.keep left ${count(data.kept[0])} of ${count(data.kept[1])} trajectories of the step) `}
     <span class=${`chip ${close ? "good" : "warn"}`}>${close ? "equal" : `differ by ${number(total - logged, 2)}`}</span>`;
 }
 

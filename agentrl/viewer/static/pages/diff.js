@@ -25,8 +25,8 @@ export function DiffPage({ run, params }) {
         <div class="end"><button class="button" onClick=${() => update({ a: b, b: a })}>Swap <kbd>x</kbd></button></div>
       </div>
       <div class="columns">
-        <${Side} run=${run} id=${a} name="a" />
-        <${Side} run=${run} id=${b} name="b" />
+        <${Side} key=${`a ${a}`} run=${run} id=${a} name="a" />
+        <${Side} key=${`b ${b}`} run=${run} id=${b} name="b" />
       </div>
       <${TokenDiff} run=${run} a=${a} b=${b} />
     </div>

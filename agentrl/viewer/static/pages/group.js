@@ -4,7 +4,7 @@ import { html } from "../lib/html.js";
 import { ofRun, useApi } from "../lib/api.js";
 import { decode } from "../lib/arrays.js";
 import { count, number } from "../lib/format.js";
-import { go, link, update } from "../lib/router.js";
+import { go, link, taskLink, update } from "../lib/router.js";
 import { AlignmentView, useAlignment } from "../ui/alignment.js";
 import { useCursor } from "../ui/cursor.js";
 import { Name } from "../ui/name.js";
@@ -42,7 +42,7 @@ function Group({ run, id, group, params }) {
       <h1>Group ${id}</h1>
       ${[params.stage, params.label].filter(Boolean).map((text) => html`<span class="chip" key=${text}><${Name} text=${text} limit=${40} /></span>`)}
       <span class="muted">
-        task <a href=${link("task", { run, id: rows[0].task_id })}><${Name} text=${rows[0].task_id} limit=${60} /></a>,
+        task <a href=${taskLink(run, rows[0].task_id)}><${Name} text=${rows[0].task_id} limit=${60} /></a>,
         ${" "}${group.rows.length} rollouts${group.rows.length > MOST ? `, the first ${MOST} shown` : ""}
       </span>
       <${Signal} group=${group} />
@@ -104,6 +104,10 @@ function Siblings({ run, rows, group, sequences, reference, alignment }) {
         })}
       </tbody>
     </table>
+    ${!rows.some(({ id }) => Number.isFinite(group.advantages[id])) &&
+    html`<p class="muted small">
+      No advantage is recorded: ${group.drop_reason ? "the group was not trained" : "a step that trains the group records it, with store.detail: tokens"}.
+    </p>`}
   `;
 }
 

@@ -2,7 +2,7 @@
 import { useMemo, useState } from "../vendor/hooks.js";
 import { html } from "../lib/html.js";
 import { ofRun, useApi } from "../lib/api.js";
-import { ago, line, number, when } from "../lib/format.js";
+import { ago, count, line, number, when } from "../lib/format.js";
 import { useLatest } from "../lib/live.js";
 import { go, link, route, update } from "../lib/router.js";
 import { useKeys } from "../lib/keys.js";
@@ -32,6 +32,7 @@ export function OverviewPage({ run, params }) {
       <${Loaded} of=${overview}>
         ${(data) => html`
           <${Findings} run=${run} findings=${data.findings} />
+          <${Kept} kept=${data.kept} />
           <${Charts} run=${run} charts=${data.charts} alerts=${data.alerts} metrics=${metrics} byTime=${byTime} />
           <div class="columns">
             <${Alerts} run=${run} alerts=${data.alerts} />
@@ -61,6 +62,15 @@ function Findings({ run, findings }) {
           </ol>`}
     </section>
   `;
+}
+
+/** How much of its older steps the run still has; nothing where it has all. */
+function Kept({ kept }) {
+  if (!kept) return null;
+  const [first, last] = kept.steps;
+  return html`<p class="muted">
+    store.keep left ${count(kept.kept)} of ${count(kept.of)} trajectories of ${first === last ? `step ${first}` : `steps ${first} to ${last}`}.
+  </p>`;
 }
 
 const ALL = " all";

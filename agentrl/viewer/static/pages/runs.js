@@ -46,6 +46,7 @@ function Runs({ runs }) {
     scope: "Runs",
     noun: "run",
     count: shown.length,
+    keyOf: (index) => shown[index].key,
     onOpen: open,
     more: [
       { key: "x", help: "mark the run to compare", run: (index) => index >= 0 && mark(shown[index].key) },

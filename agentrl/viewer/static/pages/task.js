@@ -44,7 +44,9 @@ export function TaskPage({ run, id, params }) {
 function Course({ run, data, params }) {
   const { series, rows } = data;
   const a = params.a ?? data.first;
-  const b = params.b ?? data.last;
+  // a task of one version has one typical episode: any other is compared with it
+  const other = data.last === data.first ? rows.find(({ id }) => id !== data.first)?.id : data.last;
+  const b = params.b ?? other;
   const charts = useMemo(
     () =>
       CHARTS.map(([name, title]) => ({ title, series: [{ name: title, values: series[name] ?? [] }] })).filter(

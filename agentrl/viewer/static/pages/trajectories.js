@@ -5,9 +5,9 @@ import { get, ofRun, useApi } from "../lib/api.js";
 import { count, duration, number, when } from "../lib/format.js";
 import { useLatest } from "../lib/live.js";
 import { useKeys } from "../lib/keys.js";
-import { go, link, update } from "../lib/router.js";
+import { go, link, taskLink, update } from "../lib/router.js";
 import { Facets } from "../ui/facets.js";
-import { Name } from "../ui/name.js";
+import { EndsName, Name } from "../ui/name.js";
 import { QueryBox } from "../ui/querybox.js";
 import { Empty, Failed } from "../ui/state.js";
 import { Table, useBlocks } from "../ui/table.js";
@@ -45,7 +45,7 @@ export function TrajectoriesPage({ run, params }) {
   useKeys("Trajectories", [
     { key: "f", help: "show or hide facets", run: () => setOpen(!open) },
     { key: "G", help: "the row's group", run: () => row && go(groupLink(run, row)) },
-    { key: "o", help: "the row's task over training", run: () => row && go(link("task", { run, id: row.task_id })) },
+    { key: "o", help: "the row's task over training", run: () => row && taskLink(run, row.task_id) && go(taskLink(run, row.task_id)) },
     { key: "x", help: "mark the row to compare (two)", run: mark },
     { key: "d", help: "diff of the two marked", run: () => marked.length === 2 && go(diffLink(run, marked)) },
   ]);
@@ -89,31 +89,31 @@ function columnsOf(run) {
     name, title, width, number: true, sortable: true, cell: (row) => show(row[name]),
   });
   return [
-    { name: "id", title: "Trajectory", width: "minmax(90px, 1.1fr)", sortable: true,
-      cell: (row) => html`<a href=${link("trajectory", { run, id: row.id })} tabindex="-1"><${Name} text=${row.id} limit=${60} /></a>` },
-    amount("step", "Step", "56px"),
-    { name: "reward", title: "Reward", width: "72px", number: true, sortable: true,
+    { name: "id", title: "Trajectory", width: "minmax(120px, 1.6fr)", sortable: true,
+      cell: (row) => html`<a href=${link("trajectory", { run, id: row.id })} tabindex="-1"><${EndsName} text=${row.id} /></a>` },
+    amount("step", "Step", "48px"),
+    { name: "reward", title: "Reward", width: "66px", number: true, sortable: true,
       cell: (row) => html`<span class=${rewardClass(row.reward)}>${number(row.reward)}</span>` },
-    { name: "status", title: "Status", width: "116px", sortable: true,
+    { name: "status", title: "Status", width: "98px", sortable: true,
       cell: (row) => html`<span class=${`chip ${statusClass(row.status)}`} title=${row.status_reason || undefined}>${row.status}</span>` },
-    { name: "task_id", title: "Task", width: "minmax(80px, 1fr)", sortable: true,
-      cell: (row) => html`<a href=${link("task", { run, id: row.task_id })} tabindex="-1"><${Name} text=${row.task_id} limit=${50} /></a>` },
-    { name: "group_index", title: "Group", width: "68px", number: true, sortable: true,
+    { name: "task_id", title: "Task", width: "minmax(84px, 1fr)", sortable: true,
+      cell: (row) => html`<a href=${taskLink(run, row.task_id)} tabindex="-1"><${EndsName} text=${row.task_id} /></a>` },
+    { name: "group_index", title: "Group", width: "56px", number: true, sortable: true,
       cell: (row) => html`<a href=${groupLink(run, row)} tabindex="-1">${number(row.group_index)}</a>` },
-    text("data_source", "Data", "minmax(60px, 0.6fr)"),
-    { name: "stage", title: "Stage", width: "minmax(60px, 0.6fr)", sortable: true,
-      cell: (row) => html`<${Name} text=${[row.stage, row.label].filter(Boolean).join(" · ")} limit=${40} />` },
-    amount("num_turns", "Turns", "58px"),
-    amount("num_tokens", "Tokens", "70px", count),
-    amount("num_tool_errors", "Errors", "60px"),
+    text("data_source", "Data", "minmax(48px, 0.5fr)"),
+    { name: "stage", title: "Stage", width: "minmax(96px, 1fr)", sortable: true,
+      cell: (row) => html`<${EndsName} text=${[row.stage, row.label].filter(Boolean).join(" · ")} />` },
+    amount("num_turns", "Turns", "50px"),
+    amount("num_tokens", "Tokens", "58px", count),
+    amount("num_tool_errors", "Errors", "54px"),
     { name: "drop_reason", title: "Dropped", width: "minmax(64px, 0.6fr)", sortable: true,
       help: "why the group was not trained",
       cell: (row) => html`<${Name} text=${row.drop_reason} limit=${40} />` },
-    { name: "tools", title: "Tools", width: "minmax(60px, 0.8fr)",
+    { name: "tools", title: "Tools", width: "minmax(52px, 0.6fr)",
       cell: (row) => html`<${Name} text=${(row.tools ?? []).join(", ")} limit=${60} />` },
-    { name: "ended_at", title: "Ended", width: "76px", number: true, sortable: true,
+    { name: "ended_at", title: "Ended", width: "66px", number: true, sortable: true,
       cell: (row) => html`<span title=${`${when(row.ended_at)}, took ${duration(row.ended_at - row.started_at)}`}>${when(row.ended_at).slice(11)}</span>` },
-    { name: "labels", title: "Notes", width: "minmax(60px, 0.6fr)",
+    { name: "labels", title: "Notes", width: "minmax(52px, 0.6fr)",
       cell: (row) => html`<${Name} text=${(row.labels ?? []).join(", ")} limit=${40} />` },
   ];
 }

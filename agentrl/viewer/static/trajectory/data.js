@@ -1,5 +1,6 @@
 /** Data: what the page knows of a trajectory, and what it derives from it. Pure but for the cache. */
 import { get, ofRun } from "../lib/api.js";
+import { shortName } from "./tokens/display.js";
 
 const KEPT = 8;
 const kept = new Map(); // path and query -> promise of the answer; the oldest first
@@ -77,6 +78,38 @@ export function lanesOf(turns) {
     if (!lane.agents.includes(turn.agent)) lane.agents.push(turn.agent);
   }
   return [...lanes.values()];
+}
+
+/** Whether a turn goes on from another than the one before it. */
+export function isBranch(turn) {
+  const parent = turn?.parent ?? null;
+  return parent !== null && parent !== turn.index - 1;
+}
+
+/**
+ * The rows of turns that lie side by side: one below the other as they were made, but a branch beside what it is an
+ * alternative to.
+ * @param {object[]} turns
+ * @returns {number[]} a row a turn
+ */
+export function rowsOf(turns) {
+  const rows = new Map(); // by the turn's index
+  const branched = new Set(); // turns from which one goes on already
+  let last = -1;
+  for (const { index, parent = null } of turns) {
+    const after = rows.get(parent) ?? -1;
+    last = branched.has(parent) ? after + 1 : Math.max(after, last) + 1;
+    if (parent !== null) branched.add(parent);
+    rows.set(index, last);
+  }
+  return turns.map(({ index }) => rows.get(index));
+}
+
+/** A sequence in words: its agents, and the turn of another sequence at which it begins. */
+export function laneTitle({ sequence, agents, turns }) {
+  const parent = turns[0]?.parent ?? null;
+  const from = parent === null ? "" : `, branches after turn ${parent}`;
+  return `sequence ${sequence}: ${agents.map((agent) => shortName(agent)).join(", ")}${from}`;
 }
 
 /**

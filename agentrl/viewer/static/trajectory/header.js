@@ -1,6 +1,6 @@
 /** Header: what the trajectory is and came to, and the ways to its neighbours. */
 import { html } from "../lib/html.js";
-import { link } from "../lib/router.js";
+import { link, taskLink } from "../lib/router.js";
 import { count, duration, number } from "../lib/format.js";
 import { shortName, showUnseen } from "./tokens/display.js";
 
@@ -22,7 +22,7 @@ export function Header({ run, answer, params }) {
           href=${groupLink(run, summary)}
           text=${summary.group_size ? `group of ${summary.group_size}` : "group"}
         />
-        <${Step} href=${link("task", { run, id: summary.task_id })} text="task" />
+        <${Step} href=${taskLink(run, summary.task_id)} text="task" />
       </nav>
     </div>
     <dl class="traj-facts">

@@ -3,7 +3,7 @@ import { html } from "../lib/html.js";
 import { useEffect, useRef } from "../vendor/hooks.js";
 import { count, number } from "../lib/format.js";
 import { shortName } from "./tokens/display.js";
-import { problemsOf, rewardOf, toolsOf } from "./data.js";
+import { isBranch, problemsOf, rewardOf, toolsOf } from "./data.js";
 
 /**
  * @param {{turns: object[], current: number | null, notes: object[], onTurn: (index: number) => void}}
@@ -38,7 +38,7 @@ function TurnLine({ turn, several, notes }) {
   const tools = toolsOf(turn);
   const reward = rewardOf(turn);
   const noted = notes.filter((note) => note.turn === turn.index).length;
-  const branch = turn.parent !== null && turn.parent !== undefined && turn.parent !== turn.index - 1;
+  const branch = isBranch(turn);
   return html`<span class="turn-no">${turn.index}</span>
     <span class="turn-what">
       <span class="turn-line">

@@ -1,7 +1,7 @@
 /** Trajectory page: one episode in eight tabs, alone or beside a pinned one. */
 import { html } from "../lib/html.js";
 import { useEffect, useErrorBoundary, useState } from "../vendor/hooks.js";
-import { link, update } from "../lib/router.js";
+import { link, offers, update } from "../lib/router.js";
 import { useLatest } from "../lib/live.js";
 import { ask, forget } from "./data.js";
 import { Header } from "./header.js";
@@ -21,17 +21,19 @@ import { TimelineTab } from "./tabs/timeline.js";
 import { TokensTab } from "./tokens/tab.js";
 
 /** Tabs by the name in the address: title and component. */
-export const TABS = new Map([
-  ["chat", ["Chat", ChatTab]],
-  ["tokens", ["Tokens", TokensTab]],
-  ["rendered", ["Rendered", RenderedTab]],
-  ["retokenise", ["Re-tokenise", RetokeniseTab]],
-  ["judging", ["Judging", JudgingTab]],
-  ["state", ["State", StateTab]],
-  ["timeline", ["Timeline", TimelineTab]],
-  ["raw", ["Raw", RawTab]],
-  ["diff", ["Differences", DiffTab]],
-]);
+export const TABS = new Map(
+  [
+    ["chat", ["Chat", ChatTab]],
+    ["tokens", ["Tokens", TokensTab]],
+    ["rendered", ["Rendered", RenderedTab]],
+    ["retokenise", ["Re-tokenise", RetokeniseTab]],
+    ["judging", ["Judging", JudgingTab]],
+    ["state", ["State", StateTab]],
+    ["timeline", ["Timeline", TimelineTab]],
+    ["raw", ["Raw", RawTab]],
+    ["diff", ["Differences", DiffTab]],
+  ].filter(([name]) => offers(name)),
+);
 
 /**
  * @param {{run: string, id: string, params: Record<string, string>}} props `params`: `tab`, `turn`,
@@ -64,6 +66,7 @@ export function TrajectoryPage({ run, id, params }) {
   return html`<${Episode}
     run=${run}
     answer=${loaded.value}
+    isStale=${loaded.loading && loaded.value.summary.id !== id}
     params=${params}
     tab=${tab}
     pinned=${pin ? pinned : null}
@@ -76,7 +79,7 @@ function awaited({ summary, annotations }) {
   return summary.purpose === "train" && !annotations?.length;
 }
 
-function Episode({ run, answer, params, tab, pinned, onReload }) {
+function Episode({ run, answer, isStale, params, tab, pinned, onReload }) {
   const id = answer.summary.id;
   const [target, setTarget] = useState(null); // what a new note is about
   useEffect(() => setTarget(null), [id]);
@@ -86,7 +89,7 @@ function Episode({ run, answer, params, tab, pinned, onReload }) {
   const shared = { run, params, turn, onTurn, onParams: update, onNote: setTarget };
   const other = pinned?.value ?? null;
   const split = pinned !== null && tab !== "diff";
-  return html`<div class="traj">
+  return html`<div class=${isStale ? "traj stale" : "traj"} aria-busy=${isStale}>
     <${Header} run=${run} answer=${answer} params=${params} />
     <div class="traj-body">
       <div class="traj-side">

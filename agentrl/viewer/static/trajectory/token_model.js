@@ -133,6 +133,37 @@ function limitOf(ranked) {
   return 1;
 }
 
+/** The likeliest tokens beside sampled ones, as the engine gave them. */
+export class TokenAlternatives {
+  /** @param {object} answer `alternatives` of `/api/runs/RUN/tokens` */
+  constructor(answer) {
+    this.width = answer.width;
+    this.tokens = decodeArray(answer.tokens);
+    this.ids = decodeArray(answer.ids);
+    this.logprobs = decodeArray(answer.logprobs);
+    this.pieces = new Map(Object.entries(answer.pieces).map(([id, text]) => [Number(id), text]));
+    this.bytes = new Map(Object.entries(answer.bytes).map(([id, hex]) => [Number(id), hex]));
+  }
+
+  /**
+   * @param {number} token
+   * @returns {{id: number, piece: string, hex: string | undefined, logprob: number}[]} by falling
+   *   probability; empty where there are none
+   */
+  at(token) {
+    const row = lowerBound(this.tokens, token);
+    if (this.tokens[row] !== token) return [];
+    const found = [];
+    for (let i = row * this.width; i < (row + 1) * this.width; i++) {
+      const id = this.ids[i];
+      if (id < 0) continue;
+      const logprob = this.logprobs[i];
+      found.push({ id, piece: this.pieces.get(id) ?? "", hex: this.bytes.get(id), logprob });
+    }
+    return found;
+  }
+}
+
 /**
  * The tokens of one trajectory, on one axis: turns end to end, a turn's context before its
  * completion.
@@ -147,7 +178,7 @@ export class TokenModel {
     this.sequence = decodeArray(answer.sequence);
     this.pieces = answer.pieces;
     this.bytes = new Map(Object.entries(answer.bytes || {}).map(([at, hex]) => [Number(at), hex]));
-    this.alternatives = answer.alternatives || null;
+    this.alternatives = answer.alternatives ? new TokenAlternatives(answer.alternatives) : null;
     this.missing = new Map(Object.entries(answer.missing || {}));
     this.columns = this.readColumns(answer.columns || {});
   }

@@ -105,7 +105,7 @@ function Blocks({ sequences, reference, alignment, hrefOf }) {
   return html`
     <div class="head alignment-head">
       <span class="muted" role="status">
-        ${places.length === 0 ? "All tokens are equal." : `${number(places.length)} differing stretches${at >= 0 ? `, at ${at + 1}` : ""}`}
+        ${places.length === 0 ? "All tokens are equal." : `${number(places.length)} differing ${places.length === 1 ? "stretch" : "stretches"}${at >= 0 ? `, at ${at + 1}` : ""}`}
       </span>
       <span class="legend small">
         <i class="look policy">sampled</i> <i class="look given">given</i> <i class="look differs">differs</i>

@@ -2,11 +2,12 @@
 import uPlot from "../vendor/uplot.js";
 import { useEffect, useMemo, useRef, useState } from "../vendor/hooks.js";
 import { html } from "../lib/html.js";
-import { line, number, when } from "../lib/format.js";
+import { commonFolder, line, number, when } from "../lib/format.js";
 import { colour, theme } from "../lib/theme.js";
 
 const HEIGHT = 150;
 const COLOURS = 8;
+const DOUBLE_CLICK_MS = 300;
 const NONE = [];
 
 /**
@@ -35,14 +36,14 @@ export function Chart(props) {
   point.current = onPoint;
   const [at, setAt] = useState(null);
   const names = series.map(({ name }) => name).join("\u0000");
+  const common = named ? commonFolder(series.map(({ name }) => name)).length : 0;
   const data = useMemo(() => [x, ...series.map(({ values }) => values)], [x, series]);
   const shownTheme = theme.value;
   useEffect(() => {
-    const options = optionsOf({ width: box.current.clientWidth, series, time, marks, sync, setAt });
+    const options = optionsOf({ ...sizeOf(box.current), series, time, marks, sync, setAt });
     plot.current = new uPlot(options, data, box.current);
     const resized = new ResizeObserver(() => {
-      const width = box.current?.clientWidth;
-      if (width) plot.current?.setSize({ width, height: HEIGHT });
+      if (box.current?.clientWidth) plot.current?.setSize(sizeOf(box.current));
     });
     resized.observe(box.current);
     return () => {
@@ -51,16 +52,28 @@ export function Chart(props) {
       plot.current = null;
     };
   }, [names, time, shownTheme, marks.join(" ")]);
-  useEffect(() => plot.current?.setData(data), [data]);
+  useEffect(() => {
+    if (!plot.current || plot.current.data === data) return;
+    const zoom = zoomOf(plot.current);
+    plot.current.batch(() => {
+      plot.current.setData(data);
+      if (zoom) plot.current.setScale("x", zoom); // what is looked at stays, also while points arrive
+    });
+  }, [data]);
   const open = () => {
     const index = plot.current?.cursor.idx;
     if (index !== null && index !== undefined) point.current?.(index);
   };
   const pressed = useRef(0);
   const kept = useRef(null); // where the keys are; new data leaves it
+  const opening = useRef(0); // a click on a zoomed chart, which may be the first of the two that end the zoom
+  useEffect(() => () => clearTimeout(opening.current), []);
   const click = (event) => {
     const isDrag = Math.abs(event.clientX - pressed.current) > 3; // which zooms
-    if (!isDrag && event.target.closest(".u-over")) open();
+    clearTimeout(opening.current);
+    if (isDrag || event.detail > 1 || !event.target.closest(".u-over")) return;
+    if (zoomOf(plot.current)) opening.current = setTimeout(open, DOUBLE_CLICK_MS);
+    else open();
   };
   const shown = at ?? x.length - 1;
   return html`
@@ -69,8 +82,8 @@ export function Chart(props) {
         <h3 title=${title}>${title}</h3>
         <span class="legend">
           ${series.map(
-            ({ name, values }, index) => html`<span key=${name}>
-              <i class=${`swatch s${(index % COLOURS) + 1}`}></i>${named && html`<bdi>${line(name, 40)}</bdi>${" "}`}
+            ({ name, values }, index) => html`<span key=${name} title=${line(name, 200)}>
+              <i class=${`swatch s${(index % COLOURS) + 1}`}></i>${named && html`<bdi>${line(name.slice(common), 40)}</bdi>${" "}`}
               <b>${number(at === null ? lastKnown(values) : values[shown])}</b>
             </span>`,
           )}
@@ -115,7 +128,12 @@ function onKey(event, plot, count, kept, open, setAt) {
   event.stopPropagation();
 }
 
-function optionsOf({ width, series, time, marks, sync, setAt }) {
+/** The plot fills its box, which is as high as the row of charts leaves it. */
+function sizeOf({ clientWidth, clientHeight }) {
+  return { width: Math.max(clientWidth, 50), height: Math.max(clientHeight, HEIGHT) };
+}
+
+function optionsOf({ width, height, series, time, marks, sync, setAt }) {
   const axis = {
     stroke: colour("--muted"),
     grid: { stroke: colour("--line"), width: 1 },
@@ -123,8 +141,8 @@ function optionsOf({ width, series, time, marks, sync, setAt }) {
     font: "11px system-ui, sans-serif",
   };
   return {
-    width: Math.max(width, 50),
-    height: HEIGHT,
+    width,
+    height,
     padding: [6, 10, 0, 0],
     legend: { show: false },
     cursor: {
@@ -132,9 +150,9 @@ function optionsOf({ width, series, time, marks, sync, setAt }) {
       points: { size: 7 },
       drag: { x: true, y: false, setScale: true },
     },
-    scales: { x: { time }, y: { range: rangeOf } },
+    scales: { x: { time, range: placesOf }, y: { range: rangeOf } },
     axes: [
-      { ...axis, size: 26, gap: 4, space: 60 },
+      { ...axis, size: 26, gap: 4, space: 70, ...(time ? { values: timesOf } : {}) },
       { ...axis, size: 52, gap: 4, space: 28, values: (_, splits) => splits.map((v) => number(v)) },
     ],
     series: [
@@ -152,6 +170,23 @@ function optionsOf({ width, series, time, marks, sync, setAt }) {
       drawClear: [(plot) => drawMarks(plot, marks)],
     },
   };
+}
+
+/** One point stands in the middle; uPlot would draw an axis of a hundred steps. */
+function placesOf({ data: [x] }, low, high) {
+  return x.length === 1 ? [x[0] - 1, x[0] + 1] : [low, high];
+}
+
+/** The part of the axis that a reader zoomed to; null where all is shown. */
+function zoomOf({ data: [x], scales: { x: { min, max } } }) {
+  const isAll = x.length < 2 || min === undefined || min === null || (min <= x[0] && max >= x[x.length - 1]);
+  return isAll ? null : { min, max };
+}
+
+/** Ticks of time on one line: days, minutes or seconds, as far apart as they are. */
+function timesOf(_, splits, axis, space, increment) {
+  const [from, to] = increment >= 86_400 ? [5, 10] : increment >= 60 ? [11, 16] : [11, 19];
+  return splits.map((split) => when(split).slice(from, to));
 }
 
 /** A little air above and below; a constant line stands in the middle. */

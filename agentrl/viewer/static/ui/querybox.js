@@ -1,5 +1,5 @@
 /** Query box: a query as text; what is wrong with it is said below it. */
-import { useEffect, useState } from "../vendor/hooks.js";
+import { useEffect, useRef, useState } from "../vendor/hooks.js";
 import { html } from "../lib/html.js";
 
 const PAUSE_MS = 350; // after the last key, before the query is asked
@@ -20,15 +20,24 @@ const EXAMPLES = [
  */
 export function QueryBox({ query, onQuery, error }) {
   const [text, setText] = useState(query);
-  useEffect(() => setText(query), [query]);
+  const known = useRef(query); // the query that the text led to, or that it was last set from
+  const send = () => {
+    known.current = text.trim();
+    if (known.current !== query) onQuery(known.current);
+  };
+  useEffect(() => {
+    if (query === known.current) return; // its own text came back: what was typed since stays, blanks too
+    known.current = query;
+    setText(query);
+  }, [query]);
   useEffect(() => {
     if (text.trim() === query) return undefined;
-    const timer = setTimeout(() => onQuery(text.trim()), PAUSE_MS);
+    const timer = setTimeout(send, PAUSE_MS);
     return () => clearTimeout(timer);
   }, [text]);
   const submit = (event) => {
     event.preventDefault();
-    onQuery(text.trim());
+    send();
   };
   return html`
     <form class="querybox" role="search" onSubmit=${submit}>

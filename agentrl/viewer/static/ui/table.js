@@ -33,7 +33,7 @@ const MOST_PIXELS = 15_000_000; // a browser's limit of height is about 17 milli
  * @param {number} props.active index of the active row, -1 for none
  * @param {(index: number) => void} props.onActive
  * @param {(row: object, index: number) => void} props.onOpen
- * @param {(row: object) => string} props.keyOf
+ * @param {(row: object) => string} [props.keyOf] what tells rows apart, by default their `id`
  * @param {(row: object) => boolean} [props.isMarked]
  */
 export function Table(props) {
@@ -52,7 +52,8 @@ export function Table(props) {
     onActive(place);
     reveal(box.current, place, inView, scale);
   };
-  useKeys("List", movesOf({ active, total, inView, show, open: () => openAt(blocks, active, onOpen) }));
+  const isActive = useAnchor(box, props, scale);
+  useKeys("List", movesOf({ active, total, inView, show, open: () => openAt(blocks, active, isActive, onOpen) }));
   useLayoutEffect(() => {
     if (active >= 0 && active < total) reveal(box.current, active, inView, scale);
   }, [total === 0]);
@@ -74,6 +75,42 @@ export function Table(props) {
     </div>
   `;
 }
+
+/**
+ * Holds what is read where rows come or go above it: the active row stays the same row, and what is in sight stays
+ * where it is. At the top, with no active row in sight, new rows are let in.
+ * @returns {(row: object) => boolean} whether a row is the active one, and not another at its place
+ */
+function useAnchor(box, { blocks, active, onActive, keyOf = idOf }, scale) {
+  const inSight = useRef({ index: -1, key: "" });
+  const chosen = useRef({ index: -1, key: "" });
+  useLayoutEffect(() => {
+    const element = box.current;
+    const top = Math.ceil((element.scrollTop * scale) / ROW);
+    const isActiveInSight = active >= top && active < top + element.clientHeight / ROW - 1;
+    const from = isActiveInSight ? active : top > 0 ? top : -1;
+    const by = placeNow(inSight.current, from, blocks, keyOf) - from;
+    if (by !== 0) element.scrollTop += (by * ROW) / scale;
+    const place = placeNow(chosen.current, active, blocks, keyOf);
+    if (place !== active) onActive(place);
+  });
+  return (row) => chosen.current.key === "" || keyOf(row) === chosen.current.key;
+}
+
+/** Where the row is now that was at `index` when it was last looked for; `held` remembers it. */
+function placeNow(held, index, blocks, keyOf) {
+  const row = index >= 0 ? blocks.at(index) : undefined;
+  const key = row ? keyOf(row) : "";
+  if (index !== held.index) Object.assign(held, { index, key });
+  else held.key ||= key;
+  if (!key || key === held.key) return index;
+  const place = blocks.find((one) => keyOf(one) === held.key);
+  if (place < 0) return index; // its block is on its way, or it is gone
+  held.index = place;
+  return place;
+}
+
+const idOf = (row) => row.id;
 
 function Header({ columns, sort, onSort }) {
   return html`
@@ -155,6 +192,14 @@ export function useBlocks(load, key, onPage, onError) {
       const blocks = now.isAnswered ? now.blocks : (now.before ?? now.blocks);
       return blocks.get(Math.floor(index / BLOCK))?.[index % BLOCK];
     },
+    /** The index of the first loaded row that is wanted, -1 where none is. */
+    find: (isWanted) => {
+      for (const [number, rows] of [...now.blocks].sort(([a], [b]) => a - b)) {
+        const place = rows.findIndex(isWanted);
+        if (place >= 0) return number * BLOCK + place;
+      }
+      return -1;
+    },
     need: (first, last) => {
       for (let number = Math.floor(first / BLOCK); number * BLOCK < Math.max(last, 1); number += 1) ask(number);
     },
@@ -183,9 +228,9 @@ function movesOf({ active, total, inView, show, open }) {
   ];
 }
 
-function openAt(blocks, index, onOpen) {
+function openAt(blocks, index, isActive, onOpen) {
   const row = index >= 0 ? blocks.at(index) : undefined;
-  if (row) onOpen(row, index);
+  if (row && isActive(row)) onOpen(row, index);
 }
 
 function reveal(box, index, inView, scale) {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,7 @@ from agentrl.types import (
     ToolResult,
     Trajectory,
     Turn,
+    alternatives_side,
     content_text,
 )
 
@@ -83,7 +84,13 @@ class EpisodeMaker:
         logprobs = -np.abs(self.random.exponential(0.25, ids.size)).astype(np.float32)
         rare = self.random.random(ids.size) < 0.02
         logprobs[rare] -= self.random.uniform(2, 9, int(rare.sum())).astype(np.float32)
-        return Segment(SegmentKind.POLICY, ids, logprobs, version)
+        return Segment(SegmentKind.POLICY, ids, logprobs, version, side=self.alternatives(ids))
+
+    def alternatives(self, ids: np.ndarray) -> Mapping[str, np.ndarray]:
+        """Each token and the two of the next ids, in falling probability."""
+        likely = (ids[:, None] + np.arange(3)) % self.tokenizer.get_vocab_size()
+        fall = np.tile(np.array([-0.25, -2.0, -4.0], np.float32), (ids.size, 1))
+        return alternatives_side(likely.astype(np.int32), fall)
 
     def turn(
         self,

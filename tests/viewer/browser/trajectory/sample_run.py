@@ -4,6 +4,8 @@
 - ``0-1-0``: another rollout of its group, whose last completion has a token a character.
 - ``1-0-0``: hostile words in every place that holds words.
 - ``2-0-0``: 32,000 tokens, with a planted token.
+- ``3-0-0``: two agents, and a branch after its first turn.
+- ``4-0-0``: 10 MB each of the model's, a tool's and a judge's words, and the largest state.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ PLANTED = 9000
 """Place among the sampled tokens of ``2-0-0`` that the trainer found much less likely."""
 
 BIG = 10_000_000
+LARGEST_STATE = 1_000_000
 LONG_NAME = "n" * 100_000
 
 LONE = "half of a pair: \ud800. "
@@ -190,6 +193,40 @@ def hostile_trajectory(maker: EpisodeMaker) -> Trajectory:
     )
 
 
+def branched_trajectory(maker: EpisodeMaker) -> Trajectory:
+    asked: Message = {"role": "user", "content": "Find the sum."}
+    tried = [call("python", {"code": "1"}, "1", None, 0)]
+    first = maker.turn(0, None, [asked], "I will try.", tried)
+    answered = [call.result.message() for call in tried if call.result]
+    again: Message = {"role": "user", "content": "Try another way."}
+    judged: Message = {"role": "user", "content": "Is it right?"}
+    turns = [
+        first,
+        maker.turn(1, 0, answered, "It is 1."),
+        maker.turn(2, 0, [*answered, again], "It is 5050."),
+        maker.turn(3, None, [judged], "The second way is right.", agent="critic"),
+    ]
+    return trajectory(turns, group=3)
+
+
+def big_trajectory(maker: EpisodeMaker) -> Trajectory:
+    said = "m" * BIG
+    told = call("python", {"code": "x"}, "t" * BIG)
+    asked: Message = {"role": "user", "content": "Say much."}
+    first = maker.turn(
+        0,
+        None,
+        [asked],
+        "short",
+        state=state({"form": "text", "text": "s" * LARGEST_STATE}),
+        files={"big.txt": Blob.of(b"f" * LARGEST_STATE), "bigger.txt": Blob.of(b"f" * BIG)},
+    )
+    first = replace(first, text=said, message={"role": "assistant", "content": said}, calls=(told,))
+    last = maker.turn(1, 0, [], "done", state=state({"words": "s" * LARGEST_STATE}))
+    judge = [{"role": "user", "content": "j" * BIG}]
+    return trajectory([first, last], group=4, reasons={"correct": {"judge": judge}})
+
+
 def write_sample_run(folder: Path) -> RunDirectory:
     """The run that the page's tests look at."""
     tokenizer = make_tokenizer(WORDS * 20)
@@ -206,5 +243,7 @@ def write_sample_run(folder: Path) -> RunDirectory:
         (sibling, None),
         (hostile_trajectory(maker), None),
         (long, learned(maker, long, PLANTED)),
+        (branched_trajectory(maker), None),
+        (big_trajectory(maker), None),
     ]
     return write_run(folder, tokenizer, episodes)

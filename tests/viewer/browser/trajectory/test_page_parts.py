@@ -124,10 +124,19 @@ def test_rows_of_a_state_may_be_lists_or_words(in_module: Call) -> None:
         {"form": "table", "rows": "no"},
     ]
     assert in_module("tabs/state_model.js", body, given) == [
-        {"columns": [], "rows": [["#", "."], ["ab", 1]]},
-        {"columns": ["x", "2"], "rows": [[5], [6]]},
+        {"columns": [], "rows": [["#", "."], ["ab", 1]], "more": 0, "cut": False},
+        {"columns": ["x", "2"], "rows": [[5], [6]], "more": 0, "cut": False},
         None,
     ]
+
+
+def test_a_table_of_millions_is_cut_before_it_is_drawn(in_module: Call) -> None:
+    body = """const row = "🎉".repeat(given / 2);
+        const long = m.rowsOf({ form: "grid", cells: [row] });
+        const many = m.rowsOf({ form: "table", rows: new Array(given).fill(1) });
+        return [long.rows[0].length, long.rows[0][0], long.cut, many.rows.length, many.more];"""
+    found = in_module("tabs/state_model.js", body, 10_000_000)
+    assert found == [100, "🎉", True, 200, 10_000_000 - 200]
 
 
 @pytest.mark.parametrize(
@@ -201,6 +210,13 @@ def test_keys_go_round_to_the_next_turn_that_is_wanted(in_module: Call) -> None:
         return [next(-1, 1), next(1, 1), next(3, 1), next(5, -1)];"""
     assert in_module("data.js", body, turns) == [1, 3, 1, 3]
     assert in_module("data.js", "return m.nextTurn(given, 0, 1, () => false)", turns) is None
+
+
+def test_a_branch_lies_beside_what_it_is_an_alternative_to(in_module: Call) -> None:
+    parents = [None, 0, 1, 0, 3, None, 4]
+    turns = [{"index": index, "parent": parent} for index, parent in enumerate(parents)]
+    # turns 3 and 4 branch after 0, beside 1 and 2; the other agent's turn 5 came after both
+    assert in_module("data.js", "return m.rowsOf(given)", turns) == [0, 1, 2, 1, 2, 3, 4]
 
 
 def test_a_cut_halves_no_character(in_module: Call) -> None:

@@ -47,6 +47,32 @@ def test_the_chat_shows_words_calls_errors_and_agents(shown: Shown) -> None:
     assert shown.errors == []
 
 
+def test_agents_and_branches_lie_side_by_side(shown: Shown) -> None:
+    page = shown.open("3-0-0", tab="chat")
+    titles = [
+        "sequence 0: main",
+        "sequence 1: main, branches after turn 0",
+        "sequence 2: critic",
+    ]
+    expect(page.locator(".lane-head")).to_have_text(titles)
+    places = [page.locator(f"[data-turn='{turn}']").bounding_box() for turn in range(4)]
+    left = [place["x"] for place in places if place]
+    # turns 0 and 1 in the first lane, the branch and the critic to the right of it
+    assert left[0] == left[1] < left[2] < left[3]
+    top = [place["y"] for place in places if place]
+    assert top[0] < top[1] == top[2] < top[3]  # the two ways on from turn 0 lie side by side
+    expect(page.get_by_text("Try another way.")).to_be_visible()
+    expect(page.locator(".outline")).to_contain_text("after 0")
+
+    shown.open("3-0-0", ".tok-text", tab="tokens", sequence="each")
+    panes = page.locator(".tok-pane")
+    expect(panes).to_have_count(3)
+    expect(panes.nth(1)).to_contain_text("turn 2 · main · branches after turn 0")
+    shown.open("3-0-0", ".rendered-text", tab="rendered")
+    expect(page.locator(".rendered section")).to_have_count(3)
+    assert shown.errors == []
+
+
 def test_a_link_to_tokens_selects_them(shown: Shown) -> None:
     page = shown.open("2-0-0", ".tok-text .sel", tab="tokens", tokens="20000-20003")
 
@@ -100,6 +126,9 @@ def test_what_is_missing_says_why_and_names_the_setting(shown: Shown) -> None:
 
     expect(missing).to_contain_text("old_logprobs")
     expect(missing).to_contain_text("store.detail")
+    shown.open("2-0-0", tab="state")
+    for text in ("Env.snapshot()", "store.states: turn or end"):
+        expect(page.locator(".missing li", has_text=text).first).to_be_in_viewport()
 
 
 def test_keys_lead_through_turns_and_trajectories(shown: Shown) -> None:
@@ -152,6 +181,10 @@ def test_states_and_files_are_stepped_through(shown: Shown) -> None:
     page.get_by_role("button", name="work/main.py changed").click()
     expect(page.locator(".diff-new")).to_have_text(re.compile(r"print\(solve\(100\)\)"))
     expect(page.locator(".file-deleted")).to_contain_text("notes.txt")
+    page.get_by_label("Step").fill("0")  # what reset left, before any turn
+    expect(page.locator(".state-view")).to_contain_text("nothing yet")
+    page.get_by_label("Step").fill("2")
+    expect(page.locator(".file-deleted")).to_contain_text("notes.txt")
 
 
 def test_images_of_the_run_are_shown_by_their_hash(shown: Shown) -> None:
@@ -175,6 +208,14 @@ def test_a_token_under_the_pointer_shows_all_of_it(shown: Shown) -> None:
     facts = page.locator(".tok-detail")
     expect(facts).to_contain_text("policy")
     expect(facts.locator("div", has_text="logprobs").first).to_contain_text("nats")
+    likely = page.locator(".tok-detail .alternatives tbody tr")
+    expect(likely).to_have_count(3)
+    expect(likely.first).to_contain_text("sampled")
+    expect(likely.first).to_contain_text(facts.locator("dd").nth(1).inner_text())
+    expect(likely.nth(1)).to_contain_text("13.5%")
+    page.locator(".tok-text span:not([class^=s])").first.hover()
+    expect(likely).to_have_count(0)
+    token.hover()
     place = facts.locator("dd").first.inner_text()
     token.click()
     assert param(page, "tokens") == f"{place}-{int(place) + 1}"
@@ -291,6 +332,85 @@ def test_a_long_text_is_cut_until_asked_for(shown: Shown) -> None:
     more.click()
 
     expect(page.get_by_role("button", name=re.compile("show more: 9,894,019"))).to_be_visible()
+
+
+LONG = {
+    "chat": {"m": 10_000_000, "t": 10_000_000},
+    "judging": {"j": 10_000_000},
+    "state": {"s": 1_000_000},  # the most that is kept of one
+    "raw": {},
+    "diff": {},
+}
+"""By tab the letters that texts of 4-0-0 repeat, and how often."""
+
+
+def test_ten_megabytes_are_cut_and_can_be_had_whole(shown: Shown) -> None:
+    for tab, letters in LONG.items():
+        page = shown.open("4-0-0", tab=tab, turn=0, pin="3-0-0")
+        page.wait_for_selector(f".tabs [aria-current] >> text={tab.capitalize()[:4]}")
+        settle(page)
+        for letter, size in letters.items():
+            text = page.locator(".long", has_text=re.compile(f"{letter}{{100}}")).first
+            with page.expect_download() as saved:
+                text.get_by_role("button", name="download the whole text").click()
+            assert saved.value.path().stat().st_size == size
+            text.get_by_role("button", name=re.compile("show more")).click()
+            more = text.locator(".long-text").evaluate("one => one.textContent.length")
+            assert 100_000 < more < 130_000
+
+        assert page.evaluate("document.querySelectorAll('*').length") <= 2000, tab
+        assert page.evaluate("document.body.innerText.length") < 400_000, tab
+    page.keyboard.press("2")  # it still answers to its keys
+    expect(page.locator(".tabs [aria-current]")).to_have_text("Tokens")
+    assert shown.errors == []
+
+
+def test_the_list_and_the_group_of_ten_megabytes_stay_small(shown: Shown) -> None:
+    page = shown.page
+    for path, waited in (
+        ("trajectories", ".grid-body [role=row] a"),
+        ("group/4", ".group-rows td"),
+        ("task/task-4", ".episodes td"),
+    ):
+        page.goto(f"{shown.root}/#/run/{shown.key}/{path}")
+        page.wait_for_selector(waited)
+        assert page.evaluate("document.querySelectorAll('*').length") <= 2000
+        assert page.evaluate("document.body.innerText.length") < 100_000
+    assert shown.errors == []
+
+
+def test_what_is_learned_or_noted_later_moves_no_reader(shown: Shown) -> None:
+    page = shown.open("2-0-0", ".chat-turn.current", tab="chat", turn=14)
+    chat = page.locator(".chat")
+    expect(page.locator("[data-turn='14'] h2")).to_be_in_viewport()
+    chat.evaluate("box => box.scrollTo(0, 0)")
+
+    page.get_by_role("button", name="add a note").click()
+    page.get_by_label("text").fill("here")
+    page.get_by_role("button", name="save").click()
+    expect(page.locator(".note")).to_contain_text("here")  # the trajectory was loaded anew
+    assert chat.evaluate("box => box.scrollTop") == 0
+    page.get_by_role("button", name=re.compile("Delete the note")).click()
+    expect(page.locator(".note")).to_have_count(0)
+
+    shown.open("2-0-0", ".tok-text", tab="tokens")
+    kept = page.evaluate("""async () => {
+        const { TokenBlocks } = await import("/trajectory/tokens/blocks.js");
+        const pane = document.querySelector(".tok-pane");
+        const blocks = new TokenBlocks(pane, { hover() {}, pick() {}, head: () => "" });
+        const made = (ids) => ({
+            count: 50000, ids, turn: new Int32Array(50000), sequence: new Int32Array(50000),
+            pieces: Array.from(ids, (id) => `token ${id}\n`), bytes: new Map(),
+        });
+        const show = (ids) => blocks.show(made(ids), null, new Uint8Array(50000));
+        show(new Int32Array(50000));
+        pane.scrollTop = 5000;
+        show(new Int32Array(50000)); // the same tokens, of which more is known
+        const same = pane.scrollTop;
+        show(new Int32Array(50000).fill(1));
+        return [same, pane.scrollTop];
+    }""")
+    assert kept == [5000, 0]
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -28,16 +28,28 @@ export function LongText({ text, limit = FIRST, mono = false, label }) {
   const end = cutAt(whole, shown);
   return html`<div class=${mono ? "long mono" : "long"} aria-label=${label} role=${label && "group"}>
     <div class="long-text">${showUnseen(whole.slice(0, end))}</div>
-    <${More} shown=${end} total=${whole.length} onMore=${() => setShown(shown + STEP)} />
+    <${More} shown=${end} total=${whole.length} onMore=${() => setShown(shown + STEP)} whole=${whole} />
   </div>`;
 }
 
-/** The button under what was cut; it says how much is hidden. */
-export function More({ shown, total, onMore, unit = "characters" }) {
+/** The button under what was cut; it says how much is hidden. With `whole` another gives all of it as a file. */
+export function More({ shown, total, onMore, unit = "characters", whole = null }) {
   if (shown >= total) return null;
   const rest = (total - shown).toLocaleString("en-US");
   const all = total.toLocaleString("en-US");
   return html`<button type="button" class="more" onClick=${onMore}>
-    show more: ${rest} of ${all} ${unit} are hidden
-  </button>`;
+      show more: ${rest} of ${all} ${unit} are hidden</button
+    >${
+      whole !== null && html`<button type="button" class="more" onClick=${() => save(whole)}>download the whole text</button>`
+    }`;
+}
+
+/** Gives the text to the browser as a file: a document of millions of characters would stand still. */
+function save(text) {
+  const address = URL.createObjectURL(new Blob([text], { type: "text/plain" }));
+  const anchor = document.createElement("a");
+  anchor.href = address;
+  anchor.download = "text.txt";
+  anchor.click();
+  setTimeout(() => URL.revokeObjectURL(address), 60_000);
 }

@@ -2,6 +2,10 @@
 import { html } from "../../lib/html.js";
 import { showUnseen } from "../tokens/display.js";
 
+/** Why a trajectory has no tokens. */
+export const NO_TOKENS =
+  "No token is recorded: its engine gave none. An engine that gives ids, as torch and sglang do, brings them.";
+
 /** @param {{error: Error, onRetry?: () => void}} props */
 export function Failure({ error, onRetry }) {
   return html`<div class="notice bad" role="alert">
@@ -24,7 +28,13 @@ export function Missing({ missing, only }) {
   </ul>`;
 }
 
-/** @param {{children: unknown}} props */
-export function Empty({ children }) {
-  return html`<p class="muted pad">${children}</p>`;
+/**
+ * That there is nothing, why, and what would bring it.
+ * @param {{children: unknown, missing?: object, only?: string[]}} props the last two of `Missing`
+ */
+export function Empty({ children, missing = {}, only }) {
+  return html`<div class="pad">
+    <p class="muted">${children}</p>
+    <${Missing} missing=${missing} only=${only} />
+  </div>`;
 }

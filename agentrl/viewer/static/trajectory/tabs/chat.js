@@ -3,7 +3,7 @@ import { html } from "../../lib/html.js";
 import { useEffect, useRef } from "../../vendor/hooks.js";
 import { duration, number } from "../../lib/format.js";
 import { shortName, showUnseen } from "../tokens/display.js";
-import { lanesOf } from "../data.js";
+import { lanesOf, laneTitle, rowsOf } from "../data.js";
 import { Content } from "../parts/content.js";
 import { CodeBlock } from "../parts/code_block.js";
 import { JsonTree } from "../parts/json_tree.js";
@@ -17,8 +17,9 @@ export function ChatTab({ run, answer, turn, onNote }) {
   useEffect(() => {
     if (turn === null) return;
     pane.current?.querySelector(`[data-turn="${turn}"]`)?.scrollIntoView({ block: "start" });
-  }, [turn, answer]);
+  }, [turn, answer.summary.id]); // not with each answer: what a step learned must not move the reader
   const heads = lanes.length > 1;
+  const rows = rowsOf(answer.turns);
   return html`<div class="chat" ref=${pane} tabindex="0" role="group" aria-label="Conversation">
     <div class=${heads ? "lanes" : ""} ref=${setLanes(lanes.length)}>
       ${
@@ -26,13 +27,13 @@ export function ChatTab({ run, answer, turn, onNote }) {
         lanes.map(
           (lane, at) =>
             html`<div class="lane-head" ref=${placed(at + 1, 1)}>
-              sequence ${lane.sequence}: ${lane.agents.map((agent) => shortName(agent)).join(", ")}
+              ${laneTitle(lane)}
             </div>`,
         )
       }
-      ${answer.turns.map((one, row) => {
+      ${answer.turns.map((one, place) => {
         const lane = lanes.findIndex((entry) => entry.turns.includes(one));
-        return html`<div key=${one.index} ref=${heads ? placed(lane + 1, row + 2) : null}>
+        return html`<div key=${one.index} ref=${heads ? placed(lane + 1, rows[place] + 2) : null}>
           <${ChatTurn} run=${run} turn=${one} current=${one.index === turn} onNote=${onNote} />
         </div>`;
       })}
@@ -136,7 +137,9 @@ function Call({ record, run }) {
       html`<${CodeBlock} text=${result.content ?? ""} label=${failed ? "error" : "result"} />
         ${(result.images ?? []).map((image) => html`<${StoredImage} image=${image.$image ?? image} run=${run} />`)}`
     }
-    ${call && !result && html`<p class="muted">no result was recorded</p>`}
+    ${call && !result && html`<p class="muted">
+      no result is recorded: the episode ended first, or an agent program ran the call itself
+    </p>`}
   </div>`;
 }
 

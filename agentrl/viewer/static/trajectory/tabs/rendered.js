@@ -4,12 +4,13 @@ import { useEffect, useRef, useState } from "../../vendor/hooks.js";
 import { ask } from "../data.js";
 import { CopyButton } from "../parts/code_block.js";
 import { cutAt, More } from "../parts/long_text.js";
-import { Empty, Failure } from "../parts/notice.js";
+import { Empty, Failure, NO_TOKENS } from "../parts/notice.js";
 import { useResource } from "../resource.js";
 import { KINDS } from "../token_model.js";
 import { showUnseen } from "../tokens/display.js";
 
 const FIRST = 20_000;
+const STEP = 100_000;
 
 /** @param {{run: string, answer: object, turn: number | null}} props */
 export function RenderedTab({ run, answer, turn }) {
@@ -19,10 +20,11 @@ export function RenderedTab({ run, answer, turn }) {
   useEffect(() => {
     if (turn !== null) pane.current?.querySelector(`[data-turn="${turn}"]`)?.scrollIntoView();
   }, [turn, loaded.value]);
+  if (loaded.error?.status === 404) return html`<${Empty}>There is no exact text: ${showUnseen(loaded.error.message)}<//>`;
   if (loaded.error) return html`<${Failure} error=${loaded.error} onRetry=${loaded.reload} />`;
   if (loaded.loading || !loaded.value) return html`<${Empty}>Decoding the tokens …<//>`;
   const { sequences } = loaded.value;
-  if (!sequences?.length) return html`<${Empty}>No token is recorded, so there is no exact text.<//>`;
+  if (!sequences?.some(({ text }) => text)) return html`<${Empty}>${NO_TOKENS}<//>`;
   return html`<div class="rendered" ref=${pane} tabindex="0" role="group" aria-label="Exact text">
     <p class="kind-key">${KINDS.map((kind) => html`<span class="kind-${kind}">${kind}</span>`)}</p>
     ${numbered(sequences, answer.turns).map(
@@ -62,7 +64,7 @@ function Span({ text, kind, turn }) {
   const end = cutAt(text, shown);
   return html`<span class="kind-${kind}" title=${`${kind}, turn ${turn}`}
       >${showUnseen(text.slice(0, end))}</span
-    ><${More} shown=${end} total=${text.length} onMore=${() => setShown(shown * 10)} />`;
+    ><${More} shown=${end} total=${text.length} onMore=${() => setShown(shown + STEP)} whole=${text} />`;
 }
 
 /**

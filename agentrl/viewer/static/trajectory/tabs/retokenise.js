@@ -1,10 +1,10 @@
 /** Re-tokenise: recorded ids against those of their text encoded again, each difference named. */
 import { html } from "../../lib/html.js";
 import { link } from "../../lib/router.js";
-import { ask, lanesOf } from "../data.js";
+import { ask, lanesOf, laneTitle } from "../data.js";
 import { Empty, Failure } from "../parts/notice.js";
 import { useResource } from "../resource.js";
-import { shortName, showUnseen, shownPiece } from "../tokens/display.js";
+import { showUnseen, shownPiece } from "../tokens/display.js";
 
 const MOST_TEXT = 400;
 const MOST_IDS = 60;
@@ -17,6 +17,9 @@ export function RetokeniseTab({ run, answer }) {
   const load = () =>
     Promise.all(lanes.map((lane) => ask(run, "retokenise", { id, turn: lane.turns.at(-1).index })));
   const loaded = useResource(load, [run, id]);
+  if (loaded.error && loaded.error.status >= 400 && loaded.error.status < 500) {
+    return html`<${Empty}>Nothing is compared: ${showUnseen(loaded.error.message)}<//>`;
+  }
   if (loaded.error) return html`<${Failure} error=${loaded.error} onRetry=${loaded.reload} />`;
   if (loaded.loading || !loaded.value) return html`<${Empty}>Encoding the text again …<//>`;
   return html`<div class="retokenise pad" tabindex="0" role="group" aria-label="Re-tokenisation">
@@ -35,7 +38,7 @@ export function RetokeniseTab({ run, answer }) {
 function Result({ result, lane, run, id }) {
   const { differences = [], equal, template } = result;
   return html`
-    ${lane && html`<h2>sequence ${lane.sequence}: ${lane.agents.map((agent) => shortName(agent)).join(", ")}</h2>`}
+    ${lane && html`<h2>${laneTitle(lane)}</h2>`}
     <p class=${equal ? "notice good" : "notice warn"}>
       ${
         equal

@@ -1,11 +1,11 @@
 /** State: the environment's state and the sandbox's files after each turn, with what changed. */
 import { html } from "../../lib/html.js";
-import { useMemo, useState } from "../../vendor/hooks.js";
+import { useEffect, useMemo, useState } from "../../vendor/hooks.js";
 import { bytes } from "../../lib/format.js";
 import { readBlob } from "../parts/blob.js";
 import { DiffView } from "../parts/diff_view.js";
 import { LongText } from "../parts/long_text.js";
-import { Empty, Failure, Missing } from "../parts/notice.js";
+import { Empty, Failure } from "../parts/notice.js";
 import { StoredImage } from "../parts/stored_image.js";
 import { useResource } from "../resource.js";
 import { shortName, showUnseen } from "../tokens/display.js";
@@ -17,17 +17,17 @@ export function StateTab({ run, answer, turn, onTurn }) {
   const steps = useMemo(() => stepsOf(answer), [answer]);
   const [path, setPath] = useState(null); // null: the environment's state
   const [diff, setDiff] = useState(true);
+  const [isReset, setReset] = useState(false); // the step before turn 0, which no turn of the address names
+  useEffect(() => setReset(false), [turn]);
   if (!hasStates(steps)) {
-    return html`<${Empty}>No state is recorded.<//
-      ><${Missing} missing=${answer.missing} only=${["state", "states", "files"]} />`;
+    return html`<${Empty} missing=${answer.missing} only=${["state", "files"]}>No state is recorded.<//>`;
   }
-  const at =
-    turn === null
-      ? steps.length - 1
-      : Math.max(
-          0,
-          steps.findIndex((step) => step.turn === turn),
-        );
+  const ofTurn = steps.findIndex((step) => step.turn === turn);
+  const at = isReset ? 0 : turn === null ? steps.length - 1 : Math.max(0, ofTurn);
+  const show = (step) => {
+    setReset(step === 0);
+    if (step > 0) onTurn(steps[step].turn);
+  };
   const files = filesAt(steps, at);
   const file = files.find((entry) => entry.path === path) ?? null;
   const shown = file
@@ -44,7 +44,7 @@ export function StateTab({ run, answer, turn, onTurn }) {
           value=${at}
           aria-label="Step"
           aria-valuetext=${nameOf(steps[at])}
-          onInput=${(event) => onTurn(steps[Number(event.target.value)].turn ?? 0)}
+          onInput=${(event) => show(Number(event.target.value))}
         />
         <b>${nameOf(steps[at])}</b>
       </label>

@@ -72,20 +72,26 @@ export function formOf(state) {
 }
 
 /**
- * Rows of a table or grid: lists, or words with a character a cell.
+ * Rows of a table or grid: lists, or words with a character a cell; of very many the first.
  * @param {object} state
- * @returns {{columns: string[], rows: unknown[][]} | null} null where it is no table
+ * @returns {{columns: string[], rows: unknown[][], more: number, cut: boolean} | null} null where it is no table;
+ *   `more` rows are left out, and cells of a row where it is `cut`
  */
 export function rowsOf(state) {
-  const rows = state.form === "grid" ? state.cells : state.rows;
-  if (!Array.isArray(rows)) return null;
-  const columns = Array.isArray(state.columns) ? state.columns.map(String) : [];
-  return { columns, rows: rows.map(cellsOf) };
+  const all = state.form === "grid" ? state.cells : state.rows;
+  if (!Array.isArray(all)) return null;
+  const columns = Array.isArray(state.columns) ? state.columns.slice(0, MOST_CELLS).map(String) : [];
+  const shown = all.slice(0, MOST_ROWS);
+  const cut = shown.some((row) => row?.length > MOST_CELLS) || columns.length < (state.columns?.length ?? 0);
+  return { columns, rows: shown.map(cellsOf), more: all.length - shown.length, cut };
 }
 
+const MOST_ROWS = 200;
+const MOST_CELLS = 100;
+
 function cellsOf(row) {
-  if (Array.isArray(row)) return row;
-  return typeof row === "string" ? [...row] : [row];
+  if (Array.isArray(row)) return row.slice(0, MOST_CELLS);
+  return typeof row === "string" ? [...row.slice(0, 2 * MOST_CELLS)].slice(0, MOST_CELLS) : [row];
 }
 
 /** @param {string} text @returns {unknown} its JSON; a state that is none is its text */

@@ -16,13 +16,12 @@ export function StateValue({ value, run }) {
   return html`<${Cells} table=${table} grid=${form === "grid"} />`;
 }
 
-const MOST_ROWS = 200;
-const MOST_CELLS = 100;
+const LONGEST_CELL = 500; // characters
 
 function Cells({ table, grid }) {
   const cell = (value) => {
     const text = value !== null && typeof value === "object" ? JSON.stringify(value) : String(value ?? "");
-    return showUnseen(text.slice(0, 500));
+    return showUnseen(text.length > LONGEST_CELL ? `${text.slice(0, LONGEST_CELL)}…` : text);
   };
   return html`<div class="scroll-x" tabindex="0" role="group" aria-label=${grid ? "Grid" : "Table"}>
     <table class=${grid ? "grid" : ""}>
@@ -30,19 +29,20 @@ function Cells({ table, grid }) {
         table.columns.length > 0 &&
         html`<thead>
           <tr>
-            ${table.columns.slice(0, MOST_CELLS).map((name) => html`<th scope="col">${cell(name)}</th>`)}
+            ${table.columns.map((name) => html`<th scope="col">${cell(name)}</th>`)}
           </tr>
         </thead>`
       }
       <tbody>
-        ${table.rows.slice(0, MOST_ROWS).map(
+        ${table.rows.map(
           (row) =>
             html`<tr>
-              ${row.slice(0, MOST_CELLS).map((one) => html`<td>${cell(one)}</td>`)}
+              ${row.map((one) => html`<td>${cell(one)}</td>`)}
             </tr>`,
         )}
       </tbody>
     </table>
-    ${table.rows.length > MOST_ROWS && html`<p class="muted">and ${table.rows.length - MOST_ROWS} more rows</p>`}
+    ${table.more > 0 && html`<p class="muted">and ${table.more} more rows, which the run's blob has</p>`}
+    ${table.cut && html`<p class="muted">long rows are cut; the run's blob has them whole</p>`}
   </div>`;
 }

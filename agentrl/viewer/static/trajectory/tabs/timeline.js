@@ -2,7 +2,7 @@
 import { html } from "../../lib/html.js";
 import { useMemo } from "../../vendor/hooks.js";
 import { duration } from "../../lib/format.js";
-import { Empty, Missing } from "../parts/notice.js";
+import { Empty } from "../parts/notice.js";
 import { shortName } from "../tokens/display.js";
 import { ROWS, timelineOf } from "./timeline_model.js";
 
@@ -14,8 +14,7 @@ const TICKS = 5;
 export function TimelineTab({ answer, turn, onTurn }) {
   const { bars, total, known } = useMemo(() => timelineOf(answer.turns), [answer]);
   if (!bars.length || total <= 0) {
-    return html`<${Empty}>No times are recorded.<//
-      ><${Missing} missing=${answer.missing} only=${["timings"]} />`;
+    return html`<${Empty} missing=${answer.missing} only=${["timings"]}>No times are recorded.<//>`;
   }
   const sums = ROWS.map((row) => [row, bars.filter((bar) => bar.row === row)]);
   const used = sums.filter(([, own]) => own.length);

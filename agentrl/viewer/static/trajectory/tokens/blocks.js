@@ -67,8 +67,11 @@ export class TokenBlocks {
    * @param {Uint8Array} levels an index of CLASSES a token
    */
   show(model, sequence, levels) {
+    const isSame = this.sequence === sequence && isSameTokens(this.model, model);
     this.model = model;
+    this.sequence = sequence;
     this.levels = levels;
+    if (isSame) return this.paint(); // more was learned of them: the reader stays where they are
     this.blocks = partition(model, sequence);
     this.estimate();
     this.clear();
@@ -279,6 +282,10 @@ export class TokenBlocks {
     if (token >= this.selected[0] && token < this.selected[1]) name += " sel";
     if (span.className !== name) span.className = name;
   }
+}
+
+function isSameTokens(one, other) {
+  return Boolean(one) && one.count === other.count && one.ids.every((id, token) => id === other.ids[token]);
 }
 
 function tokenOf(target) {

@@ -29,7 +29,7 @@ export function TokenDetail({ model, hovered, selection }) {
         .filter((column) => column.name !== "kind" && column.present)
         .map((column) => html`<${Value} column=${column} token=${token} />`)}
     </dl>
-    <${Alternatives} alternatives=${alternativesAt(model.alternatives, token)} />
+    <${Alternatives} alternatives=${model.alternatives?.at(token) ?? []} sampled=${model.ids[token]} />
   </div>`;
 }
 
@@ -50,13 +50,8 @@ function Value({ column, token }) {
   </div>`;
 }
 
-/** The engine's alternatives at a token, by falling probability; [] where there are none. */
-export function alternativesAt(alternatives, token) {
-  const found = alternatives?.[String(token)];
-  return Array.isArray(found) ? found : [];
-}
-
-function Alternatives({ alternatives }) {
+/** The engine's likeliest tokens; the sampled one among them is marked. */
+function Alternatives({ alternatives, sampled }) {
   if (!alternatives.length) return null;
   return html`<table class="alternatives">
     <caption>
@@ -72,10 +67,10 @@ function Alternatives({ alternatives }) {
     </thead>
     <tbody>
       ${alternatives.map(
-        ({ piece, id, logprob }) =>
+        ({ piece, hex, id, logprob }) =>
           html`<tr>
-            <td><span class="tok-piece">${shownPiece(String(piece ?? ""))}</span></td>
-            <td>${id}</td>
+            <td><span class="tok-piece"><span>${shownPiece(piece, hex)}</span></span></td>
+            <td>${id}${id === sampled && html` <span class="muted">sampled</span>`}</td>
             <td>${number(logprob)}</td>
             <td>${percent(Math.exp(logprob))}</td>
           </tr>`,

@@ -44,7 +44,7 @@ export function TokenPane({ model, column, sequence, threshold, selection, targe
   useEffect(() => {
     if (target.token >= 0) blocks.current.reveal(target.token);
     else if (target.turn >= 0) blocks.current.revealTurn(target.turn);
-  }, [model, sequence, target.count]);
+  }, [sequence, target.count]); // not with the model: what is learned later must not move the reader
 
   const onKeyDown = (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];

@@ -3,8 +3,8 @@ import { html } from "../../lib/html.js";
 import { useMemo, useRef, useState } from "../../vendor/hooks.js";
 import { signal } from "../../vendor/signals.js";
 import { useKeys } from "../../lib/keys.js";
-import { ask, lanesOf, learnedOf, parseTokens } from "../data.js";
-import { Empty, Failure, Missing } from "../parts/notice.js";
+import { ask, isBranch, lanesOf, laneTitle, learnedOf, parseTokens } from "../data.js";
+import { Empty, Failure, Missing, NO_TOKENS } from "../parts/notice.js";
 import { useResource } from "../resource.js";
 import { jumpOrder, TokenModel } from "../token_model.js";
 import { TokenDetail } from "./detail.js";
@@ -40,11 +40,10 @@ export function TokensTab(props) {
     ],
   );
   if (loaded.error) return html`<${Failure} error=${loaded.error} onRetry=${loaded.reload} />`;
-  if (loaded.loading || !loaded.value) return html`<${Empty}>Reading the tokens …<//>`;
+  if (!loaded.value) return html`<${Empty}>Reading the tokens …<//>`;
   const model = modelOf(loaded.value);
   if (model.count === 0) {
-    return html`<${Empty}>No token is recorded: its engine gave none.<//>
-      <${Missing} missing=${model.missing} />`;
+    return html`<${Empty} missing=${model.missing}>${NO_TOKENS}<//>`;
   }
   return html`<${TokenView} ...${props} model=${model} choices=${choices} key=${id} />`;
 }
@@ -208,7 +207,8 @@ function changed(thresholds, name, severity) {
 
 function headOf(turn, index) {
   const tools = (turn?.calls ?? []).map(({ call }) => call?.name).filter(Boolean);
-  const parts = [`turn ${index}`, turn?.agent, ...tools].filter(Boolean);
+  const branch = isBranch(turn) ? `branches after turn ${turn.parent}` : "";
+  const parts = [`turn ${index}`, turn?.agent, ...tools, branch].filter(Boolean);
   return shortName(parts.join(" · "), 200);
 }
 
@@ -219,9 +219,9 @@ function SequenceChoice({ lanes, value, onChange }) {
       <option value="" selected=${value === ""}>all, by turn</option>
       <option value="each" selected=${value === "each"}>side by side</option>
       ${lanes.map(
-        ({ sequence, agents }) =>
-          html`<option value=${String(sequence)} selected=${value === String(sequence)}>
-            ${sequence}: ${agents.map((agent) => shortName(agent)).join(", ")}
+        (lane) =>
+          html`<option value=${String(lane.sequence)} selected=${value === String(lane.sequence)}>
+            ${laneTitle(lane)}
           </option>`,
       )}
     </select>

@@ -1,0 +1,117 @@
+"""Shard writer: writes a shard of any kind row by row, beside its place until it is whole."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from agentrl.store.atomic import take_place, temporary_beside
+from agentrl.store.write_error import write_failure
+
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True, slots=True)
+class ShardLayout:
+    """How a kind of shard is written.
+
+    Args:
+        options: of ``pyarrow.parquet.ParquetWriter``.
+        max_rows: of a row group.
+        max_bytes: of a row group before compression; a row that is larger has one of its own.
+    """
+
+    options: Mapping[str, Any]
+    max_rows: int
+    max_bytes: int
+
+
+class ShardWriter(ABC, Generic[Row]):
+    """Holds one row group in memory; the file is in its place once ``publish`` has returned.
+
+    Args:
+        path: of the shard.
+        layout: of its kind.
+    """
+
+    def __init__(self, path: Path, layout: ShardLayout) -> None:
+        self._path = path
+        self._layout = layout
+        self._temporary = temporary_beside(path)
+        self._file: pq.ParquetWriter | None = None
+        self._group: list[Row] = []
+        self._group_bytes = 0
+        self.num_rows = 0
+        """Rows so far."""
+
+    @abstractmethod
+    def batch(self, rows: Sequence[Row]) -> pa.RecordBatch:
+        """A row group as columns; the schema of the first one is the file's."""
+
+    @abstractmethod
+    def size(self, row: Row) -> int:
+        """About how many bytes a row has."""
+
+    def add(self, row: Row) -> None:
+        """Add a row at the end.
+
+        Raises:
+            StoreError: the file cannot be written.
+        """
+        size = self.size(row)
+        rows_full = len(self._group) == self._layout.max_rows
+        if self._group and (rows_full or self._group_bytes + size > self._layout.max_bytes):
+            self._end_group()
+        self._group.append(row)
+        self._group_bytes += size
+        self.num_rows += 1
+
+    def publish(self) -> None:
+        """Put the file in its place, durably; called once.
+
+        Raises:
+            StoreError: the file cannot be written.
+        """
+        try:
+            if self._group or self._file is None:
+                self._end_group()
+            assert self._file is not None
+            with self._writing():
+                self._file.close()
+                take_place(self._temporary, self._path)
+        except BaseException:
+            self.discard()
+            raise
+
+    def discard(self) -> None:
+        """Remove what was written; nothing where it was published."""
+        if self._file is not None:
+            with contextlib.suppress(OSError, pa.ArrowException):  # a full disk refuses the footer
+                self._file.close()
+        self._temporary.unlink(missing_ok=True)
+
+    def _end_group(self) -> None:
+        with self._writing():
+            batch = self.batch(self._group)
+            if self._file is None:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = pq.ParquetWriter(self._temporary, batch.schema, **self._layout.options)
+            if batch.num_rows:
+                self._file.write_batch(batch, row_group_size=batch.num_rows)
+        self._group = []
+        self._group_bytes = 0
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, pa.ArrowException) as error:
+            raise write_failure(f"{self._path} cannot be written", self._path, error) from error

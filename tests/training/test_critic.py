@@ -14,6 +14,9 @@ from agentrl.algorithms import make_algorithm
 from agentrl.errors import ConfigError
 from agentrl.training import Critic, CriticSpec, DistSpec, OptimSpec, join, sample_weights, shards
 from agentrl.training.data.partition import partition
+from agentrl.training.data.prefix_tree import ROOT, Span
+from agentrl.training.models.packed_model import ModelSpec
+from agentrl.training.models.score_model import load_value_model
 from agentrl.types import Batch, BatchShard
 from tests.training.harness import PLAIN, layout, make_batch
 from tests.training.test_algorithm_inputs import two_trajectories
@@ -52,17 +55,19 @@ def valued(role: Critic, batch: Batch, micro_batch_tokens: int = 64) -> Batch:
     return batch.join({**columns, "returns": returns})
 
 
-def reference_values(role: Critic, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-    """The head on hidden states of each sample alone: of what stands before each trained token, and
-    of the whole sample."""
+def reference_values(model_path: str, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+    """A model of its own with the same head, on each sample alone: values of what stands before
+    each trained token, and of the whole sample."""
+    model = load_value_model(ModelSpec(model_path), head_seed=5)
     found = np.zeros(batch.num_tokens, np.float32)
     behind = np.zeros(batch.num_samples, np.float32)
     for row in range(batch.num_samples):
         start, end = batch.cu_seqlens[row], batch.cu_seqlens[row + 1]
         ids = torch.from_numpy(batch.token_ids[start:end].astype(np.int64))
+        positions = torch.arange(ids.numel())
         with torch.no_grad():
-            hidden = role.model.hf.base_model(input_ids=ids[None]).last_hidden_state[0]
-            values = role.model.head(hidden)[:, 0].numpy()
+            hidden = model.hidden(ids, positions, [Span(ROOT, 0, ids.numel())], positions)
+            values = model.head(hidden)[:, 0].numpy()
         found[start + 1 : end] = values[:-1]
         behind[row] = values[-1]
     return np.where(batch.loss_mask != 0, found, 0), behind
@@ -73,7 +78,7 @@ def test_a_value_is_of_the_state_before_its_token(model_path: str, micro_batch_t
     role = critic(model_path)
     batch = make_batch()
     found = valued(role, batch, micro_batch_tokens)
-    expected, behind = reference_values(role, batch)
+    expected, behind = reference_values(model_path, batch)
     assert found.values is not None
     assert found.final_values is not None
     np.testing.assert_allclose(found.values, expected, atol=1e-5)
@@ -86,7 +91,7 @@ def test_the_value_behind_a_trajectory_stands_on_its_last_token_of_all(model_pat
     role = critic(model_path)
     batch = two_trajectories()
     found = valued(role, batch)
-    _, behind = reference_values(role, batch)
+    _, behind = reference_values(model_path, batch)
     assert found.final_values is not None
     # the second sample is the one with the first trajectory's last turn
     assert np.flatnonzero(found.final_values).tolist() == [10, 13]

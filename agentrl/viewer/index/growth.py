@@ -11,6 +11,7 @@ from typing import TypeAlias
 from agentrl.errors import StoreError
 from agentrl.store import RunDirectory
 from agentrl.viewer.index.columns import COLUMNS
+from agentrl.viewer.index.database import SORT_INDICES
 from agentrl.viewer.index.listing import FileState, Snapshot
 from agentrl.viewer.index.sources import (
     LedgerRow,
@@ -91,6 +92,7 @@ class Growth:
             self._take_vanished()
             self._take_ledger()
             self._take_notes()
+            self._make_indices()
             sql = "SELECT count(*) FROM trajectories WHERE change >= ?"
             (changed,) = self._sql.execute(sql, (self._first,)).fetchone()
             self._commit()
@@ -189,6 +191,11 @@ class Growth:
         for path, state in self._files.notes.items():
             own = "; ".join(text for text in damage if path in text)
             self._note_file(self._file(path)[0], path, state, own)
+
+    def _make_indices(self) -> None:
+        """Makes what an index lacks that was just taken for the first time."""
+        for statement in SORT_INDICES.values():
+            self._sql.execute(statement)
 
     def _put(self, rows: Iterable[Row], file: int) -> None:
         own = (file, self._change)

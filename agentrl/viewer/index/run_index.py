@@ -186,6 +186,17 @@ class RunIndex(Closing):
 
         return self._recovering(read)
 
+    def file_of(self, trajectory_id: str) -> Path | None:
+        """The file with the newest record of an id; None where the run has none."""
+
+        def read() -> Path | None:
+            with self._reading:
+                found = self._database.reader.execute(sql, (trajectory_id,)).fetchone()
+            return None if found is None else self._run.root / found[0]
+
+        sql = "SELECT path FROM files JOIN trajectories ON files.key = file WHERE id = ?"
+        return self._recovering(read)
+
     def damage(self) -> list[str]:
         """What of the run could not be read, and was passed over."""
 
@@ -294,9 +305,10 @@ class RunIndex(Closing):
     def _keys(self, parsed: Query) -> npt.NDArray[np.int64]:
         if parsed.sql == "1":
             return self._facets.keys()
-        sql = f"SELECT key FROM trajectories WHERE {parsed.sql}"
-        found = self._database.reader.execute(sql, parsed.parameters)
-        return np.fromiter((key for (key,) in found), dtype=np.int64)
+        # one text: a row an object would cost twice the search
+        sql = f"SELECT group_concat(key) FROM trajectories WHERE {parsed.sql}"
+        (found,) = self._database.reader.execute(sql, parsed.parameters).fetchone()
+        return np.fromstring(found or "", dtype=np.int64, sep=",")
 
     def _count_changes(self) -> None:
         """Brings the counted columns to what the index has."""

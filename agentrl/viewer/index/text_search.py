@@ -19,8 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import duckdb
-
 from agentrl.errors import StoreError
 from agentrl.store.trajectories.live_record import live_texts
 
@@ -94,14 +92,17 @@ class TextSearch:
 
 
 def _scan(needle: str, shards: Sequence[Path]) -> list[tuple[str, Match]]:
+    import duckdb  # a tenth of what the viewer's start costs, and few search
+
     # A search costs as much as the texts cost to read, and parsing the turns that much again. So
     # turns are first searched as they are stored; only those that have the needle outside of the
     # format's keys are parsed, and of them one kind of text at a time.
     fold = _folds(needle)
     ends = " OR ".join(_has(name, "needle", fold) for name in ("prompt", "final_text"))
+    texts = [f"json_extract(turns, '{path}')::VARCHAR" for path in _TEXT_PATHS]
     parsed = " ".join(
-        f"WHEN regexp_matches(json_extract(turns, '{path}')::VARCHAR, $pattern) THEN true"
-        for path in _TEXT_PATHS
+        f"WHEN regexp_matches({text}, $pattern) AND regexp_matches({text}, $exact) THEN true"
+        for text in texts
     )
     sql = f"""
         SELECT filename, id, recorded_at,
@@ -112,11 +113,12 @@ def _scan(needle: str, shards: Sequence[Path]) -> list[tuple[str, Match]]:
             WHEN regexp_matches(turns, $pattern) THEN CASE {parsed} ELSE false END
             ELSE false END
     """
-    pattern = _pattern(needle)
+    pattern, exact = _patterns(needle)
     values = {
         "shards": [str(path) for path in shards],
         "needle": needle,
         "pattern": pattern,
+        "exact": exact,
         "half": _HALF_A_PAIR,
     }
     try:
@@ -130,7 +132,7 @@ def _scan(needle: str, shards: Sequence[Path]) -> list[tuple[str, Match]]:
     return [
         (name, (trajectory_id, recorded_at))
         for name, trajectory_id, recorded_at, turns in found
-        if turns is None or _in_turns(re.compile(pattern), turns)
+        if turns is None or _in_turns(pattern, exact, turns)
     ]
 
 
@@ -147,36 +149,40 @@ def _folds(needle: str) -> bool:
     return needle == needle.lower()
 
 
-def _pattern(needle: str) -> str:
-    """A regular expression, for RE2 and for Python, of ``needle`` in a text of JSON.
+def _patterns(needle: str) -> tuple[str, str]:
+    """Regular expressions, for RE2 and for Python, of ``needle`` in a text of JSON.
 
-    It begins with the needle, which lets RE2 leap from one to the next, and is none of a key: it
-    does not go on to a quotation mark and a colon, which within a text are escaped.
+    Returns:
+        One that RE2 is quick with, since it begins with the needle and so leaps from one to the
+        next: it leaves out keys, which go on to a quotation mark and a colon. And one that needs
+        every character from the first on: it leaves out the letters of an escape.
     """
     spelled = json.dumps(needle, ensure_ascii=False)[1:-1]
     # DuckDB spells \\u001b with a capital B
     literal = re.sub(r"\\\\u00[01][0-9a-f]", lambda code: f"(?i:{code[0]})", re.escape(spelled))
-    flags = "(?i)" if _folds(needle) else ""
-    return rf'{flags}{literal}[A-Za-z0-9_]*(?:[^A-Za-z0-9_"]|"[^:])'
+    flags = "i" if _folds(needle) else "s"
+    pattern = rf'(?{flags}:{literal}[A-Za-z0-9_]*(?:[^A-Za-z0-9_"]|"[^:]))'
+    return pattern, rf"^(?:[^\\]|\\[^u]|\\u[0-9A-Fa-f]{{4}})*?{pattern}"
 
 
 def _scan_live(needle: str, path: Path) -> Iterator[Match]:
     fold = _folds(needle)
-    pattern = re.compile(_pattern(needle))
+    pattern, exact = _patterns(needle)
     for row in live_texts(path):
         ends = (row["prompt"], row["final_text"])
         if any(needle in (text.lower() if fold else text) for text in ends) or _in_turns(
-            pattern, row["turns"]
+            pattern, exact, row["turns"]
         ):
             yield row["id"], row["recorded_at"]
 
 
-def _in_turns(pattern: re.Pattern[str], turns: str) -> bool:
-    """Whether a text of stored turns has what ``_pattern`` is for."""
-    spelled = re.search(_HALF_A_PAIR, turns) is None  # as ``pattern`` has it
-    if spelled and pattern.search(turns) is None:
+def _in_turns(pattern: str, exact: str, turns: str) -> bool:
+    """Whether a text of stored turns has what the patterns are for."""
+    is_spelled_so = re.search(_HALF_A_PAIR, turns) is None
+    if is_spelled_so and re.search(pattern, turns) is None:
         return False
-    return pattern.search(json.dumps(_texts_of(turns), ensure_ascii=False)) is not None
+    texts = json.dumps(_texts_of(turns), ensure_ascii=False)
+    return re.search(pattern, texts) is not None and re.search(exact, texts) is not None
 
 
 def _texts_of(turns: str) -> list[Any]:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeAlias
 
+import pyarrow as pa
+
 from agentrl.errors import StoreError
 from agentrl.store import RunDirectory
 from agentrl.viewer.index.columns import COLUMNS
@@ -134,6 +136,7 @@ class Growth:
                     self._commit()
                     self._sql.execute("BEGIN IMMEDIATE")
                     self._change += 1
+        pa.default_memory_pool().release_unused()  # it would keep what many shards took
 
     def _take_vanished(self) -> None:
         present = {*self._files.live, *self._files.sealed, *self._files.notes, "ledger.jsonl"}

@@ -39,6 +39,7 @@ _SHOWN = tuple(_KINDS)
 _RECOVERIES = 3
 _RECOVERY_S = 60.0
 _KEPT_NEEDLES = 50
+_ROWS_AT_ONCE = 10_000
 _FEW = 2000
 """So few that fit are found and sorted sooner than met on a walk along a sorted index."""
 
@@ -321,7 +322,9 @@ class RunIndex(Closing):
         if change < counters["change"]:
             names = ", ".join(("key", *FacetColumns.COLUMNS))
             sql = f"SELECT {names} FROM trajectories WHERE change > ?"
-            self._facets.put(run.execute(sql, (change,)).fetchall())
+            found = run.execute(sql, (change,))
+            while rows := found.fetchmany(_ROWS_AT_ONCE):  # all of a large run's take 100 MB
+                self._facets.put(rows)
         self._counted = (self._database.opened, counters["removals"], counters["change"])
 
 

@@ -26,6 +26,8 @@ Match = tuple[str, float]
 """The id of a record and when it was recorded, which tell it from older ones of the id."""
 
 _KEPT_SEARCHES = 16
+_KEPT_MATCHES = 200_000
+"""Of all kept searches together; one takes some 200 bytes, and a word may be in all."""
 _TEXT_PATHS = ("$[*].text", "$[*].observed[*].content", "$[*].calls[*].result.content")
 """Where the turns' JSON has texts; each is looked through where those before it lack the needle."""
 _HALF_A_PAIR = r"\\ud[89a-f]"
@@ -41,6 +43,7 @@ class _Found:
     """What a search found in sealed shards."""
 
     matches: dict[Path, list[Match]] = field(default_factory=dict)
+    size: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -66,8 +69,6 @@ class TextSearch:
         with self._lock:
             own = self._found.setdefault(needle, _Found())
             self._found.move_to_end(needle)
-            while len(self._found) > _KEPT_SEARCHES:
-                self._found.popitem(last=False)
         with own.lock:
             new = [path for path in shards if path not in own.matches]
             for start in range(0, len(new), _MANY):
@@ -76,6 +77,7 @@ class TextSearch:
                 for name, match in _scan(needle, part):
                     found[Path(name)].append(match)
                 own.matches |= found
+                own.size += sum(map(len, found.values()))
             present = set(shards)
             sealed = [
                 match
@@ -83,7 +85,17 @@ class TextSearch:
                 if path in present
                 for match in matches
             ]
+        self._drop_oldest()
         return sealed + [match for path in live for match in _scan_live(needle, path)]
+
+    def _drop_oldest(self) -> None:
+        """Keeps no more than what memory is meant for it."""
+        with self._lock:
+            size = sum(one.size for one in self._found.values())
+            while len(self._found) > 1 and (
+                len(self._found) > _KEPT_SEARCHES or size > _KEPT_MATCHES
+            ):
+                size -= self._found.popitem(last=False)[1].size
 
     def forget(self) -> None:
         """Forget what was found: shards were rewritten."""

@@ -15,7 +15,7 @@ import pytest
 from agentrl.errors import ConfigError, StoreError
 from agentrl.store import RunDirectory, TrajectoryWriter
 from agentrl.types import Status
-from agentrl.viewer.index import RunIndex
+from agentrl.viewer.index import RunIndex, parse_query, text_search
 
 from .conftest import Make
 
@@ -213,6 +213,25 @@ def test_lists_are_sorted_by_an_index_once_the_first_rows_are_there(
             sql = f"EXPLAIN QUERY PLAN SELECT key FROM trajectories ORDER BY {name} LIMIT 1"
             ((*_, plan),) = database.execute(sql)
             assert f"by_{name}" in plan
+        step = parse_query("step:1")  # as the neighbours of a trajectory ask
+        sql = f"EXPLAIN QUERY PLAN SELECT id FROM trajectories WHERE {step.sql}"
+        ((*_, plan),) = database.execute(sql, step.parameters)
+        assert "by_step" in plan
+
+
+def test_searches_that_find_much_push_out_older_ones(
+    run: RunDirectory, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_search, "_KEPT_MATCHES", 3)
+    with TrajectoryWriter(run) as writer:
+        for group in range(2):
+            writer.write(make(group), step=1)
+    shards = [run.shard_path(1, "driver", 1)]
+    searches = text_search.TextSearch()
+    for needle in ("done", "nowhere", "much"):
+        found = searches.search(needle, shards, [])
+        assert len(found) == (0 if needle == "nowhere" else 2)
+    assert list(searches._found) == ["nowhere", "much"]
 
 
 def test_a_search_finds_what_came_since(run: RunDirectory, make: Make, index: RunIndex) -> None:

@@ -162,7 +162,7 @@ def _ask(
     reads: dict[str, list[float]] = {f"{path} {size}": [] for path in READS for size in TARGET_MS}
     asked = cycle(LISTS.values())
     for times in count():
-        if times >= LEAST and writer.poll() is not None:
+        if times >= min(LEAST, arguments.trajectories // 10) and writer.poll() is not None:
             break
         query, sort, offset = next(asked)
         params = {"query": query, "sort": sort, "offset": offset, "limit": 100}

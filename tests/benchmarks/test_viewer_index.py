@@ -46,7 +46,8 @@ def test_every_figure_of_the_index_comes_out() -> None:
 
 @pytest.mark.browser
 @pytest.mark.slow
-@pytest.mark.parametrize(("part", "targets"), [(group, 2), (start, 2), (live, 14)])
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("part", "targets"), [(group, 2), (start, 2), (live, 15)])
 def test_every_figure_in_the_browser_comes_out(part: ModuleType, targets: int) -> None:
     figures = Figures()
     part.measure(figures, arguments())

@@ -9,16 +9,20 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from benchmarks.figures import RESULTS, Figures, add_arguments
-from benchmarks.viewers import behaviour, blame, index, page, replay, writer
+from benchmarks.viewers import behaviour, blame, group, index, live, page, replay, start, writer
 
 __all__ = ["PARTS"]
 
 PARTS: dict[str, Callable[[Figures, argparse.Namespace], None]] = {
     "writer": writer.measure,
     "page": page.measure,
+    "group": group.measure,
     "index": index.measure,
+    "start": start.measure,
+    "live": live.measure,
     "behaviour": behaviour.measure,
     "blame": blame.measure,
     "replay": replay.measure,
@@ -31,7 +35,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--only", choices=PARTS, action="append", help="one part; may be given several times"
     )
     parser.add_argument(
-        "--trajectories", type=int, default=100_000, help="of the index's run (100,000)"
+        "--trajectories", type=int, default=100_000, help="of the large run (100,000)"
+    )
+    parser.add_argument(
+        "--runs", type=Path, metavar="FOLDER", help="keep the large run there, and use it again"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="in which trajectories arrive live (60)"
     )
     parser.add_argument("--seed", type=int, default=0)
     add_arguments(parser, benchmark="viewer")

@@ -21,7 +21,7 @@ from agentrl.viewer.runs.open_run import OpenRun
 from agentrl.viewer.views.overview import alert
 
 _SOONEST_S = 0.5
-_LATEST_S = 2.0
+_LATEST_S = 1.2
 _SLOWER = 1.3
 _KEEP_ALIVE_S = 15.0
 _MOST_STREAMS = 4

@@ -70,12 +70,13 @@ class TokenPieces:
         Returns:
             N texts, and the bytes of those positions that are no whole characters.
         """
-        known = self._pieces
-        for token_id in set(token_ids.tolist()) - known.keys():
-            known[token_id] = self._make(token_id)
-        pieces = [known[token_id] for token_id in token_ids.tolist()]
-        parts = {place: piece.part for place, piece in enumerate(pieces) if piece.part}
-        return [piece.text for piece in pieces], parts
+        # each token once: most of a long text's occur often
+        unique, places = np.unique(token_ids, return_inverse=True)
+        pieces = [self._piece(token_id) for token_id in unique.tolist()]
+        texts = np.array([piece.text for piece in pieces], dtype=object)[places]
+        is_part = np.array([piece.part != b"" for piece in pieces], dtype=bool)[places]
+        parts = {place: pieces[places[place]].part for place in np.flatnonzero(is_part).tolist()}
+        return texts.tolist(), parts
 
     def data(self, token_ids: npt.NDArray[np.int32]) -> list[bytes]:
         """The bytes of each of N ids; joined they are the exact text."""
@@ -85,6 +86,11 @@ class TokenPieces:
     def text(self, token_ids: npt.NDArray[np.int32]) -> str:
         """The exact text of consecutive ids, special tokens included."""
         return str(self.tokenizer.decode(token_ids.tolist(), skip_special_tokens=False))
+
+    def _piece(self, token_id: int) -> Piece:
+        if token_id not in self._pieces:
+            self._pieces[token_id] = self._make(token_id)
+        return self._pieces[token_id]
 
     def _make(self, token_id: int) -> Piece:
         if token_id == REDACTED_ID:

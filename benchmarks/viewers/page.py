@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from playwright.sync_api import Page, sync_playwright
-from tokenizers import Tokenizer, decoders
-from tokenizers.models import BPE
+from playwright.sync_api import Page
 
 from agentrl.store import Annotation, RunDirectory, TrajectoryWriter
 from agentrl.types import Segment, SegmentKind, Status, Task, Trajectory, Turn
-from agentrl.viewer.launch import Address, serve
 from benchmarks.figures import Figures
+from benchmarks.viewers.browser import VIEW, chromium
+from benchmarks.viewers.server import viewing
+from benchmarks.viewers.vocabulary import keep_tokenizer
 
 __all__ = ["measure"]
 
-CHROMIUM = "/usr/bin/chromium"
-FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-)
-VIEW = {"width": 1280, "height": 900}
 PAINTED_MS = {32_000: 150.0, 131_000: 400.0}
 """Target of the first paint in milliseconds, by the trajectory's tokens."""
 REPEATS = 5
@@ -142,67 +135,24 @@ def _bounded(figures: Figures, tokens: int, name: str, value: float, target_ms: 
 def _shown(folder: Path, seed: int) -> Iterator[Page]:
     """A page on the tokens of a small trajectory."""
     _write(folder / "run", seed)
-    with _served(folder / "run") as address, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
-        page = browser.new_page(viewport=VIEW)  # type: ignore[arg-type]
-        page.goto(f"http://127.0.0.1:{address.port}/?token={address.token}")
-        key = page.evaluate("fetch('/api/runs').then((a) => a.json()).then((a) => a.runs[0].key)")
-        page.goto(f"http://127.0.0.1:{address.port}/#/run/{key}/trajectory/0-0-0?tab=tokens")
+    with viewing(folder / "run", folder / "cache") as viewer, chromium() as browser:
+        page = browser.new_page()
+        page.goto(viewer.link("/trajectory/0-0-0?tab=tokens"))
         page.wait_for_selector(".tok-text span")
         yield page
-        browser.close()
-
-
-@contextmanager
-def _served(run: Path) -> Iterator[Address]:
-    """A viewer in a thread of its own, ended with the block."""
-    ended = threading.Event()
-    ready = threading.Event()
-    addresses: list[Address] = []
-
-    def announce(address: Address) -> None:
-        addresses.append(address)
-        ready.set()
-
-    def work() -> None:
-        serve(run, host="127.0.0.1", port=0, allow_hosts=(), announce=announce, until=ended.wait)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        if not ready.wait(60):
-            raise RuntimeError("the viewer did not start within 60 s")
-        yield addresses[0]
-    finally:
-        ended.set()
-        thread.join(60)
 
 
 def _write(folder: Path, seed: int) -> None:
     """A sealed run with a trajectory of each length, annotated, and its tokenizer."""
     random = np.random.default_rng(seed)
     run = RunDirectory.create(folder, {"seed": seed})
-    (run.models_folder / "start").mkdir(parents=True)
-    _tokenizer(random).save(str(run.models_folder / "start" / "tokenizer.json"))
+    keep_tokenizer(run, random, VOCABULARY)
     with TrajectoryWriter(run) as writer:
         for group, tokens in enumerate((500, *PAINTED_MS)):
             trajectory = _trajectory(random, group, tokens)
             writer.write(trajectory, 1)
             writer.annotate(_annotation(random, trajectory))
         writer.seal(1)
-
-
-def _tokenizer(random: np.random.Generator) -> Tokenizer:
-    """A byte-level vocabulary of words of 1 to 8 letters; a tenth end a line."""
-    letters = np.array(list("abcdefghijklmnopqrstuvwxyz"))
-    words: dict[str, int] = {}
-    while len(words) < VOCABULARY:
-        word = "".join(random.choice(letters, random.integers(1, 9)))
-        form = f"{word}Ċ" if random.random() < 0.1 else f"Ġ{word}"
-        words.setdefault(form, len(words))
-    made = Tokenizer(BPE(words, []))
-    made.decoder = decoders.ByteLevel()
-    return made
 
 
 def _trajectory(random: np.random.Generator, group: int, tokens: int) -> Trajectory:

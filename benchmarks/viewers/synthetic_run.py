@@ -6,7 +6,13 @@ is drawn from a few thousand sentences, and one trajectory of ``RARE_EVERY`` has
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +21,54 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.store import RunDirectory
-from agentrl.store.trajectories.columns import SCHEMA
+from agentrl.store.trajectories.columns import COLUMNS, SCHEMA
 
 RARE = "No such file or directory"
 RARE_EVERY = 1000
 GROUP_SIZE = 8
 TURNS = 4
+TOKENS = 2_000
+A_SHARD = 125
 _WORDS = 4000
 _SENTENCES = 3000
 _CHARACTERS_A_TOKEN = 4
 _STARTED = 1_700_000_000.0
 
 
-def make_run(root: Path, *, trajectories: int, tokens: int, shards: int, seed: int = 0) -> int:
-    """Makes a run of sealed shards, one a step, with its ledger; the bytes that it takes.
+@contextmanager
+def large_run(arguments: argparse.Namespace) -> Iterator[Path]:
+    """A run of ``arguments.trajectories`` of ``TOKENS`` tokens, ``A_SHARD`` a shard, that may be
+    written on, in a folder of its own, which goes with the block.
+
+    Where ``arguments.runs`` names a folder, the run is made there once, and linked from then on.
+    """
+    runs = None if arguments.runs is None else arguments.runs.resolve()
+    with tempfile.TemporaryDirectory(dir=runs) as folder:
+        root = Path(folder) / "run"
+        if runs is None:
+            _make(root, arguments)
+        else:
+            kept = runs / f"run-{arguments.trajectories}-{arguments.seed}"
+            if not kept.exists():
+                _make(root, arguments)
+                root.rename(kept)
+            # a shard is never written in place; the ledger may be
+            shutil.copytree(kept, root, copy_function=_link_shard)
+        yield root
+
+
+def _make(root: Path, arguments: argparse.Namespace) -> None:
+    number = arguments.trajectories
+    shards = max(1, number // A_SHARD)
+    make_run(root, trajectories=number, tokens=TOKENS, shards=shards, seed=arguments.seed)
+
+
+def _link_shard(source: str, target: str) -> None:
+    (os.link if source.endswith(".parquet") else shutil.copy2)(source, target)
+
+
+def make_run(root: Path, *, trajectories: int, tokens: int, shards: int, seed: int = 0) -> None:
+    """Makes a run of sealed shards, one a step, with its ledger.
 
     Args:
         root: a new folder.
@@ -47,7 +87,6 @@ def make_run(root: Path, *, trajectories: int, tokens: int, shards: int, seed: i
         path.parent.mkdir(parents=True)
         pq.write_table(table, path, compression="zstd", use_dictionary=False, row_group_size=32)
     _write_ledger(run, bounds)
-    return sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
 
 
 def _sentences(random: np.random.Generator) -> list[str]:
@@ -178,14 +217,8 @@ def _arrays(random: np.random.Generator, count: int, tokens: int, step: int) -> 
 
 
 def _column(field: pa.Field, values: Any, count: int) -> pa.Array:
-    if values is None:  # a column that this benchmark gives nothing to: empty, by its type
-        if field.nullable:
-            return pa.nulls(count, field.type)
-        values = [pa.scalar("" if pa.types.is_string(field.type) else 0).as_py()] * count
-        if pa.types.is_list(field.type):
-            values = [[]] * count
-        if field.name in ("reasons", "first_state", "last_state"):
-            values = ["{}"] * count
+    if values is None:  # a column that this benchmark gives nothing to
+        values = [COLUMNS[field.name].empty] * count
     if isinstance(values, pa.Array):
         return values
     return pa.array(values).cast(field.type)

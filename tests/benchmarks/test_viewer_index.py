@@ -1,29 +1,60 @@
-"""The run that the index is measured on is one that the index reads, and every figure comes out."""
+"""The runs that the viewer is measured on are ones that it reads, and every figure comes out."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from types import ModuleType
+
+import pytest
 
 from agentrl.store import RunDirectory
 from agentrl.viewer.index import RunIndex
 from benchmarks.figures import Figures
-from benchmarks.viewers import index as index_part
-from benchmarks.viewers.synthetic_run import GROUP_SIZE, RARE, make_run
+from benchmarks.viewers import group, index, live, start
+from benchmarks.viewers.synthetic_run import GROUP_SIZE, RARE, large_run, make_run
 
 
 def test_the_synthetic_run_is_a_run(tmp_path: Path) -> None:
     make_run(tmp_path / "run", trajectories=48, tokens=64, shards=3)
-    with RunIndex(RunDirectory.open(tmp_path / "run"), tmp_path / "cache") as index:
-        assert index.refresh() == 48
-        assert index.damage() == []
-        assert index.page(f'"{RARE}"').total == 1
-        assert index.page("trained_step:0").total == 16 // GROUP_SIZE * GROUP_SIZE
-        assert index.page("env:code,search,maths tokens:64").total == 48
+    with RunIndex(RunDirectory.open(tmp_path / "run"), tmp_path / "cache") as own:
+        assert own.refresh() == 48
+        assert own.damage() == []
+        assert own.page(f'"{RARE}"').total == 1
+        assert own.page("trained_step:0").total == 16 // GROUP_SIZE * GROUP_SIZE
+        assert own.page("env:code,search,maths tokens:64").total == 48
+
+
+def test_a_run_that_is_kept_stays_as_it_was(tmp_path: Path) -> None:
+    asked = arguments(runs=tmp_path)
+    with large_run(asked) as root:
+        run = RunDirectory.open(root)
+        run.ledger_path.write_text("")
+        run.shard_path(0, "driver", 1).unlink()
+    with large_run(asked) as root, RunIndex(RunDirectory.open(root), tmp_path / "cache") as own:
+        assert own.refresh() == 250
+        assert own.page("trained_step:any").total > 0
+    assert len(list(tmp_path.glob("run-*"))) == 1
 
 
 def test_every_figure_of_the_index_comes_out() -> None:
     figures = Figures()
-    index_part.measure(figures, argparse.Namespace(trajectories=250, seed=0))
+    index.measure(figures, arguments())
     assert len(figures.rows) > 12
     assert all(row.value > 0 for row in figures.rows)
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("part", "targets"), [(group, 2), (start, 2), (live, 15)])
+def test_every_figure_in_the_browser_comes_out(part: ModuleType, targets: int) -> None:
+    figures = Figures()
+    part.measure(figures, arguments())
+    assert sum(row.met is not None for row in figures.rows) == targets
+
+
+def arguments(**changes: object) -> argparse.Namespace:
+    """Those of a short run of the benchmark."""
+    asked = {"trajectories": 250, "seed": 0, "runs": None, "seconds": 2.0, **changes}
+    return argparse.Namespace(**asked)

@@ -48,6 +48,8 @@ def view_command(
     """
     if demo and source is not None:
         raise ConfigError(f"--demo shows its own run, so name none beside it, got {str(source)!r}")
+    # Arrow's own pool keeps what each thread has read: some 50 MB over a large run
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     if demo:
         from agentrl.viewer.demo import unpack_demo
 

@@ -122,13 +122,18 @@ def read_shard_row(path: Path, index: int) -> StoredRow:
         StoreError: the file is no shard, or has no such row.
     """
     with _reading(f"row {index} of {path} cannot be read"), _opened(path) as file:
-        first = 0
-        for number in range(file.num_row_groups):
-            rows = file.metadata.row_group(number).num_rows
-            if first <= index < first + rows:
-                return _row(_table(file, _WHOLE, number).slice(index - first, 1))
-            first += rows
-        raise IndexError(f"it has {first} rows")
+        return _row_at(file, index)
+
+
+def find_shard_row(path: Path, trajectory_id: str) -> StoredRow:
+    """The row of an id, the last of several, and its arrays; reads the ids and one row group.
+
+    Raises:
+        StoreError: the file is no shard, or has no such row.
+    """
+    with _reading(f"{trajectory_id!r} of {path} cannot be read"), _opened(path) as file:
+        ids = file.read(["id"], use_threads=False)["id"].to_pylist()
+        return _row_at(file, len(ids) - 1 - ids[::-1].index(trajectory_id))
 
 
 def read_shard(path: Path) -> Iterator[StoredRow]:
@@ -187,6 +192,21 @@ def _table(file: pq.ParquetFile, names: Sequence[str], group: int | None = None)
     table = pa.table({name: read[own] for name, own in given.items()})
     schema = pa.schema([SCHEMA.field(name) for name in given])
     return table if table.schema.types == schema.types else table.cast(schema)
+
+
+def _row_at(file: pq.ParquetFile, index: int) -> StoredRow:
+    """One row of a shard.
+
+    Raises:
+        IndexError: it has no such row.
+    """
+    first = 0
+    for number in range(file.num_row_groups):
+        rows = file.metadata.row_group(number).num_rows
+        if first <= index < first + rows:
+            return _row(_table(file, _WHOLE, number).slice(index - first, 1))
+        first += rows
+    raise IndexError(f"it has {first} rows")
 
 
 def _row(table: pa.Table) -> StoredRow:

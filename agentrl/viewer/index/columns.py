@@ -93,7 +93,7 @@ FIELDS: Mapping[str, Field] = {
     "agent": Field("agents", "list"),
     "tool": Field("tools", "list"),
     "note": Field("labels", "list"),
-    "step": Field("+step", "number"),
+    "step": Field("step", "number"),
     "trained_step": Field("+trained_step", "number"),
     "reward": Field("+reward", "number"),
     "turns": Field("+num_turns", "number"),
@@ -111,7 +111,7 @@ FIELDS: Mapping[str, Field] = {
 """By the name in a query; besides, ``reward.NAME`` is a reward part and ``text`` is the text.
 
 A number's ``+`` keeps SQLite from an index, whose rows lie scattered: to scan all is four times as
-fast where half of them fit.
+fast where half of them fit. Those of a step lie together.
 """
 
 FACETS = (

@@ -23,12 +23,16 @@ from agentrl.viewer.index.place import MEMORY, index_places
 
 logger = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
 """Of the tables below; an index of another one is made anew."""
 
 _TYPES = {"integer": "INTEGER", "real": "REAL", "text": "TEXT", "list": "TEXT", "json": "TEXT"}
 _EMPTY = {"integer": "0", "real": "0", "text": "''", "list": "''", "json": "'{}'"}
-_SORTED = ("step", "reward", "num_turns", "num_tokens", "recorded_at")
+_SORTED = (
+    *("step", "reward", "status", "task_id", "data_source", "stage", "num_turns", "num_tokens"),
+    *("num_calls", "num_tool_errors", "drop_reason", "ended_at", "recorded_at"),
+)
+"""Columns by which a list is sorted, besides the id and the group."""
 _POLL_S = 0.02
 _BUSY_S = 10.0
 
@@ -49,8 +53,6 @@ CREATE UNIQUE INDEX by_id ON trajectories (id);
 CREATE INDEX by_group ON trajectories (group_index, rollout_index);
 CREATE INDEX by_file ON trajectories (file);
 CREATE INDEX by_change ON trajectories (change);
-CREATE INDEX by_task ON trajectories (task_id);
-{"".join(f"CREATE INDEX by_{name} ON trajectories ({name});" for name in _SORTED)}
 CREATE TABLE files (
     key INTEGER PRIMARY KEY,
     path TEXT NOT NULL UNIQUE,
@@ -68,6 +70,13 @@ CREATE TABLE ledger (
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 INSERT INTO counters VALUES ('change', 0), ('removals', 0);
 PRAGMA user_version = {VERSION};
+"""
+SORT_INDICES = {
+    f"by_{name}": f"CREATE INDEX IF NOT EXISTS by_{name} ON trajectories ({name})"
+    for name in _SORTED
+}
+"""By name. They are made once rows are there: to keep them while a large run is first taken costs
+more than all else of it.
 """
 _MATCHES = (
     "CREATE TEMP TABLE text_match (needle TEXT, trajectory INTEGER, "

@@ -43,7 +43,10 @@ class FacetColumns:
                 self._numbers[name][keys] = np.array(values, dtype=np.float64)
             else:
                 words = self._words[name]
-                self._codes[name][keys] = [words.setdefault(word, len(words)) for word in values]
+                for word in set(values):
+                    words.setdefault(word, len(words))
+                codes = map(words.__getitem__, values)
+                self._codes[name][keys] = np.fromiter(codes, np.int32, len(values))
 
     def keys(self) -> npt.NDArray[np.int64]:
         """Every key."""

@@ -8,9 +8,12 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeAlias
 
+import pyarrow as pa
+
 from agentrl.errors import StoreError
 from agentrl.store import RunDirectory
 from agentrl.viewer.index.columns import COLUMNS
+from agentrl.viewer.index.database import SORT_INDICES
 from agentrl.viewer.index.listing import FileState, Snapshot
 from agentrl.viewer.index.sources import (
     LedgerRow,
@@ -91,6 +94,7 @@ class Growth:
             self._take_vanished()
             self._take_ledger()
             self._take_notes()
+            self._make_indices()
             sql = "SELECT count(*) FROM trajectories WHERE change >= ?"
             (changed,) = self._sql.execute(sql, (self._first,)).fetchone()
             self._commit()
@@ -132,6 +136,7 @@ class Growth:
                     self._commit()
                     self._sql.execute("BEGIN IMMEDIATE")
                     self._change += 1
+        pa.default_memory_pool().release_unused()  # it would keep what many shards took
 
     def _take_vanished(self) -> None:
         present = {*self._files.live, *self._files.sealed, *self._files.notes, "ledger.jsonl"}
@@ -189,6 +194,11 @@ class Growth:
         for path, state in self._files.notes.items():
             own = "; ".join(text for text in damage if path in text)
             self._note_file(self._file(path)[0], path, state, own)
+
+    def _make_indices(self) -> None:
+        """Makes what an index lacks that was just taken for the first time."""
+        for statement in SORT_INDICES.values():
+            self._sql.execute(statement)
 
     def _put(self, rows: Iterable[Row], file: int) -> None:
         own = (file, self._change)

@@ -11,6 +11,7 @@ Text in lower case is found in any case; with an upper-case letter, as it is wri
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -18,25 +19,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import duckdb
-
 from agentrl.errors import StoreError
-from agentrl.store.json_text import from_json
 from agentrl.store.trajectories.live_record import live_texts
 
 Match = tuple[str, float]
 """The id of a record and when it was recorded, which tell it from older ones of the id."""
 
 _KEPT_SEARCHES = 16
-_TURN = """[{"text": "VARCHAR", "observed": [{"content": "VARCHAR"}],
-"calls": [{"result": {"content": "VARCHAR"}}]}]"""
-_TEXTS = f"""array_to_string(list_transform(json_transform(turns, '{_TURN}'), lambda turn:
-concat_ws(
-    chr(10), turn.text,
-    array_to_string(list_transform(turn.observed, lambda one: one.content), chr(10)),
-    array_to_string(list_transform(turn.calls, lambda one: one.result.content), chr(10))
-)), chr(10))"""
-"""All texts of the turns, parsed once."""
+_KEPT_MATCHES = 200_000
+"""Of all kept searches together; one takes some 200 bytes, and a word may be in all."""
+_TEXT_PATHS = ("$[*].text", "$[*].observed[*].content", "$[*].calls[*].result.content")
+"""Where the turns' JSON has texts; each is looked through where those before it lack the needle."""
+_HALF_A_PAIR = r"\\ud[89a-f]"
+"""Half of a surrogate pair, as JSON spells it: DuckDB refuses it, and such turns escape all that is
+not ASCII.
+"""
 _MANY = 400
 """Shards in one statement of DuckDB; bounds what a shard that vanished costs."""
 
@@ -46,6 +43,7 @@ class _Found:
     """What a search found in sealed shards."""
 
     matches: dict[Path, list[Match]] = field(default_factory=dict)
+    size: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -71,8 +69,6 @@ class TextSearch:
         with self._lock:
             own = self._found.setdefault(needle, _Found())
             self._found.move_to_end(needle)
-            while len(self._found) > _KEPT_SEARCHES:
-                self._found.popitem(last=False)
         with own.lock:
             new = [path for path in shards if path not in own.matches]
             for start in range(0, len(new), _MANY):
@@ -81,6 +77,7 @@ class TextSearch:
                 for name, match in _scan(needle, part):
                     found[Path(name)].append(match)
                 own.matches |= found
+                own.size += sum(map(len, found.values()))
             present = set(shards)
             sealed = [
                 match
@@ -88,7 +85,17 @@ class TextSearch:
                 if path in present
                 for match in matches
             ]
+        self._drop_oldest()
         return sealed + [match for path in live for match in _scan_live(needle, path)]
+
+    def _drop_oldest(self) -> None:
+        """Keeps no more than what memory is meant for it."""
+        with self._lock:
+            size = sum(one.size for one in self._found.values())
+            while len(self._found) > 1 and (
+                len(self._found) > _KEPT_SEARCHES or size > _KEPT_MATCHES
+            ):
+                size -= self._found.popitem(last=False)[1].size
 
     def forget(self) -> None:
         """Forget what was found: shards were rewritten."""
@@ -97,18 +104,35 @@ class TextSearch:
 
 
 def _scan(needle: str, shards: Sequence[Path]) -> list[tuple[str, Match]]:
-    # the turns are JSON: first the text as JSON spells it, then, where that occurs, the very texts
-    escaped = json.dumps(needle, ensure_ascii=False)[1:-1]
-    matches = "regexp_matches({}, ${}, 'il')" if needle == needle.lower() else "contains({}, ${})"
+    import duckdb  # a tenth of what the viewer's start costs, and few search
+
+    # A search costs as much as the texts cost to read, and parsing the turns that much again. So
+    # turns are first searched as they are stored; only those that have the needle outside of the
+    # format's keys are parsed, and of them one kind of text at a time.
+    fold = _folds(needle)
+    ends = " OR ".join(_has(name, "needle", fold) for name in ("prompt", "final_text"))
+    texts = [f"json_extract(turns, '{path}')::VARCHAR" for path in _TEXT_PATHS]
+    parsed = " ".join(
+        f"WHEN regexp_matches({text}, $pattern) AND regexp_matches({text}, $exact) THEN true"
+        for text in texts
+    )
     sql = f"""
-        SELECT filename, id, recorded_at
+        SELECT filename, id, recorded_at,
+            CASE WHEN NOT ({ends}) AND regexp_matches(turns, $half) THEN turns END
         FROM read_parquet($shards, filename = true, hive_partitioning = false)
-        WHERE {matches.format("prompt", "needle")}
-           OR {matches.format("final_text", "needle")}
-           OR CASE WHEN {matches.format("turns", "escaped")}
-              THEN {matches.format(_TEXTS, "needle")} ELSE false END
+        WHERE {ends} OR CASE
+            WHEN regexp_matches(turns, $half) THEN true
+            WHEN regexp_matches(turns, $pattern) THEN CASE {parsed} ELSE false END
+            ELSE false END
     """
-    values = {"shards": [str(path) for path in shards], "needle": needle, "escaped": escaped}
+    pattern, exact = _patterns(needle)
+    values = {
+        "shards": [str(path) for path in shards],
+        "needle": needle,
+        "pattern": pattern,
+        "exact": exact,
+        "half": _HALF_A_PAIR,
+    }
     try:
         with duckdb.connect() as connection:
             found = connection.execute(sql, values).fetchall()
@@ -117,30 +141,66 @@ def _scan(needle: str, shards: Sequence[Path]) -> list[tuple[str, Match]]:
         if len(left) < len(shards):  # a step was cut down to what is kept
             return _scan(needle, left) if left else []
         raise StoreError(f"the text of trajectories cannot be searched: {error}") from error
-    return [(name, (trajectory_id, recorded_at)) for name, trajectory_id, recorded_at in found]
+    return [
+        (name, (trajectory_id, recorded_at))
+        for name, trajectory_id, recorded_at, turns in found
+        if turns is None or _in_turns(pattern, exact, turns)
+    ]
+
+
+def _has(column: str, parameter: str, fold: bool) -> str:
+    """The condition that a text has a parameter's, in any case where ``fold``."""
+    return (
+        f"regexp_matches({column}, ${parameter}, 'il')"
+        if fold
+        else f"contains({column}, ${parameter})"
+    )
+
+
+def _folds(needle: str) -> bool:
+    return needle == needle.lower()
+
+
+def _patterns(needle: str) -> tuple[str, str]:
+    """Regular expressions, for RE2 and for Python, of ``needle`` in a text of JSON.
+
+    Returns:
+        One that RE2 is quick with, since it begins with the needle and so leaps from one to the
+        next: it leaves out keys, which go on to a quotation mark and a colon. And one that needs
+        every character from the first on: it leaves out the letters of an escape.
+    """
+    spelled = json.dumps(needle, ensure_ascii=False)[1:-1]
+    # DuckDB spells \\u001b with a capital B
+    literal = re.sub(r"\\\\u00[01][0-9a-f]", lambda code: f"(?i:{code[0]})", re.escape(spelled))
+    flags = "i" if _folds(needle) else "s"
+    pattern = rf'(?{flags}:{literal}[A-Za-z0-9_]*(?:[^A-Za-z0-9_"]|"[^:]))'
+    return pattern, rf"^(?:[^\\]|\\[^u]|\\u[0-9A-Fa-f]{{4}})*?{pattern}"
 
 
 def _scan_live(needle: str, path: Path) -> Iterator[Match]:
-    folds = needle == needle.lower()
-    # the turns are JSON, so that a text is first looked for as JSON spells it
-    escaped = json.dumps(needle, ensure_ascii=False)[1:-1]
+    fold = _folds(needle)
+    pattern, exact = _patterns(needle)
     for row in live_texts(path):
-        stored = (row["prompt"], row["final_text"], row["turns"])
-        looked = [text.lower() if folds else text for text in stored]
-        if any(spelling in text for text in looked for spelling in (needle, escaped)) and any(
-            needle in (text.lower() if folds else text) for text in texts_of(row)
+        ends = (row["prompt"], row["final_text"])
+        if any(needle in (text.lower() if fold else text) for text in ends) or _in_turns(
+            pattern, exact, row["turns"]
         ):
             yield row["id"], row["recorded_at"]
 
 
-def texts_of(row: dict[str, Any]) -> Iterator[str]:
-    """The texts of a stored row that a search looks through."""
-    yield row["prompt"]
-    yield row["final_text"]
-    for turn in from_json(row["turns"]):
-        yield turn["text"]
-        for message in turn["observed"]:
-            content = message.get("content") or ""
-            yield content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
-        for call in turn["calls"]:
-            yield (call["result"] or {}).get("content", "")
+def _in_turns(pattern: str, exact: str, turns: str) -> bool:
+    """Whether a text of stored turns has what the patterns are for."""
+    is_spelled_so = re.search(_HALF_A_PAIR, turns) is None
+    if is_spelled_so and re.search(pattern, turns) is None:
+        return False
+    texts = json.dumps(_texts_of(turns), ensure_ascii=False)
+    return re.search(pattern, texts) is not None and re.search(exact, texts) is not None
+
+
+def _texts_of(turns: str) -> list[Any]:
+    found: list[Any] = []
+    for turn in json.loads(turns):
+        found.append(turn["text"])
+        found += [message.get("content") for message in turn["observed"]]
+        found += [(call["result"] or {}).get("content") for call in turn["calls"]]
+    return found

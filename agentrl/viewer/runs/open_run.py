@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from agentrl.errors import DataError, StoreError
@@ -29,24 +30,13 @@ from agentrl.viewer.notes import NoteBook
 from agentrl.viewer.pieces import TokenPieces
 from agentrl.viewer.runs.appended import AppendedLines
 from agentrl.viewer.runs.metrics_table import MetricsTable
+from agentrl.viewer.runs.run_reader import RunReader
 from agentrl.viewer.runs.run_tokenizer import stage_pieces
 from agentrl.viewer.runs.stored_row import StoredRow
 from agentrl.viewer.runs.trajectory_count import TrajectoryCount
 from agentrl.viewer.secret_tokens import has_marks, without_secrets
 
 _FRESH_S = 0.3
-
-
-class _Reader(TrajectoryReader):
-    """A reader whose ``row`` may be asked from any thread, as analyses do while they compute."""
-
-    def __init__(self, run: RunDirectory, lock: threading.RLock) -> None:
-        super().__init__(run)
-        self._lock = lock
-
-    def row(self, trajectory_id: str) -> tuple[dict[str, Any], TokenArrays]:
-        with self._lock:
-            return super().row(trajectory_id)
 
 
 class OpenRun:
@@ -83,7 +73,8 @@ class OpenRun:
         Raises:
             StoreError: this agentrl cannot read the run.
         """
-        return _Reader(RunDirectory.open(self.directory.root), self.lock)
+        run = RunDirectory.open(self.directory.root)
+        return RunReader(run, self.lock, self._file_of)
 
     @cached_property
     def _index(self) -> RunIndex:
@@ -109,6 +100,10 @@ class OpenRun:
             changed = index.refresh()
             self._refreshed_at = time.monotonic()
             return changed
+
+    def _file_of(self, trajectory_id: str, *, looking: bool) -> Path | None:
+        self.refresh_index(0.0 if looking else _FRESH_S)
+        return self._index.file_of(trajectory_id)
 
     @cached_property
     def config(self) -> Mapping[str, Any]:

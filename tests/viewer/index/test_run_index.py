@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 from collections import Counter
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from agentrl.errors import ConfigError, StoreError
 from agentrl.store import KeepSpec, RunDirectory, TrajectoryWriter
 from agentrl.types import Status
-from agentrl.viewer.index import RunIndex
+from agentrl.viewer.index import RunIndex, parse_query, text_search
 
 from .conftest import Make
 
@@ -144,10 +147,22 @@ def test_facets_count_what_a_query_holds_for(
         ('text:"say \\"hi\\""', ["2-0-0"]),
         ('"back\\\\slash"', ["2-0-0"]),
         ('"ünïcode"', ["2-0-0"]),
-        ("how", ["1-0-0", "2-0-0"]),
+        ("how", ["1-0-0", "2-0-0", "4-0-0"]),
         ("observed", []),  # a word of the format, in no text
         ("num_tokens", []),
         ("null", []),
+        ("assistant", []),  # a value of the format
+        ("0", ["4-0-0"]),  # a number of the format; the final text names half a pair by it
+        ("nback", []),  # a letter of an escape
+        ("1b", []),
+        ('"content: it"', ["3-0-0"]),  # looks like a key
+        ('"content"', ["3-0-0"]),
+        ('"tool that"', ["3-0-0"]),
+        ('"of parts"', ["3-0-0"]),
+        ("type", []),  # a key of a part
+        ('"the rest é"', ["4-0-0"]),
+        ('"[31mred"', ["4-0-0"]),
+        ('"\x1b[31mRed"', ["4-0-0"]),  # JSON spells its first character in two ways
         ('"a.b"', []),  # no pattern
     ],
 )
@@ -158,11 +173,65 @@ def test_text_is_found_live_and_sealed(
     with TrajectoryWriter(run) as writer:
         writer.write(make(1, output="ls: No such file or directory"), step=1)
         writer.write(make(2, text='say "hi"\nback\\slash Ünïcode aXb'), step=1)
+        parts = [{"type": "text", "text": "a message of parts"}]
+        writer.write(make(3, text="content: it is a tool that", question=parts), step=1)
+        # DuckDB refuses the JSON of half a surrogate pair
+        writer.write(make(4, text="\ud800 and", output="the rest É \x1b[31mRed"), step=1)
         if sealed:
             writer.seal(1)
         writer.flush()
         index.refresh()
         assert index.ids(needle, "group_index") == found
+
+
+def test_a_search_that_names_the_turns_keys_parses_none_of_them(
+    run: RunDirectory, make: Make, index: RunIndex
+) -> None:
+    with TrajectoryWriter(run) as writer:
+        writer.write(make(1), step=1)
+        writer.seal(1)
+    shard = run.shard_path(1, "driver", 1)
+    table = pq.read_table(shard)
+    turns = table["turns"][0].as_py()
+    place = table.schema.get_field_index("turns")
+    broken = pa.array([turns.replace('"calls":', '"calls":::')], pa.string())
+    pq.write_table(table.set_column(place, table.schema.field(place), broken), shard)
+    index.refresh()
+    assert index.ids("observed") == []
+    with pytest.raises(StoreError, match="cannot be searched"):
+        index.ids("assistant")
+
+
+def test_lists_are_sorted_by_an_index_once_the_first_rows_are_there(
+    run: RunDirectory, make: Make, index: RunIndex
+) -> None:
+    with TrajectoryWriter(run) as writer:
+        writer.write(make(1), step=1)
+    index.refresh()
+    with sqlite3.connect(index.place) as database:
+        for name in ("status", "ended_at", "num_tool_errors", "drop_reason", "step", "reward"):
+            sql = f"EXPLAIN QUERY PLAN SELECT key FROM trajectories ORDER BY {name} LIMIT 1"
+            ((*_, plan),) = database.execute(sql)
+            assert f"by_{name}" in plan
+        step = parse_query("step:1")  # as the neighbours of a trajectory ask
+        sql = f"EXPLAIN QUERY PLAN SELECT id FROM trajectories WHERE {step.sql}"
+        ((*_, plan),) = database.execute(sql, step.parameters)
+        assert "by_step" in plan
+
+
+def test_searches_that_find_much_push_out_older_ones(
+    run: RunDirectory, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_search, "_KEPT_MATCHES", 3)
+    with TrajectoryWriter(run) as writer:
+        for group in range(2):
+            writer.write(make(group), step=1)
+    shards = [run.shard_path(1, "driver", 1)]
+    searches = text_search.TextSearch()
+    for needle in ("done", "nowhere", "much"):
+        found = searches.search(needle, shards, [])
+        assert len(found) == (0 if needle == "nowhere" else 2)
+    assert list(searches._found) == ["nowhere", "much"]
 
 
 def test_a_search_finds_what_came_since(run: RunDirectory, make: Make, index: RunIndex) -> None:

@@ -311,3 +311,14 @@ def test_a_link_is_opened_by_a_file_that_others_cannot_read(
     assert (os.stat(page).st_mode & 0o77, os.stat(page.parent).st_mode & 0o77) == (0, 0)
     remove()
     assert not page.exists()
+
+
+def test_what_was_read_goes_back_to_the_system(tmp_path: Path) -> None:
+    code = (
+        "import sys; from agentrl.cli.main import run\n"
+        "try: run(['view', sys.argv[1]])\n"
+        "finally: import pyarrow; print(pyarrow.default_memory_pool().backend_name)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.stdout.splitlines()[-1] == "system"

@@ -34,10 +34,8 @@ export function TrajectoriesPage({ run, params }) {
   );
   const facets = useApi(ofRun(run, "facets"), { query });
   useEffect(() => blocks.need(0, 1), [blocks.version]);
-  useLatest(run, ["trajectories", "open"], () => {
-    blocks.refresh();
-    facets.reload();
-  }, 1500);
+  useLatest(run, ["trajectories", "open"], () => blocks.refresh());
+  useLatest(run, ["trajectories", "open"], () => facets.reload(), 5000); // to count all costs more
   const active = Number(params.row ?? -1);
   const ask = (text) => update({ query: text, row: "", search: "" }, { replace: false });
   const row = active >= 0 ? blocks.at(active) : undefined;

@@ -1,0 +1,75 @@
+"""Run reader: reads a trajectory from the file in which the index has it.
+
+To find it otherwise, all shards of the run are listed, which takes seconds of a large one.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Protocol
+
+from agentrl.errors import StoreError
+from agentrl.store import RunDirectory, TokenArrays, TrajectoryReader
+from agentrl.store.trajectories.columns import Row
+from agentrl.store.trajectories.listing import LiveListing
+from agentrl.store.trajectories.shard import find_shard_row
+
+
+class Find(Protocol):
+    """Finds the file with the newest record of an id, or None."""
+
+    def __call__(self, trajectory_id: str, *, looking: bool) -> Path | None:
+        """Looks at the run's files before where ``looking``."""
+        ...
+
+
+class RunReader(TrajectoryReader):
+    """A reader whose ``row`` is quick, and may be asked from any thread, as analyses do.
+
+    Args:
+        run: the run.
+        lock: of the run.
+        find: finds a trajectory.
+    """
+
+    def __init__(self, run: RunDirectory, lock: threading.RLock, find: Find) -> None:
+        super().__init__(run)
+        self._lock = lock
+        self._find = find
+        self._live_files: dict[Path, LiveListing] = {}
+
+    def row(self, trajectory_id: str) -> tuple[Row, TokenArrays]:
+        """See ``TrajectoryReader.row``."""
+        with self._lock:
+            path = self._find(trajectory_id, looking=False)
+            if path is not None:
+                try:
+                    return self._read_of(path, trajectory_id)
+                except StoreError:
+                    if path.is_file():
+                        raise
+            # it came a moment ago, or was live and has been sealed since
+            path = self._find(trajectory_id, looking=True)
+            if path is None:
+                raise StoreError(
+                    f"{self._run.root} has no trajectory {trajectory_id!r}; `agentrl ls` lists its "
+                    "own"
+                )
+            return self._read_of(path, trajectory_id)
+
+    def _read_of(self, path: Path, trajectory_id: str) -> tuple[Row, TokenArrays]:
+        if path.suffix == ".jsonl":
+            return self._live_row(path, trajectory_id)
+        return find_shard_row(path, trajectory_id)
+
+    def _live_row(self, path: Path, trajectory_id: str) -> tuple[Row, TokenArrays]:
+        listing = self._live_files.get(path) or LiveListing(path, self._pass_over)
+        self._live_files = {own: one for own, one in self._live_files.items() if own.is_file()}
+        if not listing.grow():  # another file of that name
+            listing = LiveListing(path, self._pass_over)
+            listing.grow()
+        self._live_files[path] = listing
+        if trajectory_id not in listing.ids:
+            raise StoreError(f"{path} has no trajectory {trajectory_id!r} any more")
+        return listing.read(len(listing.ids) - 1 - listing.ids[::-1].index(trajectory_id))

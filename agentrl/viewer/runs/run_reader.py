@@ -42,21 +42,16 @@ class RunReader(TrajectoryReader):
     def row(self, trajectory_id: str) -> tuple[Row, TokenArrays]:
         """See ``TrajectoryReader.row``."""
         with self._lock:
-            path = self._find(trajectory_id, looking=False)
-            if path is not None:
+            for looking in (False, True):
+                path = self._find(trajectory_id, looking=looking)
+                if path is None:  # it came a moment ago, or was dropped
+                    continue
                 try:
                     return self._read_of(path, trajectory_id)
-                except StoreError:
-                    if path.is_file():
+                except StoreError:  # it was sealed since, or its shard was written anew
+                    if looking:
                         raise
-            # it came a moment ago, or was live and has been sealed since
-            path = self._find(trajectory_id, looking=True)
-            if path is None:
-                raise StoreError(
-                    f"{self._run.root} has no trajectory {trajectory_id!r}; `agentrl ls` lists its "
-                    "own"
-                )
-            return self._read_of(path, trajectory_id)
+            raise self._missing(trajectory_id)
 
     def _read_of(self, path: Path, trajectory_id: str) -> tuple[Row, TokenArrays]:
         if path.suffix == ".jsonl":

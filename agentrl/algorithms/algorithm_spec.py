@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,10 @@ AlgorithmState = Mapping[str, float]
 """What an algorithm carries from step to step (an adaptive coefficient); it is kept in checkpoints
 as JSON.
 """
+
+
+Unit = Literal["sample", "trajectory", "group"]
+"""Whose samples stay on one data-parallel coordinate."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -244,6 +248,8 @@ class AlgorithmSpec:
             plain number of each token.
         max_staleness: published versions that a token may lie back; None sets no bound of the
             algorithm's own.
+        partition: whose samples stay on one rank: each alone, those of a trajectory, or those of a
+            group, which then are in one micro-batch, as ``pair_loss`` needs.
     """
 
     name: str
@@ -264,12 +270,18 @@ class AlgorithmSpec:
     group_size_min: int = 1
     columns: tuple[AnnotationColumn, ...] = ()
     max_staleness: int | None = None
+    partition: Unit = "sample"
 
     def __post_init__(self) -> None:
         if (self.policy_loss is None) == (self.pair_loss is None):
             found = "neither" if self.policy_loss is None else "both"
             raise ConfigError(
                 f"algorithm {self.name!r} must have policy_loss or pair_loss, got {found}; give one"
+            )
+        if self.pair_loss is not None and self.partition != "group":
+            raise ConfigError(
+                f"algorithm {self.name!r} must declare partition='group', since pair_loss compares "
+                f"the samples of a group, got {self.partition!r}"
             )
         for name, declared in (
             ("needs.critic", self.needs.critic),

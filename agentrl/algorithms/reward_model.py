@@ -29,6 +29,7 @@ def make_reward_model(settings: RewardModelSettings) -> AlgorithmSpec:
         trains=frozenset({SegmentKind.TARGET}),
         needs=Needs(advantages=False),
         group_size_min=settings.group_size_min,
+        partition="group",
     )
 
 

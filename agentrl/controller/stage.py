@@ -129,6 +129,7 @@ class StageRun:
         # a role that is not built is named here
         facts: list[ModelInfo] = [learner.call(LearningRole.facts) for learner in self.learners]
         self._length_scale = facts[0].length_scale
+        self._share_prefixes = all(one.shares_prefixes for one in facts)
 
     def restore(self) -> TrainState:
         """The state of the checkpoint to go on from, its tensors loaded; step 0 without one."""
@@ -190,6 +191,7 @@ class StageRun:
             mini_batch_groups=self.settings.mini_batch_groups,
             forward_tokens=self.settings.logprob_micro_batch_tokens,
             seed=seed_for(self.settings.seed, "shuffle", state.step),
+            share_prefixes=self._share_prefixes,
         )
 
     def forward(self, batch: PlannedBatch) -> PlannedBatch:

@@ -23,6 +23,7 @@ from tests.training.harness import (
     layout,
     make_actor,
     make_batch,
+    make_siblings,
     update,
     update_shards,
 )
@@ -38,6 +39,7 @@ def run(model_path: str, folder: Path, place: DistSpec) -> dict[str, Any]:
         # beside the one long sample two short ones don't fit one micro-batch of 30: one coordinate
         # needs a filler
         "filler": make_batch([30, 16, 15], rollouts=3, kind=SegmentKind.TARGET),
+        "siblings": make_siblings(16),
         "idle": make_batch([20], kind=SegmentKind.TARGET),  # one coordinate has no sample at all
     }
     result: dict[str, Any] = {"stats": {}, "columns": {}, "gradients": {}}

@@ -59,6 +59,14 @@ def run(model_path: str, folder: Path, place: DistSpec) -> dict[str, Any]:
         ]
         result[name] = dict(actor.weights())
         actor.save(folder / name)
+    # the gradient of one rank's samples is not finite: no rank takes the step
+    broken = batches["plain"].loss_mask.copy()
+    last = np.arange(broken.size) >= batches["plain"].cu_seqlens[-2]
+    broken[last & (broken > 0)] = np.inf
+    result["stats"]["not finite"] = [
+        dict(update(actor, replace(batches["plain"], loss_mask=broken), 30, **ranks))
+    ]
+    result["steps"] = actor.steps
     actor.export(folder / "export")
     result["checksum"] = actor.checksum("bfloat16")
     result["logprobs"] = logprobs(actor, batches["plain"], place)

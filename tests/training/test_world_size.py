@@ -135,6 +135,13 @@ def test_every_rank_sees_the_same_whole_weights_and_checksums(two: Results) -> N
     assert all(torch.equal(first["muon"][name], second["muon"][name]) for name in first["muon"])
 
 
+def test_no_rank_takes_a_step_whose_gradient_is_not_finite(one: Results, two: Results) -> None:
+    for results in (one, two):
+        (stats,) = merged(results, "not finite")
+        assert stats["optim/not_finite"].sum == 1
+        assert [rank["steps"] for rank in results] == [4] * len(results)
+
+
 def test_what_is_published_after_a_skipped_update_has_the_checksums_of_the_shards(
     one: Results, two: Results
 ) -> None:

@@ -25,7 +25,9 @@ class ChunkedHead:
     def __init__(self, head: nn.Linear) -> None:
         self._head = head
         self._weight_sum = _Float32Gradient.apply(head.weight)  # type: ignore[no-untyped-call]
-        self._bias_sum = None if head.bias is None else _Float32Gradient.apply(head.bias)
+        self._bias_sum = None
+        if head.bias is not None:
+            self._bias_sum = _Float32Gradient.apply(head.bias)  # type: ignore[no-untyped-call]
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """``[R, V]`` logits of ``[R, D]`` hidden states."""

@@ -204,7 +204,10 @@ def run_stage(
         evaluator=_evaluator(context, recipe, schedule),
         recorder=recorder,
         skipped=SkippedSteps(
-            context.directory.skipped_steps_folder / stage.name, stage.name, num_steps
+            context.directory.skipped_steps_folder / stage.name,
+            stage.name,
+            num_steps,
+            context.events,
         ),
         model_folder=context.directory.models_folder / stage.name,
         restored=restored,

@@ -156,7 +156,7 @@ def learn(
             checkpoints=Checkpoints(directory.checkpoints_folder / "rl", keep_last=1),
             evaluator=None,
             recorder=recorder,
-            skipped=SkippedSteps(directory.skipped_steps_folder / "rl", "rl", num_steps),
+            skipped=SkippedSteps(directory.skipped_steps_folder / "rl", "rl", num_steps, events),
             model_folder=directory.models_folder / "rl",
         )
         train(run)

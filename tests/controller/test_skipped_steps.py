@@ -73,6 +73,8 @@ def test_a_skipped_step_is_counted_and_kept_and_the_run_goes_on(
     (told,) = [vars(one) for one in caplog.records if getattr(one, "event", "") == "step_skipped"]
     assert (told["step"], told["role"], told["in_a_row"]) == (2, "actor", 1)
     assert told["path"].endswith("step=000002-actor-1")
+    (event,) = read_jsonl(tmp_path / "run" / "events.jsonl")
+    assert (event["event"], event["boundary"], event["norm"]) == ("step_skipped", "training", "nan")
 
 
 def test_a_kept_step_gives_the_gradient_that_the_run_met(model: Path, tmp_path: Path) -> None:

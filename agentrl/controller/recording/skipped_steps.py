@@ -24,6 +24,7 @@ import numpy as np
 
 from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.errors import TrainingError
+from agentrl.store import EventLog
 from agentrl.store.atomic import replacing_folder, write_json, write_text
 from agentrl.store.write_error import write_failure
 from agentrl.training import LearningRole
@@ -74,12 +75,14 @@ class SkippedSteps:
         folder: where their batches are kept.
         stage: its name.
         num_steps: of the stage.
+        events: what a person should know later.
     """
 
-    def __init__(self, folder: Path, stage: str, num_steps: int) -> None:
+    def __init__(self, folder: Path, stage: str, num_steps: int, events: EventLog) -> None:
         self._folder = folder
         self._stage = stage
         self._num_steps = num_steps
+        self._events = events
         self._in_a_row: Counter[str] = Counter()
         self._model: dict[str, Path] = {}
         self._counts: Counter[str] = Counter()
@@ -139,13 +142,20 @@ class SkippedSteps:
         norm = stats["optim/grad_norm"].mean
         folder = self._keep(learner, whole_shard(batch, mini_batch), step)
         number = self._in_a_row[role]
-        fields = {"stage": self._stage, "step": step, "role": role, "path": str(folder)}
-        logger.warning(
-            "step %(step)s: %(role)s skipped an optimizer step, since its gradient has norm "
-            "%(norm)s; repeat it by `python %(path)s/repeat.py`",
-            {**fields, "norm": norm},
-            extra={"event": "step_skipped", "norm": str(norm), "in_a_row": number, **fields},
+        fields = {
+            "stage": self._stage,
+            "step": step,
+            "role": role,
+            "norm": str(norm),
+            "in_a_row": number,
+            "path": str(folder),
+        }
+        text = (
+            f"step {step}: {role} skipped an optimizer step, since its gradient has norm {norm}; "
+            f"repeat it by `python {folder}/repeat.py`"
         )
+        logger.warning("%s", text, extra={"event": "step_skipped", **fields})
+        self._events.log("step_skipped", text, boundary="training", level="warning", **fields)
         if number >= MOST_IN_A_ROW:
             self._ended_by = TrainingError(
                 f"stage {self._stage!r}: the gradients of {number} optimizer steps in a row of "

@@ -57,13 +57,13 @@ class PolicyModel(PackedModel):
         chosen = self.hidden(packed.token_ids, packed.positions, packed.spans, rows)
         size = max(1, _CHUNK_ELEMENTS // int(self.config.get_text_config().vocab_size))
         if rows.numel() <= size:
-            return _logprobs(self.head, chosen, temperature, logit_of, targets)
+            return self._logprobs(self.head, chosen, temperature, logit_of, targets)
         head = self._chunked_head()
         firsts = torch.arange(0, rows.numel(), size, device=rows.device)
         places = [*torch.searchsorted(logit_of, firsts).tolist(), logit_of.numel()]
         parts = [
             checkpoint(
-                _logprobs,
+                self._logprobs,
                 head,
                 hidden,
                 temperature[first : first + size],
@@ -76,6 +76,20 @@ class PolicyModel(PackedModel):
             )
         ]
         return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+
+    def _logprobs(
+        self,
+        head: Callable[[Tensor], Tensor],
+        hidden: Tensor,
+        temperature: Tensor,
+        logit_of: Tensor,
+        targets: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        logits = head(hidden).float() / temperature[:, None]
+        logprobs = torch.log_softmax(logits, dim=-1)
+        with torch.no_grad():
+            entropy = -(logprobs.exp() * logprobs).sum(-1)
+        return logprobs[logit_of, targets], entropy[logit_of]
 
     def _chunked_head(self) -> Callable[[Tensor], Tensor]:
         """The output layer for several chunks; in float32 autograd's own sum over them is exact
@@ -93,20 +107,6 @@ class PolicyModel(PackedModel):
                 "family"
             )
         return ChunkedHead(head)
-
-
-def _logprobs(
-    head: Callable[[Tensor], Tensor],
-    hidden: Tensor,
-    temperature: Tensor,
-    logit_of: Tensor,
-    targets: Tensor,
-) -> tuple[Tensor, Tensor]:
-    logits = head(hidden).float() / temperature[:, None]
-    logprobs = torch.log_softmax(logits, dim=-1)
-    with torch.no_grad():
-        entropy = -(logprobs.exp() * logprobs).sum(-1)
-    return logprobs[logit_of, targets], entropy[logit_of]
 
 
 def load_policy(spec: ModelSpec, device: torch.device = CPU) -> PolicyModel:

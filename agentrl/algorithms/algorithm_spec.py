@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from agentrl.algorithms.records import (
     F64,
@@ -35,6 +35,10 @@ from agentrl.types import Batch, SegmentKind, Stats
 
 if TYPE_CHECKING:
     from agentrl.store import AnnotationColumn
+
+
+Unit = Literal["sample", "trajectory", "group"]
+"""Whose samples stay on one data-parallel coordinate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,8 @@ class AlgorithmSpec:
             plain number of each token.
         max_staleness: published versions that a token may lie back; None sets no bound of the
             algorithm's own.
+        partition: whose samples stay on one rank: each alone, those of a trajectory, or those of a
+            group, which then are in one micro-batch, as ``pair_loss`` needs.
 
     Raises:
         ConfigError: functions and declarations do not fit each other.
@@ -126,12 +132,18 @@ class AlgorithmSpec:
     terms: tuple[str, ...] = ()
     columns: tuple[AnnotationColumn, ...] = ()
     max_staleness: int | None = None
+    partition: Unit = "sample"
 
     def __post_init__(self) -> None:
         if (self.policy_loss is None) == (self.pair_loss is None):
             found = "neither" if self.policy_loss is None else "both"
             raise ConfigError(
                 f"algorithm {self.name!r} must have policy_loss or pair_loss, got {found}; give one"
+            )
+        if self.pair_loss is not None and self.partition != "group":
+            raise ConfigError(
+                f"algorithm {self.name!r} must declare partition='group', since pair_loss compares "
+                f"the samples of a group, got {self.partition!r}"
             )
         if self.needs.critic != (self.value_loss is not None):
             raise ConfigError(

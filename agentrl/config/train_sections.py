@@ -161,7 +161,8 @@ class TrainConfig(Section):
     updates_per_batch: Count = 1
     """Passes over a batch."""
     micro_batch_tokens: Count = 8192
-    """Tokens in one forward and backward of a rank; a matter of memory, it changes no number."""
+    """Tokens in one forward and backward of a rank, those that rollouts begin with alike once; a
+    matter of memory, it changes no number."""
     logprob_micro_batch_tokens: Count = Field(
         default_factory=lambda data: data["micro_batch_tokens"]
     )

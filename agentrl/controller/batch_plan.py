@@ -11,6 +11,7 @@ import numpy.typing as npt
 from agentrl.algorithms import AlgorithmSpec, AlgorithmState
 from agentrl.training import Layout, Plan, repack, sample_weights, shards, union
 from agentrl.training.data.partition import auxiliary_weights, partition
+from agentrl.training.data.prefix_tree import PrefixOrder
 from agentrl.types import Batch, BatchShard
 
 
@@ -46,25 +47,41 @@ class PlannedBatch:
         seed: int,
         state: AlgorithmState,
         policy_version: int,
+        share_prefixes: bool = False,
     ) -> PlannedBatch:
         """Cuts a batch (docs/training.md, Partition).
 
         Where both micro-batch sizes are equal, a forward pass meets the very micro-batches of the
         update, so that recomputed and current logprobs are equal to the last bit before the first
         step. An algorithm that compares rollouts never has them in different micro-batches.
+
+        Args:
+            batch: its columns.
+            algorithm: whose partition and reduction decide.
+            layout: of the update.
+            mini_batch_groups: groups of one optimizer step.
+            forward_tokens: the most tokens of a micro-batch of ``forward``.
+            seed: of the order of groups.
+            share_prefixes: whether every learner computes a common beginning once a micro-batch.
         """
+        groups = batch.group[batch.trajectory]
+        prefixes = None
+        if share_prefixes:
+            prefixes = PrefixOrder.of(batch.token_ids, batch.cu_seqlens, groups)
         plans = partition(
             batch.lengths,
-            batch.group[batch.trajectory],
+            groups,
             seed=seed,
             layout=layout,
             mini_batch_groups=mini_batch_groups,
-            whole_groups=algorithm.pair_loss is not None,
+            unit=algorithm.partition,
+            trajectory=batch.trajectory,
+            prefixes=prefixes,
         )
         forward = union(plans)
         if forward_tokens != layout.micro_batch_tokens:
             smaller = replace(layout, micro_batch_tokens=forward_tokens)
-            forward = repack(forward, batch.lengths, smaller)
+            forward = repack(forward, batch.lengths, smaller, prefixes)
         updates = ((plan, sample_weights(batch, plan, algorithm.reduction)) for plan in plans)
         auxiliary = {one.name: one.select(batch) for one in algorithm.auxiliary}
         return cls(batch, tuple(updates), forward, auxiliary, state, policy_version)

@@ -21,6 +21,7 @@ from agentrl.controller.failures import FailureBound
 from agentrl.controller.group_rewards import checked_credit, checked_weights, rewards_of
 from agentrl.controller.recording.learned_tokens import LearnedTokens
 from agentrl.controller.recording.recorder import Recorder
+from agentrl.controller.recording.skipped_steps import SkippedSteps
 from agentrl.controller.schedule import Schedule
 from agentrl.controller.state import TrainState
 from agentrl.controller.stop_request import StopRequest
@@ -35,7 +36,15 @@ from agentrl.rollouts import make_batch
 from agentrl.store import Detail
 from agentrl.store.atomic import replacing_folder
 from agentrl.training import Actor, Critic, Layout, LearningRole, ModelInfo, Reference
-from agentrl.types import BatchShard, SegmentKind, Stats, Trajectory, TrajectoryGroup, seed_for
+from agentrl.types import (
+    BatchShard,
+    SegmentKind,
+    Stats,
+    Trajectory,
+    TrajectoryGroup,
+    UpdateStats,
+    seed_for,
+)
 
 _PASSES: tuple[tuple[Callable[[AlgorithmSpec], bool], str, Callable[..., Any]], ...] = (
     (lambda spec: spec.recomputes_old_logprobs, "actor", Actor.logprobs),
@@ -100,6 +109,7 @@ class StageRun:
         checkpoints: of this stage.
         evaluator: evaluates the model; None where nothing is held out.
         recorder: store, metrics and display.
+        skipped: keeps the batches of steps that are skipped for their gradients.
         model_folder: where the finished model is exported to.
         restored: a checkpoint to go on from.
         stop: asks the stage to end with a checkpoint.
@@ -113,6 +123,7 @@ class StageRun:
     checkpoints: Checkpoints
     evaluator: Evaluator | None
     recorder: Recorder
+    skipped: SkippedSteps
     model_folder: Path
     restored: tuple[Path, Manifest] | None = None
     stop: StopRequest = field(default_factory=StopRequest)
@@ -125,12 +136,13 @@ class StageRun:
         self.recorder.writer.declare(self.algorithm.columns)
         self._learned: LearnedTokens | None = None
         self._oldest_version = 0
-        self._step = 0  # those that are done
+        self._step = 0
         self._interrupted = self.restored[1].evaluating if self.restored else ""
         """The evaluation that started and did not end."""
         # a role that is not built is named here
         facts: list[ModelInfo] = [learner.call(LearningRole.facts) for learner in self.learners]
         self._length_scale = facts[0].length_scale
+        self._share_prefixes = all(one.shares_prefixes for one in facts)
 
     def restore(self) -> TrainState:
         """The state of the checkpoint to go on from, its tensors loaded; step 0 without one."""
@@ -168,8 +180,8 @@ class StageRun:
         """Groups to a batch with credit and a partition; None where there is nothing to train."""
         if not groups:
             return None
+        self._step = state.step + 1
         self._oldest_version = state.policy_version - self.schedule.max_staleness
-        self._step = state.step
         if self.settings.shuffle_rewards:
             groups = _shuffled(groups, seed_for(self.settings.seed, "shuffle_rewards", state.step))
         if self.schedule.on_stale == "drop":
@@ -197,6 +209,7 @@ class StageRun:
             seed=seed_for(self.settings.seed, "shuffle", state.step),
             state=state.algorithm,
             policy_version=state.policy_version,
+            share_prefixes=self._share_prefixes,
         )
 
     def forward(self, batch: PlannedBatch) -> PlannedBatch:
@@ -209,13 +222,26 @@ class StageRun:
 
     def update(self, batch: PlannedBatch, mini_batch: Sequence[BatchShard]) -> Stats:
         """One optimizer step of every learner; metrics of those after the first are prefixed by
-        their names. While a critic warms up it learns alone."""
+        their names. While a critic warms up it learns alone. A step that is skipped for its
+        gradient leaves no metrics but its count, and once the run ends for them no more are taken.
+
+        Raises:
+            StoreError: the batch of a skipped step cannot be written.
+        """
         stats = Stats()
-        waits = self._step < self.algorithm.critic_warmup_steps  # the policy, for its critic
-        for learner in self.learners[1:] if waits else self.learners:
+        warms_up = self._step <= self.algorithm.critic_warmup_steps
+        for learner in self.learners[1:] if warms_up else self.learners:
+            if self.skipped.ended:
+                break
             own = learner.update(LearningRole.update, batch, mini_batch)
-            self._learned_of(batch).add(learner.name, mini_batch, own.columns, own)
             prefix = "" if learner is self._first else f"{learner.name}/"
+            skipped = self.skipped.note(
+                learner, batch.batch, mini_batch, own, step=self._step, prefix=prefix
+            )
+            own = UpdateStats({}, {}) if skipped else own
+            if not warms_up:  # the policy learned nothing of these tokens
+                learned = self._learned_of(batch)
+                learned.add(learner.name, mini_batch, own.columns, own, skipped=skipped)
             stats += Stats({prefix + name: stat for name, stat in own.items()})
         return stats
 
@@ -262,7 +288,7 @@ class StageRun:
     ) -> None:
         """Annotations, metrics and the display's line of a step."""
         self.recorder.record_failures(self.schedule.take_failures())
-        counts = dict(self.schedule.take_counts())
+        counts = {**self.schedule.take_counts(), **self.skipped.take_counts()}
         if batch is not None and self.schedule.on_stale == "mask_tokens":
             versions = batch.batch.policy_versions
             masked = np.count_nonzero((versions >= 0) & (versions < self._oldest_version))
@@ -316,15 +342,16 @@ class StageRun:
             raise
 
     def checkpoint_if_due(self, state: TrainState) -> None:
-        """Keeps a checkpoint every so many steps, after the last, and where the run is asked to
-        end.
+        """Keeps a checkpoint every so many steps, after the last, and where the run ends.
 
         Raises:
-            RunInterruptedError: it was.
+            RunInterruptedError: it was asked to.
+            TrainingError: too many gradients in a row were not finite.
         """
-        last = state.step == self.num_steps
-        if last or self.stop.by or _is_due(state, self.settings.checkpoint_every):
+        ends = state.step == self.num_steps or self.stop.by or self.skipped.ended
+        if ends or _is_due(state, self.settings.checkpoint_every):
             self._checkpoint(state)
+        self.skipped.check()
         self.stop.check()
 
     def _checkpoint(self, state: TrainState, again: Collection[int] = ()) -> None:

@@ -131,6 +131,7 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "optim/grad_norm": "norm of the gradient before clipping",
         "optim/lr": "learning rate",
         "optim/skipped": "1 where a mini-batch had no trained token and took no step",
+        "optim/not_finite": "optimizer steps that were skipped, since the gradient was not finite",
         # speed
         "perf/tokens_per_s": "tokens that the step trained on or prepared, by its seconds",
         "perf/rollout_tokens_per_s": "sampled tokens by the seconds of the rollouts",

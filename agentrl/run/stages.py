@@ -21,6 +21,7 @@ from agentrl.controller.failures import FailureBound
 from agentrl.controller.loop import train
 from agentrl.controller.pair_evaluator import PairEvaluator
 from agentrl.controller.recording.recorder import Recorder
+from agentrl.controller.recording.skipped_steps import SkippedSteps
 from agentrl.controller.schedule import Schedule
 from agentrl.controller.stage import WITHOUT_SIGNAL, StageRun, StageSettings
 from agentrl.errors import ConfigError, close_after
@@ -216,6 +217,12 @@ def run_stage(
         checkpoints=checkpoints,
         evaluator=_evaluator(context, recipe, schedule),
         recorder=recorder,
+        skipped=SkippedSteps(
+            context.directory.skipped_steps_folder / stage.name,
+            stage.name,
+            num_steps,
+            context.events,
+        ),
         model_folder=context.directory.models_folder / stage.name,
         restored=restored,
         stop=context.stop,

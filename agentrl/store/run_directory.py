@@ -216,6 +216,9 @@ class RunDirectory:
     checkpoints_folder = _Place("checkpoints")
     """Checkpoints by stage."""
 
+    skipped_steps_folder = _Place("skipped_steps")
+    """Mini-batches whose gradient was not finite, by stage."""
+
     models_folder = _Place("models")
     """The model that the run starts from in ``start``, and each finished stage's, in Hugging Face's
     layout.

@@ -99,6 +99,17 @@ def test_an_algorithm_has_one_loss(grpo: AlgorithmSpec) -> None:
         replace(grpo, pair_loss=pair_loss())
 
 
+def test_a_pair_loss_needs_its_pairs_in_one_micro_batch() -> None:
+    from dataclasses import replace
+
+    spec = make_algorithm("reward_model")
+    assert spec.partition == "group"
+    with pytest.raises(
+        ConfigError, match=r"'reward_model' must declare partition='group', .* got 'trajectory'"
+    ):
+        replace(spec, partition="trajectory")
+
+
 @pytest.fixture
 def grpo() -> AlgorithmSpec:
     return make_algorithm("grpo")

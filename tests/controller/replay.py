@@ -20,6 +20,7 @@ from agentrl.controller.cluster.worker import RoleSpec
 from agentrl.controller.failures import FailureBound
 from agentrl.controller.loop import train
 from agentrl.controller.recording.recorder import Recorder
+from agentrl.controller.recording.skipped_steps import SkippedSteps
 from agentrl.controller.stage import StageRun, StageSettings
 from agentrl.controller.state import TrainState
 from agentrl.metrics import JsonlSink, PhaseTimer
@@ -155,6 +156,7 @@ def learn(
             checkpoints=Checkpoints(directory.checkpoints_folder / "rl", keep_last=1),
             evaluator=None,
             recorder=recorder,
+            skipped=SkippedSteps(directory.skipped_steps_folder / "rl", "rl", num_steps, events),
             model_folder=directory.models_folder / "rl",
         )
         train(run)

@@ -5,6 +5,7 @@ runs them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from agentrl.training import (
     union,
 )
 from agentrl.training.data.partition import partition
+from agentrl.training.data.prefix_tree import PrefixOrder
 from agentrl.types import Batch, BatchShard, SegmentKind, UpdateStats
 from tests.tiny_models import write_qwen3
 
@@ -81,6 +83,24 @@ def make_batch(
     )
 
 
+def make_siblings(shared: int = 6) -> Batch:
+    """Two groups of four; the samples of a group begin with the same prompt, then have a token of
+    their own.
+    """
+    batch = make_batch([20, 18, 21, 25, 19, 30, 18, 22])
+    ids, kind, mask = batch.token_ids.copy(), batch.kind.copy(), batch.loss_mask.copy()
+    for row, start in enumerate(batch.cu_seqlens[:-1]):
+        ids[start : start + shared] = np.arange(shared) + 10 * (row // 4)
+        ids[start + shared] = 60 + row
+        kind[start : start + shared], mask[start : start + shared] = SegmentKind.PROMPT, 0
+    return replace(batch, token_ids=ids, kind=kind, loss_mask=mask)
+
+
+def prefixes(batch: Batch) -> PrefixOrder:
+    """What the samples of the batch's groups begin with alike."""
+    return PrefixOrder.of(batch.token_ids, batch.cu_seqlens, batch.group[batch.trajectory])
+
+
 PLAIN = OptimSpec(lr=1e-3, betas=(0.0, 0.0), clip_grad_norm=None)
 """AdamW whose first moment is the gradient itself."""
 
@@ -131,6 +151,7 @@ def update_shards(
         batch.group[batch.trajectory],
         seed=0,
         layout=layout(world_size, micro_batch_tokens),
+        prefixes=prefixes(batch),
     )
     weights = sample_weights(batch, plan, actor.spec.algorithm.reduction)
     return shards(batch, plan, weights)

@@ -23,6 +23,7 @@ from tests.training.harness import (
     layout,
     make_actor,
     make_batch,
+    make_siblings,
     update,
     update_shards,
 )
@@ -38,6 +39,7 @@ def run(model_path: str, folder: Path, place: DistSpec) -> dict[str, Any]:
         # beside the one long sample two short ones don't fit one micro-batch of 30: one coordinate
         # needs a filler
         "filler": make_batch([30, 16, 15], rollouts=3, kind=SegmentKind.TARGET),
+        "siblings": make_siblings(16),
         "idle": make_batch([20], kind=SegmentKind.TARGET),  # one coordinate has no sample at all
     }
     result: dict[str, Any] = {"stats": {}, "columns": {}, "gradients": {}}
@@ -57,6 +59,14 @@ def run(model_path: str, folder: Path, place: DistSpec) -> dict[str, Any]:
         ]
         result[name] = dict(actor.weights())
         actor.save(folder / name)
+    # the gradient of one rank's samples is not finite: no rank takes the step
+    broken = batches["plain"].loss_mask.copy()
+    last = np.arange(broken.size) >= batches["plain"].cu_seqlens[-2]
+    broken[last & (broken > 0)] = np.inf
+    result["stats"]["not finite"] = [
+        dict(update(actor, replace(batches["plain"], loss_mask=broken), 30, **ranks))
+    ]
+    result["steps"] = actor.steps
     actor.export(folder / "export")
     result["checksum"] = actor.checksum("bfloat16")
     result["logprobs"] = logprobs(actor, batches["plain"], place)

@@ -13,26 +13,24 @@ import torch
 from agentrl.training import shards
 from agentrl.training.data.packing import Packed, micro_batches
 from agentrl.training.data.partition import partition
+from agentrl.training.data.pieces import SharedSizes
 from agentrl.training.data.prefix_tree import ROOT, Span, shared_spans
 from agentrl.training.models import policy_model
 from agentrl.training.models.packed_model import ModelSpec
 from agentrl.training.models.policy_model import load_policy
-from agentrl.types import Batch, BatchShard, SegmentKind
+from agentrl.types import Batch, BatchShard
 from tests.tiny_models import SLIDING
-from tests.training.harness import layout, make_batch, write_model
-
-
-def alike(shared: int = 6) -> Batch:
-    """Two groups of four; the samples of a group begin with the same prompt, then have a token of
-    their own.
-    """
-    batch = make_batch([20, 18, 21, 25, 19, 30, 18, 22])
-    ids, kind, mask = batch.token_ids.copy(), batch.kind.copy(), batch.loss_mask.copy()
-    for row, start in enumerate(batch.cu_seqlens[:-1]):
-        ids[start : start + shared] = np.arange(shared) + 10 * (row // 4)
-        ids[start + shared] = 60 + row
-        kind[start : start + shared], mask[start : start + shared] = SegmentKind.PROMPT, 0
-    return replace(batch, token_ids=ids, kind=kind, loss_mask=mask)
+from tests.training.harness import (
+    gradients,
+    layout,
+    make_actor,
+    make_batch,
+    make_siblings,
+    prefixes,
+    prepared,
+    update,
+    write_model,
+)
 
 
 def whole_shard(batch: Batch, micro_batch_tokens: int = 1000) -> BatchShard:
@@ -103,7 +101,11 @@ def assert_same(model_path: str, batch: Batch) -> None:
 
 @pytest.mark.parametrize(
     "batch",
-    [alike(), with_turns_in_common(alike()), at_temperatures(with_turns_in_common(alike()))],
+    [
+        make_siblings(),
+        with_turns_in_common(make_siblings()),
+        at_temperatures(with_turns_in_common(make_siblings())),
+    ],
     ids=["prompts", "turns", "temperatures"],
 )
 def test_logprobs_and_gradients_are_those_of_samples_apart(model_path: str, batch: Batch) -> None:
@@ -111,7 +113,7 @@ def test_logprobs_and_gradients_are_those_of_samples_apart(model_path: str, batc
 
 
 def test_logits_may_be_made_in_chunks(model_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    batch = at_temperatures(with_turns_in_common(alike()))
+    batch = at_temperatures(with_turns_in_common(make_siblings()))
     whole, whole_gradient = outcome(model_path, batch, share_prefixes=True)
     monkeypatch.setattr(policy_model, "_CHUNK_ELEMENTS", 7 * 200)
     chunked, chunked_gradient = outcome(model_path, batch, share_prefixes=True)
@@ -121,13 +123,27 @@ def test_logits_may_be_made_in_chunks(model_path: str, monkeypatch: pytest.Monke
         assert_close_to(gradient, chunked_gradient[name], name)
 
 
+@pytest.mark.parametrize("micro_batch_tokens", [34, 62, 1000])
+def test_the_gradient_does_not_depend_on_which_siblings_lie_together(
+    model_path: str, micro_batch_tokens: int
+) -> None:
+    batch = prepared(make_actor(model_path), with_turns_in_common(make_siblings(16)))
+    found = {}
+    for tokens in (30, micro_batch_tokens):  # a micro-batch of 30 tokens has room for one sample
+        actor = make_actor(model_path)
+        update(actor, batch, tokens)
+        found[tokens] = gradients(actor)
+    for name, gradient in found[30].items():
+        assert (gradient - found[micro_batch_tokens][name]).abs().max() < 1e-6, name
+
+
 def test_a_sliding_window_reaches_back_into_what_is_shared(tmp_path: Path) -> None:
     write_model(tmp_path, **SLIDING)
-    assert_same(str(tmp_path), with_turns_in_common(alike()))
+    assert_same(str(tmp_path), with_turns_in_common(make_siblings()))
 
 
 def test_what_a_group_shares_lies_in_the_row_once() -> None:
-    batch = alike()
+    batch = make_siblings()
     shared, apart = packed(batch), packed(batch, share_prefixes=False)
 
     assert [span.size for span in shared.spans if span.parent == ROOT] == [6, 6]
@@ -137,12 +153,12 @@ def test_what_a_group_shares_lies_in_the_row_once() -> None:
 
 
 def test_a_trained_token_in_common_is_in_the_row_once_and_trained_for_each() -> None:
-    batch = with_turns_in_common(alike())
+    batch = with_turns_in_common(make_siblings())
     row = packed(batch)
 
     assert row.source.size == np.count_nonzero(batch.loss_mask)
     assert row.logit_rows.numel() < row.source.size
-    assert row.token_ids.numel() < packed(alike()).token_ids.numel()
+    assert row.token_ids.numel() < packed(make_siblings()).token_ids.numel()
 
 
 def test_spans_of_samples_worked_by_hand() -> None:
@@ -189,6 +205,46 @@ def test_spans_put_together_are_the_samples() -> None:
         assert all(span.parent < index for index, span in enumerate(spans))
 
 
+def trees(generator: np.random.Generator) -> Batch:
+    """Groups whose samples begin alike up to different places."""
+    samples = []
+    for _ in range(3):
+        stems = [generator.integers(0, 3, size=generator.integers(1, 60)) for _ in range(3)]
+        samples += [
+            np.concatenate(
+                [stems[generator.integers(3)][: generator.integers(1, 60)] for _ in range(3)]
+            ).astype("i4")
+            for _ in range(5)
+        ]
+    batch = make_batch([sample.size for sample in samples], rollouts=5)
+    return replace(batch, token_ids=np.concatenate(samples))
+
+
+def test_the_packer_shares_at_least_what_the_partition_counts() -> None:
+    generator = np.random.default_rng(0)
+    sharing = 0
+    for _ in range(30):
+        batch = trees(generator)
+        known = prefixes(batch)
+        sizes = SharedSizes(batch.lengths.astype(np.int64), known, 1000.0)
+        places = tuple(np.flatnonzero(generator.random(batch.num_samples) < 0.6).tolist())
+        rows = [sizes.rows[place] for place in places]
+        by_group = [
+            [row for row in rows if batch.group[row] == group] for group in range(batch.num_groups)
+        ]
+        ends = batch.cu_seqlens
+        spans = [
+            shared_spans([batch.token_ids[ends[row] : ends[row + 1]] for row in members])[0]
+            for members in by_group
+            if members
+        ]
+        packed_tokens = sum(span.size for own in spans for span in own)
+        most_apart = 15 * len(places)
+        assert packed_tokens <= sizes.tokens(places) <= packed_tokens + most_apart
+        sharing += packed_tokens < int(batch.lengths[rows].sum())
+    assert sharing > 10
+
+
 def test_little_in_common_is_not_shared() -> None:
     batch = make_batch([9, 7, 5, 8], rollouts=4)
 
@@ -197,7 +253,7 @@ def test_little_in_common_is_not_shared() -> None:
 
 @pytest.mark.parametrize("share_prefixes", [True, False])
 def test_each_trained_token_is_foretold_by_the_token_before_it(share_prefixes: bool) -> None:
-    shard = whole_shard(alike())
+    shard = whole_shard(make_siblings())
     (row,) = micro_batches(shard, torch.device("cpu"), share_prefixes=share_prefixes)
 
     before = shard.batch.token_ids[row.source - 1]

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from agentrl.algorithms import make_algorithm
-from agentrl.errors import TrainingError
 from agentrl.training import OptimSpec, merge_columns
 from agentrl.types import Batch, SegmentKind
 from tests.training.harness import (
@@ -163,16 +162,30 @@ def test_a_micro_batch_without_trained_tokens_changes_nothing(
     assert largest_difference(gradient, other) < 1e-6
 
 
-def test_a_gradient_that_is_not_finite_stops_the_run_without_a_step(
-    model_path: str, batch: Batch
+@pytest.mark.parametrize("value", [np.inf, np.nan, 3e38], ids=["inf", "nan", "overflow"])
+def test_a_gradient_that_is_not_finite_takes_no_step_and_is_named(
+    model_path: str, batch: Batch, caplog: pytest.LogCaptureFixture, value: float
 ) -> None:
     assert batch.advantages is not None
     actor = make_actor(model_path)
-    before = actor.checksum()
-    infinite = np.where(batch.loss_mask != 0, np.float32(np.inf), np.float32(0))
-    with pytest.raises(TrainingError, match="gradient of optimizer step 0 has norm"):
-        update(actor, replace(batch, advantages=infinite))
-    assert (actor.steps, actor.checksum()) == (0, before)
+    update(actor, batch)
+    before = actor.checksum(), gradients(actor)
+    bad = np.where(batch.loss_mask != 0, np.float32(value), np.float32(0))
+    stats = update(actor, replace(batch, advantages=bad))
+    assert stats["optim/not_finite"].sum == 1
+    assert not math.isfinite(stats["optim/grad_norm"].mean)
+    assert "optim/lr" not in stats
+    assert (actor.steps, actor.checksum()) == (1, before[0])
+    assert largest_difference(gradients(actor), before[1]) == 0  # the optimizer's moments
+    (told,) = [vars(record) for record in caplog.records]
+    assert told["event"] == "gradient_not_finite"
+    assert told["role"] == "actor"
+    # 3e38 leaves finite gradients, whose norm is beyond float32
+    assert ("model.embed_tokens.weight" in told["parameters"]) == (value != 3e38)
+    # what comes next is as if nothing had been
+    other = make_actor(model_path)
+    update(other, batch)
+    assert dict(update(actor, batch)) == dict(update(other, batch))
 
 
 def test_credit_that_is_not_finite_is_refused(model_path: str) -> None:

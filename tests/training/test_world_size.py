@@ -69,7 +69,7 @@ def merged(results: Results, name: str) -> list[Stats]:
     ]
 
 
-@pytest.mark.parametrize("batch", ["plain", "filler", "idle"])
+@pytest.mark.parametrize("batch", ["plain", "filler", "siblings", "idle"])
 def test_loss_and_gradient_do_not_depend_on_the_world_size(
     one: Results, two: Results, batch: str
 ) -> None:
@@ -133,6 +133,13 @@ def test_every_rank_sees_the_same_whole_weights_and_checksums(two: Results) -> N
     first, second = two
     assert first["checksum"] == second["checksum"]
     assert all(torch.equal(first["muon"][name], second["muon"][name]) for name in first["muon"])
+
+
+def test_no_rank_takes_a_step_whose_gradient_is_not_finite(one: Results, two: Results) -> None:
+    for results in (one, two):
+        (stats,) = merged(results, "not finite")
+        assert stats["optim/not_finite"].sum == 1
+        assert [rank["steps"] for rank in results] == [4] * len(results)
 
 
 def test_what_is_published_after_a_skipped_update_has_the_checksums_of_the_shards(

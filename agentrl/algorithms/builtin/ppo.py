@@ -35,5 +35,6 @@ def make_ppo(settings: PPOSettings) -> AlgorithmSpec:
             kl_cap=settings.kl_cap,
         ),
         normalize_advantages=True,
+        partition="trajectory",  # a return goes on into the trajectory's next sample
         critic_warmup_steps=settings.critic_warmup_steps,
     )

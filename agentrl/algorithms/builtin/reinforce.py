@@ -31,4 +31,5 @@ def make_reinforce_plus_plus(settings: ReinforcePlusPlusSettings) -> AlgorithmSp
             kl_cap=settings.kl_cap,
         ),
         normalize_advantages=True,
+        partition="trajectory",  # a return goes on into the trajectory's next sample
     )

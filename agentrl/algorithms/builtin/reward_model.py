@@ -30,6 +30,7 @@ def make_reward_model(settings: RewardModelSettings) -> AlgorithmSpec:
         trains=frozenset({SegmentKind.TARGET}),
         needs=settings.needs,
         group_size_min=settings.group_size_min,
+        partition="group",
     )
 
 

@@ -5,6 +5,7 @@ Axes: T tokens of the batch, S samples, J trajectories.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -46,6 +47,7 @@ class LearnedTokens:
         self._detail = detail
         self._returned: dict[str, dict[str, F32]] = {}
         self._losses: list[float] = []
+        self._skipped = np.zeros(planned.batch.num_samples, dtype=np.bool_)
 
     def add(
         self,
@@ -53,6 +55,8 @@ class LearnedTokens:
         mini_batch: Sequence[BatchShard],
         columns: Mapping[str, F32],
         stats: Stats,
+        *,
+        skipped: bool = False,
     ) -> None:
         """Take the columns of an optimizer step.
 
@@ -61,6 +65,7 @@ class LearnedTokens:
             mini_batch: the shards that it was given.
             columns: ``[T]`` by name.
             stats: of the step.
+            skipped: whether it was not taken, for its gradient; it then leaves no numbers.
         """
         samples = np.concatenate([shard.samples for shard in mini_batch])
         rows = token_rows(self.planned.batch.cu_seqlens, samples)
@@ -68,8 +73,10 @@ class LearnedTokens:
         for name, column in columns.items():
             kept = own.setdefault(name, np.zeros_like(column))
             kept[rows] = column[rows]
-        if learner == next(iter(self._returned)) and "policy/loss" in stats:
-            self._losses.append(stats["policy/loss"].mean)
+        if learner == next(iter(self._returned)):
+            self._skipped[samples] = skipped
+            if skipped or "policy/loss" in stats:
+                self._losses.append(math.nan if skipped else stats["policy/loss"].mean)
 
     @property
     def last_pass(self) -> dict[str, float]:
@@ -77,7 +84,8 @@ class LearnedTokens:
         number = len(self._losses) // self._num_passes
         if self._num_passes == 1 or not number:
             return {}
-        return {"policy/loss_last_pass": float(np.mean(self._losses[-number:]))}
+        losses = [loss for loss in self._losses[-number:] if not math.isnan(loss)]
+        return {"policy/loss_last_pass": float(np.mean(losses))} if losses else {}
 
     def annotations(
         self, stage: str, step: int, ids: Mapping[tuple[int, int], str]
@@ -142,7 +150,7 @@ class LearnedTokens:
         columns: Columns = {
             name: np.where(trained, column, np.float32(np.nan)) for name, column in found.items()
         }
-        columns["loss_weight"] = loss_weights(self.planned).astype(np.float32)
+        columns["loss_weight"] = loss_weights(self.planned, self._skipped).astype(np.float32)
         columns["loss_reason"] = self._reasons(trained, found.get("correction"))
         if token_loss is not None:
             columns["token_loss"] = token_loss
@@ -180,16 +188,23 @@ def left_out(group: TrajectoryGroup, reason: str, stage: str, step: int) -> Iter
         yield Annotation(trajectory.id, step, values={"stage": stage}, arrays=arrays)
 
 
-def loss_weights(planned: PlannedBatch) -> npt.NDArray[np.float64]:
+def loss_weights(planned: PlannedBatch, skipped: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
     """``[T]`` weights of the tokens in the step's loss, which is the mean over the mini-batches of
     one pass: w_s · mask over their number (docs/training.md). Those without trained tokens take no
-    step and do not count."""
+    step and do not count.
+
+    Args:
+        planned: the batch.
+        skipped: ``[S]`` whether the sample's mini-batch took no step for its gradient; such a one
+            does not count either.
+    """
     batch: Batch = planned.batch
-    trained = np.add.reduceat(batch.loss_mask != 0, batch.cu_seqlens[:-1].astype(np.int64))
+    trained = np.add.reduceat(batch.loss_mask != 0, batch.cu_seqlens[:-1].astype(np.int64)) > 0
+    trained &= ~skipped
     weights = np.zeros(batch.num_samples)
     number = 0
     for plan, own in planned.updates:
-        weights += own
+        weights += np.where(skipped, 0.0, own)
         number += bool(trained[plan.samples].any())
     by_token = np.repeat(weights, batch.lengths) * batch.loss_mask
     return by_token / max(1, number)

@@ -1,7 +1,7 @@
 """Partition: assigns a step's samples to coordinates and micro-batches.
 
-It is a pure function of lengths, groups, seed and layout (docs/training.md, Partition), so that a
-step's numbers never depend on timing.
+It is a pure function of lengths, groups, common prefixes, seed and layout (docs/training.md,
+Partition), so that a step's numbers never depend on timing.
 
 Axes: S samples of the whole batch, T packed tokens.
 """
@@ -15,14 +15,17 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.algorithms import Counts
+from agentrl.algorithms.algorithm_spec import Unit
 from agentrl.errors import ConfigError
+from agentrl.training.data.balance import balance
+from agentrl.training.data.pieces import Places, SharedSizes, bundles_of
+from agentrl.training.data.prefix_tree import PrefixOrder
 from agentrl.types import Batch, BatchShard
 from agentrl.types.batch import token_rows
 
 I64 = npt.NDArray[np.int64]
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
-_NONE: I64 = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,8 @@ class Layout:
 
     Args:
         data_parallel: coordinates that get different samples.
-        micro_batch_tokens: the most tokens of one forward and backward pass on one coordinate.
+        micro_batch_tokens: the most tokens of one forward and backward pass on one coordinate; a
+            common beginning that is computed once counts once.
         length_scale: ℓ of a sample's cost n + n²/ℓ, tokens: at this length attention costs as much
             as the rest.
 
@@ -84,71 +88,115 @@ def partition(
     seed: int,
     layout: Layout,
     mini_batch_groups: int | None = None,
-    whole_groups: bool = False,
+    unit: Unit = "sample",
+    trajectory: npt.NDArray[np.integer] | None = None,
+    prefixes: PrefixOrder | None = None,
 ) -> tuple[Plan, ...]:
     """The mini-batches of a step, one plan each, in the order of their optimizer steps.
 
     Args:
         lengths: ``[S]`` tokens of each sample.
-        groups: ``[S]`` equal for samples of one group; a group is never divided.
+        groups: ``[S]`` equal for samples of one group; a mini-batch never divides a group.
         seed: of the order of groups; unused for a single mini-batch.
         layout: the ranks and the size of a micro-batch.
         mini_batch_groups: groups of one optimizer step; None for all.
-        whole_groups: all samples of a group are in one micro-batch, for losses that compare them.
+        unit: whose samples stay on one coordinate; a whole group also stays in one micro-batch, for
+            losses that compare its samples.
+        trajectory: ``[S]`` equal for samples of one trajectory; for ``unit="trajectory"``.
+        prefixes: what samples begin with alike, if the model computes that once a micro-batch.
 
     Raises:
-        ConfigError: a sample, or a whole group, is longer than a micro-batch.
-        ValueError: there is no sample, shapes differ, or ``mini_batch_groups`` is below 1.
+        ConfigError: a sample, or a group that is a unit, is longer than a micro-batch.
+        ValueError: there is no sample, shapes differ, trajectories are missing, or
+            ``mini_batch_groups`` is below 1.
     """
-    sizes = np.asarray(lengths, dtype=np.int64)
+    tokens = np.asarray(lengths, dtype=np.int64)
     owners = np.asarray(groups, dtype=np.int64)
-    if sizes.ndim != 1 or sizes.size == 0 or sizes.shape != owners.shape:
+    if tokens.ndim != 1 or tokens.size == 0 or tokens.shape != owners.shape:
         raise ValueError(
-            f"lengths and groups must be alike and not empty, got {sizes.shape} and {owners.shape}"
+            f"lengths and groups must be alike and not empty, got {tokens.shape} and {owners.shape}"
         )
     if mini_batch_groups is not None and mini_batch_groups < 1:
         raise ValueError(f"mini_batch_groups must be at least 1, got {mini_batch_groups}")
-    if whole_groups:
-        owners = np.unique(owners, return_inverse=True)[1]
-        members = [np.flatnonzero(owners == group) for group in range(owners.max() + 1)]
-        sizes = np.bincount(owners, weights=sizes).astype(np.int64)
-        owners = np.arange(sizes.size)
-    _check_fits(sizes, layout, whole_groups)
+    known = PrefixOrder.without_sharing(owners) if prefixes is None else prefixes
+    sizes = SharedSizes(tokens, known, layout.length_scale)
+    units = _units(unit, owners[known.order], trajectory, known)
+    longest = [max(map(sizes.tokens, own)) for own in units.values()] if unit == "group" else tokens
+    _check_fits(int(max(longest)), layout, unit)
     order = np.unique(owners)
     step = order.size if mini_batch_groups is None else mini_batch_groups
     if step < order.size:
         order = np.random.default_rng(seed).permutation(order)
     plans = []
     for start in range(0, order.size, step):
-        rows = np.flatnonzero(np.isin(owners, order[start : start + step]))
-        plan = _plan(_balance(rows, sizes, layout), sizes, layout)
-        plans.append(_with_members(plan, members) if whole_groups else plan)
+        bundles = [
+            bundle
+            for group in order[start : start + step].tolist()
+            for bundle in bundles_of(group, units[group], sizes, layout.micro_batch_tokens)
+        ]
+        spread = balance(bundles, layout.data_parallel, sizes, layout.micro_batch_tokens)
+        parts = [[piece for bundle in own for piece in bundle.pieces] for own in spread]
+        plans.append(_plan(parts, sizes, layout))
     return tuple(plans)
 
 
-def _with_members(plan: Plan, members: Sequence[I64]) -> Plan:
-    """Replaces a plan's groups by their samples."""
-    parts = []
-    for part in plan.coordinates:
-        samples = np.concatenate([_NONE, *(members[group] for group in part.samples)])
-        micro_batches = tuple(
-            tuple(row for group in micro for row in members[group].tolist())
-            for micro in part.micro_batches
-        )
-        parts.append(ShardPlan(samples, micro_batches))
-    return Plan(tuple(parts))
+def _units(
+    unit: Unit,
+    groups: I64,
+    trajectory: npt.NDArray[np.integer] | None,
+    prefixes: PrefixOrder,
+) -> dict[int, list[Places]]:
+    """The places of each unit, by group.
+
+    Args:
+        unit: what is a unit.
+        groups: ``[S]`` by place.
+        trajectory: ``[S]`` by row.
+        prefixes: the places' rows.
+    """
+    owners = prefixes.order if unit == "sample" else groups
+    if unit == "trajectory":
+        if trajectory is None:
+            raise ValueError('unit="trajectory" needs the trajectory of each sample')
+        owners = np.asarray(trajectory, dtype=np.int64)[prefixes.order]
+    members: dict[tuple[int, int], list[int]] = {}
+    for place, key in enumerate(zip(groups.tolist(), owners.tolist(), strict=True)):
+        members.setdefault(key, []).append(place)
+    units: dict[int, list[Places]] = {}
+    for (group, _), places in members.items():
+        units.setdefault(group, []).append(tuple(places))
+    return units
 
 
-def repack(plan: Plan, lengths: npt.NDArray[np.integer], layout: Layout) -> Plan:
+def repack(
+    plan: Plan,
+    lengths: npt.NDArray[np.integer],
+    layout: Layout,
+    prefixes: PrefixOrder | None = None,
+) -> Plan:
     """The same samples on the same coordinates in micro-batches of another size, for a forward
     pass.
 
     Raises:
         ConfigError: a sample is longer than a micro-batch.
     """
-    sizes = np.asarray(lengths, dtype=np.int64)
-    _check_fits(sizes[plan.samples], layout)
-    return _plan([part.samples for part in plan.coordinates], sizes, layout)
+    tokens = np.asarray(lengths, dtype=np.int64)
+    _check_fits(int(tokens[plan.samples].max()), layout)
+    known = PrefixOrder.without_sharing(np.arange(tokens.size)) if prefixes is None else prefixes
+    sizes = SharedSizes(tokens, known, layout.length_scale)
+    place_of = {row: place for place, row in enumerate(sizes.rows)}
+    parts = []
+    for part in plan.coordinates:
+        places = [place_of[row] for row in part.samples.tolist()]
+        position = {place: number for number, place in enumerate(places)}
+        pieces = [
+            piece
+            for run in sizes.runs(sorted(places))
+            for bundle in bundles_of(0, [(p,) for p in run], sizes, layout.micro_batch_tokens)
+            for piece in bundle.pieces
+        ]
+        parts.append(sorted(pieces, key=lambda own: min(position[place] for place in own)))
+    return _plan(parts, sizes, layout)
 
 
 def union(plans: Sequence[Plan]) -> Plan:
@@ -266,74 +314,83 @@ def merge_columns(
     return columns
 
 
-def _check_fits(sizes: I64, layout: Layout, whole_groups: bool = False) -> None:
-    longest = int(sizes.max(initial=0))
+def _check_fits(longest: int, layout: Layout, unit: Unit = "sample") -> None:
     if longest <= layout.micro_batch_tokens:
         return
-    unit = "sample (a sample is never split)"
+    what = "sample (a sample is never split)"
     remedy = (
         "raise it (and StageSettings.logprob_micro_batch_tokens), or lower "
         "EpisodeLimits.max_prompt_tokens or EpisodeLimits.max_response_tokens"
     )
-    if whole_groups:
-        unit = "pair (the two are compared in one micro-batch)"
+    if unit == "group":
+        what = "group (its samples are compared in one micro-batch)"
         remedy = "raise it, or leave long pairs out of the data"
     raise ConfigError(
-        f"StageSettings.micro_batch_tokens must be at least the longest {unit}, got "
+        f"StageSettings.micro_batch_tokens must be at least the longest {what}, got "
         f"{layout.micro_batch_tokens} for one of {longest} tokens; {remedy}"
     )
 
 
-def _balance(rows: I64, sizes: I64, layout: Layout) -> list[I64]:
-    """Assigns the longest samples first to the least loaded coordinate; ties by row and by
-    coordinate.
+def _plan(parts: Sequence[Sequence[Places]], sizes: SharedSizes, layout: Layout) -> Plan:
+    """Fills the micro-batches of each coordinate with its pieces.
+
+    The costliest come first everywhere: coordinates wait for each other at each micro-batch.
     """
-    cost = sizes[rows] + sizes[rows].astype(np.float64) ** 2 / layout.length_scale
-    loads = [0.0] * layout.data_parallel
-    chosen: list[list[int]] = [[] for _ in loads]
-    for position in np.lexsort((rows, -cost)):
-        target = loads.index(min(loads))
-        loads[target] += float(cost[position])
-        chosen[target].append(int(rows[position]))
-    return [np.asarray(part, dtype=np.int64) for part in chosen]
 
+    def cost(pieces: Sequence[Places]) -> float:
+        return sum(map(sizes.cost, pieces))
 
-def _plan(parts: Sequence[I64], sizes: I64, layout: Layout) -> Plan:
-    packed = [_first_fit(part, sizes, layout.micro_batch_tokens) for part in parts]
+    packed = [_first_fit(pieces, sizes, layout.micro_batch_tokens) for pieces in parts]
     count = max(map(len, packed))
     return Plan(
         tuple(
-            ShardPlan(part, tuple(_split_to(micro_batches, sizes, count)))
-            for part, micro_batches in zip(parts, packed, strict=True)
+            ShardPlan(
+                _rows_of(pieces, sizes),
+                tuple(
+                    tuple(_rows_of(micro, sizes).tolist())
+                    for micro in sorted(
+                        _split_to(micro_batches, sizes, count), key=cost, reverse=True
+                    )
+                ),
+            )
+            for pieces, micro_batches in zip(parts, packed, strict=True)
         )
     )
 
 
-def _first_fit(rows: I64, sizes: I64, capacity: int) -> list[list[int]]:
+def _rows_of(pieces: Sequence[Places], sizes: SharedSizes) -> I64:
+    return np.array([sizes.rows[place] for piece in pieces for place in piece], dtype=np.int64)
+
+
+def _first_fit(
+    pieces: Sequence[Places], sizes: SharedSizes, capacity: int
+) -> list[Sequence[Places]]:
     """First fit decreasing, ties by position."""
-    bins: list[list[int]] = []
+    bins: list[list[Places]] = []
     free: list[int] = []
-    for row in rows[np.argsort(-sizes[rows], kind="stable")].tolist():
-        size = int(sizes[row])
+    for piece in sorted(pieces, key=lambda own: -sizes.tokens(own)):
+        size = sizes.tokens(piece)
         target = next((i for i, room in enumerate(free) if room >= size), len(bins))
         if target == len(bins):
             bins.append([])
             free.append(capacity)
-        bins[target].append(row)
+        bins[target].append(piece)
         free[target] -= size
-    return bins
+    return list(bins)
 
 
-def _split_to(micro_batches: list[list[int]], sizes: I64, count: int) -> list[tuple[int, ...]]:
-    """Halves the fullest micro-batch until there are ``count``; fillers replace what cannot be
-    split.
+def _split_to(
+    micro_batches: Sequence[Sequence[Places]], sizes: SharedSizes, count: int
+) -> list[Sequence[Places]]:
+    """Halves the fullest micro-batch, between its pieces, until there are ``count``; fillers
+    replace what cannot be split.
     """
-    parts = [tuple(rows) for rows in micro_batches]
+    parts = list(micro_batches)
     while len(parts) < count:
-        divisible = [i for i, members in enumerate(parts) if len(members) > 1]
+        divisible = [i for i, pieces in enumerate(parts) if len(pieces) > 1]
         if not divisible:
-            return parts + [()] * (count - len(parts))
-        fullest = max(divisible, key=lambda i: (int(sizes[list(parts[i])].sum()), -i))
-        members = parts[fullest]
-        parts[fullest : fullest + 1] = [members[0::2], members[1::2]]
+            return [*parts, *([()] * (count - len(parts)))]
+        fullest = max(divisible, key=lambda i: (sum(map(sizes.tokens, parts[i])), -i))
+        pieces = parts[fullest]
+        parts[fullest : fullest + 1] = [pieces[0::2], pieces[1::2]]
     return parts

@@ -5,6 +5,8 @@ Shapes: T packed tokens, R rows of logits, N chosen tokens, V vocabulary, D widt
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -12,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.errors import ConfigError, DataError
 from agentrl.training.data.packing import Packed
+from agentrl.training.models.chunked_head import ChunkedHead
 from agentrl.training.models.packed_model import (
     CPU,
     ModelSpec,
@@ -58,30 +61,56 @@ class PolicyModel(PackedModel):
         chosen = self.hidden(packed.token_ids, packed.positions, packed.spans, rows)
         size = max(1, _CHUNK_ELEMENTS // int(self.config.get_text_config().vocab_size))
         if rows.numel() <= size:
-            return self._logprobs(chosen, temperature, logit_of, targets)
+            return self._logprobs(self.head, chosen, temperature, logit_of, targets)
+        head = self._chunked_head()
         firsts = torch.arange(0, rows.numel(), size, device=rows.device)
         places = [*torch.searchsorted(logit_of, firsts).tolist(), logit_of.numel()]
         parts = [
             checkpoint(
                 self._logprobs,
-                chosen[first : first + size],
+                head,
+                hidden,
                 temperature[first : first + size],
                 logit_of[low:high] - first,
                 targets[low:high],
                 use_reentrant=False,
             )
-            for first, low, high in zip(firsts.tolist(), places, places[1:], strict=False)
+            for hidden, first, low, high in zip(
+                torch.split(chosen, size), firsts.tolist(), places, places[1:], strict=False
+            )
         ]
         return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
     def _logprobs(
-        self, hidden: Tensor, temperature: Tensor, logit_of: Tensor, targets: Tensor
+        self,
+        head: Callable[[Tensor], Tensor],
+        hidden: Tensor,
+        temperature: Tensor,
+        logit_of: Tensor,
+        targets: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        logits = self.head(hidden).float() / temperature[:, None]
+        logits = head(hidden).float() / temperature[:, None]
         logprobs = torch.log_softmax(logits, dim=-1)
         with torch.set_grad_enabled(self.entropy_gradient and torch.is_grad_enabled()):
             entropy = -(logprobs.exp() * logprobs).sum(-1)
         return logprobs[logit_of, targets], entropy[logit_of]
+
+    def _chunked_head(self) -> Callable[[Tensor], Tensor]:
+        """The output layer for several chunks; in float32 autograd's own sum over them is exact
+        enough.
+        """
+        head = self.head
+        parameters = list(head.parameters())
+        if all(parameter.dtype is torch.float32 for parameter in parameters):
+            return head
+        if not isinstance(head, nn.Linear):
+            raise ConfigError(
+                f"ActorSpec.dtype must be 'float32' for {type(self.hf).__name__}, whose output "
+                f"layer is a {type(head).__name__} and no linear one, got "
+                f"'{str(parameters[0].dtype).removeprefix('torch.')}'; set it, or choose another "
+                "family"
+            )
+        return ChunkedHead(head)
 
 
 def load_policy(spec: ModelSpec, device: torch.device = CPU) -> PolicyModel:

@@ -91,11 +91,12 @@ class Actor(PolicyRole, LearningRole):
 
         Returns:
             This rank's statistics, to be merged over ranks, and the columns of ``spec.detail``. A
-            mini-batch without trained tokens takes no step and counts in ``optim/skipped``.
+            mini-batch without trained tokens takes no step and counts in ``optim/skipped``, one
+            whose gradient is not finite in ``optim/not_finite``.
 
         Raises:
             ValueError: the shard has no sample weights, or lacks a column that the algorithm needs.
-            TrainingError: the gradient is not finite; no step was taken.
+            TrainingError: weights are gathered; no step was taken.
         """
         if shard.sample_weight is None:
             raise ValueError("an update needs sample weights: shards(batch, plan, weights)")

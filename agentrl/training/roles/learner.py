@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
 
 from agentrl.algorithms import AlgorithmSpec
-from agentrl.errors import TrainingError
 from agentrl.training.fsdp.checkpoint import load_checkpoint, save_checkpoint
 from agentrl.training.fsdp.export import export_model
 from agentrl.training.fsdp.gradients import clip_gradients
 from agentrl.training.fsdp.process_group import DistSpec
 from agentrl.training.fsdp.sharding import sharded_parameters
-from agentrl.training.models.packed_model import ModelSpec
+from agentrl.training.models.packed_model import PREFIX, ModelSpec
 from agentrl.training.optim.optim_spec import OptimSpec
 from agentrl.training.optim.optimizer import build_optimizers, learning_rate_factor
 from agentrl.training.roles.role import Role
 from agentrl.types import BatchShard, Collect, Dispatch, Stat, Stats, register
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,33 +71,68 @@ class LearningRole(Role):
     def step(self) -> dict[str, Stat]:
         """Clips the gradients, takes a step, and forgets them.
 
+        A gradient that is not finite is only forgotten, by all ranks alike, since they agree on its
+        norm: weights, optimizer and schedule stay as they are.
+
         Returns:
-            ``optim/grad_norm`` and ``optim/lr``, once over all ranks.
+            ``optim/grad_norm`` and ``optim/lr``, once over all ranks; in place of the latter
+            ``optim/not_finite`` where no step was taken for the gradient.
 
         Raises:
-            TrainingError: the gradient is not finite, or weights are gathered; no step was taken.
+            TrainingError: weights are gathered; no step was taken.
         """
         optim = self.spec.optim
-        grad_norm = clip_gradients(sharded_parameters(self.model).values(), optim.clip_grad_norm)
-        finite = math.isfinite(grad_norm)
+        parameters = sharded_parameters(self.model)
+        grad_norm = clip_gradients(parameters.values(), optim.clip_grad_norm)
+        if not math.isfinite(grad_norm):
+            self._tell_not_finite(parameters, grad_norm)
+            for optimizer in self.optimizers:
+                optimizer.zero_grad(set_to_none=True)
+            if dist.get_rank() != 0:
+                return {}
+            return {"optim/grad_norm": Stat.of([grad_norm]), "optim/not_finite": Stat.of([1.0])}
         factor = learning_rate_factor(optim, self.steps, self.spec.total_steps)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["base_lr"] * factor
-            if finite:
-                optimizer.step()
+            optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        if not finite:
-            raise TrainingError(
-                f"the gradient of optimizer step {self.steps} has norm {grad_norm}; no step was "
-                "taken. Look for "
-                "infinite logits or advantages in the batch, or lower OptimSpec.lr",
-                rank=dist.get_rank(),
-            )
         self.steps += 1
         if dist.get_rank() != 0:
             return {}
         return {"optim/grad_norm": Stat.of([grad_norm]), "optim/lr": Stat.of([optim.lr * factor])}
+
+    def _tell_not_finite(self, parameters: Mapping[str, nn.Parameter], grad_norm: float) -> None:
+        """Names the parameters whose gradients are not finite on any rank, by rank 0."""
+        flags = []
+        for parameter in parameters.values():
+            grad = parameter.grad
+            own = grad.to_local() if isinstance(grad, DTensor) else grad
+            flags.append(own is not None and not bool(torch.isfinite(own).all()))
+        anywhere = torch.tensor(flags, dtype=torch.int32, device=self.device)
+        dist.all_reduce(anywhere, op=dist.ReduceOp.MAX)
+        if dist.get_rank() != 0:
+            return
+        names = [
+            name.removeprefix(PREFIX)
+            for name, flag in zip(parameters, anywhere.tolist(), strict=True)
+            if flag
+        ]
+        # finite gradients may have a norm beyond float32
+        where = (
+            f"{len(names)} of {len(parameters)} parameters, the first {names[0]}"
+            if names
+            else ("none, but their norm is beyond float32")
+        )
+        fields = {"step": self.steps, "norm": str(grad_norm), "parameters": names[:20]}
+        logger.warning(
+            "%s skips optimizer step %d: its gradient has norm %s; not finite are those of %s",
+            self.name,
+            self.steps,
+            grad_norm,
+            where,
+            extra={"event": "gradient_not_finite", "role": self.name, **fields},
+        )
 
     @register(Dispatch.FIRST)
     def save(self, folder: str | Path) -> None:

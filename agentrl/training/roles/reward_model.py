@@ -103,12 +103,13 @@ class RewardLearner(RewardModel, LearningRole):
         """One optimizer step on a mini-batch: L = Σ_p w_p · ℓ_p over the pairs of all ranks.
 
         Returns:
-            This rank's statistics, to be merged over ranks.
+            This rank's statistics, to be merged over ranks; with ``optim/not_finite`` where the
+            gradient is not finite and no step was taken.
 
         Raises:
             ValueError: the shard has no sample weights.
             DataError: a trajectory of a micro-batch lacks its sibling.
-            TrainingError: the gradient is not finite; no step was taken.
+            TrainingError: weights are gathered; no step was taken.
         """
         if shard.sample_weight is None:
             raise ValueError("an update needs sample weights: shards(batch, plan, weights)")

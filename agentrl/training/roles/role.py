@@ -25,12 +25,14 @@ class ModelInfo:
         vocab_size: of the output layer, padding included.
         length_scale: ℓ of the partition's cost n + n²/ℓ, tokens.
         max_tokens: longest sequence that it has positions for; None where it sets no bound.
+        shares_prefixes: whether it computes the common beginning of a micro-batch's samples once.
     """
 
     num_parameters: int
     vocab_size: int
     length_scale: float
     max_tokens: int | None = None
+    shares_prefixes: bool = False
 
 
 class Role:
@@ -86,7 +88,9 @@ def _facts_of(model: PackedModel) -> ModelInfo:
     )
     scale = num_parameters / (config.num_hidden_layers * width)
     longest = getattr(config, "max_position_embeddings", None)
-    return ModelInfo(num_parameters, int(config.vocab_size), float(scale), longest)
+    return ModelInfo(
+        num_parameters, int(config.vocab_size), float(scale), longest, model.shares_prefixes
+    )
 
 
 def _use_deterministic_kernels() -> None:

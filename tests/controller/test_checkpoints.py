@@ -152,7 +152,7 @@ def test_running_groups_without_a_field_of_this_version_are_refused_by_name(
         names = Turn.__slots__[:-1]
         older.setattr(Turn, "__getstate__", lambda turn: [getattr(turn, name) for name in names])
         checkpoints.commit(folder, replace(manifest(4), rollouts=rollouts))
-    with pytest.raises(DataError, match=r"written by another version of agentrl, .*'files'"):
+    with pytest.raises(DataError, match=rf"another version of agentrl, .*'{Turn.__slots__[-1]}'"):
         checkpoints.latest()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,10 @@ class ShardLayout:
 
 
 class ShardWriter(ABC, Generic[Row]):
-    """Holds one row group in memory; the file is in its place once ``publish`` has returned.
+    """Holds two row groups in memory; the file is in its place once ``publish`` has returned.
+
+    One row group is compressed and written by a thread of its own, for which Arrow leaves the
+    interpreter, while the next one is made.
 
     Args:
         path: of the shard.
@@ -47,6 +51,9 @@ class ShardWriter(ABC, Generic[Row]):
         self._layout = layout
         self._temporary = temporary_beside(path)
         self._file: pq.ParquetWriter | None = None
+        self._thread = ThreadPoolExecutor(1, "shard")  # starts with the first row group
+        self._written: Future[None] | None = None
+        """Of the row group that the thread has, or had last."""
         self._group: list[Row] = []
         self._group_bytes = 0
         self.num_rows = 0
@@ -85,6 +92,8 @@ class ShardWriter(ABC, Generic[Row]):
                 self._end_group()
             assert self._file is not None
             with self._writing():
+                self._await_written()
+                self._thread.shutdown()
                 self._file.close()
                 take_place(self._temporary, self._path)
         except BaseException:
@@ -93,6 +102,7 @@ class ShardWriter(ABC, Generic[Row]):
 
     def discard(self) -> None:
         """Remove what was written; nothing where it was published."""
+        self._thread.shutdown()
         if self._file is not None:
             with contextlib.suppress(OSError, pa.ArrowException):  # a full disk refuses the footer
                 self._file.close()
@@ -104,10 +114,17 @@ class ShardWriter(ABC, Generic[Row]):
             if self._file is None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 self._file = pq.ParquetWriter(self._temporary, batch.schema, **self._layout.options)
+            self._await_written()
             if batch.num_rows:
-                self._file.write_batch(batch, row_group_size=batch.num_rows)
+                write = self._file.write_batch
+                self._written = self._thread.submit(write, batch, row_group_size=batch.num_rows)
         self._group = []
         self._group_bytes = 0
+
+    def _await_written(self) -> None:
+        if self._written is not None:
+            self._written.result()
+            self._written = None
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

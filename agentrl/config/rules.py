@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from agentrl.config.schema import RunConfig, StageConfig
+from agentrl.controller.samplers.catalog import users_function
 from agentrl.errors import ConfigError
 from agentrl.metrics import REWARD_MODEL_PART
 from agentrl.types.section import Fault
@@ -76,6 +77,26 @@ def stage_faults(stage: StageConfig, *, trains: bool = True) -> Iterator[Fault]:
     yield from _size_faults(stage)
     yield from _rollout_faults(stage)
     yield from _sandbox_faults(stage)
+
+
+def sampler_faults(stage: StageConfig) -> Iterator[Fault]:
+    """Faults of ``data.sampler`` that its own settings cannot know, of a stage that plays; a user's
+    own is loaded, and not called.
+    """
+    own = stage.data.sampler
+    settings = own.checked
+    if settings is None:
+        try:
+            users_function(own.name, own.settings, stage.base_dir)
+        except ConfigError as error:
+            yield fault(str(error), "data.sampler.name")
+    if not stage.data.shuffle and not (settings and settings.plays_epochs):
+        yield fault(
+            f"data.shuffle=false keeps the order of the data, and data.sampler.name={own.name!r} "
+            "chooses another; leave one of them out",
+            "data.shuffle",
+            "data.sampler.name",
+        )
 
 
 def _reward_faults(stage: StageConfig) -> Iterator[Fault]:

@@ -93,6 +93,20 @@ class RolloutService(Schedule):
         self._in_training = 0
         self._step = 0
         self._version = 0
+        # in draw order alone, where what was observed must not depend on what ends first
+        self._unobserved: list[GroupOutcome] = [
+            GroupOutcome(GroupRequest(g.group_index, g.task, len(g.trajectories)), g)
+            for g in self.restored.unobserved
+        ]
+        # groups that have ended, and may still be played again
+        ended = (*self.restored.groups, *self.restored.unobserved)
+        self._ended = {group.group_index for group in ended}
+        self._to_release: set[int] = set()
+        self.sampler.restore(
+            self.restored.sampler,
+            next_draw=self._next_draw,
+            going_on={*self._again, *self._ended},
+        )
         self._counts: Counter[str] = Counter()
         self._waiting = False
         self._evaluating: dict[str, list[GroupOutcome]] = {}
@@ -147,11 +161,25 @@ class RolloutService(Schedule):
             self._issued = len(self._buffer) + len(self._running.keys() - self._cancelling.keys())
             for group in taken:
                 self._move(group, "taken", step=step)
+            self._observe_batch()
+            # what ended by now is in this batch's statistics or an earlier one's
+            self._to_release, self._ended = self._ended, set()
             return taken
 
     def mark_trained(self, groups: Sequence[TrajectoryGroup], step: int) -> None:
         """The given groups were trained in ``step``; durable when this returns."""
         self.ledger.trained({group.group_index: _finished(group) for group in groups}, step)
+        with self._changed:
+            waiting = {group.group_index for group in self._buffer}
+            self._ended |= self._to_release & waiting
+            self.sampler.release(self._to_release - waiting)
+            self._to_release = set()
+
+    def _observe_batch(self) -> None:
+        """In draw order the sampler learns of a batch's groups when it closes: all have ended."""
+        for outcome in sorted(self._unobserved, key=lambda one: one.request.group_index):
+            self.sampler.observe(outcome)
+        self._unobserved = []
 
     def publish(self, state: TrainState, *, changed: bool) -> TrainState:
         """Version + 1 everywhere where the learner changed; the batch in training makes room for
@@ -349,6 +377,8 @@ class RolloutService(Schedule):
                 ledger_offset=self.ledger.offset,
                 groups=tuple(self._buffer),
                 running=tuple(sorted(states, key=lambda group: group.group_index)),
+                sampler=self.sampler.state(),
+                unobserved=tuple(outcome.group for outcome in self._unobserved),
             )
             asked.set_result(snapshot)
             self._asked = None
@@ -363,6 +393,7 @@ class RolloutService(Schedule):
         while self._may_issue():
             again = bool(self._again)
             draw = self._again.pop(0) if again else self._next_draw
+            task = self.sampler.task(draw)
             self._next_draw = max(self._next_draw, draw + 1)
             saved = self._saved.pop(draw, None)
             if saved is not None and len(saved.rollouts) != size + oversample:
@@ -376,7 +407,6 @@ class RolloutService(Schedule):
             self._issue(draw, size + oversample, resumed=saved is not None)
             self._running[draw] = saved.version if saved else self._version
             self._issued += 1
-            task = self.sampler.task(draw)
             requests.append(
                 GroupRequest(draw, task, size, oversample=oversample, saved=saved, stage=self.stage)
             )
@@ -409,6 +439,11 @@ class RolloutService(Schedule):
             return
         self._running.pop(request.group_index, None)
         self._cancelling.pop(request.group_index, None)
+        self._ended.add(request.group_index)
+        if self.admission.in_draw_order:
+            self._unobserved.append(outcome)
+        else:
+            self.sampler.observe(outcome)
         self._enter_ends(group)
         if not group.finished:
             return

@@ -18,6 +18,7 @@ from agentrl.controller.pair_evaluator import PairSet
 from agentrl.controller.prompt_sampler import PromptSampler
 from agentrl.controller.recording.recorder import Recorder
 from agentrl.controller.rollout_service import RolloutService
+from agentrl.controller.samplers.catalog import make_sampler
 from agentrl.controller.schedule import DemonstrationSchedule
 from agentrl.controller.scoring import RewardScorer, SequenceScores
 from agentrl.errors import DataError
@@ -95,8 +96,14 @@ def rollouts(
     """
     stage = recipe.stage
     rollout = stage.rollout
-    sampler = PromptSampler(
-        tasks, seed=stage.run.seed, shuffle=stage.data.shuffle, first_draw=first_draw
+    own = stage.data.sampler
+    sampler = make_sampler(
+        own.name,
+        own.settings,
+        tasks,
+        seed=stage.run.seed,
+        shuffle=stage.data.shuffle,
+        base_dir=stage.base_dir,
     )
     admission = Admission(
         batch_groups=stage.train.batch_prompts,
@@ -122,7 +129,7 @@ def rollouts(
     evaluated = most_tasks * stage.eval.samples
     return RolloutService(
         pool,
-        sampler,
+        PromptSampler(tasks, sampler, name=own.name, first_draw=first_draw),
         context.ledger,
         admission,
         snapshot,

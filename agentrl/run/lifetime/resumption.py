@@ -23,6 +23,7 @@ _STAGE_FIXED = (
     "data.train",
     "data.args",
     "data.shuffle",
+    "data.sampler.name",
     "algorithm.name",
     "optim.name",
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from agentrl.config.schema import RunConfig, StageConfig
 from agentrl.controller.samplers.catalog import users_function
@@ -33,6 +34,14 @@ def run_faults(config: RunConfig, *, trains: bool = True) -> Iterator[Fault]:
             "set it, or run.deterministic=false",
             "model.dtype",
             "run.deterministic",
+        )
+    own = config.run
+    if own.replay and own.dir and Path(own.replay).resolve() == Path(own.dir).resolve():
+        yield fault(
+            f"run.replay must be another folder than run.dir, got {own.replay!r} for both; name a "
+            "new run.dir",
+            "run.replay",
+            "run.dir",
         )
     yield from _stage_name_faults(config)
 

@@ -131,6 +131,11 @@ class StageConfig(_StageSections, _RunSections):
         return self.learns_from == "rollouts"
 
     @property
+    def replays(self) -> bool:
+        """Whether it trains the groups that an earlier run stored, instead of playing any."""
+        return self.plays and self.run.replay is not None
+
+    @property
     def updates_are_on_policy(self) -> bool:
         """Whether each batch gets one single optimizer step, so that the policy trained is the one
         that sampled.

@@ -28,6 +28,9 @@ class RunSection(Section):
     """The one root of every random number."""
     deterministic: bool = False
     """The same numbers to the last bit in every run and after every resume; slower."""
+    replay: str | None = None
+    """Run directory, from the current folder: stages that play train the groups that it stored
+    instead, step by step and without an engine, to compare algorithms (docs/replay.md)."""
     notes: str | None = None
     """Anything worth keeping with the run."""
 

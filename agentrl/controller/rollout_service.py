@@ -18,7 +18,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from agentrl.algorithms import FilterResult
 from agentrl.controller.admission import Admission, RolloutState
 from agentrl.controller.cluster.rollout_pool import Incident, RolloutPool, Score, unscored
-from agentrl.controller.ledger import Ledger, LedgerState
+from agentrl.controller.ledger import Ledger
 from agentrl.controller.prompt_sampler import PromptSampler
 from agentrl.controller.schedule import Schedule
 from agentrl.controller.state import TrainState
@@ -127,8 +127,8 @@ class RolloutService(Schedule):
         self._version = state.policy_version
         for group in self.restored.groups:  # those that wait come into this attempt's ledger
             self._issue(group.group_index, len(group.trajectories), resumed=True)
-            self._enter_ends(group)
-            self._move(group, "buffered")
+            self.ledger.enter_ends(group)
+            self.ledger.move_group(group, "buffered")
             self._buffer_or_drop(group)
             self._issued += 1
         self._thread.start()
@@ -160,7 +160,7 @@ class RolloutService(Schedule):
                 self._cancel(self._running, "surplus")
             self._issued = len(self._buffer) + len(self._running.keys() - self._cancelling.keys())
             for group in taken:
-                self._move(group, "taken", step=step)
+                self.ledger.move_group(group, "taken", step=step)
             self._observe_batch()
             # what ended by now is in this batch's statistics or an earlier one's
             self._to_release, self._ended = self._ended, set()
@@ -168,7 +168,7 @@ class RolloutService(Schedule):
 
     def mark_trained(self, groups: Sequence[TrajectoryGroup], step: int) -> None:
         """The given groups were trained in ``step``; durable when this returns."""
-        self.ledger.trained({group.group_index: _finished(group) for group in groups}, step)
+        self.ledger.trained_groups(groups, step)
         with self._changed:
             waiting = {group.group_index for group in self._buffer}
             self._ended |= self._to_release & waiting
@@ -282,7 +282,7 @@ class RolloutService(Schedule):
                         f"cancelled groups did not end within {_CLOSE_S:.0f} s", retryable=False
                     )
         for group in self._buffer:
-            self._move(group, "dropped", reason="closed")
+            self.ledger.move_group(group, "dropped", reason="closed")
         self._buffer.clear()
 
     def _wait(
@@ -444,12 +444,12 @@ class RolloutService(Schedule):
             self._unobserved.append(outcome)
         else:
             self.sampler.observe(outcome)
-        self._enter_ends(group)
+        self.ledger.enter_ends(group)
         if not group.finished:
             return
         decision = self.keep_group(group)
         if decision.keep:
-            self._move(group, "buffered")
+            self.ledger.move_group(group, "buffered")
             self._buffer_or_drop(group)
         else:
             self._drop(group, decision.reason)
@@ -465,7 +465,7 @@ class RolloutService(Schedule):
 
     def _drop(self, group: TrajectoryGroup, reason: str) -> None:
         """A finished group that will be in no batch."""
-        self._move(group, "dropped", reason=reason)
+        self.ledger.move_group(group, "dropped", reason=reason)
         self.on_dropped(group, reason)
 
     def _cancel(self, group_indices: Iterable[int], reason: str) -> None:
@@ -473,21 +473,6 @@ class RolloutService(Schedule):
         if new:
             self._cancelling |= dict.fromkeys(new, reason)
             self.pool.cancel([("", group_index) for group_index in new])
-
-    def _enter_ends(self, group: TrajectoryGroup) -> None:
-        finished = _finished(group)
-        for trajectory in group.trajectories:
-            status = trajectory.status
-            if trajectory.rollout_index not in finished:
-                ended: LedgerState = "cancelled" if status.kind == "cancelled" else "failed"
-                self.ledger.move(
-                    group.group_index, [trajectory.rollout_index], ended, reason=status.reason
-                )
-        self._move(group, "finished")
-
-    def _move(self, group: TrajectoryGroup, to: LedgerState, **detail: object) -> None:
-        """Moves the finished rollouts of a group."""
-        self.ledger.move(group.group_index, _finished(group), to, **detail)
 
 
 def _with_reason(group: TrajectoryGroup, reason: str) -> TrajectoryGroup:
@@ -502,7 +487,3 @@ def _with_reason(group: TrajectoryGroup, reason: str) -> TrajectoryGroup:
             for t in group.trajectories
         ),
     )
-
-
-def _finished(group: TrajectoryGroup) -> list[int]:
-    return [trajectory.rollout_index for trajectory in group.finished]

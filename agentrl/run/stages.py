@@ -44,10 +44,17 @@ from agentrl.run.build import (
 )
 from agentrl.run.data.datasets import DataSet
 from agentrl.run.data.prompt_limit import fitting_tasks
+from agentrl.run.data.stored_batches import StoredBatches
 from agentrl.run.engine import engine_plan
 from agentrl.run.lifetime.session import RunContext
 from agentrl.run.run_setup import finished_manifest
-from agentrl.run.schedule_factory import conversations, held_out_pairs, rollouts, sequence_scores
+from agentrl.run.schedule_factory import (
+    conversations,
+    held_out_pairs,
+    rollouts,
+    sequence_scores,
+    stored_groups,
+)
 from agentrl.run.stage_tokenizer import keep_tokenizer
 from agentrl.tools import parser_for
 from agentrl.training import ActorSpec, CriticSpec, ReferenceSpec, RewardLearnerSpec
@@ -147,7 +154,7 @@ def role_specs(recipe: StageRecipe, *, training: bool = True) -> dict[str, RoleS
 
 def rollout_worker_spec(recipe: StageRecipe, live: LiveObjects) -> RolloutWorkerSpec | None:
     """What hosts the stage's episodes; None for a stage without rollouts."""
-    if recipe.algorithm.learns_from != "rollouts":
+    if recipe.algorithm.learns_from != "rollouts" or recipe.stage.replays:
         return None
     return RolloutWorkerSpec(
         engine_plan(recipe.stage, recipe.model),
@@ -180,8 +187,9 @@ def run_stage(
     restored = checkpoints.latest() if resume else None
     manifest = restored[1] if restored else None
     plays = algorithm.learns_from == "rollouts"
-    tasks = _tasks(context, stage, model) if plays else []
-    num_steps = _num_steps(stage, len(tasks) if plays else None)
+    batches = StoredBatches.of_stage(stage) if stage.replays else None
+    tasks = _tasks(context, stage, model) if plays and batches is None else []
+    num_steps = batches.num_steps if batches else _num_steps(stage, len(tasks) if plays else None)
     context.display.stage(
         f"{stage.name} ({algorithm.name})",
         num_steps,
@@ -203,7 +211,9 @@ def run_stage(
         manifest.rollouts if manifest else RolloutState(first_draw, (), 0, context.ledger.offset)
     )
     schedule: Schedule
-    if plays:
+    if batches is not None:
+        schedule = stored_groups(context, recipe, batches, recorder, first_draw=snapshot.next_draw)
+    elif plays:
         schedule = rollouts(
             context, recipe, tasks, learners[0], recorder, first_draw=first_draw, snapshot=snapshot
         )
@@ -283,6 +293,11 @@ def _evaluator(context: RunContext, recipe: StageRecipe, schedule: Schedule) -> 
     """Evaluates the stage's model on held-out data; None for a stage that only imitates."""
     stage = recipe.stage
     kind = recipe.algorithm.learns_from
+    if stage.replays:
+        if stage.eval.sets:
+            told = "run.replay starts no engine, so that no set of eval.sets is evaluated"
+            context.display.message(f"{told}; use `agentrl eval` on the trained model")
+        return None
     if kind == "rollouts":
         return RolloutEvaluator(eval_plan(stage, context.live), schedule.evaluate, stage.name)
     if kind == "demonstrations":

@@ -28,6 +28,7 @@ from agentrl.config.train_sections import (
     RolloutConfig,
     TrainConfig,
 )
+from agentrl.metrics.health.health_spec import HealthSpec
 from agentrl.sandbox import SandboxSpec
 from agentrl.store.store_spec import StoreSpec
 from agentrl.training.optim.optim_spec import OptimSpec
@@ -52,6 +53,7 @@ class _StageSections(Section):
     critic: CriticConfig = Field(default_factory=CriticConfig)
     eval: EvalConfig = Field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    health: HealthSpec = Field(default_factory=HealthSpec)
     debug: DebugConfig = Field(default_factory=DebugConfig)
 
 
@@ -168,6 +170,7 @@ class StageEntry(Section):
     critic: _Overlay
     eval: _Overlay
     checkpoint: _Overlay
+    health: _Overlay
     debug: _Overlay
 
 

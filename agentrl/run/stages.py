@@ -31,6 +31,7 @@ from agentrl.metrics import (
     SFT_COLUMNS,
     Column,
 )
+from agentrl.metrics.health.health import Health
 from agentrl.run.build import (
     LiveObjects,
     StageRecipe,
@@ -56,6 +57,7 @@ from agentrl.run.schedule_factory import (
     stored_groups,
 )
 from agentrl.run.stage_tokenizer import keep_tokenizer
+from agentrl.store import read_jsonl
 from agentrl.tools import parser_for
 from agentrl.training import ActorSpec, CriticSpec, ReferenceSpec, RewardLearnerSpec
 from agentrl.types import Task, seed_for
@@ -252,6 +254,8 @@ def run_stage(
 
 def _recorder(context: RunContext, stage: StageConfig, manifest: Manifest | None) -> Recorder:
     """What the stage leaves behind, from where a checkpoint stood."""
+    rows = read_jsonl(context.directory.metrics_path) if manifest else ()
+    earlier = [row for row in rows if row.get("stage") == stage.name]
     recorder = Recorder(
         stage.name,
         writer=context.writer,
@@ -262,6 +266,7 @@ def _recorder(context: RunContext, stage: StageConfig, manifest: Manifest | None
         step=manifest.step if manifest else 0,
         results=dict(manifest.results) if manifest else {},
         detail=stage.store.detail,
+        health=Health(stage.health, earlier) if stage.plays else None,
     )
     if manifest is not None:
         recorder.recall(

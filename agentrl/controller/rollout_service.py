@@ -442,7 +442,7 @@ class RolloutService(Schedule):
         self._ended.add(request.group_index)
         if self.admission.in_draw_order:
             self._unobserved.append(outcome)
-        else:
+        elif not self._closing:  # what is cancelled then is nobody's to learn from
             self.sampler.observe(outcome)
         self.ledger.enter_ends(group)
         if not group.finished:

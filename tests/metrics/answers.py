@@ -44,3 +44,22 @@ def answer_group(
 
     rollouts = tuple(trajectory(n, tokens) for n, tokens in enumerate(answers))
     return TrajectoryGroup(index, task, rollouts)
+
+
+def sampled(dependent: float, seed: int = 0, groups: int = 12) -> list[TrajectoryGroup]:
+    """Answers of 60 tokens: a share of them are of 5 words that belong to the question, the others
+    of 50 that all questions share."""
+    generator = np.random.default_rng(seed)
+    made = []
+    for index in range(groups):
+        answers = []
+        for _ in range(6):
+            own = generator.random(60) < dependent
+            words = np.where(
+                own,
+                100 + 5 * index + generator.integers(5, size=60),
+                generator.integers(50, size=60),
+            )
+            answers.append(words.tolist())
+        made.append(answer_group(index, answers))
+    return made

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
+from agentrl.metrics import rollout_metrics
 from agentrl.metrics.health.health import Health, HealthAlert
 from agentrl.metrics.health.health_spec import HealthSpec
 from agentrl.metrics.health.monitors import MONITORS, WATCHED
 from agentrl.metrics.names import describe
 from agentrl.types import TrajectoryGroup
-from tests.metrics.answers import answer_group
+from tests.metrics.answers import answer_group, sampled
 
 Numbers = Mapping[str, Sequence[float]]
 GROUPS = [
@@ -142,10 +143,6 @@ def test_null_turns_it_off(name: str) -> None:
     assert alerts(CASES[name][0], **{OFF[name]: None}) == []
 
 
-def changed(numbers: Numbers, name: str, change: Callable[[float], float]) -> dict[str, Any]:
-    return {**numbers, name: [change(value) for value in numbers[name]]}
-
-
 def test_what_recovered_is_told_again() -> None:
     falling = [*level(1.0, 20), *level(0.1, 20), *level(1.0, 20), *level(0.1, 20)]
     found = alerts({"policy/entropy": falling})
@@ -156,6 +153,19 @@ def test_a_template_collapse_needs_entropy_that_holds() -> None:
     fired = CASES["template_collapse"][0]
     both = {**fired, "policy/entropy": to(1.0, 0.0)}
     assert [alert.name for alert in alerts(both)] == ["entropy_collapse"]
+
+
+def test_answers_that_stop_depending_on_their_questions_are_told() -> None:
+    health = Health(HealthSpec(window=4, no_signal_max_frac=None))
+    found = []
+    for step, share in enumerate([0.5] * 8 + [0.0] * 8, 1):
+        groups = sampled(share, seed=step)
+        values = {**rollout_metrics(groups), "policy/entropy": 1.0}
+        found += [(alert, groups) for alert in health.watch(step, values, groups)]
+    ((alert, groups),) = found
+    assert (alert.name, alert.step) == ("template_collapse", 11)
+    ids = {one.id for group in groups for one in group.trajectories}
+    assert len(ids & set(alert.trajectories)) == 3
 
 
 def test_what_was_never_there_cannot_collapse() -> None:

@@ -10,28 +10,9 @@ import pytest
 from agentrl.metrics import rollout_metrics
 from agentrl.metrics.question_information import question_information
 from agentrl.types import TrajectoryGroup
-from tests.metrics.answers import answer_group
+from tests.metrics.answers import answer_group, sampled
 
 MEAN = "answer/question_mi"
-
-
-def sampled(dependent: float, seed: int = 0, groups: int = 12) -> list[TrajectoryGroup]:
-    """Answers of 60 tokens: a share of them are of 5 words that belong to the question, the others
-    of 50 that all questions share."""
-    generator = np.random.default_rng(seed)
-    made = []
-    for index in range(groups):
-        answers = []
-        for _ in range(6):
-            own = generator.random(60) < dependent
-            words = np.where(
-                own,
-                100 + 5 * index + generator.integers(5, size=60),
-                generator.integers(50, size=60),
-            )
-            answers.append(words.tolist())
-        made.append(answer_group(index, answers))
-    return made
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -81,7 +62,7 @@ def test_it_needs_two_questions_of_two_answers(groups: list[TrajectoryGroup]) ->
 
 
 def test_long_answers_and_large_batches_are_bounded() -> None:
-    long = [answer_group(n, [[n] * 512 + [7] * 5000] * 2) for n in range(2)]
-    short = [answer_group(n, [[n] * 512] * 2) for n in range(2)]
+    long = [answer_group(n, [[n] * 256 + [7] * 5000] * 2) for n in range(2)]
+    short = [answer_group(n, [[n] * 256] * 2) for n in range(2)]
     assert question_information(long) == question_information(short)
     assert len(question_information([answer_group(n, [[n]] * 2) for n in range(70)])) == 128

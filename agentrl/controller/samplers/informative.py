@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from agentrl.controller.samplers.in_flight import InFlight
 from agentrl.controller.samplers.settings import SignalSettings
@@ -44,12 +45,21 @@ class Signal:
         seed = seed_for(self._seed, "signal", self._drawn)
         generator = np.random.Generator(np.random.Philox(seed))
         self._drawn += 1
-        candidates = self._in_flight.others()
-        counts = self._counts[candidates]
-        samples = generator.beta(1.0 + counts[:, 0], 1.0 + counts[:, 1])
-        task_index = int(candidates[samples.argmax()])
+        task_index = self._choice(generator, self._in_flight.others())
         self._in_flight.add(task_index)
         return task_index
+
+    def _choice(self, generator: np.random.Generator, candidates: npt.NDArray[np.int64]) -> int:
+        """The task of the highest sample. Those without an observation are alike: the highest of
+        their samples is drawn at once, since a large data set has many of them."""
+        seen = self._counts[candidates].sum(axis=1) > 0
+        known = candidates[seen]
+        new = candidates[~seen]
+        samples = generator.beta(1.0 + self._counts[known, 0], 1.0 + self._counts[known, 1])
+        highest_of_new = generator.random() ** (1.0 / len(new)) if len(new) else 0.0
+        if not len(known) or highest_of_new > samples.max():
+            return int(generator.choice(new))
+        return int(known[samples.argmax()])
 
     def observe(self, task_index: int, outcome: GroupOutcome) -> None:
         self._in_flight.remove(task_index)

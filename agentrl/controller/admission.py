@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from agentrl.controller.prompt_sampler import SamplerState
+from agentrl.controller.samplers.prompt_sampler import SamplerState
 from agentrl.rollouts import GroupState
 from agentrl.types import TrajectoryGroup
 

@@ -19,7 +19,7 @@ from agentrl.algorithms import FilterResult
 from agentrl.controller.admission import Admission, RolloutState
 from agentrl.controller.cluster.rollout_pool import Incident, RolloutPool, Score, unscored
 from agentrl.controller.ledger import Ledger
-from agentrl.controller.prompt_sampler import PromptSampler
+from agentrl.controller.samplers.prompt_sampler import PromptSampler
 from agentrl.controller.schedule import Schedule
 from agentrl.controller.state import TrainState
 from agentrl.controller.stop_request import StopRequest

@@ -15,10 +15,10 @@ from agentrl.controller.cluster.rollout_pool import Score, unscored
 from agentrl.controller.group_rewards import summary_of
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.pair_evaluator import PairSet
-from agentrl.controller.prompt_sampler import PromptSampler
 from agentrl.controller.recording.recorder import Recorder
 from agentrl.controller.rollout_service import RolloutService
 from agentrl.controller.samplers.catalog import make_sampler
+from agentrl.controller.samplers.prompt_sampler import PromptSampler
 from agentrl.controller.schedule import DemonstrationSchedule
 from agentrl.controller.scoring import RewardScorer, SequenceScores
 from agentrl.controller.stored_schedule import StoredSchedule

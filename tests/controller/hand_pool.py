@@ -12,8 +12,8 @@ from typing import Any
 from agentrl.algorithms import FilterResult
 from agentrl.controller.admission import Admission, RolloutState
 from agentrl.controller.ledger import Ledger
-from agentrl.controller.prompt_sampler import PromptSampler
 from agentrl.controller.rollout_service import RolloutService
+from agentrl.controller.samplers.prompt_sampler import PromptSampler
 from agentrl.controller.samplers.settings import UniformSettings
 from agentrl.controller.samplers.task_sampler import TaskSampler
 from agentrl.controller.samplers.uniform import Uniform

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from agentrl.controller.prompt_sampler import PromptSampler
+from agentrl.controller.samplers.prompt_sampler import PromptSampler
 from agentrl.controller.samplers.settings import UniformSettings
 from agentrl.controller.samplers.uniform import Uniform
 from agentrl.errors import DataError

@@ -16,7 +16,7 @@ import pytest
 from agentrl.algorithms import FilterResult
 from agentrl.controller.admission import RolloutState
 from agentrl.controller.checkpoints import Checkpoints, Manifest
-from agentrl.controller.prompt_sampler import SamplerState
+from agentrl.controller.samplers.prompt_sampler import SamplerState
 from agentrl.errors import DataError
 from agentrl.rollouts import GroupOutcome
 from tests.controller.hand_pool import TASKS, MakeWorld, World, bounds, until

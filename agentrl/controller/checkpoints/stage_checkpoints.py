@@ -17,7 +17,7 @@ from agentrl.controller.checkpoints.saved_groups import (
     write_groups,
     write_running,
 )
-from agentrl.controller.prompt_sampler import SamplerState
+from agentrl.controller.samplers.prompt_sampler import SamplerState
 from agentrl.errors import DataError, StoreError
 from agentrl.store import write_json
 

@@ -14,6 +14,7 @@ import pytest
 from agentrl.config.load import load_config
 from agentrl.errors import AgentRLError, ConfigError, DataError, StoreError
 from agentrl.run.data.stored_batches import StoredBatches
+from agentrl.run.lifetime.session import RunProcesses
 from agentrl.run.trainer import Trainer
 from agentrl.store import RunDirectory, TrajectoryReader
 from tests.run.tiny_run import CONFIG, metrics, states
@@ -177,6 +178,13 @@ def test_tokens_without_logprobs_are_refused(
     object.__setattr__(segment, "logprobs", None)
     with pytest.raises(DataError, match=r"run\.replay: trajectory \d+-0-0 of .* has no logprobs"):
         found._check_tokens(first.trajectories[0])
+
+
+def test_no_worker_is_started_to_play(config: Path, stored: Path) -> None:
+    overrides = ["run.deterministic=false", "rollout.num_workers=2"]
+    with pytest.raises(ConfigError, match=r"rollout\.num_workers=2; set"):
+        RunProcesses(load_config(config, overrides))
+    RunProcesses(load_config(config, [f"run.replay={stored}", *overrides])).close()
 
 
 def test_a_run_cannot_replay_itself(config: Path, stored: Path) -> None:

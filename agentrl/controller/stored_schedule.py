@@ -27,6 +27,7 @@ class StoredSchedule(Schedule):
         ledger: of this run, which gets the groups anew.
         keep_group: whether a group may be trained on.
         on_outcome: called with every group (store, metrics).
+        on_dropped: is told of each group that is in no batch, and why.
         max_staleness: published versions that a trained token may lie behind.
         on_stale: what becomes of groups with older tokens.
         stage: the stage that trains.
@@ -38,6 +39,7 @@ class StoredSchedule(Schedule):
     _: KW_ONLY
     keep_group: Callable[[TrajectoryGroup], FilterResult]
     on_outcome: Callable[[GroupOutcome], None]
+    on_dropped: Callable[[TrajectoryGroup, str], None]
     max_staleness: int = 0
     on_stale: StaleRule = "drop"
     stage: str = ""
@@ -63,6 +65,7 @@ class StoredSchedule(Schedule):
                 taken.append(group)
             else:
                 self.ledger.move_group(group, "dropped", reason=decision.reason)
+                self.on_dropped(group, decision.reason)
         return taken
 
     def mark_trained(self, groups: Sequence[TrajectoryGroup], step: int) -> None:

@@ -157,6 +157,7 @@ def stored_groups(
         context.ledger,
         keep_group=partial(_keep_group, recipe),
         on_outcome=recorder.record_outcome,
+        on_dropped=recorder.record_dropped,
         max_staleness=rollout.max_staleness,
         on_stale=rollout.on_stale,
         stage=recipe.stage.name,

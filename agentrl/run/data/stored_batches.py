@@ -98,7 +98,8 @@ class StoredBatches:
                     raise _unfit(
                         stage,
                         f"group {group_index} of step {step} was trained with rollouts "
-                        f"{sorted(trained)} and traj/ has {finished}",
+                        f"{sorted(trained)} and traj/ has {finished} (store.keep of that run "
+                        "decides which stay)",
                         self._reader.damage,
                     )
                 oldest = min(

@@ -1,11 +1,11 @@
-"""Algorithm rules: settings elsewhere that do not fit the algorithm."""
+"""Algorithm rules: settings elsewhere that do not fit the algorithm, or what it learns from."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from agentrl.algorithms import AlgorithmSettings, AlgorithmSpec, Traits
-from agentrl.config.rules import fault
+from agentrl.config.rules import fault, sampler_faults
 from agentrl.config.schema import StageConfig
 from agentrl.errors import ConfigError
 from agentrl.types.section import Fault
@@ -34,6 +34,8 @@ def algorithm_faults(stage: StageConfig) -> Iterator[Fault]:
             "rollout.group_size",
         )
     yield from _critic_faults(stage, learner)
+    if learner.learns_from == "rollouts":
+        yield from sampler_faults(stage)
     if isinstance(learner, AlgorithmSpec):
         yield from _own_staleness_faults(stage, learner)
     else:

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 
 from agentrl.algorithms import ALGORITHMS, AlgorithmSettings
 from agentrl.config.schema import RunConfig
+from agentrl.controller.samplers.catalog import SAMPLERS
+from agentrl.controller.samplers.settings import SamplerSettings
 from agentrl.errors import AgentRLError
 from agentrl.types.section import Section, sections_within
 
@@ -85,4 +87,6 @@ def _prefixes() -> Mapping[str, str]:
     for kind in kinds:
         prefixes[kind.__name__] = "algorithm"
         prefixes |= {s.__name__: f"algorithm.{key}" for key, s in sections_within(kind)}
+    samplers: list[type[Section]] = [SamplerSettings, *(row.settings for row in SAMPLERS.values())]
+    prefixes |= {kind.__name__: "data.sampler" for kind in samplers}
     return prefixes

@@ -13,18 +13,24 @@ from pydantic_core import PydanticUndefined
 
 from agentrl.algorithms import ALGORITHMS
 from agentrl.config.schema import RunConfig, StageEntry
+from agentrl.controller.samplers.catalog import SAMPLERS
 from agentrl.types.section import Section, plain_section, sections_within
 
 
 def settings_reference() -> str:
-    """A table a section: key, default, meaning; then those of each algorithm, and one for a stage's
-    own keys.
+    """A table a section: key, default, meaning; then those of each algorithm and task sampler,
+    and one for a stage's own keys.
     """
     parts = [_table(f"`{key}`", s) for key, s in sections_within(RunConfig) if s is not StageEntry]
     for name in sorted(ALGORITHMS):
         settings = ALGORITHMS[name].settings
         parts.append(_table(f"`algorithm` with `name: {name}`", settings))
         parts += [_table(f"`algorithm.{key}`", s) for key, s in sections_within(settings)]
+    parts += [
+        _table(f"`data.sampler` with `name: {name}`", SAMPLERS[name].settings)
+        for name in sorted(SAMPLERS)
+        if SAMPLERS[name].settings.model_fields
+    ]
     own = {key: field for key, field in StageEntry.model_fields.items() if field.description}
     parts.append(_table("`stages.N`", StageEntry, own))
     return "\n".join(parts)

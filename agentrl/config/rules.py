@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from agentrl.config.schema import RunConfig, StageConfig
+from agentrl.controller.samplers.catalog import users_function
 from agentrl.errors import ConfigError
 from agentrl.metrics import REWARD_MODEL_PART
 from agentrl.types.section import Fault
@@ -32,6 +34,14 @@ def run_faults(config: RunConfig, *, trains: bool = True) -> Iterator[Fault]:
             "set it, or run.deterministic=false",
             "model.dtype",
             "run.deterministic",
+        )
+    own = config.run
+    if own.replay and own.dir and Path(own.replay).resolve() == Path(own.dir).resolve():
+        yield fault(
+            f"run.replay must be another folder than run.dir, got {own.replay!r} for both; name a "
+            "new run.dir",
+            "run.replay",
+            "run.dir",
         )
     yield from _stage_name_faults(config)
 
@@ -76,6 +86,26 @@ def stage_faults(stage: StageConfig, *, trains: bool = True) -> Iterator[Fault]:
     yield from _size_faults(stage)
     yield from _rollout_faults(stage)
     yield from _sandbox_faults(stage)
+
+
+def sampler_faults(stage: StageConfig) -> Iterator[Fault]:
+    """Faults of ``data.sampler`` that its own settings cannot know, of a stage that plays; a user's
+    own is loaded, and not called.
+    """
+    own = stage.data.sampler
+    settings = own.checked
+    if settings is None:
+        try:
+            users_function(own.name, own.settings, stage.base_dir)
+        except ConfigError as error:
+            yield fault(str(error), "data.sampler.name")
+    if not stage.data.shuffle and not (settings and settings.plays_epochs):
+        yield fault(
+            f"data.shuffle=false keeps the order of the data, and data.sampler.name={own.name!r} "
+            "chooses another; leave one of them out",
+            "data.shuffle",
+            "data.sampler.name",
+        )
 
 
 def _reward_faults(stage: StageConfig) -> Iterator[Fault]:

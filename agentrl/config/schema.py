@@ -28,6 +28,7 @@ from agentrl.config.train_sections import (
     RolloutConfig,
     TrainConfig,
 )
+from agentrl.metrics.health.health_spec import HealthSpec
 from agentrl.sandbox import SandboxSpec
 from agentrl.store.store_spec import StoreSpec
 from agentrl.training.optim.optim_spec import OptimSpec
@@ -52,6 +53,7 @@ class _StageSections(Section):
     critic: CriticConfig = Field(default_factory=CriticConfig)
     eval: EvalConfig = Field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    health: HealthSpec = Field(default_factory=HealthSpec)
     debug: DebugConfig = Field(default_factory=DebugConfig)
 
 
@@ -131,6 +133,11 @@ class StageConfig(_StageSections, _RunSections):
         return self.learns_from == "rollouts"
 
     @property
+    def replays(self) -> bool:
+        """Whether it trains the groups that an earlier run stored, instead of playing any."""
+        return self.plays and self.run.replay is not None
+
+    @property
     def updates_are_on_policy(self) -> bool:
         """Whether each batch gets one single optimizer step, so that the policy trained is the one
         that sampled.
@@ -163,6 +170,7 @@ class StageEntry(Section):
     critic: _Overlay
     eval: _Overlay
     checkpoint: _Overlay
+    health: _Overlay
     debug: _Overlay
 
 

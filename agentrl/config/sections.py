@@ -4,10 +4,12 @@ task, the evaluation.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, model_validator
 
+from agentrl.controller.samplers.catalog import settings_of
+from agentrl.controller.samplers.settings import SamplerSettings
 from agentrl.types.section import Arguments, Count, Listed, Natural, Section, Weight
 
 Dtype = Literal["float32", "bfloat16"]
@@ -26,6 +28,9 @@ class RunSection(Section):
     """The one root of every random number."""
     deterministic: bool = False
     """The same numbers to the last bit in every run and after every resume; slower."""
+    replay: str | None = None
+    """Run directory, from the current folder: stages that play train the groups that it stored
+    instead, step by step and without an engine, to compare algorithms (docs/replay.md)."""
     notes: str | None = None
     """Anything worth keeping with the run."""
 
@@ -141,6 +146,33 @@ class ModelConfig(Section):
     chat template writes."""
 
 
+class SamplerConfig(Section):
+    """Which task a stage that plays draws next, and the sampler's own settings beside its name
+    (docs/curricula.md). A plain text is short for ``name`` alone."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str = "uniform"
+    """``uniform``, ``difficulty_band``, ``signal``, or a sampler of your own, as
+    ``file.py:function`` or ``module:function``."""
+
+    @model_validator(mode="after")
+    def _check_settings(self) -> Self:
+        self.checked  # noqa: B018 - it raises what is wrong with them
+        return self
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The sampler's own settings, as given."""
+        return dict(self.__pydantic_extra__ or {})
+
+    @property
+    def checked(self) -> SamplerSettings | None:
+        """All settings of a built-in sampler; None for a user's own."""
+        kind = settings_of(self.name)
+        return None if kind is None else kind.check_as(self.settings)
+
+
 class DataConfig(Section):
     """The tasks to train on (or the demonstrations, for an algorithm that imitates)."""
 
@@ -154,6 +186,7 @@ class DataConfig(Section):
     and told (docs/data.md)."""
     shuffle: bool = True
     """Draw the tasks of each epoch in a seeded order; false keeps the data's own."""
+    sampler: SamplerConfig = Field(default_factory=SamplerConfig)
 
 
 class ToolConfig(Section):

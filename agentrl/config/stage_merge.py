@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from agentrl.config.sections import SamplerConfig
 from agentrl.config.train_sections import AlgorithmConfig
 
 Tree: TypeAlias = dict[str, Any]
@@ -13,6 +14,7 @@ Tree: TypeAlias = dict[str, Any]
 # or mapping.
 SHORT_FORMS: Mapping[tuple[str, ...], str] = {
     ("data",): "train",
+    ("data", "sampler"): "name",
     ("algorithm",): "name",
     ("env", "tools", "*"): "function",
     ("reward", "functions", "*"): "function",
@@ -21,15 +23,17 @@ SHORT_FORMS: Mapping[tuple[str, ...], str] = {
 
 # A key that says what its neighbours belong to: where a stage changes it, these neighbours do not
 # carry over.
-_OWNED: Mapping[tuple[str, str], tuple[str, ...] | None] = {
+_OWNED: Mapping[tuple[str, ...], tuple[str, ...] | None] = {
     ("algorithm", "name"): None,  # all of them
+    ("data", "sampler", "name"): None,
     ("data", "train"): ("args",),
     ("env", "entry_point"): ("args",),
     ("train", "steps"): ("epochs",),
     ("train", "epochs"): ("steps",),
 }
-_DEFAULTS: Mapping[tuple[str, str], Any] = {
+_DEFAULTS: Mapping[tuple[str, ...], Any] = {
     ("algorithm", "name"): AlgorithmConfig.model_fields["name"].default,
+    ("data", "sampler", "name"): SamplerConfig.model_fields["name"].default,
 }
 
 
@@ -77,27 +81,45 @@ def stage_trees(tree: Mapping[str, Any]) -> list[Tree]:
     return trees
 
 
-def owner_of(key: tuple[str, ...]) -> tuple[str, str] | None:
+def owner_of(key: tuple[str, ...]) -> tuple[str, ...] | None:
     """The setting that ``key`` belongs to, such as ``algorithm.name`` for all other keys of
     ``algorithm``.
     """
-    for (section, owner), owned in _OWNED.items():
-        if section == key[0] and key[1:2] != (owner,) and (owned is None or key[1] in owned):
-            return section, owner
+    for owner, owned in _OWNED.items():
+        *section, name = owner
+        inside = len(key) > len(section) and key[: len(section)] == tuple(section)
+        own = key[len(section)] if inside else name
+        if own != name and (owned is None or own in owned):
+            return owner
     return None
 
 
 def _without_owned(top: Tree, patch: Tree) -> Tree:
     """``top`` without the settings that belong to something that ``patch`` replaces."""
-    kept = dict(top)
-    for (section, key), owned in _OWNED.items():
-        base = kept.get(section)
-        own = patch.get(section)
-        if not isinstance(base, dict) or not isinstance(own, dict) or key not in own:
+    kept = top
+    for owner, owned in _OWNED.items():
+        *section, key = owner
+        base = _section(kept, section)
+        own = _section(patch, section)
+        if base is None or own is None or key not in own:
             continue
-        if own[key] == base.get(key, _DEFAULTS.get((section, key))):
-            continue
-        kept[section] = {
-            name: value for name, value in base.items() if owned is not None and name not in owned
-        }
+        if own[key] != base.get(key, _DEFAULTS.get(owner)):
+            names = [name for name in base if owned is None or name in owned]
+            kept = _without(kept, section, names)
     return kept
+
+
+def _section(tree: Tree, path: Sequence[str]) -> Tree | None:
+    """The mapping at a path; None where there is none."""
+    here: Any = tree
+    for name in path:
+        here = here.get(name) if isinstance(here, dict) else None
+    return here if isinstance(here, dict) else None
+
+
+def _without(tree: Tree, path: Sequence[str], names: Collection[str]) -> Tree:
+    """A copy of ``tree`` whose mapping at a path lacks some names."""
+    if not path:
+        return {name: value for name, value in tree.items() if name not in names}
+    first, *rest = path
+    return {**tree, first: _without(tree[first], rest, names)}

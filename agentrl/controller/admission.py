@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from agentrl.controller.samplers.prompt_sampler import SamplerState
 from agentrl.rollouts import GroupState
 from agentrl.types import TrajectoryGroup
 
@@ -88,6 +89,9 @@ class RolloutState:
         ledger_offset: rows of the ledger at that moment.
         groups: that were finished and wait to be trained; the checkpoint holds them whole.
         running: how those that ran stood; other draws start again.
+        sampler: the tasks of draws, and the task sampler's own state.
+        unobserved: groups of the open batch that the task sampler has not observed yet
+            (``run.deterministic``); the checkpoint holds them whole.
     """
 
     next_draw: int
@@ -96,3 +100,5 @@ class RolloutState:
     ledger_offset: int
     groups: tuple[TrajectoryGroup, ...] = ()
     running: tuple[GroupState, ...] = ()
+    sampler: SamplerState = field(default_factory=SamplerState)
+    unobserved: tuple[TrajectoryGroup, ...] = ()

@@ -12,11 +12,12 @@ import json
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Literal, get_args
+from typing import IO, Any, Literal, get_args
 
 from agentrl.errors import StoreError
+from agentrl.types import TrajectoryGroup
 
 LedgerState = Literal[
     "running",
@@ -92,10 +93,33 @@ class Ledger:
             with self._lock:
                 self._append(self.attempt, group_index, chosen, to, **detail)
 
+    def enter_ends(self, group: TrajectoryGroup) -> None:
+        """The rollouts of a running group have finished, failed or been cancelled."""
+        finished = {trajectory.rollout_index for trajectory in group.finished}
+        for trajectory in group.trajectories:
+            status = trajectory.status
+            if trajectory.rollout_index not in finished:
+                ended: LedgerState = "cancelled" if status.kind == "cancelled" else "failed"
+                self.move(
+                    group.group_index, [trajectory.rollout_index], ended, reason=status.reason
+                )
+        self.move_group(group, "finished")
+
+    def move_group(self, group: TrajectoryGroup, to: LedgerState, **detail: object) -> None:
+        """Moves the finished rollouts of a group."""
+        finished = [trajectory.rollout_index for trajectory in group.finished]
+        self.move(group.group_index, finished, to, **detail)
+
     def trained(self, group_indices: Mapping[int, Sequence[int]], step: int) -> None:
         """The given siblings of each draw were trained in ``step``; durable when this returns."""
         for group_index, rollout_indices in group_indices.items():
             self.move(group_index, rollout_indices, "trained", step=step)
+        self.sync()
+
+    def trained_groups(self, groups: Iterable[TrajectoryGroup], step: int) -> None:
+        """The finished rollouts of groups were trained in ``step``; durable when this returns."""
+        for group in groups:
+            self.move_group(group, "trained", step=step)
         self.sync()
 
     def sync(self) -> None:
@@ -163,14 +187,62 @@ class Ledger:
         self.offset += 1
 
     def _read(self) -> None:
+        for row in ledger_rows(self._path):
+            self._apply(row)
         data = self._path.read_bytes()
         whole = data.rfind(b"\n") + 1
-        for line in data[:whole].splitlines():
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise StoreError(f"{self._path}: row {self.offset} is not JSON: {error}") from error
-            self._apply(row)
         if whole < len(data):
             with self._path.open("r+b") as file:
                 file.truncate(whole)
+
+
+def ledger_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a ledger, without a partial last line; writes nothing.
+
+    Raises:
+        StoreError: the file cannot be read, or a row is not JSON.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror or error}") from error
+    for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines()):
+        try:
+            row: dict[str, Any] = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise StoreError(f"{path}: row {number} is not JSON: {error}") from error
+        yield row
+
+
+def trained_batches(path: Path, stage: str) -> dict[int, dict[int, list[int]]]:
+    """What a stage has trained, by step: of each group, in the order of the batch, the rollouts.
+
+    What was rolled back is left out. Rows of format 1 name no stage, and are those of none.
+
+    Raises:
+        StoreError: the file cannot be read.
+    """
+    own: set[tuple[int, int]] = set()
+    taken: dict[tuple[int, int], int] = {}
+    batches: dict[int, dict[int, list[int]]] = {}
+    for row in ledger_rows(path):
+        key = (row["attempt"], row["draw"])
+        if row["to"] == "running" and row.get("stage") == stage:
+            own.add(key)
+        if key not in own:
+            continue
+        if row["to"] == "taken":  # in the order of the batch, before any of it is trained
+            taken[key] = row["step"]
+            batches.setdefault(row["step"], {}).setdefault(row["draw"], [])
+        elif row["to"] == "trained":
+            batches[row["step"]][row["draw"]] = list(row["siblings"])
+        elif row["to"] == "rolled_back" and key in taken:
+            groups = batches[taken[key]]
+            left = [one for one in groups.pop(row["draw"], ()) if one not in row["siblings"]]
+            if left:
+                groups[row["draw"]] = left
+    trained = {
+        step: {draw: siblings for draw, siblings in groups.items() if siblings}
+        for step, groups in sorted(batches.items())
+    }
+    return {step: groups for step, groups in trained.items() if groups}

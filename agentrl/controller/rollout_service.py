@@ -18,8 +18,8 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from agentrl.algorithms import FilterResult
 from agentrl.controller.admission import Admission, RolloutState
 from agentrl.controller.cluster.rollout_pool import Incident, RolloutPool, Score, unscored
-from agentrl.controller.ledger import Ledger, LedgerState
-from agentrl.controller.prompt_sampler import PromptSampler
+from agentrl.controller.ledger import Ledger
+from agentrl.controller.samplers.prompt_sampler import PromptSampler
 from agentrl.controller.schedule import Schedule
 from agentrl.controller.state import TrainState
 from agentrl.controller.stop_request import StopRequest
@@ -93,6 +93,20 @@ class RolloutService(Schedule):
         self._in_training = 0
         self._step = 0
         self._version = 0
+        # in draw order alone, where what was observed must not depend on what ends first
+        self._unobserved: list[GroupOutcome] = [
+            GroupOutcome(GroupRequest(g.group_index, g.task, len(g.trajectories)), g)
+            for g in self.restored.unobserved
+        ]
+        # groups that have ended, and may still be played again
+        ended = (*self.restored.groups, *self.restored.unobserved)
+        self._ended = {group.group_index for group in ended}
+        self._to_release: set[int] = set()
+        self.sampler.restore(
+            self.restored.sampler,
+            next_draw=self._next_draw,
+            going_on={*self._again, *self._ended},
+        )
         self._counts: Counter[str] = Counter()
         self._waiting = False
         self._evaluating: dict[str, list[GroupOutcome]] = {}
@@ -113,8 +127,8 @@ class RolloutService(Schedule):
         self._version = state.policy_version
         for group in self.restored.groups:  # those that wait come into this attempt's ledger
             self._issue(group.group_index, len(group.trajectories), resumed=True)
-            self._enter_ends(group)
-            self._move(group, "buffered")
+            self.ledger.enter_ends(group)
+            self.ledger.move_group(group, "buffered")
             self._buffer_or_drop(group)
             self._issued += 1
         self._thread.start()
@@ -146,12 +160,26 @@ class RolloutService(Schedule):
                 self._cancel(self._running, "surplus")
             self._issued = len(self._buffer) + len(self._running.keys() - self._cancelling.keys())
             for group in taken:
-                self._move(group, "taken", step=step)
+                self.ledger.move_group(group, "taken", step=step)
+            self._observe_batch()
+            # what ended by now is in this batch's statistics or an earlier one's
+            self._to_release, self._ended = self._ended, set()
             return taken
 
     def mark_trained(self, groups: Sequence[TrajectoryGroup], step: int) -> None:
         """The given groups were trained in ``step``; durable when this returns."""
-        self.ledger.trained({group.group_index: _finished(group) for group in groups}, step)
+        self.ledger.trained_groups(groups, step)
+        with self._changed:
+            waiting = {group.group_index for group in self._buffer}
+            self._ended |= self._to_release & waiting
+            self.sampler.release(self._to_release - waiting)
+            self._to_release = set()
+
+    def _observe_batch(self) -> None:
+        """In draw order the sampler learns of a batch's groups when it closes: all have ended."""
+        for outcome in sorted(self._unobserved, key=lambda one: one.request.group_index):
+            self.sampler.observe(outcome)
+        self._unobserved = []
 
     def publish(self, state: TrainState, *, changed: bool) -> TrainState:
         """Version + 1 everywhere where the learner changed; the batch in training makes room for
@@ -254,7 +282,7 @@ class RolloutService(Schedule):
                         f"cancelled groups did not end within {_CLOSE_S:.0f} s", retryable=False
                     )
         for group in self._buffer:
-            self._move(group, "dropped", reason="closed")
+            self.ledger.move_group(group, "dropped", reason="closed")
         self._buffer.clear()
 
     def _wait(
@@ -349,6 +377,8 @@ class RolloutService(Schedule):
                 ledger_offset=self.ledger.offset,
                 groups=tuple(self._buffer),
                 running=tuple(sorted(states, key=lambda group: group.group_index)),
+                sampler=self.sampler.state(),
+                unobserved=tuple(outcome.group for outcome in self._unobserved),
             )
             asked.set_result(snapshot)
             self._asked = None
@@ -363,6 +393,7 @@ class RolloutService(Schedule):
         while self._may_issue():
             again = bool(self._again)
             draw = self._again.pop(0) if again else self._next_draw
+            task = self.sampler.task(draw)
             self._next_draw = max(self._next_draw, draw + 1)
             saved = self._saved.pop(draw, None)
             if saved is not None and len(saved.rollouts) != size + oversample:
@@ -376,7 +407,6 @@ class RolloutService(Schedule):
             self._issue(draw, size + oversample, resumed=saved is not None)
             self._running[draw] = saved.version if saved else self._version
             self._issued += 1
-            task = self.sampler.task(draw)
             requests.append(
                 GroupRequest(draw, task, size, oversample=oversample, saved=saved, stage=self.stage)
             )
@@ -409,12 +439,17 @@ class RolloutService(Schedule):
             return
         self._running.pop(request.group_index, None)
         self._cancelling.pop(request.group_index, None)
-        self._enter_ends(group)
+        self._ended.add(request.group_index)
+        if self.admission.in_draw_order:
+            self._unobserved.append(outcome)
+        elif not self._closing:  # what is cancelled then is nobody's to learn from
+            self.sampler.observe(outcome)
+        self.ledger.enter_ends(group)
         if not group.finished:
             return
         decision = self.keep_group(group)
         if decision.keep:
-            self._move(group, "buffered")
+            self.ledger.move_group(group, "buffered")
             self._buffer_or_drop(group)
         else:
             self._drop(group, decision.reason)
@@ -430,7 +465,7 @@ class RolloutService(Schedule):
 
     def _drop(self, group: TrajectoryGroup, reason: str) -> None:
         """A finished group that will be in no batch."""
-        self._move(group, "dropped", reason=reason)
+        self.ledger.move_group(group, "dropped", reason=reason)
         self.on_dropped(group, reason)
 
     def _cancel(self, group_indices: Iterable[int], reason: str) -> None:
@@ -438,21 +473,6 @@ class RolloutService(Schedule):
         if new:
             self._cancelling |= dict.fromkeys(new, reason)
             self.pool.cancel([("", group_index) for group_index in new])
-
-    def _enter_ends(self, group: TrajectoryGroup) -> None:
-        finished = _finished(group)
-        for trajectory in group.trajectories:
-            status = trajectory.status
-            if trajectory.rollout_index not in finished:
-                ended: LedgerState = "cancelled" if status.kind == "cancelled" else "failed"
-                self.ledger.move(
-                    group.group_index, [trajectory.rollout_index], ended, reason=status.reason
-                )
-        self._move(group, "finished")
-
-    def _move(self, group: TrajectoryGroup, to: LedgerState, **detail: object) -> None:
-        """Moves the finished rollouts of a group."""
-        self.ledger.move(group.group_index, _finished(group), to, **detail)
 
 
 def _with_reason(group: TrajectoryGroup, reason: str) -> TrajectoryGroup:
@@ -467,7 +487,3 @@ def _with_reason(group: TrajectoryGroup, reason: str) -> TrajectoryGroup:
             for t in group.trajectories
         ),
     )
-
-
-def _finished(group: TrajectoryGroup) -> list[int]:
-    return [trajectory.rollout_index for trajectory in group.finished]

@@ -26,6 +26,8 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "accuracy/{data_source}/mean": "accuracy by data set",
         "group/zero_std_frac": "share of groups whose rewards are all equal, which teach nothing "
         "by comparison",
+        "answer/question_mi": "mutual information of answers and questions in nats a token, from "
+        "single tokens; near 0 where answers do not depend on their questions",
         "length/response/mean": "policy tokens a trajectory",
         "length/response/max": "policy tokens of the longest",
         "length/after_prompt/mean": "tokens a trajectory after the prompt of a sequence, "

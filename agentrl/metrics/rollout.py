@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from agentrl.metrics.question_information import question_information
 from agentrl.types import CallRecord, Trajectory, TrajectoryGroup
 
 CORRECT = "correct"
@@ -46,6 +47,8 @@ def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     metrics = _counts(groups)
     if finished:
         metrics |= _rewards(finished) | _lengths(finished) | _tools(finished) | _mismatch(finished)
+        if informed := question_information(groups):
+            metrics["answer/question_mi"] = float(np.mean(list(informed.values())))
     return metrics
 
 

@@ -269,8 +269,8 @@ def reward_model_folder(stage: StageConfig, trained: Mapping[str, Path]) -> Path
         DataError: the folder, or the hub's model, does not exist.
     """
     own = stage.reward.model
-    if not stage.plays:
-        return None
+    if not stage.plays or stage.replays:
+        return None  # what was stored was scored
     if own.stage is not None:
         if own.stage not in trained:
             raise ConfigError(

@@ -47,7 +47,7 @@ def make_directory(
         parent = with_commit(parent, given_model(parent, config.base_dir))
     sandbox: Mapping[str, Any] = {}
     for stage in stages:
-        if not stage.plays:
+        if not stage.plays or stage.replays:
             continue
         # an engine that is not to be had is refused before anything is made
         engine_plan(stage, Path(config.run.dir))
@@ -139,9 +139,11 @@ def roll_back(directory: RunDirectory, stages: Sequence[StageConfig], ledger: Le
 
 
 def data_hashes(stages: Iterable[StageConfig]) -> dict[str, str]:
-    """SHA-256 of the tasks of each stage that plays episodes, and of each of its held-out sets."""
+    """SHA-256 of the tasks of each stage that plays episodes, and of each of its held-out sets; a
+    stage that replays stored ones reads neither.
+    """
     sets = {}
-    for stage in (stage for stage in stages if stage.plays):
+    for stage in (stage for stage in stages if stage.plays and not stage.replays):
         sets[f"{stage.name}/train"] = DataSet.of_training(stage)
         for name in stage.eval.sets:
             sets[f"{stage.name}/eval/{name}"] = DataSet.held_out(stage, name)

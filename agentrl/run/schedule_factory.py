@@ -15,14 +15,17 @@ from agentrl.controller.cluster.rollout_pool import Score, unscored
 from agentrl.controller.group_rewards import summary_of
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.pair_evaluator import PairSet
-from agentrl.controller.prompt_sampler import PromptSampler
 from agentrl.controller.recording.recorder import Recorder
 from agentrl.controller.rollout_service import RolloutService
+from agentrl.controller.samplers.catalog import make_sampler
+from agentrl.controller.samplers.prompt_sampler import PromptSampler
 from agentrl.controller.schedule import DemonstrationSchedule
 from agentrl.controller.scoring import RewardScorer, SequenceScores
+from agentrl.controller.stored_schedule import StoredSchedule
 from agentrl.errors import DataError
 from agentrl.run.build import StageRecipe, renderer_spec
 from agentrl.run.data.datasets import DataSet
+from agentrl.run.data.stored_batches import StoredBatches
 from agentrl.run.lifetime.session import RunContext
 from agentrl.training.data.demonstrations import demonstration_group
 from agentrl.training.data.preferences import preference_group
@@ -95,8 +98,14 @@ def rollouts(
     """
     stage = recipe.stage
     rollout = stage.rollout
-    sampler = PromptSampler(
-        tasks, seed=stage.run.seed, shuffle=stage.data.shuffle, first_draw=first_draw
+    own = stage.data.sampler
+    sampler = make_sampler(
+        own.name,
+        own.settings,
+        tasks,
+        seed=stage.run.seed,
+        shuffle=stage.data.shuffle,
+        base_dir=stage.base_dir,
     )
     admission = Admission(
         batch_groups=stage.train.batch_prompts,
@@ -111,23 +120,17 @@ def rollouts(
     )
     processes = context.processes
     pool = processes.rollouts
-
-    def keep_group(played: TrajectoryGroup) -> FilterResult:
-        if len(played.finished) < rollout.min_group_size:
-            return FilterResult(False, "min_siblings")
-        return recipe.algorithm.keep_group(summary_of(played))
-
     most_tasks = max((item.num_tasks or 1000 for item in stage.eval.sets.values()), default=0)
     trained = admission.draws_per_batch * (rollout.group_size + rollout.oversample_per_group)
     evaluated = most_tasks * stage.eval.samples
     return RolloutService(
         pool,
-        sampler,
+        PromptSampler(tasks, sampler, name=own.name, first_draw=first_draw),
         context.ledger,
         admission,
         snapshot,
         send_weights=partial(processes.sync.publish, policy, pool),
-        keep_group=keep_group,
+        keep_group=partial(_keep_group, recipe),
         on_outcome=recorder.record_outcome,
         wait_s=rollout_deadline_s(stage, max(trained, evaluated)),
         pause_mode=rollout.pause_mode,
@@ -137,6 +140,36 @@ def rollouts(
         stage=stage.name,
         on_dropped=recorder.record_dropped,
     )
+
+
+def stored_groups(
+    context: RunContext,
+    recipe: StageRecipe,
+    batches: StoredBatches,
+    recorder: Recorder,
+    *,
+    first_draw: int,
+) -> StoredSchedule:
+    """The batches that an earlier run trained."""
+    rollout = recipe.stage.rollout
+    return StoredSchedule(
+        batches.groups_of,
+        context.ledger,
+        keep_group=partial(_keep_group, recipe),
+        on_outcome=recorder.record_outcome,
+        on_dropped=recorder.record_dropped,
+        max_staleness=rollout.max_staleness,
+        on_stale=rollout.on_stale,
+        stage=recipe.stage.name,
+        first_draw=first_draw,
+    )
+
+
+def _keep_group(recipe: StageRecipe, played: TrajectoryGroup) -> FilterResult:
+    """Whether a group may be trained on."""
+    if len(played.finished) < recipe.stage.rollout.min_group_size:
+        return FilterResult(False, "min_siblings")
+    return recipe.algorithm.keep_group(summary_of(played))
 
 
 def score_of(group: RoleGroup, stage: StageConfig) -> Score:

@@ -31,6 +31,7 @@ from agentrl.metrics import (
     SFT_COLUMNS,
     Column,
 )
+from agentrl.metrics.health.health import Health
 from agentrl.run.build import (
     LiveObjects,
     StageRecipe,
@@ -44,11 +45,19 @@ from agentrl.run.build import (
 )
 from agentrl.run.data.datasets import DataSet
 from agentrl.run.data.prompt_limit import fitting_tasks
+from agentrl.run.data.stored_batches import StoredBatches
 from agentrl.run.engine import engine_plan
 from agentrl.run.lifetime.session import RunContext
 from agentrl.run.run_setup import finished_manifest
-from agentrl.run.schedule_factory import conversations, held_out_pairs, rollouts, sequence_scores
+from agentrl.run.schedule_factory import (
+    conversations,
+    held_out_pairs,
+    rollouts,
+    sequence_scores,
+    stored_groups,
+)
 from agentrl.run.stage_tokenizer import keep_tokenizer
+from agentrl.store import read_jsonl
 from agentrl.tools import parser_for
 from agentrl.training import ActorSpec, CriticSpec, ReferenceSpec, RewardLearnerSpec
 from agentrl.types import Task, seed_for
@@ -147,7 +156,7 @@ def role_specs(recipe: StageRecipe, *, training: bool = True) -> dict[str, RoleS
 
 def rollout_worker_spec(recipe: StageRecipe, live: LiveObjects) -> RolloutWorkerSpec | None:
     """What hosts the stage's episodes; None for a stage without rollouts."""
-    if recipe.algorithm.learns_from != "rollouts":
+    if recipe.algorithm.learns_from != "rollouts" or recipe.stage.replays:
         return None
     return RolloutWorkerSpec(
         engine_plan(recipe.stage, recipe.model),
@@ -180,8 +189,9 @@ def run_stage(
     restored = checkpoints.latest() if resume else None
     manifest = restored[1] if restored else None
     plays = algorithm.learns_from == "rollouts"
-    tasks = _tasks(context, stage, model) if plays else []
-    num_steps = _num_steps(stage, len(tasks) if plays else None)
+    batches = StoredBatches.of_stage(stage) if stage.replays else None
+    tasks = _tasks(context, stage, model) if plays and batches is None else []
+    num_steps = batches.num_steps if batches else _num_steps(stage, len(tasks) if plays else None)
     context.display.stage(
         f"{stage.name} ({algorithm.name})",
         num_steps,
@@ -203,7 +213,9 @@ def run_stage(
         manifest.rollouts if manifest else RolloutState(first_draw, (), 0, context.ledger.offset)
     )
     schedule: Schedule
-    if plays:
+    if batches is not None:
+        schedule = stored_groups(context, recipe, batches, recorder, first_draw=snapshot.next_draw)
+    elif plays:
         schedule = rollouts(
             context, recipe, tasks, learners[0], recorder, first_draw=first_draw, snapshot=snapshot
         )
@@ -242,6 +254,8 @@ def run_stage(
 
 def _recorder(context: RunContext, stage: StageConfig, manifest: Manifest | None) -> Recorder:
     """What the stage leaves behind, from where a checkpoint stood."""
+    rows = read_jsonl(context.directory.metrics_path) if manifest else ()
+    earlier = [row for row in rows if row.get("stage") == stage.name]
     recorder = Recorder(
         stage.name,
         writer=context.writer,
@@ -252,6 +266,7 @@ def _recorder(context: RunContext, stage: StageConfig, manifest: Manifest | None
         step=manifest.step if manifest else 0,
         results=dict(manifest.results) if manifest else {},
         detail=stage.store.detail,
+        health=Health(stage.health, earlier) if stage.plays else None,
     )
     if manifest is not None:
         recorder.recall(
@@ -283,6 +298,11 @@ def _evaluator(context: RunContext, recipe: StageRecipe, schedule: Schedule) -> 
     """Evaluates the stage's model on held-out data; None for a stage that only imitates."""
     stage = recipe.stage
     kind = recipe.algorithm.learns_from
+    if stage.replays:
+        if stage.eval.sets:
+            told = "run.replay starts no engine, so that no set of eval.sets is evaluated"
+            context.display.message(f"{told}; use `agentrl eval` on the trained model")
+        return None
     if kind == "rollouts":
         return RolloutEvaluator(eval_plan(stage, context.live), schedule.evaluate, stage.name)
     if kind == "demonstrations":

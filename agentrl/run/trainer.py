@@ -333,7 +333,7 @@ class Trainer(Closing):
                         first_draw=first_draw,
                         resume=resume,
                     )
-                    self._hosting = stage.plays
+                    self._hosting = stage.plays and not stage.replays
                 first_draw = max(first_draw, outcome.next_draw)
                 num_steps = outcome.steps
                 played += outcome.steps if stage.plays else 0

@@ -12,8 +12,11 @@ from typing import Any
 from agentrl.algorithms import FilterResult
 from agentrl.controller.admission import Admission, RolloutState
 from agentrl.controller.ledger import Ledger
-from agentrl.controller.prompt_sampler import PromptSampler
 from agentrl.controller.rollout_service import RolloutService
+from agentrl.controller.samplers.prompt_sampler import PromptSampler
+from agentrl.controller.samplers.settings import UniformSettings
+from agentrl.controller.samplers.task_sampler import TaskSampler
+from agentrl.controller.samplers.uniform import Uniform
 from agentrl.controller.state import TrainState
 from agentrl.engines import PauseMode
 from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState
@@ -21,6 +24,10 @@ from agentrl.types import Status, Task, Trajectory, TrajectoryGroup
 
 TASKS = [Task(str(n)) for n in range(100)]
 DEADLINE_S = 60.0
+
+
+def in_order(tasks: Sequence[Task]) -> TaskSampler:
+    return Uniform(UniformSettings(), tasks, seed=0, shuffle=False)
 
 
 def outcome(
@@ -124,7 +131,7 @@ class World:
         self.published: list[tuple[int, PauseMode]] = []
         self.service = RolloutService(
             self.pool,
-            PromptSampler(TASKS, seed=0, shuffle=False),
+            PromptSampler(TASKS, settings.pop("sampler", None) or in_order(TASKS)),
             self.ledger,
             admission,
             settings.pop("restored", RolloutState(0, (), 0, 0)),

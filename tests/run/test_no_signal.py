@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from agentrl import EpisodeView, Trainer, load_config
-from agentrl.store import RunDirectory, TrajectoryReader
+from agentrl.store import RunDirectory, TrajectoryReader, read_jsonl
 from agentrl.store.annotations.columns import LOSS_REASONS
 from tests.run.tiny_run import CONFIG
 
@@ -44,6 +44,7 @@ def test_a_step_of_equal_rewards_says_so_in_its_line(tmp_path: Path, kept: str) 
         tmp_path,
         f"stages.rl.algorithm.filter_zero_variance={kept}",
         "stages.rl.rollout.max_resample_ratio=0.0",
+        "health.window=2",
     )
     steps = [line for line in lines if line.lstrip().startswith(("1/2", "2/2"))]
     assert [line.endswith("no signal: 3 of 3 groups equal") for line in steps] == [
@@ -60,3 +61,21 @@ def test_a_step_of_equal_rewards_says_so_in_its_line(tmp_path: Path, kept: str) 
     assert {LOSS_REASONS[reason] for reason in reasons} == {
         "filtered" if kept == "true" else "trained"
     }
+
+    # the alert comes with its evidence, on the terminal, in the events and in the log
+    told = "step 2: no signal: in 100% of the groups all rewards are equal, more than 90%"
+    assert sum(told in line for line in lines) == 1
+    (event,) = (
+        one for one in read_jsonl(tmp_path / "run/events.jsonl") if one["event"] == "health_alert"
+    )
+    assert event["message"].startswith(told)
+    assert (event["level"], event["stage"], event["step"]) == ("warning", "rl", 2)
+    reader = TrajectoryReader(RunDirectory.open(tmp_path / "run"))
+    shown_by = [reader.get(name).summary for name in event["trajectories"]]
+    assert {(one.step, one.reward) for one in shown_by} == {(2, 1.0)}
+    (record,) = (
+        one
+        for one in read_jsonl(tmp_path / "run/logs/driver.jsonl")
+        if one.get("event") == "health_alert"
+    )
+    assert (record["alert"], record["metric"]) == ("no_signal", "group/zero_std_frac")

@@ -108,13 +108,17 @@ def test_what_a_run_keeps_for_good_is_refused_all_at_once(run: Path) -> None:
         run,
         "run.seed=3",
         "model.build_args={size: 1}",
+        "run.replay=runs/earlier",
         "stages.rl.data.args={num_tasks: 5}",
+        "stages.rl.data.sampler=signal",
         "stages.rl.optim.name=muon",
     )
     assert [line.split(" must stay")[0] for line in found] == [
         "run.seed",
+        "run.replay",
         "model.build_args",
         "stages.rl.data.args",
+        "stages.rl.data.sampler.name",
         "stages.rl.optim.name",
     ]
     assert (

@@ -17,11 +17,15 @@ from agentrl.controller.checkpoints.saved_groups import (
     write_groups,
     write_running,
 )
+from agentrl.controller.samplers.prompt_sampler import SamplerState
 from agentrl.errors import DataError, StoreError
 from agentrl.store import write_json
 
 _GROUPS = "waiting_groups.parquet"
+_UNOBSERVED = "unobserved_groups.parquet"
 _RUNNING = "running_groups.pickle"
+_OWN_FILES = ("groups", "unobserved", "running")
+"""What of a ``RolloutState`` lies in files of its own, beside the manifest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,8 @@ class Checkpoints:
         rollouts = manifest.rollouts
         if rollouts.groups:
             write_groups(folder / _GROUPS, rollouts.groups)
+        if rollouts.unobserved:
+            write_groups(folder / _UNOBSERVED, rollouts.unobserved)
         if rollouts.running:
             write_running(folder / _RUNNING, rollouts.running)
         files = {
@@ -100,10 +106,10 @@ class Checkpoints:
             for p in sorted(folder.rglob("*"))
             if p.is_file()
         }
-        record = asdict(
-            replace(manifest, rollouts=replace(rollouts, groups=(), running=()), files=files)
-        )
-        del record["rollouts"]["groups"], record["rollouts"]["running"]  # their files hold them
+        in_manifest = replace(rollouts, groups=(), unobserved=(), running=())
+        record = asdict(replace(manifest, rollouts=in_manifest, files=files))
+        for name in _OWN_FILES:
+            del record["rollouts"][name]
         write_json(folder / "manifest.json", record)
         if self.keep_last:
             # of each step
@@ -128,6 +134,8 @@ class Checkpoints:
             raw = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
             rollouts = raw.pop("rollouts")
             rollouts["outstanding"] = tuple(rollouts["outstanding"])
+            if "sampler" in rollouts:  # versions before 0.2 had one order alone
+                rollouts["sampler"] = SamplerState.of_record(rollouts["sampler"])
             raw["uncounted"] = tuple(raw.get("uncounted", ()))
             manifest = Manifest(**raw, rollouts=RolloutState(**rollouts))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -137,13 +145,16 @@ class Checkpoints:
             found = f"{path.stat().st_size} bytes" if path.is_file() else "nothing"
             if found != f"{size} bytes":
                 raise self._corrupt(folder, f"{name} should have {size} bytes, found {found}")
-        groups = read_groups(folder / _GROUPS) if _GROUPS in manifest.files else ()
+        groups, unobserved = (
+            read_groups(folder / name) if name in manifest.files else ()
+            for name in (_GROUPS, _UNOBSERVED)
+        )
         try:
             running = read_running(folder / _RUNNING) if _RUNNING in manifest.files else ()
         except StoreError as error:
             what = f"checkpoint {folder} cannot be resumed: {error}"
             raise DataError(f"{what}; {self._remedy(folder)}") from error
-        rollouts = replace(manifest.rollouts, groups=groups, running=running)
+        rollouts = replace(manifest.rollouts, groups=groups, unobserved=unobserved, running=running)
         return folder, replace(manifest, rollouts=rollouts)
 
     def _complete(self) -> list[Path]:

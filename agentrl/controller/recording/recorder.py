@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -18,9 +19,12 @@ from agentrl.controller.failures import failure_causes
 from agentrl.controller.recording.learned_tokens import LearnedTokens, left_out
 from agentrl.controller.state import TrainState
 from agentrl.metrics import PhaseTimer, Sink, StepDisplay, no_signal, rollout_metrics, tokens_per_s
+from agentrl.metrics.health.health import Health
 from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState
 from agentrl.store import AnnotationColumn, Detail, EventLog, TrajectoryWriter
 from agentrl.types import Batch, Stats, Trajectory, TrajectoryGroup
+
+logger = logging.getLogger(__name__)
 
 _WITH_MAX = frozenset({"mismatch/logp_abs"})
 
@@ -40,6 +44,7 @@ class Recorder:
         step: steps done before, for a resumed stage.
         results: evaluations so far, as in ``summary.json``.
         detail: what annotations keep of each token (``store.detail``).
+        health: tells what goes wrong; None for a stage that does not learn by rewards.
     """
 
     stage: str
@@ -52,6 +57,7 @@ class Recorder:
     step: int = 0
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
     detail: Detail = "tokens"
+    health: Health | None = None
 
     def __post_init__(self) -> None:
         # guards the outcomes, dropped groups and failure counts: the service's thread adds to them,
@@ -177,6 +183,7 @@ class Recorder:
             for annotation in left_out(group, reason, self.stage, state.step):
                 self.writer.annotate(annotation)
         self._alert(played, state.step)
+        self._tell_health(state.step, values, played)
         self.sink.log(state.step, values, self.stage)
         self.view.step(state.step, values, "" if has_signal else no_signal(played))
         self.view.status("")
@@ -252,6 +259,17 @@ class Recorder:
             numbers = {"step": step, "episodes": len(cause.episodes), "of": len(episodes)}
             self.events.log(
                 "episodes_failed", text, boundary=cause.boundary, level="warning", **numbers
+            )
+
+    def _tell_health(
+        self, step: int, values: Mapping[str, float], played: Sequence[TrajectoryGroup]
+    ) -> None:
+        """What goes wrong since this step: a warning, and an event with its evidence."""
+        for alert in self.health.watch(step, values, played) if self.health is not None else ():
+            record = {**alert.record(), "stage": self.stage}
+            logger.warning("%s", alert, extra={"event": "health_alert", **record})
+            self.events.log(
+                "health_alert", str(alert), boundary="training", level="warning", **record
             )
 
     def _annotate(

@@ -16,13 +16,21 @@ from agentrl.run.run_setup import data_hashes, finished_manifest, last_manifest,
 from agentrl.store import RunDirectory, write_json, write_text
 
 # What has shaped a run from its first number on.
-_RUN_FIXED = ("run.seed", "model.path", "model.build", "model.build_args", "model.dtype")
+_RUN_FIXED = (
+    "run.seed",
+    "run.replay",
+    "model.path",
+    "model.build",
+    "model.build_args",
+    "model.dtype",
+)
 # What decides a stage's draws, or what its checkpoint holds.
 _STAGE_FIXED = (
     "starts_from",
     "data.train",
     "data.args",
     "data.shuffle",
+    "data.sampler.name",
     "algorithm.name",
     "optim.name",
 )

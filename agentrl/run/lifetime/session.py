@@ -44,7 +44,8 @@ class RunProcesses:
     def __init__(self, config: RunConfig, log_folder: Path | None = None) -> None:
         stages = config.resolved_stages()
         ranks = max(stage.train.world_size for stage in stages)
-        workers = max(stage.rollout.num_workers for stage in stages)
+        replays = config.run.replay is not None  # stored groups need nobody to play them
+        workers = 0 if replays else max(stage.rollout.num_workers for stage in stages)
         threads = stages[0].train.threads_per_rank
         self.sync: WeightSync = ColocatedSync()
         with ExitStack() as opened:

@@ -123,6 +123,10 @@ def _alert(events: Iterable[Mapping[str, Any]]) -> Finding | None:
 
 def alert_link(event: Mapping[str, Any]) -> dict[str, Any]:
     """Where the evidence of an event is."""
+    if event.get("blame"):
+        return {"page": "blame", "step": event["step"], "signal": event["blame"], "level": "token"}
+    if event.get("query"):
+        return {"page": "trajectories", "query": event["query"]}
     if event.get("trajectory"):
         return {"page": "trajectory", "id": event["trajectory"]}
     if event.get("step") is not None:

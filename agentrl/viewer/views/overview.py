@@ -18,6 +18,7 @@ _CHARTS: Sequence[tuple[str, Sequence[str]]] = (
     ("Evaluation", (r"eval/.+",)),
     ("Loss", ("policy/loss", "policy/nll", "reward_model/loss")),
     ("Entropy", ("policy/entropy",)),
+    ("Information of answers about questions", ("answer/question_mi",)),
     ("Length", ("length/response/mean", "length/response/max")),
     ("Turns", ("turns/mean", "tool/calls_per_traj")),
     ("Tool errors", (r"tool/[^/]+/error_frac", r"tool/error/.+_frac")),
@@ -73,6 +74,7 @@ def kept_of_run(run: OpenRun) -> dict[str, Any] | None:
 def alert(event: Mapping[str, Any]) -> dict[str, Any]:
     """An event of ``events.jsonl`` as the viewer shows it, with a link to its evidence."""
     shown = {name: event.get(name) for name in ("time", "level", "event", "step", "stage")}
+    shown["trajectories"] = event.get("trajectories") or []
     return {**shown, "text": event.get("message"), "link": alert_link(event)}
 
 

@@ -64,6 +64,35 @@ def test_an_overview_says_where_to_look_first(client: Client, run: RunDirectory)
         assert client.of_run("/trajectories", query=query).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("blame", "link"),
+    [
+        ("", {"page": "trajectories", "query": "step:1 purpose:train calls=0"}),
+        ("mismatch", {"page": "blame", "step": 1, "signal": "mismatch", "level": "token"}),
+    ],
+)
+def test_an_alert_of_health_leads_to_its_evidence(
+    client: Client, run: RunDirectory, blame: str, link: dict[str, object]
+) -> None:
+    log = EventLog(run)
+    log.log(
+        "health_alert",
+        "step 1: tool collapse",
+        boundary="training",
+        level="warning",
+        step=1,
+        trajectories=["2-0-0"],
+        query="step:1 purpose:train calls=0",
+        blame=blame,
+    )
+    log.close()
+    (alert,) = client.of_run("/overview").json()["alerts"]
+    assert alert["link"] == link
+    assert alert["trajectories"] == ["2-0-0"]
+    query = "step:1 purpose:train calls=0"
+    assert client.of_run("/trajectories", query=query).status_code == 200
+
+
 def test_evaluations_are_listed_by_label(client: Client, run: RunDirectory) -> None:
     write_json(run.summary_path, {"eval": {"sums": {"before": {"greedy": 0.5}, "num_tasks": 3}}})
     answer = client.of_run("/overview").json()

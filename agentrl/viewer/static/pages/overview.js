@@ -157,7 +157,10 @@ function Alerts({ run, alerts }) {
             const text = html`<${Name} text=${alert.text} limit=${240} />`;
             return html`<tr key=${index}>
               <td class="num">${number(alert.step)}</td>
-              <td><span class=${alert.level === "error" ? "bad" : "warn"}>${alert.level}</span>${" "}${href ? html`<a href=${href}>${text}</a>` : text}</td>
+              <td>
+                <span class=${alert.level === "error" ? "bad" : "warn"}>${alert.level}</span>${" "}${href ? html`<a href=${href}>${text}</a>` : text}
+                ${alert.trajectories.map((id) => html`${" "}<a key=${id} href=${linkOf(run, { page: "trajectory", id })}><${Name} text=${id} limit=${40} /></a>`)}
+              </td>
               <td title=${when(alert.time)}>${ago(alert.time)}</td>
             </tr>`;
           })}

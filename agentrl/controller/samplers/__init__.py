@@ -1,0 +1,1 @@
+"""Task samplers: which task the next group plays (docs/curricula.md)."""

@@ -1,0 +1,162 @@
+"""Sampler catalog: the one place where a sampler's name becomes what chooses tasks."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl.controller.samplers.settings import (
+    DifficultyBandSettings,
+    SamplerSettings,
+    SignalSettings,
+    UniformSettings,
+)
+from agentrl.errors import ConfigError, did_you_mean
+from agentrl.types import Task, load_object
+from agentrl.types.user_code.place import raised_at
+
+_FOLDER = "agentrl.controller.samplers"
+_METHODS: Mapping[str, str] = {
+    "next": "()",
+    "observe": "(task_index, outcome)",
+    "state": "()",
+    "load": "(state)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A built-in sampler: its settings, and where its class is, loaded when made."""
+
+    settings: type[SamplerSettings]
+    make: str
+
+
+SAMPLERS: Mapping[str, Entry] = {
+    "difficulty_band": Entry(DifficultyBandSettings, f"{_FOLDER}.difficulty_band:DifficultyBand"),
+    "signal": Entry(SignalSettings, f"{_FOLDER}.informative:Signal"),
+    "uniform": Entry(UniformSettings, f"{_FOLDER}.uniform:Uniform"),
+}
+
+
+def settings_of(name: str) -> type[SamplerSettings] | None:
+    """The settings of the built-in sampler ``name``; None for a user's own.
+
+    Raises:
+        ConfigError: no such sampler.
+    """
+    if name in SAMPLERS:
+        return SAMPLERS[name].settings
+    if ":" in name:
+        return None
+    raise _broken(
+        f"={name!r} is unknown{did_you_mean(name, SAMPLERS)}; choose one of "
+        f"{', '.join(sorted(SAMPLERS))}, or name your own as 'file.py:function' or "
+        "'module:function'"
+    )
+
+
+def make_sampler(
+    name: str,
+    settings: Mapping[str, Any],
+    tasks: Sequence[Task],
+    *,
+    seed: int,
+    shuffle: bool,
+    base_dir: Path,
+) -> Any:
+    """The sampler of a name and its settings, with the methods of a ``TaskSampler``.
+
+    Args:
+        name: a key of ``SAMPLERS``, or ``module:function`` / ``file.py:function`` of a user's own.
+        settings: the sampler's own settings; defaults for those left out.
+        tasks: the data set.
+        seed: ``run.seed``.
+        shuffle: ``data.shuffle``.
+        base_dir: the folder that a ``file.py`` is relative to.
+
+    Raises:
+        ConfigError: no such sampler, a setting that it does not have, or what it returns is no
+            sampler.
+    """
+    kind = settings_of(name)
+    if kind is not None:
+        built_in = load_object(SAMPLERS[name].make)
+        return built_in(kind(**settings), tasks, seed=seed, shuffle=shuffle)
+    function = users_function(name, settings, base_dir)
+    try:
+        made = function(tasks, seed=seed, **settings)
+    except Exception as error:
+        raise _broken(f"={name!r} raised {_told(error)}; make it return a sampler") from error
+    for method, arguments in _METHODS.items():
+        _check_method(name, made, method, arguments)
+    return made
+
+
+def users_function(
+    name: str, settings: Mapping[str, Any], base_dir: Path | None
+) -> Callable[..., Any]:
+    """The function or class of a user's own sampler, ``(tasks, seed, **settings)``.
+
+    Raises:
+        ConfigError: it does not exist, or does not take these.
+    """
+    try:
+        function = load_object(name, base_dir)
+    except ConfigError as error:
+        raise _broken(f"={name!r} cannot be loaded: {error}") from error
+    if not callable(function):
+        raise _broken(
+            f"={name!r} must be a function or class that is called with tasks, seed and its "
+            f"settings, got {type(function).__name__}"
+        )
+    signature = _signature(function)
+    try:
+        signature.bind((), seed=0, **settings)
+    except TypeError as error:
+        given = ", ".join(["tasks", "seed=", *(f"{key}=" for key in settings)])
+        raise _broken(
+            f"={name!r} must take ({given}), the tasks, run.seed and the settings beside its "
+            f"name, but has the signature {signature} ({error}); change one of them"
+        ) from error
+    users: Callable[..., Any] = function
+    return users
+
+
+def _check_method(name: str, made: Any, method: str, arguments: str) -> None:
+    own = getattr(made, method, None)
+    wanted = arguments.strip("()")
+    try:
+        if not callable(own):
+            raise TypeError(f"it has no method {method}")
+        _signature(own).bind(*(wanted.split(", ") if wanted else ()))
+    except TypeError as error:
+        raise _broken(
+            f"={name!r} must return an object with the methods "
+            f"{', '.join(key + value for key, value in _METHODS.items())}, got "
+            f"{type(made).__name__}: {method}{arguments} cannot be called ({error}); see "
+            "docs/curricula.md"
+        ) from error
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    try:
+        return inspect.signature(function)
+    except ValueError:  # of a class in C, which says nothing of its arguments
+        parameters = [
+            inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL),
+            inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD),
+        ]
+        return inspect.Signature(parameters)
+
+
+def _told(error: Exception) -> str:
+    place = raised_at(error)
+    return f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
+
+
+def _broken(rule: str) -> ConfigError:
+    return SamplerSettings.broken("name", rule)

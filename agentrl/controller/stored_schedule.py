@@ -1,0 +1,79 @@
+"""Stored schedule: hands out the groups that an earlier run trained, step by step (``run.replay``).
+
+No engine takes part: a publish only counts, as it did in that run, so that the versions of the
+stored tokens mean the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+
+from agentrl.algorithms import FilterResult
+from agentrl.controller.admission import RolloutState, StaleRule
+from agentrl.controller.ledger import Ledger
+from agentrl.controller.schedule import Schedule
+from agentrl.rollouts import GroupOutcome, GroupRequest
+from agentrl.types import TrajectoryGroup
+
+
+@dataclass(eq=False)
+class StoredSchedule(Schedule):
+    """Batches of stored groups, exactly as they were trained. A group that the algorithm filters is
+    dropped, and not replaced.
+
+    Args:
+        groups_of: the groups of a step, in the order of its batch.
+        ledger: of this run, which gets the groups anew.
+        keep_group: whether a group may be trained on.
+        on_outcome: called with every group (store, metrics).
+        on_dropped: is told of each group that is in no batch, and why.
+        max_staleness: published versions that a trained token may lie behind.
+        on_stale: what becomes of groups with older tokens.
+        stage: the stage that trains.
+        first_draw: the stage's first draw.
+    """
+
+    groups_of: Callable[[int], Sequence[TrajectoryGroup]]
+    ledger: Ledger
+    _: KW_ONLY
+    keep_group: Callable[[TrajectoryGroup], FilterResult]
+    on_outcome: Callable[[GroupOutcome], None]
+    on_dropped: Callable[[TrajectoryGroup, str], None]
+    max_staleness: int = 0
+    on_stale: StaleRule = "drop"
+    stage: str = ""
+    first_draw: int = 0
+
+    def __post_init__(self) -> None:
+        self._next_draw = self.first_draw
+
+    def next_groups(self, step: int) -> list[TrajectoryGroup]:
+        taken = []
+        for group in self.groups_of(step):
+            index = group.group_index
+            self._next_draw = max(self._next_draw, index + 1)
+            rollouts = [trajectory.rollout_index for trajectory in group.trajectories]
+            self.ledger.move(index, rollouts, "running", stage=self.stage, stored=True)
+            request = GroupRequest(index, group.task, len(rollouts), stage=self.stage)
+            self.on_outcome(GroupOutcome(request, group))
+            self.ledger.enter_ends(group)
+            decision = self.keep_group(group)
+            if decision.keep:
+                self.ledger.move_group(group, "buffered")
+                self.ledger.move_group(group, "taken", step=step)
+                taken.append(group)
+            else:
+                self.ledger.move_group(group, "dropped", reason=decision.reason)
+                self.on_dropped(group, decision.reason)
+        return taken
+
+    def mark_trained(self, groups: Sequence[TrajectoryGroup], step: int) -> None:
+        self.ledger.trained_groups(groups, step)
+
+    def snapshot(self, again: Collection[int] = ()) -> RolloutState:
+        self.ledger.sync()
+        return RolloutState(self._next_draw, (), 0, self.ledger.offset)
+
+    def take_counts(self) -> Mapping[str, int]:
+        return {}

@@ -1,0 +1,215 @@
+"""Monitors: one rule for each alert, over the numbers of a stage."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from agentrl.metrics.health.health_spec import HealthSpec
+
+ENTROPY = "policy/entropy"
+RATIO = "policy/ratio"
+MISMATCH = "mismatch/logp_abs/mean"
+REWARD = "reward/mean"
+ACCURACY = "accuracy/mean"
+EQUAL_GROUPS = "group/zero_std_frac"
+CALLS = "tool/calls_per_traj"
+LENGTH = "length/response/mean"
+INFORMATION = "answer/question_mi"
+WATCHED = (ENTROPY, RATIO, MISMATCH, REWARD, ACCURACY, EQUAL_GROUPS, CALLS, LENGTH, INFORMATION)
+
+_SOLVED = 0.95
+"""Accuracy from which a reward that rises no more is no fault."""
+_HIGH_ENTROPY = 0.5
+"""Share of the first steps' entropy from which answers are as diverse as they were."""
+_LEAST_CALLS = 0.1
+_LEAST_INFORMATION = 0.05
+"""Below these the first steps had nothing that could collapse."""
+
+
+@dataclass(eq=False)
+class Series:
+    """The numbers of one metric: the first ones and the latest, which is all that rules read.
+
+    Args:
+        window: steps of a mean.
+        longest: of the latest numbers.
+    """
+
+    window: int
+    longest: int
+    first: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.latest: deque[float] = deque(maxlen=self.longest)
+        self.size = 0
+
+    def add(self, value: float) -> None:
+        """The number of one more step."""
+        if len(self.first) < self.window:
+            self.first.append(value)
+        self.latest.append(value)
+        self.size += 1
+
+    @property
+    def start(self) -> float | None:
+        """The mean of the first steps; None before the latest ones are others."""
+        return statistics.fmean(self.first) if self.size >= 2 * self.window else None
+
+    @property
+    def now(self) -> float:
+        """The mean of the latest steps."""
+        return statistics.fmean(self.tail(self.window))
+
+    def tail(self, number: int) -> list[float]:
+        """The latest numbers, the oldest of them first."""
+        return list(islice(self.latest, max(0, len(self.latest) - number), None))
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A rule that is broken.
+
+    Args:
+        metric: which number.
+        value: what it is.
+        reference: what it is compared with.
+        text: both in words.
+    """
+
+    metric: str
+    value: float
+    reference: float
+    text: str
+
+
+Numbers = Mapping[str, Series]
+Monitor = Callable[[Numbers, HealthSpec], Reading | None]
+
+
+def _entropy_collapse(numbers: Numbers, spec: HealthSpec) -> Reading | None:
+    return _fallen(numbers[ENTROPY], spec.entropy_min_frac, ENTROPY, "the policy's entropy fell")
+
+
+def _tool_collapse(numbers: Numbers, spec: HealthSpec) -> Reading | None:
+    series = numbers[CALLS]
+    if series.start is not None and series.start < _LEAST_CALLS:
+        return None
+    return _fallen(series, spec.tool_calls_min_frac, CALLS, "tool calls an episode fell")
+
+
+def _template_collapse(numbers: Numbers, spec: HealthSpec) -> Reading | None:
+    series = numbers[INFORMATION]
+    if series.start is None or series.start < _LEAST_INFORMATION:
+        return None
+    entropy = numbers[ENTROPY]
+    if entropy.start is None or entropy.now < _HIGH_ENTROPY * entropy.start:
+        return None  # that is another collapse
+    what = "answers depend less on their questions while entropy holds: their information fell"
+    return _fallen(series, spec.information_min_frac, INFORMATION, what)
+
+
+def _fallen(series: Series, least: float | None, metric: str, what: str) -> Reading | None:
+    """A mean below a share of the first steps' mean."""
+    start = series.start
+    if least is None or start is None or start <= 0 or series.now >= least * start:
+        return None
+    text = f"{what} from {start:.3g} to {series.now:.3g}, below {least:g} of it"
+    return Reading(metric, series.now, start, text)
+
+
+def _length_explosion(numbers: Numbers, spec: HealthSpec) -> Reading | None:
+    series = numbers[LENGTH]
+    most = spec.length_max_factor
+    start = series.start
+    if most is None or start is None or series.now <= most * start:
+        return None
+    text = (
+        f"responses grew from {start:.3g} to {series.now:.3g} tokens, more than {most:g} times that"
+    )
+    return Reading(LENGTH, series.now, start, text)
+
+
+def _ratio_jump(numbers: Numbers, spec: HealthSpec) -> Reading | None:
+    what = "the probability ratio of new to old policy jumped away from 1: by"
+    return _jump(numbers[RATIO], spec.ratio_jump, spec, RATIO, what, centre=1.0)
+
+
+def _mismatch_jump(numbers: Numbers, spec: HealthSpec) -> Reading | None:
+    what = "the sampler's and the trainer's logprobs jumped apart: by"
+    return _jump(numbers[MISMATCH], spec.mismatch_jump, spec, MISMATCH, what)
+
+
+def _jump(
+    series: Series,
+    least: float | None,
+    spec: HealthSpec,
+    metric: str,
+    what: str,
+    *,
+    centre: float = 0.0,
+) -> Reading | None:
+    """A number far from its centre, and many times as far as those of the steps before."""
+    sizes = [abs(value - centre) for value in series.tail(spec.window + 1)]
+    if least is None or len(sizes) <= spec.window:
+        return None
+    size = sizes.pop()
+    usual = statistics.median(sizes)
+    if size < least or size < spec.jump_factor * usual:
+        return None
+    text = f"{what} {size:.3g}, before {usual:.3g}"
+    return Reading(metric, size, usual, text)
+
+
+def _reward_stuck(numbers: Numbers, spec: HealthSpec) -> Reading | None:
+    steps = spec.reward_stuck_steps
+    series = numbers[REWARD]
+    if steps is None or series.size < steps:
+        return None
+    latest = series.tail(steps)
+    before, after = latest[: steps // 2], latest[-(steps // 2) :]
+    start, now = statistics.fmean(before), statistics.fmean(after)
+    accuracy = numbers[ACCURACY].tail(steps // 2)
+    if accuracy and statistics.fmean(accuracy) >= _SOLVED:
+        return None
+    noise = (statistics.variance(before) + statistics.variance(after)) / (steps // 2)
+    if now - start > noise**0.5:
+        return None
+    text = (
+        f"the reward did not rise in {steps} steps: {start:.3g} in the first half of them, "
+        f"{now:.3g} in the second"
+    )
+    return Reading(REWARD, now, start, text)
+
+
+def _no_signal(numbers: Numbers, spec: HealthSpec) -> Reading | None:
+    series = numbers[EQUAL_GROUPS]
+    most = spec.no_signal_max_frac
+    if most is None or series.size < spec.window or series.now <= most:
+        return None
+    text = (
+        f"in {series.now:.0%} of the groups all rewards are equal, more than {most:.0%}: there is "
+        "little to learn from"
+    )
+    return Reading(EQUAL_GROUPS, series.now, most, text)
+
+
+MONITORS: Mapping[str, Monitor] = {
+    "entropy_collapse": _entropy_collapse,
+    "ratio_jump": _ratio_jump,
+    "mismatch_jump": _mismatch_jump,
+    "reward_stuck": _reward_stuck,
+    "no_signal": _no_signal,
+    "tool_collapse": _tool_collapse,
+    "length_explosion": _length_explosion,
+    "template_collapse": _template_collapse,
+}
+
+
+def series_of(spec: HealthSpec, names: Sequence[str] = WATCHED) -> dict[str, Series]:
+    """Empty series, long enough for every rule."""
+    longest = max(spec.window + 1, spec.reward_stuck_steps or 0)
+    return {name: Series(spec.window, longest) for name in names}

@@ -1,0 +1,218 @@
+"""Each alert has a series that fires it, with its evidence, and one that does not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agentrl.metrics import rollout_metrics
+from agentrl.metrics.health.health import Health, HealthAlert
+from agentrl.metrics.health.health_spec import HealthSpec
+from agentrl.metrics.health.monitors import MONITORS, WATCHED
+from agentrl.metrics.names import describe
+from agentrl.types import TrajectoryGroup
+from tests.metrics.answers import answer_group, sampled
+
+Numbers = Mapping[str, Sequence[float]]
+GROUPS = [
+    answer_group(0, [[1, 2, 3], [1], [1, 5]], [1.0, 0.5, 0.0], calls=[2, 0, 1]),
+    answer_group(1, [[4, 4], [4, 6], [4]], [0.25, 0.25, 0.25], calls=[1, 1, 1]),
+]
+
+
+def alerts(
+    numbers: Numbers, groups: Sequence[TrajectoryGroup] = GROUPS, **settings: Any
+) -> list[HealthAlert]:
+    health = Health(HealthSpec(**settings))
+    found = []
+    for step, values in enumerate(zip(*numbers.values(), strict=True), 1):
+        found += health.watch(step, dict(zip(numbers, values, strict=True)), groups)
+    return found
+
+
+def noisy(values: Sequence[float], noise: float = 0.02) -> list[float]:
+    generator = np.random.default_rng(0)
+    return [float(v + noise * generator.standard_normal()) for v in values]
+
+
+def to(start: float, end: float, steps: int = 60) -> list[float]:
+    return np.linspace(start, end, steps).tolist()
+
+
+def level(value: float, steps: int = 60) -> list[float]:
+    return [value] * steps
+
+
+def peak(usual: float, height: float, at: int = 40, steps: int = 60) -> list[float]:
+    return [height if step == at else usual for step in range(1, steps + 1)]
+
+
+ENTROPY = {"policy/entropy": noisy(level(1.0))}
+CASES: Mapping[str, tuple[Numbers, Numbers, str, tuple[str, ...]]] = {
+    "entropy_collapse": (
+        {"policy/entropy": to(1.0, 0.01)},
+        {"policy/entropy": noisy(to(1.0, 0.4))},
+        "the policy's entropy fell from 0.924 to 0.169, below 0.2 of it",
+        ("0-0-0", "0-1-0", "0-2-0"),
+    ),
+    "ratio_jump": (
+        {"policy/ratio": peak(1.002, 1.3)},
+        {"policy/ratio": noisy(level(1.0), 0.01)},
+        "the probability ratio of new to old policy jumped away from 1: by 0.3, before 0.002",
+        ("0-0-0", "0-1-0", "0-2-0"),
+    ),
+    "mismatch_jump": (
+        {"mismatch/logp_abs/mean": peak(0.004, 0.2)},
+        {"mismatch/logp_abs/mean": peak(0.01, 0.03)},
+        "the sampler's and the trainer's logprobs jumped apart: by 0.2, before 0.004",
+        ("0-0-0", "0-1-0", "0-2-0"),
+    ),
+    "reward_stuck": (
+        {"reward/mean": noisy(level(0.3, 120))},
+        {"reward/mean": noisy(to(0.3, 0.5, 120))},
+        "the reward did not rise in 100 steps: 0.303 in the first half of them, "
+        "0.301 in the second",
+        ("0-2-0", "1-0-0", "1-1-0"),
+    ),
+    "no_signal": (
+        {"group/zero_std_frac": to(0.5, 1.0)},
+        {"group/zero_std_frac": to(0.5, 0.85)},
+        "in 90% of the groups all rewards are equal, more than 90%: there is little to learn from",
+        ("1-0-0",),
+    ),
+    "tool_collapse": (
+        {"tool/calls_per_traj": to(3.0, 0.0)},
+        {"tool/calls_per_traj": to(3.0, 1.0)},
+        "tool calls an episode fell from 2.77 to 0.534, below 0.2 of it",
+        ("0-1-0", "0-2-0", "1-0-0"),
+    ),
+    "length_explosion": (
+        {"length/response/mean": to(100.0, 900.0)},
+        {"length/response/mean": to(100.0, 250.0)},
+        "responses grew from 161 to 486 tokens, more than 3 times that",
+        ("0-0-0", "0-2-0", "1-0-0"),
+    ),
+    "template_collapse": (
+        {"answer/question_mi": to(0.8, 0.0), **ENTROPY},
+        {"answer/question_mi": noisy(to(0.8, 0.4)), **ENTROPY},
+        "answers depend less on their questions while entropy holds: their information fell from "
+        "0.739 to 0.183, below 0.25 of it",
+        ("0-0-0", "0-2-0", "1-1-0"),
+    ),
+}
+
+
+def test_every_alert_is_tested_here() -> None:
+    assert CASES.keys() == MONITORS.keys()
+    assert all(describe(name) for name in WATCHED)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_fires_once_with_its_evidence(name: str) -> None:
+    (alert,) = alerts(CASES[name][0])
+    assert alert.name == name
+    assert alert.reading.text == CASES[name][2]
+    assert str(alert) == f"step {alert.step}: {name.replace('_', ' ')}: {alert.reading.text}"
+    assert alert.trajectories == CASES[name][3]
+    assert alert.query.startswith(f"step:{alert.step} purpose:train")
+    assert alert.record()["metric"] in CASES[name][0]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_does_not_fire_on_a_healthy_series(name: str) -> None:
+    assert alerts(CASES[name][1]) == []
+
+
+OFF = {
+    "entropy_collapse": "entropy_min_frac",
+    "ratio_jump": "ratio_jump",
+    "mismatch_jump": "mismatch_jump",
+    "reward_stuck": "reward_stuck_steps",
+    "no_signal": "no_signal_max_frac",
+    "tool_collapse": "tool_calls_min_frac",
+    "length_explosion": "length_max_factor",
+    "template_collapse": "information_min_frac",
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_null_turns_it_off(name: str) -> None:
+    assert alerts(CASES[name][0], **{OFF[name]: None}) == []
+
+
+def test_what_recovered_is_told_again() -> None:
+    falling = [*level(1.0, 20), *level(0.1, 20), *level(1.0, 20), *level(0.1, 20)]
+    found = alerts({"policy/entropy": falling})
+    assert [alert.step for alert in found] == [29, 69]
+
+
+def test_a_template_collapse_needs_entropy_that_holds() -> None:
+    fired = CASES["template_collapse"][0]
+    both = {**fired, "policy/entropy": to(1.0, 0.0)}
+    assert [alert.name for alert in alerts(both)] == ["entropy_collapse"]
+
+
+def test_answers_that_stop_depending_on_their_questions_are_told() -> None:
+    health = Health(HealthSpec(window=4, no_signal_max_frac=None))
+    found = []
+    for step, share in enumerate([0.5] * 8 + [0.0] * 8, 1):
+        groups = sampled(share, seed=step)
+        values = {**rollout_metrics(groups), "policy/entropy": 1.0}
+        found += [(alert, groups) for alert in health.watch(step, values, groups)]
+    ((alert, groups),) = found
+    assert (alert.name, alert.step) == ("template_collapse", 11)
+    ids = {one.id for group in groups for one in group.trajectories}
+    assert len(ids & set(alert.trajectories)) == 3
+
+
+def test_what_was_never_there_cannot_collapse() -> None:
+    assert alerts({"tool/calls_per_traj": to(0.05, 0.0)}) == []
+    assert alerts({"answer/question_mi": to(0.03, 0.0), **ENTROPY}) == []
+
+
+def test_a_solved_stage_is_not_stuck() -> None:
+    rewards = noisy(level(0.99, 120), 0.002)
+    assert alerts({"reward/mean": rewards, "accuracy/mean": rewards}) == []
+    assert alerts({"reward/mean": rewards, "accuracy/mean": level(0.3, 120)})
+
+
+def test_steps_without_a_number_are_passed_over() -> None:
+    numbers = dict(CASES["entropy_collapse"][0])
+    health = Health(HealthSpec())
+    found = []
+    for step, value in enumerate(numbers["policy/entropy"], 1):
+        found += health.watch(2 * step - 1, {"policy/entropy": value}, GROUPS)
+        found += health.watch(2 * step, {"policy/entropy": float("nan")}, GROUPS)
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("cut", [5, 30, 58])
+def test_a_resumed_stage_tells_what_the_whole_one_would(cut: int) -> None:
+    numbers = CASES["entropy_collapse"][0]["policy/entropy"]
+    whole = alerts({"policy/entropy": numbers})
+    rows = [{"policy/entropy": value} for value in numbers]
+    first = Health(HealthSpec())
+    told = [a for n, row in enumerate(rows[:cut], 1) for a in first.watch(n, row, GROUPS)]
+    later = Health(HealthSpec(), rows[:cut])
+    told += [a for n, row in enumerate(rows[cut:], cut + 1) for a in later.watch(n, row, GROUPS)]
+    assert told == whole
+
+
+def test_a_healthy_run_that_learns_is_quiet() -> None:
+    found = alerts(
+        {
+            "policy/entropy": noisy(to(1.2, 0.5, 200)),
+            "policy/ratio": noisy(level(1.0, 200), 0.005),
+            "mismatch/logp_abs/mean": noisy(level(0.01, 200), 0.001),
+            "reward/mean": noisy(to(0.3, 0.9, 200), 0.05),
+            "accuracy/mean": noisy(to(0.3, 0.9, 200), 0.05),
+            "group/zero_std_frac": noisy(to(0.4, 0.7, 200), 0.1),
+            "tool/calls_per_traj": noisy(to(3.0, 1.5, 200), 0.2),
+            "length/response/mean": noisy(to(200.0, 400.0, 200), 30.0),
+            "answer/question_mi": noisy(to(0.5, 0.4, 200), 0.05),
+        }
+    )
+    assert found == []

@@ -73,7 +73,7 @@ def test_imitation_needs_no_siblings(write: Write) -> None:
         ("sandbox: {max_lifetime_s: 600}", "must be more than rollout.episode_timeout_s=600"),
         ("sandbox: {max_running: 1}\ntrain: {world_size: "
          "2}", "must be at least train.world_size=2"),
-        ("algorithm: gppo", "algorithm.name='gppo' is unknown; did you mean 'grpo'?"),
+        ("algorithm: gprpo", "algorithm.name='gprpo' is unknown; did you mean 'grpo'?"),
         ("algorithm: {clip_lo: "
          "0.1}", "unknown key algorithm.clip_lo; did you mean algorithm.clip_low?"),
         ("algorithm: {clip_low: yes}", "algorithm.clip_low must be a number, got 'yes'"),

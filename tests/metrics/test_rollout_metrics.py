@@ -210,7 +210,7 @@ def test_every_name_is_in_the_table_and_no_value_is_nan() -> None:
 
 def test_a_name_outside_the_table_is_known_as_such() -> None:
     assert describe("rewards/mean") is None
-    assert describe("mismatch/ess") is None  # none that is not measured has a meaning
+    assert describe("mismatch/none") is None  # none that is not measured has a meaning
     assert describe("perf/mfu") is None
     assert describe("time/rollout_s") is not None
 

@@ -128,6 +128,11 @@ function onKey(event, plot, count, kept, open, setAt) {
   event.stopPropagation();
 }
 
+/** Room for the numbers beside the chart: of a small one the exponent is read too. */
+function widthOf(plot, texts) {
+  return Math.max(52, 16 + 7 * Math.max(0, ...(texts ?? []).map((text) => text.length)));
+}
+
 /** The plot fills its box, which is as high as the row of charts leaves it. */
 function sizeOf({ clientWidth, clientHeight }) {
   return { width: Math.max(clientWidth, 50), height: Math.max(clientHeight, HEIGHT) };
@@ -153,7 +158,7 @@ function optionsOf({ width, height, series, time, marks, sync, setAt }) {
     scales: { x: { time, range: placesOf }, y: { range: rangeOf } },
     axes: [
       { ...axis, size: 26, gap: 4, space: 70, ...(time ? { values: timesOf } : {}) },
-      { ...axis, size: 52, gap: 4, space: 28, values: (_, splits) => splits.map((v) => number(v)) },
+      { ...axis, size: widthOf, gap: 4, space: 28, values: (_, splits) => splits.map((v) => number(v)) },
     ],
     series: [
       {},

@@ -30,6 +30,7 @@ from agentrl.algorithms.settings import (
     CISPOSettings,
     ClippedSettings,
     DAPOSettings,
+    DistillationSettings,
     DPPOSettings,
     DrGRPOSettings,
     ECHOSettings,
@@ -39,6 +40,7 @@ from agentrl.algorithms.settings import (
     GRPOSettings,
     GSPOSettings,
     Overlong,
+    PFPPOSettings,
     PolicyGradientSettings,
     PPOSettings,
     ReducedSettings,
@@ -50,6 +52,7 @@ from agentrl.algorithms.settings import (
     SAPOSettings,
     SFTSettings,
     TurnGRPOSettings,
+    VAPOSettings,
 )
 from agentrl.algorithms.traits import LearnsFrom, Needs, OldLogprobs, Traits
 
@@ -67,6 +70,7 @@ __all__ = [
     "Credit",
     "DAPOSettings",
     "DPPOSettings",
+    "DistillationSettings",
     "DrGRPOSettings",
     "ECHOSettings",
     "FilterResult",
@@ -80,6 +84,7 @@ __all__ = [
     "Needs",
     "OldLogprobs",
     "Overlong",
+    "PFPPOSettings",
     "PPOSettings",
     "PairInputs",
     "PairLoss",
@@ -100,6 +105,7 @@ __all__ = [
     "TokenStat",
     "Traits",
     "TurnGRPOSettings",
+    "VAPOSettings",
     "ValueInputs",
     "make_algorithm",
 ]

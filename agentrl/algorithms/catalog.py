@@ -16,12 +16,14 @@ from agentrl.algorithms.settings import (
     AlgorithmSettings,
     CISPOSettings,
     DAPOSettings,
+    DistillationSettings,
     DPPOSettings,
     DrGRPOSettings,
     ECHOSettings,
     GiGPOSettings,
     GRPOSettings,
     GSPOSettings,
+    PFPPOSettings,
     PPOSettings,
     ReinforcePlusPlusSettings,
     RewardModelSettings,
@@ -29,6 +31,7 @@ from agentrl.algorithms.settings import (
     SAPOSettings,
     SFTSettings,
     TurnGRPOSettings,
+    VAPOSettings,
 )
 from agentrl.errors import ConfigError, did_you_mean
 from agentrl.types import load_object
@@ -47,12 +50,14 @@ class Entry:
 ALGORITHMS: Mapping[str, Entry] = {
     "cispo": Entry(CISPOSettings, "cispo:make_cispo"),
     "dapo": Entry(DAPOSettings, "grpo:make_dapo"),
+    "distillation": Entry(DistillationSettings, "distillation:make_distillation"),
     "dppo": Entry(DPPOSettings, "dppo:make_dppo"),
     "dr_grpo": Entry(DrGRPOSettings, "grpo:make_dr_grpo"),
     "echo": Entry(ECHOSettings, "grpo:make_echo"),
     "gigpo": Entry(GiGPOSettings, "gigpo:make_gigpo"),
     "grpo": Entry(GRPOSettings, "grpo:make_grpo"),
     "gspo": Entry(GSPOSettings, "gspo:make_gspo"),
+    "pf_ppo": Entry(PFPPOSettings, "ppo:make_pf_ppo"),
     "ppo": Entry(PPOSettings, "ppo:make_ppo"),
     "reinforce_plus_plus": Entry(ReinforcePlusPlusSettings, "reinforce:make_reinforce_plus_plus"),
     "reward_model": Entry(RewardModelSettings, "reward_model:make_reward_model"),
@@ -60,6 +65,7 @@ ALGORITHMS: Mapping[str, Entry] = {
     "sapo": Entry(SAPOSettings, "sapo:make_sapo"),
     "sft": Entry(SFTSettings, "sft:make_sft"),
     "turn_grpo": Entry(TurnGRPOSettings, "turn_grpo:make_turn_grpo"),
+    "vapo": Entry(VAPOSettings, "ppo:make_vapo"),
 }
 
 

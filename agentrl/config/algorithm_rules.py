@@ -33,7 +33,7 @@ def algorithm_faults(stage: StageConfig) -> Iterator[Fault]:
             "or choose another algorithm",
             "rollout.group_size",
         )
-    yield from _critic_faults(stage, learner)
+    yield from _other_model_faults(stage, learner)
     if learner.learns_from == "rollouts":
         yield from sampler_faults(stage)
     if isinstance(learner, AlgorithmSpec):
@@ -42,29 +42,41 @@ def algorithm_faults(stage: StageConfig) -> Iterator[Fault]:
         yield from _built_in_faults(stage, learner)
 
 
-def _critic_faults(stage: StageConfig, learner: Traits) -> Iterator[Fault]:
-    own, name = stage.critic, stage.algorithm.name
-    if own.stage is not None and own.path is not None:
-        yield fault(
-            f"critic.stage and critic.path exclude each other, got {own.stage!r} and "
-            f"{own.path!r}; keep one",
-            "critic.path",
-            "critic.stage",
-        )
-    if learner.needs.critic and not own.given:
+def _other_model_faults(stage: StageConfig, learner: Traits) -> Iterator[Fault]:
+    """What is wrong with the models beside the policy: its critic and its reference."""
+    name, needs = stage.algorithm.name, learner.needs
+    for key, own, needed in (
+        ("critic", stage.critic, needs.critic),
+        ("reference", stage.reference, needs.reference),
+    ):
+        is_given = own.stage is not None or own.path is not None
+        if own.stage is not None and own.path is not None:
+            yield fault(
+                f"{key}.stage and {key}.path exclude each other, got {own.stage!r} and "
+                f"{own.path!r}; keep one",
+                f"{key}.path",
+                f"{key}.stage",
+            )
+        if is_given and not needed:
+            yield fault(
+                f"algorithm.name={name!r} has no use for a {key} as it is set, got "
+                f"{key}.stage={own.stage!r} and {key}.path={own.path!r}; leave them out, or choose "
+                f"{_USES[key]}",
+                f"{key}.stage" if own.stage is not None else f"{key}.path",
+            )
+    if needs.critic and stage.critic.stage is None and stage.critic.path is None:
         yield fault(
             f"algorithm.name={name!r} needs a critic, got neither critic.stage nor critic.path; "
             "critic.stage=model starts it from the model of the run, with a new head",
             "critic.stage",
             "critic.path",
         )
-    if own.given and not learner.needs.critic:
-        yield fault(
-            f"algorithm.name={name!r} has no use for a critic, got critic.stage={own.stage!r} and "
-            f"critic.path={own.path!r}; leave them out, or choose an algorithm with one, such as "
-            "ppo",
-            "critic.stage" if own.stage is not None else "critic.path",
-        )
+
+
+_USES = {
+    "critic": "an algorithm with one, such as ppo",
+    "reference": "an algorithm.kl_coef above 0, or algorithm.name=distillation",
+}
 
 
 def _built_in_faults(stage: StageConfig, settings: AlgorithmSettings) -> Iterator[Fault]:

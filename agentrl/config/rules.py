@@ -327,14 +327,14 @@ def lineage_faults(stage: StageConfig, earlier: Sequence[StageConfig]) -> Iterat
             "starts_from",
         )
     skipped = [one.name for one in earlier if one.when == "built" and one.model.path is not None]
-    critic = stage.critic.stage
-    if critic not in (None, "model", *kinds) or critic in skipped:
-        known = ", ".join(["model", *(name for name in kinds if name not in skipped)])
-        yield fault(
-            f"{{key}} must name what the critic starts from ({known}), got {critic!r}; name one, "
-            "or a folder by critic.path",
-            "critic.stage",
-        )
+    starts = ["model", *(name for name in kinds if name not in skipped)]
+    for key, own in (("critic", stage.critic.stage), ("reference", stage.reference.stage)):
+        if own is not None and own not in starts:
+            yield fault(
+                f"{{key}} must name what the {key} starts from ({', '.join(starts)}), got {own!r}; "
+                f"name one, or a folder by {key}.path",
+                f"{key}.stage",
+            )
     scorer = stage.reward.model.stage
     if scorer is None:
         return

@@ -25,6 +25,7 @@ from agentrl.config.stage_merge import stage_trees
 from agentrl.config.train_sections import (
     AlgorithmConfig,
     CriticConfig,
+    ReferenceConfig,
     RolloutConfig,
     TrainConfig,
 )
@@ -51,6 +52,7 @@ class _StageSections(Section):
     optim: OptimSpec = Field(default_factory=OptimSpec)
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     critic: CriticConfig = Field(default_factory=CriticConfig)
+    reference: ReferenceConfig = Field(default_factory=ReferenceConfig)
     eval: EvalConfig = Field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     health: HealthSpec = Field(default_factory=HealthSpec)
@@ -168,6 +170,7 @@ class StageEntry(Section):
     optim: _Overlay
     algorithm: _Overlay
     critic: _Overlay
+    reference: _Overlay
     eval: _Overlay
     checkpoint: _Overlay
     health: _Overlay

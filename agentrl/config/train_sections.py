@@ -200,6 +200,17 @@ class AlgorithmConfig(Section):
         return None if kind is None else kind.check_as(self.settings)
 
 
+class ReferenceConfig(Section):
+    """The reference of a KL term, or the teacher of ``distillation``; by default what the stage
+    starts from."""
+
+    stage: str | None = None
+    """``model``, or an earlier stage whose last weights it has."""
+    path: str | None = None
+    """Folder of a causal model in Hugging Face's layout, from the file's folder on, or a model of
+    its hub. It reads the policy's tokens, so its tokenizer must be the policy's."""
+
+
 class CriticOptim(OptimSpec):
     """The critic's optimizer, in steps of its own."""
 
@@ -219,8 +230,3 @@ class CriticConfig(Section):
     It reads the policy's tokens, so its tokenizer must be the policy's."""
     optim: CriticOptim = Field(default_factory=CriticOptim)
     """Its optimizer."""
-
-    @property
-    def given(self) -> bool:
-        """Whether there is one."""
-        return self.stage is not None or self.path is not None

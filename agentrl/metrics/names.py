@@ -69,6 +69,8 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "nats",
         "policy/observation_nll": "mean negative logprob of what tools and environments answered, "
         "in nats (algorithm echo)",
+        "policy/positive_nll": "mean negative logprob of the policy's tokens in trajectories that "
+        "were right, in nats (algorithm vapo)",
         "policy/kl_ref": "KL divergence from the reference in nats, mean over tokens, each at most "
         "algorithm.kl_cap",
         "policy/kl_old": "KL divergence from the policy before the step in nats, estimator k3",

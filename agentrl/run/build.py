@@ -7,7 +7,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from agentrl.agent_server import AgentProgramSpec
 from agentrl.algorithms import AlgorithmSpec
@@ -52,6 +52,7 @@ class StageRecipe:
         reward_model: what scores its episodes, where ``reward.model`` asks for it.
         num_steps: batches to train.
         critic: what its critic starts from, where the algorithm needs one.
+        reference: the weights of its reference; None for those that the stage starts from.
     """
 
     stage: StageConfig
@@ -60,6 +61,7 @@ class StageRecipe:
     reward_model: Path | None
     num_steps: int
     critic: Path | None = None
+    reference: Path | None = None
 
     @property
     def optimizer_steps(self) -> int:
@@ -283,22 +285,25 @@ def reward_model_folder(stage: StageConfig, trained: Mapping[str, Path]) -> Path
     return given_model(own.path, stage.base_dir, key="reward.model.path")
 
 
-def critic_folder(stage: StageConfig, trained: Mapping[str, Path]) -> Path | None:
-    """The folder that the stage's critic starts from; None without one.
+def other_folder(
+    stage: StageConfig, trained: Mapping[str, Path], key: Literal["critic", "reference"]
+) -> Path | None:
+    """The folder of the stage's critic or reference; None where it names none.
 
     Args:
         stage: whole.
         trained: folders of the model that the run starts from, and of its stages.
+        key: the section.
 
     Raises:
         DataError: the folder, or the hub's model, does not exist.
     """
-    own = stage.critic
+    own = stage.critic if key == "critic" else stage.reference
     if own.stage is not None:
         return trained[own.stage]
     if own.path is None:
         return None
-    return given_model(own.path, stage.base_dir, key="critic.path")
+    return given_model(own.path, stage.base_dir, key=f"{key}.path")
 
 
 def scorer_spec(recipe: StageRecipe) -> RewardModelSpec:

@@ -97,8 +97,9 @@ def stage_alone(stage: StageConfig, model: Path | None, *, run: Path | None = No
     }
     if model is not None:
         sections["model"] = stage.model.replace(path=str(model.resolve()), build=None)
-    if stage.critic.stage is not None:  # an earlier stage is not of this configuration
-        sections["critic"] = stage.critic.replace(stage="model")
+    for key in ("critic", "reference"):
+        if sections[key].stage is not None:  # an earlier stage is not of this configuration
+            sections[key] = sections[key].replace(stage="model")
     scorer = stage.reward.model
     if run is not None and scorer.stage is not None:
         folder = (RunDirectory(run).models_folder / scorer.stage).resolve()

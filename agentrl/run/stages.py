@@ -36,8 +36,8 @@ from agentrl.run.build import (
     LiveObjects,
     StageRecipe,
     check_tokenizer,
-    critic_folder,
     eval_plan,
+    other_folder,
     renderer_spec,
     reward_model_folder,
     rollout_spec,
@@ -119,7 +119,9 @@ def _critic(recipe: StageRecipe) -> RoleSpec | None:
 def _reference(recipe: StageRecipe) -> RoleSpec | None:
     if not recipe.algorithm.needs.reference:
         return None
-    return ReferenceSpec(str(recipe.model), dtype=recipe.stage.model.dtype)
+    if recipe.reference is not None:
+        check_tokenizer(recipe.model, recipe.reference, "the reference")
+    return ReferenceSpec(str(recipe.reference or recipe.model), dtype=recipe.stage.model.dtype)
 
 
 def _reward_model(recipe: StageRecipe) -> RoleSpec | None:
@@ -202,8 +204,9 @@ def run_stage(
     context.heartbeat.reach(stage.name, manifest.step if manifest else 0)
     keep_tokenizer(context.directory, stage.name, model)
     _tell_renderer(context, stage, model)
-    critic = critic_folder(stage, models)
-    recipe = StageRecipe(stage, algorithm, model, scorer, num_steps, critic)
+    critic = other_folder(stage, models, "critic")
+    reference = other_folder(stage, models, "reference")
+    recipe = StageRecipe(stage, algorithm, model, scorer, num_steps, critic, reference)
     processes = context.processes
     with context.timer.phase("setup"):
         processes.setup(role_specs(recipe), rollout_worker_spec(recipe, context.live))

@@ -9,9 +9,12 @@ from torch import Tensor, tensor
 from agentrl.algorithms import TokenCredit
 from agentrl.algorithms.functions.returns import (
     Bootstrap,
+    critic_advantages,
     discounted_returns,
     generalized_advantages,
+    length_adaptive_lambda,
     return_advantages,
+    reverse_kl_advantages,
 )
 from tests.algorithms.made import token_credit
 
@@ -107,3 +110,31 @@ def test_a_lambda_may_differ_between_trajectories() -> None:
 def test_a_shard_without_trained_tokens_has_no_returns() -> None:
     given = token_credit(torch.zeros(3))
     assert discounted_returns(given, discount=1.0, reward=given.reward).tolist() == [0.0] * 3
+
+
+def test_lambda_by_length_is_a_trajectorys_own() -> None:
+    # trajectory 0 has three trained tokens, trajectory 1 one: 1 - 1 / (.5 · 3), and 0
+    found = length_adaptive_lambda(credit([0.0] * 6), alpha=0.5)
+    assert found.tolist() == pytest.approx([1 / 3, 1 / 3, 0.0, 1 / 3, 0.0, 0.0])
+
+
+def test_returns_may_have_a_lambda_of_their_own() -> None:
+    given = credit(
+        [0.0, 8.0, 0.0, 4.0, 0.0, 1.0],
+        values=tensor([1.0, 2.0, 0.0, 3.0, 0.0, 6.0]),
+        final_values=torch.zeros(6),
+    )
+    found = critic_advantages(given, discount=1.0, lam=0.0, lam_value=1.0, bootstrap="none")
+    # one step: r + V' - V; the whole return is what the values should be
+    assert found.advantages.tolist() == [1.0, 6.0, 0.0, 2.0, 0.0, -5.0]
+    assert found.returns is not None
+    assert found.returns.tolist() == [8.0, 8.0, 0.0, 12.0, 0.0, 1.0]
+
+
+def test_distillation_pays_what_the_teacher_thinks_more_of_a_token() -> None:
+    given = credit(
+        [9.0] * 6,
+        old_logprobs=tensor([-1.0, -2.0, -7.0, -3.0, 0.0, -4.0]),
+        ref_logprobs=tensor([-2.0, -1.0, -7.0, -3.0, 0.0, -1.0]),
+    )
+    assert reverse_kl_advantages(given).advantages.tolist() == [-1.0, 1.0, 0.0, 0.0, 0.0, 3.0]

@@ -9,6 +9,7 @@ from agentrl.algorithms import Rewards, make_algorithm
 from agentrl.algorithms.functions.credit import (
     leave_one_out,
     overlong_penalty,
+    rank_weights,
     step_advantages,
     turn_returns,
 )
@@ -87,3 +88,20 @@ def test_truncated_trajectories_are_left_out_where_that_is_asked_for() -> None:
     select = make_algorithm("dapo", {"overlong_filter": True}).select
     assert select is not None
     assert select(rewards).tolist() == [1.0, 0.0]
+
+
+def test_the_best_and_the_worst_of_a_group_are_trained() -> None:
+    rewards = rewards_of([1.0, 3.0, 2.0, 5.0, 4.0], [0, 0, 0, 1, 1])
+    assert rank_weights(rewards, keep="best_worst").tolist() == [1.0, 1.0, 0.0, 1.0, 1.0]
+
+
+def test_of_equals_the_seed_draws_one() -> None:
+    rewards = [1.0] * 6
+    drawn = {
+        tuple(rank_weights(rewards_of(rewards, [0] * 6, seed=seed), keep="best_random").tolist())
+        for seed in range(20)
+    }
+    assert len(drawn) > 3
+    assert all(sum(weights) == 2 for weights in drawn)
+    alone = rewards_of([1.0], [0])
+    assert rank_weights(alone, keep="best_random").tolist() == [1.0]

@@ -1,16 +1,19 @@
-"""PPO: a critic's values, generalised advantages, a clipped loss (arXiv:1707.06347)."""
+"""PPO and its kin: a critic's values, generalised advantages, a clipped loss (arXiv:1707.06347)."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
 
-from agentrl.algorithms.algorithm_spec import AlgorithmSpec
+from agentrl.algorithms.algorithm_spec import AlgorithmSpec, AuxiliaryLoss
 from agentrl.algorithms.builtin.policy_gradient import clipped_loss, policy_gradient
-from agentrl.algorithms.functions.credit import reward_credit
+from agentrl.algorithms.functions.credit import rank_weights, reward_credit
+from agentrl.algorithms.functions.losses import imitation_loss
 from agentrl.algorithms.functions.returns import critic_advantages
 from agentrl.algorithms.functions.values import clipped_value_loss
-from agentrl.algorithms.settings import PPOSettings
+from agentrl.algorithms.records import Bool
+from agentrl.algorithms.settings import PFPPOSettings, PPOSettings, VAPOSettings
+from agentrl.types import Batch, SegmentKind
 
 
 def make_ppo(settings: PPOSettings) -> AlgorithmSpec:
@@ -29,6 +32,8 @@ def make_ppo(settings: PPOSettings) -> AlgorithmSpec:
             critic_advantages,
             discount=settings.gae.discount,
             lam=settings.gae.lam,
+            lam_value=settings.gae.lam_value,
+            length_alpha=settings.gae.length_alpha,
             bootstrap=settings.gae.bootstrap,
             kl_coef=settings.kl_coef,
             kl_estimator=settings.kl_estimator,
@@ -38,3 +43,29 @@ def make_ppo(settings: PPOSettings) -> AlgorithmSpec:
         partition="trajectory",  # a return goes on into the trajectory's next sample
         critic_warmup_steps=settings.critic_warmup_steps,
     )
+
+
+def make_pf_ppo(settings: PFPPOSettings) -> AlgorithmSpec:
+    """PPO on the trajectories whose rewards tell most (arXiv:2409.06957)."""
+    return replace(
+        make_ppo(settings), name="pf_ppo", select=partial(rank_weights, keep=settings.keep)
+    )
+
+
+def make_vapo(settings: VAPOSettings) -> AlgorithmSpec:
+    """PPO for long chains of thought: a critic that is warmed up, λ by length, decoupled returns,
+    and imitation of what was right (arXiv:2504.05118)."""
+    imitate = AuxiliaryLoss(
+        "positive_nll",
+        settings.positive_coef,
+        partial(of_positive, above=settings.positive_above),
+        imitation_loss,
+    )
+    return replace(make_ppo(settings), name="vapo", auxiliary=(imitate,))
+
+
+def of_positive(batch: Batch, *, above: float) -> Bool:
+    """``[T]`` the policy's tokens of trajectories with a reward above ``above``."""
+    right = (batch.reward > above)[batch.trajectory].repeat(batch.lengths)
+    found: Bool = (batch.kind == SegmentKind.POLICY) & right & (batch.loss_mask != 0)
+    return found

@@ -135,6 +135,25 @@ def overlong_penalty(num_tokens_J: I64, *, max_tokens: int, buffer_tokens: int) 
     return np.clip(excess / buffer_tokens, 0.0, 1.0)
 
 
+def rank_weights(rewards: Rewards, *, keep: Literal["best_worst", "best_random"]) -> F64:
+    """Weights of trajectories by their rank in their group: the best of each, and of the others the
+    worst or a random one (arXiv:2409.06957, sec. 3.2).
+
+    Of equals one is drawn by ``rewards.seed``. What is left out would have been resampled away.
+
+    Returns:
+        ``[J]`` weights: 1 for what is kept, else 0; all of a group of two or fewer.
+    """
+    weights = np.zeros(rewards.reward.shape, dtype=np.float64)
+    random = np.random.Generator(np.random.Philox(rewards.seed))
+    for group in np.unique(rewards.group):
+        rows = random.permutation(np.flatnonzero(rewards.group == group))
+        order = rows[np.argsort(rewards.reward[rows], kind="stable")]
+        others = order[:1] if keep == "best_worst" or order.size == 1 else order[:-1]
+        weights[[order[-1], random.choice(others)]] = 1.0
+    return weights
+
+
 def turn_returns(rewards: Rewards, *, discount: float) -> F64:
     """``[U]`` discounted returns of turns: G_u = r_u + discount · G_(u+1), where the last turn of a
     trajectory also has what its total holds beside the rewards of steps.

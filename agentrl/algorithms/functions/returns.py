@@ -155,15 +155,47 @@ def critic_advantages(
     discount: float,
     lam: float,
     bootstrap: Bootstrap,
+    lam_value: float | None = None,
+    length_alpha: float | None = None,
     kl_coef: float = 0.0,
     kl_estimator: KLEstimator = "k1",
     kl_cap: float | None = None,
 ) -> Advantages:
     """Generalised advantages of rewards less their KL, and what the critic's values should be: the
     advantages plus the values (arXiv:1506.02438).
+
+    Args:
+        credit: of the shard, with values.
+        discount, lam, bootstrap: see ``generalized_advantages``.
+        lam_value: λ of the returns, where it is another than that of the advantages (decoupled GAE,
+            arXiv:2504.05118, sec. 4.1).
+        length_alpha: α of a λ for each trajectory of l trained tokens in the place of ``lam``:
+            max(0, 1 - 1 / (α · l)) (arXiv:2504.05118, eq. 9).
+        kl_coef, kl_estimator, kl_cap: see ``kl_reward``.
     """
     reward = kl_reward(credit, kl_coef=kl_coef, kl_estimator=kl_estimator, kl_cap=kl_cap)
-    advantages = generalized_advantages(
-        credit, discount=discount, lam=lam, bootstrap=bootstrap, reward=reward
-    )
-    return Advantages(advantages, advantages + given(credit.values, "values"))
+    values = given(credit.values, "values")
+
+    def estimated(decay: float | Tensor) -> Tensor:
+        return generalized_advantages(
+            credit, discount=discount, lam=decay, bootstrap=bootstrap, reward=reward
+        )
+
+    own = lam if length_alpha is None else length_adaptive_lambda(credit, alpha=length_alpha)
+    advantages = estimated(own)
+    returns = advantages if lam_value is None else estimated(lam_value)
+    return Advantages(advantages, torch.where(credit.mask != 0, returns + values, 0.0))
+
+
+def length_adaptive_lambda(credit: TokenCredit, *, alpha: float) -> Tensor:
+    """``[T]`` max(0, 1 - 1 / (alpha · l)) for a trajectory of l trained tokens."""
+    order = turn_order(credit)
+    lam = (1 - 1 / (alpha * order.length.double())).clamp(min=0.0)
+    return order.column(lam[:, None].expand(order.place.shape).float(), credit.mask)
+
+
+def reverse_kl_advantages(credit: TokenCredit) -> Advantages:
+    """log π_ref - log π_old of each trained token: minus its sampled reverse KL."""
+    old = given(credit.old_logprobs, "old_logprobs")
+    reference = given(credit.ref_logprobs, "ref_logprobs")
+    return Advantages(torch.where(credit.mask != 0, reference - old, torch.zeros_like(old)))

@@ -10,6 +10,7 @@ from agentrl.algorithms.settings.policy_gradient import (
     CISPOSettings,
     ClippedSettings,
     DAPOSettings,
+    DistillationSettings,
     DPPOSettings,
     DrGRPOSettings,
     ECHOSettings,
@@ -19,12 +20,14 @@ from agentrl.algorithms.settings.policy_gradient import (
     GRPOSettings,
     GSPOSettings,
     Overlong,
+    PFPPOSettings,
     PolicyGradientSettings,
     PPOSettings,
     ReinforcePlusPlusSettings,
     RLOOSettings,
     SAPOSettings,
     TurnGRPOSettings,
+    VAPOSettings,
 )
 from agentrl.algorithms.settings.supervised import RewardModelSettings, SFTSettings
 
@@ -34,6 +37,7 @@ __all__ = [
     "ClippedSettings",
     "DAPOSettings",
     "DPPOSettings",
+    "DistillationSettings",
     "DrGRPOSettings",
     "ECHOSettings",
     "GAESettings",
@@ -42,6 +46,7 @@ __all__ = [
     "GiGPOSettings",
     "GroupScaled",
     "Overlong",
+    "PFPPOSettings",
     "PPOSettings",
     "PolicyGradientSettings",
     "RLOOSettings",
@@ -53,4 +58,5 @@ __all__ = [
     "SAPOSettings",
     "SFTSettings",
     "TurnGRPOSettings",
+    "VAPOSettings",
 ]

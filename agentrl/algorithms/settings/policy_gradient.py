@@ -206,6 +206,12 @@ class GAESettings(Section):
     """Of a later token's reward; above 0, at most 1."""
     lam: Fraction = 0.95
     """λ, from 0 (one step) to 1 (the whole return)."""
+    lam_value: Fraction | None = None
+    """λ of the returns that the critic learns, where it is another (decoupled GAE,
+    arXiv:2504.05118)."""
+    length_alpha: Positive | None = None
+    """α of a λ by trajectory in the place of ``lam``: max(0, 1 - 1 / (α · its trained tokens))
+    (arXiv:2504.05118, eq. 9); null uses ``lam``."""
     bootstrap: Literal["none", "infrastructure", "all"] = "infrastructure"
     """Behind which ends of an episode the critic's value stands: ``none``; ``infrastructure``, ends
     that are none of the policy's doing; or ``all`` that a limit cut, where running out the limit
@@ -239,6 +245,57 @@ class PPOSettings(ClippedSettings):
             critic=True,
             entropy=self.entropy_coef > 0,
         )
+
+
+class PFPPOSettings(PPOSettings):
+    """PPO with policy filtration: of each group the trajectories whose rewards tell most are
+    trained (arXiv:2409.06957)."""
+
+    group_size_min: ClassVar[int] = 2
+
+    keep: Literal["best_worst", "best_random"] = "best_worst"
+    """Beside the best of a group the worst, or a random one of the others."""
+
+
+class VAPOSettings(PPOSettings):
+    """Value-augmented PPO for long chains of thought (arXiv:2504.05118)."""
+
+    clip_high: Weight = 0.28
+    """See grpo."""
+    gae: GAESettings = Field(default_factory=lambda: GAESettings(lam_value=1.0, length_alpha=0.05))
+    """See ppo."""
+    critic_warmup_steps: Natural = 50
+    """See ppo."""
+    positive_coef: Weight = 0.1
+    """Weight of minus the mean logprob of the tokens of trajectories that were right."""
+    positive_above: float = 0.0
+    """A reward above it was right."""
+
+
+class DistillationSettings(ClippedSettings):
+    """On-policy distillation: the policy's own tokens, judged by a teacher one by one
+    (arXiv:2306.13649); ``reference`` names the teacher."""
+
+    group_size_min: ClassVar[int] = 1
+
+    filter_zero_variance: bool = False
+    """See grpo; rewards are metrics alone here."""
+
+    @property
+    def needs(self) -> Needs:
+        """See ``Traits``."""
+        return Needs(old_logprobs=True, reference=True, entropy=self.entropy_coef > 0)
+
+    @model_validator(mode="after")
+    def _check_rewards(self) -> Self:
+        if self.filter_zero_variance or self.kl_coef > 0:
+            setting = "kl_coef" if self.kl_coef > 0 else "filter_zero_variance"
+            raise self.broken(
+                setting,
+                f" has no use here, since the teacher alone says what a token is worth, got "
+                f"{getattr(self, setting)}; leave it out",
+            )
+        return self
 
 
 class GSPOSettings(GroupScaled):

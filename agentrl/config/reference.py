@@ -11,7 +11,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from agentrl.algorithms import ALGORITHMS
+from agentrl.algorithms import ALGORITHMS, PolicyGradientSettings
 from agentrl.config.schema import RunConfig, StageEntry
 from agentrl.controller.samplers.catalog import SAMPLERS
 from agentrl.types.section import Section, plain_section, sections_within
@@ -22,10 +22,7 @@ def settings_reference() -> str:
     and one for a stage's own keys.
     """
     parts = [_table(f"`{key}`", s) for key, s in sections_within(RunConfig) if s is not StageEntry]
-    for name in sorted(ALGORITHMS):
-        settings = ALGORITHMS[name].settings
-        parts.append(_table(f"`algorithm` with `name: {name}`", settings))
-        parts += [_table(f"`algorithm.{key}`", s) for key, s in sections_within(settings)]
+    parts += _algorithms()
     parts += [
         _table(f"`data.sampler` with `name: {name}`", SAMPLERS[name].settings)
         for name in sorted(SAMPLERS)
@@ -34,6 +31,32 @@ def settings_reference() -> str:
     own = {key: field for key, field in StageEntry.model_fields.items() if field.description}
     parts.append(_table("`stages.N`", StageEntry, own))
     return "\n".join(parts)
+
+
+def _algorithms() -> Iterator[str]:
+    """What algorithms that learn from rewards share, then what is each one's own; a section that
+    several have stands once."""
+    shared = PolicyGradientSettings
+    told: set[type[Section]] = set()
+    rows: list[tuple[str, type[Section]]] = [("`algorithm` that learns from rewards", shared)]
+    for name in sorted(ALGORITHMS):
+        rows.append((f"`algorithm` with `name: {name}`", ALGORITHMS[name].settings))
+    for title, settings in rows:
+        fields = dict(settings.model_fields)
+        if issubclass(settings, shared) and settings is not shared:
+            fields = {
+                name: field
+                for name, field in fields.items()
+                if _default(field) != _default(shared.model_fields.get(name, _NEW))
+            }
+        yield _table(title, settings, fields)
+        for key, section in sections_within(settings):
+            if section not in told:
+                told.add(section)
+                yield _table(f"`algorithm.{key}`", section)
+
+
+_NEW = FieldInfo(default=object())
 
 
 def _table(

@@ -44,7 +44,7 @@ class Overlong(Section):
 
 
 class PolicyGradientSettings(ReducedSettings):
-    """What all of them share."""
+    """What all algorithms share that learn from rewards."""
 
     group_size_min: ClassVar[int] = 2  # a rollout is compared with the others of its group
     learns_from: ClassVar[LearnsFrom] = "rollouts"

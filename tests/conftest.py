@@ -8,6 +8,7 @@ something is missing.
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 from hypothesis import settings
@@ -18,6 +19,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+# A shell starts what runs in its background with Ctrl-C ignored, which every process that a test
+# starts would inherit.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A property is bounded by the number of its examples, never by time: a busy machine is no failure.
 # CI repeats itself.

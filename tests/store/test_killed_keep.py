@@ -73,7 +73,7 @@ def check(run: RunDirectory, reader: TrajectoryReader, newest: int) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kills", [4, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [4, pytest.param(12, marks=pytest.mark.slow)])
 def test_a_kill_at_any_moment_drops_nothing_that_must_stay(run: RunDirectory, kills: int) -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])

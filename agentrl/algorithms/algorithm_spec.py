@@ -54,8 +54,8 @@ class AuxiliaryLoss:
         coef: its weight.
         select: ``[T]`` bool, the tokens that it reads; those that open a sample, and those that
             an earlier sample owns, are left out by the trainer.
-        loss: ``[N]`` losses of these tokens, unreduced; their advantages are 0 where the policy's
-            loss does not train them.
+        loss: the losses of these N tokens, as of ``policy_loss`` but without terms; their
+            advantages are 0 where the policy's loss does not train them.
     """
 
     name: str

@@ -73,6 +73,8 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "were right, in nats (algorithm vapo)",
         "policy/kl_ref": "KL divergence from the reference in nats, mean over tokens, each at most "
         "algorithm.kl_cap",
+        "policy/kl_coef": "the step's weight of the KL to the reference, where algorithm.kl_target "
+        "adapts it",
         "policy/kl_old": "KL divergence from the policy before the step in nats, estimator k3",
         "policy/kl_old_k1": "the same by estimator k1, a token's difference held to 20 nats; it "
         "may be negative",

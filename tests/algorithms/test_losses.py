@@ -101,6 +101,13 @@ def test_without_a_coefficient_there_is_no_kl_term() -> None:
     assert "policy/kl_ref" not in outcome.stats
 
 
+def test_a_kl_in_the_reward_is_told_as_one_in_the_loss_is() -> None:
+    given = inputs([1.0], [1.0], ref_logprobs=tensor([math.log(2.0)]))
+    outcome = policy_loss("reinforce_plus_plus", {"kl_coef": 0.5})(given)
+    assert not outcome.terms  # its advantages have it
+    assert outcome.stats["policy/kl_ref"].count == 1
+
+
 DIFFERENCES = (math.log(2), 2.3, 2.5, 5.0, 90.0, 2000.0, -9.0, -12.0, -2000.0, 0.0)
 """Nats by which the reference finds a token likelier than the policy."""
 

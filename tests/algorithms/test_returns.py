@@ -46,6 +46,17 @@ def test_the_kl_is_taken_off_each_tokens_reward() -> None:
     assert found.tolist() == [7.5, 8.0, 0.0, 11.5, 0.0, 2.0]
 
 
+def test_an_adapted_kl_has_the_current_weight() -> None:
+    given = credit(
+        [0.0, 8.0, 0.0, 4.0, 0.0, 1.0],
+        old_logprobs=torch.zeros(6),
+        ref_logprobs=torch.full((6,), -1.0),
+        state={"kl_coef": 2.0},
+    )
+    found = return_advantages(given, discount=1.0, kl_coef=0.5, kl_estimator="k1").advantages
+    assert found.tolist() == [4.0, 6.0, 0.0, 6.0, 0.0, -1.0]
+
+
 @pytest.mark.parametrize(
     ("bootstrap", "final"), [("none", 0.0), ("infrastructure", 0.0), ("all", 10.0)]
 )

@@ -227,17 +227,21 @@ def with_terms(
         entropy_coef: weight of the entropy.
 
     Returns:
-        The loss, with the statistic ``policy/kl_ref`` and the terms ``kl`` and ``entropy``.
+        The loss, with the terms ``kl`` and ``entropy`` and the statistics ``policy/kl_ref``, where
+        there is a reference, and ``policy/kl_coef``, where it is adapted.
 
     Raises:
         ValueError: the reference's logprobs are missing.
     """
     found = loss(inputs)
     stats, terms = dict(found.stats), dict(found.terms)
-    if kl_coef > 0:
+    if KL_COEF in inputs.state:
+        stats["policy/kl_coef"] = stat_of(torch.full_like(inputs.logprobs, inputs.state[KL_COEF]))
+    if kl_coef > 0 or inputs.ref_logprobs is not None:  # a KL in the reward is told here too
         reference = given(inputs.ref_logprobs, "ref_logprobs")
         kl = estimate(inputs.logprobs, reference, kl_estimator, kl_cap)
         stats["policy/kl_ref"] = stat_of(kl)
+    if kl_coef > 0:
         if kl_weighted:
             kl = kl * torch.exp((inputs.logprobs - inputs.old_logprobs).clamp(max=_K1_LIMIT))
         terms["kl"] = Term(kl, inputs.state.get(KL_COEF, kl_coef))

@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from agentrl.algorithms.functions.adaptive_kl import KL_COEF
 from agentrl.algorithms.functions.kl import KLEstimator, estimate
 from agentrl.algorithms.functions.losses import given
 from agentrl.algorithms.records import Advantages, TokenCredit
@@ -99,13 +100,16 @@ def return_advantages(
 def kl_reward(
     credit: TokenCredit, *, kl_coef: float, kl_estimator: KLEstimator, kl_cap: float | None
 ) -> Tensor:
-    """``[T]`` credits that fall due, less the weighted KL estimate of each trained token."""
+    """``[T]`` credits that fall due, less the weighted KL estimate of each trained token; the
+    algorithm's state has the current weight where it is adapted.
+    """
     if kl_coef == 0:
         return credit.reward
+    weight = credit.state.get(KL_COEF, kl_coef)
     old = given(credit.old_logprobs, "old_logprobs")
     reference = given(credit.ref_logprobs, "ref_logprobs")
     kl = estimate(old, reference, kl_estimator, kl_cap)
-    return credit.reward - torch.where(credit.mask != 0, kl_coef * kl, torch.zeros_like(kl))
+    return credit.reward - torch.where(credit.mask != 0, weight * kl, torch.zeros_like(kl))
 
 
 def generalized_advantages(

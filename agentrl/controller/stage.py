@@ -306,11 +306,16 @@ class StageRun:
         self._learned = None
 
     def _has_signal(self, batch: PlannedBatch | None) -> bool:
-        """Whether a batch says of any episode that it was better or worse; what is imitated need
-        not."""
+        """Whether a batch says of any token that it was better or worse; what is imitated need
+        not. A critic or a teacher may say so where all rewards are equal."""
         if self.algorithm.learns_from != "rollouts":
             return True
-        return batch is not None and bool(batch.batch.credit.any() or batch.batch.turn_credit.any())
+        if batch is None:
+            return False
+        packed = batch.batch
+        if packed.advantages is not None:
+            return bool(packed.advantages.any())
+        return bool(packed.credit.any() or packed.turn_credit.any())
 
     def evaluate_at_start(self, state: TrainState) -> None:
         """Evaluates the weights that the stage starts from, or makes up for an evaluation that was

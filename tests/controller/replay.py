@@ -102,6 +102,7 @@ def learn(
     mini_batch_groups: int = 3,
     deterministic: bool = False,
     reward_model: bool = False,
+    algorithm_name: str = "grpo",
     beside: Mapping[str, RoleSpec] | None = None,
     others: Sequence[str] = (),
     restored: tuple[Path, Manifest] | None = None,
@@ -111,7 +112,8 @@ def learn(
 ) -> list[dict[str, Any]]:
     """Trains on the same groups whatever the group of workers is; the rows of metrics. With a
     ``detail`` the groups are stored, with annotations; ``change`` makes another algorithm of it."""
-    algorithm = make_algorithm("reward_model" if reward_model else "grpo", settings or {})
+    name = "reward_model" if reward_model else algorithm_name
+    algorithm = make_algorithm(name, settings or {})
     algorithm = change(replace(algorithm, num_epochs=num_passes))
     optim = OptimSpec(lr=3e-3)
     if reward_model:

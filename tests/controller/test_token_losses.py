@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from agentrl.algorithms import AlgorithmSpec, PolicyInputs, TokenLoss
+from agentrl.algorithms import AlgorithmSpec, PolicyInputs, Rewards, TokenLoss
 from agentrl.controller.cluster.role_group import LocalRoleGroup
 from agentrl.errors import TrainingError
 from agentrl.store import Annotation, AnnotationColumn, RunDirectory, TrajectoryReader
@@ -20,6 +20,7 @@ from tests.controller.replay import learn
 from tests.controller.tiny import made_groups
 
 F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
 
 
 def stored_steps(
@@ -131,6 +132,39 @@ def test_logprobs_that_are_not_recomputed_are_the_updates_own(model: Path, tmp_p
     by_id = {one.trajectory_id: one.arrays["old_logprobs"] for one in recomputed}
     for one in own:
         np.testing.assert_allclose(one.arrays["old_logprobs"], by_id[one.trajectory_id], atol=1e-5)
+
+
+def test_tokens_of_a_trajectory_that_is_left_out_say_so(model: Path, tmp_path: Path) -> None:
+    def without_the_first(algorithm: AlgorithmSpec) -> AlgorithmSpec:
+        def select(rewards: Rewards) -> F64:
+            return (np.arange(rewards.reward.size) % 4 != 0).astype(np.float64)
+
+        return replace(algorithm, select=select)
+
+    _, reader = stored_steps(model, tmp_path, num_steps=1, change=without_the_first)
+    reasons = {
+        one.trajectory_id: set(one.arrays["loss_reason"].tolist()) for one in reader.annotations()
+    }
+    left_out = {name for name, found in reasons.items() if found == {3}}
+    assert left_out == {name for name in reasons if name.endswith("-0-0")}
+    assert all(found == {0} for name, found in reasons.items() if name not in left_out)
+
+
+def test_an_adapted_kl_in_the_reward_moves(model: Path, tmp_path: Path) -> None:
+    settings = {"kl_coef": 0.1, "kl_target": 1e-9, "kl_horizon": 1}
+    beside = {"beside": {"reference": ReferenceSpec(str(model))}}
+    rows, _ = stored_steps(
+        model,
+        tmp_path,
+        num_steps=4,
+        algorithm_name="reinforce_plus_plus",
+        settings=settings,
+        **beside,
+    )
+    # the first step's policy is the reference; the others lie far above the target
+    assert [row["policy/kl_ref"] > 1e-9 for row in rows] == [False, True, True, True]
+    coefs = [row["policy/kl_coef"] for row in rows]
+    assert coefs == pytest.approx([0.1, 0.08, 0.096, 0.1152], rel=1e-6)
 
 
 def test_an_algorithm_adds_columns_of_its_own(model: Path, tmp_path: Path) -> None:

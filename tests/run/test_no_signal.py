@@ -79,3 +79,15 @@ def test_a_step_of_equal_rewards_says_so_in_its_line(tmp_path: Path, kept: str) 
         if one.get("event") == "health_alert"
     )
     assert (record["alert"], record["metric"]) == ("no_signal", "group/zero_std_frac")
+
+
+def test_a_teacher_teaches_where_all_rewards_are_equal(tmp_path: Path) -> None:
+    lines = shown(
+        tmp_path,
+        "stages.rl.algorithm.name=distillation",
+        "stages.rl.reference.stage=warmup",
+        "stages.rl.from=model",
+    )
+    assert not any("no signal" in line for line in lines)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["steps"], summary["steps_without_signal"]) == (2, 0)

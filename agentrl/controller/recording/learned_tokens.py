@@ -164,6 +164,8 @@ class LearnedTokens:
         batch = self.planned.batch
         stale = (batch.policy_versions < self._oldest_version) & (batch.kind == SegmentKind.POLICY)
         reasons = np.where(trained, _TRAINED, np.where(stale, _STALE, _MASK)).astype(np.int8)
+        left_out = np.repeat(batch.weight[batch.trajectory] == 0, batch.lengths)  # by ``select``
+        reasons[left_out & (batch.kind == SegmentKind.POLICY)] = _FILTERED
         if correction is not None:
             reasons[trained & (correction == 0)] = _OFF_POLICY
         return reasons

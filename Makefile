@@ -2,11 +2,13 @@
 #
 #   PYTHON=python3.12   the interpreter of .venv (3.11 or 3.12; by default the first of these that works)
 #   ARGS='...'          more arguments: for agentrl in demo, for pytest in test
+#   WORKERS=2           processes of pytest; 0 runs the tests in one, as --pdb needs
 #   TORCH_INDEX=URL     one more package index, for another build of torch
 
 ARGS ?=
 TORCH_INDEX ?=
 PYTHON ?=
+WORKERS ?= 2
 
 VENV := .venv
 AGENTS_VENV ?= .venv-agents
@@ -26,13 +28,14 @@ help:
 	@echo "make python           make .venv alone, with nothing installed"
 	@echo "make agents           make .venv-agents, the environment of the SDKs whose agents ARGS='-m agents' plays"
 	@echo "make clean            delete .venv and the caches"
+	@echo "WORKERS=0 runs the tests in one process (2 by default), as ARGS='--pdb' needs"
 	@echo "PYTHON=python3.12 picks the interpreter, TORCH_INDEX=URL adds a package index for torch"
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/agentrl train examples/code/config.yaml --then-view $(ARGS)
 
 test: $(VENV)/.installed-test
-	$(VENV)/bin/python -m pytest -m "$(FAST)" --durations=15 $(ARGS)
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "$(FAST)" --durations=15 $(ARGS)
 
 check: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check .

@@ -23,6 +23,14 @@ _PRODUCTS = (
 )
 
 
+def _address(tensor: Tensor) -> int:
+    """Where a tensor's memory begins; 0 for one that has none: fake, or its storage was taken."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except RuntimeError:
+        return 0
+
+
 class ProductRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """Notes every matrix product of the thread in which it is entered, to be done again alone.
 
@@ -34,7 +42,7 @@ class ProductRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # to
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         alive = (value for value in gc.get_objects() if issubclass(type(value), Tensor))
-        self._lasting = {tensor.untyped_storage().data_ptr() for tensor in alive}
+        self._lasting = {_address(tensor) for tensor in alive}
         self._stand_ins: dict[tuple[Any, ...], Tensor] = {}
         self._calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
 

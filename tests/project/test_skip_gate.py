@@ -13,7 +13,9 @@ import pytest
 CONFTEST = Path(__file__).resolve().parents[1] / "conftest.py"
 
 
-def run_pytest(folder: Path, source: str, *, ci: bool) -> subprocess.CompletedProcess[str]:
+def run_pytest(
+    folder: Path, source: str, *, ci: bool, workers: int = 0
+) -> subprocess.CompletedProcess[str]:
     shutil.copy(CONFTEST, folder / "conftest.py")
     (folder / "test_sample.py").write_text(source, encoding="utf-8")
     environment = {**os.environ, "AGENTRL_CI": "1" if ci else "0"}
@@ -22,6 +24,8 @@ def run_pytest(folder: Path, source: str, *, ci: bool) -> subprocess.CompletedPr
         "-m",
         "pytest",
         "-q",
+        "-n",
+        str(workers),
         "-p",
         "no:cacheprovider",
         "--rootdir",
@@ -44,8 +48,9 @@ def test_lacking():
 """
 
 
-def test_a_skip_fails_the_ci_session_by_name_and_reason(tmp_path: Path) -> None:
-    result = run_pytest(tmp_path, SKIPPED, ci=True)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_skip_fails_the_ci_session_by_name_and_reason(tmp_path: Path, workers: int) -> None:
+    result = run_pytest(tmp_path, SKIPPED, ci=True, workers=workers)
 
     assert result.returncode == 1
     assert "test_sample.py::test_lacking: no Landlock in this kernel" in result.stdout
@@ -73,7 +78,8 @@ def test_a_skip_passes_outside_ci(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_counts_as_a_skip(tmp_path: Path, source: str, code: int) -> None:
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_counts_as_a_skip(tmp_path: Path, source: str, code: int, workers: int) -> None:
     plus_one_that_passes = source + "\ndef test_good(): pass\n"
 
-    assert run_pytest(tmp_path, plus_one_that_passes, ci=True).returncode == code
+    assert run_pytest(tmp_path, plus_one_that_passes, ci=True, workers=workers).returncode == code

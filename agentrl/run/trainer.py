@@ -155,6 +155,7 @@ class Trainer(Closing):
             stages[-1] = stages[-1].replace(train=train)
         stop = StopRequest()
         with stopping_signals(stop) as take_signals:
+            stop.deferred = True  # until it can be told how the run goes on
             changes: list[str] = []
             if resume:
                 directory, changes = resume_directory(self.config, stages)
@@ -173,6 +174,8 @@ class Trainer(Closing):
                 interruption = Interruption(stop, directory, stages, display, events)
                 try:
                     with display:
+                        stop.deferred = False
+                        stop.check()
                         return self._train(
                             directory,
                             stages,

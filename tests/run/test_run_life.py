@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from agentrl.config import load_config
+from agentrl.errors import RunInterruptedError
 from agentrl.run.trainer import Trainer
-from agentrl.store import RunDirectory, RunWatch
+from agentrl.store import Heartbeat, RunDirectory, RunWatch
 from agentrl.viewer.index import RunIndex
 from agentrl.viewer.runs.open_run import OpenRun
 from agentrl.viewer.views.comparisons import retokenised
@@ -70,3 +74,22 @@ def test_a_run_says_that_it_ended_and_keeps_the_tokenizer_of_each_stage(tmp_path
         trained = index.page("trained_step:1")
         assert trained.total > 0
         assert all(row["stage"] == "rl" and not row["drop_reason"] for row in trained.rows)
+
+
+def test_a_signal_before_the_first_stage_says_how_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = Heartbeat.__enter__
+
+    def interrupted(self: Heartbeat) -> Heartbeat:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return begin(self)
+
+    monkeypatch.setattr(Heartbeat, "__enter__", interrupted)
+    (tmp_path / "config.yaml").write_text(CONFIG, encoding="utf-8")
+    config = load_config(tmp_path / "config.yaml", [*SHORT, f"run.dir={tmp_path / 'run'}"])
+    told = "interrupted by SIGTERM; it has no checkpoint yet; go on with: "
+    with Trainer(config) as trainer, pytest.raises(RunInterruptedError, match=told):
+        trainer.train()
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert record["interrupted"]["by"] == "SIGTERM"

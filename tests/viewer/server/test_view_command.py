@@ -12,9 +12,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -190,6 +191,12 @@ class OnTerminal:
             self.shown += self._read()
         return found
 
+    def end(self) -> None:
+        """Kills what a failed test left."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
     def interrupt(self) -> int:
         """Ctrl-C; the exit code."""
         self.process.send_signal(signal.SIGINT)
@@ -205,6 +212,22 @@ class OnTerminal:
             return ""
 
 
+Terminal = Callable[..., OnTerminal]
+
+
+@pytest.fixture
+def on_terminal() -> Iterator[Terminal]:
+    made: list[OnTerminal] = []
+
+    def begin(*arguments: Any) -> OnTerminal:
+        made.append(OnTerminal(*arguments))
+        return made[-1]
+
+    yield begin
+    for one in made:
+        one.end()
+
+
 def read_when_there(path: Path) -> str:
     end = time.monotonic() + 30
     while not path.exists() and time.monotonic() < end:
@@ -212,9 +235,11 @@ def read_when_there(path: Path) -> str:
     return path.read_text()
 
 
-def test_on_a_desktop_the_link_is_opened(run: RunDirectory, tmp_path: Path) -> None:
+def test_on_a_desktop_the_link_is_opened(
+    run: RunDirectory, tmp_path: Path, on_terminal: Terminal
+) -> None:
     noted = tmp_path / "opened"
-    shown = OnTerminal(["view", str(run.root)], {"DISPLAY": ":0"}, noted)
+    shown = on_terminal(["view", str(run.root)], {"DISPLAY": ":0"}, noted)
     link = shown.read_until(r"http://[^#\s]+(?=#)")[0]
     assert read_when_there(noted) == f"{link} 200"
     assert shown.interrupt() == 0
@@ -225,10 +250,14 @@ def test_on_a_desktop_the_link_is_opened(run: RunDirectory, tmp_path: Path) -> N
     ("environment", "options"), [(SSH, []), ({}, []), ({"DISPLAY": ":0"}, ["--no-open"])]
 )
 def test_elsewhere_nothing_is_opened(
-    run: RunDirectory, tmp_path: Path, environment: dict[str, str], options: list[str]
+    run: RunDirectory,
+    tmp_path: Path,
+    on_terminal: Terminal,
+    environment: dict[str, str],
+    options: list[str],
 ) -> None:
     noted = tmp_path / "opened"
-    shown = OnTerminal(["view", str(run.root), *options], environment, noted)
+    shown = on_terminal(["view", str(run.root), *options], environment, noted)
     port = shown.read_until(r"http://127\.0\.0\.1:(\d+)/\?token=\S+\s")[1]
     if environment is SSH:  # in one piece, whatever the terminal's width
         shown.read_until(rf"ssh -N -L {port}:127\.0\.0\.1:{port} ann@10\.0\.0\.1\r\n")
@@ -238,11 +267,12 @@ def test_elsewhere_nothing_is_opened(
 
 
 @pytest.mark.slow
-def test_a_run_that_has_been_trained_is_shown(tmp_path: Path) -> None:
+@pytest.mark.timeout(300)
+def test_a_run_that_has_been_trained_is_shown(tmp_path: Path, on_terminal: Terminal) -> None:
     noted = tmp_path / "opened"
     place = f"run.dir={tmp_path / 'run'}"
-    shown = OnTerminal([*TRAIN, place], {"DISPLAY": ":0"}, noted)
-    ended = shown.read_until(r"Ctrl-C ends the viewer")
+    shown = on_terminal([*TRAIN, place], {"DISPLAY": ":0"}, noted)
+    ended = shown.read_until(r"Ctrl-C ends the viewer", 240.0)
     link = shown.read_until(r"viewing \S+ at\s+(http://[^#\s]+)#/run/\S+")[1]
     assert "seconds by phase" in shown.shown[: ended.start()]
     assert read_when_there(noted) == f"{link} 200"
@@ -250,13 +280,14 @@ def test_a_run_that_has_been_trained_is_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_without_a_terminal_a_trained_run_starts_no_viewer(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "agentrl", *TRAIN, f"run.dir={tmp_path / 'run'}"],
         env={**os.environ, "DISPLAY": ":0", "FORCE_COLOR": "1"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
         check=True,
     )
     assert done.stdout.splitlines()[-1] == (

@@ -252,12 +252,11 @@ def _sampling_faults(stage: StageConfig) -> Iterator[Fault]:
             "rollout.top_p" if rollout.top_p < 1 else "rollout.top_k",
             "rollout.allow_biased_sampling",
         )
-    if rollout.temperature == 0 and rollout.group_size > 1:
+    if rollout.temperature == 0:
         yield fault(
-            "rollout.temperature must be more than 0 for training (greedy siblings are all "
-            "alike), got 0; eval.greedy evaluates the greedy policy",
+            "rollout.temperature must be more than 0 for training (a greedy token was not sampled, "
+            "and greedy rollouts are all alike), got 0; eval.greedy evaluates the greedy policy",
             "rollout.temperature",
-            "rollout.group_size",
         )
 
 

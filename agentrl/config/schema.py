@@ -125,6 +125,13 @@ class StageConfig(_StageSections, _RunSections):
         return spec.for_updates(self.train.updates_per_batch, single=self.updates_are_on_policy)
 
     @property
+    def rollouts_per_group(self) -> int:
+        """Episodes of a task: those that must finish, those beside them, and a greedy baseline."""
+        needs = (self.algorithm.checked or self.make_algorithm()).needs
+        own = self.rollout
+        return own.group_size + own.oversample_per_group + needs.baseline
+
+    @property
     def learns_from(self) -> LearnsFrom:
         """What it trains on; known without torch for a built-in algorithm, a user's own is made."""
         return (self.algorithm.checked or self.make_algorithm()).learns_from

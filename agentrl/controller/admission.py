@@ -30,6 +30,7 @@ class Admission:
             batch.
         oversample: draws in flight beyond those while no batch is in training; a batch closes with
             the B groups that finish first, and what then runs for nothing is cancelled.
+        greedy_baseline: each group has a greedy rollout beside the others, which is never trained.
         in_draw_order: batches are closed in draw order, and draws are issued only while the loop
             waits for them, so that nothing is in flight at a checkpoint (``run.deterministic``).
     """
@@ -43,6 +44,12 @@ class Admission:
     max_resample_ratio: float = 0.0
     oversample: int = 0
     in_draw_order: bool = False
+    greedy_baseline: bool = False
+
+    @property
+    def rollouts_per_group(self) -> int:
+        """All rollouts of a group."""
+        return self.group_size + self.oversample_per_group + self.greedy_baseline
 
     @property
     def draws_per_batch(self) -> int:

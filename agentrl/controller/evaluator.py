@@ -105,8 +105,7 @@ class RolloutEvaluator:
         sampled = self._roll_out(item, f"{when}/sampled", self.plan.samples, sampling)
         greedy: list[Trajectory] = []
         if self.plan.greedy:
-            chosen = replace(sampling, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
-            greedy = self._roll_out(item, f"{when}/greedy", 1, chosen)
+            greedy = self._roll_out(item, f"{when}/greedy", 1, sampling.greedy())
         trajectories = [*sampled, *greedy]
         numbers: dict[str, float | int | None] = {
             "sampled": _accuracy(sampled),

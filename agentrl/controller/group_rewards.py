@@ -41,6 +41,7 @@ def rewards_of(groups: Sequence[TrajectoryGroup], seed: int) -> Rewards:
     return Rewards(
         reward=_float64([one.reward for one in finished]),
         group=np.repeat(np.arange(len(groups)), [len(group.finished) for group in groups]),
+        baseline=_baselines(groups),
         num_tokens=_num_tokens(finished),
         truncated=_truncated(finished),
         turn_trajectory=np.repeat(np.arange(len(finished)), [len(one.turns) for one in finished]),
@@ -49,6 +50,15 @@ def rewards_of(groups: Sequence[TrajectoryGroup], seed: int) -> Rewards:
         parts=_parts(finished),
         seed=seed,
     )
+
+
+def _baselines(groups: Sequence[TrajectoryGroup]) -> F64 | None:
+    """``[J]`` rewards of the groups' greedy rollouts; None where a group has none."""
+    greedy = [group.baseline for group in groups]
+    rewards = [one.reward for one in greedy if one is not None]
+    if len(rewards) < len(groups):
+        return None
+    return np.repeat(_float64(rewards), [len(group.finished) for group in groups])
 
 
 def checked_credit(credit: Credit, rewards: Rewards) -> Credit:

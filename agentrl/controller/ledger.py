@@ -95,15 +95,18 @@ class Ledger:
 
     def enter_ends(self, group: TrajectoryGroup) -> None:
         """The rollouts of a running group have finished, failed or been cancelled."""
-        finished = {trajectory.rollout_index for trajectory in group.finished}
+        rewarded = {trajectory.rollout_index for trajectory in group.rewarded}
         for trajectory in group.trajectories:
             status = trajectory.status
-            if trajectory.rollout_index not in finished:
+            if trajectory.rollout_index not in rewarded:
                 ended: LedgerState = "cancelled" if status.kind == "cancelled" else "failed"
                 self.move(
                     group.group_index, [trajectory.rollout_index], ended, reason=status.reason
                 )
         self.move_group(group, "finished")
+        if (greedy := group.baseline) is not None:
+            self.move(group.group_index, [greedy.rollout_index], "finished")
+            self.move(group.group_index, [greedy.rollout_index], "dropped", reason="baseline")
 
     def move_group(self, group: TrajectoryGroup, to: LedgerState, **detail: object) -> None:
         """Moves the finished rollouts of a group."""

@@ -388,27 +388,35 @@ class RolloutService(Schedule):
         requests: list[GroupRequest] = []
         if self._evaluating or (self.admission.in_draw_order and not self._waiting):
             return requests
-        size = self.admission.group_size
-        oversample = self.admission.oversample_per_group
+        admission = self.admission
+        num_rollouts = admission.rollouts_per_group
         while self._may_issue():
             again = bool(self._again)
             draw = self._again.pop(0) if again else self._next_draw
             task = self.sampler.task(draw)
             self._next_draw = max(self._next_draw, draw + 1)
             saved = self._saved.pop(draw, None)
-            if saved is not None and len(saved.rollouts) != size + oversample:
+            if saved is not None and len(saved.rollouts) != num_rollouts:
                 saved = None  # a resumed run may have other numbers of rollouts
             if again:
                 resumed = len(saved.resumable) if saved else 0
-                restarted = len(saved.lost) if saved else size + oversample
+                restarted = len(saved.lost) if saved else num_rollouts
                 self._counts += Counter(
                     {"count/resumed_episodes": resumed, "count/restarted_episodes": restarted}
                 )
-            self._issue(draw, size + oversample, resumed=saved is not None)
+            self._issue(draw, num_rollouts, resumed=saved is not None)
             self._running[draw] = saved.version if saved else self._version
             self._issued += 1
             requests.append(
-                GroupRequest(draw, task, size, oversample=oversample, saved=saved, stage=self.stage)
+                GroupRequest(
+                    draw,
+                    task,
+                    admission.group_size,
+                    oversample=admission.oversample_per_group,
+                    greedy_baseline=admission.greedy_baseline,
+                    saved=saved,
+                    stage=self.stage,
+                )
             )
         return requests
 

@@ -42,7 +42,7 @@ class SequenceScores:
         return min(self._facts.max_tokens or self.micro_batch_tokens, self.micro_batch_tokens)
 
     def of(self, groups: Sequence[TrajectoryGroup]) -> npt.NDArray[np.float32]:
-        """``[J]`` scores of the finished trajectories of ``groups``, in order; they may be not
+        """``[J]`` scores of the ``rewarded`` trajectories of ``groups``, in order; they may be not
         finite."""
         batch = _last_sequences(groups)
         layout = Layout(self.model.group.mesh.dp, self.micro_batch_tokens, self._facts.length_scale)
@@ -55,13 +55,17 @@ class SequenceScores:
 
 
 def _last_sequences(groups: Sequence[TrajectoryGroup]) -> Batch:
-    """The last sequence of each finished trajectory, whatever it was sampled with, in order."""
+    """The last sequence of each rewarded trajectory, whatever it was sampled with, in order."""
     plain = [
         replace(
             group,
             trajectories=tuple(
-                replace(t, turns=tuple(replace(turn, sampling=None) for turn in t.turns))
-                for t in group.finished
+                replace(
+                    t,
+                    purpose="train",
+                    turns=tuple(replace(turn, sampling=None) for turn in t.turns),
+                )
+                for t in group.rewarded
             ),
         )
         for group in groups
@@ -107,10 +111,10 @@ class RewardScorer:
             ) from error
 
     def _together(self, outcomes: Sequence[GroupOutcome]) -> list[GroupOutcome]:
-        groups = [outcome.group.with_finished(self._readable) for outcome in outcomes]
-        scores = iter(self.scores.of(groups).tolist() if any(g.finished for g in groups) else ())
+        groups = [outcome.group.with_rewarded(self._readable) for outcome in outcomes]
+        scores = iter(self.scores.of(groups).tolist() if any(g.rewarded for g in groups) else ())
         return [
-            replace(outcome, group=group.with_finished(lambda t: self._with_score(t, next(scores))))
+            replace(outcome, group=group.with_rewarded(lambda t: self._with_score(t, next(scores))))
             for outcome, group in zip(outcomes, groups, strict=True)
         ]
 

@@ -440,11 +440,11 @@ def _check_names(stage: str, learners: Sequence[RoleHandle]) -> None:
 
 
 def _shuffled(groups: Sequence[TrajectoryGroup], seed: int) -> list[TrajectoryGroup]:
-    """The same groups with the rewards of finished trajectories in other places."""
-    rewards = [trajectory.reward for group in groups for trajectory in group.finished]
+    """The same groups with the rewards of their trajectories in other places."""
+    rewards = [trajectory.reward for group in groups for trajectory in group.rewarded]
     order = iter(np.random.Generator(np.random.Philox(seed)).permutation(len(rewards)))
 
     def moved(trajectory: Trajectory) -> Trajectory:
         return replace(trajectory, reward=rewards[next(order)])
 
-    return [group.with_finished(moved) for group in groups]
+    return [group.with_rewarded(moved) for group in groups]

@@ -24,6 +24,7 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "accuracy/mean": "mean of the rubric's part `correct`; where there is none, the share of "
         "rewards above 0",
         "accuracy/{data_source}/mean": "accuracy by data set",
+        "group/baseline_reward": "mean reward of the groups' greedy rollouts (algorithm remax)",
         "group/zero_std_frac": "share of groups whose rewards are all equal, which teach nothing "
         "by comparison",
         "answer/question_mi": "mutual information of answers and questions in nats a token, from "

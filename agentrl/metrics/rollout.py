@@ -70,7 +70,8 @@ def no_signal(groups: Sequence[TrajectoryGroup]) -> str:
 
 
 def _counts(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
-    everyone = [trajectory for group in groups for trajectory in group.trajectories]
+    played = [trajectory for group in groups for trajectory in group.trajectories]
+    everyone = [trajectory for trajectory in played if trajectory.purpose != "baseline"]
     rewards = [[trajectory.reward for trajectory in group.finished] for group in groups]
     effective = sum(map(len, rewards))
     compared = [own for own in rewards if len(own) >= 2]
@@ -89,9 +90,12 @@ def _counts(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
         metrics["count/stragglers"] = float(stragglers)
     excluded = Counter(
         f"{trajectory.status.kind}/{trajectory.status.reason or 'unknown'}"
-        for trajectory in everyone
+        for trajectory in played
         if not trajectory.status.finished
     )
+    greedy = [group.baseline for group in groups]
+    if rewards_of_greedy := [float(one.reward or 0.0) for one in greedy if one is not None]:
+        metrics["group/baseline_reward"] = float(np.mean(rewards_of_greedy))
     return metrics | {name: float(count) for name, count in excluded.items()}
 
 

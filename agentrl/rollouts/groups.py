@@ -29,6 +29,8 @@ class GroupRequest:
         env: overrides the stage's environment or driver.
         oversample: additional rollouts. Once ``group_size`` have finished, the others are
             cancelled.
+        greedy_baseline: one more rollout, the last, is greedy and has the purpose ``baseline``: the
+            others are compared with it, and it is never trained.
         first_attempt: the number of earlier attempts, which were lost with their host.
         saved: the group's state in a checkpoint, from which each rollout continues.
         stage: the stage of the run that asks; it is in no seed.
@@ -42,6 +44,7 @@ class GroupRequest:
     sampling: SamplingParams | None = None
     env: EnvSpec | DriverSpec | None = None
     oversample: int = 0
+    greedy_baseline: bool = False
     first_attempt: int = 0
     saved: GroupState | None = None
     stage: str = ""
@@ -49,7 +52,11 @@ class GroupRequest:
     @property
     def num_rollouts(self) -> int:
         """All rollouts of the group, the additional ones included."""
-        return self.group_size + self.oversample
+        return self.group_size + self.oversample + self.greedy_baseline
+
+    def is_baseline(self, rollout_index: int) -> bool:
+        """Whether a rollout is the greedy one."""
+        return self.greedy_baseline and rollout_index == self.num_rollouts - 1
 
     def key(self, rollout_index: int, attempt: int = 0) -> EpisodeKey:
         """The name of a rollout, whose attempt is counted after the lost ones."""
@@ -57,7 +64,7 @@ class GroupRequest:
             self.group_index,
             rollout_index,
             self.first_attempt + attempt,
-            self.purpose,
+            "baseline" if self.is_baseline(rollout_index) else self.purpose,
             self.label,
             self.stage,
             self.group_size,

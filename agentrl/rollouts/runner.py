@@ -181,10 +181,13 @@ class EpisodeRunner:
             nonlocal num_finished
             trajectory = await self._rollout(group, rollout_index, stragglers[rollout_index])
             group.rollouts[rollout_index] = trajectory
+            if request.is_baseline(rollout_index):
+                return trajectory
             num_finished += trajectory.status.finished
             if num_finished == request.group_size:
-                for straggler in stragglers:
-                    straggler.request()
+                for number, straggler in enumerate(stragglers):
+                    if not request.is_baseline(number):
+                        straggler.request()
             return trajectory
 
         with self.deadlines.of_this_task():
@@ -212,6 +215,9 @@ class EpisodeRunner:
             return slot
         keeps_state = spec.save_episode_state and request.purpose == "train"
         saved = slot.state if isinstance(slot.state, EpisodeState) else None
+        sampling = request.sampling
+        if request.is_baseline(rollout_index):
+            sampling = (sampling or spec.sampling).greedy()
         failed = [one for one in group.retried if one.rollout_index == rollout_index]
         previous = failed[-1] if failed else None
         for attempt in range(min(len(failed), spec.max_retries), spec.max_retries + 1):
@@ -219,7 +225,7 @@ class EpisodeRunner:
                 self._context,
                 request.task,
                 request.key(rollout_index, attempt),
-                sampling=request.sampling,
+                sampling=sampling,
                 env=request.env,
                 permits=self._permits,
                 previous=previous,

@@ -194,7 +194,7 @@ def rollout_spec(stage: StageConfig, live: LiveObjects, model: Path | None) -> R
     group_indices = stage.train.batch_prompts * (rollout.max_staleness + 1 + rollout.oversample)
     episodes = min(
         rollout.max_running,
-        math.ceil(group_indices) * (rollout.group_size + rollout.oversample_per_group),
+        math.ceil(group_indices) * stage.rollouts_per_group,
     )
     return RolloutSpec(
         env=_settled(player_spec(stage, live)),

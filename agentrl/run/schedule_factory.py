@@ -117,11 +117,12 @@ def rollouts(
         max_resample_ratio=rollout.max_resample_ratio,
         oversample=int(rollout.oversample * stage.train.batch_prompts),
         in_draw_order=stage.run.deterministic,
+        greedy_baseline=recipe.algorithm.needs.baseline,
     )
     processes = context.processes
     pool = processes.rollouts
     most_tasks = max((item.num_tasks or 1000 for item in stage.eval.sets.values()), default=0)
-    trained = admission.draws_per_batch * (rollout.group_size + rollout.oversample_per_group)
+    trained = admission.draws_per_batch * admission.rollouts_per_group
     evaluated = most_tasks * stage.eval.samples
     return RolloutService(
         pool,
@@ -169,6 +170,8 @@ def _keep_group(recipe: StageRecipe, played: TrajectoryGroup) -> FilterResult:
     """Whether a group may be trained on."""
     if len(played.finished) < recipe.stage.rollout.min_group_size:
         return FilterResult(False, "min_siblings")
+    if recipe.algorithm.needs.baseline and played.baseline is None:
+        return FilterResult(False, "no_baseline")
     return recipe.algorithm.keep_group(summary_of(played))
 
 

@@ -351,8 +351,7 @@ def _settings(stage: StageConfig, num_steps: int) -> StageSettings:
         eval_before=stage.eval.before,
         seed=stage.run.seed,
         failures=FailureBound(
-            stage.train.batch_prompts
-            * (stage.rollout.group_size + stage.rollout.oversample_per_group),
+            stage.train.batch_prompts * stage.rollouts_per_group,
             stage.rollout.max_failed_frac,
         ),
         detail=stage.store.detail,

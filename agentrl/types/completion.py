@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -45,6 +45,10 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     json_schema: str = ""
+
+    def greedy(self) -> SamplingParams:
+        """The likeliest token each time; limits and stops as they are."""
+        return replace(self, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
 
     def __post_init__(self) -> None:
         rules = (

@@ -270,13 +270,25 @@ class TrajectoryGroup:
     task: Task
     trajectories: tuple[Trajectory, ...]
 
-    def with_finished(self, change: Callable[[Trajectory], Trajectory]) -> TrajectoryGroup:
-        """The group with each finished rollout changed."""
-        finished = self.finished
-        changed = tuple(change(t) if t in finished else t for t in self.trajectories)
+    def with_rewarded(self, change: Callable[[Trajectory], Trajectory]) -> TrajectoryGroup:
+        """The group with each of its ``rewarded`` rollouts changed, in order."""
+        rewarded = self.rewarded
+        changed = tuple(change(t) if t in rewarded else t for t in self.trajectories)
         return replace(self, trajectories=changed)
 
     @property
-    def finished(self) -> tuple[Trajectory, ...]:
-        """Finished rollouts; failed and cancelled ones enter no statistic, baseline or loss."""
+    def rewarded(self) -> tuple[Trajectory, ...]:
+        """Finished rollouts, the greedy baseline included; failed and cancelled ones have no
+        reward.
+        """
         return tuple(t for t in self.trajectories if t.status.finished and t.reward is not None)
+
+    @property
+    def finished(self) -> tuple[Trajectory, ...]:
+        """Finished rollouts that may be trained; no other enters a statistic or a loss."""
+        return tuple(t for t in self.rewarded if t.purpose != "baseline")
+
+    @property
+    def baseline(self) -> Trajectory | None:
+        """The greedy rollout that the others are compared with; None without a finished one."""
+        return next((t for t in self.rewarded if t.purpose == "baseline"), None)

@@ -10,7 +10,7 @@ from scipy.stats import zscore
 
 from agentrl.algorithms import make_algorithm
 from agentrl.algorithms.functions.credit import group_advantages, keep_informative_group
-from agentrl.errors import RewardError
+from agentrl.errors import ConfigError, RewardError
 from tests.algorithms.made import group_of, rewards_of
 
 
@@ -95,6 +95,23 @@ def test_groups_that_teach_nothing_are_dropped_with_a_reason() -> None:
 
 def test_groups_without_spread_can_be_kept() -> None:
     assert make_algorithm("grpo", {"filter_zero_variance": False}).keep_group(group_of(1, 1)).keep
+
+
+@pytest.mark.parametrize("name", ["ppo", "reinforce_plus_plus", "remax"])
+def test_a_group_of_one_teaches_where_nothing_is_compared_within_it(name: str) -> None:
+    assert make_algorithm(name).keep_group(group_of(1)).keep
+
+
+def test_remax_compares_with_the_greedy_rollout() -> None:
+    remax = make_algorithm("remax")
+    rewards = rewards_of(floats(1, 0, 1, 1), np.array([0, 0, 1, 1]), baseline=floats(1, 1, 0, 0))
+    assert remax.credit(rewards, {}).trajectory.tolist() == [0.0, -1.0, 1.0, 1.0]
+    assert remax.needs.baseline
+    assert remax.keep_group(group_of(1, 1)).keep  # the greedy rollout's may differ
+    with pytest.raises(ValueError, match=r"rewards.baseline is missing"):
+        remax.credit(rewards_of(floats(1, 0), np.zeros(2, int)), {})
+    with pytest.raises(ConfigError, match="filter_zero_variance must be false for remax"):
+        make_algorithm("remax", {"filter_zero_variance": True})
 
 
 def test_credit_goes_to_trajectories_and_none_to_turns() -> None:

@@ -38,7 +38,7 @@ def group(task_index: int, rewards: Sequence[float]) -> GroupOutcome:
     def rewarded(trajectory: Trajectory) -> Trajectory:
         return replace(trajectory, reward=next(given))
 
-    return GroupOutcome(request, played.with_finished(rewarded))
+    return GroupOutcome(request, played.with_rewarded(rewarded))
 
 
 def play(sampler: TaskSampler, rates: Sequence[float], draws: int, *, late: int = 8) -> list[int]:

@@ -116,3 +116,41 @@ async def test_stragglers_are_counted(play: Play) -> None:
 async def test_without_oversampling_no_rollout_is_cancelled(play: Play) -> None:
     outcome = await play(["1", "22", "333"], GroupRequest(0, TASK, 3))
     assert [str(t.status) for t in outcome.group.trajectories] == ["terminated"] * 3
+
+
+async def test_the_greedy_baseline_is_played_to_its_end_and_is_no_rollout_of_the_group() -> None:
+    """It ends only after the straggler was cut off."""
+    cut_off = asyncio.Event()
+    texts = ["7", "hang", "5"]
+
+    def text_of(asked: GenerateRequest) -> str:
+        return texts[int(asked.session_id.split("-")[1])]
+
+    async def latency(asked: GenerateRequest) -> None:
+        if text_of(asked) == "hang":
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cut_off.set()
+        if text_of(asked) == "5":
+            await cut_off.wait()
+
+    engine = scripted(lambda asked: say(text_of(asked)), latency=latency)
+    runner = EpisodeRunner(rollout_spec(env=EnvSpec(Hanging)), engine)
+    try:
+        request = GroupRequest(0, TASK, 1, oversample=1, greedy_baseline=True)
+        async with asyncio.timeout(60):
+            group = (await runner.run_group(request)).group
+    finally:
+        runner.close()
+    trained, straggler, greedy = group.trajectories
+    assert [one.purpose for one in group.trajectories] == ["train", "train", "baseline"]
+    assert str(straggler.status).endswith("(straggler)")
+    assert greedy.status.finished
+    assert (group.finished[0], group.baseline) == (trained, greedy)
+    assert greedy not in group.finished
+    asked = [turn.sampling for one in (trained, greedy) for turn in one.turns]
+    assert [sampling.temperature for sampling in asked if sampling is not None] == [1.0, 0.0]
+    metrics = rollout_metrics([group])
+    assert metrics["group/baseline_reward"] == greedy.reward
+    assert metrics["count/trajectories"] == 2.0

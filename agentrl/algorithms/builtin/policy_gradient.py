@@ -66,7 +66,9 @@ def policy_gradient(
     spec = AlgorithmSpec(
         name=name,
         keep_group=partial(
-            keep_informative_group, filter_zero_variance=settings.filter_zero_variance
+            keep_informative_group,
+            filter_zero_variance=settings.filter_zero_variance,
+            group_size_min=settings.group_size_min,
         ),
         credit=partial(shaped, credit=credit, overlong=settings.overlong),
         reduction=reduction_of(settings.reduction, settings.constant_tokens),

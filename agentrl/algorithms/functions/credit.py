@@ -89,15 +89,20 @@ def group_advantages(
 
 
 def keep_informative_group(
-    group: GroupSummary, *, filter_zero_variance: bool = True
+    group: GroupSummary, *, filter_zero_variance: bool = True, group_size_min: int = 2
 ) -> FilterResult:
     """Keep a group that has something to compare.
+
+    Args:
+        group: finished.
+        filter_zero_variance: drop it where all rewards are equal.
+        group_size_min: and where fewer rollouts have finished.
 
     Raises:
         RewardError: a reward is not finite.
     """
     finite_rewards(group.rewards, f"rewards of group {group.group_index}")
-    if group.rewards.size < 2:
+    if group.rewards.size < group_size_min:
         return FilterResult(False, "too_few_finished")
     if filter_zero_variance and float(group.rewards.max()) == float(group.rewards.min()):
         return FilterResult(False, "no_spread")
@@ -235,6 +240,21 @@ def reward_credit(
         means = np.bincount(places, weights=rewards.reward) / np.bincount(places)
         own = own - means[places]
     return Credit(own, rewards.turn_reward.astype(np.float64))
+
+
+def greedy_baseline_credit(rewards: Rewards, state: AlgorithmState) -> Credit:
+    """A trajectory's credit is its reward less that of its group's greedy rollout
+    (arXiv:2310.10505, eq. 4).
+
+    Raises:
+        RewardError: a reward is not finite.
+        ValueError: a group has no greedy rollout.
+    """
+    if rewards.baseline is None:
+        raise ValueError("rewards.baseline is missing: a group of the batch has no greedy rollout")
+    finite_rewards(rewards.reward, "rewards")
+    finite_rewards(rewards.baseline, "rewards of greedy rollouts")
+    return Credit(rewards.reward - rewards.baseline, np.zeros(rewards.turn_reward.shape))
 
 
 def group_in_group_credit(

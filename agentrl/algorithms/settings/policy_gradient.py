@@ -199,6 +199,36 @@ class ReinforcePlusPlusSettings(ClippedSettings):
         return self
 
 
+class ReMaxSettings(ClippedSettings):
+    """ReMax: the baseline is the reward of a greedy rollout of the same task, played beside the
+    group and never trained; the KL is in the reward (arXiv:2310.10505)."""
+
+    group_size_min: ClassVar[int] = 1
+
+    clip_high: Weight = 0.2
+    """See grpo."""
+    filter_zero_variance: bool = False
+    """Always off: a group of equal rewards teaches something where the greedy rollout's differs."""
+
+    @property
+    def needs(self) -> Needs:
+        """See ``Traits``."""
+        has_kl = self.kl_coef > 0
+        return Needs(
+            old_logprobs=has_kl, reference=has_kl, baseline=True, entropy=self.entropy_coef > 0
+        )
+
+    @model_validator(mode="after")
+    def _check_filter(self) -> Self:
+        if self.filter_zero_variance:
+            raise self.broken(
+                "filter_zero_variance",
+                " must be false for remax (a group of equal rewards teaches something where the "
+                "greedy rollout's reward differs), got true; leave it out",
+            )
+        return self
+
+
 class GAESettings(Section):
     """Generalised advantage estimation (arXiv:1506.02438), over the policy's tokens alone."""
 

@@ -60,10 +60,12 @@ class StoredBatches:
     def __post_init__(self) -> None:
         self._reader = TrajectoryReader(self.run)
         newest: dict[tuple[int, int], TrajectorySummary] = {}
-        for one in self._reader.summaries(purpose="train"):
+        for one in self._reader.summaries():
             key = one.group_index, one.rollout_index
-            if one.stage == self.stage and (
-                key not in newest or newest[key].recorded_at <= one.recorded_at
+            if (
+                one.stage == self.stage
+                and one.purpose != "eval"
+                and (key not in newest or newest[key].recorded_at <= one.recorded_at)
             ):
                 newest[key] = one
         self._rollouts: dict[int, list[TrajectorySummary]] = {}
@@ -89,11 +91,20 @@ class StoredBatches:
     def _check(self, stage: StageConfig) -> None:
         """Whether the store has every trajectory, and none is too old."""
         most = stage.rollout.max_staleness
+        needs = (stage.algorithm.checked or stage.make_algorithm()).needs
         version = 0
         for step in range(1, self.num_steps + 1):
             for group_index, trained in self.groups.get(step, {}).items():
                 stored = self._rollouts.get(group_index, ())
-                finished = [one.rollout_index for one in stored if one.reward is not None]
+                rewarded = [one for one in stored if one.reward is not None]
+                if needs.baseline and all(one.purpose != "baseline" for one in rewarded):
+                    raise _unfit(
+                        stage,
+                        f"algorithm.name={stage.algorithm.name!r} compares with a greedy rollout "
+                        f"of each group, and group {group_index} of step {step} has none",
+                        self._reader.damage,
+                    )
+                finished = [one.rollout_index for one in rewarded if one.purpose == "train"]
                 if finished != sorted(trained):
                     raise _unfit(
                         stage,

@@ -60,7 +60,7 @@ def token_credit(shard: BatchShard, device: torch.device) -> TokenCredit:
     turn[mask] = batch.turn_credit[batch.turn_index[mask]]
 
     def on_device(array: npt.NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+        return torch.tensor(array, device=device)  # what came over Ray is read-only memory
 
     def later(column: F32 | None) -> Tensor | None:
         return None if column is None else on_device(column)

@@ -50,6 +50,41 @@ def test_every_mapped_setting_arrives_where_the_page_says(
     assert _shortened(found) == wanted
 
 
+def combined(page: str) -> Iterator[tuple[str, list[str]]]:
+    """The rows whose second column has settings to be given together: theirs, ours."""
+    for line in (DOCS / page).read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 2 and (ours := re.findall(r"`([^`]+=[^`]+)`", cells[1])):
+            yield cells[0], ours
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        pytest.param(*row, id=row[0])
+        for page in ("coming-from-verl.md", "coming-from-trl.md")
+        for row in combined(page)
+    ],
+)
+def test_every_algorithm_of_theirs_can_be_had_as_the_page_says(
+    theirs: str, ours: list[str]
+) -> None:
+    base = ["data.train=gsm8k.parquet", "reward.functions=[reward.py:score]", "model.path=model"]
+    (stage,) = load_config({}, [*base, *ours]).resolved_stages()
+    found = stage.model_dump()
+    for setting in ours:
+        key, _, value = setting.partition("=")
+        own: object = found
+        for part in key.split("."):
+            assert isinstance(own, dict)
+            own = own[part]
+        wanted = YAML(typ="safe", pure=True).load(value)
+        if isinstance(wanted, dict):
+            assert isinstance(own, dict)
+            own = {name: own[name] for name in wanted}
+        assert own == wanted
+
+
 def _shortened(found: object) -> object:
     """What a short form was long for."""
     if isinstance(found, dict) and ("data" in found or "function" in found):

@@ -11,8 +11,10 @@ thing otherwise, the test says so and compares what is common:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,12 +25,15 @@ from torch import Tensor
 
 from agentrl.algorithms import Counts, PolicyInputs, Rewards, TokenCredit, ValueInputs
 from agentrl.algorithms import make_algorithm as make
+from agentrl.algorithms.functions.adaptive_kl import KL_COEF, adapted_kl
 from agentrl.algorithms.functions.corrections import rollout_correction
 from agentrl.algorithms.functions.credit import group_advantages, leave_one_out
 from agentrl.algorithms.functions.kl import estimate
 from agentrl.algorithms.functions.returns import discounted_returns, generalized_advantages
 from agentrl.algorithms.functions.values import clipped_value_loss
+from agentrl.algorithms.records import AlgorithmState
 from agentrl.algorithms.settings import RolloutCorrection
+from agentrl.types import Stat, Stats
 from tests.algorithms.made import policy_inputs, rewards_of, token_credit
 from tests.oracles.conftest import Ask
 
@@ -93,6 +98,14 @@ def case() -> Case:
         values + rng.normal(0, 0.5, MASK.shape),
         rewards,
     )
+
+
+def test_the_page_for_users_of_verl_has_every_algorithm(verl: Ask) -> None:
+    page = (Path(__file__).parents[2] / "docs/coming-from-verl.md").read_text(encoding="utf-8")
+    told = set(re.findall(r"\w+", page))
+    (names,) = verl([("names", {})])
+    assert {"gae", "clip_cov", "rollout_is", "target_kl"} <= set(names)
+    assert set(names) - told == {"_target_", "loss_type"}  # the latter names a loss, as loss_mode
 
 
 def inputs(case: Case, **columns: Tensor) -> PolicyInputs:
@@ -273,8 +286,17 @@ def test_generalised_advantages(verl: Ask, case: Case, discount: float, lam: flo
     np.testing.assert_allclose(whitened(advantages), answer["advantages"] * MASK, **CLOSE)
 
 
+BASELINE = np.array([0.5, 0.5, 0.5, 1.0, 1.0, 1.0])  # rewards of the groups' greedy rollouts
+
+
 def totals(case: Case) -> Rewards:
-    return rewards_of(case.rewards.sum(1), GROUP)
+    return rewards_of(case.rewards.sum(1), GROUP, baseline=BASELINE)
+
+
+def remax(case: Case) -> F64:
+    credit_of = make("remax").credit
+    assert credit_of is not None
+    return spread(credit_of(totals(case), {}).trajectory)
 
 
 def spread(values: F64) -> F64:
@@ -295,6 +317,7 @@ ESTIMATORS: Mapping[str, tuple[dict[str, Any], Callable[[Case], F64]]] = {
         {"epsilon": 1e-6, "norm_adv_by_std_in_grpo": True},
         lambda case: spread(group_advantages(totals(case).reward, GROUP, eps=1e-6)),
     ),
+    "remax": ({"baselines": BASELINE}, remax),
     "rloo": ({}, lambda case: spread(leave_one_out(totals(case).reward, GROUP))),
     "reinforce_plus_plus": ({"gamma": 0.9}, returns_of(0.9)),
     "reinforce_plus_plus_baseline": (
@@ -313,7 +336,16 @@ def test_advantage_estimators(verl: Ask, case: Case, name: str) -> None:
         [("estimator", {"name": name, "rewards": case.rewards, "mask": MASK, "index": GROUP,
                         **settings})]
     )  # fmt: skip
-    np.testing.assert_allclose(ours(case), answer["advantages"], **CLOSE)
+    np.testing.assert_allclose(ours(case), answer["advantages"] * MASK, **CLOSE)
+
+
+def test_an_adaptive_kl_weight(verl: Ask) -> None:
+    seen = [0.02, 0.2, 0.011, 0.0, 0.1]  # nats, of target 0.1
+    (answer,) = verl([("adaptive_kl", {"coef": 0.3, "target": 0.1, "horizon": 10, "found": seen})])
+    state: AlgorithmState = {KL_COEF: 0.3}
+    for kl, expected in zip(seen, answer["coefs"], strict=True):
+        state = adapted_kl(state, Stats({"policy/kl_ref": Stat(kl * 7, 7)}), target=0.1, horizon=10)
+        assert state[KL_COEF] == pytest.approx(expected, rel=1e-12)
 
 
 def test_importance_weights(verl: Ask, case: Case) -> None:

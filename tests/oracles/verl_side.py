@@ -7,6 +7,7 @@ agentrl.
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import sys
 from collections.abc import Mapping
@@ -16,8 +17,18 @@ from typing import Any
 import numpy as np
 import torch
 from verl.trainer.config import AlgoConfig
+from verl.trainer.config.algorithm import KLControlConfig, RolloutCorrectionConfig
 from verl.trainer.ppo import core_algos, rollout_corr_helper
 from verl.workers.config import ActorConfig
+
+
+def names() -> list[str]:
+    return [
+        *core_algos.ADV_ESTIMATOR_REGISTRY,
+        *core_algos.POLICY_LOSS_REGISTRY,
+        *(field.name for field in dataclasses.fields(RolloutCorrectionConfig)),
+        *(field.name for field in dataclasses.fields(KLControlConfig)),
+    ]
 
 
 def config(settings: Mapping[str, Any]) -> ActorConfig:
@@ -51,6 +62,15 @@ def kl(estimator: str, log_prob: np.ndarray, other: np.ndarray) -> dict[str, np.
     return {"value": found.detach().numpy(), "gradient": own.grad.numpy()}
 
 
+def adaptive_kl(coef: float, target: float, horizon: int, found: list[float]) -> dict[str, Any]:
+    controller = core_algos.AdaptiveKLController(coef, target, horizon)
+    coefs = []
+    for value in found:
+        controller.update(value, 1)
+        coefs.append(controller.value)
+    return {"coefs": coefs}
+
+
 def value_loss(clip: float, **columns: Any) -> dict[str, np.ndarray]:
     given = {name: torch.from_numpy(column) for name, column in columns.items()}
     predicted = given["values"].requires_grad_()
@@ -73,10 +93,13 @@ def estimator(
     name: str, rewards: np.ndarray, mask: np.ndarray, index: np.ndarray, **settings: Any
 ) -> dict[str, np.ndarray]:
     function = core_algos.get_adv_estimator_fn(name)
+    if name == "remax":
+        settings["reward_baselines"] = torch.from_numpy(settings.pop("baselines"))
+    else:
+        settings["index"] = index
     found, _ = function(
         token_level_rewards=torch.from_numpy(rewards).clone(),
         response_mask=torch.from_numpy(mask),
-        index=index,
         config=AlgoConfig(gamma=settings.pop("gamma", 1.0)),
         **settings,
     )

@@ -142,6 +142,7 @@ class ModelConfig(Section):
     template."""
     tool_parser: str = "auto"
     """How tool calls are written: ``hermes``, ``llama``, ``deepseek``, ``glm``, ``harmony``,
+    ``qwen_coder``, ``mistral``, ``pythonic``, ``fences``,
     ``none``, or a parser of your own, ``module:Class``; ``auto`` takes the one that reads what the
     chat template writes."""
 

@@ -218,7 +218,7 @@ def test_parsers_by_name() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("herms", "there is no parser 'herms'; use hermes, glm, deepseek, harmony, llama, none"),
+        ("herms", "there is no parser 'herms'; use hermes, glm, deepseek, harmony, llama, "),
         ("json:loads", "json:loads is no parser"),
     ],
 )

@@ -8,11 +8,15 @@ from typing import Protocol, runtime_checkable
 
 from agentrl.errors import ConfigError
 from agentrl.tools.parsers.deepseek import DeepSeekParser
+from agentrl.tools.parsers.fences import FenceParser
 from agentrl.tools.parsers.glm import GLMParser
 from agentrl.tools.parsers.harmony import HarmonyParser
 from agentrl.tools.parsers.hermes import HermesParser
 from agentrl.tools.parsers.llama import LlamaParser
+from agentrl.tools.parsers.mistral import MistralParser
 from agentrl.tools.parsers.plain import PlainParser
+from agentrl.tools.parsers.pythonic import PythonicParser
+from agentrl.tools.parsers.qwen_coder import QwenCoderParser
 from agentrl.types import ParsedMessage, ToolSpec, load_object
 
 
@@ -40,6 +44,10 @@ BUILT_IN: Mapping[str, Callable[[], ToolCallParser]] = {
     "deepseek": DeepSeekParser,
     "harmony": HarmonyParser,
     "llama": LlamaParser,
+    "qwen_coder": QwenCoderParser,
+    "mistral": MistralParser,
+    "pythonic": PythonicParser,
+    "fences": FenceParser,
     "none": PlainParser,
 }
 """The parsers of agentrl by the names that ``model.tool_parser`` has for them; ``parser_for`` tries

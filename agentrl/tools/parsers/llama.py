@@ -47,7 +47,7 @@ class LlamaParser:
     def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
         """The assistant's message; see ToolCallParser."""
         reasoning, rest = split_reasoning(text, before="{")
-        reading = Reading(one_call=True)
+        reading = Reading.of(text, rest, one_call=True)
         position = 0
         while not reading.full and (start := _next_call(rest, position)) is not None:
             before = rest[position:start]

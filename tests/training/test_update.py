@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from agentrl.algorithms import Advantages, Correction, TokenLoss, make_algorithm
-from agentrl.errors import TrainingError
+from agentrl.errors import ConfigError, TrainingError
 from agentrl.training import Actor, DistSpec, OptimSpec, merge_columns
 from agentrl.types import Batch, SegmentKind
 from tests.training.harness import (
@@ -65,6 +65,37 @@ def test_loss_and_gradient_do_not_depend_on_micro_batches(
     other_loss, other = stepped(model_path, batch, micro_batch_tokens)
     assert other_loss == pytest.approx(loss, abs=1e-6)
     assert largest_difference(gradient, other) < 1e-6
+
+
+SEQUENCES = [
+    ("gspo", {}),
+    ("grpo", {"rollout_correction": {"level": "sequence"}}),
+    ("grpo", {"rollout_correction": {"level": "geometric"}}),
+]
+
+
+@pytest.mark.parametrize(("name", "settings"), SEQUENCES)
+def test_a_sequences_numbers_do_not_depend_on_micro_batches(
+    model_path: str, name: str, settings: dict[str, Any]
+) -> None:
+    def step(micro_batch_tokens: int) -> Gradients:
+        actor = make_actor(model_path, name, settings=settings)
+        update(actor, prepared(actor, make_batch()), micro_batch_tokens)
+        return gradients(actor)
+
+    assert largest_difference(step(1000), step(30)) < 1e-6
+
+
+@pytest.mark.parametrize(("name", "settings"), SEQUENCES)
+def test_a_sequence_longer_than_a_micro_batch_is_refused_whole(
+    model_path: str, name: str, settings: dict[str, Any]
+) -> None:
+    actor = make_actor(model_path, name, settings=settings)
+    with pytest.raises(
+        ConfigError,
+        match=r"StageSettings\.micro_batch_tokens must be at least .* got 29 .* of 30 tokens",
+    ):
+        update(actor, prepared(actor, make_batch()), 29)
 
 
 def test_gradient_checkpointing_changes_no_gradient(model_path: str, batch: Batch) -> None:

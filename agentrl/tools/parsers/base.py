@@ -17,7 +17,8 @@ from agentrl.tools.parsers.mistral import MistralParser
 from agentrl.tools.parsers.plain import PlainParser
 from agentrl.tools.parsers.pythonic import PythonicParser
 from agentrl.tools.parsers.qwen_coder import QwenCoderParser
-from agentrl.types import ParsedMessage, ToolSpec, load_object
+from agentrl.types import ParsedMessage, ToolSpec
+from agentrl.types.user_code.function import UserFunction, load_named
 
 
 @runtime_checkable
@@ -68,10 +69,14 @@ def load_parser(name: str, base_dir: str | Path | None = None) -> ToolCallParser
         raise ConfigError(
             f"there is no parser {name!r}; use {', '.join(BUILT_IN)}, or package.module:Class"
         )
-    found = load_object(name, base_dir)
-    parser = found() if isinstance(found, type) else found
+    found = load_named(name, base_dir, _broken)
+    parser = UserFunction(found, object, _broken, name)() if isinstance(found, type) else found
     if not isinstance(parser, ToolCallParser):
-        raise ConfigError(
-            f"{name} is no parser: it needs a method parse(text, tools=()) -> ParsedMessage"
+        raise _broken(
+            f"={name!r} is no parser: it needs a method parse(text, tools=()) -> ParsedMessage"
         )
     return parser
+
+
+def _broken(rule: str) -> ConfigError:
+    return ConfigError(f"RolloutSpec.parser{rule}", fields=["RolloutSpec.parser"])

@@ -23,7 +23,7 @@ from agentrl.training.fsdp.weights import checksums, full_weights
 from agentrl.training.models.packed_model import DType, torch_dtype
 from agentrl.training.models.policy_model import PolicyModel
 from agentrl.training.roles.advantages import shard_advantages
-from agentrl.training.roles.learner import LearnerSpec, LearningRole
+from agentrl.training.roles.learner import LearnerSpec, LearningRole, check_tokens
 from agentrl.training.roles.policy import PolicyRole
 from agentrl.training.roles.token_columns import TokenColumns
 from agentrl.training.roles.update_stats import StatSum
@@ -167,10 +167,12 @@ class Actor(PolicyRole, LearningRole):
         """Σ w · (c · ℓ + Σ_k β_k · k) over the trained tokens of a micro-batch, float64.
 
         Raises:
+            TrainingError: the loss or the correction is not one number a token.
             ValueError: the loss returns other terms than the algorithm declares.
         """
         algorithm = self.spec.algorithm
         outcome = self._policy_loss(inputs)
+        check_tokens(outcome.loss, inputs.logprobs, algorithm.told("policy_loss"))
         if set(outcome.terms) != set(algorithm.terms):
             raise ValueError(
                 f"the policy_loss of algorithm {algorithm.name!r} must return the terms that its "
@@ -180,6 +182,7 @@ class Actor(PolicyRole, LearningRole):
         correction = None
         if algorithm.correction is not None:
             correction = algorithm.correction(inputs)
+            check_tokens(correction.factor, inputs.logprobs, algorithm.told("correction"))
             corrected = weight * correction.factor.detach()
             stats.add_all(correction.stats)
         loss = surrogate = (outcome.loss * corrected).sum()

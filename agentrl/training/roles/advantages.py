@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from agentrl.algorithms import AlgorithmSpec, TokenCredit
+from agentrl.errors import TrainingError
 from agentrl.types import Batch, BatchShard
 
 F32 = npt.NDArray[np.float32]
@@ -29,7 +30,8 @@ def shard_advantages(
     the trained tokens of the whole batch.
 
     Raises:
-        ValueError: an advantage or a return of a trained token is not finite.
+        TrainingError: the algorithm returns other than one number a token, or the advantage or
+            return of a trained token is not finite.
     """
     credit = token_credit(shard, device)
     found = algorithm.advantages(credit)
@@ -38,10 +40,20 @@ def shard_advantages(
     if found.returns is not None:
         columns["returns"] = found.returns
     for name, column in columns.items():
-        if not bool(torch.isfinite(column[trained]).all()):
-            raise ValueError(
-                f"{name} of a trained token must be finite; look at batch.credit, "
-                "batch.turn_credit and batch.values"
+        whose = f"{algorithm.told('advantages')} must return {name}"
+        if not isinstance(column, Tensor) or column.shape != trained.shape:
+            shape = tuple(column.shape) if isinstance(column, Tensor) else type(column).__name__
+            raise TrainingError(
+                f"{whose}, one number for each of the {trained.numel()} tokens, got {shape}; "
+                "return 0 for those that are not trained"
+            )
+        bad = torch.nonzero(trained & ~torch.isfinite(column)).squeeze(1)
+        if bad.numel():
+            raise TrainingError(
+                f"{whose} that are finite, got {float(column[bad[0]])} for a trained token of "
+                f"trajectory {int(credit.trajectory_row[bad[0]])} of the shard ({bad.numel()} "
+                "tokens in all); look at the credit of trajectories and turns and at the values "
+                "that it is made of"
             )
     if algorithm.normalize_advantages:
         columns["advantages"] = _normalize(columns["advantages"], trained)

@@ -22,7 +22,7 @@ from agentrl.training.fsdp.process_group import DistSpec
 from agentrl.training.fsdp.sharding import without_gradients
 from agentrl.training.models.score_model import ValueModel, load_value_model
 from agentrl.training.roles.advantages import last_trained
-from agentrl.training.roles.learner import LearnerSpec, LearningRole
+from agentrl.training.roles.learner import LearnerSpec, LearningRole, check_tokens
 from agentrl.training.roles.update_stats import StatSum
 from agentrl.types import BatchShard, Collect, Dispatch, Stat, Stats, register
 
@@ -131,6 +131,7 @@ class Critic(LearningRole):
             )
         inputs = ValueInputs(values[trained], old[trained], returns[trained])
         outcome = self._value_loss(inputs)
+        check_tokens(outcome.loss, inputs.values, self.spec.algorithm.told("value_loss"))
         weight = (weights[packed.sample] * packed.weight).double()[trained]
         loss = (outcome.loss * weight).sum()
         torch.autograd.backward(loss)

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from agentrl.algorithms import AlgorithmSpec
+from agentrl.errors import TrainingError
 from agentrl.training.fsdp.checkpoint import load_checkpoint, save_checkpoint
 from agentrl.training.fsdp.export import export_model
 from agentrl.training.fsdp.gradients import clip_gradients
@@ -151,3 +152,22 @@ class LearningRole(Role):
         """Write a Hugging Face folder that transformers' own class loads, tokenizer included; see
         ``export_model``."""
         export_model(self.model, Path(self.spec.model_path), Path(folder), self.dtype)
+
+
+def check_tokens(values: object, tokens: Tensor, whose: str) -> None:
+    """Refuses numbers that arithmetic would spread over tokens in silence.
+
+    Args:
+        values: what a function of the algorithm returned.
+        tokens: ``[N]``, a number of each trained token.
+        whose: the function's name for errors.
+
+    Raises:
+        TrainingError: the shapes differ.
+    """
+    if not isinstance(values, Tensor) or values.shape != tokens.shape:
+        found = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else repr(values)
+        raise TrainingError(
+            f"{whose} must return one number for each of the {tokens.numel()} trained tokens of a "
+            f"micro-batch, got {found}; leave their sum to the algorithm's reduction"
+        )

@@ -20,7 +20,7 @@ from agentrl.tools.parsers.reading import (
     object_call,
     split_reasoning,
 )
-from agentrl.tools.parsers.strict_json import JSONFault, read_json
+from agentrl.tools.strict_json import JSONFault, read_json
 from agentrl.types import ParsedMessage, ToolSpec
 
 _TAG = "<|python_tag|>"

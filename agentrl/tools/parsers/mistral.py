@@ -18,7 +18,7 @@ from agentrl.tools.parsers.reading import (
     object_call,
     split_reasoning,
 )
-from agentrl.tools.parsers.strict_json import JSONFault, read_json
+from agentrl.tools.strict_json import JSONFault, read_json
 from agentrl.types import ParsedMessage, ToolSpec
 
 _MARK = "[TOOL_CALLS]"

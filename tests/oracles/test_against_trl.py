@@ -202,6 +202,7 @@ def test_importance_sampling_corrections(
         {
             "kl_coef": 0.1,
             "kl_cap": None,
+            "kl_weighted": True,  # TRL's default
             "rollout_correction": {"cap": 1.5, "floor": 0.6, **settings},
         },
         weight=weights_of("token_mean"),

@@ -19,8 +19,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from trl.rewards import get_soft_overlong_punishment
 
 from agentrl.algorithms import make_algorithm as make
+from agentrl.algorithms.functions.credit import overlong_penalty
 from tests.algorithms.made import policy_inputs, rewards_of
 from tests.oracles.cases import (
     CLOSE,
@@ -228,6 +230,15 @@ def test_scaling_by_the_batch_is_trls_alone(ask: Ask) -> None:
     wanted = ask(loss_type="bnpo", scale_rewards="batch")
     centred = advantages_of("grpo", {"scale_rewards": "none"})
     np.testing.assert_allclose(centred / (REWARDS.std(ddof=1) + 1e-4), wanted.advantages, **CLOSE)
+
+
+def test_the_penalty_for_length() -> None:
+    lengths = np.array([1, 79, 80, 81, 90, 99, 100, 140])
+    wanted = get_soft_overlong_punishment(max_completion_len=100, soft_punish_cache=20)(
+        completion_ids=[[1] * length for length in lengths]
+    )
+    found = overlong_penalty(lengths, max_tokens=100, buffer_tokens=20)
+    np.testing.assert_allclose(-found, wanted, **CLOSE)
 
 
 def rloo_case(on_policy: bool) -> tuple[Fed, F64]:

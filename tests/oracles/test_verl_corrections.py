@@ -164,6 +164,24 @@ def test_weights_and_rejections_combine(verl: Ask, case: Case) -> None:
         assert 0 < np.count_nonzero(wanted) < MASK.sum()
 
 
+def test_a_sequences_weight_is_held_after_its_sum(verl: Ask) -> None:
+    # 30 - 28 + 0 - 1 is 1 nat, though one of them alone would be held to 20
+    log_ratio = np.array([[30.0, -28.0, 0.0, -1.0], [-90.0, 45.0, 5.0, 0.0]])
+    mask = np.ones_like(log_ratio)
+    (answer,) = verl([("correction", {"log_ratio": log_ratio, "mask": mask,
+                                      "level": "sequence", "threshold": 5.0})])  # fmt: skip
+    found = rollout_correction(
+        policy_inputs(
+            torch.from_numpy(log_ratio.reshape(-1)) - 100.0,
+            rollout_logprobs=torch.full((8,), -100.0, dtype=torch.float64),
+            sample_row=torch.arange(8) // 4,
+        ),
+        settings=RolloutCorrection(level="sequence", cap=5.0),
+    ).factor.reshape(2, 4)
+    np.testing.assert_allclose(found.numpy(), answer["weights"], **CLOSE)
+    np.testing.assert_allclose(found[:, 0].numpy(), [np.e, np.exp(-20)], **CLOSE)
+
+
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_the_effective_sample_size(verl: Ask, case: Case, level: str) -> None:
     near = case.old_log_prob + np.clip(case.log_prob - case.old_log_prob, -1, 1)

@@ -7,28 +7,21 @@ agentrl.
 
 from __future__ import annotations
 
-import dataclasses
 import pickle
 import sys
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from verl.trainer.config import AlgoConfig
-from verl.trainer.config.algorithm import KLControlConfig, RolloutCorrectionConfig
+from verl import DataProto
+from verl.trainer.config import AlgoConfig, KLControlConfig
+from verl.trainer.config.algorithm import RolloutCorrectionConfig
 from verl.trainer.ppo import core_algos, rollout_corr_helper
 from verl.workers.config import ActorConfig
-
-
-def names() -> list[str]:
-    return [
-        *core_algos.ADV_ESTIMATOR_REGISTRY,
-        *core_algos.POLICY_LOSS_REGISTRY,
-        *(field.name for field in dataclasses.fields(RolloutCorrectionConfig)),
-        *(field.name for field in dataclasses.fields(KLControlConfig)),
-    ]
+from verl.workers.config.actor import PolicyLossConfig
 
 
 def config(settings: Mapping[str, Any]) -> ActorConfig:
@@ -55,20 +48,18 @@ def policy_loss(
     return {"loss": loss.detach().numpy(), "gradient": log_prob.grad.numpy()}
 
 
+def bypass_loss(correction: Mapping[str, Any], **given: Any) -> dict[str, np.ndarray]:
+    """Of ``bypass_mode``, where π_old is the sampler."""
+    settings = given.pop("settings")
+    chosen = PolicyLossConfig(rollout_correction=RolloutCorrectionConfig(**correction))
+    return policy_loss(mode="bypass_mode", settings={**settings, "policy_loss": chosen}, **given)
+
+
 def kl(estimator: str, log_prob: np.ndarray, other: np.ndarray) -> dict[str, np.ndarray]:
     own = torch.from_numpy(log_prob).requires_grad_()
     found = core_algos.kl_penalty(own, torch.from_numpy(other), estimator)
     found.sum().backward()
     return {"value": found.detach().numpy(), "gradient": own.grad.numpy()}
-
-
-def adaptive_kl(coef: float, target: float, horizon: int, found: list[float]) -> dict[str, Any]:
-    controller = core_algos.AdaptiveKLController(coef, target, horizon)
-    coefs = []
-    for value in found:
-        controller.update(value, 1)
-        coefs.append(controller.value)
-    return {"coefs": coefs}
 
 
 def value_loss(clip: float, **columns: Any) -> dict[str, np.ndarray]:
@@ -93,15 +84,15 @@ def estimator(
     name: str, rewards: np.ndarray, mask: np.ndarray, index: np.ndarray, **settings: Any
 ) -> dict[str, np.ndarray]:
     function = core_algos.get_adv_estimator_fn(name)
-    if name == "remax":
-        settings["reward_baselines"] = torch.from_numpy(settings.pop("baselines"))
-    else:
-        settings["index"] = index
     found, _ = function(
         token_level_rewards=torch.from_numpy(rewards).clone(),
         response_mask=torch.from_numpy(mask),
+        index=index,
         config=AlgoConfig(gamma=settings.pop("gamma", 1.0)),
-        **settings,
+        **{
+            name: torch.from_numpy(one) if isinstance(one, np.ndarray) else one
+            for name, one in settings.items()
+        },
     )
     return {"advantages": found.numpy()}
 
@@ -122,6 +113,53 @@ def rejection(
         torch.from_numpy(log_ratio), torch.from_numpy(mask), mode, threshold
     )
     return {"kept": kept.numpy()}
+
+
+def corrected(
+    log_prob: np.ndarray, rollout: np.ndarray, mask: np.ndarray, **settings: Any
+) -> dict[str, np.ndarray]:
+    """Weights and rejections together."""
+    proto, kept, _ = rollout_corr_helper.compute_rollout_correction_and_rejection_mask(
+        torch.from_numpy(log_prob), torch.from_numpy(rollout), torch.from_numpy(mask), **settings
+    )
+    assert proto is not None
+    return {"weights": proto.batch["rollout_is_weights"].numpy(), "kept": kept.numpy()}
+
+
+def reward_less_kl(coef: float, **columns: np.ndarray) -> dict[str, np.ndarray]:
+    given = {name: torch.from_numpy(column) for name, column in columns.items()}
+    found = core_algos.compute_rewards(given["rewards"], given["old"], given["reference"], coef)
+    return {"rewards": found.numpy()}
+
+
+def adaptive_kl(
+    coef: float, target: float, horizon: float, samples: int, kls: list[float]
+) -> dict[str, np.ndarray]:
+    """The weight after each step of ``samples`` samples."""
+    controller = core_algos.AdaptiveKLController(coef, target, horizon)
+    found = []
+    for one in kls:
+        controller.update(one, samples)
+        found.append(controller.value)
+    return {"coef": np.array(found)}
+
+
+def resampled(rewards: np.ndarray, method: str) -> dict[str, np.ndarray]:
+    """Rewards of a batch after PF-PPO's resampling."""
+    data = DataProto.from_dict(tensors={"token_level_scores": torch.from_numpy(rewards)[:, None]})
+    found = core_algos.compute_pf_ppo_reweight_data(data, method)
+    return {"rewards": found.batch["token_level_scores"][:, 0].numpy()}
+
+
+def names() -> dict[str, Any]:
+    """What verl has under a name."""
+    return {
+        "estimators": sorted(core_algos.ADV_ESTIMATOR_REGISTRY),
+        "losses": sorted(core_algos.POLICY_LOSS_REGISTRY),
+        "rejections": sorted(rollout_corr_helper.SUPPORTED_ROLLOUT_RS_OPTIONS),
+        "correction": sorted(one.name for one in fields(RolloutCorrectionConfig)),
+        "kl_ctrl": sorted(one.name for one in fields(KLControlConfig)),
+    }
 
 
 if __name__ == "__main__":

@@ -154,6 +154,31 @@ def test_mismatch_is_the_distance_to_the_samplers_logprobs(model_path: str, batc
     assert stat.max == pytest.approx(distance.max(), abs=1e-6)
 
 
+def test_mismatch_tells_the_engine_from_the_weights_age(model_path: str, batch: Batch) -> None:
+    # every third token is of the version that is trained, 7; the others are of 5
+    assert batch.old_logprobs is not None
+    trained = batch.loss_mask != 0
+    fresh = trained & (np.arange(batch.num_tokens) % 3 == 0)
+    old = trained & ~fresh
+    versions = np.select([fresh, old], [7, 5], -1).astype(np.int32)
+    actor = make_actor(model_path)
+    aged = replace(batch, policy_versions=versions)
+    stats = actor.update(update_shards(actor, aged, 64, 1, policy_version=7)[0])
+    difference = (batch.old_logprobs - batch.rollout_logprobs).astype(np.float64)
+    for name, tokens in (("engine/", fresh), ("stale/", old), ("", trained)):
+        own = difference[tokens]
+        found = stats[f"mismatch/{name}logp_abs"]
+        assert (found.count, found.mean) == (own.size, pytest.approx(abs(own).mean(), abs=1e-5))
+        k3 = stats[f"mismatch/{name}k3_kl"].mean
+        assert k3 == pytest.approx((np.expm1(own) - own).mean(), rel=1e-4)
+
+
+def test_without_older_tokens_there_is_no_mismatch_by_age(model_path: str, batch: Batch) -> None:
+    stats = update(make_actor(model_path), batch)
+    assert stats["mismatch/engine/logp_abs"].mean == stats["mismatch/logp_abs"].mean
+    assert not [name for name in stats if name.startswith("mismatch/stale/")]
+
+
 def test_the_columns_of_a_rank_travel_with_its_statistics(model_path: str, batch: Batch) -> None:
     actor = make_actor(model_path, detail="tokens")
     parts = update_shards(actor, batch, 64, 1)

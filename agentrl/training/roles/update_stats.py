@@ -44,11 +44,22 @@ class StatSum:
 
         The trainer's are π_old, or the current policy's where π_old is the sampler's.
         ``mismatch/k3_kl`` estimates KL(sampler, trainer) from the sampler's own tokens.
+
+        The same numbers stand under ``mismatch/engine`` for tokens of the very version that is
+        trained, which tell what the engine computes otherwise, and under ``mismatch/stale`` for
+        those of older versions, which the weights' age moved too. Without such tokens there is none
+        of the name.
         """
         own = inputs.logprobs.detach() if old_is_sampled else inputs.old_logprobs
         difference = (own - inputs.rollout_logprobs)[inputs.sampled]
-        self.add_values("mismatch/logp_abs", difference.abs())
-        self.add_values("mismatch/k3_kl", torch.expm1(difference) - difference)
+        is_stale = inputs.staleness[inputs.sampled] > 0
+        for name, values in (
+            ("logp_abs", difference.abs()),
+            ("k3_kl", torch.expm1(difference) - difference),
+        ):
+            self.add_values(f"mismatch/{name}", values)
+            self.add_values(f"mismatch/engine/{name}", values[~is_stale])
+            self.add_values(f"mismatch/stale/{name}", values[is_stale])
 
     def result(self) -> dict[str, Stat]:
         """Plain numbers."""

@@ -159,6 +159,13 @@ def _size_faults(stage: StageConfig) -> Iterator[Fault]:
             "train.mini_batch_prompts",
             "train.batch_prompts",
         )
+    if train.backend == "plain" and train.world_size > 1:
+        yield fault(
+            "train.backend='plain' runs in one process, which needs train.world_size=1, got "
+            f"{train.world_size}; set it, or train.backend=fsdp2",
+            "train.backend",
+            "train.world_size",
+        )
     episodes = train.mini_batch_prompts * stage.rollout.group_size
     if train.world_size > episodes:
         yield fault(

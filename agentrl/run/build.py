@@ -315,7 +315,10 @@ def scorer_spec(recipe: StageRecipe) -> RewardModelSpec:
     check_tokenizer(recipe.model, recipe.reward_model, "the reward model")
     stage = recipe.stage
     return RewardModelSpec(
-        str(recipe.reward_model), dtype=stage.model.dtype, deterministic=stage.run.deterministic
+        str(recipe.reward_model),
+        dtype=stage.model.dtype,
+        backend=stage.train.backend,
+        deterministic=stage.run.deterministic,
     )
 
 

@@ -96,6 +96,7 @@ def _learner(recipe: StageRecipe) -> dict[str, Any]:
         "optim": stage.optim,
         "total_steps": recipe.optimizer_steps,
         "dtype": stage.model.dtype,
+        "backend": stage.train.backend,
         "gradient_checkpointing": stage.train.gradient_checkpointing,
         "deterministic": stage.run.deterministic,
     }
@@ -121,7 +122,12 @@ def _reference(recipe: StageRecipe) -> RoleSpec | None:
         return None
     if recipe.reference is not None:
         check_tokenizer(recipe.model, recipe.reference, "the reference")
-    return ReferenceSpec(str(recipe.reference or recipe.model), dtype=recipe.stage.model.dtype)
+    stage = recipe.stage
+    return ReferenceSpec(
+        str(recipe.reference or recipe.model),
+        dtype=stage.model.dtype,
+        backend=stage.train.backend,
+    )
 
 
 def _reward_model(recipe: StageRecipe) -> RoleSpec | None:

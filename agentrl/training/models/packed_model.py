@@ -28,13 +28,22 @@ CPU = torch.device("cpu")
 PREFIX = "hf."
 """The wrapper's prefix of every parameter's Hugging Face name."""
 
-DType = Literal["float32", "bfloat16"]
-"""The dtype of a forward pass, and of published weights."""
+DType = Literal["float32", "bfloat16", "float64"]
+"""The dtype of a forward pass, and of published weights; float64 is for comparisons."""
+
+BackendName = Literal["fsdp2", "plain"]
+"""How a model is held and run."""
 
 
 def torch_dtype(name: DType) -> torch.dtype:
-    """``torch.float32`` or ``torch.bfloat16``."""
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+    """The dtype of that name."""
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """``tensor`` in float32, or as it is where it is float64."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +52,11 @@ class ModelSpec:
 
     Args:
         model_path: a Hugging Face folder.
-        dtype: of the forward and of what is published; parameters are float32.
+        dtype: of the forward and of what is published; parameters are at least float32.
         attention: ``segments`` anywhere, ``flash_attention_2`` on a GPU that has it.
         gradient_checkpointing: recompute layers in the backward.
         deterministic: refuse kernels whose result depends on timing.
+        backend: ``fsdp2``, or ``plain`` for one process without FSDP.
     """
 
     setting: ClassVar[str] = "ActorSpec.model_path"
@@ -57,11 +67,12 @@ class ModelSpec:
     attention: Literal["segments", "flash_attention_2"] = "segments"
     gradient_checkpointing: bool = False
     deterministic: bool = False
+    backend: BackendName = "fsdp2"
 
 
 class PackedModel(nn.Module):
-    """The wrapper that FSDP shards as its root; a role's subclass defines the output of
-    ``forward``.
+    """The wrapper that a backend runs, and FSDP shards as its root; a role's subclass defines the
+    output of ``forward``.
 
     Args:
         hf: the model, with attention ``attention``.
@@ -154,8 +165,8 @@ class PackedModel(nn.Module):
 def load_pretrained(
     auto: Any, spec: ModelSpec, kind: str, device: torch.device, **config_values: object
 ) -> tuple[nn.Module, frozenset[str]]:
-    """Loads a model from a Hugging Face folder on the CPU, in float32 and without dropout, for
-    packed rows.
+    """Loads a model from a Hugging Face folder on the CPU, in at least float32 and without dropout,
+    for packed rows.
 
     Args:
         auto: the transformers class of the required kind, such as ``AutoModelForCausalLM``.
@@ -190,7 +201,7 @@ def load_pretrained(
             hf, found = auto.from_pretrained(
                 folder,
                 config=config,
-                dtype=torch.float32,
+                dtype=torch.promote_types(torch_dtype(spec.dtype), torch.float32),
                 attn_implementation=spec.attention,
                 local_files_only=True,
                 output_loading_info=True,

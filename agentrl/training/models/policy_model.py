@@ -19,6 +19,7 @@ from agentrl.training.models.packed_model import (
     CPU,
     ModelSpec,
     PackedModel,
+    at_least_float32,
     load_pretrained,
 )
 
@@ -45,8 +46,8 @@ class PolicyModel(PackedModel):
         collectives forward and backward; the caller weighs it with 0.
 
         Returns:
-            ``[max(N, 1)]`` float32 logprobs with gradient, and entropies in nats, which have one
-            where ``entropy_gradient`` asks for it.
+            ``[max(N, 1)]`` logprobs, at least float32, with gradient, and entropies in nats, which
+            have one where ``entropy_gradient`` asks for it.
         """
         if packed.targets.numel():
             rows = packed.logit_rows
@@ -89,7 +90,7 @@ class PolicyModel(PackedModel):
         logit_of: Tensor,
         targets: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        logits = head(hidden).float() / temperature[:, None]
+        logits = at_least_float32(head(hidden)) / temperature[:, None]
         logprobs = torch.log_softmax(logits, dim=-1)
         with torch.set_grad_enabled(self.entropy_gradient and torch.is_grad_enabled()):
             entropy = -(logprobs.exp() * logprobs).sum(-1)
@@ -101,7 +102,7 @@ class PolicyModel(PackedModel):
         """
         head = self.head
         parameters = list(head.parameters())
-        if all(parameter.dtype is torch.float32 for parameter in parameters):
+        if all(parameter.dtype.itemsize >= 4 for parameter in parameters):
             return head
         if not isinstance(head, nn.Linear):
             raise ConfigError(

@@ -11,7 +11,6 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from agentrl.algorithms import AlgorithmSpec, PolicyInputs
@@ -19,7 +18,6 @@ from agentrl.errors import ConfigError
 from agentrl.store.store_spec import Detail
 from agentrl.training.data.packing import Packed
 from agentrl.training.fsdp.process_group import DistSpec
-from agentrl.training.fsdp.weights import checksums, full_weights
 from agentrl.training.models.packed_model import DType, torch_dtype
 from agentrl.training.models.policy_model import PolicyModel
 from agentrl.training.roles.advantages import shard_advantages
@@ -82,7 +80,9 @@ class Actor(PolicyRole, LearningRole):
     def advantages(self, shard: BatchShard) -> dict[str, F32]:
         """``{"advantages": [T]}``: credit brought to tokens; zeros off the mask. With a critic
         ``returns`` too."""
-        return shard_advantages(shard, self.spec.algorithm, self.device)
+        return shard_advantages(
+            shard, self.spec.algorithm, self.device, self.backend.sum_over_ranks
+        )
 
     @register(Dispatch.DATA, collect=Collect.STATS)
     def update(self, shard: BatchShard) -> UpdateStats:
@@ -100,10 +100,9 @@ class Actor(PolicyRole, LearningRole):
         """
         if shard.sample_weight is None:
             raise ValueError("an update needs sample weights: shards(batch, plan, weights)")
-        first = dist.get_rank() == 0
+        first = self.backend.is_first
         wanted = torch.tensor(int(np.count_nonzero(shard.wanted())), device=self.device)
-        dist.all_reduce(wanted)
-        if int(wanted) == 0:
+        if int(self.backend.sum_over_ranks(wanted)) == 0:
             return UpdateStats({"optim/skipped": Stat.of([1.0])} if first else {}, {})
         # a copy: what Ray hands over is read-only
         weights = torch.tensor(shard.sample_weight, device=self.device)
@@ -118,17 +117,17 @@ class Actor(PolicyRole, LearningRole):
 
     def weights(self, dtype: DType | None = None) -> Iterator[tuple[str, Tensor]]:
         """``(Hugging Face name, whole tensor)``, one at a time, by every rank to its end; see
-        ``full_weights``.
+        ``TrainBackend.weights``.
 
         Args:
             dtype: as served; None is the spec's own.
         """
-        return full_weights(self.model, self.dtype if dtype is None else torch_dtype(dtype))
+        return self.backend.weights(self.dtype if dtype is None else torch_dtype(dtype))
 
     @register(Dispatch.FIRST)
     def checksum(self, dtype: DType | None = None) -> dict[str, int]:
         """Checksums by name of what ``weights(dtype)`` yields (docs/controller.md)."""
-        return checksums(self.model, self.dtype if dtype is None else torch_dtype(dtype))
+        return self.backend.checksums(self.dtype if dtype is None else torch_dtype(dtype))
 
     def _backward(
         self,
@@ -139,9 +138,9 @@ class Actor(PolicyRole, LearningRole):
         columns: TokenColumns,
     ) -> None:
         """Forward and backward of a micro-batch."""
-        logprobs, entropy = self.model(packed)
+        logprobs, entropy = self.backend.forward(packed)
         if packed.targets.numel() == 0:
-            torch.autograd.backward(logprobs.sum() * 0.0)
+            self.backend.backward(logprobs.sum() * 0.0)
             return
         inputs = policy_inputs(packed, shard, self.spec.algorithm, logprobs, entropy)
         weight = (weights[packed.sample] * packed.weight).double()
@@ -154,7 +153,7 @@ class Actor(PolicyRole, LearningRole):
             source = source[trained.cpu().numpy()]
         if source.size:
             loss = loss + self._trained_loss(inputs, source, weight, stats, columns)
-        torch.autograd.backward(loss)
+        self.backend.backward(loss)
 
     def _trained_loss(
         self,

@@ -16,7 +16,6 @@ from agentrl.algorithms import PairInputs
 from agentrl.errors import ConfigError, DataError
 from agentrl.training.data.packing import Packed
 from agentrl.training.fsdp.process_group import DistSpec
-from agentrl.training.fsdp.sharding import without_gradients
 from agentrl.training.models.packed_model import ModelSpec
 from agentrl.training.models.score_model import ScoreModel, load_score_model
 from agentrl.training.roles.learner import LearnerSpec, LearningRole
@@ -67,9 +66,9 @@ class RewardModel(Role):
         """``[S]`` float32 scores of the shard's samples, read at their last tokens; they may be not
         finite."""
         found = np.zeros(shard.batch.num_samples, dtype=np.float32)
-        with without_gradients(self.model):
+        with self.backend.inference():
             for packed in self.packed(shard):
-                scores = self.model(packed)
+                scores = self.backend.forward(packed)
                 if packed.rows.size:
                     found[packed.rows] = scores.cpu().numpy()
         return found
@@ -121,9 +120,9 @@ class RewardLearner(RewardModel, LearningRole):
         return Stats(stats.result()) + once
 
     def _backward(self, packed: Packed, batch: Batch, weights: Tensor, stats: StatSum) -> None:
-        scores = self.model(packed)
+        scores = self.backend.forward(packed)
         if not packed.rows.size:
-            torch.autograd.backward(scores.sum() * 0.0)
+            self.backend.backward(scores.sum() * 0.0)
             return
         chosen, rejected = _pairs(packed.rows, batch)
         margin = batch.credit[batch.trajectory[packed.rows]]
@@ -134,7 +133,7 @@ class RewardLearner(RewardModel, LearningRole):
         )
         outcome = self._pair_loss(inputs)
         weight = weights[torch.from_numpy(packed.rows[chosen]).to(self.device)]
-        torch.autograd.backward((outcome.loss * weight.to(outcome.loss.dtype)).sum())
+        self.backend.backward((outcome.loss * weight.to(outcome.loss.dtype)).sum())
         for name, stat in outcome.stats.items():
             stats.add(name, stat.sum, stat.count)
         stats.add_values("reward_model/loss", outcome.loss)

@@ -28,7 +28,7 @@ def run_faults(config: RunConfig, *, trains: bool = True) -> Iterator[Fault]:
             "function that writes one; got neither",
             "model.path",
         )
-    if config.run.deterministic and config.model.dtype != "float32":
+    if config.run.deterministic and config.model.dtype not in (None, "float32"):
         yield fault(
             f"run.deterministic needs model.dtype='float32', got {config.model.dtype!r}; "
             "set it, or run.deterministic=false",

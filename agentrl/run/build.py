@@ -316,7 +316,7 @@ def scorer_spec(recipe: StageRecipe) -> RewardModelSpec:
     stage = recipe.stage
     return RewardModelSpec(
         str(recipe.reward_model),
-        dtype=stage.model.dtype,
+        dtype=stage.dtype,
         backend=stage.train.backend,
         deterministic=stage.run.deterministic,
     )

@@ -95,7 +95,7 @@ def _learner(recipe: StageRecipe) -> dict[str, Any]:
         "algorithm": recipe.algorithm,
         "optim": stage.optim,
         "total_steps": recipe.optimizer_steps,
-        "dtype": stage.model.dtype,
+        "dtype": stage.dtype,
         "backend": stage.train.backend,
         "gradient_checkpointing": stage.train.gradient_checkpointing,
         "deterministic": stage.run.deterministic,
@@ -125,7 +125,7 @@ def _reference(recipe: StageRecipe) -> RoleSpec | None:
     stage = recipe.stage
     return ReferenceSpec(
         str(recipe.reference or recipe.model),
-        dtype=stage.model.dtype,
+        dtype=stage.dtype,
         backend=stage.train.backend,
     )
 

@@ -11,6 +11,8 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig
@@ -23,7 +25,11 @@ from agentrl.training.data.prefix_tree import ROOT, Span
 from agentrl.training.models.mlp_row_skip import MLP_ROWS, skip_mlp_rows
 from agentrl.training.models.patch_rmsnorm import patch_rmsnorm
 
+I64 = npt.NDArray[np.int64]
+
 CPU = torch.device("cpu")
+FIRST_ROW: I64 = np.zeros(1, dtype=np.int64)
+"""The row of a filler."""
 
 PREFIX = "hf."
 """The wrapper's prefix of every parameter's Hugging Face name."""
@@ -115,7 +121,12 @@ class PackedModel(nn.Module):
         return [module for module in self.hf.modules() if type(module).__name__ in names]
 
     def hidden(
-        self, token_ids: Tensor, positions: Tensor, spans: Sequence[Span], rows: Tensor
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        spans: Sequence[Span],
+        rows: Tensor,
+        host_rows: I64 | None = None,
     ) -> Tensor:
         """``[R, D]`` last hidden states of a packed row.
 
@@ -123,10 +134,13 @@ class PackedModel(nn.Module):
             token_ids, positions: ``[T]`` int64, the row.
             spans: the row's spans.
             rows: ``[R]`` int64 positions in the row, at least one; some may be equal.
+            host_rows: the same positions on the host, in any order and number; None reads ``rows``
+                where the host asks for them, on a CPU.
         """
         arguments = attention_arguments(self.attention, spans, token_ids.device)
-        if self.skips_mlp_rows:
-            arguments[MLP_ROWS] = torch.unique(rows)
+        if self.skips_mlp_rows:  # on a CPU, where both are the host's
+            places = rows.numpy() if host_rows is None else host_rows
+            arguments[MLP_ROWS] = torch.from_numpy(np.unique(places))
         output = self.hf.base_model(  # type: ignore[operator]
             input_ids=token_ids[None],
             position_ids=positions[None],

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -17,6 +18,7 @@ from agentrl.training.data.packing import Packed
 from agentrl.training.models.chunked_head import ChunkedHead
 from agentrl.training.models.packed_model import (
     CPU,
+    FIRST_ROW,
     ModelSpec,
     PackedModel,
     at_least_float32,
@@ -50,7 +52,7 @@ class PolicyModel(PackedModel):
             have one where ``entropy_gradient`` asks for it.
         """
         if packed.targets.numel():
-            rows = packed.logit_rows
+            rows, host_rows = packed.logit_rows, packed.before
             temperature = packed.temperature
             logit_of = packed.logit_of
             targets = packed.targets
@@ -59,13 +61,15 @@ class PolicyModel(PackedModel):
                 1, dtype=torch.int64, device=packed.token_ids.device
             )
             temperature = torch.ones(1, device=rows.device)
-        chosen = self.hidden(packed.token_ids, packed.positions, packed.spans, rows)
+            host_rows = FIRST_ROW
+        chosen = self.hidden(packed.token_ids, packed.positions, packed.spans, rows, host_rows)
         size = max(1, _CHUNK_ELEMENTS // int(self.config.get_text_config().vocab_size))
         if rows.numel() <= size:
             return self._logprobs(self.head, chosen, temperature, logit_of, targets)
         head = self._chunked_head()
-        firsts = torch.arange(0, rows.numel(), size, device=rows.device)
-        places = [*torch.searchsorted(logit_of, firsts).tolist(), logit_of.numel()]
+        firsts = range(0, rows.numel(), size)
+        # which tokens a chunk foretells decides shapes, so that it is asked of the host
+        places = [*np.searchsorted(packed.host_logit_of, firsts).tolist(), logit_of.numel()]
         parts = [
             checkpoint(
                 self._logprobs,
@@ -77,7 +81,7 @@ class PolicyModel(PackedModel):
                 use_reentrant=False,
             )
             for hidden, first, low, high in zip(
-                torch.split(chosen, size), firsts.tolist(), places, places[1:], strict=False
+                torch.split(chosen, size), firsts, places, places[1:], strict=False
             )
         ]
         return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])

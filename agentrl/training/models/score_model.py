@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification
@@ -16,6 +17,7 @@ from agentrl.errors import ConfigError, DataError
 from agentrl.training.data.packing import Packed
 from agentrl.training.models.packed_model import (
     CPU,
+    FIRST_ROW,
     ModelSpec,
     PackedModel,
     at_least_float32,
@@ -44,8 +46,10 @@ class ScoreModel(PackedModel):
         Returns:
             ``[max(M, 1)]`` scores, at least float32.
         """
-        ends = packed.ends if packed.ends.numel() else packed.ends.new_zeros(1)
-        hidden = self.hidden(packed.token_ids, packed.positions, packed.spans, ends)
+        ends, host_ends = packed.ends, packed.host_ends
+        if not host_ends.size:
+            ends, host_ends = ends.new_zeros(1), FIRST_ROW
+        hidden = self.hidden(packed.token_ids, packed.positions, packed.spans, ends, host_ends)
         scores = at_least_float32(self.head(hidden))
         return scores[:, 0].clone()  # FSDP hooks what it returns, and wants no view
 
@@ -65,7 +69,9 @@ class ValueModel(ScoreModel):
         ends = packed.ends if packed.ends.numel() else one
         before = packed.logit_rows[packed.logit_of] if packed.targets.numel() else one
         rows = torch.cat([before, ends])
-        hidden = self.hidden(packed.token_ids, packed.positions, packed.spans, rows)
+        parts = [part for part in (packed.before, packed.host_ends) if part.size]
+        host_rows = np.concatenate(parts if len(parts) == 2 else [*parts, FIRST_ROW])
+        hidden = self.hidden(packed.token_ids, packed.positions, packed.spans, rows, host_rows)
         values = at_least_float32(self.head(hidden))[:, 0]
         return values[: before.numel()].clone(), values[before.numel() :].clone()
 

@@ -28,7 +28,6 @@ from agentrl.training.roles.update_stats import StatSum
 from agentrl.types import BatchShard, Collect, Dispatch, Stat, Stats, UpdateStats, register
 
 F32 = npt.NDArray[np.float32]
-I64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +103,10 @@ class Actor(PolicyRole, LearningRole):
         wanted = torch.tensor(int(np.count_nonzero(shard.wanted())), device=self.device)
         if int(self.backend.sum_over_ranks(wanted)) == 0:
             return UpdateStats({"optim/skipped": Stat.of([1.0])} if first else {}, {})
-        # a copy: what Ray hands over is read-only
-        weights = torch.tensor(shard.sample_weight, device=self.device)
         stats = StatSum()
         columns = TokenColumns(self.spec.detail)
         for packed in self.packed(shard):
-            self._backward(packed, shard, weights, stats, columns)
+            self._backward(packed, shard, stats, columns)
         once = self.step()
         for name in self._loss_names:  # sums over all ranks, counted once
             stats.add(name, torch.zeros((), device=self.device), int(first))
@@ -133,7 +130,6 @@ class Actor(PolicyRole, LearningRole):
         self,
         packed: Packed,
         shard: BatchShard,
-        weights: Tensor,
         stats: StatSum,
         columns: TokenColumns,
     ) -> None:
@@ -143,22 +139,19 @@ class Actor(PolicyRole, LearningRole):
             self.backend.backward(logprobs.sum() * 0.0)
             return
         inputs = policy_inputs(packed, shard, self.spec.algorithm, logprobs, entropy)
-        weight = (weights[packed.sample] * packed.weight).double()
-        source = packed.source
+        weight = packed.columns["weight"]
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         if shard.auxiliary:
-            loss = self._auxiliary_loss(inputs, source, shard, stats)
-            trained = torch.nonzero(packed.weight).squeeze(1)
-            inputs, weight = rows_of(inputs, trained), weight[trained]
-            source = source[trained.cpu().numpy()]
-        if source.size:
-            loss = loss + self._trained_loss(inputs, source, weight, stats, columns)
+            loss = self._auxiliary_loss(inputs, packed, stats)
+            inputs, weight = rows_of(inputs, packed.trained), weight[packed.trained]
+        if packed.trained_source.size:
+            loss = loss + self._trained_loss(inputs, packed, weight, stats, columns)
         self.backend.backward(loss)
 
     def _trained_loss(
         self,
         inputs: PolicyInputs,
-        source: I64,
+        packed: Packed,
         weight: Tensor,
         stats: StatSum,
         columns: TokenColumns,
@@ -191,22 +184,20 @@ class Actor(PolicyRole, LearningRole):
         stats.add("policy/loss", loss.detach(), 0)
         stats.add_all(outcome.stats)
         stats.add_values("policy/entropy", inputs.entropy)
-        stats.add_mismatch(inputs, old_is_sampled=algorithm.old_logprobs == "rollout")
-        columns.add(source, inputs, outcome, correction, algorithm.old_logprobs)
+        old_is_sampled = algorithm.old_logprobs == "rollout"
+        stats.add_mismatch(inputs, packed.sampled_rows, old_is_sampled=old_is_sampled)
+        columns.add(packed.trained_source, inputs, outcome, correction, algorithm.old_logprobs)
         return loss
 
-    def _auxiliary_loss(
-        self, inputs: PolicyInputs, source: I64, shard: BatchShard, stats: StatSum
-    ) -> Tensor:
+    def _auxiliary_loss(self, inputs: PolicyInputs, packed: Packed, stats: StatSum) -> Tensor:
         """Σ coef · mean ℓ over the tokens that auxiliary losses chose, float64."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for one in self.spec.algorithm.auxiliary:
-            weight = torch.from_numpy(shard.auxiliary[one.name][source]).to(self.device)
-            chosen = torch.nonzero(weight).squeeze(1)
+            chosen = packed.columns[f"{one.name} tokens"]
             if not chosen.numel():
                 continue
             outcome = one.loss(rows_of(inputs, chosen))
-            loss = (outcome.loss * weight[chosen].double()).sum()
+            loss = (outcome.loss * packed.columns[f"{one.name} weights"]).sum()
             total = total + one.coef * loss
             stats.add(f"policy/{one.name}", loss.detach(), 0)
             stats.add_all(outcome.stats)
@@ -225,15 +216,9 @@ def policy_inputs(
     Raises:
         ValueError: the batch lacks π_old, which the algorithm takes from a pass of the trainer.
     """
-    batch = shard.batch
-    source = packed.source
-
-    def on_device(array: npt.NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(array.astype(np.int64)).to(logprobs.device)
-
-    rollout_logprobs = packed.column(batch.rollout_logprobs)
-    assert rollout_logprobs is not None
-    old = packed.column(batch.old_logprobs)
+    columns = packed.columns
+    rollout_logprobs = columns["rollout_logprobs"]
+    old = columns.get("old_logprobs")
     if algorithm.old_logprobs == "rollout":
         old = rollout_logprobs
     elif algorithm.old_logprobs == "current":
@@ -242,7 +227,6 @@ def policy_inputs(
         raise ValueError(
             "batch.old_logprobs is missing: join the pass that computes it before the update"
         )
-    versions = batch.policy_versions[source]
     return PolicyInputs(
         logprobs=logprobs,
         old_logprobs=old,
@@ -250,11 +234,11 @@ def policy_inputs(
         sampled=packed.sampled,
         entropy=entropy,
         sample_row=packed.sample,
-        turn_row=on_device(batch.turn_index[source]),
-        trajectory_row=on_device(batch.trajectory)[packed.sample],
-        staleness=on_device(np.where(versions < 0, 0, shard.policy_version - versions)),
-        ref_logprobs=packed.column(batch.ref_logprobs),
-        advantages=packed.column(batch.advantages),
+        turn_row=columns["turn_row"],
+        trajectory_row=columns["trajectory_row"],
+        staleness=columns["staleness"],
+        ref_logprobs=columns.get("ref_logprobs"),
+        advantages=columns.get("advantages"),
         state=shard.algorithm_state,
     )
 

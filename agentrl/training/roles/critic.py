@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from agentrl.algorithms import ValueInputs
 from agentrl.errors import ConfigError
@@ -105,22 +104,21 @@ class Critic(LearningRole):
         trained = torch.tensor(int(np.count_nonzero(shard.batch.loss_mask)), device=self.device)
         if int(self.backend.sum_over_ranks(trained)) == 0:
             return Stats({"optim/skipped": Stat.of([1.0])} if first else {})
-        weights = torch.tensor(shard.sample_weight, device=self.device)
         stats = StatSum()
         for packed in self.packed(shard):
-            self._backward(packed, shard, weights, stats)
+            self._backward(packed, stats)
         once = self.step()
         stats.add("loss", torch.zeros((), device=self.device), int(first))
         return Stats(stats.result()) + once
 
-    def _backward(self, packed: Packed, shard: BatchShard, weights: Tensor, stats: StatSum) -> None:
+    def _backward(self, packed: Packed, stats: StatSum) -> None:
         values, final = self.backend.forward(packed)
-        trained = torch.nonzero(packed.weight).squeeze(1)
+        trained = packed.trained
         if not trained.numel():
             self.backend.backward((values.sum() + final.sum()) * 0.0)
             return
-        old = packed.column(shard.batch.values)
-        returns = packed.column(shard.batch.returns)
+        old = packed.columns.get("values")
+        returns = packed.columns.get("returns")
         if old is None or returns is None:
             missing = "values" if old is None else "returns"
             raise ValueError(
@@ -128,7 +126,7 @@ class Critic(LearningRole):
             )
         inputs = ValueInputs(values[trained], old[trained], returns[trained])
         outcome = self._value_loss(inputs)
-        weight = (weights[packed.sample] * packed.weight).double()[trained]
+        weight = packed.columns["weight"][trained]
         loss = (outcome.loss * weight).sum()
         self.backend.backward(loss)
         stats.add("loss", loss.detach(), 0)

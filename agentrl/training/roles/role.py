@@ -12,7 +12,7 @@ import torch
 from agentrl.training.backends.backend import TrainBackend
 from agentrl.training.backends.fsdp2 import Fsdp2Backend
 from agentrl.training.backends.plain import PlainBackend
-from agentrl.training.data.packing import Packed, micro_batches
+from agentrl.training.data.packing import Extras, Packed, micro_batches
 from agentrl.training.fsdp.process_group import DistSpec
 from agentrl.training.models.packed_model import (
     BackendName,
@@ -89,9 +89,10 @@ class Role:
         """Sizes of the model."""
         return self._facts
 
-    def packed(self, shard: BatchShard) -> Iterator[Packed]:
-        """The micro-batches of a shard as rows for the model."""
-        return micro_batches(shard, self.device, share_prefixes=self.model.shares_prefixes)
+    def packed(self, shard: BatchShard, extras: Extras | None = None) -> Iterator[Packed]:
+        """The micro-batches of a shard as rows for the model, each copied to the device at once."""
+        shares = self.model.shares_prefixes
+        return micro_batches(shard, self.device, share_prefixes=shares, extras=extras)
 
 
 def _facts_of(model: PackedModel) -> ModelInfo:

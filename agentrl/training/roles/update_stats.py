@@ -39,14 +39,15 @@ class StatSum:
         for name, stat in stats.items():
             self.add(name, stat.sum, stat.count)
 
-    def add_mismatch(self, inputs: PolicyInputs, *, old_is_sampled: bool) -> None:
+    def add_mismatch(self, inputs: PolicyInputs, sampled: Tensor, *, old_is_sampled: bool) -> None:
         """How far the trainer's logprobs are from the sampler's, on sampled tokens.
 
         The trainer's are π_old, or the current policy's where π_old is the sampler's.
-        ``mismatch/k3_kl`` estimates KL(sampler, trainer) from the sampler's own tokens.
+        ``mismatch/k3_kl`` estimates KL(sampler, trainer) from the sampler's own tokens, which
+        ``sampled`` names by their places.
         """
         own = inputs.logprobs.detach() if old_is_sampled else inputs.old_logprobs
-        difference = (own - inputs.rollout_logprobs)[inputs.sampled]
+        difference = (own - inputs.rollout_logprobs)[sampled]
         self.add_values("mismatch/logp_abs", difference.abs())
         self.add_values("mismatch/k3_kl", torch.expm1(difference) - difference)
 

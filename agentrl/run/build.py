@@ -340,7 +340,10 @@ def scorer_spec(recipe: StageRecipe) -> RewardModelSpec:
     check_vocabulary(recipe.model, recipe.reward_model, "RewardModelSpec.model_path")
     stage = recipe.stage
     return RewardModelSpec(
-        str(recipe.reward_model), dtype=stage.model.dtype, deterministic=stage.run.deterministic
+        str(recipe.reward_model),
+        dtype=stage.dtype,
+        backend=stage.train.backend,
+        deterministic=stage.run.deterministic,
     )
 
 

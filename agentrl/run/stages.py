@@ -95,7 +95,8 @@ def _learner(recipe: StageRecipe) -> dict[str, Any]:
         "algorithm": recipe.algorithm,
         "optim": stage.optim,
         "total_steps": recipe.optimizer_steps,
-        "dtype": stage.model.dtype,
+        "dtype": stage.dtype,
+        "backend": stage.train.backend,
         "gradient_checkpointing": stage.train.gradient_checkpointing,
         "deterministic": stage.run.deterministic,
     }
@@ -121,7 +122,12 @@ def _reference(recipe: StageRecipe) -> RoleSpec | None:
         return None
     if recipe.reference is not None:
         check_vocabulary(recipe.model, recipe.reference, "reference.path")
-    return ReferenceSpec(str(recipe.reference or recipe.model), dtype=recipe.stage.model.dtype)
+    stage = recipe.stage
+    return ReferenceSpec(
+        str(recipe.reference or recipe.model),
+        dtype=stage.dtype,
+        backend=stage.train.backend,
+    )
 
 
 def _reward_model(recipe: StageRecipe) -> RoleSpec | None:

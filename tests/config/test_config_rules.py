@@ -61,6 +61,8 @@ def test_imitation_needs_no_siblings(write: Write) -> None:
          "2}", "train.steps and train.epochs exclude each other, got 1 and 2"),
         ("train: {world_size: "
          "300}", "train.world_size must be at most the episodes of a mini-batch"),
+        ("train: {backend: plain, world_size: 2}",
+         "train.backend='plain' runs in one process, which needs train.world_size=1, got 2"),
         ("rollout: {min_group_size: "
          "9}", "rollout.min_group_size must be at most rollout.group_size=8, got 9"),
         ("rollout: {top_p: 0.9}", "set rollout.allow_biased_sampling=true to train all the same"),

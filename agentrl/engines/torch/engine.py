@@ -60,7 +60,7 @@ class TorchEngine:
         self._life = EngineLife()
         plan = RowPlan.of(place)
         with torch.inference_mode():
-            model = load_model(place, spec.device, config, state_dict)
+            model = load_model(place, spec.device or place.device, config, state_dict)
             if place.context_tokens > model.max_positions:
                 raise ConfigError(
                     "EnginePlace.context_tokens must be at most the model's "

@@ -62,8 +62,8 @@ class TorchEngineSpec(EngineSpec):
 
     section: ClassVar[str] = "torch"
 
-    device: str = "cpu"
-    """``cpu``, or a CUDA device such as ``cuda:0``."""
+    device: str | None = None
+    """``cpu``, or a CUDA device such as ``cuda:0``; by default that of ``train.device``."""
     num_threads: Count | None = None
     """Threads of the engine's own thread in torch; by default ``train.threads_per_rank``."""
 

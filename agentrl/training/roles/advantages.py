@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from agentrl.algorithms import AlgorithmSpec, TokenCredit
@@ -21,7 +21,10 @@ _EPS = 1e-8
 
 
 def shard_advantages(
-    shard: BatchShard, algorithm: AlgorithmSpec, device: torch.device
+    shard: BatchShard,
+    algorithm: AlgorithmSpec,
+    device: torch.device,
+    sum_over_ranks: Callable[[Tensor], Tensor],
 ) -> dict[str, F32]:
     """``[T]`` float32 ``advantages`` of a shard's tokens, and ``returns`` where the algorithm gives
     them; zeros off the mask.
@@ -56,7 +59,7 @@ def shard_advantages(
                 "that it is made of"
             )
     if algorithm.normalize_advantages:
-        columns["advantages"] = _normalize(columns["advantages"], trained)
+        columns["advantages"] = _normalize(columns["advantages"], trained, sum_over_ranks)
     return {
         name: torch.where(trained, column, 0.0).float().cpu().numpy()
         for name, column in columns.items()
@@ -135,11 +138,12 @@ def _in_turn_order(batch: Batch) -> tuple[I64, I64, I64]:
     return trained, np.searchsorted(owners, rows), np.searchsorted(owners, rows, side="right")
 
 
-def _normalize(advantages: Tensor, trained: Tensor) -> Tensor:
+def _normalize(
+    advantages: Tensor, trained: Tensor, sum_over_ranks: Callable[[Tensor], Tensor]
+) -> Tensor:
     own = advantages[trained].double()
     moments = torch.stack([torch.ones_like(own).sum(), own.sum(), (own * own).sum()])
-    dist.all_reduce(moments)
-    count, total, squares = moments.tolist()
+    count, total, squares = sum_over_ranks(moments).tolist()
     if count == 0:
         return advantages
     mean = total / count

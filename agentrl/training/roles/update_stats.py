@@ -39,7 +39,9 @@ class StatSum:
         for name, stat in stats.items():
             self.add(name, stat.sum, stat.count)
 
-    def add_mismatch(self, inputs: PolicyInputs, *, old_is_sampled: bool) -> None:
+    def add_mismatch(
+        self, inputs: PolicyInputs, fresh: Tensor, stale: Tensor, *, old_is_sampled: bool
+    ) -> None:
         """How far the trainer's logprobs are from the sampler's, on sampled tokens.
 
         The trainer's are π_old, or the current policy's where π_old is the sampler's.
@@ -49,17 +51,22 @@ class StatSum:
         trained, which tell what the engine computes otherwise, and under ``mismatch/stale`` for
         those of older versions, which the weights' age moved too. Without such tokens there is none
         of the name.
+
+        Args:
+            inputs: the trained tokens.
+            fresh, stale: int64, those of them that the policy sampled, by the version.
+            old_is_sampled: whether π_old is the sampler's.
         """
         own = inputs.logprobs.detach() if old_is_sampled else inputs.old_logprobs
-        difference = (own - inputs.rollout_logprobs)[inputs.sampled]
-        is_stale = inputs.staleness[inputs.sampled] > 0
-        for name, values in (
-            ("logp_abs", difference.abs()),
-            ("k3_kl", torch.expm1(difference) - difference),
+        difference = own - inputs.rollout_logprobs
+        for name, rows in (
+            ("mismatch", torch.cat([fresh, stale])),
+            ("mismatch/engine", fresh),
+            ("mismatch/stale", stale),
         ):
-            self.add_values(f"mismatch/{name}", values)
-            self.add_values(f"mismatch/engine/{name}", values[~is_stale])
-            self.add_values(f"mismatch/stale/{name}", values[is_stale])
+            found = difference[rows]
+            self.add_values(f"{name}/logp_abs", found.abs())
+            self.add_values(f"{name}/k3_kl", torch.expm1(found) - found)
 
     def result(self) -> dict[str, Stat]:
         """Plain numbers."""

@@ -151,14 +151,18 @@ def resampled(rewards: np.ndarray, method: str) -> dict[str, np.ndarray]:
     return {"rewards": found.batch["token_level_scores"][:, 0].numpy()}
 
 
+def public(section: Any) -> list[str]:
+    return sorted(one.name for one in fields(section) if not one.name.startswith("_"))
+
+
 def names() -> dict[str, Any]:
     """What verl has under a name."""
     return {
         "estimators": sorted(core_algos.ADV_ESTIMATOR_REGISTRY),
         "losses": sorted(core_algos.POLICY_LOSS_REGISTRY),
         "rejections": sorted(rollout_corr_helper.SUPPORTED_ROLLOUT_RS_OPTIONS),
-        "correction": sorted(one.name for one in fields(RolloutCorrectionConfig)),
-        "kl_ctrl": sorted(one.name for one in fields(KLControlConfig)),
+        "correction": public(RolloutCorrectionConfig),
+        "kl_ctrl": public(KLControlConfig),
     }
 
 

@@ -54,9 +54,8 @@ def check_command(config: Path, /, *overrides: str) -> None:
 
 
 def _check_model(config: RunConfig) -> None:
-    """Loads the functions of the user's own that make the model and read its calls."""
+    """Loads the function of the user's own that makes the model."""
     from agentrl.run.data.datasets import bind_named
-    from agentrl.tools.parsers import load_parser
 
     own = config.model
     if own.build is not None:
@@ -68,8 +67,6 @@ def _check_model(config: RunConfig) -> None:
             own.build_args,
             config.base_dir,
         )
-    if own.tool_parser != "auto":
-        load_parser(own.tool_parser)
 
 
 def _check_demonstrations(stage: StageConfig) -> None:
@@ -89,11 +86,20 @@ def _check_rollouts(stage: StageConfig) -> None:
     from agentrl.agent_server import AgentProgramSpec
     from agentrl.envs import check_env
     from agentrl.errors import ConfigError, EnvError
-    from agentrl.run.build import LiveObjects, player_spec, rubric_spec, task_sampler
+    from agentrl.run.build import (
+        LiveObjects,
+        parser_name,
+        player_spec,
+        rubric_spec,
+        task_sampler,
+    )
     from agentrl.run.data.datasets import DataSet
+    from agentrl.tools.parsers import load_parser
 
     tasks = _tasks(DataSet.of_training(stage))
     first = tasks[0]
+    if stage.model.tool_parser != "auto":
+        load_parser(parser_name(stage))
     task_sampler(stage, tasks)
     sets = {"data.train": (first, True)}
     for name, item in stage.eval.sets.items():

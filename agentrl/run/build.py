@@ -224,7 +224,7 @@ def rollout_spec(stage: StageConfig, live: LiveObjects, model: Path | None) -> R
     return RolloutSpec(
         env=_settled(player_spec(stage, live)),
         renderer=None if model is None else renderer_spec(stage, model),
-        parser=stage.model.tool_parser,
+        parser=parser_name(stage),
         rubric=rubric_spec(stage, live),
         limits=EpisodeLimits(
             max_turns=rollout.max_turns,
@@ -271,6 +271,13 @@ def _settled(driver: EnvSpec | AgentProgramSpec) -> EnvSpec | AgentProgramSpec:
     ):
         return driver
     return replace(driver, sandbox=driver.sandbox.resolved())
+
+
+def parser_name(stage: StageConfig) -> str:
+    """``model.tool_parser``; the path of a user's file starts at the configuration's folder."""
+    source, _, name = stage.model.tool_parser.rpartition(":")
+    own_file = source.endswith(".py")
+    return f"{stage.base_dir / source}:{name}" if own_file else stage.model.tool_parser
 
 
 def renderer_spec(stage: StageConfig, model: Path) -> RendererSpec:

@@ -37,6 +37,7 @@ from agentrl.run.build import (
     StageRecipe,
     eval_plan,
     other_folder,
+    parser_name,
     renderer_spec,
     reward_model_folder,
     rollout_spec,
@@ -304,7 +305,7 @@ def _tell_renderer(context: RunContext, stage: StageConfig, model: Path) -> None
         AgentRLError: the model's chat template cannot be rendered, or no parser reads its calls.
     """
     renderer = renderer_spec(stage, model).build()
-    parser = type(parser_for(renderer, stage.model.tool_parser)).__name__
+    parser = type(parser_for(renderer, parser_name(stage))).__name__
     context.events.log(
         "renderer",
         f"stage {stage.name}: chat template family {renderer.family} (model.renderer: "

@@ -152,6 +152,7 @@ def test_a_reward_that_gives_no_number_is_found_with_its_line(
             "model.build='task.py:alone' must take",
         ),
         ("task.py:raises", "model.tool_parser=os:no", "model.tool_parser='os:no' cannot be loaded"),
+        ("task.py:raises", "model.tool_parser=task.py:number", "task.py:number' is no parser"),
         ("task.py:raises", "model.tool_parser=os:sep", "model.tool_parser='os:sep' is no parser"),
         ("task.py:raises", "rollout.engine=os:no", "rollout.engine='os:no' cannot be loaded"),
         (

@@ -219,7 +219,7 @@ def test_parsers_by_name() -> None:
     ("name", "message"),
     [
         ("herms", "there is no parser 'herms'; use hermes, glm, deepseek, harmony, llama, "),
-        ("json:loads", "json:loads is no parser"),
+        ("json:loads", r"RolloutSpec\.parser='json:loads' is no parser"),
     ],
 )
 def test_a_name_that_is_no_parser_is_refused(name: str, message: str) -> None:

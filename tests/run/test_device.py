@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,6 +75,31 @@ def test_each_process_needs_a_gpu_of_its_own() -> None:
     check_gpus(2, 2, "in Ray's cluster")
     with pytest.raises(ConfigError, match="each of 3 processes, found 2 in Ray's cluster"):
         check_gpus(3, 2, "in Ray's cluster")
+
+
+_SHOWN = """
+import os, ray
+from agentrl.controller.cluster.ray_runtime import cluster_gpus, rank_actor
+ray.init(address="local", num_cpus=3, num_gpus=2, include_dashboard=False, log_to_driver=False)
+assert cluster_gpus() == 2, cluster_gpus()
+ranks = [rank_actor.options(num_cpus=1, num_gpus=1).remote(rank, None) for rank in range(2)]
+ask = lambda self: os.environ["CUDA_VISIBLE_DEVICES"]
+print(sorted(ray.get([rank.__ray_call__.remote(ask) for rank in ranks])))
+ray.shutdown()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(330)
+def test_ray_shows_each_rank_one_gpu(tmp_path: Path) -> None:
+    """Logical GPUs: what a rank is shown is decided without any real one."""
+    env = {**os.environ, "HOME": str(tmp_path)}
+    env.pop("CUDA_VISIBLE_DEVICES", None)
+    told = subprocess.run(
+        [sys.executable, "-c", _SHOWN], env=env, capture_output=True, text=True, timeout=300
+    )
+    assert told.returncode == 0, told.stderr
+    assert told.stdout.splitlines()[-1] == "['0', '1']"
 
 
 @pytest.mark.gpu

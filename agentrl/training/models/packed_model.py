@@ -24,6 +24,7 @@ from agentrl.training.data.attention import SEGMENTS, attention_arguments
 from agentrl.training.data.prefix_tree import ROOT, Span
 from agentrl.training.models.mlp_row_skip import MLP_ROWS, skip_mlp_rows
 from agentrl.training.models.patch_rmsnorm import patch_rmsnorm
+from agentrl.training.models.safetensors_check import check_safetensors
 
 I64 = npt.NDArray[np.int64]
 
@@ -193,7 +194,7 @@ def load_pretrained(
         The model, and the names of weights that the folder does not hold.
 
     Raises:
-        DataError: the folder holds no loadable model of this kind.
+        DataError: the folder holds no loadable model of this kind, or a file of it is cut.
         ConfigError: the family cannot be trained packed.
     """
     folder = Path(spec.model_path)
@@ -206,6 +207,7 @@ def load_pretrained(
             f"play it with `agentrl rollout` or `agentrl eval` on an engine that serves it, or "
             f"choose a model of text"
         )
+    check_safetensors(folder, named)
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, **config_values)
         for name in vars(config):

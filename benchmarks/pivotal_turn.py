@@ -38,11 +38,13 @@ CREDIT: Mapping[str, tuple[str, ...]] = {
 NOTES = (
     "Success is the mean reward of the trained samples themselves over "
     f"{WINDOW} steps of {SAMPLES_A_STEP} samples; no group is left out. A run that does not "
-    "reach .8 counts as all its samples.",
+    "reach .8 counts as all its samples, 640, which is a lower bound.",
     "The reward is paid at the turn that decides. A discount of .1 keeps it from the turns before, "
     "and turns after it have no return to compare: only the deciding turn has much credit of its "
     "own. GiGPO's states are those that the environment names; its trajectories' credit stays "
     "with every turn.",
+    "Chosen beforehand, on a simulation with a table in the model's place: one group a step, and "
+    "the discount of .1. The learning rate is one for all, and was tuned for none.",
 )
 
 
@@ -53,36 +55,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--runs", type=Path, help="folder of the run directories; finished ones are not run again"
     )
+    parser.add_argument("--only", help="comma-separated names of algorithms, grpo among them")
     arguments = parser.parse_args(argv)
+    names = [name for name in CREDIT if arguments.only is None or name in arguments.only.split(",")]
     folder = arguments.runs or Path(tempfile.mkdtemp(prefix="agentrl-pivotal-"))
     model = warm_up(folder / "warmup")
-    for name, settings in CREDIT.items():
+    for name in names:
         for seed in SEEDS:
-            train(folder / f"{name}-{seed}", model, (*settings, f"run.seed={seed}"))
+            train(folder / f"{name}-{seed}", model, (*CREDIT[name], f"run.seed={seed}"))
     figures = Figures()
-    report(figures, folder)
+    report(figures, folder, names)
     for note in NOTES:
         figures.note(note)
     return figures.finish(arguments, seeds=SEEDS)
 
 
-def report(figures: Figures, folder: Path) -> None:
+def report(figures: Figures, folder: Path, names: Sequence[str]) -> None:
     """Samples of each run, and the ratios of medians to GRPO's."""
     medians = {}
-    for name in CREDIT:
+    for name in names:
         samples = []
         for seed in SEEDS:
             rewards = column(folder / f"{name}-{seed}", "reward/mean")
             samples.append(samples_until(rewards, SUCCESS))
             figures.report(f"{name}, seed {seed}, samples to .8", samples[-1], "")
         medians[name] = statistics.median(samples)
-    figures.at_most(
-        "turn-level credit against GRPO, ratio of medians",
-        medians["turn_grpo"] / medians["grpo"],
-        "x",
-        2 / 3,
-    )
-    figures.report("GiGPO against GRPO, ratio of medians", medians["gigpo"] / medians["grpo"], "x")
+    if "turn_grpo" in names:
+        ratio = medians["turn_grpo"] / medians["grpo"]
+        figures.at_most("turn-level credit against GRPO, ratio of medians", ratio, "x", 2 / 3)
+    if "gigpo" in names:
+        ratio = medians["gigpo"] / medians["grpo"]
+        figures.report("GiGPO against GRPO, ratio of medians", ratio, "x")
 
 
 def samples_until(rewards: npt.NDArray[np.float64], success: float) -> int:

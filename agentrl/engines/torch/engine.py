@@ -26,6 +26,7 @@ from agentrl.engines.torch.core import TorchScheduler
 from agentrl.engines.torch.job import ScheduledRequest
 from agentrl.engines.torch.model.loading import load_model
 from agentrl.engines.torch.model.served_model import ServedModel
+from agentrl.engines.torch.sampler_noise import SamplerNoise
 from agentrl.engines.torch.thread import EngineThread
 from agentrl.engines.torch.torch_spec import RowPlan, TorchEngineSpec
 from agentrl.errors import ConfigError, EngineError
@@ -67,7 +68,10 @@ class TorchEngine:
                     "max_position_embeddings="
                     f"{model.max_positions}, got {place.context_tokens}; lower it"
                 )
-            self._core = TorchScheduler(plan, model, self._life, place.decode)
+            noise = None
+            if spec.sampler_noise:
+                noise = SamplerNoise(spec.sampler_noise, model.vocab_size, model.device)
+            self._core = TorchScheduler(plan, model, self._life, place.decode, noise)
         self._model = model
         self._thread = EngineThread(self._core, self._life, spec.num_threads or place.num_threads)
 

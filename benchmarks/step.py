@@ -312,6 +312,8 @@ def against(figures: Figures, arguments: argparse.Namespace) -> None:
                         config, run / "run", *overrides, threads=arguments.threads, root=root
                     )
                 sides[root].add_block(rows)
+                step_s = median_of(rows[COLD_STEPS:], "time/step_s")
+                print(f"{name}, block {block}, {root}: {step_s:.3f} s a step", flush=True)
         compare_checkouts(figures, name, *sides.values())
 
 

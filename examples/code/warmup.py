@@ -16,15 +16,15 @@ say, call, broken_call = (
     load_object(f"../turns.py:{name}", HERE) for name in ("say", "call", "broken_call")
 )
 
-FAULTS = {"slip": 60, "guess": 16, "json": 12, "digit": 12}
+FAULTS = {"slip": 80, "guess": 8, "json": 6, "digit": 6}
 
 
 def demonstrations(seed: int, noise: float = 0.75) -> Iterator[dict[str, Any]]:
     """Endless conversations that solve training problems, a share ``noise`` of them with one fault.
 
-    Of the faults, 60% add where they should multiply, 16% guess without the tool, 12% write broken
-    JSON (half of those try again), 12% get one digit of the answer wrong. So what is shown most
-    often, in 45% of all conversations, is wrong, and 25% are right.
+    Of the faults, 80% add where they should multiply, 8% guess without the tool, 6% write broken
+    JSON (half of those try again), 6% get one digit of the answer wrong. So what is shown most
+    often, in 60% of all conversations, is wrong, and 25% are right.
     """
     rng = random.Random(seed)
     for problem in problems(rng, "train"):

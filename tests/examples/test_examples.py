@@ -131,10 +131,10 @@ def test_the_commonest_code_demonstration_is_wrong_as_the_page_says() -> None:
         shares["broken"] += "Error: " in shown
     assert {kind: count / len(rows) for kind, count in shares.items()} == pytest.approx(
         {
-            "slip": 0.75 * 0.60,
-            "right": 0.25 + 0.75 * 0.12 / 2,
-            "guess": 0.75 * 0.16,
-            "broken": 0.75 * 0.12,
+            "slip": 0.75 * 0.80,
+            "right": 0.25 + 0.75 * 0.06 / 2,
+            "guess": 0.75 * 0.08,
+            "broken": 0.75 * 0.06,
         },
         abs=0.02,
     )

@@ -57,6 +57,15 @@ def test_a_group_of_equal_rewards_teaches_nothing() -> None:
     assert (view.zero_std, view.drop_reason, view.shared_tokens) == (True, "no_spread", 0)
 
 
+def test_the_greedy_baseline_is_no_rollout_of_its_group() -> None:
+    view = group_view(
+        [row(0, 1.0), row(1, 1.0), row(2, 0.0, purpose="baseline")],
+        {"3-0-0": tokens(1), "3-1-0": tokens(1), "3-2-0": tokens(1)},
+    )
+
+    assert (view.reward_mean, view.reward_std, view.zero_std, len(view.rows)) == (1.0, 0.0, True, 3)
+
+
 def test_a_task_by_policy_version() -> None:
     rows = [
         row(0, 1.0, policy_version_max=5, num_turns=2, num_tool_errors=0),

@@ -17,7 +17,8 @@ class GroupView:
 
     Args:
         rows: their summaries, by rollout index and attempt.
-        reward_mean, reward_std: of those with a reward; None without any.
+        reward_mean, reward_std: of those with a reward; None without any. The greedy baseline of
+            ReMax is none of them: it is what they are compared with.
         zero_std: whether all rewards are equal, so that a comparison teaches nothing.
         advantages: by id, the mean over trained tokens; None where it was not trained.
         shared_tokens: the tokens that all sequences begin with.
@@ -50,7 +51,8 @@ def group_view(
         annotations: of its trajectories; of two of one id the later one counts.
     """
     ordered = sorted(rows, key=lambda row: (row["rollout_index"], row["attempt"]))
-    rewards = [float(row["reward"]) for row in ordered if row["reward"] is not None]
+    compared = [row for row in ordered if row.get("purpose") != "baseline"]
+    rewards = [float(row["reward"]) for row in compared if row["reward"] is not None]
     means = {annotation.trajectory_id: _mean_advantage(annotation) for annotation in annotations}
     return GroupView(
         rows=tuple(ordered),

@@ -86,7 +86,7 @@ function Siblings({ run, rows, group, sequences, reference, alignment }) {
         ${rows.map((row, index) => {
           const place = sequences.findIndex((one) => one.id === row.id);
           return html`<tr key=${row.id} class=${index === active ? "active" : ""} data-active=${index === active} onClick=${() => setActive(index)}>
-            <td><a href=${link("trajectory", { run, id: row.id })}><${Name} text=${row.id} limit=${60} /></a></td>
+            <td><a href=${link("trajectory", { run, id: row.id })}><${Name} text=${row.id} limit=${60} /></a>${row.purpose === "baseline" && html` <span class="chip">greedy baseline</span>`}</td>
             <td><span class=${`chip ${statusClass(row.status)}`}>${row.status}</span></td>
             <td class="num"><span class=${rewardClass(row.reward)}>${number(row.reward)}</span></td>
             <td><${RewardParts} rewards=${row.rewards} /></td>

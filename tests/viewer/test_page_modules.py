@@ -276,9 +276,9 @@ def test_sixteen_siblings_of_8000_tokens_are_aligned_in_half_a_second(kind: str)
         m.align(siblings);
         let best = Infinity;
         for (let i = 0; i < 3; i += 1) {
-            const started = performance.now();
+            const started = process.cpuUsage();  // its own time, whatever else runs
             m.align(siblings);
-            best = Math.min(best, performance.now() - started);
+            best = Math.min(best, process.cpuUsage(started).user / 1000);
         }
         return best;"""
 

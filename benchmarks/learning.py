@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from benchmarks.figures import RESULTS, Figures, add_arguments
@@ -42,6 +43,13 @@ CODE_ALONE = (
     "stages.rl.eval.sets.code_without_tool.num_tasks=1",
 )
 
+CONTROLS = Path(__file__).with_name("search_controls.py")
+PRICED = (
+    "model.path={runs}/search-0/models/warmup",
+    f'stages.rl.reward.functions=["task.py:correct", "{CONTROLS}:price"]',
+)
+"""A search costs something, so that one that brings nothing need not go on."""
+
 RUNS = (
     Run("code-0", "code"),
     *(Run(f"code-{seed}", "code", CODE_ALONE, seed) for seed in SEEDS[1:]),
@@ -49,6 +57,8 @@ RUNS = (
     Run("search-0", "search"),
     Run("search-unmasked", "search", ("stages.rl.debug.train_on_tool_tokens=true",)),
     Run("search-shuffled", "search", ("stages.rl.debug.shuffle_rewards=true",)),
+    Run("search-priced", "search", PRICED),
+    Run("search-random", "search", (*PRICED, f'stages.rl.env.tools=["{CONTROLS}:search"]')),
 )
 NAMES = [run.name for run in RUNS]
 
@@ -75,6 +85,9 @@ NOTES = {
         "3e-4 falling is what ships. Each line is one run of one seed.",
         "The fresh questions are a split that no setting was chosen on: 300 questions about names "
         "that occur in no training question and in no other held-out one.",
+        "At a price: each search takes 0.05 from the reward. Random answers: the retriever gives "
+        "two documents that have nothing to do with the query. Both start from the warm-up of the "
+        "run above.",
     ),
 }
 
@@ -127,7 +140,7 @@ def train(run: Run, folder: Path) -> None:
     command += [
         f"run.dir={folder}",
         f"run.seed={run.seed}",
-        *run.settings,
+        *(text.replace("{runs}", str(folder.parent.resolve())) for text in run.settings),
         *(["--resume"] if (folder / "run.json").is_file() else []),
     ]
     print(f"--- {run.name}: {' '.join(run.settings)}", flush=True)
@@ -182,6 +195,7 @@ def report_search(figures: Figures, folder: Path, names: set[str]) -> None:
         figures.at_most(
             "search, rewards shuffled, sampled gain", after["sampled"] - before["sampled"], "", 0.0
         )
+    report_prices(figures, folder, names)
     if "search-0" in names:
         known = fresh_accuracies(folder / "search-0", "search")
         for when, kind in product(("before", "after"), ("sampled", "greedy")):
@@ -190,6 +204,21 @@ def report_search(figures: Figures, folder: Path, names: set[str]) -> None:
                 figures.at_least(told, known[when][kind], "", 0.55)
             else:
                 figures.report(told, known[when][kind], "")
+
+
+def report_prices(figures: Figures, folder: Path, names: set[str]) -> None:
+    """Figures of whether searching goes on, where a search has a price."""
+    for name, told in (
+        ("search-priced", "search at a price"),
+        ("search-random", "search at a price, random answers"),
+    ):
+        if name in names:
+            first, last = calls_of(folder / name)
+            figures.report(f"{told}, searches an episode, first steps", first, "")
+            if name == "search-random":
+                figures.at_most(f"{told}, searches an episode, last steps", last, "", 0.1)
+            else:
+                figures.at_least(f"{told}, searches an episode, last steps", last, "", 1.0)
 
 
 def summary_of(run: Path) -> dict[str, Any]:
@@ -202,6 +231,14 @@ def ends(run: Path, name: str) -> tuple[dict[str, float], dict[str, float]]:
     """Accuracies of a held-out set before and after."""
     own = summary_of(run)["eval"][name]
     return own["before"], own["after"]
+
+
+def calls_of(run: Path) -> tuple[float, float]:
+    """Calls an episode, means of the first and of the last five steps."""
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [row for row in map(json.loads, lines) if "tool/calls_per_traj" in row]
+    calls = [row["tool/calls_per_traj"] for row in rows]
+    return mean(calls[:5]), mean(calls[-5:])
 
 
 def sharpest(summary: dict[str, Any]) -> float:

@@ -65,6 +65,11 @@ class SearchIndex:
     def __len__(self) -> int:
         return len(self._documents)
 
+    @property
+    def documents(self) -> Sequence[Document]:
+        """What can be found, in the order given."""
+        return self._documents
+
     def search(self, query: str, top_k: int) -> list[Hit]:
         """The ``top_k`` best documents that share a word with ``query``, best first."""
         retriever, vocabulary = self._retriever()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import html
+import importlib.abc
 import os
 import secrets
 import shutil
@@ -59,6 +60,16 @@ def own_hosts(host: str) -> tuple[str, ...]:
     return (socket.gethostname(), socket.getfqdn()) if host in _ANY else (host,)
 
 
+class _WithoutPandas(importlib.abc.MetaPathFinder):
+    """Where pandas is installed, pyarrow loads it at its first array: time and 35 MB, and nothing
+    of the viewer uses it.
+    """
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError("the viewer does without pandas", name=name)
+
+
 def serve(
     source: Path,
     *,
@@ -81,6 +92,7 @@ def serve(
         StoreError: there is no run.
         MachineError: the address cannot be listened on.
     """
+    sys.meta_path.insert(0, _WithoutPandas())
     import uvicorn
 
     from agentrl.viewer.app import create_app

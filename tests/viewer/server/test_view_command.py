@@ -123,6 +123,19 @@ def test_what_the_viewer_imports_needs_no_gpu_stack() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_what_a_page_needs_loads_no_pandas(run: RunDirectory) -> None:
+    """It is there, and pyarrow would load it at its first array."""
+    with started(run) as (pid, link):
+        root, _, token = link.partition("/?token=")
+        headers = {"Authorization": f"Bearer {token.partition('#')[0]}"}
+        [row] = httpx.get(f"{root}/api/runs", headers=headers).json()["runs"]
+        for part in ("overview", "trajectories", "facets"):
+            answer = httpx.get(f"{root}/api/runs/{row['key']}/{part}", headers=headers)
+            assert answer.status_code == 200, answer.text
+        mapped = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")
+    assert "pyarrow" in mapped and "pandas" not in mapped
+
+
 def test_over_ssh_the_tunnel_is_told_and_no_browser_opened() -> None:
     environment = {"SSH_CONNECTION": "10.0.0.9 5000 10.0.0.1 2222", "USER": "ann", "DISPLAY": ":1"}
     lines, desktop = ways_in(ADDRESS, environment, terminal=True)

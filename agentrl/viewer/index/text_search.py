@@ -14,13 +14,13 @@ import json
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from agentrl.errors import StoreError
 from agentrl.store.trajectories.live_record import live_texts
+from agentrl.types import content_text
 
 Match = tuple[str, float]
 """The id of a record and when it was recorded, which tell it from older ones of the id."""
@@ -28,12 +28,22 @@ Match = tuple[str, float]
 _KEPT_SEARCHES = 16
 _KEPT_MATCHES = 200_000
 """Of all kept searches together; one takes some 200 bytes, and a word may be in all."""
-_TEXT_PATHS = ("$[*].text", "$[*].observed[*].content", "$[*].calls[*].result.content")
-"""Where the turns' JSON has texts; each is looked through where those before it lack the needle."""
+_SHAPE = (
+    '[{"text": "VARCHAR", "observed": [{"content": "VARCHAR"}], '
+    '"calls": [{"result": {"content": "VARCHAR"}}]}]'
+)
+"""Where the turns' JSON has texts, for DuckDB."""
+_TEXTS = (
+    ("t.text", "for t in parsed"),
+    ("o.content", "for o in flatten([t.observed for t in parsed])"),
+    ("c.result.content", "for c in flatten([t.calls for t in parsed])"),
+)
 _HALF_A_PAIR = r"\\ud[89a-f]"
 """Half of a surrogate pair, as JSON spells it: DuckDB refuses it, and such turns escape all that is
 not ASCII.
 """
+_PARTS = '"content":['
+"""A content that is a list of parts, not a text."""
 _MANY = 400
 """Shards in one statement of DuckDB; bounds what a shard that vanished costs."""
 
@@ -106,31 +116,26 @@ class TextSearch:
 def _scan(needle: str, shards: Sequence[Path]) -> list[tuple[str, Match]]:
     import duckdb  # a tenth of what the viewer's start costs, and few search
 
-    # A search costs as much as the texts cost to read, and parsing the turns that much again. So
-    # turns are first searched as they are stored; only those that have the needle outside of the
-    # format's keys are parsed, and of them one kind of text at a time.
+    # A search costs as much as the texts cost to read. Parsing the turns costs a quarter of that,
+    # and looking at each of their texts half: so turns are first searched as they are stored.
     fold = _folds(needle)
-    ends = " OR ".join(_has(name, "needle", fold) for name in ("prompt", "final_text"))
-    texts = [f"json_extract(turns, '{path}')::VARCHAR" for path in _TEXT_PATHS]
-    parsed = " ".join(
-        f"WHEN regexp_matches({text}, $pattern) AND regexp_matches({text}, $exact) THEN true"
-        for text in texts
-    )
+    ends = " OR ".join(_has(name, fold) for name in ("prompt", "final_text"))
+    within = " OR ".join(f"list_bool_or([{_has(text, fold)} {loop}])" for text, loop in _TEXTS)
+    odd = f"(regexp_matches(turns, $half) OR contains(turns, '{_PARTS}'))"
+    # the one-element list has them parsed once, and only where they are looked at
     sql = f"""
-        SELECT filename, id, recorded_at,
-            CASE WHEN NOT ({ends}) AND regexp_matches(turns, $half) THEN turns END
+        SELECT filename, id, recorded_at, CASE WHEN NOT ({ends}) AND {odd} THEN turns END
         FROM read_parquet($shards, filename = true, hive_partitioning = false)
         WHERE {ends} OR CASE
-            WHEN regexp_matches(turns, $half) THEN true
-            WHEN regexp_matches(turns, $pattern) THEN CASE {parsed} ELSE false END
+            WHEN {odd} THEN true
+            WHEN regexp_matches(turns, $pattern)
+                THEN list_bool_or([{within} for parsed in [json_transform(turns, '{_SHAPE}')]])
             ELSE false END
     """
-    pattern, exact = _patterns(needle)
     values = {
         "shards": [str(path) for path in shards],
         "needle": needle,
-        "pattern": pattern,
-        "exact": exact,
+        "pattern": _pattern(needle),
         "half": _HALF_A_PAIR,
     }
     try:
@@ -144,63 +149,54 @@ def _scan(needle: str, shards: Sequence[Path]) -> list[tuple[str, Match]]:
     return [
         (name, (trajectory_id, recorded_at))
         for name, trajectory_id, recorded_at, turns in found
-        if turns is None or _in_turns(pattern, exact, turns)
+        if turns is None or _in_turns(needle, turns)
     ]
 
 
-def _has(column: str, parameter: str, fold: bool) -> str:
-    """The condition that a text has a parameter's, in any case where ``fold``."""
-    return (
-        f"regexp_matches({column}, ${parameter}, 'il')"
-        if fold
-        else f"contains({column}, ${parameter})"
-    )
+def _has(text: str, fold: bool) -> str:
+    """The condition that a text of DuckDB has the needle, in any case where ``fold``."""
+    return f"regexp_matches({text}, $needle, 'il')" if fold else f"contains({text}, $needle)"
 
 
 def _folds(needle: str) -> bool:
     return needle == needle.lower()
 
 
-def _patterns(needle: str) -> tuple[str, str]:
-    """Regular expressions, for RE2 and for Python, of ``needle`` in a text of JSON.
+def _pattern(needle: str) -> str:
+    """A regular expression, for RE2 and for Python, that stored turns match which have ``needle``
+    in a text.
 
-    Returns:
-        One that RE2 is quick with, since it begins with the needle and so leaps from one to the
-        next: it leaves out keys, which go on to a quotation mark and a colon. And one that needs
-        every character from the first on: it leaves out the letters of an escape.
+    It begins with the needle, so that RE2 leaps from one to the next, and leaves out keys, which go
+    on to a quotation mark and a colon.
     """
     spelled = json.dumps(needle, ensure_ascii=False)[1:-1]
-    # DuckDB spells \\u001b with a capital B
-    literal = re.sub(r"\\\\u00[01][0-9a-f]", lambda code: f"(?i:{code[0]})", re.escape(spelled))
     flags = "i" if _folds(needle) else "s"
-    pattern = rf'(?{flags}:{literal}[A-Za-z0-9_]*(?:[^A-Za-z0-9_"]|"[^:]))'
-    return pattern, rf"^(?:[^\\]|\\[^u]|\\u[0-9A-Fa-f]{{4}})*?{pattern}"
+    return rf'(?{flags}:{re.escape(spelled)})[A-Za-z0-9_]*(?:[^A-Za-z0-9_"]|"[^:])'
 
 
 def _scan_live(needle: str, path: Path) -> Iterator[Match]:
-    fold = _folds(needle)
-    pattern, exact = _patterns(needle)
     for row in live_texts(path):
-        ends = (row["prompt"], row["final_text"])
-        if any(needle in (text.lower() if fold else text) for text in ends) or _in_turns(
-            pattern, exact, row["turns"]
-        ):
+        if _has_any(needle, (row["prompt"], row["final_text"])) or _in_turns(needle, row["turns"]):
             yield row["id"], row["recorded_at"]
 
 
-def _in_turns(pattern: str, exact: str, turns: str) -> bool:
-    """Whether a text of stored turns has what the patterns are for."""
+def _in_turns(needle: str, turns: str) -> bool:
+    """Whether a text of stored turns has the needle."""
     is_spelled_so = re.search(_HALF_A_PAIR, turns) is None
-    if is_spelled_so and re.search(pattern, turns) is None:
+    if is_spelled_so and re.search(_pattern(needle), turns) is None:
         return False
-    texts = json.dumps(_texts_of(turns), ensure_ascii=False)
-    return re.search(pattern, texts) is not None and re.search(exact, texts) is not None
+    return _has_any(needle, _texts_of(turns))
 
 
-def _texts_of(turns: str) -> list[Any]:
-    found: list[Any] = []
+def _has_any(needle: str, texts: Iterable[str]) -> bool:
+    fold = _folds(needle)
+    return any(needle in (text.lower() if fold else text) for text in texts)
+
+
+def _texts_of(turns: str) -> Iterator[str]:
     for turn in json.loads(turns):
-        found.append(turn["text"])
-        found += [message.get("content") for message in turn["observed"]]
-        found += [(call["result"] or {}).get("content") for call in turn["calls"]]
-    return found
+        yield turn["text"]
+        for message in turn["observed"]:
+            yield content_text(message.get("content"))
+        for call in turn["calls"]:
+            yield content_text((call["result"] or {}).get("content"))

@@ -20,11 +20,20 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-__all__ = ["NOT_HERE", "RESULTS", "ROOT", "Figure", "Figures", "add_arguments", "machine"]
+__all__ = [
+    "NOT_HERE",
+    "RESULTS",
+    "ROOT",
+    "Figure",
+    "Figures",
+    "add_arguments",
+    "machine",
+    "measure_parts",
+]
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -146,6 +155,40 @@ class Figures:
         }
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+def measure_parts(
+    parts: Mapping[str, Callable[[Figures, argparse.Namespace], None]],
+    arguments: argparse.Namespace,
+) -> int:
+    """Measures the parts of a benchmark that ``--only`` names, or all; each is shown, and recorded
+    in a file of its own, as soon as it is measured.
+
+    Args:
+        parts: by name.
+        arguments: parsed, with ``only`` and ``seed``, by a parser that went through
+            ``add_arguments``.
+
+    Returns:
+        The exit status: 0 when each target was met, else 1.
+    """
+    whole = Figures()
+    for name in arguments.only or parts:
+        print(f"-- {name}", flush=True)
+        figures = Figures()
+        parts[name](figures, arguments)
+        figures.show()
+        if arguments.record:
+            benchmark = arguments.benchmark
+            figures.record(
+                RESULTS / f"{benchmark}_{name}.json",
+                command=f"python -m benchmarks.{benchmark} --only {name}",
+                seeds=[arguments.seed],
+            )
+        whole.rows += figures.rows
+    if arguments.json is not None:
+        whole.write_json(arguments.json)
+    return int(any(row.met is False for row in whole.rows))
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, benchmark: str) -> None:

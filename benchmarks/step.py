@@ -4,6 +4,8 @@
 ``python -m benchmarks.step`` measures. The calculator task runs in blocks, ours and TRL's in turn,
 so that noise of the machine meets both; the first step of every block is left out. Ours is the
 command ``agentrl train`` as it is: Ray, run directory and store included.
+``python -m benchmarks.step --against FOLDER`` compares with another checkout of this repository
+instead, on both tasks, in blocks that take turns.
 """
 
 from __future__ import annotations
@@ -40,8 +42,11 @@ __all__ = [
 
 CALCULATOR = ROOT / "benchmarks" / "calculator"
 CODE = ROOT / "examples" / "code"
+TASKS = {"calculator": CALCULATOR, "code": CODE}
+PHASES = ("rollout", "logprobs", "update", "publish", "wait_store")
 TRL_PACKAGES = ("torch", "trl==1.16.*", "transformers", "accelerate", "datasets", "jmespath")
 TARGET = 2.5
+SLOWER = 1.05  # what a step may take over another checkout's
 COLD_STEPS = 1
 
 NOTES = (
@@ -78,8 +83,10 @@ def median_of(rows: Sequence[Row], name: str) -> float:
     return statistics.median(values) if values else 0.0
 
 
-def train(config: Path, run_dir: Path, *overrides: str, threads: int = 1) -> list[Row]:
-    """Runs ``agentrl train`` in a process of its own.
+def train(
+    config: Path, run_dir: Path, *overrides: str, threads: int = 1, root: Path = ROOT
+) -> list[Row]:
+    """Runs ``agentrl train`` of the checkout ``root`` in a process of its own.
 
     Returns:
         The rows of the ``rl`` stage's metrics, one a step.
@@ -98,7 +105,8 @@ def train(config: Path, run_dir: Path, *overrides: str, threads: int = 1) -> lis
     ]
     done = subprocess.run(
         command,
-        env=environment(threads),
+        cwd=root,
+        env={**environment(threads), "PYTHONPATH": str(root)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -271,11 +279,61 @@ def code(figures: Figures, arguments: argparse.Namespace) -> None:
         rows = train(CODE / "config.yaml", folder / "run", *overrides, steps)[COLD_STEPS:]
         share = sandbox_share(folder / "run")
     figures.report("code: step", median_of(rows, "time/step_s"), "s")
-    for phase in ("rollout", "logprobs", "update", "publish", "wait_store"):
+    for phase in PHASES:
         figures.report(f"code: {phase}", median_of(rows, f"time/{phase}_s"), "s")
     figures.report("code: episodes played a step", median_of(rows, "count/trajectories"), "")
     figures.report("code: a sandboxed call, p50", median_of(rows, "tool/python/latency_s/p50"), "s")
     figures.report("code: share of episode time in the sandbox", share, "")
+
+
+def against(figures: Figures, arguments: argparse.Namespace) -> None:
+    """Blocks of this checkout and of another in turn: the same model, seed and settings, by the
+    median of the ratios of equal steps.
+    """
+    steps = arguments.block_steps + COLD_STEPS
+    for name, folder in TASKS.items():
+        if arguments.only not in (None, name):
+            continue
+        model = checkpoint(arguments.cache, name, folder, seed=arguments.seed)
+        sides = {ROOT: Side(), arguments.against.resolve(): Side()}
+        for block in range(arguments.blocks):
+            for root in list(sides) if block % 2 else list(reversed(sides)):
+                overrides = (
+                    f"model.path={model}",
+                    f"train.steps={steps}",
+                    f"train.threads_per_rank={arguments.threads}",
+                    f"run.seed={arguments.seed + block}",
+                    "eval.sets={}",
+                    "stages.rl.eval.sets={}",
+                )
+                config = root / folder.relative_to(ROOT) / "config.yaml"
+                with scratch() as run:
+                    rows = train(
+                        config, run / "run", *overrides, threads=arguments.threads, root=root
+                    )
+                sides[root].add_block(rows)
+                step_s = median_of(rows[COLD_STEPS:], "time/step_s")
+                print(f"{name}, block {block}, {root}: {step_s:.3f} s a step", flush=True)
+        compare_checkouts(figures, name, *sides.values())
+
+
+def compare_checkouts(figures: Figures, task: str, ours: Side, other: Side) -> None:
+    """The figures of both checkouts on one task.
+
+    Raises:
+        ValueError: they did not take the same number of steps.
+    """
+    figures.report(f"{task}: steps counted on each side", len(ours.rows), "")
+    for name in ("step", *PHASES):
+        key = f"time/{name}_s"
+        figures.report(f"{task}: {name}", median_of(ours.rows, key), "s")
+        figures.report(f"{task}: {name}, the other checkout", median_of(other.rows, key), "s")
+    pairs = list(zip(ours.rows, other.rows, strict=True))
+    ratio = statistics.median(a["time/step_s"] / b["time/step_s"] for a, b in pairs)
+    figures.at_most(f"{task}: a step over the other checkout's", ratio, "x", SLOWER)
+    trained = "count/trained_tokens"
+    same = sum(a.get(trained) == b.get(trained) for a, b in pairs) / len(pairs)
+    figures.report(f"{task}: share of steps that train as many tokens on both sides", same, "")
 
 
 def checkpoint(
@@ -354,6 +412,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--cache", type=Path, default=default_cache(), help="environment and warm-up checkpoints"
     )
     parser.add_argument("--only", choices=("calculator", "code"), help="one half alone")
+    parser.add_argument(
+        "--against", type=Path, metavar="FOLDER", help="compare with another checkout instead"
+    )
     parser.add_argument("--blocks", type=int, default=5, help="blocks of each side (5)")
     parser.add_argument("--block-steps", type=int, default=5, help="counted steps of a block (5)")
     parser.add_argument(
@@ -369,6 +430,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         set_up(arguments.cache, arguments.torch_index)
         return 0
     figures = Figures()
+    if arguments.against is not None:
+        against(figures, arguments)
+        return figures.finish(arguments, seeds=[arguments.seed])
     if arguments.only != "code":
         for note in NOTES:
             figures.note(note)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.figures import RESULTS, Figures, add_arguments
+from benchmarks.figures import Figures, add_arguments, measure_parts
 from benchmarks.viewers import behaviour, blame, group, index, live, page, replay, start, writer
 
 __all__ = ["PARTS"]
@@ -46,20 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     add_arguments(parser, benchmark="viewer")
     arguments = parser.parse_args(argv)
-
-    whole = Figures()
-    for name in arguments.only or PARTS:
-        print(f"-- {name}", flush=True)
-        figures = Figures()
-        PARTS[name](figures, arguments)
-        figures.show()
-        if arguments.record:
-            command = f"python -m benchmarks.viewer --only {name}"
-            figures.record(RESULTS / f"viewer_{name}.json", command=command, seeds=[arguments.seed])
-        whole.rows += figures.rows
-    if arguments.json is not None:
-        whole.write_json(arguments.json)
-    return int(any(row.met is False for row in whole.rows))
+    return measure_parts(PARTS, arguments)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ trainer must do is declared here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -104,6 +104,7 @@ class AlgorithmSpec:
             algorithm's own.
         partition: whose samples stay on one rank: each alone, those of a trajectory, or those of a
             group, which then are in one micro-batch, as ``pair_loss`` needs.
+        sources: the setting that a function came from, by the function's field.
 
     Raises:
         ConfigError: functions and declarations do not fit each other.
@@ -133,6 +134,7 @@ class AlgorithmSpec:
     columns: tuple[AnnotationColumn, ...] = ()
     max_staleness: int | None = None
     partition: Unit = "sample"
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if (self.policy_loss is None) == (self.pair_loss is None):
@@ -180,6 +182,10 @@ class AlgorithmSpec:
     def recomputes_old_logprobs(self) -> bool:
         """Whether the trainer computes π_old in a pass of its own."""
         return self.policy_loss is not None and self.old_logprobs in ("auto", "recompute")
+
+    def told(self, function: str) -> str:
+        """What errors call a function of this record, such as ``credit``."""
+        return self.sources.get(function, f"algorithm {self.name!r}: its {function}")
 
     def for_updates(self, num_epochs: int, *, single: bool) -> AlgorithmSpec:
         """This algorithm where a batch gets so many passes.

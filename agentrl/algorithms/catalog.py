@@ -9,9 +9,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
+
+import numpy as np
 
 from agentrl.algorithms.algorithm_spec import AlgorithmSpec
+from agentrl.algorithms.records import (
+    Advantages,
+    Correction,
+    Credit,
+    FilterResult,
+    PairLoss,
+    TokenLoss,
+)
 from agentrl.algorithms.settings import (
     AlgorithmSettings,
     CISPOSettings,
@@ -34,8 +44,14 @@ from agentrl.algorithms.settings import (
     TurnGRPOSettings,
     VAPOSettings,
 )
-from agentrl.errors import ConfigError, did_you_mean
+from agentrl.errors import did_you_mean
 from agentrl.types import load_object
+from agentrl.types.user_code.function import (
+    UserFunction,
+    check_takes,
+    load_function,
+    signature_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,24 +122,44 @@ def make_algorithm(
     """
     given = dict(settings or {})
     kind = settings_of(name)
-    if kind is not None:
-        checked = kind(**given)
-        made = load_object(f"agentrl.algorithms.builtin.{ALGORITHMS[name].make}")(checked)
-        for part, reference in checked.replaced.items():
-            made = _with_own(made, part, _own_function(checked, part, reference, base_dir))
-    else:
-        function = load_object(name, base_dir)
-        _check_keywords(name, function, given)
-        made = function(**given)
-    if not isinstance(made, AlgorithmSpec):
-        raise AlgorithmSettings.broken(
-            "name", f"={name!r} must return an AlgorithmSpec, got {type(made).__name__}"
-        )
-    return made
+    if kind is None:
+        return _users_algorithm(name, given, base_dir)
+    checked = kind(**given)
+    made: AlgorithmSpec = load_object(f"agentrl.algorithms.builtin.{ALGORITHMS[name].make}")(
+        checked
+    )
+    for part, reference in checked.replaced.items():
+        names, returns = _FUNCTIONS[part]
+        broken = partial(checked.broken, part)
+        takes = f"({', '.join(names)})"
+        own = load_function(reference, base_dir, broken, takes)
+        check_takes(own, reference, broken, takes, *names)
+        made = _with_own(made, part, UserFunction(own, returns, broken, reference))
+    named = {
+        part: f"{type(checked).__name__}.{part}={own!r}" for part, own in checked.replaced.items()
+    }
+    return replace(made, sources=named)
+
+
+def _users_algorithm(
+    name: str, settings: Mapping[str, Any], base_dir: Path | None
+) -> AlgorithmSpec:
+    """What a user's own function makes of its settings; errors of its functions name it."""
+    broken = partial(AlgorithmSettings.broken, "name")
+    function = load_function(name, base_dir, broken, "the algorithm's settings")
+    _check_keywords(name, function, settings)
+    made: AlgorithmSpec = UserFunction(function, AlgorithmSpec, broken, name)(**settings)
+    parts: dict[str, Any] = {
+        part: UserFunction(own, returns, broken, name, part)
+        for part, (_, returns) in _FUNCTIONS.items()
+        if (own := getattr(made, part)) is not None
+    }
+    named = {part: f"AlgorithmSettings.name={name!r}: its {part}" for part in parts}
+    return replace(made, **parts, sources=named)
 
 
 def _check_keywords(name: str, function: Any, settings: Mapping[str, Any]) -> None:
-    parameters = inspect.signature(function).parameters
+    parameters = signature_of(function).parameters
     names = ", ".join(sorted(parameters)) or "none"
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     for key in () if takes_any else settings:
@@ -144,27 +180,6 @@ def _check_keywords(name: str, function: Any, settings: Mapping[str, Any]) -> No
         )
 
 
-def _own_function(
-    settings: AlgorithmSettings, part: str, reference: str, base_dir: Path | None
-) -> Callable[..., Any]:
-    """A user's function for a part of a built-in algorithm.
-
-    Raises:
-        ConfigError: it does not exist, or takes other arguments.
-    """
-    try:
-        function = load_object(reference, base_dir)
-        inspect.signature(function).bind(*_ARGUMENTS[part])
-    except (ConfigError, TypeError, ValueError) as error:
-        wanted = ", ".join(_ARGUMENTS[part])
-        raise settings.broken(
-            part,
-            f"={reference!r} must name a function of ({wanted}), got {error}; name another, or "
-            "leave it out",
-        ) from None
-    return cast(Callable[..., Any], function)
-
-
 def _with_own(made: AlgorithmSpec, part: str, own: Callable[..., Any]) -> AlgorithmSpec:
     """``made`` with a function of its own. What a built-in algorithm wraps around it (a KL term, a
     penalty for length) stays.
@@ -177,7 +192,18 @@ def _with_own(made: AlgorithmSpec, part: str, own: Callable[..., Any]) -> Algori
     return replace(made, **parts)
 
 
-_ARGUMENTS = {"policy_loss": ("inputs",), "credit": ("rewards", "state"), "advantages": ("credit",)}
-"""What each function is given, by position."""
+_FUNCTIONS: Mapping[str, tuple[tuple[str, ...], type]] = {
+    "keep_group": (("group",), FilterResult),
+    "credit": (("rewards", "state"), Credit),
+    "select": (("rewards",), np.ndarray),
+    "reduction": (("counts",), np.ndarray),
+    "advantages": (("credit",), Advantages),
+    "policy_loss": (("inputs",), TokenLoss),
+    "pair_loss": (("inputs",), PairLoss),
+    "value_loss": (("inputs",), TokenLoss),
+    "correction": (("inputs",), Correction),
+    "next_state": (("state", "stats"), Mapping),
+}
+"""What each function of a record is given, by position, and what it returns."""
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

@@ -69,7 +69,7 @@ class Rewards:
             ``needs.baseline``.
         turn_trajectory: ``[U]`` int64, row of a turn's trajectory; turns are in order.
         turn_reward: ``[U]`` float64, the steps' own rewards (already part of the totals).
-        state_key: ``[U]`` uint64, hash of the observation before the action; 0 where there is none.
+        state_key: ``[U]`` uint64, hash of the state before the action; 0 where there is none.
         seed: for whatever the algorithm draws at random.
     """
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from agentrl.cli.terminal import say
 
 if TYPE_CHECKING:
-    from agentrl.config import StageConfig
+    from agentrl.config import RunConfig, StageConfig
     from agentrl.run.data.datasets import DataSet
     from agentrl.types import Task
 
@@ -34,6 +34,7 @@ def check_command(config: Path, /, *overrides: str) -> None:
     from agentrl.types import SegmentKind
 
     loaded = load_config(config, overrides)
+    _check_model(loaded)
     print("configuration: ok")
     for stage in loaded.resolved_stages():
         algorithm = stage.make_algorithm()
@@ -50,6 +51,22 @@ def check_command(config: Path, /, *overrides: str) -> None:
             _check_rollouts(stage)
         else:
             _check_demonstrations(stage)
+
+
+def _check_model(config: RunConfig) -> None:
+    """Loads the function of the user's own that makes the model."""
+    from agentrl.run.data.datasets import bind_named
+
+    own = config.model
+    if own.build is not None:
+        bind_named(
+            "model.build",
+            own.build,
+            config.base_dir,
+            config.run.seed,
+            own.build_args,
+            config.base_dir,
+        )
 
 
 def _check_demonstrations(stage: StageConfig) -> None:
@@ -69,14 +86,25 @@ def _check_rollouts(stage: StageConfig) -> None:
     from agentrl.agent_server import AgentProgramSpec
     from agentrl.envs import check_env
     from agentrl.errors import ConfigError, EnvError
-    from agentrl.run.build import LiveObjects, player_spec, rubric_spec
+    from agentrl.run.build import (
+        LiveObjects,
+        parser_name,
+        player_spec,
+        rubric_spec,
+        task_sampler,
+    )
     from agentrl.run.data.datasets import DataSet
+    from agentrl.tools.parsers import load_parser
 
-    first = _first_task(DataSet.of_training(stage))
+    tasks = _tasks(DataSet.of_training(stage))
+    first = tasks[0]
+    if stage.model.tool_parser != "auto":
+        load_parser(parser_name(stage))
+    task_sampler(stage, tasks)
     sets = {"data.train": (first, True)}
     for name, item in stage.eval.sets.items():
         data = replace(DataSet.held_out(stage, name), setting=f"eval.sets.{name}")
-        sets[data.setting] = (_first_task(data), item.tools)
+        sets[data.setting] = (_tasks(data)[0], item.tools)
     weights = rubric_spec(stage, LiveObjects()).build().weights
     parts = ", ".join(f"{weight:g} x {name}" for name, weight in weights.items())
     say(f"  reward: {parts or 'step rewards alone'}")
@@ -114,7 +142,7 @@ def _check_rewards(stage: StageConfig, sets: Mapping[str, tuple[Task, bool]]) ->
         say(f"  reward: {name} gives a bool, which counts as 1.0 or 0.0; return a float to say so")
 
 
-def _first_task(data: DataSet) -> Task:
+def _tasks(data: DataSet) -> list[Task]:
     tasks = data.tasks()
     say(f"  {data.setting}: {len(tasks)} tasks, the first is {tasks[0].id!r}")
-    return tasks[0]
+    return tasks

@@ -23,7 +23,7 @@ from agentrl.run.eval_file import (
     task_scores,
     write_eval_file,
 )
-from agentrl.types import load_object
+from agentrl.types.user_code.function import check_takes, load_function
 
 if TYPE_CHECKING:
     from agentrl.controller.evaluator import Evaluation
@@ -75,7 +75,9 @@ def eval_command(
             raise ConfigError(
                 "--score FILE needs --reward file.py:name, and neither a model nor a configuration"
             )
-        evaluated = rescored(read_eval_file(score), Rubric([load_object(reward)]))
+        function = load_function(reward, None, _broken_reward, "(episode)")
+        check_takes(function, reward, _broken_reward, "(episode)", "episode")
+        evaluated = rescored(read_eval_file(score), Rubric([function]))
     elif model is None or reward is not None:
         raise ConfigError(
             "name a run or a model to examine, or give --score FILE with --reward file.py:name"
@@ -114,6 +116,10 @@ def _by_source(results: Sequence[Evaluation]) -> list[EvaluatedTask]:
                 source = f"{result.name}/{source}"
             evaluated.append(replace(entry, task=replace(entry.task, data_source=source)))
     return evaluated
+
+
+def _broken_reward(rule: str) -> ConfigError:
+    return ConfigError(f"--reward{rule}")
 
 
 def _report(evaluated: Sequence[EvaluatedTask], *, as_json: bool) -> None:

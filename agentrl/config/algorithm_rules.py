@@ -60,8 +60,8 @@ def _other_model_faults(stage: StageConfig, learner: Traits) -> Iterator[Fault]:
         if is_given and not needed:
             yield fault(
                 f"algorithm.name={name!r} has no use for a {key} as it is set, got "
-                f"{key}.stage={own.stage!r} and {key}.path={own.path!r}; leave them out, or choose "
-                f"{_USES[key]}",
+                f"{key}.stage={own.stage!r} and {key}.path={own.path!r}; leave them out here, and "
+                f"where another stage has one set stages.NAME.{key}.stage, or choose {_USES[key]}",
                 f"{key}.stage" if own.stage is not None else f"{key}.path",
             )
     if needs.critic and stage.critic.stage is None and stage.critic.path is None:

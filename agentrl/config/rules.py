@@ -28,7 +28,7 @@ def run_faults(config: RunConfig, *, trains: bool = True) -> Iterator[Fault]:
             "function that writes one; got neither",
             "model.path",
         )
-    if config.run.deterministic and config.model.dtype != "float32":
+    if config.run.deterministic and config.model.dtype not in (None, "float32"):
         yield fault(
             f"run.deterministic needs model.dtype='float32', got {config.model.dtype!r}; "
             "set it, or run.deterministic=false",
@@ -158,6 +158,13 @@ def _size_faults(stage: StageConfig) -> Iterator[Fault]:
             f"got {train.mini_batch_prompts}; the divisors are {', '.join(divisors)}",
             "train.mini_batch_prompts",
             "train.batch_prompts",
+        )
+    if train.backend == "plain" and train.world_size > 1:
+        yield fault(
+            "train.backend='plain' runs in one process, which needs train.world_size=1, got "
+            f"{train.world_size}; set it, or train.backend=fsdp2",
+            "train.backend",
+            "train.world_size",
         )
     episodes = train.mini_batch_prompts * stage.rollout.group_size
     if train.world_size > episodes:

@@ -32,6 +32,7 @@ from agentrl.config.train_sections import (
 from agentrl.metrics.health.health_spec import HealthSpec
 from agentrl.sandbox import SandboxSpec
 from agentrl.store.store_spec import StoreSpec
+from agentrl.training.device import DeviceType, device_type
 from agentrl.training.optim.optim_spec import OptimSpec
 from agentrl.types.section import Count, Listed, Section
 
@@ -112,9 +113,21 @@ class StageConfig(_StageSections, _RunSections):
         return self.sandbox.max_running // self.num_hosts
 
     @property
+    def device(self) -> DeviceType:
+        """Where it is trained and played on this machine; looking for a GPU imports torch."""
+        return device_type(self.train.device)
+
+    @property
+    def dtype(self) -> Dtype:
+        """Of the weights in training, and of the arithmetic."""
+        if self.model.dtype is not None:
+            return self.model.dtype
+        return "float32" if self.run.deterministic or self.device == "cpu" else "bfloat16"
+
+    @property
     def rollout_dtype(self) -> Dtype:
         """Of the engine's weights."""
-        return self.rollout.dtype or self.model.dtype
+        return self.rollout.dtype or self.dtype
 
     def make_algorithm(self) -> AlgorithmSpec:
         """The stage's algorithm, which imports torch; ``train.updates_per_batch`` decides its

@@ -128,8 +128,9 @@ class ModelConfig(Section):
     """
     build_args: Arguments = Field(default_factory=dict)
     """Keyword arguments of ``build``."""
-    dtype: Dtype = "float32"
-    """Of the weights and the arithmetic."""
+    dtype: Dtype | None = None
+    """Of the weights and the arithmetic; by default bfloat16 on CUDA, float32 on a CPU and with
+    ``run.deterministic``."""
     chat_template: str | None = None
     """For a tokenizer that has none: ``chatml``, a Jinja file, or Jinja text."""
     enable_thinking: bool | None = None
@@ -142,6 +143,7 @@ class ModelConfig(Section):
     template."""
     tool_parser: str = "auto"
     """How tool calls are written: ``hermes``, ``llama``, ``deepseek``, ``glm``, ``harmony``,
+    ``qwen_coder``, ``mistral``, ``pythonic``, ``fences``,
     ``none``, or a parser of your own, ``module:Class``; ``auto`` takes the one that reads what the
     chat template writes."""
 

@@ -167,6 +167,12 @@ class TrainConfig(Section):
         default_factory=lambda data: data["micro_batch_tokens"]
     )
     """Tokens in one forward without gradients; by default ``micro_batch_tokens``."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where ranks, TorchEngine and evaluation compute: ``cuda`` gives each process a GPU of its
+    own; ``auto`` is ``cuda`` where the machine of the driver has a GPU, else ``cpu``."""
+    backend: Literal["fsdp2", "plain"] = "fsdp2"
+    """``fsdp2`` shards weights, gradients and optimizer over the ranks; ``plain`` is one process
+    without FSDP, with the same numbers."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward instead of keeping them."""
     threads_per_rank: Count = 1

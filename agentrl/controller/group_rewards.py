@@ -61,42 +61,54 @@ def _baselines(groups: Sequence[TrajectoryGroup]) -> F64 | None:
     return np.repeat(_float64(rewards), [len(group.finished) for group in groups])
 
 
-def checked_credit(credit: Credit, rewards: Rewards) -> Credit:
+def checked_credit(credit: Credit, rewards: Rewards, whose: str) -> Credit:
     """``credit``, if it is one finite number a trajectory and turn.
+
+    Args:
+        credit: what the algorithm returned.
+        rewards: what it was given.
+        whose: the function's name for errors.
 
     Raises:
         TrainingError: it is not.
     """
-    _check("credit(...).trajectory", credit.trajectory, rewards.reward.size, "trajectory")
-    _check("credit(...).turn", credit.turn, rewards.turn_trajectory.size, "turn")
+    _check(f"{whose} for trajectories", credit.trajectory, rewards.reward.size, "trajectory")
+    _check(f"{whose} for turns", credit.turn, rewards.turn_trajectory.size, "turn")
     return credit
 
 
-def checked_weights(weights: F64, rewards: Rewards) -> F64:
+def checked_weights(weights: F64, rewards: Rewards, whose: str) -> F64:
     """What ``select`` returned, if it is one finite number a trajectory, none below 0.
+
+    Args:
+        weights: what it returned.
+        rewards: what it was given.
+        whose: its name for errors.
 
     Raises:
         TrainingError: it is not.
     """
-    _check("select(...)", weights, rewards.reward.size, "trajectory")
+    _check(whose, weights, rewards.reward.size, "trajectory")
     if (weights < 0).any():
         raise TrainingError(
-            f"the algorithm's select(...) must return weights of at least 0, got {weights.min()}"
+            f"{whose} must return weights of at least 0, got {weights.min()}; return 0 for what "
+            "is not trained"
         )
     return weights
 
 
 def _check(what: str, values: F64, number: int, axis: str) -> None:
-    if values.shape != (number,):
+    if not isinstance(values, np.ndarray) or values.shape != (number,):
+        found = getattr(values, "shape", type(values).__name__)
         raise TrainingError(
-            f"the algorithm's {what} must have one number a {axis}, shape ({number},), got "
-            f"{values.shape}"
+            f"{what} must return one number a {axis}, an array of shape ({number},), got {found}; "
+            "return that"
         )
     bad = np.flatnonzero(~np.isfinite(values))
     if bad.size:
         raise TrainingError(
-            f"the algorithm's {what} must be finite, got {values[bad[0]]} for {axis} {bad[0]} of "
-            f"the batch ({bad.size} in all); look at the rewards that it is made of"
+            f"{what} must return finite numbers, got {values[bad[0]]} for {axis} {bad[0]} of the "
+            f"batch ({bad.size} in all); look at the rewards that it is made of"
         )
 
 

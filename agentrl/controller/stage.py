@@ -187,7 +187,9 @@ class StageRun:
         if self.schedule.on_stale == "drop":
             self._assert_fresh(groups, state)
         rewards = rewards_of(groups, seed_for(self.settings.seed, "credit", state.step))
-        credit = checked_credit(self.algorithm.credit(rewards, state.algorithm), rewards)
+        credit = checked_credit(
+            self.algorithm.credit(rewards, state.algorithm), rewards, self.algorithm.told("credit")
+        )
         select = self.algorithm.select
         trained = self.algorithm.trains
         if self.settings.train_on_tool_tokens:
@@ -196,7 +198,9 @@ class StageRun:
             groups,
             credit=credit.trajectory.astype(np.float32),
             turn_credit=credit.turn.astype(np.float32),
-            weight=None if select is None else checked_weights(select(rewards), rewards),
+            weight=None
+            if select is None
+            else checked_weights(select(rewards), rewards, self.algorithm.told("select")),
             trained=trained,
             oldest_version=self._oldest_version,
         )

@@ -210,6 +210,7 @@ class EnginePlace:
         model: a Hugging Face folder, ``config.json`` and ``*.safetensors``.
         folder: for the engine's own files, such as logs of servers; made where missing.
         dtype: of weights and KV.
+        device: of an engine in process, as torch names it, unless its section names another.
         context_tokens: the longest sequence, prompt and completion together.
         max_running: requests in flight at once.
         kv_tokens: positions of KV memory in all; None leaves it to the engine.
@@ -225,6 +226,7 @@ class EnginePlace:
     model: str
     folder: str = "."
     dtype: ServedDtype = "float32"
+    device: str = "cpu"
     context_tokens: int = 1024
     max_running: int = 32
     kv_tokens: int | None = None

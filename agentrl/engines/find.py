@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agentrl.engines.base import EngineSpec
 from agentrl.errors import ConfigError
-from agentrl.types.user_code.load import load_object
+from agentrl.types.user_code.function import UserFunction, check_takes, load_named
 
 BUILT_IN: Mapping[str, str] = {
     "openai": "agentrl.engines.openai_spec:OpenAIEngineSpec",
@@ -34,9 +34,10 @@ def find_engine(name: str, base_dir: str | Path | None = None) -> type[EngineSpe
             f"rollout.engine must be one of {', '.join(BUILT_IN)}, or module:name of an "
             f"EngineSpec, got {name!r}"
         )
-    found = load_object(BUILT_IN.get(name, name), base_dir)
+    found = load_named(BUILT_IN.get(name, name), base_dir, _broken)
     if callable(found) and not isinstance(found, type):
-        found = found()
+        check_takes(found, name, _broken, "no arguments")
+        found = UserFunction(found, type, _broken, name)()
     if not (isinstance(found, type) and issubclass(found, EngineSpec)):
         raise ConfigError(
             f"rollout.engine={name!r} must name a subclass of agentrl.engines.EngineSpec, or a "
@@ -48,3 +49,7 @@ def find_engine(name: str, base_dir: str | Path | None = None) -> type[EngineSpe
             f"a name other than {', '.join(BUILT_IN)}, got {found.section!r}"
         )
     return found
+
+
+def _broken(rule: str) -> ConfigError:
+    return ConfigError(f"rollout.engine{rule}")

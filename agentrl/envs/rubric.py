@@ -15,7 +15,8 @@ from agentrl.envs.async_env import ENV_THREADS
 from agentrl.envs.score import Score
 from agentrl.envs.view import EpisodeView
 from agentrl.errors import ConfigError, RewardError
-from agentrl.types import place_of_object, raised_at
+from agentrl.types import place_of_object
+from agentrl.types.user_code.function import described
 
 logger = logging.getLogger(__name__)
 
@@ -117,9 +118,7 @@ class Rubric:
                 raise RewardError(
                     f"{who} took longer than {self._deadline_s:g} s; raise deadline_s"
                 ) from error
-            raise RewardError(
-                f"{who} raised {type(error).__name__}: {error}{_in_brackets(raised_at(error))}"
-            ) from error
+            raise RewardError(f"{who} raised {described(error)}") from error
         score = given if isinstance(given, Score) else Score(given)
         value = score.value
         if not isinstance(value, numbers.Real) or not math.isfinite(value):

@@ -106,6 +106,12 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "mismatch/logp_abs/max": "largest difference of the sampler's and the trainer's logprobs "
         "in nats",
         "mismatch/k3_kl": "KL divergence of the trainer from the sampler, estimator k3",
+        "mismatch/engine/logp_abs": "mean difference of the logprobs of tokens of the very version "
+        "that is trained: what the engine computes otherwise, in nats",
+        "mismatch/engine/k3_kl": "KL divergence, estimator k3, on the same tokens",
+        "mismatch/stale/logp_abs": "mean difference of the logprobs of tokens of older versions: "
+        "what the weights' age adds to that of the engine, in nats",
+        "mismatch/stale/k3_kl": "KL divergence, estimator k3, on the same tokens",
         "mismatch/weight": "mean factor of the off-policy correction",
         "mismatch/weight_sq": "mean square of that factor",
         "mismatch/ess": "share of the trained tokens that the correction's factors are worth: "

@@ -69,7 +69,6 @@ def make_batch(
     weights = np.ones(len(trajectories)) if weight is None else weight
     turns = turns_of(groups)
     turns_per_row = [len(trajectory.turns) for trajectory in trajectories]
-    first_turn = np.cumsum([0, *turns_per_row])
     samples = [
         (row, sample)
         for row, trajectory in enumerate(trajectories)
@@ -81,6 +80,41 @@ def make_batch(
             "logprobs"
         )
     temperatures = [_checked_temperature(sample, trajectories[row]) for row, sample in samples]
+    first_turn = np.cumsum([0, *turns_per_row])
+    return Batch(
+        **_token_columns(samples, first_turn, weights, trained, oldest_version),
+        cu_seqlens=np.cumsum([0, *(len(sample) for _, sample in samples)]).astype(np.int32),
+        trajectory=np.asarray([row for row, _ in samples], np.int32),
+        temperature=np.asarray(temperatures, np.float32),
+        turn_trajectory=np.repeat(np.arange(len(trajectories), dtype=np.int32), turns_per_row),
+        turn_reward=np.asarray([sum(turn.rewards.values()) for _, turn in turns], np.float32),
+        turn_credit=np.zeros(len(turns), np.float32) if turn_credit is None else turn_credit,
+        state_key=np.asarray([int(turn.state_key or "0", 16) for _, turn in turns], np.uint64),
+        group=np.asarray([n for n, group in enumerate(groups) for _ in group.finished], np.int32),
+        group_index=np.asarray([one.group_index for one in trajectories], np.int64),
+        rollout_index=np.asarray([one.rollout_index for one in trajectories], np.int32),
+        reward=np.asarray([one.reward for one in trajectories], np.float32),
+        credit=credit.astype(np.float32),
+        weight=weights,
+        interrupted=np.asarray([one.status.interrupted for one in trajectories], np.bool_),
+        truncated=np.asarray([one.status.kind == "truncated" for one in trajectories], np.bool_),
+    )
+
+
+def _token_columns(
+    samples: Sequence[tuple[int, Sample]],
+    first_turn: npt.NDArray[np.int64],
+    weights: npt.NDArray[np.float64],
+    trained: AbstractSet[SegmentKind],
+    oldest_version: int,
+) -> dict[str, npt.NDArray[Any]]:
+    """The ``[T]`` columns of a batch.
+
+    Args:
+        samples: each with the row of its trajectory.
+        first_turn: ``[J + 1]`` row of each trajectory's first turn.
+        weights, trained, oldest_version: which tokens are trained, as of ``make_batch``.
+    """
     segments = [segment for _, sample in samples for segment in sample.segments]
     segment_turns = [
         first_turn[row] + turn for row, sample in samples for turn in sample.segment_turns
@@ -102,29 +136,14 @@ def make_batch(
     def by_token(values: Sequence[object], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         return np.repeat(np.asarray(values, dtype), sizes)
 
-    return Batch(
-        token_ids=concat_ids(segments),
-        kind=by_token([segment.kind for segment in segments], np.int8),
-        loss_mask=by_token(masks, np.float32),
-        rollout_logprobs=np.concatenate(logprobs),
-        policy_versions=by_token(versions, np.int32),
-        turn_index=by_token(segment_turns, np.int32),
-        cu_seqlens=np.cumsum([0, *(len(sample) for _, sample in samples)]).astype(np.int32),
-        trajectory=np.asarray([row for row, _ in samples], np.int32),
-        temperature=np.asarray(temperatures, np.float32),
-        turn_trajectory=np.repeat(np.arange(len(trajectories), dtype=np.int32), turns_per_row),
-        turn_reward=np.asarray([sum(turn.rewards.values()) for _, turn in turns], np.float32),
-        turn_credit=np.zeros(len(turns), np.float32) if turn_credit is None else turn_credit,
-        state_key=np.asarray([int(turn.state_key or "0", 16) for _, turn in turns], np.uint64),
-        group=np.asarray([n for n, group in enumerate(groups) for _ in group.finished], np.int32),
-        group_index=np.asarray([one.group_index for one in trajectories], np.int64),
-        rollout_index=np.asarray([one.rollout_index for one in trajectories], np.int32),
-        reward=np.asarray([one.reward for one in trajectories], np.float32),
-        credit=credit.astype(np.float32),
-        weight=weights,
-        interrupted=np.asarray([one.status.interrupted for one in trajectories], np.bool_),
-        truncated=np.asarray([one.status.kind == "truncated" for one in trajectories], np.bool_),
-    )
+    return {
+        "token_ids": concat_ids(segments),
+        "kind": by_token([segment.kind for segment in segments], np.int8),
+        "loss_mask": by_token(masks, np.float32),
+        "rollout_logprobs": np.concatenate(logprobs),
+        "policy_versions": by_token(versions, np.int32),
+        "turn_index": by_token(segment_turns, np.int32),
+    }
 
 
 def _checked_temperature(sample: Sample, trajectory: Trajectory) -> float:

@@ -31,6 +31,9 @@ from agentrl.types import (
 )
 from agentrl.types.clock import EpochClock, WaitClock
 
+STATE = "state"
+"""The key of ``Observation.info`` by which an environment names its state."""
+
 _as_json = json.JSONEncoder(sort_keys=True, default=str).encode
 
 
@@ -175,7 +178,7 @@ class TrajectoryBuilder:
                 images=request.images[len(sequence.media) :],
                 finish_reason=completion.finish_reason,
                 sampling=sampling,
-                state_key=sequence.digest.hex()[:16],
+                state_key=_state_key(sequence, self.last_info),
                 agent=agent,
                 stale_kv=completion.stale_kv,
                 cached_tokens=completion.cached_tokens,
@@ -261,6 +264,15 @@ class TrajectoryBuilder:
             last_info=self.last_info,
             first_state=self.first_state,
         )
+
+
+def _state_key(sequence: SequenceState, info: Mapping[str, Any]) -> str:
+    """16 hex digits: a hash of the state that the observation names in ``info``, else of the whole
+    conversation.
+    """
+    if STATE not in info:
+        return sequence.digest.hex()[:16]
+    return hashlib.sha256(_as_json(info[STATE]).encode()).hexdigest()[:16]
 
 
 def _digest(digest: bytes, messages: Sequence[Message]) -> bytes:

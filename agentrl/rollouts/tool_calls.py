@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
@@ -27,7 +27,8 @@ def bounded(parsed: ParsedMessage, most: int) -> ParsedMessage:
         f"(rollout.max_calls_per_turn); make those that are still needed in the next turn"
     )
     problems.append(CallProblem(written[most].id, "too_many", detail, "", left_out))
-    return _with_calls(parsed, calls, tuple(problems))
+    spans = {call_id: span for call_id, span in parsed.spans.items() if call_id in kept}
+    return _with_calls(parsed, calls, tuple(problems), spans)
 
 
 def renumbered(parsed: ParsedMessage, number: int) -> ParsedMessage:
@@ -40,7 +41,8 @@ def renumbered(parsed: ParsedMessage, number: int) -> ParsedMessage:
 
     calls = tuple(replace(call, id=renamed(call.id)) for call in parsed.tool_calls)
     problems = tuple(replace(problem, id=renamed(problem.id)) for problem in parsed.problems)
-    return _with_calls(parsed, calls, problems)
+    spans = {renamed(call_id): span for call_id, span in parsed.spans.items()}
+    return _with_calls(parsed, calls, problems, spans)
 
 
 def num_bad_turns(turns: Sequence[Turn]) -> int:
@@ -56,10 +58,13 @@ def _number(entry: ToolCall | CallProblem) -> float:
 
 
 def _with_calls(
-    parsed: ParsedMessage, calls: tuple[ToolCall, ...], problems: tuple[CallProblem, ...]
+    parsed: ParsedMessage,
+    calls: tuple[ToolCall, ...],
+    problems: tuple[CallProblem, ...],
+    spans: Mapping[str, tuple[int, int]],
 ) -> ParsedMessage:
     message = parsed.message.copy()
     message.pop("tool_calls", None)
     if calls:
         message["tool_calls"] = [call.openai() for call in calls]
-    return ParsedMessage(message, calls, problems)
+    return ParsedMessage(message, calls, problems, spans)

@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,16 +15,20 @@ from agentrl.algorithms import AlgorithmSpec
 from agentrl.config import StageConfig
 from agentrl.config.sections import RewardFunctionConfig
 from agentrl.controller.evaluator import EvalPlan, EvalSet
+from agentrl.controller.samplers.catalog import make_sampler
+from agentrl.controller.samplers.task_sampler import TaskSampler
 from agentrl.envs import EnvSpec, EpisodeView, RewardFn, Rubric, Score, ToolEnv
-from agentrl.errors import ConfigError, DataError
+from agentrl.errors import ConfigError
 from agentrl.render import RendererSpec
 from agentrl.rollouts import EpisodeLimits, RolloutSpec, RubricFactory, StagePermits
 from agentrl.run.data.datasets import DataSet
 from agentrl.run.model_folder import given_model
+from agentrl.run.vocabulary import check_vocabulary
 from agentrl.store.store_spec import NUM_ALTERNATIVES
 from agentrl.tools import Tool, ToolFactory, ToolReference, close_tools, resolve_tools
 from agentrl.training import RewardModelSpec
-from agentrl.types import SamplingParams, load_object
+from agentrl.types import SamplingParams, Task
+from agentrl.types.user_code.function import check_takes, load_function
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +98,10 @@ class RubricSpec:
 
 
 def _bound(part: RewardFunctionConfig, base_dir: str) -> RewardFn:
-    function = load_object(part.function, base_dir)
-    if not callable(function):
-        raise ConfigError(
-            f"reward.functions: '{part.function}' must be a function of an EpisodeView, got "
-            f"{type(function).__name__}"
-        )
+    broken = partial(part.broken, "function")
+    takes = f"({', '.join(['episode', *(f'{key}=' for key in part.args)])})"
+    function = load_function(part.function, base_dir, broken, takes)
+    check_takes(function, part.function, broken, takes, "episode", **part.args)
 
     def reward(view: EpisodeView) -> float | Score | Awaitable[float | Score]:
         value: float | Score | Awaitable[float | Score] = function(view, **part.args)
@@ -118,6 +121,24 @@ def rubric_spec(stage: StageConfig, live: LiveObjects) -> RubricFactory:
     return RubricSpec(stage.reward.functions, str(stage.base_dir))
 
 
+def task_sampler(stage: StageConfig, tasks: Sequence[Task]) -> TaskSampler:
+    """What chooses among the stage's tasks.
+
+    Raises:
+        ConfigError: the user's own raised, or made no sampler.
+    """
+    own = stage.data.sampler
+    sampler: TaskSampler = make_sampler(
+        own.name,
+        own.settings,
+        tasks,
+        seed=stage.run.seed,
+        shuffle=stage.data.shuffle,
+        base_dir=stage.base_dir,
+    )
+    return sampler
+
+
 def env_spec(stage: StageConfig, live: LiveObjects, *, with_tools: bool = True) -> EnvSpec:
     """The stage's environment; without its tools for an examination of what they are worth.
 
@@ -131,7 +152,11 @@ def env_spec(stage: StageConfig, live: LiveObjects, *, with_tools: bool = True) 
         return live.env
     entry = live.env or stage.env.entry_point or ToolEnv
     base_dir = str(stage.base_dir)
-    factory = load_object(entry, base_dir) if isinstance(entry, str) else entry
+    factory = (
+        load_function(entry, base_dir, partial(stage.env.broken, "entry_point"), "(task)")
+        if isinstance(entry, str)
+        else entry
+    )
     taken = inspect.signature(factory).parameters if callable(factory) else {}
     tools = (
         list(live.tools)
@@ -199,7 +224,7 @@ def rollout_spec(stage: StageConfig, live: LiveObjects, model: Path | None) -> R
     return RolloutSpec(
         env=_settled(player_spec(stage, live)),
         renderer=None if model is None else renderer_spec(stage, model),
-        parser=stage.model.tool_parser,
+        parser=parser_name(stage),
         rubric=rubric_spec(stage, live),
         limits=EpisodeLimits(
             max_turns=rollout.max_turns,
@@ -246,6 +271,13 @@ def _settled(driver: EnvSpec | AgentProgramSpec) -> EnvSpec | AgentProgramSpec:
     ):
         return driver
     return replace(driver, sandbox=driver.sandbox.resolved())
+
+
+def parser_name(stage: StageConfig) -> str:
+    """``model.tool_parser``; the path of a user's file starts at the configuration's folder."""
+    source, _, name = stage.model.tool_parser.rpartition(":")
+    own_file = source.endswith(".py")
+    return f"{stage.base_dir / source}:{name}" if own_file else stage.model.tool_parser
 
 
 def renderer_spec(stage: StageConfig, model: Path) -> RendererSpec:
@@ -312,36 +344,14 @@ def scorer_spec(recipe: StageRecipe) -> RewardModelSpec:
     Raises:
         DataError: its tokenizer is not the policy's.
     """
-    check_tokenizer(recipe.model, recipe.reward_model, "the reward model")
+    check_vocabulary(recipe.model, recipe.reward_model, "RewardModelSpec.model_path")
     stage = recipe.stage
     return RewardModelSpec(
-        str(recipe.reward_model), dtype=stage.model.dtype, deterministic=stage.run.deterministic
+        str(recipe.reward_model),
+        dtype=stage.dtype,
+        backend=stage.train.backend,
+        deterministic=stage.run.deterministic,
     )
-
-
-def check_tokenizer(policy: Path, other: Path | None, what: str) -> None:
-    """Refuses a model that reads the policy's tokens and has another tokenizer.
-
-    Args:
-        policy: its folder.
-        other: that of the other.
-        what: the other's name.
-
-    Raises:
-        DataError: the vocabularies differ.
-    """
-    from transformers import AutoTokenizer
-
-    own, theirs = (
-        AutoTokenizer.from_pretrained(folder, local_files_only=True).get_vocab()
-        for folder in (policy, other)
-    )
-    if own != theirs:
-        raise DataError(
-            f"{what} in {other} must have the policy's tokenizer, since it reads the policy's own "
-            f"tokens, but {len(set(own.items()) ^ set(theirs.items()))} entries differ; train it "
-            "from the same model"
-        )
 
 
 def eval_plan(stage: StageConfig, live: LiveObjects) -> EvalPlan:

@@ -16,6 +16,7 @@ from agentrl.render import Renderer, RendererSpec, sees_images
 from agentrl.run.build import renderer_spec
 from agentrl.run.install.sglang_env.recipe import default_python
 from agentrl.store import RunDirectory
+from agentrl.training.device import FIRST_DEVICE
 
 _LONGEST_WAIT_S = 60.0
 """Of a request for an engine to come back; after that its episode is tried again as a whole."""
@@ -55,6 +56,7 @@ def engine_plan(stage: StageConfig, model: Path) -> EnginePlan:
         model=str(model),
         folder=str(folder.resolve()),
         dtype=stage.rollout_dtype,
+        device=FIRST_DEVICE[stage.device],
         context_tokens=stage.context_tokens,
         max_running=rollout.max_running,
         kv_tokens=rollout.kv_tokens,

@@ -17,13 +17,12 @@ from agentrl.controller.ledger import Ledger
 from agentrl.controller.pair_evaluator import PairSet
 from agentrl.controller.recording.recorder import Recorder
 from agentrl.controller.rollout_service import RolloutService
-from agentrl.controller.samplers.catalog import make_sampler
 from agentrl.controller.samplers.prompt_sampler import PromptSampler
 from agentrl.controller.schedule import DemonstrationSchedule
 from agentrl.controller.scoring import RewardScorer, SequenceScores
 from agentrl.controller.stored_schedule import StoredSchedule
 from agentrl.errors import DataError
-from agentrl.run.build import StageRecipe, renderer_spec
+from agentrl.run.build import StageRecipe, renderer_spec, task_sampler
 from agentrl.run.data.datasets import DataSet
 from agentrl.run.data.stored_batches import StoredBatches
 from agentrl.run.lifetime.session import RunContext
@@ -98,15 +97,7 @@ def rollouts(
     """
     stage = recipe.stage
     rollout = stage.rollout
-    own = stage.data.sampler
-    sampler = make_sampler(
-        own.name,
-        own.settings,
-        tasks,
-        seed=stage.run.seed,
-        shuffle=stage.data.shuffle,
-        base_dir=stage.base_dir,
-    )
+    sampler = task_sampler(stage, tasks)
     admission = Admission(
         batch_groups=stage.train.batch_prompts,
         group_size=rollout.group_size,
@@ -127,7 +118,7 @@ def rollouts(
     evaluated = most_tasks * stage.eval.samples
     return RolloutService(
         pool,
-        PromptSampler(tasks, sampler, name=own.name, first_draw=first_draw),
+        PromptSampler(tasks, sampler, name=stage.data.sampler.name, first_draw=first_draw),
         context.ledger,
         admission,
         snapshot,

@@ -35,9 +35,9 @@ from agentrl.metrics.health.health import Health
 from agentrl.run.build import (
     LiveObjects,
     StageRecipe,
-    check_tokenizer,
     eval_plan,
     other_folder,
+    parser_name,
     renderer_spec,
     reward_model_folder,
     rollout_spec,
@@ -57,6 +57,7 @@ from agentrl.run.schedule_factory import (
     stored_groups,
 )
 from agentrl.run.stage_tokenizer import keep_tokenizer
+from agentrl.run.vocabulary import check_vocabulary
 from agentrl.store import read_jsonl
 from agentrl.tools import parser_for
 from agentrl.training import ActorSpec, CriticSpec, ReferenceSpec, RewardLearnerSpec
@@ -95,7 +96,8 @@ def _learner(recipe: StageRecipe) -> dict[str, Any]:
         "algorithm": recipe.algorithm,
         "optim": stage.optim,
         "total_steps": recipe.optimizer_steps,
-        "dtype": stage.model.dtype,
+        "dtype": stage.dtype,
+        "backend": stage.train.backend,
         "gradient_checkpointing": stage.train.gradient_checkpointing,
         "deterministic": stage.run.deterministic,
     }
@@ -110,7 +112,7 @@ def _actor(recipe: StageRecipe) -> RoleSpec | None:
 def _critic(recipe: StageRecipe) -> RoleSpec | None:
     if not recipe.algorithm.needs.critic:
         return None
-    check_tokenizer(recipe.model, recipe.critic, "the critic")
+    check_vocabulary(recipe.model, recipe.critic, "CriticSpec.model_path")
     seed = seed_for(recipe.stage.run.seed, "critic_head")
     own = {"model_path": str(recipe.critic), "optim": recipe.stage.critic.optim}
     return CriticSpec(**(_learner(recipe) | own), head_seed=seed)
@@ -120,8 +122,13 @@ def _reference(recipe: StageRecipe) -> RoleSpec | None:
     if not recipe.algorithm.needs.reference:
         return None
     if recipe.reference is not None:
-        check_tokenizer(recipe.model, recipe.reference, "the reference")
-    return ReferenceSpec(str(recipe.reference or recipe.model), dtype=recipe.stage.model.dtype)
+        check_vocabulary(recipe.model, recipe.reference, "reference.path")
+    stage = recipe.stage
+    return ReferenceSpec(
+        str(recipe.reference or recipe.model),
+        dtype=stage.dtype,
+        backend=stage.train.backend,
+    )
 
 
 def _reward_model(recipe: StageRecipe) -> RoleSpec | None:
@@ -194,16 +201,7 @@ def run_stage(
     batches = StoredBatches.of_stage(stage) if stage.replays else None
     tasks = _tasks(context, stage, model) if plays and batches is None else []
     num_steps = batches.num_steps if batches else _num_steps(stage, len(tasks) if plays else None)
-    context.display.stage(
-        f"{stage.name} ({algorithm.name})",
-        num_steps,
-        columns=_COLUMNS[algorithm.learns_from],
-        done=manifest.step if manifest else 0,
-        sparse=not plays,
-    )
-    context.heartbeat.reach(stage.name, manifest.step if manifest else 0)
-    keep_tokenizer(context.directory, stage.name, model)
-    _tell_renderer(context, stage, model)
+    _announce(context, stage, algorithm, model, num_steps, done=manifest.step if manifest else 0)
     critic = other_folder(stage, models, "critic")
     reference = other_folder(stage, models, "reference")
     recipe = StageRecipe(stage, algorithm, model, scorer, num_steps, critic, reference)
@@ -255,6 +253,28 @@ def run_stage(
     )
 
 
+def _announce(
+    context: RunContext,
+    stage: StageConfig,
+    algorithm: AlgorithmSpec,
+    model: Path,
+    num_steps: int,
+    *,
+    done: int,
+) -> None:
+    """Shows and records that a stage begins, ``done`` steps of which were taken before."""
+    context.display.stage(
+        f"{stage.name} ({algorithm.name})",
+        num_steps,
+        columns=_COLUMNS[algorithm.learns_from],
+        done=done,
+        sparse=algorithm.learns_from != "rollouts",
+    )
+    context.heartbeat.reach(stage.name, done)
+    keep_tokenizer(context.directory, stage.name, model)
+    _tell_renderer(context, stage, model)
+
+
 def _recorder(context: RunContext, stage: StageConfig, manifest: Manifest | None) -> Recorder:
     """What the stage leaves behind, from where a checkpoint stood."""
     rows = read_jsonl(context.directory.metrics_path) if manifest else ()
@@ -285,7 +305,7 @@ def _tell_renderer(context: RunContext, stage: StageConfig, model: Path) -> None
         AgentRLError: the model's chat template cannot be rendered, or no parser reads its calls.
     """
     renderer = renderer_spec(stage, model).build()
-    parser = type(parser_for(renderer, stage.model.tool_parser)).__name__
+    parser = type(parser_for(renderer, parser_name(stage))).__name__
     context.events.log(
         "renderer",
         f"stage {stage.name}: chat template family {renderer.family} (model.renderer: "

@@ -55,6 +55,7 @@ from agentrl.run.stages import (
     rollout_worker_spec,
     run_stage,
 )
+from agentrl.run.vocabulary import check_vocabularies
 from agentrl.store import (
     EventLog,
     Heartbeat,
@@ -297,6 +298,7 @@ class Trainer(Closing):
         display.status("making ready the model and its workers")
         with timer.phase("setup"):
             models = {"model": start_model(self.config, directory)}
+            check_vocabularies(stages, models["model"])
             processes = self._processes()
             take_signals()
         results: dict[str, Any] = {}

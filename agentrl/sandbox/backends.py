@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from agentrl.errors import AgentRLError, ConfigError
-from agentrl.types import load_object
+from agentrl.types.user_code.function import load_function
 
 from .guarantees import BackendReport
 from .interface import Sandbox
@@ -62,13 +62,12 @@ def factory_of(name: str) -> Callable[[Any], Sandbox]:
     Raises:
         ConfigError: a user's backend cannot be imported, or is no function.
     """
-    factory = load_object(BACKENDS[name].factory if name in BACKENDS else name)
-    if not callable(factory):
-        raise ConfigError(
-            f"SandboxSpec.backend={name!r} must name a function (SandboxSpec) -> Sandbox, got "
-            f"{factory!r}"
-        )
-    return factory  # type: ignore[no-any-return]
+    reference = BACKENDS[name].factory if name in BACKENDS else name
+    return load_function(reference, None, _broken, "(SandboxSpec)")
+
+
+def _broken(rule: str) -> ConfigError:
+    return ConfigError(f"SandboxSpec.backend{rule}", fields=["SandboxSpec.backend"])
 
 
 def report_on(backend: str, spec: Hashable, *, proxied: bool) -> BackendReport:

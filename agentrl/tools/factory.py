@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,8 @@ from agentrl.errors import ToolError
 from agentrl.tools.base import FunctionTool, Tool, ToolLimits, object_in_module
 from agentrl.tools.signature import read_signature
 from agentrl.types import place_of_object
+
+logger = logging.getLogger(__name__)
 
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
@@ -145,10 +148,25 @@ def tool(
         )
         if body is None:
             raise ToolError(f"tool {name!r}: class {target.__name__} needs a typed __call__ method")
-        read_signature(MethodType(body, target), name)  # wrong hints fail before the first episode
+        # wrong hints fail before the first episode
+        _check_described(
+            name, read_signature(MethodType(body, target), name).description or target.__doc__
+        )
         return ToolFactory(ToolOfClass(target, name, limits))
     name = name or getattr(target, "__name__", None) or _snake_case(type(target).__name__)
-    return FunctionTool.from_function(target, name=name, **limits)
+    made = FunctionTool.from_function(target, name=name, **limits)
+    _check_described(name, made.spec.description)
+    return made
+
+
+def _check_described(name: str, description: str | None) -> None:
+    if not description:
+        logger.warning(
+            "tool %r has no docstring: the model is told its name and parameters alone; say in one "
+            "sentence what it does",
+            name,
+            extra={"event": "tool_not_described", "tool": name},
+        )
 
 
 def _snake_case(name: str) -> str:

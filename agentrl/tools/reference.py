@@ -15,7 +15,8 @@ from agentrl.tools.base import Tool
 from agentrl.tools.factory import ToolFactory
 from agentrl.tools.python import PythonTool
 from agentrl.tools.search import SearchTool, load_index
-from agentrl.types import load_object, place_of_object
+from agentrl.types import place_of_object
+from agentrl.types.user_code.function import load_named
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,11 @@ def _resolved(
             f"({', '.join(_BUILT_IN)}){did_you_mean(name, _BUILT_IN)} "
             "Name one of yours as file.py:name or module:name"
         )
-    return _made_of(load_object(name, base_dir), name, entry.args)
+    return _made_of(load_named(name, base_dir, _broken), name, entry.args)
+
+
+def _broken(rule: str) -> ConfigError:
+    return ConfigError(f"ToolEnv.tools{rule}")
 
 
 def _made_of(found: Any, name: str, args: Mapping[str, Any]) -> Tool | ToolFactory:

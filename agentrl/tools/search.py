@@ -11,12 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agentrl.errors import DataError, ToolError
+from agentrl.errors import ConfigError, DataError, ToolError
 from agentrl.tools.base import Tool
 from agentrl.tools.context import ToolContext
 from agentrl.tools.signature import closed_schema
 from agentrl.tools.threads import TOOL_THREADS
-from agentrl.types import ToolSpec, load_object
+from agentrl.types import ToolSpec
+from agentrl.types.user_code.function import load_named
 
 _WORD = re.compile(r"\w+")
 
@@ -163,8 +164,12 @@ def load_index(documents: str, base_dir: str) -> SearchIndex:
     """
     if documents.endswith(".jsonl"):
         return SearchIndex(list(_documents(Path(base_dir, Path(documents).expanduser()))))
-    found = load_object(documents, base_dir)
+    found = load_named(documents, base_dir, _broken)
     return found if isinstance(found, SearchIndex) else SearchIndex(found)
+
+
+def _broken(rule: str) -> ConfigError:
+    return ConfigError(f"documents{rule}")
 
 
 def _documents(path: Path) -> Iterator[Document]:

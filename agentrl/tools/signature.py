@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import inspect
-import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import docstring_parser
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from agentrl.errors import ToolError, did_you_mean
 from agentrl.tools.context import ToolContext
 
-_SECTION = re.compile(
-    r"^(Args|Arguments|Parameters|Returns|Yields|Raises|Examples?|Notes?):[ ]*$", re.MULTILINE
-)
-_ENTRY = re.compile(r"(\s*)\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
+_ATTRIBUTES = ("attribute", "ivar", "cvar", "var", "vartype")  # of a class, not parameters
 _LITERAL_KEYS = ("default", "enum", "const", "examples")
 
 
@@ -150,24 +147,17 @@ def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
 
 
 def _read_docstring(documented: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """The description (all that stands before the first section) and the text of each entry under
-    ``Args:``.
+    """The description (what stands before the first section) and the text of each parameter, in
+    Google's, NumPy's or Sphinx's style.
     """
-    description, *sections = _SECTION.split(inspect.getdoc(documented) or "")
-    arguments: dict[str, str] = {}
-    name = ""
-    for heading, body in zip(sections[::2], sections[1::2], strict=True):
-        if heading not in ("Args", "Arguments", "Parameters"):
-            continue
-        lines = list(filter(str.strip, body.splitlines()))
-        for line in lines:
-            entry = _ENTRY.match(line)
-            if entry and len(entry[1]) <= len(lines[0]) - len(lines[0].lstrip()):
-                name = entry[2]
-                arguments[name] = entry[3].rstrip()
-            elif name:
-                arguments[name] = f"{arguments[name]} {line.strip()}".strip()
-    return description.strip(), arguments
+    read = docstring_parser.parse(inspect.getdoc(documented) or "")
+    arguments = {
+        name.strip(" *\\"): " ".join((entry.description or "").split())
+        for entry in read.params
+        if entry.args[0] not in _ATTRIBUTES
+        for name in entry.arg_name.split(",")
+    }
+    return (read.description or "").strip(), arguments
 
 
 def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class Batch:
         turn_trajectory: ``[U]`` int32.
         turn_reward: ``[U]`` float32, the step's reward.
         turn_credit: ``[U]`` float32, the algorithm's ``credit`` of a turn.
-        state_key: ``[U]`` uint64, hash of the observation before the action.
+        state_key: ``[U]`` uint64, hash of the state before the action (``Turn.state_key``).
         group: ``[J]`` int32, row of the trajectory's group in the batch.
         group_index: ``[J]`` int64, the group's index in the data order.
         rollout_index: ``[J]`` int32, the trajectory's index in its group.

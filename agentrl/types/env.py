@@ -51,7 +51,8 @@ class Observation:
             NAME}``, in any form that ``Image.read`` takes. A part may also hold its image itself.
         rewrite: a history that replaces everything so far and starts a new sequence.
         agent: the name of the agent whose turn is next.
-        info: stored with the turn, JSON.
+        info: stored with the turn, JSON. Its key ``state`` names the environment's state, by which
+            GiGPO compares turns; without it a state is the whole conversation.
     """
 
     messages: tuple[Message, ...] = ()

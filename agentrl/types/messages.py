@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Required, TypedDict
 
 from agentrl.types.image import Image
@@ -95,11 +95,19 @@ class CallProblem:
 class ParsedMessage:
     """A completion parsed to an assistant's message; calls and problems are in the order
     written.
+
+    Args:
+        message: with its calls, as a chat template takes it.
+        tool_calls: what can be run.
+        problems: what looks like a call and is none.
+        spans: by id, the characters of the completion from where to where a call or problem stands;
+            none where a server read the calls.
     """
 
     message: Message
     tool_calls: tuple[ToolCall, ...]
     problems: tuple[CallProblem, ...]
+    spans: Mapping[str, tuple[int, int]] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)

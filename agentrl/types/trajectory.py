@@ -67,7 +67,8 @@ class Turn:
         finish_reason: how the completion ended.
         sampling: its sampling parameters; None for turns that no engine generated.
         rewards: the step's reward by part.
-        state_key: hash of the observation before the action.
+        state_key: hash of the state before the action: of ``observed_info["state"]``, else of the
+            conversation.
         agent: the name of the agent whose turn it is.
         stale_kv: the rule under which KV of an older version was used.
         cached_tokens: prompt tokens whose KV was reused.

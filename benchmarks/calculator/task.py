@@ -20,7 +20,7 @@ evaluate = load_object("arithmetic.py:evaluate", HERE)
 tasks, correct, problems = (
     load_object(f"task.py:{name}", CODE) for name in ("tasks", "correct", "problems")
 )
-guess, wrong = (load_object(f"warmup.py:{name}", CODE) for name in ("guess", "wrong"))
+guess = load_object("warmup.py:guess", CODE)
 say, call = (load_object(f"../turns.py:{name}", CODE) for name in ("say", "call"))
 
 
@@ -59,6 +59,13 @@ def demonstrations(seed: int, noise: float = 0.6) -> Iterator[dict[str, Any]]:
         expression = wrong(rng, problem.expression) if faulty else problem.expression
         output = evaluate(expression)
         yield {"messages": [*messages, *call("calc", output, expression=expression), say(output)]}
+
+
+def wrong(rng: random.Random, expression: str) -> str:
+    """The expression with another operator."""
+    place = rng.choice([index for index, letter in enumerate(expression) if letter in "+-*"])
+    other = rng.choice([o for o in "+-*" if o != expression[place]])
+    return expression[:place] + other + expression[place + 1 :]
 
 
 def build_model(folder: str, seed: int = 0) -> None:

@@ -6,11 +6,15 @@ from collections.abc import Callable, Mapping
 
 from agentrl.tools.parsers import (
     DeepSeekParser,
+    FenceParser,
     GLMParser,
     HarmonyParser,
     HermesParser,
     LlamaParser,
+    MistralParser,
     PlainParser,
+    PythonicParser,
+    QwenCoderParser,
     ToolCallParser,
 )
 
@@ -22,6 +26,10 @@ PARSERS: Mapping[str, Callable[[], ToolCallParser]] = {
     "deepseek": DeepSeekParser,
     "glm": GLMParser,
     "harmony": HarmonyParser,
+    "qwen_coder": QwenCoderParser,
+    "mistral": MistralParser,
+    "pythonic": PythonicParser,
+    "fences": FenceParser,
     "none": PlainParser,
 }
 """Every parser of agentrl."""
@@ -48,6 +56,30 @@ TEXTS: Mapping[str, tuple[str, str, str]] = {
         "<arg_key>k#</arg_key><arg_value>1</arg_value>",
         "</tool_call>",
     ),
+    "Qwen3-Coder: values never closed": ("", "<tool_call><function=f><parameter=a>", ""),
+    "Qwen3-Coder: one value, many parameters": (
+        "<tool_call><function=f><parameter=a>",
+        "<tool_call><parameter",
+        "",
+    ),
+    "Qwen3-Coder: many parameters": (
+        "<tool_call><function=f>",
+        "<parameter=k#>1</parameter>",
+        "</function></tool_call>",
+    ),
+    "Mistral: marks only": ("", "[TOOL_CALLS]", ""),
+    "Mistral: lists never closed": ("", "[TOOL_CALLS][{", ""),
+    "Mistral: one list": ("[TOOL_CALLS][", '{"name":"f"},', ""),
+    "Mistral: names without arguments": ("", "[TOOL_CALLS]f[ARGS]", ""),
+    "Python: lists never closed": ("", "[f(\n", ""),
+    "Python: one list": ("[", "f(a=1),", "]"),
+    "Python: strings": ("[f(a=", "'x' ", ")]"),
+    "Python: sums": ("[f(a=1", "+1", ")]"),
+    "Python: signs": ("[f(a=", "-", "1)]"),
+    "Python: line beginnings": ("", "\n[f", ""),
+    "fences: opened only": ("", "```python\n", ""),
+    "fences: short blocks": ("", "```python\n```\n", ""),
+    "fences: blanks": ("", "   ", "```python"),
     "tags: opened only": ("", "<tool_call>", ""),
     "tags: closed only": ("", "</tool_call>", ""),
     "Hermes: short calls": ("", '<tool_call>{"name":"f"}</tool_call>', ""),

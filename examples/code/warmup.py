@@ -1,4 +1,4 @@
-"""Warm-up: builds a random tiny model and imperfect demonstrations for it to imitate."""
+"""Warm-up: builds a random tiny model, and demonstrations that are most often wrong."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ say, call, broken_call = (
     load_object(f"../turns.py:{name}", HERE) for name in ("say", "call", "broken_call")
 )
 
-FAULTS = {"guess": 40, "expression": 35, "json": 13, "digit": 12}
+FAULTS = {"slip": 80, "guess": 8, "json": 6, "digit": 6}
 
 
-def demonstrations(seed: int, noise: float = 0.7) -> Iterator[dict[str, Any]]:
+def demonstrations(seed: int, noise: float = 0.75) -> Iterator[dict[str, Any]]:
     """Endless conversations that solve training problems, a share ``noise`` of them with one fault.
 
-    Of the faults, 40% guess without the tool, 35% run a wrong expression, 13% write broken JSON
-    (half of those try again), 12% get one digit of the answer wrong.
+    Of the faults, 80% add where they should multiply, 8% guess without the tool, 6% write broken
+    JSON (half of those try again), 6% get one digit of the answer wrong. So what is shown most
+    often, in 60% of all conversations, is wrong, and 25% are right.
     """
     rng = random.Random(seed)
     for problem in problems(rng, "train"):
@@ -37,13 +38,13 @@ def demonstrations(seed: int, noise: float = 0.7) -> Iterator[dict[str, Any]]:
             if rng.random() < 0.5:
                 yield {"messages": [*messages, say(guess(rng, problem.answer))]}
                 continue
-        expression = wrong(rng, problem.expression) if fault == "expression" else problem.expression
+        expression = slip(problem.expression) if fault == "slip" else problem.expression
         output = str(eval(expression))
         messages += call("python", output, code=f"print({expression})")
         yield {"messages": [*messages, say(misread(rng, output) if fault == "digit" else output)]}
 
 
-def build_model(folder: str, seed: int = 0, noise: float = 0.7) -> None:
+def build_model(folder: str, seed: int = 0, noise: float = 0.75) -> None:
     """``model.build``: a tiny Qwen3 whose tokenizer knows the demonstrations' words."""
     from agentrl.training.models.tiny import (
         build_tiny_model,  # loads torch, which the demonstrations do without
@@ -70,13 +71,6 @@ def misread(rng: random.Random, output: str) -> str:
     )
 
 
-def wrong(rng: random.Random, expression: str) -> str:
-    """The expression with another operator: the operands stay, so no held-out pair of them
-    appears.
-    """
-    place = rng.choice([index for index, letter in enumerate(expression) if letter in "+-*"])
-    return (
-        expression[:place]
-        + rng.choice([o for o in "+-*" if o != expression[place]])
-        + expression[place + 1 :]
-    )
+def slip(expression: str) -> str:
+    """The expression with its first product made a sum."""
+    return expression.replace("*", "+", 1)

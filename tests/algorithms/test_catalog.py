@@ -29,6 +29,14 @@ def make(*, strength: float, more: int = 1):
 
 def wrong():
     return 3
+
+def fails():
+    raise OSError("no such table")
+
+def unfit():
+    return replace(make_algorithm("grpo"), credit=lambda rewards, state: 3, name="unfit")
+
+number = 3
 """
 
 
@@ -151,7 +159,10 @@ def test_a_users_own_function_is_an_algorithm(tmp_path: Path) -> None:
         ),
         ("own.py:make", {"more": 2}, r"AlgorithmSettings\.strength is needed by the algorithm"),
         ("own.py:wrong", {}, r"must return an AlgorithmSpec, got int"),
-        ("own.py:mak", {"strength": 1.0}, r"has no 'mak'"),
+        ("own.py:mak", {"strength": 1.0}, r"name='own.py:mak' cannot be loaded: .*has no 'mak'"),
+        ("owm.py:make", {}, r"name='owm.py:make' cannot be loaded: there is no file .*owm\.py"),
+        ("own.py:number", {}, r"must be a function or class that takes the algorithm's settings"),
+        ("own.py:fails", {}, r"name='own.py:fails' raised OSError: no such table \(.*own.py:\d+\)"),
     ],
 )
 def test_what_is_wrong_with_a_users_own_is_named(
@@ -160,6 +171,18 @@ def test_what_is_wrong_with_a_users_own_is_named(
     (tmp_path / "own.py").write_text(OWN)
     with pytest.raises(ConfigError, match=message):
         make_algorithm(name, settings, base_dir=tmp_path)
+
+
+def test_a_function_of_a_users_own_record_names_it(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    made = make_algorithm("own.py:unfit", base_dir=tmp_path)
+    with pytest.raises(
+        ConfigError,
+        match=r"^AlgorithmSettings\.name='own\.py:unfit': its credit must return a Credit, got int",
+    ):
+        made.credit(rewards_of([1.0, 0.0], [0, 0]), {})
+    assert made.told("credit") == "AlgorithmSettings.name='own.py:unfit': its credit"
+    assert make_algorithm("grpo").told("credit") == "algorithm 'grpo': its credit"
 
 
 def test_checking_settings_imports_no_torch() -> None:
@@ -202,6 +225,18 @@ def advantages(credit):
 
 def too_many(inputs, more):
     return None
+
+def bare_loss(inputs):
+    return -inputs.logprobs
+
+def bare_credit(rewards, state):
+    return rewards.reward
+
+def bare_advantages(credit):
+    return None
+
+def divides(rewards, state):
+    return 1 / 0
 """
 
 
@@ -229,8 +264,12 @@ def test_a_function_of_ones_own_stands_in_for_a_built_in_one(tmp_path: Path) -> 
     [
         ("policy_loss", "parts.py:missing", "has no 'missing'"),
         ("policy_loss", "nowhere.py:loss", "nowhere.py"),
-        ("policy_loss", "parts.py:too_many", "must name a function of (inputs), got missing a"),
-        ("credit", "parts.py:loss", "must name a function of (rewards, state), got too many"),
+        (
+            "policy_loss",
+            "parts.py:too_many",
+            "must take (inputs), but has the signature (inputs, more)",
+        ),
+        ("credit", "parts.py:loss", "must take (rewards, state), but has the signature (inputs)"),
     ],
 )
 def test_a_function_that_does_not_fit_is_named(
@@ -241,3 +280,29 @@ def test_a_function_that_does_not_fit_is_named(
         make_algorithm("grpo", {part: reference}, base_dir=tmp_path)
     assert message in str(caught.value)
     assert caught.value.fields == (f"GRPOSettings.{part}",)
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "message"),
+    [
+        ("policy_loss", "bare_loss", "must return a TokenLoss, got Tensor; return one"),
+        ("credit", "bare_credit", "must return a Credit, got ndarray; return one"),
+        ("advantages", "bare_advantages", "must return an Advantages, got NoneType; return one"),
+        ("credit", "divides", r"raised ZeroDivisionError: division by zero \(.*parts\.py:\d+\)"),
+    ],
+)
+def test_a_function_that_returns_or_raises_otherwise_names_its_setting(
+    tmp_path: Path, part: str, name: str, message: str
+) -> None:
+    (tmp_path / "parts.py").write_text(PARTS)
+    made = make_algorithm("grpo", {part: f"parts.py:{name}", "kl_coef": 0.1}, base_dir=tmp_path)
+    logprobs = torch.zeros(2)
+    given = {
+        "policy_loss": (policy_inputs(logprobs, ref_logprobs=logprobs),),
+        "credit": (rewards_of([1.0, 0.0], [0, 0]), {}),
+        "advantages": (token_credit(torch.ones(2)),),
+    }
+    told = rf"^GRPOSettings\.{part}='parts\.py:{name}' {message}"
+    with pytest.raises(ConfigError, match=told):
+        getattr(made, part)(*given[part])
+    assert made.told(part) == f"GRPOSettings.{part}='parts.py:{name}'"

@@ -189,6 +189,29 @@ def test_kl_old_k1_is_the_mean_difference_held_to_20_nats() -> None:
     assert stat.sum.item() == pytest.approx(-math.log(2.0) + math.log(2.0) + 20.0, abs=1e-5)
 
 
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+@pytest.mark.parametrize("nats", [-300.0, 300.0])
+@pytest.mark.parametrize("name", ["grpo", "gspo", "cispo", "sapo", "dppo"])
+def test_a_ratio_that_overflows_gives_finite_losses_and_gradients(
+    name: str, nats: float, advantage: float
+) -> None:
+    logprobs = tensor([-301.0 + max(nats, 0.0), -1.0], requires_grad=True)
+    old = tensor([-301.0 - min(nats, 0.0), -1.0])
+    given = policy_inputs(
+        logprobs,
+        old_logprobs=old,
+        rollout_logprobs=old,
+        advantages=tensor([advantage, advantage]),
+        sample_row=tensor([0, 1]),
+    )
+    loss = policy_loss(name)(given).loss
+    loss.sum().backward()
+    assert logprobs.grad is not None
+    assert bool(loss.isfinite().all())
+    assert bool(logprobs.grad.isfinite().all())
+    assert logprobs.grad[1].item() == pytest.approx(-advantage)  # the token beside it
+
+
 @pytest.mark.parametrize("missing", ["advantages", "ref_logprobs"])
 def test_a_missing_column_is_named(missing: str) -> None:
     complete = replace(inputs([1.0], [1.0]), ref_logprobs=tensor([-1.0]))

@@ -14,7 +14,16 @@ from agentrl.config import load_config
 from agentrl.types import load_object
 from benchmarks.calculator.arithmetic import evaluate
 from benchmarks.figures import Figures
-from benchmarks.step import CALCULATOR, Side, TRLSide, compare, median_of, trl_python, write_tasks
+from benchmarks.step import (
+    CALCULATOR,
+    Side,
+    TRLSide,
+    compare,
+    compare_checkouts,
+    median_of,
+    trl_python,
+    write_tasks,
+)
 
 
 @pytest.mark.parametrize(
@@ -72,6 +81,20 @@ def test_the_ratio_is_theirs_over_ours() -> None:
     ratio = found["calculator: TRL's step over agentrl's"]
     assert (ratio.value, ratio.met) == (2.5, True)
     assert found["calculator: trained tokens a step, TRL"].value == 128 * 25
+
+
+def test_checkouts_are_compared_step_by_step() -> None:
+    ours = Side([{"time/step_s": 2.0, "count/trained_tokens": 7}, {"time/step_s": 8.0}])
+    other = Side([{"time/step_s": 1.0, "count/trained_tokens": 6}, {"time/step_s": 10.0}])
+    figures = Figures()
+    compare_checkouts(figures, "code", ours, other)
+
+    found = {row.name: row for row in figures.rows}
+    ratio = found["code: a step over the other checkout's"]
+    assert (ratio.value, ratio.met) == (pytest.approx((2.0 + 0.8) / 2), False)
+    assert found["code: share of steps that train as many tokens on both sides"].value == 0.5
+    with pytest.raises(ValueError, match="shorter"):
+        compare_checkouts(figures, "code", ours, Side(other.rows[:1]))
 
 
 def test_without_trls_environment_the_benchmark_says_how_to_make_it(tmp_path: Path) -> None:

@@ -76,6 +76,17 @@ def boolean(episode):
 
 def weighed(episode, factor):
     return None
+
+
+def alone():
+    return 1.0
+
+
+def no_sampler(tasks, seed):
+    return list(tasks)
+
+
+number = 3
 """  # noqa: E501
 LINE = {
     name: n
@@ -123,6 +134,41 @@ def test_a_reward_that_gives_no_number_is_found_with_its_line(
     assert code == 2
     assert re.search(told, err), err
     assert len(err.splitlines()) == 1  # a sentence, and no traceback
+
+
+@pytest.mark.parametrize(
+    ("reward", "override", "told"),
+    [
+        ("owm.py:f", "", "reward.functions.N.function='owm.py:f' cannot be loaded: there"),
+        ("task.py:number", "", "must be a function or class that takes (episode), got int"),
+        ("task.py:alone", "", "must take (episode), but has the signature ()"),
+        ("task.py:raises", "data=task.py:number", "data.train='task.py:number' must be a function"),
+        ("task.py:raises", "data=owm.py:tasks", "data.train='owm.py:tasks' cannot be loaded"),
+        ("task.py:raises", "data=task.py:weighed", "must take no arguments, or seed, but has the"),
+        ("task.py:raises", "env.entry_point=owm.py:E", "env.entry_point='owm.py:E' cannot be load"),
+        (
+            "task.py:raises",
+            "model={build: task.py:alone}",
+            "model.build='task.py:alone' must take",
+        ),
+        ("task.py:raises", "model.tool_parser=os:no", "model.tool_parser='os:no' cannot be loaded"),
+        ("task.py:raises", "model.tool_parser=task.py:number", "task.py:number' is no parser"),
+        ("task.py:raises", "model.tool_parser=os:sep", "model.tool_parser='os:sep' is no parser"),
+        ("task.py:raises", "rollout.engine=os:no", "rollout.engine='os:no' cannot be loaded"),
+        (
+            "agentrl.envs:exact_answer",
+            "data.sampler=task.py:no_sampler",
+            "data.sampler.name='task.py:no_sampler' must return an object with the methods next()",
+        ),
+    ],
+)
+def test_a_function_of_the_users_that_does_not_fit_names_its_setting(
+    check: Callable[..., tuple[int, str, str]], reward: str, override: str, told: str
+) -> None:
+    code, _, err = check(reward, *([override] if override else []))
+    assert code == 2
+    assert told in err
+    assert len(err.splitlines()) == 1
 
 
 def test_every_set_is_played_and_scored(check: Callable[..., tuple[int, str, str]]) -> None:

@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 from ruamel.yaml import YAML
 
+from agentrl.algorithms import ALGORITHMS
 from agentrl.config.load import load_config
 from agentrl.config.reference import settings_reference
+from agentrl.config.train_sections import CriticConfig
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -55,6 +58,31 @@ def _shortened(found: object) -> object:
     if isinstance(found, dict) and ("data" in found or "function" in found):
         return found.get("data", found.get("function"))
     return [_shortened(entry) for entry in found] if isinstance(found, tuple) else found
+
+
+@pytest.mark.parametrize("page", ["coming-from-verl.md", "coming-from-trl.md"])
+def test_our_keys_in_the_tables_of_names_exist(page: str) -> None:
+    keys = set()
+    for line in (DOCS / page).read_text(encoding="utf-8").splitlines():
+        cells = line.strip("|").split("|")
+        if len(cells) == 2:
+            keys |= set(re.findall(r"`((?:algorithm|critic)\.[a-z_.]*[a-z_])[:`]", cells[1]))
+    assert len(keys) > 5
+    sections: list[type[BaseModel]] = [entry.settings for entry in ALGORITHMS.values()]
+    unknown = []
+    for key in sorted(keys):
+        root, *parts = key.split(".")
+        own = [CriticConfig] if root == "critic" else sections
+        if parts != ["name"] and not any(has_key(section, parts) for section in own):
+            unknown.append(key)
+    assert not unknown
+
+
+def has_key(section: type[BaseModel], parts: list[str]) -> bool:
+    field = section.model_fields.get(parts[0])
+    if field is None or len(parts) == 1:
+        return field is not None
+    return isinstance(field.annotation, type) and has_key(field.annotation, parts[1:])
 
 
 @pytest.mark.parametrize("page", ["coming-from-verl.md", "coming-from-trl.md"])

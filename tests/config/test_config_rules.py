@@ -20,6 +20,31 @@ def test_grpo_refuses_a_group_of_one(problems: Problems) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["cispo", "dapo", "dppo", "dr_grpo", "echo", "gigpo", "gspo", "rloo", "sapo", "turn_grpo"],
+)
+def test_what_compares_rollouts_refuses_a_group_of_one(problems: Problems, name: str) -> None:
+    (line,) = problems(f"rollout: {{group_size: 1}}\nalgorithm: {name}\n")
+    assert f"algorithm.name={name!r} needs rollout.group_size >= 2" in line
+    assert "got 1; raise it, or choose another algorithm" in line
+
+
+@pytest.mark.parametrize("name", ["ppo", "vapo", "pf_ppo"])
+def test_what_needs_a_critic_says_which_settings_give_one(problems: Problems, name: str) -> None:
+    (line,) = problems(f"algorithm: {name}\n")
+    assert f"algorithm.name={name!r} needs a critic, got neither critic.stage nor" in line
+    assert "critic.stage=model starts it from the model of the run" in line
+
+
+@pytest.mark.parametrize("name", ["remax", "grpo", "reinforce_plus_plus"])
+def test_training_samples_at_a_temperature_above_zero(problems: Problems, name: str) -> None:
+    # ReMax plays its greedy baseline beside the group, which is sampled all the same
+    (line,) = problems(f"rollout: {{temperature: 0}}\nalgorithm: {name}\n")
+    assert "rollout.temperature must be more than 0 for training" in line
+    assert "got 0" in line
+
+
 def test_imitation_needs_no_siblings(write: Write) -> None:
     assert (
         load_config(write("algorithm: sft\nrollout: {group_size: 1}\n")).rollout.min_group_size == 1
@@ -36,8 +61,12 @@ def test_imitation_needs_no_siblings(write: Write) -> None:
          "2}", "train.steps and train.epochs exclude each other, got 1 and 2"),
         ("train: {world_size: "
          "300}", "train.world_size must be at most the episodes of a mini-batch"),
+        ("train: {backend: plain, world_size: 2}",
+         "train.backend='plain' runs in one process, which needs train.world_size=1, got 2"),
         ("rollout: {min_group_size: "
          "9}", "rollout.min_group_size must be at most rollout.group_size=8, got 9"),
+        ("rollout: {torch: {sampler_noise: -1}}", "rollout.torch.sampler_noise must be at least 0"),
+        ("rollout: {sglang: {sampler_noise: 1}}", "unknown key rollout.sglang.sampler_noise"),
         ("rollout: {top_p: 0.9}", "set rollout.allow_biased_sampling=true to train all the same"),
         ("rollout: {top_k: 5}", "got top_p=1.0, top_k=5"),
         ("rollout: {temperature: 0}", "rollout.temperature must be more than 0 for training"),

@@ -125,7 +125,10 @@ stages:
         ("none.py:f", "data.sampler.name='none.py:f' cannot be loaded: there is no file none.py"),
         ("own.py:Cuonting", "data.sampler.name='own.py:Cuonting' cannot be loaded: own.py has no"),
         ("no.such:thing", "'no.such:thing' cannot be loaded: there is no module 'no'"),
-        ("own.py:number", "must be a function or class that is called with tasks, seed and its"),
+        (
+            "own.py:number",
+            "must be a function or class that takes (tasks, seed=), the tasks, run.seed",
+        ),
         (
             "own.py:no_seed",
             "data.sampler.name='own.py:no_seed' must take (tasks, seed=), the tasks, run.seed and "

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -56,3 +57,47 @@ def test_an_empty_data_set_is_refused_by_name() -> None:
 def test_ids_must_be_unique() -> None:
     with pytest.raises(DataError, match="2 tasks but 1 different ids"):
         prompts([Task(id="a"), Task(id="a")], shuffle=True)
+
+
+class Given:
+    """A task sampler that returns what it is given."""
+
+    def __init__(self, found: Any) -> None:
+        self.found = found
+
+    def next(self) -> Any:
+        if isinstance(self.found, type):
+            raise self.found("no idea")
+        return self.found
+
+    def observe(self, task_index: int, outcome: object) -> None: ...
+
+    def state(self) -> Any:
+        return self.found
+
+    def load(self, state: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        (None, r"must return the index of a task, from 0 to 6, and always .* got nothing \(None\)"),
+        (7, "must return the index of a task, from 0 to 6, got 7, which is out of range"),
+        (-1, "from 0 to 6, got -1, which is out of range"),
+        ("3", "from 0 to 6, got '3' of type str"),
+        (3.0, r"from 0 to 6, got 3\.0 of type float"),
+        (StopIteration, r"ended \(StopIteration\), but training goes on; begin anew instead"),
+        (ZeroDivisionError, r"raised ZeroDivisionError: no idea \(.*:\d+\); correct it"),
+    ],
+)
+def test_a_sampler_that_gives_no_task_is_named(found: Any, told: str) -> None:
+    sampler = PromptSampler(TASKS, Given(found), name="own.py:f")
+    with pytest.raises(DataError, match=rf"SamplerSettings\.name='own\.py:f': next\(\) .*{told}"):
+        sampler.task(0)
+
+
+@pytest.mark.parametrize("state", [None, {1, 2}, {"a": float("nan")}, {1: "a"}, (1,)])
+def test_a_state_that_no_checkpoint_can_keep_is_named(state: Any) -> None:
+    sampler = PromptSampler(TASKS, Given(state), name="own.py:f")
+    with pytest.raises(DataError, match=r"state\(\) must return what JSON gives back"):
+        sampler.state()

@@ -118,13 +118,35 @@ def test_every_template_occurs_as_often_as_the_others(split: str) -> None:
     assert min(drawn.values()) > 140  # of 200
 
 
-def test_the_faults_of_the_code_demonstrations_have_the_shares_that_the_page_names() -> None:
-    tasks = load("code", "warmup.py:demonstrations")
-    rows = list(islice(tasks(0, noise=0.7), 4000))
-    without_tool = sum(len(row["messages"]) == 2 for row in rows) / len(rows)
-    broken = sum("Error: " in str(row["messages"][2:3]) for row in rows) / len(rows)
-    assert without_tool == pytest.approx(0.7 * 0.40, abs=0.03)
-    assert broken == pytest.approx(0.7 * 0.13, abs=0.02)
+def test_the_commonest_code_demonstration_is_wrong_as_the_page_says() -> None:
+    demonstrations, slip = load("code", "warmup.py:demonstrations"), load("code", "warmup.py:slip")
+    rows = [row["messages"] for row in islice(demonstrations(0), 4000)]
+    shares = Counter[str]()
+    for first, *others in rows:
+        expression = right_expression(first["content"])
+        shown = str(others)
+        shares["slip"] += f"print({slip(expression)})" in shown
+        shares["right"] += others[-1]["content"] == str(eval(expression))
+        shares["guess"] += len(others) == 1
+        shares["broken"] += "Error: " in shown
+    assert {kind: count / len(rows) for kind, count in shares.items()} == pytest.approx(
+        {
+            "slip": 0.75 * 0.80,
+            "right": 0.25 + 0.75 * 0.06 / 2,
+            "guess": 0.75 * 0.08,
+            "broken": 0.75 * 0.06,
+        },
+        abs=0.02,
+    )
+
+
+def right_expression(question: str) -> str:
+    """What solves a problem of the code example."""
+    for template, expression in load("code", "task.py:TEMPLATES"):
+        pattern = re.sub(r"\{(.)\}", r"(?P<\1>\\d+)", template.replace("?", r"\?"))
+        if found := re.fullmatch(pattern, question):
+            return str(expression.format(**found.groupdict()))
+    raise AssertionError(question)
 
 
 def test_demonstrations_without_noise_solve_every_problem() -> None:

@@ -129,7 +129,9 @@ async def test_the_server_says_how_long_to_wait() -> None:
     assert time.monotonic() - start >= 0.3
 
 
-@pytest.mark.parametrize("wait", ["3600", formatdate(time.time() + 3600, usegmt=True)])
+@pytest.mark.parametrize(
+    "wait", ["3600", formatdate(time.time() + 3600, usegmt=True)], ids=["seconds", "date"]
+)
 async def test_a_wait_beyond_the_deadline_is_given_up_at_once(wait: str) -> None:
     async with odd_server(failed(429, Retry_After=wait)) as server:
         error = await refusal(server, deadline_s=30.0)

@@ -1,4 +1,4 @@
-"""avg@N, pass@k and maj@k, their intervals, and the paired test, against values worked by hand."""
+"""avg@N, pass@k and maj@k, and their intervals, against values worked by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from agentrl.metrics.evaluation import (
     maj_at_k,
     pass_at_k,
 )
-from benchmarks.paired import mcnemar_p_value
 
 
 def test_pass_at_1_is_the_share_of_correct_samples() -> None:
@@ -176,22 +175,6 @@ def test_a_task_whose_samples_all_failed_counts_nowhere() -> None:
 def test_scores_must_be_finite() -> None:
     with pytest.raises(ValueError, match="not finite"):
         TaskScores("1", "s", (math.nan,))
-
-
-def test_mcnemar_by_hand() -> None:
-    # 5 gained, 1 lost: 2 * (C(6,0) + C(6,1)) / 2**6
-    before = [False] * 5 + [True] + [True] * 4
-    after = [True] * 5 + [False] + [True] * 4
-    assert mcnemar_p_value(before, after) == pytest.approx(2 * 7 / 64)
-
-
-def test_mcnemar_of_no_difference_is_one() -> None:
-    assert mcnemar_p_value([True, False], [True, False]) == 1.0
-
-
-def test_mcnemar_agrees_with_the_binomial_test_on_many() -> None:
-    before, after = [False] * 900 + [True] * 700, [True] * 900 + [False] * 700
-    assert mcnemar_p_value(before, after) == pytest.approx(stats.binomtest(700, 1600).pvalue)
 
 
 def test_every_subset_is_counted_once_where_they_are_few() -> None:

@@ -65,8 +65,8 @@ CASES: Mapping[str, tuple[Numbers, Numbers, str, tuple[str, ...]]] = {
         ("0-0-0", "0-1-0", "0-2-0"),
     ),
     "mismatch_jump": (
-        {"mismatch/logp_abs/mean": peak(0.004, 0.2)},
-        {"mismatch/logp_abs/mean": peak(0.01, 0.03)},
+        {"mismatch/engine/logp_abs": peak(0.004, 0.2)},
+        {"mismatch/engine/logp_abs": peak(0.01, 0.03)},
         "the sampler's and the trainer's logprobs jumped apart: by 0.2, before 0.004",
         ("0-0-0", "0-1-0", "0-2-0"),
     ),
@@ -206,7 +206,7 @@ def test_a_healthy_run_that_learns_is_quiet() -> None:
         {
             "policy/entropy": noisy(to(1.2, 0.5, 200)),
             "policy/ratio": noisy(level(1.0, 200), 0.005),
-            "mismatch/logp_abs/mean": noisy(level(0.01, 200), 0.001),
+            "mismatch/engine/logp_abs": noisy(level(0.01, 200), 0.001),
             "reward/mean": noisy(to(0.3, 0.9, 200), 0.05),
             "accuracy/mean": noisy(to(0.3, 0.9, 200), 0.05),
             "group/zero_std_frac": noisy(to(0.4, 0.7, 200), 0.1),

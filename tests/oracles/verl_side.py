@@ -10,14 +10,18 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from verl.trainer.config import AlgoConfig
+from verl import DataProto
+from verl.trainer.config import AlgoConfig, KLControlConfig
+from verl.trainer.config.algorithm import RolloutCorrectionConfig
 from verl.trainer.ppo import core_algos, rollout_corr_helper
 from verl.workers.config import ActorConfig
+from verl.workers.config.actor import PolicyLossConfig
 
 
 def config(settings: Mapping[str, Any]) -> ActorConfig:
@@ -42,6 +46,13 @@ def policy_loss(
     )
     loss.backward()
     return {"loss": loss.detach().numpy(), "gradient": log_prob.grad.numpy()}
+
+
+def bypass_loss(correction: Mapping[str, Any], **given: Any) -> dict[str, np.ndarray]:
+    """Of ``bypass_mode``, where π_old is the sampler."""
+    settings = given.pop("settings")
+    chosen = PolicyLossConfig(rollout_correction=RolloutCorrectionConfig(**correction))
+    return policy_loss(mode="bypass_mode", settings={**settings, "policy_loss": chosen}, **given)
 
 
 def kl(estimator: str, log_prob: np.ndarray, other: np.ndarray) -> dict[str, np.ndarray]:
@@ -78,7 +89,10 @@ def estimator(
         response_mask=torch.from_numpy(mask),
         index=index,
         config=AlgoConfig(gamma=settings.pop("gamma", 1.0)),
-        **settings,
+        **{
+            name: torch.from_numpy(one) if isinstance(one, np.ndarray) else one
+            for name, one in settings.items()
+        },
     )
     return {"advantages": found.numpy()}
 
@@ -99,6 +113,57 @@ def rejection(
         torch.from_numpy(log_ratio), torch.from_numpy(mask), mode, threshold
     )
     return {"kept": kept.numpy()}
+
+
+def corrected(
+    log_prob: np.ndarray, rollout: np.ndarray, mask: np.ndarray, **settings: Any
+) -> dict[str, np.ndarray]:
+    """Weights and rejections together."""
+    proto, kept, _ = rollout_corr_helper.compute_rollout_correction_and_rejection_mask(
+        torch.from_numpy(log_prob), torch.from_numpy(rollout), torch.from_numpy(mask), **settings
+    )
+    assert proto is not None
+    return {"weights": proto.batch["rollout_is_weights"].numpy(), "kept": kept.numpy()}
+
+
+def reward_less_kl(coef: float, **columns: np.ndarray) -> dict[str, np.ndarray]:
+    given = {name: torch.from_numpy(column) for name, column in columns.items()}
+    found = core_algos.compute_rewards(given["rewards"], given["old"], given["reference"], coef)
+    return {"rewards": found.numpy()}
+
+
+def adaptive_kl(
+    coef: float, target: float, horizon: float, samples: int, kls: list[float]
+) -> dict[str, np.ndarray]:
+    """The weight after each step of ``samples`` samples."""
+    controller = core_algos.AdaptiveKLController(coef, target, horizon)
+    found = []
+    for one in kls:
+        controller.update(one, samples)
+        found.append(controller.value)
+    return {"coef": np.array(found)}
+
+
+def resampled(rewards: np.ndarray, method: str) -> dict[str, np.ndarray]:
+    """Rewards of a batch after PF-PPO's resampling."""
+    data = DataProto.from_dict(tensors={"token_level_scores": torch.from_numpy(rewards)[:, None]})
+    found = core_algos.compute_pf_ppo_reweight_data(data, method)
+    return {"rewards": found.batch["token_level_scores"][:, 0].numpy()}
+
+
+def public(section: Any) -> list[str]:
+    return sorted(one.name for one in fields(section) if not one.name.startswith("_"))
+
+
+def names() -> dict[str, Any]:
+    """What verl has under a name."""
+    return {
+        "estimators": sorted(core_algos.ADV_ESTIMATOR_REGISTRY),
+        "losses": sorted(core_algos.POLICY_LOSS_REGISTRY),
+        "rejections": sorted(rollout_corr_helper.SUPPORTED_ROLLOUT_RS_OPTIONS),
+        "correction": public(RolloutCorrectionConfig),
+        "kl_ctrl": public(KLControlConfig),
+    }
 
 
 if __name__ == "__main__":

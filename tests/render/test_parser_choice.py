@@ -17,9 +17,11 @@ from agentrl.tools.parsers import (
     HermesParser,
     LlamaParser,
     PlainParser,
+    QwenCoderParser,
     parser_for,
 )
 from tests.render.family_kind import saved_family
+from tests.render.qwen_kind import template_text
 
 
 @pytest.mark.parametrize(
@@ -40,6 +42,14 @@ def test_each_family_has_its_parser(name: str, parser: type, tmp_path: Path) -> 
 @pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "qwen3_instruct"])
 def test_qwens_parser_is_hermes(built: Callable[..., Any], name: str) -> None:
     assert isinstance(parser_for(built(name)[0]), HermesParser)
+
+
+@pytest.mark.parametrize("name", ["qwen3_5_nothink", "qwen3_6", "qwen3_8", "nemotron_3_nano"])
+def test_newer_qwens_and_nemotrons_parser_is_qwen_coders(
+    model_folder: Callable[[str], Path], name: str
+) -> None:
+    spec = RendererSpec(str(model_folder("qwen3")), chat_template=template_text(name))
+    assert isinstance(parser_for(spec.build()), QwenCoderParser)
 
 
 def test_a_parser_that_is_named_is_taken(built: Callable[..., Any]) -> None:

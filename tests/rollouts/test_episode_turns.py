@@ -372,3 +372,34 @@ async def test_an_answer_of_nothing_is_an_answer(text: str) -> None:
     trajectory = await play([say(text)], task=TASK)
     assert str(trajectory.status) == "terminated"
     assert json.dumps(trajectory.turns[0].message)
+
+
+async def test_a_state_is_the_conversation_unless_the_observation_names_one() -> None:
+    class Rooms(Env):
+        def __init__(self, task: Task, names: tuple[str | None, ...] = ()) -> None:
+            self.names = list(names)
+
+        def view(self) -> Observation:
+            name = self.names.pop(0)
+            said = ({"role": "user", "content": "a room"},)
+            return Observation(said, info={} if name is None else {"state": name})
+
+        def reset(self, *, seed: int) -> Observation:
+            return self.view()
+
+        def step(self, action: Action) -> StepResult:
+            if not self.names:
+                return StepResult(Observation(), terminated=True)
+            return StepResult(self.view())
+
+    async def keys(*names: str | None, said: str = "go") -> list[str]:
+        env = EnvSpec(Rooms, kwargs={"names": names})
+        trajectory = await play([say(said)] * len(names), env=env)
+        return [turn.state_key for turn in trajectory.turns]
+
+    hall, other, again = await keys("hall", "cellar", "hall")
+    assert hall == again != other
+    assert await keys("hall", "hall", said="stay") == [hall, hall]
+    first, second = await keys(None, None)
+    assert first != second
+    assert (await keys(None, None, said="stay"))[1] != second

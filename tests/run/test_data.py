@@ -119,7 +119,6 @@ def test_a_function_may_yield_rows_for_ever_where_there_is_a_limit(
         ("def tasks():\n    return []", r"data\.train='task\.py:tasks' holds no row"),
         ("def tasks():\n    return 3", "must return an iterable of rows, got int"),
         ("def tasks():\n    raise OSError('no disk')", "raised OSError: no disk"),
-        ("def tasks(other):\n    return []", "raised TypeError: .*other"),
         (
             "def tasks():\n    return [3]",
             "row 0 of task.py:tasks must be a Task or a mapping, got int",
@@ -144,6 +143,16 @@ def test_what_is_wrong_with_a_function_is_named(
 ) -> None:
     write_function(tmp_path, body)
     with pytest.raises(DataError, match=message):
+        load("task.py:tasks")
+
+
+def test_a_function_of_other_arguments_is_named(load: Load, tmp_path: Path) -> None:
+    write_function(tmp_path, "def tasks(other):\n    return []")
+    with pytest.raises(
+        ConfigError,
+        match=r"^data\.train='task\.py:tasks' must take no arguments, or seed, but has the "
+        r"signature \(other\)",
+    ):
         load("task.py:tasks")
 
 

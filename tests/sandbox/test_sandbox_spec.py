@@ -73,7 +73,9 @@ def test_a_backend_of_ones_own_is_held_to_what_is_required(tmp_path: Path) -> No
 
 def test_a_backend_of_ones_own_must_be_a_function(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN_BACKEND)
-    with pytest.raises(ConfigError, match="must name a function"):
+    with pytest.raises(
+        ConfigError, match=r"must be a function or class that takes \(SandboxSpec\)"
+    ):
         SandboxSpec(f"{tmp_path}/own.py:broken", require="none").check()
 
 

@@ -3,10 +3,7 @@ what is gone was written down."""
 
 from __future__ import annotations
 
-import multiprocessing
 import random
-import signal
-import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -22,7 +19,8 @@ from agentrl.store import (
     TrajectoryWriter,
 )
 from agentrl.store.retention.keep_rules import fits
-from tests.store.test_killed_writer import DEADLINE_S, numbered
+from tests.store.killing import killed_writing
+from tests.store.test_killed_writer import numbered
 
 A_STEP = 5
 KEEP = KeepSpec(last_steps=2, share=0.4)
@@ -75,31 +73,13 @@ def check(run: RunDirectory, reader: TrajectoryReader, newest: int) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kills", [4, pytest.param(12, marks=pytest.mark.slow)])
 def test_a_kill_at_any_moment_drops_nothing_that_must_stay(run: RunDirectory, kills: int) -> None:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
     chance = random.Random(5)
     reader = TrajectoryReader(run)  # one that follows all of it
     newest = -1
     for _ in range(kills):
-        receive, send = context.Pipe(duplex=False)
-        writing = context.Process(target=write_on, args=(run.root, newest + 1, send))
-        writing.start()
-        send.close()
-        try:
-            for _ in range(chance.randint(1, 4)):
-                assert receive.poll(DEADLINE_S)
-                newest = receive.recv()
-            time.sleep(chance.uniform(0.0, 0.03))  # any moment, also between a shard and the next
-        finally:
-            assert writing.pid is not None
-            writing.kill()
-            writing.join(DEADLINE_S)
-        assert writing.exitcode == -signal.SIGKILL
-        while receive.poll():
-            try:
-                newest = receive.recv()
-            except EOFError:
-                break
+        newest = killed_writing(
+            write_on, run.root, newest + 1, newest, chance=chance, waits=(1, 4), most_s=0.03
+        )
         for looking in (reader, TrajectoryReader(run)):
             check(run, looking, newest)
     with TrajectoryWriter(run, keep=KEEP) as writer:

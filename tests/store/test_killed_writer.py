@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import random
-import signal
 import subprocess
 import sys
 import textwrap
-import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -17,8 +14,8 @@ import pytest
 
 from agentrl.store import RunDirectory, TrajectoryReader, TrajectoryWriter
 from agentrl.types import Segment, SegmentKind, Status, Task, Trajectory, Turn
+from tests.store.killing import DEADLINE_S, killed_writing
 
-DEADLINE_S = 60.0
 _A_STEP = 5
 
 
@@ -48,31 +45,19 @@ def write_on(root: Path, first: int, told: Connection) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kills", [20, pytest.param(200, marks=pytest.mark.slow)])
 def test_a_kill_at_any_moment_loses_nothing_that_was_flushed(run: RunDirectory, kills: int) -> None:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
     chance = random.Random(11)
     reader = TrajectoryReader(run)  # one that follows all of it
     durable = 0
     for _ in range(kills):
-        receive, send = context.Pipe(duplex=False)
-        writing = context.Process(target=write_on, args=(run.root, len(reader.summaries()), send))
-        writing.start()
-        send.close()
-        try:
-            for _ in range(chance.randint(0, 3)):
-                assert receive.poll(DEADLINE_S)
-                durable = receive.recv()
-            time.sleep(chance.uniform(0.0, 0.02))  # any moment, also of starting and sealing
-        finally:
-            assert writing.pid is not None
-            writing.kill()
-            writing.join(DEADLINE_S)
-        assert writing.exitcode == -signal.SIGKILL
-        while receive.poll():
-            try:
-                durable = receive.recv()
-            except EOFError:
-                break
+        durable = killed_writing(
+            write_on,
+            run.root,
+            len(reader.summaries()),
+            durable,
+            chance=chance,
+            waits=(0, 3),
+            most_s=0.02,
+        )
         for looking in (reader, TrajectoryReader(run)):
             found = looking.summaries()
             # nothing is missing in between, so all that a kill costs is at the end

@@ -230,6 +230,99 @@ def test_arguments_without_a_name_are_refused() -> None:
         tool(many)
 
 
+GOOGLE = """Convert a distance.
+
+    Both ways.
+
+    Args:
+        amount (float): how far,
+            at most: 10
+        unit: what it is in
+
+    Returns:
+        the other unit
+
+    Example:
+        >>> convert(1.0)
+    """
+NUMPY = """Convert a distance.
+
+    Both ways.
+
+    Parameters
+    ----------
+    amount : float
+        how far,
+        at most: 10
+    unit : {"km", "mile"}, optional
+        what it is in
+
+    Returns
+    -------
+    str
+        the other unit
+
+    Examples
+    --------
+    >>> convert(1.0)
+    """
+SPHINX = """Convert a distance.
+
+    Both ways.
+
+    :param amount: how far,
+        at most: 10
+    :type amount: float
+    :param str unit: what it is in
+    :returns: the other unit
+    """
+
+
+@pytest.mark.parametrize("written", [GOOGLE, NUMPY, SPHINX], ids=["google", "numpy", "sphinx"])
+def test_docstrings_of_each_style_are_read(written: str) -> None:
+    def convert(amount: float, unit: str = "km") -> str:
+        return f"{amount} {unit}"
+
+    convert.__doc__ = written
+    spec = tool(convert).spec
+
+    assert spec.description == "Convert a distance.\n\nBoth ways."
+    described = {key: entry["description"] for key, entry in spec.parameters["properties"].items()}
+    assert described == {"amount": "how far, at most: 10", "unit": "what it is in"}
+
+
+def test_two_parameters_of_one_entry_are_both_described() -> None:
+    def area(width: float, height: float) -> float:
+        """The area of a rectangle.
+
+        Parameters
+        ----------
+        width, height : float
+            in metres
+        """
+        return width * height
+
+    properties = tool(area).spec.parameters["properties"]
+    assert {entry["description"] for entry in properties.values()} == {"in metres"}
+
+
+def test_a_tool_that_is_not_described_warns(caplog: pytest.LogCaptureFixture) -> None:
+    def shout(text: str) -> str:
+        return text
+
+    class Shout:
+        def __call__(self, text: str) -> str:
+            return text
+
+    tool(shout)
+    tool(Shout)
+    events = [(vars(record)["event"], vars(record)["tool"]) for record in caplog.records]
+    assert events == [("tool_not_described", "shout")] * 2
+    caplog.clear()
+    tool(add.function)
+    assert not caplog.records
+
+
 def test_a_misspelt_entry_of_the_docstring_is_refused() -> None:
     def shout(text: str) -> str:
         """Shout.

@@ -143,7 +143,12 @@ def update(
 
 
 def update_shards(
-    actor: Actor, batch: Batch, micro_batch_tokens: int, world_size: int
+    actor: Actor,
+    batch: Batch,
+    micro_batch_tokens: int,
+    world_size: int,
+    *,
+    policy_version: int = 0,
 ) -> list[BatchShard]:
     """The shards of one optimizer step on the whole batch."""
     (plan,) = partition(
@@ -154,7 +159,7 @@ def update_shards(
         prefixes=prefixes(batch),
     )
     weights = sample_weights(batch, plan, actor.spec.algorithm.reduction)
-    return shards(batch, plan, weights)
+    return shards(batch, plan, weights, policy_version=policy_version)
 
 
 def layout(world_size: int, micro_batch_tokens: int) -> Layout:

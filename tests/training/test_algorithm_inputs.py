@@ -3,7 +3,7 @@ losses."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from agentrl.algorithms import (
 )
 from agentrl.training import Actor, ActorSpec, DistSpec, join, sample_weights, shards
 from agentrl.training.data.partition import auxiliary_weights, partition
-from agentrl.training.roles.advantages import due_credit
+from agentrl.training.roles.advantages import due_credit, token_credit
 from agentrl.types import Batch, SegmentKind
 from tests.training.harness import PLAIN, gradients, layout, make_batch, prepared
 
@@ -245,3 +245,17 @@ def test_what_a_tool_said_has_no_gradient(model_path: str, name: str) -> None:
         one_update(actor, replace(batch, **columns))
         found.append(gradients(actor))
     assert all(torch.equal(found[1][name], gradient) for name, gradient in found[0].items())
+
+
+@pytest.mark.filterwarnings("error")
+def test_columns_that_came_over_ray_are_brought_to_tokens_without_a_warning() -> None:
+    batch = two_trajectories()
+    (plan,) = partition(batch.lengths, batch.group[batch.trajectory], seed=0, layout=layout(1, 64))
+    (shard,) = shards(batch, plan)
+    for array in (getattr(shard.batch, one.name) for one in fields(batch)):
+        if isinstance(array, np.ndarray):
+            array.setflags(write=False)  # as what comes out of Ray's object store is
+
+    credit = token_credit(shard, torch.device("cpu"))
+
+    assert credit.trajectory.tolist() == [100.0] * 11 + [200.0] * 3

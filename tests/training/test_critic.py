@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl.algorithms import make_algorithm
-from agentrl.errors import ConfigError
+from agentrl.algorithms import TokenLoss, make_algorithm
+from agentrl.errors import ConfigError, TrainingError
 from agentrl.training import Critic, CriticSpec, DistSpec, OptimSpec, join, sample_weights, shards
 from agentrl.training.data.partition import partition
 from agentrl.training.data.prefix_tree import ROOT, Span
@@ -180,3 +180,11 @@ def test_an_algorithm_without_a_loss_of_values_has_no_critic(model_path: str) ->
     join(DistSpec())
     with pytest.raises(ConfigError, match="algorithm 'grpo' has no value_loss"):
         Critic(CriticSpec(model_path, make_algorithm("grpo")), DistSpec())
+
+
+def test_a_loss_of_values_that_is_summed_already_is_refused(model_path: str) -> None:
+    role = critic(model_path)
+    batch = valued(role, make_batch())
+    role._value_loss = lambda own: TokenLoss(own.values.sum())
+    with pytest.raises(TrainingError, match=r"its value_loss must return one number for each"):
+        role.update(shard_of(batch))

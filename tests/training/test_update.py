@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import pickle
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from agentrl.algorithms import make_algorithm
-from agentrl.training import OptimSpec, merge_columns
+from agentrl.algorithms import Advantages, Correction, TokenLoss, make_algorithm
+from agentrl.errors import ConfigError, TrainingError
+from agentrl.training import Actor, DistSpec, OptimSpec, merge_columns
 from agentrl.types import Batch, SegmentKind
 from tests.training.harness import (
     gradients,
@@ -63,6 +65,37 @@ def test_loss_and_gradient_do_not_depend_on_micro_batches(
     other_loss, other = stepped(model_path, batch, micro_batch_tokens)
     assert other_loss == pytest.approx(loss, abs=1e-6)
     assert largest_difference(gradient, other) < 1e-6
+
+
+SEQUENCES = [
+    ("gspo", {}),
+    ("grpo", {"rollout_correction": {"level": "sequence"}}),
+    ("grpo", {"rollout_correction": {"level": "geometric"}}),
+]
+
+
+@pytest.mark.parametrize(("name", "settings"), SEQUENCES)
+def test_a_sequences_numbers_do_not_depend_on_micro_batches(
+    model_path: str, name: str, settings: dict[str, Any]
+) -> None:
+    def step(micro_batch_tokens: int) -> Gradients:
+        actor = make_actor(model_path, name, settings=settings)
+        update(actor, prepared(actor, make_batch()), micro_batch_tokens)
+        return gradients(actor)
+
+    assert largest_difference(step(1000), step(30)) < 1e-6
+
+
+@pytest.mark.parametrize(("name", "settings"), SEQUENCES)
+def test_a_sequence_longer_than_a_micro_batch_is_refused_whole(
+    model_path: str, name: str, settings: dict[str, Any]
+) -> None:
+    actor = make_actor(model_path, name, settings=settings)
+    with pytest.raises(
+        ConfigError,
+        match=r"StageSettings\.micro_batch_tokens must be at least .* got 29 .* of 30 tokens",
+    ):
+        update(actor, prepared(actor, make_batch()), 29)
 
 
 def test_gradient_checkpointing_changes_no_gradient(model_path: str, batch: Batch) -> None:
@@ -119,6 +152,31 @@ def test_mismatch_is_the_distance_to_the_samplers_logprobs(model_path: str, batc
     stat = update(make_actor(model_path), batch)["mismatch/logp_abs"]
     assert stat.mean == pytest.approx(distance.mean(), abs=1e-5)
     assert stat.max == pytest.approx(distance.max(), abs=1e-6)
+
+
+def test_mismatch_tells_the_engine_from_the_weights_age(model_path: str, batch: Batch) -> None:
+    # every third token is of the version that is trained, 7; the others are of 5
+    assert batch.old_logprobs is not None
+    trained = batch.loss_mask != 0
+    fresh = trained & (np.arange(batch.num_tokens) % 3 == 0)
+    old = trained & ~fresh
+    versions = np.select([fresh, old], [7, 5], -1).astype(np.int32)
+    actor = make_actor(model_path)
+    aged = replace(batch, policy_versions=versions)
+    stats = actor.update(update_shards(actor, aged, 64, 1, policy_version=7)[0])
+    difference = (batch.old_logprobs - batch.rollout_logprobs).astype(np.float64)
+    for name, tokens in (("engine/", fresh), ("stale/", old), ("", trained)):
+        own = difference[tokens]
+        found = stats[f"mismatch/{name}logp_abs"]
+        assert (found.count, found.mean) == (own.size, pytest.approx(abs(own).mean(), abs=1e-5))
+        k3 = stats[f"mismatch/{name}k3_kl"].mean
+        assert k3 == pytest.approx((np.expm1(own) - own).mean(), rel=1e-4)
+
+
+def test_without_older_tokens_there_is_no_mismatch_by_age(model_path: str, batch: Batch) -> None:
+    stats = update(make_actor(model_path), batch)
+    assert stats["mismatch/engine/logp_abs"].mean == stats["mismatch/logp_abs"].mean
+    assert not [name for name in stats if name.startswith("mismatch/stale/")]
 
 
 def test_the_columns_of_a_rank_travel_with_its_statistics(model_path: str, batch: Batch) -> None:
@@ -190,7 +248,9 @@ def test_a_gradient_that_is_not_finite_takes_no_step_and_is_named(
 
 def test_credit_that_is_not_finite_is_refused(model_path: str) -> None:
     batch = make_batch()
-    with pytest.raises(ValueError, match="advantages of a trained token must be finite"):
+    with pytest.raises(
+        TrainingError, match=r"its advantages must return advantages that are finite, got nan"
+    ):
         prepared(make_actor(model_path), replace(batch, credit=np.full_like(batch.credit, np.nan)))
 
 
@@ -239,3 +299,45 @@ def test_clipping_bounds_the_gradient_of_the_step(model_path: str, batch: Batch)
     assert update(actor, batch)["optim/grad_norm"].mean > 0.01
     norm = math.sqrt(sum(float((g.double() ** 2).sum()) for g in gradients(actor).values()))
     assert norm == pytest.approx(0.01, rel=1e-5)
+
+
+def of_algorithm(model_path: str, **functions: Any) -> Actor:
+    actor = make_actor(model_path)
+    spec = replace(actor.spec, algorithm=replace(actor.spec.algorithm, **functions))
+    return Actor(spec, DistSpec())
+
+
+def test_a_loss_that_is_summed_already_is_refused(model_path: str, batch: Batch) -> None:
+    actor = of_algorithm(model_path, policy_loss=lambda own: TokenLoss(-own.logprobs.sum()))
+    with pytest.raises(
+        TrainingError,
+        match=r"its policy_loss must return one number for each of the \d+ trained tokens of a "
+        r"micro-batch, got shape \(\); leave their sum to the algorithm's reduction",
+    ):
+        update(actor, batch)
+
+
+def test_a_correction_of_another_length_is_refused(model_path: str, batch: Batch) -> None:
+    actor = of_algorithm(model_path, correction=lambda own: Correction(own.logprobs[:1].detach()))
+    with pytest.raises(TrainingError, match=r"its correction must return one number for each"):
+        update(actor, batch)
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [(np.nan, "nan"), (np.inf, "inf"), (-np.inf, "-inf")],
+)
+def test_advantages_that_are_not_finite_are_refused(
+    model_path: str, value: float, told: str
+) -> None:
+    actor = of_algorithm(model_path, advantages=lambda own: Advantages(own.mask * value))
+    with pytest.raises(
+        TrainingError, match=rf"its advantages must return advantages that are finite, got {told} "
+    ):
+        prepared(actor, make_batch())
+
+
+def test_advantages_of_other_tokens_are_refused(model_path: str) -> None:
+    actor = of_algorithm(model_path, advantages=lambda own: Advantages(own.mask[:-1]))
+    with pytest.raises(TrainingError, match=r"one number for each of the \d+ tokens, got "):
+        prepared(actor, make_batch())

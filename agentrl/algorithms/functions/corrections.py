@@ -63,15 +63,16 @@ def rollout_correction(inputs: PolicyInputs, *, settings: RolloutCorrection) -> 
 
 def log_ratio(inputs: PolicyInputs) -> Tensor:
     """``[N]`` log r; 0 for tokens that no engine sampled."""
-    ratio = (inputs.old_logprobs.detach() - inputs.rollout_logprobs).clamp(-_LIMIT, _LIMIT)
+    ratio = inputs.old_logprobs.detach() - inputs.rollout_logprobs
     return torch.where(inputs.sampled, ratio, 0.0)
 
 
 def _level(ratio: Tensor, inputs: PolicyInputs, settings: RolloutCorrection) -> Tensor:
-    if settings.level == "token":
-        return ratio
-    over = sum_over if settings.level == "sequence" else mean_over
-    return over(ratio, inputs.sample_row).clamp(-_LIMIT, _LIMIT)
+    """``[N]`` log ratios that are weighed, each held to the limit after its sum or mean."""
+    if settings.level != "token":
+        over = sum_over if settings.level == "sequence" else mean_over
+        ratio = over(ratio, inputs.sample_row)
+    return ratio.clamp(-_LIMIT, _LIMIT)
 
 
 def _rejected(ratio: Tensor, inputs: PolicyInputs, settings: RolloutCorrection) -> Tensor:
@@ -79,7 +80,7 @@ def _rejected(ratio: Tensor, inputs: PolicyInputs, settings: RolloutCorrection) 
         "k1": lambda d: -d,
         "k2": lambda d: d.square() / 2,
         "k3": lambda d: torch.expm1(d) - d,
-    }[settings.reject_by](ratio)
+    }[settings.reject_by](ratio.clamp(-_LIMIT, _LIMIT))
     over = {
         "token": None,
         "sequence_sum": partial(sum_over, rows=inputs.sample_row),

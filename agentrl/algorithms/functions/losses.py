@@ -28,8 +28,10 @@ from agentrl.algorithms.records import (
     TokenLoss,
 )
 
-_K1_LIMIT = 20.0
-"""Nats of one token beyond which that token alone would dominate a mean."""
+_LIMIT = 20.0
+"""Nats of a log ratio beyond which it counts as this and has no gradient. Such a token would
+dominate a mean, and a ratio that overflows would make a gradient NaN.
+"""
 
 _ALMOST_ONE = 1.0 - 1e-6
 """Probabilities are read up to it, where what is left of 1 is a number in float32."""
@@ -52,7 +54,7 @@ def clipped_policy_loss(
 ) -> TokenLoss:
     """PPO's clipped surrogate with two bounds (arXiv:1707.06347, eq. 7).
 
-    The loss is -min(r·A, clip(r, 1 - low, 1 + high)·A).
+    The loss is -min(r·A, clip(r, 1 - low, 1 + high)·A), with log r held to 20 nats.
 
     Args:
         inputs: ``[N]`` trained tokens with advantages.
@@ -69,7 +71,7 @@ def clipped_policy_loss(
     Raises:
         ValueError: there are no advantages.
     """
-    ratio = torch.exp(inputs.logprobs - inputs.old_logprobs)
+    ratio = _ratio(inputs)
     return _clipped(inputs, ratio, clip_low=clip_low, clip_high=clip_high, clip_dual=clip_dual)
 
 
@@ -82,8 +84,14 @@ def sequence_policy_loss(inputs: PolicyInputs, *, clip_low: float, clip_high: fl
         -min(s·A, clip(s)·A).
     """
     log_ratio = mean_over((inputs.logprobs - inputs.old_logprobs).detach(), inputs.sample_row)
-    ratio = torch.exp(log_ratio + inputs.logprobs - inputs.logprobs.detach())
+    log_ratio = log_ratio + inputs.logprobs - inputs.logprobs.detach()
+    ratio = torch.exp(log_ratio.clamp(-_LIMIT, _LIMIT))
     return _clipped(inputs, ratio, clip_low=clip_low, clip_high=clip_high, clip_dual=None)
+
+
+def _ratio(inputs: PolicyInputs) -> Tensor:
+    """``[N]`` π / π_old, held to 20 nats."""
+    return torch.exp((inputs.logprobs - inputs.old_logprobs).clamp(-_LIMIT, _LIMIT))
 
 
 def _clipped(
@@ -119,7 +127,7 @@ def weighted_policy_loss(
         weighs a token otherwise and removes nothing.
     """
     advantages = given(inputs.advantages, "advantages")
-    ratio = torch.exp(inputs.logprobs - inputs.old_logprobs)
+    ratio = _ratio(inputs)
     weight = ratio.detach().clamp(ratio_floor, ratio_cap)
     bounds = {
         "policy/clip_frac_low": ratio < ratio_floor,
@@ -135,7 +143,7 @@ def gated_policy_loss(
     eq. 5 and 6).
     """
     advantages = given(inputs.advantages, "advantages")
-    ratio = torch.exp((inputs.logprobs - inputs.old_logprobs).clamp(-_K1_LIMIT, _K1_LIMIT))
+    ratio = _ratio(inputs)
     positive = advantages > 0
     tau = torch.where(positive, tau_positive, tau_negative).to(ratio.dtype)
     gate = torch.sigmoid(tau * (ratio - 1)) * (4 / tau)
@@ -176,7 +184,7 @@ def divergence_policy_loss(
         & (probability > sampled)
         & (distance > clip_high),
     }
-    ratio = torch.exp((current - sampler).clamp(-_K1_LIMIT, _K1_LIMIT))
+    ratio = torch.exp((current - sampler).clamp(-_LIMIT, _LIMIT))
     kept = ~(bounds["policy/clip_frac_low"] | bounds["policy/clip_frac_high"])
     weight = ratio.clamp(max=ratio_cap) * kept
     return _with_ratio(-weight * advantages * inputs.logprobs, inputs, ratio, bounds)
@@ -191,7 +199,7 @@ def _with_ratio(
         stats = {
             "policy/ratio": ratio,
             "policy/kl_old": k3(old, inputs.logprobs),
-            "policy/kl_old_k1": (old - inputs.logprobs).clamp(-_K1_LIMIT, _K1_LIMIT),
+            "policy/kl_old_k1": (old - inputs.logprobs).clamp(-_LIMIT, _LIMIT),
             **bounds,
         }
         clipped_by = torch.zeros_like(ratio)
@@ -243,7 +251,7 @@ def with_terms(
         stats["policy/kl_ref"] = stat_of(kl)
     if kl_coef > 0:
         if kl_weighted:
-            kl = kl * torch.exp((inputs.logprobs - inputs.old_logprobs).clamp(max=_K1_LIMIT))
+            kl = kl * torch.exp((inputs.logprobs - inputs.old_logprobs).clamp(max=_LIMIT))
         terms["kl"] = Term(kl, inputs.state.get(KL_COEF, kl_coef))
     if entropy_coef > 0:
         terms["entropy"] = Term(inputs.entropy, -entropy_coef)

@@ -34,5 +34,10 @@ def max_over(values: Tensor, rows: Tensor) -> Tensor:
 
 
 def _places(rows: Tensor) -> tuple[Tensor, int]:
-    found, places = torch.unique(rows, return_inverse=True)
-    return places, found.numel()
+    """The place of each token's sequence, in the order of ``rows``, and a bound on their number; a
+    GPU would have to be asked for the number itself."""
+    order = rows.argsort(stable=True)
+    ordered = rows[order]
+    is_first = torch.zeros_like(rows)
+    is_first[1:] = ordered[1:] != ordered[:-1]
+    return torch.empty_like(rows).scatter_(0, order, is_first.cumsum(0)), rows.numel()

@@ -21,6 +21,7 @@ from agentrl.controller.cluster.worker import RoleSpec
 from agentrl.engines import PauseMode
 from agentrl.errors import TrainingError
 from agentrl.training import DistSpec
+from agentrl.training.device import FIRST_DEVICE, DeviceType
 from agentrl.weight_sync import WeightsReport
 
 _KEEP_FREED_MEMORY = {
@@ -39,7 +40,7 @@ class RayRoleGroup(RoleGroup):
     Args:
         num_ranks: processes, one a device; all of them data coordinates.
         threads: torch and OpenMP threads a rank.
-        device: ``cpu`` or ``cuda``.
+        device: with ``cuda`` Ray shows each rank a GPU of its own, its ``cuda:0``.
         log_folder: where each rank keeps its log; None keeps none.
     """
 
@@ -48,7 +49,7 @@ class RayRoleGroup(RoleGroup):
         num_ranks: int,
         *,
         threads: int,
-        device: str = "cpu",
+        device: DeviceType = "cpu",
         log_folder: Path | None = None,
     ) -> None:
         super().__init__(MeshShape(dp=num_ranks))
@@ -64,12 +65,14 @@ class RayRoleGroup(RoleGroup):
             }
         actor = rank_actor.options(
             num_cpus=1,
-            num_gpus=1 if device.startswith("cuda") else 0,
+            num_gpus=1 if device == "cuda" else 0,
             runtime_env={"env_vars": env_vars},
         )
         self._ranks = [actor.remote(rank, log_folder) for rank in range(num_ranks)]
         host, port = self._calls.get(self._ranks[0].free_address.remote(), "starting rank 0", 0)
-        places = [DistSpec(rank, num_ranks, host, port, device) for rank in range(num_ranks)]
+        places = [
+            DistSpec(rank, num_ranks, host, port, FIRST_DEVICE[device]) for rank in range(num_ranks)
+        ]
         self.call_ranks("starting the workers", "join", [(place, threads) for place in places])
         self._hosts = [process.host for process in self.describe()]
         self.rollouts = RayRolloutPool(self._ranks, self._calls)

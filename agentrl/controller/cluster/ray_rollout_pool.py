@@ -49,6 +49,7 @@ from agentrl.rollouts import (
     NotResumable,
     cancelled_outcome,
 )
+from agentrl.training.device import DeviceType
 from agentrl.types import Trajectory
 from agentrl.weight_sync import WeightsReport
 
@@ -81,6 +82,7 @@ def rollout_workers(
     num_workers: int,
     *,
     threads: int,
+    device: DeviceType = "cpu",
     resources: Mapping[str, float] | None = None,
     max_restarts: int = 3,
     answer_s: float = 120.0,
@@ -91,6 +93,7 @@ def rollout_workers(
     Args:
         num_workers: actors, each with an engine.
         threads: torch and OpenMP threads of each.
+        device: with ``cuda`` Ray shows each a GPU of its own.
         resources: that each asks of Ray, beside a CPU.
         max_restarts: workers that may die between two updates; the next death ends the run.
         answer_s: seconds in which a worker answers a call that costs it no work; a silent one is
@@ -99,6 +102,7 @@ def rollout_workers(
     """
     actor = rollout_actor.options(
         num_cpus=1,
+        num_gpus=1 if device == "cuda" else 0,
         resources=dict(resources or {}),
         scheduling_strategy="SPREAD",
         runtime_env={"env_vars": thread_env(threads)},

@@ -61,6 +61,12 @@ def start_ray(num_actors: int, address: str | None = None) -> bool:
     return True
 
 
+def cluster_gpus() -> float:
+    """GPUs that the cluster gives to actors."""
+    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return resources.get("GPU", 0.0)
+
+
 def shut_down_ray() -> None:
     """Ends the private cluster, or leaves the one that was joined."""
     ray.shutdown()

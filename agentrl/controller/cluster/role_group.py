@@ -11,6 +11,7 @@ from agentrl.controller.cluster.rollout_pool import ProcessInfo
 from agentrl.controller.cluster.worker import RoleSpec, Worker
 from agentrl.errors import TrainingError, WeightMismatchError
 from agentrl.training import DistSpec
+from agentrl.training.device import FIRST_DEVICE, DeviceType
 
 
 class RoleGroup:
@@ -75,13 +76,13 @@ class LocalRoleGroup(RoleGroup):
 
     Args:
         threads: torch threads of this process.
-        device: where the roles compute.
+        device: where the roles compute; of several GPUs the first.
     """
 
-    def __init__(self, *, threads: int, device: str = "cpu") -> None:
+    def __init__(self, *, threads: int, device: DeviceType = "cpu") -> None:
         super().__init__(MeshShape())
         self._worker = Worker("episodes-0")
-        self._worker.join(DistSpec(device=device), threads)
+        self._worker.join(DistSpec(device=FIRST_DEVICE[device]), threads)
         self.rollouts = self._worker.rollouts
         """The rollout pool that the rank serves."""
         self._error: BaseException | None = None

@@ -86,6 +86,7 @@ class Worker:
         except TrainingError as error:
             error.rank = rank if error.rank is None else error.rank
             error.host = error.host or socket.gethostname()
+            error.traceback_text = error.traceback_text or traceback.format_exc()
             raise
         except AgentRLError:
             raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,12 @@ from agentrl.controller.samplers.settings import (
 )
 from agentrl.errors import ConfigError, did_you_mean
 from agentrl.types import Task, load_object
-from agentrl.types.user_code.place import raised_at
+from agentrl.types.user_code.function import (
+    UserFunction,
+    check_takes,
+    load_function,
+    signature_of,
+)
 
 _FOLDER = "agentrl.controller.samplers"
 _METHODS: Mapping[str, str] = {
@@ -87,10 +91,7 @@ def make_sampler(
         built_in = load_object(SAMPLERS[name].make)
         return built_in(kind(**settings), tasks, seed=seed, shuffle=shuffle)
     function = users_function(name, settings, base_dir)
-    try:
-        made = function(tasks, seed=seed, **settings)
-    except Exception as error:
-        raise _broken(f"={name!r} raised {_told(error)}; make it return a sampler") from error
+    made = UserFunction(function, object, _broken, name)(tasks, seed=seed, **settings)
     for method, arguments in _METHODS.items():
         _check_method(name, made, method, arguments)
     return made
@@ -104,26 +105,11 @@ def users_function(
     Raises:
         ConfigError: it does not exist, or does not take these.
     """
-    try:
-        function = load_object(name, base_dir)
-    except ConfigError as error:
-        raise _broken(f"={name!r} cannot be loaded: {error}") from error
-    if not callable(function):
-        raise _broken(
-            f"={name!r} must be a function or class that is called with tasks, seed and its "
-            f"settings, got {type(function).__name__}"
-        )
-    signature = _signature(function)
-    try:
-        signature.bind((), seed=0, **settings)
-    except TypeError as error:
-        given = ", ".join(["tasks", "seed=", *(f"{key}=" for key in settings)])
-        raise _broken(
-            f"={name!r} must take ({given}), the tasks, run.seed and the settings beside its "
-            f"name, but has the signature {signature} ({error}); change one of them"
-        ) from error
-    users: Callable[..., Any] = function
-    return users
+    names = ", ".join(["tasks", "seed=", *(f"{key}=" for key in settings)])
+    takes = f"({names}), the tasks, run.seed and the settings beside its name"
+    function = load_function(name, base_dir, _broken, takes)
+    check_takes(function, name, _broken, takes, (), seed=0, **settings)
+    return function
 
 
 def _check_method(name: str, made: Any, method: str, arguments: str) -> None:
@@ -132,7 +118,7 @@ def _check_method(name: str, made: Any, method: str, arguments: str) -> None:
     try:
         if not callable(own):
             raise TypeError(f"it has no method {method}")
-        _signature(own).bind(*(wanted.split(", ") if wanted else ()))
+        signature_of(own).bind(*(wanted.split(", ") if wanted else ()))
     except TypeError as error:
         raise _broken(
             f"={name!r} must return an object with the methods "
@@ -140,22 +126,6 @@ def _check_method(name: str, made: Any, method: str, arguments: str) -> None:
             f"{type(made).__name__}: {method}{arguments} cannot be called ({error}); see "
             "docs/curricula.md"
         ) from error
-
-
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    try:
-        return inspect.signature(function)
-    except ValueError:  # of a class in C, which says nothing of its arguments
-        parameters = [
-            inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL),
-            inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD),
-        ]
-        return inspect.Signature(parameters)
-
-
-def _told(error: Exception) -> str:
-    place = raised_at(error)
-    return f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
 
 
 def _broken(rule: str) -> ConfigError:

@@ -18,7 +18,7 @@ from agentrl.controller.samplers.uniform import Uniform
 from agentrl.errors import DataError
 from agentrl.rollouts import GroupOutcome, GroupRequest, cancelled_outcome
 from agentrl.types import Task
-from agentrl.types.user_code.place import raised_at
+from agentrl.types.user_code.function import described
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +178,7 @@ class PromptSampler:
                 method, "ended (StopIteration), but training goes on; begin anew instead"
             ) from error
         except Exception as error:
-            place = raised_at(error)
-            where = f" ({place})" if place else ""
-            raise self._broken(method, f"raised {type(error).__name__}: {error}{where}") from error
+            raise self._broken(method, f"raised {described(error)}; correct it") from error
 
     def _broken(self, method: str, what: str) -> DataError:
         setting = "SamplerSettings.name"

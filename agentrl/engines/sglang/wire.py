@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -130,11 +131,72 @@ def read_answer(
         TokenMismatchError: its parts contradict each other.
     """
     who = f"{server}, request {request.request_id!r}"
+    found = _read_parts(answer, request.num_alternatives, who)
+    _check_parts(found, who)
+    segments = tuple(
+        Segment(
+            SegmentKind.POLICY,
+            found.ids[start:end],
+            found.logprobs[start:end],
+            version_of(label),
+            side=alternatives_side(
+                found.alternatives[0][start:end], found.alternatives[1][start:end]
+            ),
+        )
+        for label, start, end in found.spans
+        if end > start
+    )
+    matched = found.matched
+    return Completion(
+        request_id=request.request_id,
+        segments=segments,
+        finish_reason=found.reason,
+        stop_string=matched if found.reason == "stop" and isinstance(matched, str) else None,
+        usage=found.usage,
+        cached_tokens=found.cached,
+        timings=found.timings,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """The parts of an answer, of n sampled tokens.
+
+    Args:
+        reason: why it ended.
+        matched: what ended it, as the server says.
+        ids: ``[n]`` of the tokens.
+        named, logprobs: ids and logprobs of the logprobs' own list.
+        triples: that list as it came.
+        spans: ``(label, start, end)`` of each weight version.
+        alternatives: ids and logprobs ``[n, K]``.
+        usage, cached, timings: of the request.
+    """
+
+    reason: FinishReason
+    matched: object
+    ids: npt.NDArray[np.int32]
+    named: npt.NDArray[np.int32]
+    logprobs: npt.NDArray[np.float32]
+    triples: Sequence[Sequence[Any]]
+    spans: Sequence[tuple[str, int, int]]
+    alternatives: tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]
+    usage: TokenUsage
+    cached: int
+    timings: Mapping[str, float]
+
+
+def _read_parts(answer: Mapping[str, Any], num_alternatives: int, who: str) -> _Parts:
+    """The parts of an answer, each by itself.
+
+    Raises:
+        ServerLostError: a part is missing or has another shape; or the server itself failed the
+            request.
+    """
     try:
         meta = answer["meta_info"]
         finish = meta["finish_reason"]
         reason = _FINISH[finish["type"]]
-        matched = finish.get("matched")
         status = int(finish.get("status_code") or 0)
         if reason == "abort" and status >= 400:
             raise ServerLostError(
@@ -143,59 +205,58 @@ def read_answer(
         ids = np.asarray(answer["output_ids"], np.int32)
         triples = meta.get("output_token_logprobs") or []
         named, logprobs = scored(triples)
-        spans = _spans(meta, ids.size)
-        alternatives = _alternatives(meta, request.num_alternatives)
-        usage = TokenUsage(int(meta["prompt_tokens"]), int(meta["completion_tokens"]))
-        cached = int(meta.get("cached_tokens") or 0)
-        timings = {"server_s": float(meta["e2e_latency"])} if "e2e_latency" in meta else {}
+        return _Parts(
+            reason,
+            finish.get("matched"),
+            ids,
+            named,
+            logprobs,
+            triples,
+            spans=_spans(meta, ids.size),
+            alternatives=_alternatives(meta, num_alternatives),
+            usage=TokenUsage(int(meta["prompt_tokens"]), int(meta["completion_tokens"])),
+            cached=int(meta.get("cached_tokens") or 0),
+            timings={"server_s": float(meta["e2e_latency"])} if "e2e_latency" in meta else {},
+        )
     except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
         raise ServerLostError(
             f"{who}: the answer is not one of SGLang's ({type(error).__name__}: {error}); is this "
             "its /generate?"
         ) from error
-    if matched == _NAN_MARK:
+
+
+def _check_parts(found: _Parts, who: str) -> None:
+    """Refuses parts that cannot be trained, or contradict each other.
+
+    Raises:
+        RefusedError: it sampled outside the vocabulary, or a logprob is not a finite number.
+        TokenMismatchError: its parts contradict each other.
+    """
+    if found.matched == _NAN_MARK:
         raise RefusedError(
             f"{who}: the server sampled from logits that are not numbers; look at the weights"
         )
+    ids, logprobs, alternatives = found.ids, found.logprobs, found.alternatives[0]
     if not np.isfinite(logprobs).all():
-        first = triples[int(np.argmin(np.isfinite(logprobs)))][0]
+        first = found.triples[int(np.argmin(np.isfinite(logprobs)))][0]
         raise RefusedError(
             f"{who}: a logprob is {first!r}, which is not a finite number; the server's weights or "
             "arithmetic are broken (a dtype that overflows?), and nothing can be trained on it"
         )
-    if not np.array_equal(named, ids):
+    if not np.array_equal(found.named, ids):
         raise TokenMismatchError(
             f"{who}: {ids.size} ids came back and {logprobs.size} logprobs, which are not of the "
             "same tokens"
         )
-    if request.num_alternatives and len(alternatives[0]) != ids.size:
+    if alternatives.shape[1] and len(alternatives) != ids.size:
         raise TokenMismatchError(
-            f"{who}: {ids.size} ids came back and alternatives to {len(alternatives[0])}"
+            f"{who}: {ids.size} ids came back and alternatives to {len(alternatives)}"
         )
+    spans = found.spans
     if [*(start for _, start, _ in spans), ids.size] != [0, *(end for _, _, end in spans)]:
         raise TokenMismatchError(
             f"{who}: the spans of weight versions {spans} do not cover its {ids.size} ids"
         )
-    segments = tuple(
-        Segment(
-            SegmentKind.POLICY,
-            ids[start:end],
-            logprobs[start:end],
-            version_of(label),
-            side=alternatives_side(alternatives[0][start:end], alternatives[1][start:end]),
-        )
-        for label, start, end in spans
-        if end > start
-    )
-    return Completion(
-        request_id=request.request_id,
-        segments=segments,
-        finish_reason=reason,
-        stop_string=matched if reason == "stop" and isinstance(matched, str) else None,
-        usage=usage,
-        cached_tokens=cached,
-        timings=timings,
-    )
 
 
 def _alternatives(

@@ -21,6 +21,7 @@ from agentrl.engines.torch.kv_state import KVState
 from agentrl.engines.torch.model.served_model import ServedModel
 from agentrl.engines.torch.prefill import DETERMINISTIC_CHUNK, Pending
 from agentrl.engines.torch.row_layout import Blocks, attention_blocks, exchanges
+from agentrl.engines.torch.sampler_noise import SamplerNoise
 from agentrl.engines.torch.sampling import SamplingRows, sample, uniforms
 from agentrl.engines.torch.sessions import KVSession
 from agentrl.engines.torch.torch_spec import RowPlan
@@ -47,6 +48,7 @@ class TorchScheduler:
         weights: ServedModel,
         life: EngineLife,
         decode: Callable[[npt.NDArray[np.int32]], str] | None = None,
+        noise: SamplerNoise | None = None,
     ) -> None:
         self.admitting = True
         self.now = life.clock.now  # seconds of engine time, which stops while it is paused
@@ -55,6 +57,7 @@ class TorchScheduler:
         self._weights = weights
         self._life = life
         self._as_text = decode
+        self._noise = noise
         self._rows = KVState(plan, weights)
         # of sessions with KV here: they go first, so that it is not evicted
         self._returning: deque[ScheduledRequest] = deque()
@@ -331,7 +334,10 @@ class TorchScheduler:
         """
         table = self._rows.table
         device = self._weights.device
-        draws = torch.from_numpy(uniforms(table.seeds[rows], table.inputs[1, rows] + 1)).to(device)
+        positions = table.inputs[1, rows] + 1
+        if self._noise is not None:
+            logits = logits + self._noise.at(positions, self._life.policy_version)
+        draws = torch.from_numpy(uniforms(table.seeds[rows], positions)).to(device)
         drawn = sample(logits, draws, params).on_host()
         if live.size < rows.size:
             drawn = drawn.of(live)

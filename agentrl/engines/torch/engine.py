@@ -26,6 +26,7 @@ from agentrl.engines.torch.core import TorchScheduler
 from agentrl.engines.torch.job import ScheduledRequest
 from agentrl.engines.torch.model.loading import load_model
 from agentrl.engines.torch.model.served_model import ServedModel
+from agentrl.engines.torch.sampler_noise import SamplerNoise
 from agentrl.engines.torch.thread import EngineThread
 from agentrl.engines.torch.torch_spec import RowPlan, TorchEngineSpec
 from agentrl.errors import ConfigError, EngineError
@@ -60,14 +61,17 @@ class TorchEngine:
         self._life = EngineLife()
         plan = RowPlan.of(place)
         with torch.inference_mode():
-            model = load_model(place, spec.device, config, state_dict)
+            model = load_model(place, spec.device or place.device, config, state_dict)
             if place.context_tokens > model.max_positions:
                 raise ConfigError(
                     "EnginePlace.context_tokens must be at most the model's "
                     "max_position_embeddings="
                     f"{model.max_positions}, got {place.context_tokens}; lower it"
                 )
-            self._core = TorchScheduler(plan, model, self._life, place.decode)
+            noise = None
+            if spec.sampler_noise:
+                noise = SamplerNoise(spec.sampler_noise, model.vocab_size, model.device)
+            self._core = TorchScheduler(plan, model, self._life, place.decode, noise)
         self._model = model
         self._thread = EngineThread(self._core, self._life, spec.num_threads or place.num_threads)
 

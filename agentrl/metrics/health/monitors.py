@@ -12,7 +12,7 @@ from agentrl.metrics.health.health_spec import HealthSpec
 
 ENTROPY = "policy/entropy"
 RATIO = "policy/ratio"
-MISMATCH = "mismatch/logp_abs/mean"
+MISMATCH = "mismatch/engine/logp_abs"
 REWARD = "reward/mean"
 ACCURACY = "accuracy/mean"
 EQUAL_GROUPS = "group/zero_std_frac"

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from agentrl.config import StageConfig
-from agentrl.errors import AgentRLError, DataError
+from agentrl.errors import AgentRLError, ConfigError, DataError
 from agentrl.llm.wire import stored_message
 from agentrl.run.data.images import place_images
-from agentrl.types import Task, load_object
+from agentrl.types import Task
+from agentrl.types.user_code.function import (
+    check_takes,
+    described,
+    load_function,
+    signature_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,19 +133,37 @@ def call_named(
     ``seed``, unless it is among the keywords.
 
     Raises:
+        ConfigError: it does not exist, or takes other arguments.
         DataError: it raised.
     """
-    function = load_object(reference, base_dir)
+    function = bind_named(setting, reference, base_dir, seed, keywords, *args)
     try:
-        if "seed" in inspect.signature(function).parameters:
-            keywords = {"seed": seed, **keywords}
-        return function(*args, **keywords)
+        return function()
     except AgentRLError:
         raise
     except Exception as error:  # boundary: the user's own code
-        raise DataError(
-            f"{setting}='{reference}' raised {type(error).__name__}: {error}"
-        ) from error
+        raise DataError(f"{setting}={reference!r} raised {described(error)}; correct it") from error
+
+
+def bind_named(
+    setting: str, reference: str, base_dir: Path, seed: int, keywords: Mapping[str, Any], *args: Any
+) -> Callable[[], Any]:
+    """The same function with its arguments, not called yet.
+
+    Raises:
+        ConfigError: it does not exist, or takes other arguments.
+    """
+
+    def broken(rule: str) -> ConfigError:
+        return ConfigError(f"{setting}{rule}")
+
+    given = ["folder" for _ in args] + [f"{key}=" for key in keywords]
+    takes = f"({', '.join(given)})" if given else "no arguments, or seed"
+    function = load_function(reference, base_dir, broken, takes)
+    if "seed" in signature_of(function).parameters:
+        keywords = {"seed": seed, **keywords}
+    check_takes(function, reference, broken, takes, *args, **keywords)
+    return partial(function, *args, **keywords)
 
 
 def rows_hash(tasks: Sequence[Task]) -> str:

@@ -19,6 +19,7 @@ from agentrl.errors import ConfigError
 from agentrl.metrics import PhaseTimer, Sink, StepDisplay
 from agentrl.run.build import LiveObjects
 from agentrl.store import EventLog, Heartbeat, RunDirectory, TrajectoryWriter
+from agentrl.training.device import check_gpus, num_gpus
 
 
 class RunProcesses:
@@ -47,6 +48,7 @@ class RunProcesses:
         replays = config.run.replay is not None  # stored groups need nobody to play them
         workers = 0 if replays else max(stage.rollout.num_workers for stage in stages)
         threads = stages[0].train.threads_per_rank
+        device = stages[0].device
         self.sync: WeightSync = ColocatedSync()
         with ExitStack() as opened:
             if config.controller.mode == "inline":
@@ -59,18 +61,26 @@ class RunProcesses:
                             "controller.mode=inline runs everything in one process, got "
                             f"{setting}={found}; set {setting}={most}, or controller.mode=ray"
                         )
-                local = LocalRoleGroup(threads=threads)
+                if device == "cuda":
+                    check_gpus(1, num_gpus(), "by torch on this machine")
+                local = LocalRoleGroup(threads=threads, device=device)
                 opened.callback(local.close)
                 self.roles = local
                 self.rollouts = local.rollouts
             else:
                 from agentrl.controller.cluster.ray_role_group import ObjectStoreSync, RayRoleGroup
                 from agentrl.controller.cluster.ray_rollout_pool import rollout_workers
-                from agentrl.controller.cluster.ray_runtime import shut_down_ray, start_ray
+                from agentrl.controller.cluster.ray_runtime import (
+                    cluster_gpus,
+                    shut_down_ray,
+                    start_ray,
+                )
 
                 if start_ray(ranks + workers, config.controller.ray_address):
                     opened.callback(shut_down_ray)
-                group = RayRoleGroup(ranks, threads=threads, log_folder=log_folder)
+                if device == "cuda":
+                    check_gpus(ranks + workers, cluster_gpus(), "in Ray's cluster")
+                group = RayRoleGroup(ranks, threads=threads, device=device, log_folder=log_folder)
                 opened.callback(group.close)
                 self.roles = group
                 self.rollouts = group.rollouts
@@ -80,6 +90,7 @@ class RunProcesses:
                     self.rollouts = rollout_workers(
                         workers,
                         threads=threads,
+                        device=device,
                         resources=own.worker_resources,
                         max_restarts=own.worker_restarts,
                         answer_s=own.worker_liveness_timeout_s,

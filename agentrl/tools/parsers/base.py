@@ -8,12 +8,17 @@ from typing import Protocol, runtime_checkable
 
 from agentrl.errors import ConfigError
 from agentrl.tools.parsers.deepseek import DeepSeekParser
+from agentrl.tools.parsers.fences import FenceParser
 from agentrl.tools.parsers.glm import GLMParser
 from agentrl.tools.parsers.harmony import HarmonyParser
 from agentrl.tools.parsers.hermes import HermesParser
 from agentrl.tools.parsers.llama import LlamaParser
+from agentrl.tools.parsers.mistral import MistralParser
 from agentrl.tools.parsers.plain import PlainParser
-from agentrl.types import ParsedMessage, ToolSpec, load_object
+from agentrl.tools.parsers.pythonic import PythonicParser
+from agentrl.tools.parsers.qwen_coder import QwenCoderParser
+from agentrl.types import ParsedMessage, ToolSpec
+from agentrl.types.user_code.function import UserFunction, load_named
 
 
 @runtime_checkable
@@ -40,6 +45,10 @@ BUILT_IN: Mapping[str, Callable[[], ToolCallParser]] = {
     "deepseek": DeepSeekParser,
     "harmony": HarmonyParser,
     "llama": LlamaParser,
+    "qwen_coder": QwenCoderParser,
+    "mistral": MistralParser,
+    "pythonic": PythonicParser,
+    "fences": FenceParser,
     "none": PlainParser,
 }
 """The parsers of agentrl by the names that ``model.tool_parser`` has for them; ``parser_for`` tries
@@ -60,10 +69,14 @@ def load_parser(name: str, base_dir: str | Path | None = None) -> ToolCallParser
         raise ConfigError(
             f"there is no parser {name!r}; use {', '.join(BUILT_IN)}, or package.module:Class"
         )
-    found = load_object(name, base_dir)
-    parser = found() if isinstance(found, type) else found
+    found = load_named(name, base_dir, _broken)
+    parser = UserFunction(found, object, _broken, name)() if isinstance(found, type) else found
     if not isinstance(parser, ToolCallParser):
-        raise ConfigError(
-            f"{name} is no parser: it needs a method parse(text, tools=()) -> ParsedMessage"
+        raise _broken(
+            f"={name!r} is no parser: it needs a method parse(text, tools=()) -> ParsedMessage"
         )
     return parser
+
+
+def _broken(rule: str) -> ConfigError:
+    return ConfigError(f"RolloutSpec.parser{rule}", fields=["RolloutSpec.parser"])

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from agentrl.tools.parsers.reading import BlockParser, Body, Call, CallFault, Marks, whole_json
-from agentrl.tools.parsers.strict_json import JSONFault
+from agentrl.tools.parsers.reading import BlockParser, Body, Call, CallFault, Marks, schema_values
 from agentrl.types import ToolSpec
 
 _FORM = "<tool_call>NAME\\n<arg_key>KEY</arg_key>\\n<arg_value>VALUE</arg_value>\\n</tool_call>"
@@ -59,9 +57,7 @@ class GLMParser(BlockParser):
             if len(dict(written)) < len(written):
                 twice = Counter(key for key, _ in written).most_common(1)[0][0]
                 raise CallFault("bad_arguments", f"the key {twice!r} is given twice")
-            schemas = {tool.name: tool.parameters.get("properties", {}) for tool in tools}
-            schema = schemas.get(name.group(1), {})
-            return name.group(1), {key: _value(text, schema.get(key)) for key, text in written}
+            return name[1], schema_values(name[1], dict(written), tools)
 
         return Body(slip, call)
 
@@ -80,12 +76,3 @@ def _read_pairs(text: str, position: int) -> tuple[list[tuple[str, str]], int, i
         written.append((pair["key"].strip(), pair["value"]))
         position = pair.end()
     return written, position, position
-
-
-def _value(text: str, schema: Any) -> Any:
-    if isinstance(schema, Mapping) and schema.get("type") == "string":
-        return text
-    try:
-        return whole_json(text)
-    except JSONFault:
-        return text  # bare text; where the schema wants something else, the executor says so

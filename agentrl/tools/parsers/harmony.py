@@ -39,7 +39,7 @@ class HarmonyParser:
 
     def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
         """The assistant's message; see ToolCallParser."""
-        reading = Reading(one_call=True)
+        reading = Reading(text, one_call=True)
         thoughts: list[str] = []
         position = 0
         while not reading.full and (message := _WHOLE.match(text, position)):

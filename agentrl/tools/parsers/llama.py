@@ -20,7 +20,7 @@ from agentrl.tools.parsers.reading import (
     object_call,
     split_reasoning,
 )
-from agentrl.tools.parsers.strict_json import JSONFault, read_json
+from agentrl.tools.strict_json import JSONFault, read_json
 from agentrl.types import ParsedMessage, ToolSpec
 
 _TAG = "<|python_tag|>"
@@ -47,7 +47,7 @@ class LlamaParser:
     def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
         """The assistant's message; see ToolCallParser."""
         reasoning, rest = split_reasoning(text, before="{")
-        reading = Reading(one_call=True)
+        reading = Reading.of(text, rest, one_call=True)
         position = 0
         while not reading.full and (start := _next_call(rest, position)) is not None:
             before = rest[position:start]

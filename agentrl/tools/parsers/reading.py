@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
-from agentrl.tools.parsers.strict_json import JSONFault, read_json
+from agentrl.tools.strict_json import JSONFault, read_json
 from agentrl.types import CallProblem, Message, ParsedMessage, ProblemKind, ToolCall, ToolSpec
 
 THOUGHTS_OPEN = "<think>"
@@ -58,14 +58,24 @@ class Reading:
     share.
 
     Args:
+        source: the completion; None where a server read the calls, whose places are unknown.
+        position: where the search for what was written goes on in it.
         one_call: the format's chat templates have room for one call a turn, so a second one is a
             problem.
     """
 
+    source: str | None = None
+    position: int = 0
     one_call: bool = False
     calls: list[ToolCall] = field(default_factory=list)
     problems: list[CallProblem] = field(default_factory=list)
     content: list[str] = field(default_factory=list)
+    spans: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, text: str, rest: str, *, one_call: bool = False) -> Reading:
+        """Of a completion, from the ``rest`` on that ends it and follows its thoughts."""
+        return cls(text, len(text) - len(rest), one_call)
 
     @property
     def next_id(self) -> str:
@@ -93,6 +103,7 @@ class Reading:
         except CallFault as fault:
             self.problem(fault.kind, str(fault), raw)
         else:
+            self._mark(raw)
             self.calls.append(ToolCall(self.next_id, name, arguments))
 
     def rest(self, text: str, marks: Iterable[str]) -> None:
@@ -116,8 +127,17 @@ class Reading:
         """
         if len(detail) > _MAX_DETAIL:
             detail = f"{detail[:_MAX_DETAIL]}…"
+        self._mark(raw)
         self.problems.append(CallProblem(self.next_id, kind, detail, raw))
         self.content.append(raw)
+
+    def _mark(self, raw: str) -> None:
+        """Keeps where the next call or problem stands: they come in the order written."""
+        if self.source is None:
+            return
+        begin = self.source.index(raw, self.position)
+        self.position = begin + len(raw)
+        self.spans[self.next_id] = (begin, self.position)
 
     def message(self, reasoning: str | None) -> ParsedMessage:
         """All of it as an assistant's message."""
@@ -126,7 +146,7 @@ class Reading:
             message["reasoning_content"] = reasoning
         if self.calls:
             message["tool_calls"] = [call.openai() for call in self.calls]
-        return ParsedMessage(message, tuple(self.calls), tuple(self.problems))
+        return ParsedMessage(message, tuple(self.calls), tuple(self.problems), self.spans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +184,9 @@ class BlockParser(ABC):
         (opens,) = self.marks.opens
         (closes,) = self.marks.closes
         mark = re.compile("|".join(map(re.escape, (opens, closes, *self.marks.others))))
-        reasoning, text = split_reasoning(text, before=opens)
-        reading = Reading()
+        reasoning, rest = split_reasoning(text, before=opens)
+        reading = Reading.of(text, rest)
+        text = rest
         position = 0
         while not reading.full and (found := mark.search(text, position)):
             between = text[position : found.start()]
@@ -297,6 +318,31 @@ def whole_json(text: str) -> Any:
     if extra := text[end:].strip():
         raise JSONFault(f"{extra[:40]!r} follows it", end)
     return value
+
+
+def schema_values(
+    name: str, written: Mapping[str, str], tools: Sequence[ToolSpec]
+) -> dict[str, Any]:
+    """Arguments of a format that writes texts bare and all else as JSON: what the schema calls a
+    string is the text itself, and anything else JSON where it reads as such.
+
+    Args:
+        name: the tool's.
+        written: by key.
+        tools: those on offer.
+    """
+    schemas = {tool.name: tool.parameters.get("properties", {}) for tool in tools}
+    properties = schemas.get(name, {})
+    return {key: _schema_value(text, properties.get(key)) for key, text in written.items()}
+
+
+def _schema_value(text: str, schema: Any) -> Any:
+    if isinstance(schema, Mapping) and schema.get("type") == "string":
+        return text
+    try:
+        return whole_json(text)
+    except JSONFault:
+        return text  # bare text; where the schema wants something else, the executor says so
 
 
 def kind_of(value: Any) -> str:

@@ -12,6 +12,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from agentrl.errors import TrainingError
+from agentrl.training.device import check_gpus, num_gpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ def join(spec: DistSpec) -> None:
     A world of one needs no port, because its store is in the process.
 
     Raises:
+        ConfigError: CUDA is asked for, and torch sees no GPU.
         TrainingError: other ranks did not join in time, or this process is in another group.
     """
     if dist.is_initialized():
@@ -57,6 +59,7 @@ def join(spec: DistSpec) -> None:
             )
         return
     if spec.device_type == "cuda":
+        check_gpus(1, num_gpus(), f"by torch in the process of rank {spec.rank}")
         torch.cuda.set_device(spec.device)
     timeout = timedelta(seconds=spec.timeout_s)
     backend = "cpu:gloo,cuda:nccl" if spec.device_type == "cuda" else "gloo"

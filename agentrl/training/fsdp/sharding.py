@@ -4,7 +4,7 @@
   the weights that the optimizer updates.
 - A backward pass shards every module again. A forward pass without gradients leaves the root
   gathered, so it runs under ``without_gradients``.
-- Weights are read by ``sharded_parameters`` only.
+- Weights are read by ``sharded_parameters`` only, whichever backend holds them.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ def shard_over(model: PackedModel, mesh: DeviceMesh, *, dtype: torch.dtype) -> N
     Args:
         model: as loaded, equal on every rank.
         mesh: one-dimensional.
-        dtype: of the forward pass; parameters, gradients and the optimizer stay in float32.
+        dtype: of the forward pass; parameters, gradients and the optimizer stay as loaded.
     """
     policy = MixedPrecisionPolicy(
-        param_dtype=None if dtype is torch.float32 else dtype, reduce_dtype=torch.float32
+        param_dtype=dtype if dtype is torch.bfloat16 else None,
+        reduce_dtype=torch.promote_types(dtype, torch.float32),
     )
     for block in model.blocks():
         fully_shard(block, mesh=mesh, mp_policy=policy)
@@ -64,18 +65,20 @@ def sharded_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters by name, as the optimizer updates them, to save, publish or compare.
 
     Args:
-        model: sharded, and not gathered.
+        model: not gathered. After ``shard_over`` every parameter is a DTensor; the plain backend's
+            are whole, and in a forward's dtype while they are gathered.
 
     Raises:
         TrainingError: a module is gathered.
     """
     named = dict(model.named_parameters())
-    gathered = [name for name, parameter in named.items() if not isinstance(parameter, DTensor)]
+    kind = DTensor if isinstance(model, FSDPModule) else nn.Parameter
+    gathered = [name for name, parameter in named.items() if not isinstance(parameter, kind)]
     if gathered:
         raise TrainingError(
             f"{gathered[0].removeprefix(PREFIX)} is gathered, so it is a copy in the forward's "
             f"dtype and not the weight itself; run forwards that no backward follows under "
-            f"training.sharding.without_gradients, and build the role again from its checkpoint "
+            f"TrainBackend.inference, and build the role again from its checkpoint "
             f"where a forward or backward has failed",
             rank=dist.get_rank(),
         )

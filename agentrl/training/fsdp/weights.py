@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -23,21 +24,19 @@ def full_weights(model: PackedModel, dtype: torch.dtype) -> Iterator[tuple[str, 
     - A tensor may share memory with the parameter: copy it before the next optimizer step.
 
     Args:
-        model: sharded.
+        model: of any backend.
         dtype: as served.
 
     Raises:
         TrainingError: weights are gathered.
     """
     for name, tensor in _shards(model, dtype):
-        yield name, tensor.full_tensor()
+        yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def _shards(model: PackedModel, dtype: torch.dtype) -> Iterator[tuple[str, DTensor]]:
+def _shards(model: PackedModel, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     for name, parameter in sharded_parameters(model).items():
-        tensor = parameter.detach().to(dtype)
-        assert isinstance(tensor, DTensor)
-        yield name.removeprefix(PREFIX), tensor
+        yield name.removeprefix(PREFIX), parameter.detach().to(dtype)
 
 
 @torch.no_grad()
@@ -50,11 +49,14 @@ def checksums(model: PackedModel, dtype: torch.dtype) -> dict[str, int]:
     """
     sums = {}
     for name, tensor in _shards(model, dtype):
-        _, offset = compute_local_shape_and_global_offset(
-            tensor.shape, tensor.device_mesh, tensor.placements
-        )
-        row = tensor[0].numel() if tensor.ndim else 1
-        sums[name] = tensor_checksum(tensor.to_local(), start=offset[0] * row if offset else 0)
+        start = 0
+        if isinstance(tensor, DTensor):
+            _, offset = compute_local_shape_and_global_offset(
+                tensor.shape, tensor.device_mesh, tensor.placements
+            )
+            row = math.prod(tensor.shape[1:])
+            start, tensor = offset[0] * row if offset else 0, tensor.to_local()
+        sums[name] = tensor_checksum(tensor, start=start)
     total = torch.stack([*sums.values()])
     dist.all_reduce(total)
     return {name: value % 2**64 for name, value in zip(sums, total.tolist(), strict=True)}

@@ -11,6 +11,8 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig
@@ -22,19 +24,33 @@ from agentrl.training.data.attention import SEGMENTS, attention_arguments
 from agentrl.training.data.prefix_tree import ROOT, Span
 from agentrl.training.models.mlp_row_skip import MLP_ROWS, skip_mlp_rows
 from agentrl.training.models.patch_rmsnorm import patch_rmsnorm
+from agentrl.training.models.safetensors_check import check_safetensors
+
+I64 = npt.NDArray[np.int64]
 
 CPU = torch.device("cpu")
+FIRST_ROW: I64 = np.zeros(1, dtype=np.int64)
+"""The row of a filler."""
 
 PREFIX = "hf."
 """The wrapper's prefix of every parameter's Hugging Face name."""
 
-DType = Literal["float32", "bfloat16"]
-"""The dtype of a forward pass, and of published weights."""
+DType = Literal["float32", "bfloat16", "float64"]
+"""The dtype of a forward pass, and of published weights; float64 is for comparisons."""
+
+BackendName = Literal["fsdp2", "plain"]
+"""How a model is held and run."""
 
 
 def torch_dtype(name: DType) -> torch.dtype:
-    """``torch.float32`` or ``torch.bfloat16``."""
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+    """The dtype of that name."""
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """``tensor`` in float32, or as it is where it is float64."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +59,11 @@ class ModelSpec:
 
     Args:
         model_path: a Hugging Face folder.
-        dtype: of the forward and of what is published; parameters are float32.
+        dtype: of the forward and of what is published; parameters are at least float32.
         attention: ``segments`` anywhere, ``flash_attention_2`` on a GPU that has it.
         gradient_checkpointing: recompute layers in the backward.
         deterministic: refuse kernels whose result depends on timing.
+        backend: ``fsdp2``, or ``plain`` for one process without FSDP.
     """
 
     setting: ClassVar[str] = "ActorSpec.model_path"
@@ -57,11 +74,12 @@ class ModelSpec:
     attention: Literal["segments", "flash_attention_2"] = "segments"
     gradient_checkpointing: bool = False
     deterministic: bool = False
+    backend: BackendName = "fsdp2"
 
 
 class PackedModel(nn.Module):
-    """The wrapper that FSDP shards as its root; a role's subclass defines the output of
-    ``forward``.
+    """The wrapper that a backend runs, and FSDP shards as its root; a role's subclass defines the
+    output of ``forward``.
 
     Args:
         hf: the model, with attention ``attention``.
@@ -104,7 +122,12 @@ class PackedModel(nn.Module):
         return [module for module in self.hf.modules() if type(module).__name__ in names]
 
     def hidden(
-        self, token_ids: Tensor, positions: Tensor, spans: Sequence[Span], rows: Tensor
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        spans: Sequence[Span],
+        rows: Tensor,
+        host_rows: I64 | None = None,
     ) -> Tensor:
         """``[R, D]`` last hidden states of a packed row.
 
@@ -112,10 +135,13 @@ class PackedModel(nn.Module):
             token_ids, positions: ``[T]`` int64, the row.
             spans: the row's spans.
             rows: ``[R]`` int64 positions in the row, at least one; some may be equal.
+            host_rows: the same positions on the host, in any order and number; None reads ``rows``
+                where the host asks for them, on a CPU.
         """
         arguments = attention_arguments(self.attention, spans, token_ids.device)
-        if self.skips_mlp_rows:
-            arguments[MLP_ROWS] = torch.unique(rows)
+        if self.skips_mlp_rows:  # on a CPU, where both are the host's
+            places = rows.numpy() if host_rows is None else host_rows
+            arguments[MLP_ROWS] = torch.from_numpy(np.unique(places))
         output = self.hf.base_model(  # type: ignore[operator]
             input_ids=token_ids[None],
             position_ids=positions[None],
@@ -154,8 +180,8 @@ class PackedModel(nn.Module):
 def load_pretrained(
     auto: Any, spec: ModelSpec, kind: str, device: torch.device, **config_values: object
 ) -> tuple[nn.Module, frozenset[str]]:
-    """Loads a model from a Hugging Face folder on the CPU, in float32 and without dropout, for
-    packed rows.
+    """Loads a model from a Hugging Face folder on the CPU, in at least float32 and without dropout,
+    for packed rows.
 
     Args:
         auto: the transformers class of the required kind, such as ``AutoModelForCausalLM``.
@@ -168,7 +194,7 @@ def load_pretrained(
         The model, and the names of weights that the folder does not hold.
 
     Raises:
-        DataError: the folder holds no loadable model of this kind.
+        DataError: the folder holds no loadable model of this kind, or a file of it is cut.
         ConfigError: the family cannot be trained packed.
     """
     folder = Path(spec.model_path)
@@ -181,6 +207,7 @@ def load_pretrained(
             f"play it with `agentrl rollout` or `agentrl eval` on an engine that serves it, or "
             f"choose a model of text"
         )
+    check_safetensors(folder, named)
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, **config_values)
         for name in vars(config):
@@ -190,7 +217,7 @@ def load_pretrained(
             hf, found = auto.from_pretrained(
                 folder,
                 config=config,
-                dtype=torch.float32,
+                dtype=torch.promote_types(torch_dtype(spec.dtype), torch.float32),
                 attn_implementation=spec.attention,
                 local_files_only=True,
                 output_loading_info=True,

@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 
 class RMSNorm(nn.Module):
-    """``weight · x / sqrt(mean(x²) + eps)`` (arXiv:1910.07467, eq. 4), normalised in float32.
+    """``weight · x / sqrt(mean(x²) + eps)`` (arXiv:1910.07467, eq. 4), in at least float32.
 
     Transformers writes it as a chain of operations, whose results autograd stores and reads again.
     This module stores its input and one number a row, and defines its own backward pass.
@@ -39,7 +39,7 @@ class RMSNorm(nn.Module):
 class _Normalize(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
-        wide = hidden.float()
+        wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
         length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         inverse = length.square_().div_(hidden.shape[-1]).add_(eps).rsqrt_()
         ctx.save_for_backward(hidden, weight, inverse)
@@ -51,8 +51,8 @@ class _Normalize(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         hidden, weight, inverse = ctx.saved_tensors
         width = hidden.shape[-1]
-        grad = grad.float().contiguous()
-        scale = weight.float()
+        grad = grad.to(inverse.dtype).contiguous()
+        scale = weight.to(inverse.dtype)
         normed = hidden * inverse
         by_normed = (grad * normed).view(-1, width)
         to_weight = by_normed.sum(0)
@@ -79,6 +79,7 @@ def patch_rmsnorm(model: nn.Module) -> None:
             if not isinstance(weight, nn.Parameter) or not isinstance(eps, float):
                 continue
             lean = RMSNorm(weight, eps)
-            probe = torch.randn((4, weight.shape[-1]), generator=torch.Generator().manual_seed(0))
+            generator = torch.Generator().manual_seed(0)
+            probe = torch.randn((4, weight.shape[-1]), generator=generator, dtype=weight.dtype)
             if torch.allclose(child(probe), lean(probe), rtol=1e-5, atol=1e-6):
                 setattr(parent, name, lean)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -17,8 +18,10 @@ from agentrl.training.data.packing import Packed
 from agentrl.training.models.chunked_head import ChunkedHead
 from agentrl.training.models.packed_model import (
     CPU,
+    FIRST_ROW,
     ModelSpec,
     PackedModel,
+    at_least_float32,
     load_pretrained,
 )
 
@@ -45,11 +48,11 @@ class PolicyModel(PackedModel):
         collectives forward and backward; the caller weighs it with 0.
 
         Returns:
-            ``[max(N, 1)]`` float32 logprobs with gradient, and entropies in nats, which have one
-            where ``entropy_gradient`` asks for it.
+            ``[max(N, 1)]`` logprobs, at least float32, with gradient, and entropies in nats, which
+            have one where ``entropy_gradient`` asks for it.
         """
         if packed.targets.numel():
-            rows = packed.logit_rows
+            rows, host_rows = packed.logit_rows, packed.before
             temperature = packed.temperature
             logit_of = packed.logit_of
             targets = packed.targets
@@ -58,13 +61,15 @@ class PolicyModel(PackedModel):
                 1, dtype=torch.int64, device=packed.token_ids.device
             )
             temperature = torch.ones(1, device=rows.device)
-        chosen = self.hidden(packed.token_ids, packed.positions, packed.spans, rows)
+            host_rows = FIRST_ROW
+        chosen = self.hidden(packed.token_ids, packed.positions, packed.spans, rows, host_rows)
         size = max(1, _CHUNK_ELEMENTS // int(self.config.get_text_config().vocab_size))
         if rows.numel() <= size:
             return self._logprobs(self.head, chosen, temperature, logit_of, targets)
         head = self._chunked_head()
-        firsts = torch.arange(0, rows.numel(), size, device=rows.device)
-        places = [*torch.searchsorted(logit_of, firsts).tolist(), logit_of.numel()]
+        firsts = range(0, rows.numel(), size)
+        # which tokens a chunk foretells decides shapes, so that it is asked of the host
+        places = [*np.searchsorted(packed.host_logit_of, firsts).tolist(), logit_of.numel()]
         parts = [
             checkpoint(
                 self._logprobs,
@@ -76,7 +81,7 @@ class PolicyModel(PackedModel):
                 use_reentrant=False,
             )
             for hidden, first, low, high in zip(
-                torch.split(chosen, size), firsts.tolist(), places, places[1:], strict=False
+                torch.split(chosen, size), firsts, places, places[1:], strict=False
             )
         ]
         return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
@@ -89,7 +94,7 @@ class PolicyModel(PackedModel):
         logit_of: Tensor,
         targets: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        logits = head(hidden).float() / temperature[:, None]
+        logits = at_least_float32(head(hidden)) / temperature[:, None]
         logprobs = torch.log_softmax(logits, dim=-1)
         with torch.set_grad_enabled(self.entropy_gradient and torch.is_grad_enabled()):
             entropy = -(logprobs.exp() * logprobs).sum(-1)
@@ -101,7 +106,7 @@ class PolicyModel(PackedModel):
         """
         head = self.head
         parameters = list(head.parameters())
-        if all(parameter.dtype is torch.float32 for parameter in parameters):
+        if all(parameter.dtype.itemsize >= 4 for parameter in parameters):
             return head
         if not isinstance(head, nn.Linear):
             raise ConfigError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification
@@ -16,8 +17,10 @@ from agentrl.errors import ConfigError, DataError
 from agentrl.training.data.packing import Packed
 from agentrl.training.models.packed_model import (
     CPU,
+    FIRST_ROW,
     ModelSpec,
     PackedModel,
+    at_least_float32,
     load_pretrained,
 )
 
@@ -41,11 +44,13 @@ class ScoreModel(PackedModel):
         forward and backward; the caller weighs it with 0.
 
         Returns:
-            ``[max(M, 1)]`` float32 scores.
+            ``[max(M, 1)]`` scores, at least float32.
         """
-        ends = packed.ends if packed.ends.numel() else packed.ends.new_zeros(1)
-        hidden = self.hidden(packed.token_ids, packed.positions, packed.spans, ends)
-        scores: Tensor = self.head(hidden).float()
+        ends, host_ends = packed.ends, packed.host_ends
+        if not host_ends.size:
+            ends, host_ends = ends.new_zeros(1), FIRST_ROW
+        hidden = self.hidden(packed.token_ids, packed.positions, packed.spans, ends, host_ends)
+        scores = at_least_float32(self.head(hidden))
         return scores[:, 0].clone()  # FSDP hooks what it returns, and wants no view
 
 
@@ -57,15 +62,17 @@ class ValueModel(ScoreModel):
         """Values of a packed row. A filler returns those of its one token.
 
         Returns:
-            ``[max(N, 1)]`` float32 of the states before trained tokens, and ``[max(M, 1)]`` of
-            those behind the samples.
+            ``[max(N, 1)]``, at least float32, of the states before trained tokens, and
+            ``[max(M, 1)]`` of those behind the samples.
         """
         one = packed.ends.new_zeros(1)
         ends = packed.ends if packed.ends.numel() else one
         before = packed.logit_rows[packed.logit_of] if packed.targets.numel() else one
         rows = torch.cat([before, ends])
-        hidden = self.hidden(packed.token_ids, packed.positions, packed.spans, rows)
-        values: Tensor = self.head(hidden).float()[:, 0]
+        parts = [part for part in (packed.before, packed.host_ends) if part.size]
+        host_rows = np.concatenate(parts if len(parts) == 2 else [*parts, FIRST_ROW])
+        hidden = self.hidden(packed.token_ids, packed.positions, packed.spans, rows, host_rows)
+        values = at_least_float32(self.head(hidden))[:, 0]
         return values[: before.numel()].clone(), values[before.numel() :].clone()
 
 
@@ -118,7 +125,9 @@ def _load(
         )
     if missing and head_seed is not None:
         generator = torch.Generator().manual_seed(head_seed)
-        nn.init.normal_(head.weight, 0.0, 1.0 / math.sqrt(head.in_features + 1), generator)
+        drawn = torch.empty(head.weight.shape, dtype=torch.float32)
+        nn.init.normal_(drawn, 0.0, 1.0 / math.sqrt(head.in_features + 1), generator)
+        head.weight.data.copy_(drawn)
         if head.bias is not None:
             nn.init.zeros_(head.bias)
     model = kind(hf, spec.attention, device)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from agentrl.algorithms import AlgorithmSpec, PolicyInputs
@@ -19,18 +18,16 @@ from agentrl.errors import ConfigError
 from agentrl.store.store_spec import Detail
 from agentrl.training.data.packing import Packed
 from agentrl.training.fsdp.process_group import DistSpec
-from agentrl.training.fsdp.weights import checksums, full_weights
 from agentrl.training.models.packed_model import DType, torch_dtype
 from agentrl.training.models.policy_model import PolicyModel
 from agentrl.training.roles.advantages import shard_advantages
-from agentrl.training.roles.learner import LearnerSpec, LearningRole
+from agentrl.training.roles.learner import LearnerSpec, LearningRole, check_tokens
 from agentrl.training.roles.policy import PolicyRole
 from agentrl.training.roles.token_columns import TokenColumns
 from agentrl.training.roles.update_stats import StatSum
 from agentrl.types import BatchShard, Collect, Dispatch, Stat, Stats, UpdateStats, register
 
 F32 = npt.NDArray[np.float32]
-I64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +79,9 @@ class Actor(PolicyRole, LearningRole):
     def advantages(self, shard: BatchShard) -> dict[str, F32]:
         """``{"advantages": [T]}``: credit brought to tokens; zeros off the mask. With a critic
         ``returns`` too."""
-        return shard_advantages(shard, self.spec.algorithm, self.device)
+        return shard_advantages(
+            shard, self.spec.algorithm, self.device, self.backend.sum_over_ranks
+        )
 
     @register(Dispatch.DATA, collect=Collect.STATS)
     def update(self, shard: BatchShard) -> UpdateStats:
@@ -100,17 +99,14 @@ class Actor(PolicyRole, LearningRole):
         """
         if shard.sample_weight is None:
             raise ValueError("an update needs sample weights: shards(batch, plan, weights)")
-        first = dist.get_rank() == 0
+        first = self.backend.is_first
         wanted = torch.tensor(int(np.count_nonzero(shard.wanted())), device=self.device)
-        dist.all_reduce(wanted)
-        if int(wanted) == 0:
+        if int(self.backend.sum_over_ranks(wanted)) == 0:
             return UpdateStats({"optim/skipped": Stat.of([1.0])} if first else {}, {})
-        # a copy: what Ray hands over is read-only
-        weights = torch.tensor(shard.sample_weight, device=self.device)
         stats = StatSum()
         columns = TokenColumns(self.spec.detail)
         for packed in self.packed(shard):
-            self._backward(packed, shard, weights, stats, columns)
+            self._backward(packed, shard, stats, columns)
         once = self.step()
         for name in self._loss_names:  # sums over all ranks, counted once
             stats.add(name, torch.zeros((), device=self.device), int(first))
@@ -118,48 +114,44 @@ class Actor(PolicyRole, LearningRole):
 
     def weights(self, dtype: DType | None = None) -> Iterator[tuple[str, Tensor]]:
         """``(Hugging Face name, whole tensor)``, one at a time, by every rank to its end; see
-        ``full_weights``.
+        ``TrainBackend.weights``.
 
         Args:
             dtype: as served; None is the spec's own.
         """
-        return full_weights(self.model, self.dtype if dtype is None else torch_dtype(dtype))
+        return self.backend.weights(self.dtype if dtype is None else torch_dtype(dtype))
 
     @register(Dispatch.FIRST)
     def checksum(self, dtype: DType | None = None) -> dict[str, int]:
         """Checksums by name of what ``weights(dtype)`` yields (docs/controller.md)."""
-        return checksums(self.model, self.dtype if dtype is None else torch_dtype(dtype))
+        return self.backend.checksums(self.dtype if dtype is None else torch_dtype(dtype))
 
     def _backward(
         self,
         packed: Packed,
         shard: BatchShard,
-        weights: Tensor,
         stats: StatSum,
         columns: TokenColumns,
     ) -> None:
         """Forward and backward of a micro-batch."""
-        logprobs, entropy = self.model(packed)
+        logprobs, entropy = self.backend.forward(packed)
         if packed.targets.numel() == 0:
-            torch.autograd.backward(logprobs.sum() * 0.0)
+            self.backend.backward(logprobs.sum() * 0.0)
             return
         inputs = policy_inputs(packed, shard, self.spec.algorithm, logprobs, entropy)
-        weight = (weights[packed.sample] * packed.weight).double()
-        source = packed.source
+        weight = packed.columns["weight"]
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         if shard.auxiliary:
-            loss = self._auxiliary_loss(inputs, source, shard, stats)
-            trained = torch.nonzero(packed.weight).squeeze(1)
-            inputs, weight = rows_of(inputs, trained), weight[trained]
-            source = source[trained.cpu().numpy()]
-        if source.size:
-            loss = loss + self._trained_loss(inputs, source, weight, stats, columns)
-        torch.autograd.backward(loss)
+            loss = self._auxiliary_loss(inputs, packed, stats)
+            inputs, weight = rows_of(inputs, packed.trained), weight[packed.trained]
+        if packed.trained_source.size:
+            loss = loss + self._trained_loss(inputs, packed, weight, stats, columns)
+        self.backend.backward(loss)
 
     def _trained_loss(
         self,
         inputs: PolicyInputs,
-        source: I64,
+        packed: Packed,
         weight: Tensor,
         stats: StatSum,
         columns: TokenColumns,
@@ -167,10 +159,12 @@ class Actor(PolicyRole, LearningRole):
         """Σ w · (c · ℓ + Σ_k β_k · k) over the trained tokens of a micro-batch, float64.
 
         Raises:
+            TrainingError: the loss or the correction is not one number a token.
             ValueError: the loss returns other terms than the algorithm declares.
         """
         algorithm = self.spec.algorithm
         outcome = self._policy_loss(inputs)
+        check_tokens(outcome.loss, inputs.logprobs, algorithm.told("policy_loss"))
         if set(outcome.terms) != set(algorithm.terms):
             raise ValueError(
                 f"the policy_loss of algorithm {algorithm.name!r} must return the terms that its "
@@ -180,6 +174,7 @@ class Actor(PolicyRole, LearningRole):
         correction = None
         if algorithm.correction is not None:
             correction = algorithm.correction(inputs)
+            check_tokens(correction.factor, inputs.logprobs, algorithm.told("correction"))
             corrected = weight * correction.factor.detach()
             stats.add_all(correction.stats)
         loss = surrogate = (outcome.loss * corrected).sum()
@@ -192,22 +187,21 @@ class Actor(PolicyRole, LearningRole):
         stats.add("policy/loss", loss.detach(), 0)
         stats.add_all(outcome.stats)
         stats.add_values("policy/entropy", inputs.entropy)
-        stats.add_mismatch(inputs, old_is_sampled=algorithm.old_logprobs == "rollout")
-        columns.add(source, inputs, outcome, correction, algorithm.old_logprobs)
+        old_is_sampled = algorithm.old_logprobs == "rollout"
+        fresh, stale = packed.fresh_rows, packed.stale_rows
+        stats.add_mismatch(inputs, fresh, stale, old_is_sampled=old_is_sampled)
+        columns.add(packed.trained_source, inputs, outcome, correction, algorithm.old_logprobs)
         return loss
 
-    def _auxiliary_loss(
-        self, inputs: PolicyInputs, source: I64, shard: BatchShard, stats: StatSum
-    ) -> Tensor:
+    def _auxiliary_loss(self, inputs: PolicyInputs, packed: Packed, stats: StatSum) -> Tensor:
         """Σ coef · mean ℓ over the tokens that auxiliary losses chose, float64."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for one in self.spec.algorithm.auxiliary:
-            weight = torch.from_numpy(shard.auxiliary[one.name][source]).to(self.device)
-            chosen = torch.nonzero(weight).squeeze(1)
+            chosen = packed.columns[f"{one.name} tokens"]
             if not chosen.numel():
                 continue
             outcome = one.loss(rows_of(inputs, chosen))
-            loss = (outcome.loss * weight[chosen].double()).sum()
+            loss = (outcome.loss * packed.columns[f"{one.name} weights"]).sum()
             total = total + one.coef * loss
             stats.add(f"policy/{one.name}", loss.detach(), 0)
             stats.add_all(outcome.stats)
@@ -226,15 +220,9 @@ def policy_inputs(
     Raises:
         ValueError: the batch lacks π_old, which the algorithm takes from a pass of the trainer.
     """
-    batch = shard.batch
-    source = packed.source
-
-    def on_device(array: npt.NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(array.astype(np.int64)).to(logprobs.device)
-
-    rollout_logprobs = packed.column(batch.rollout_logprobs)
-    assert rollout_logprobs is not None
-    old = packed.column(batch.old_logprobs)
+    columns = packed.columns
+    rollout_logprobs = columns["rollout_logprobs"]
+    old = columns.get("old_logprobs")
     if algorithm.old_logprobs == "rollout":
         old = rollout_logprobs
     elif algorithm.old_logprobs == "current":
@@ -243,7 +231,6 @@ def policy_inputs(
         raise ValueError(
             "batch.old_logprobs is missing: join the pass that computes it before the update"
         )
-    versions = batch.policy_versions[source]
     return PolicyInputs(
         logprobs=logprobs,
         old_logprobs=old,
@@ -251,11 +238,11 @@ def policy_inputs(
         sampled=packed.sampled,
         entropy=entropy,
         sample_row=packed.sample,
-        turn_row=on_device(batch.turn_index[source]),
-        trajectory_row=on_device(batch.trajectory)[packed.sample],
-        staleness=on_device(np.where(versions < 0, 0, shard.policy_version - versions)),
-        ref_logprobs=packed.column(batch.ref_logprobs),
-        advantages=packed.column(batch.advantages),
+        turn_row=columns["turn_row"],
+        trajectory_row=columns["trajectory_row"],
+        staleness=columns["staleness"],
+        ref_logprobs=columns.get("ref_logprobs"),
+        advantages=columns.get("advantages"),
         state=shard.algorithm_state,
     )
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from agentrl.algorithms import AlgorithmSpec, TokenCredit
+from agentrl.errors import TrainingError
 from agentrl.types import Batch, BatchShard
 
 F32 = npt.NDArray[np.float32]
@@ -20,7 +21,10 @@ _EPS = 1e-8
 
 
 def shard_advantages(
-    shard: BatchShard, algorithm: AlgorithmSpec, device: torch.device
+    shard: BatchShard,
+    algorithm: AlgorithmSpec,
+    device: torch.device,
+    sum_over_ranks: Callable[[Tensor], Tensor],
 ) -> dict[str, F32]:
     """``[T]`` float32 ``advantages`` of a shard's tokens, and ``returns`` where the algorithm gives
     them; zeros off the mask.
@@ -29,7 +33,8 @@ def shard_advantages(
     the trained tokens of the whole batch.
 
     Raises:
-        ValueError: an advantage or a return of a trained token is not finite.
+        TrainingError: the algorithm returns other than one number a token, or the advantage or
+            return of a trained token is not finite.
     """
     credit = token_credit(shard, device)
     found = algorithm.advantages(credit)
@@ -38,13 +43,23 @@ def shard_advantages(
     if found.returns is not None:
         columns["returns"] = found.returns
     for name, column in columns.items():
-        if not bool(torch.isfinite(column[trained]).all()):
-            raise ValueError(
-                f"{name} of a trained token must be finite; look at batch.credit, "
-                "batch.turn_credit and batch.values"
+        whose = f"{algorithm.told('advantages')} must return {name}"
+        if not isinstance(column, Tensor) or column.shape != trained.shape:
+            shape = tuple(column.shape) if isinstance(column, Tensor) else type(column).__name__
+            raise TrainingError(
+                f"{whose}, one number for each of the {trained.numel()} tokens, got {shape}; "
+                "return 0 for those that are not trained"
+            )
+        bad = torch.nonzero(trained & ~torch.isfinite(column)).squeeze(1)
+        if bad.numel():
+            raise TrainingError(
+                f"{whose} that are finite, got {float(column[bad[0]])} for a trained token of "
+                f"trajectory {int(credit.trajectory_row[bad[0]])} of the shard ({bad.numel()} "
+                "tokens in all); look at the credit of trajectories and turns and at the values "
+                "that it is made of"
             )
     if algorithm.normalize_advantages:
-        columns["advantages"] = _normalize(columns["advantages"], trained)
+        columns["advantages"] = _normalize(columns["advantages"], trained, sum_over_ranks)
     return {
         name: torch.where(trained, column, 0.0).float().cpu().numpy()
         for name, column in columns.items()
@@ -60,7 +75,7 @@ def token_credit(shard: BatchShard, device: torch.device) -> TokenCredit:
     turn[mask] = batch.turn_credit[batch.turn_index[mask]]
 
     def on_device(array: npt.NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+        return torch.tensor(array, device=device)  # what came over Ray is read-only memory
 
     def later(column: F32 | None) -> Tensor | None:
         return None if column is None else on_device(column)
@@ -123,11 +138,12 @@ def _in_turn_order(batch: Batch) -> tuple[I64, I64, I64]:
     return trained, np.searchsorted(owners, rows), np.searchsorted(owners, rows, side="right")
 
 
-def _normalize(advantages: Tensor, trained: Tensor) -> Tensor:
+def _normalize(
+    advantages: Tensor, trained: Tensor, sum_over_ranks: Callable[[Tensor], Tensor]
+) -> Tensor:
     own = advantages[trained].double()
     moments = torch.stack([torch.ones_like(own).sum(), own.sum(), (own * own).sum()])
-    dist.all_reduce(moments)
-    count, total, squares = moments.tolist()
+    count, total, squares = sum_over_ranks(moments).tolist()
     if count == 0:
         return advantages
     mean = total / count

@@ -12,17 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.distributed as dist
-from torch import Tensor
 
 from agentrl.algorithms import ValueInputs
 from agentrl.errors import ConfigError
 from agentrl.training.data.packing import Packed
 from agentrl.training.fsdp.process_group import DistSpec
-from agentrl.training.fsdp.sharding import without_gradients
 from agentrl.training.models.score_model import ValueModel, load_value_model
 from agentrl.training.roles.advantages import last_trained
-from agentrl.training.roles.learner import LearnerSpec, LearningRole
+from agentrl.training.roles.learner import LearnerSpec, LearningRole, check_tokens
 from agentrl.training.roles.update_stats import StatSum
 from agentrl.types import BatchShard, Collect, Dispatch, Stat, Stats, register
 
@@ -76,9 +73,9 @@ class Critic(LearningRole):
         batch = shard.batch
         values = np.zeros(batch.num_tokens, dtype=np.float32)
         ends = np.zeros(batch.num_samples, dtype=np.float32)
-        with without_gradients(self.model):
+        with self.backend.inference():
             for packed in self.packed(shard):
-                found, final = self.model(packed)
+                found, final = self.backend.forward(packed)
                 if packed.source.size:
                     values[packed.source] = found.cpu().numpy()
                 if packed.rows.size:
@@ -103,27 +100,25 @@ class Critic(LearningRole):
         """
         if shard.sample_weight is None:
             raise ValueError("an update needs sample weights: shards(batch, plan, weights)")
-        first = dist.get_rank() == 0
+        first = self.backend.is_first
         trained = torch.tensor(int(np.count_nonzero(shard.batch.loss_mask)), device=self.device)
-        dist.all_reduce(trained)
-        if int(trained) == 0:
+        if int(self.backend.sum_over_ranks(trained)) == 0:
             return Stats({"optim/skipped": Stat.of([1.0])} if first else {})
-        weights = torch.tensor(shard.sample_weight, device=self.device)
         stats = StatSum()
         for packed in self.packed(shard):
-            self._backward(packed, shard, weights, stats)
+            self._backward(packed, stats)
         once = self.step()
         stats.add("loss", torch.zeros((), device=self.device), int(first))
         return Stats(stats.result()) + once
 
-    def _backward(self, packed: Packed, shard: BatchShard, weights: Tensor, stats: StatSum) -> None:
-        values, final = self.model(packed)
-        trained = torch.nonzero(packed.weight).squeeze(1)
+    def _backward(self, packed: Packed, stats: StatSum) -> None:
+        values, final = self.backend.forward(packed)
+        trained = packed.trained
         if not trained.numel():
-            torch.autograd.backward((values.sum() + final.sum()) * 0.0)
+            self.backend.backward((values.sum() + final.sum()) * 0.0)
             return
-        old = packed.column(shard.batch.values)
-        returns = packed.column(shard.batch.returns)
+        old = packed.columns.get("values")
+        returns = packed.columns.get("returns")
         if old is None or returns is None:
             missing = "values" if old is None else "returns"
             raise ValueError(
@@ -131,8 +126,9 @@ class Critic(LearningRole):
             )
         inputs = ValueInputs(values[trained], old[trained], returns[trained])
         outcome = self._value_loss(inputs)
-        weight = (weights[packed.sample] * packed.weight).double()[trained]
+        check_tokens(outcome.loss, inputs.values, self.spec.algorithm.told("value_loss"))
+        weight = packed.columns["weight"][trained]
         loss = (outcome.loss * weight).sum()
-        torch.autograd.backward(loss)
+        self.backend.backward(loss)
         stats.add("loss", loss.detach(), 0)
         stats.add_all(outcome.stats)

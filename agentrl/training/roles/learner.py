@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
-from torch import nn
-from torch.distributed.tensor import DTensor
+from torch import Tensor
 
 from agentrl.algorithms import AlgorithmSpec
-from agentrl.training.fsdp.checkpoint import load_checkpoint, save_checkpoint
-from agentrl.training.fsdp.export import export_model
-from agentrl.training.fsdp.gradients import clip_gradients
+from agentrl.errors import TrainingError
+from agentrl.training.backends.backend import StepResult
 from agentrl.training.fsdp.process_group import DistSpec
-from agentrl.training.fsdp.sharding import sharded_parameters
-from agentrl.training.models.packed_model import PREFIX, ModelSpec
+from agentrl.training.models.packed_model import ModelSpec
 from agentrl.training.optim.optim_spec import OptimSpec
-from agentrl.training.optim.optimizer import build_optimizers, learning_rate_factor
+from agentrl.training.optim.optimizer import learning_rate_factor
 from agentrl.training.roles.role import Role
 from agentrl.types import BatchShard, Collect, Dispatch, Stat, Stats, register
 
@@ -48,7 +43,6 @@ class LearningRole(Role):
 
     Attributes:
         name: whose weights these are, for messages.
-        optimizers: of its weights.
         steps: optimizer steps taken.
     """
 
@@ -60,8 +54,13 @@ class LearningRole(Role):
         super().__init__(spec, place)
         # a schedule without an end is refused here
         learning_rate_factor(spec.optim, 0, spec.total_steps)
-        self.optimizers = build_optimizers(spec.optim, self.model, self.model.head)
+        self.backend.optimize_by(spec.optim)
         self.steps = 0
+
+    @property
+    def optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        """Of its weights."""
+        return self.backend.optimizers
 
     @register(Dispatch.DATA, collect=Collect.STATS)
     def update(self, shard: BatchShard) -> Stats:
@@ -82,72 +81,69 @@ class LearningRole(Role):
             TrainingError: weights are gathered; no step was taken.
         """
         optim = self.spec.optim
-        parameters = sharded_parameters(self.model)
-        grad_norm = clip_gradients(parameters.values(), optim.clip_grad_norm)
-        if not math.isfinite(grad_norm):
-            self._tell_not_finite(parameters, grad_norm)
-            for optimizer in self.optimizers:
-                optimizer.zero_grad(set_to_none=True)
-            if dist.get_rank() != 0:
-                return {}
-            return {"optim/grad_norm": Stat.of([grad_norm]), "optim/not_finite": Stat.of([1.0])}
         factor = learning_rate_factor(optim, self.steps, self.spec.total_steps)
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = group["base_lr"] * factor
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        self.steps += 1
-        if dist.get_rank() != 0:
-            return {}
-        return {"optim/grad_norm": Stat.of([grad_norm]), "optim/lr": Stat.of([optim.lr * factor])}
+        result = self.backend.step(factor, optim.clip_grad_norm)
+        stats = {"optim/grad_norm": Stat.of([result.grad_norm])}
+        if result.not_finite is None:
+            self.steps += 1
+            stats["optim/lr"] = Stat.of([optim.lr * factor])
+        else:
+            self._tell_not_finite(result.not_finite, result)
+            stats["optim/not_finite"] = Stat.of([1.0])
+        return stats if self.backend.is_first else {}
 
-    def _tell_not_finite(self, parameters: Mapping[str, nn.Parameter], grad_norm: float) -> None:
+    def _tell_not_finite(self, names: Sequence[str], result: StepResult) -> None:
         """Names the parameters whose gradients are not finite on any rank, by rank 0."""
-        flags = []
-        for parameter in parameters.values():
-            grad = parameter.grad
-            own = grad.to_local() if isinstance(grad, DTensor) else grad
-            flags.append(own is not None and not bool(torch.isfinite(own).all()))
-        anywhere = torch.tensor(flags, dtype=torch.int32, device=self.device)
-        dist.all_reduce(anywhere, op=dist.ReduceOp.MAX)
-        if dist.get_rank() != 0:
+        if not self.backend.is_first:
             return
-        names = [
-            name.removeprefix(PREFIX)
-            for name, flag in zip(parameters, anywhere.tolist(), strict=True)
-            if flag
-        ]
         # finite gradients may have a norm beyond float32
         where = (
-            f"{len(names)} of {len(parameters)} parameters, the first {names[0]}"
+            f"{len(names)} of {result.num_parameters} parameters, the first {names[0]}"
             if names
             else ("none, but their norm is beyond float32")
         )
-        fields = {"step": self.steps, "norm": str(grad_norm), "parameters": names[:20]}
+        norm = str(result.grad_norm)
+        fields = {"step": self.steps, "norm": norm, "parameters": list(names[:20])}
         logger.warning(
             "%s skips optimizer step %d: its gradient has norm %s; not finite are those of %s",
             self.name,
             self.steps,
-            grad_norm,
+            result.grad_norm,
             where,
             extra={"event": "gradient_not_finite", "role": self.name, **fields},
         )
 
     @register(Dispatch.FIRST)
     def save(self, folder: str | Path) -> None:
-        """Write weights, optimizer state and step; see ``save_checkpoint``."""
-        save_checkpoint(
-            Path(folder), self.model, self.optimizers, step=self.steps, purpose=self.name
-        )
+        """Write weights, optimizer state and step; see ``TrainBackend.save``."""
+        self.backend.save(Path(folder), step=self.steps, purpose=self.name)
 
     @register(Dispatch.FIRST)
     def load(self, folder: str | Path) -> None:
-        """Go on from a checkpoint, exactly; see ``load_checkpoint``."""
-        self.steps = load_checkpoint(Path(folder), self.model, self.optimizers)
+        """Go on from a checkpoint, exactly; see ``TrainBackend.load``."""
+        self.steps = self.backend.load(Path(folder))
 
     @register(Dispatch.FIRST)
     def export(self, folder: str | Path) -> None:
         """Write a Hugging Face folder that transformers' own class loads, tokenizer included; see
-        ``export_model``."""
-        export_model(self.model, Path(self.spec.model_path), Path(folder), self.dtype)
+        ``TrainBackend.export``."""
+        self.backend.export(Path(self.spec.model_path), Path(folder))
+
+
+def check_tokens(values: object, tokens: Tensor, whose: str) -> None:
+    """Refuses numbers that arithmetic would spread over tokens in silence.
+
+    Args:
+        values: what a function of the algorithm returned.
+        tokens: ``[N]``, a number of each trained token.
+        whose: the function's name for errors.
+
+    Raises:
+        TrainingError: the shapes differ.
+    """
+    if not isinstance(values, Tensor) or values.shape != tokens.shape:
+        found = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else repr(values)
+        raise TrainingError(
+            f"{whose} must return one number for each of the {tokens.numel()} trained tokens of a "
+            f"micro-batch, got {found}; leave their sum to the algorithm's reduction"
+        )

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.training.fsdp.process_group import DistSpec
-from agentrl.training.fsdp.sharding import without_gradients
 from agentrl.training.models.packed_model import ModelSpec
 from agentrl.training.models.policy_model import PolicyModel, load_policy
 from agentrl.training.roles.role import Role
@@ -32,9 +31,9 @@ class PolicyRole(Role):
         Every rank takes part with equally many micro-batches.
         """
         column = np.zeros(shard.batch.num_tokens, dtype=np.float32)
-        with without_gradients(self.model):
+        with self.backend.inference():
             for packed in self.packed(shard):
-                logprobs, _ = self.model(packed)
+                logprobs, _ = self.backend.forward(packed)
                 if packed.source.size:
                     column[packed.source] = logprobs.cpu().numpy()
         return column

@@ -6,17 +6,16 @@ Axes: S samples of a shard, M samples and C pairs of a micro-batch.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from agentrl.algorithms import PairInputs
 from agentrl.errors import ConfigError, DataError
 from agentrl.training.data.packing import Packed
 from agentrl.training.fsdp.process_group import DistSpec
-from agentrl.training.fsdp.sharding import without_gradients
 from agentrl.training.models.packed_model import ModelSpec
 from agentrl.training.models.score_model import ScoreModel, load_score_model
 from agentrl.training.roles.learner import LearnerSpec, LearningRole
@@ -67,9 +66,9 @@ class RewardModel(Role):
         """``[S]`` float32 scores of the shard's samples, read at their last tokens; they may be not
         finite."""
         found = np.zeros(shard.batch.num_samples, dtype=np.float32)
-        with without_gradients(self.model):
+        with self.backend.inference():
             for packed in self.packed(shard):
-                scores = self.model(packed)
+                scores = self.backend.forward(packed)
                 if packed.rows.size:
                     found[packed.rows] = scores.cpu().numpy()
         return found
@@ -113,31 +112,43 @@ class RewardLearner(RewardModel, LearningRole):
         """
         if shard.sample_weight is None:
             raise ValueError("an update needs sample weights: shards(batch, plan, weights)")
-        weights = torch.tensor(shard.sample_weight, device=self.device)
         stats = StatSum()
-        for packed in self.packed(shard):
-            self._backward(packed, shard.batch, weights, stats)
+        for packed in self.packed(shard, partial(_pair_columns, shard)):
+            self._backward(packed, stats)
         once = self.step()
         return Stats(stats.result()) + once
 
-    def _backward(self, packed: Packed, batch: Batch, weights: Tensor, stats: StatSum) -> None:
-        scores = self.model(packed)
+    def _backward(self, packed: Packed, stats: StatSum) -> None:
+        scores = self.backend.forward(packed)
         if not packed.rows.size:
-            torch.autograd.backward(scores.sum() * 0.0)
+            self.backend.backward(scores.sum() * 0.0)
             return
-        chosen, rejected = _pairs(packed.rows, batch)
-        margin = batch.credit[batch.trajectory[packed.rows]]
+        columns = packed.columns
         inputs = PairInputs(
-            chosen=scores[torch.from_numpy(chosen).to(self.device)],
-            rejected=scores[torch.from_numpy(rejected).to(self.device)],
-            margin=torch.from_numpy(margin[chosen] - margin[rejected]).to(self.device),
+            chosen=scores[columns["chosen"]],
+            rejected=scores[columns["rejected"]],
+            margin=columns["margin"],
         )
         outcome = self._pair_loss(inputs)
-        weight = weights[torch.from_numpy(packed.rows[chosen]).to(self.device)]
-        torch.autograd.backward((outcome.loss * weight.to(outcome.loss.dtype)).sum())
+        weight = columns["pair_weight"]
+        self.backend.backward((outcome.loss * weight.to(outcome.loss.dtype)).sum())
         for name, stat in outcome.stats.items():
             stats.add(name, stat.sum, stat.count)
         stats.add_values("reward_model/loss", outcome.loss)
+
+
+def _pair_columns(shard: BatchShard, rows: I64) -> dict[str, npt.NDArray[Any]]:
+    """The pairs of a micro-batch: places of both in ``rows``, margins of their rewards, weights."""
+    batch = shard.batch
+    assert shard.sample_weight is not None, "update has checked"
+    chosen, rejected = _pairs(rows, batch)
+    margin = batch.credit[batch.trajectory[rows]]
+    return {
+        "chosen": chosen,
+        "rejected": rejected,
+        "margin": margin[chosen] - margin[rejected],
+        "pair_weight": shard.sample_weight[rows[chosen]],
+    }
 
 
 def _pairs(rows: I64, batch: Batch) -> tuple[I64, I64]:

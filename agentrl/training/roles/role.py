@@ -1,19 +1,31 @@
-"""Role: a model on one rank, loaded, measured and sharded."""
+"""Role: a model on one rank, loaded, measured and given to its backend."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from agentrl.training.data.packing import Packed, micro_batches
-from agentrl.training.fsdp.process_group import DistSpec, data_mesh
-from agentrl.training.fsdp.sharding import shard_over
-from agentrl.training.models.packed_model import ModelSpec, PackedModel, torch_dtype
+from agentrl.training.backends.backend import TrainBackend
+from agentrl.training.backends.fsdp2 import Fsdp2Backend
+from agentrl.training.backends.plain import PlainBackend
+from agentrl.training.data.packing import Extras, Packed, micro_batches
+from agentrl.training.fsdp.process_group import DistSpec
+from agentrl.training.models.packed_model import (
+    BackendName,
+    ModelSpec,
+    PackedModel,
+    torch_dtype,
+)
 from agentrl.types import BatchShard, Dispatch, register
+
+_BACKENDS: Mapping[BackendName, type[TrainBackend]] = {
+    "fsdp2": Fsdp2Backend,
+    "plain": PlainBackend,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +57,11 @@ class Role:
 
     Raises:
         DataError: the folder holds no model of the kind.
-        ConfigError: the family can't be read packed.
+        ConfigError: the family can't be read packed, or the backend can't run it.
+
+    Attributes:
+        backend: holds and runs the model.
+        model: of the backend; its parameters are read through ``backend.state`` alone.
     """
 
     trains = False
@@ -62,7 +78,7 @@ class Role:
         if not self.trains:
             self.model.requires_grad_(False)
         self._facts = _facts_of(self.model)
-        shard_over(self.model, data_mesh(place), dtype=self.dtype)
+        self.backend = _BACKENDS[spec.backend](self.model, place, self.dtype)
 
     def load_model(self) -> PackedModel:
         """The model of ``spec`` for ``device``, not sharded yet."""
@@ -73,9 +89,10 @@ class Role:
         """Sizes of the model."""
         return self._facts
 
-    def packed(self, shard: BatchShard) -> Iterator[Packed]:
-        """The micro-batches of a shard as rows for the model."""
-        return micro_batches(shard, self.device, share_prefixes=self.model.shares_prefixes)
+    def packed(self, shard: BatchShard, extras: Extras | None = None) -> Iterator[Packed]:
+        """The micro-batches of a shard as rows for the model, each copied to the device at once."""
+        shares = self.model.shares_prefixes
+        return micro_batches(shard, self.device, share_prefixes=shares, extras=extras)
 
 
 def _facts_of(model: PackedModel) -> ModelInfo:

@@ -39,16 +39,34 @@ class StatSum:
         for name, stat in stats.items():
             self.add(name, stat.sum, stat.count)
 
-    def add_mismatch(self, inputs: PolicyInputs, *, old_is_sampled: bool) -> None:
+    def add_mismatch(
+        self, inputs: PolicyInputs, fresh: Tensor, stale: Tensor, *, old_is_sampled: bool
+    ) -> None:
         """How far the trainer's logprobs are from the sampler's, on sampled tokens.
 
         The trainer's are π_old, or the current policy's where π_old is the sampler's.
         ``mismatch/k3_kl`` estimates KL(sampler, trainer) from the sampler's own tokens.
+
+        The same numbers stand under ``mismatch/engine`` for tokens of the very version that is
+        trained, which tell what the engine computes otherwise, and under ``mismatch/stale`` for
+        those of older versions, which the weights' age moved too. Without such tokens there is none
+        of the name.
+
+        Args:
+            inputs: the trained tokens.
+            fresh, stale: int64, those of them that the policy sampled, by the version.
+            old_is_sampled: whether π_old is the sampler's.
         """
         own = inputs.logprobs.detach() if old_is_sampled else inputs.old_logprobs
-        difference = (own - inputs.rollout_logprobs)[inputs.sampled]
-        self.add_values("mismatch/logp_abs", difference.abs())
-        self.add_values("mismatch/k3_kl", torch.expm1(difference) - difference)
+        difference = own - inputs.rollout_logprobs
+        for name, rows in (
+            ("mismatch", torch.cat([fresh, stale])),
+            ("mismatch/engine", fresh),
+            ("mismatch/stale", stale),
+        ):
+            found = difference[rows]
+            self.add_values(f"{name}/logp_abs", found.abs())
+            self.add_values(f"{name}/k3_kl", torch.expm1(found) - found)
 
     def result(self) -> dict[str, Stat]:
         """Plain numbers."""

@@ -18,7 +18,7 @@ VOCAB = 300
 
 def split(settings: dict[str, Any]) -> tuple[dict[str, Any], EnginePlace]:
     """Settings of the section, and the place that the others describe."""
-    names = {field.name for field in fields(EnginePlace)}
+    names = {field.name for field in fields(EnginePlace)} - SGLangEngineSpec.model_fields.keys()
     own = {name: value for name, value in settings.items() if name not in names}
     return own, EnginePlace(**{name: settings[name] for name in settings.keys() & names})
 

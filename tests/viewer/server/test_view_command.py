@@ -273,7 +273,7 @@ def test_a_run_that_has_been_trained_is_shown(tmp_path: Path, on_terminal: Termi
     place = f"run.dir={tmp_path / 'run'}"
     shown = on_terminal([*TRAIN, place], {"DISPLAY": ":0"}, noted)
     ended = shown.read_until(r"Ctrl-C ends the viewer", 240.0)
-    link = shown.read_until(r"viewing \S+ at\s+(http://[^#\s]+)#/run/\S+")[1]
+    link = shown.read_until(r"viewing\s+\S+\s+at\s+(http://[^#\s]+)#/run/\S+")[1]
     assert "seconds by phase" in shown.shown[: ended.start()]
     assert read_when_there(noted) == f"{link} 200"
     assert shown.interrupt() == 0

@@ -15,7 +15,7 @@ from agentrl.engines.base import EnginePlace
 from agentrl.engines.torch.model.config import DecoderConfig, computed
 from agentrl.engines.torch.model.served_model import ServedModel
 from agentrl.engines.torch.model.weights import DecoderWeights
-from agentrl.errors import EngineError
+from agentrl.errors import ConfigError, EngineError
 
 
 def load_model(
@@ -34,12 +34,19 @@ def load_model(
         state_dict: instead of the folder's weights.
 
     Raises:
+        ConfigError: the device is not there.
         EngineError: neither can serve it, the folder cannot be read, or weights are missing.
     """
+    device = torch.device(device_name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"TorchEngineSpec.device={device_name!r} is not there: torch sees "
+            f"{torch.cuda.device_count()} GPUs in this process; set TrainConfig.device=cpu, or use "
+            "a machine with NVIDIA's driver and a torch that was built for CUDA"
+        )
     folder = Path(place.model)
     values = _read_config(folder) if config is None else config
     dtype = getattr(torch, place.dtype)
-    device = torch.device(device_name)
     if computed(values):
         weights = DecoderWeights(DecoderConfig.from_hugging_face(values), dtype, device)
         weights.load(_folder_tensors(folder) if state_dict is None else state_dict.items())

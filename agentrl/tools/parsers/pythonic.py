@@ -1,0 +1,145 @@
+"""Pythonic parser: a list of calls in Python's syntax, ``[name(key="value"), ...]``.
+
+The format is that of Meta's model cards for Llama 3.2 and 4, which may put the list between
+``<|python_start|>`` and ``<|python_end|>``. Values are literals; nothing is executed.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from agentrl.tools.parsers.reading import Call, CallFault, Marks, Reading, split_reasoning
+from agentrl.types import ParsedMessage, ToolSpec
+
+_OPEN = "<|python_start|>"
+_CLOSE = "<|python_end|>"
+_FORM = '[NAME(KEY="value", ...), ...]'
+_CALLS = re.compile(
+    rf"{re.escape(_OPEN)}\s*(?=\[)|{re.escape(_OPEN)}|^[ \t]*(?=\[\s*[A-Za-z_][\w.]*\()",
+    re.MULTILINE,
+)
+_END = re.compile(rf"\s*{re.escape(_CLOSE)}")
+_PIECE = re.compile(r"""[\[({\])},]|"(?:[^"\\\n]|\\.)*+"|'(?:[^'\\\n]|\\.)*+'|["']""", re.DOTALL)
+_LONGEST = 16 * 1024
+"""Characters of a list that Python's own parser is given: more would hold the event loop up."""
+_DEEPEST = 32
+_DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*")
+_WORDS: dict[str, bool | None] = {"true": True, "false": False, "null": None}
+
+
+class PythonicParser:
+    """Reads lists of calls that begin a line or follow ``<|python_start|>``; other text is the
+    content.
+    """
+
+    marks = Marks(opens=(_OPEN, "["), others=(_CLOSE,))
+
+    def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
+        """The assistant's message; see ToolCallParser."""
+        reasoning, rest = split_reasoning(text, before="[")
+        reading = Reading.of(text, rest)
+        position = 0
+        while not reading.full and (found := _CALLS.search(rest, position)):
+            reading.content.append(rest[position : found.start()])
+            position = _read_list(rest, found.start(), found.end(), reading)
+        reading.rest(rest[position:], (_OPEN,))
+        return reading.message(reasoning)
+
+
+def _read_list(text: str, raw_start: int, start: int, reading: Reading) -> int:
+    """The list at ``start``; gives the position behind it and its closing mark."""
+    stops = _elements(text, start) if text.startswith("[", start) else []
+    if not stops:
+        behind = _CALLS.search(text, max(start, raw_start + 1))
+        end = behind.start() if behind else len(text)
+        detail = f"the list of calls is not closed; write it as {_FORM}"
+        reading.problem("unclosed", detail, text[raw_start:end])
+        return end
+    begin = start + 1
+    for stop in stops:
+        if reading.full:
+            break
+        written = text[begin : stop - 1]
+        if written.strip() or len(stops) == 1:  # a comma may stand behind the last one
+            reading.add(text[raw_start:stop], partial(_call, written.strip()))
+            raw_start = stop
+        begin = stop
+    closing = _END.match(text, stops[-1])
+    return closing.end() if closing else stops[-1]
+
+
+def _elements(text: str, start: int) -> list[int]:
+    """The positions behind the comma or bracket that ends each element of the list at ``start``;
+    none where it is not closed.
+    """
+    depth = 0
+    stops: list[int] = []
+    for piece in _PIECE.finditer(text, start):
+        found = piece.group()
+        if found in ("[", "(", "{"):
+            depth += 1
+        elif found in ("]", ")", "}"):
+            depth -= 1
+            if depth == 0:
+                return [*stops, piece.end()]
+        elif found == "," and depth == 1:
+            stops.append(piece.end())
+        elif found in ('"', "'"):  # a string that its line does not close
+            return []
+        if depth > _DEEPEST:
+            return []
+    return []
+
+
+def _call(written: str) -> Call:
+    """One call.
+
+    Raises:
+        CallFault: it is none, or has another argument than literals by name.
+    """
+    if len(written) > _LONGEST:
+        raise CallFault(
+            "bad_arguments",
+            f"a call may have {_LONGEST} characters, got {len(written)}; pass less at once",
+        )
+    try:
+        call = ast.parse(written, mode="eval").body
+        if not isinstance(call, ast.Call):
+            raise ValueError("it is no call")
+        name = ast.unparse(call.func)
+        if not _DOTTED.fullmatch(name):
+            raise ValueError(f"{name[:40]!r} is no tool's name")
+        if call.args or not all(keyword.arg for keyword in call.keywords):
+            raise ValueError("arguments are passed by name, as KEY=VALUE")
+        arguments = {str(keyword.arg): _literal(keyword) for keyword in call.keywords}
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as fault:
+        reason = fault.msg if isinstance(fault, SyntaxError) else str(fault)
+        raise CallFault(
+            "malformed_json", f"the call cannot be read: {reason}; write it as {_FORM}"
+        ) from None
+    return name, arguments
+
+
+def _literal(keyword: ast.keyword) -> Any:
+    """A value, in which JSON's three words count too."""
+    value = _Words().visit(keyword.value)
+    try:
+        found = ast.literal_eval(value)
+        json.dumps(found, allow_nan=False)
+    except (ValueError, TypeError):  # Python's own words name an address in memory
+        raise ValueError(f"{keyword.arg} must be a literal, such as 'x', 1 or [1, 2]") from None
+    return found
+
+
+class _Words(ast.NodeTransformer):
+    """``true``, ``false`` and ``null`` as Python has them."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        if node.id in _WORDS:
+            return ast.copy_location(ast.Constant(_WORDS[node.id]), node)
+        return node

@@ -1,0 +1,80 @@
+"""Plain backend: a whole model in one process, without FSDP, and with its numbers.
+
+Where the forward is bfloat16, it computes with rounded copies of the float32 parameters. They take
+the parameters' place from a forward pass to the end of its backward pass, which recomputes with
+them; gradients come back in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from agentrl.errors import ConfigError
+from agentrl.training.backends.backend import TrainBackend
+from agentrl.training.data.packing import Packed
+from agentrl.training.fsdp.process_group import DistSpec
+
+
+class PlainBackend(TrainBackend):
+    """``train.backend: plain``.
+
+    Raises:
+        ConfigError: there are several ranks.
+    """
+
+    name: ClassVar[str] = "plain"
+
+    def _prepare(self, place: DistSpec) -> None:
+        if place.world_size != 1:
+            raise ConfigError(
+                f"TrainConfig.backend='plain' runs in one process, got TrainConfig.world_size="
+                f"{place.world_size}; set one of them: backend fsdp2, or world_size 1"
+            )
+        self._owners: list[tuple[nn.Module, str, nn.Parameter]] = [
+            (module, name, parameter)
+            for module in self.model.modules()
+            for name, parameter in module._parameters.items()
+            if parameter is not None and parameter.dtype != self.dtype
+        ]
+        self._gathered = False
+        for parameter in self.model.parameters():
+            parameter.data = parameter.data.clone()  # what maps a file cannot be freed by ``sleep``
+
+    def forward(self, packed: Packed) -> Any:
+        """See ``TrainBackend.forward``."""
+        self._gather()
+        return self.model(packed)
+
+    def backward(self, loss: Tensor) -> None:
+        """See ``TrainBackend.backward``."""
+        super().backward(loss)
+        self._release()
+
+    @contextmanager
+    def inference(self) -> Iterator[None]:
+        """See ``TrainBackend.inference``."""
+        with torch.no_grad():
+            self._gather()
+            yield
+            self._release()
+
+    def _gather(self) -> None:
+        """Puts copies in the forward's dtype in the parameters' place; tied ones share theirs."""
+        if self._gathered:
+            return
+        copies: dict[int, Tensor] = {}
+        for module, name, parameter in self._owners:
+            if id(parameter) not in copies:
+                copies[id(parameter)] = parameter.to(self.dtype)
+            module._parameters[name] = copies[id(parameter)]  # type: ignore[assignment]
+        self._gathered = True
+
+    def _release(self) -> None:
+        for module, name, parameter in self._owners:
+            module._parameters[name] = parameter
+        self._gathered = False

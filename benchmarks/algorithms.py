@@ -1,0 +1,305 @@
+"""Algorithms: what each learns on the code example (``python -m benchmarks.algorithms``).
+
+All runs start from one warm-up, and play 8 prompts a step, 8 rollouts each, in 4 updates: with one,
+the ratio to the old policy is 1, and half of the algorithms are the same. The learning rate of an
+algorithm is the better of two on a seed of its own; other seeds are reported.
+
+Two runs go on at once. A run that is finished is not run again, and one that was interrupted goes
+on, so that ``--runs FOLDER`` may be given again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from statistics import mean, median, stdev
+
+from benchmarks.figures import Figures, add_arguments
+
+__all__ = ["ALGORITHMS", "DAPO", "Run"]
+
+CONFIG = Path(__file__).resolve().parents[1] / "examples" / "code" / "config.yaml"
+RATES = ("3.0e-4", "6.0e-4")
+TUNING_SEED = 9
+SEEDS = (0, 1, 2)
+STEPS = 50
+AT = (25, 50)
+LAST = 20
+"""Steps over whose median a critic is judged."""
+
+CRITIC = ("stages.rl.critic.stage=model", "critic.optim.lr=1.0e-3")
+OVERLONG = "algorithm.overlong={max_tokens: 320, buffer_tokens: 128, penalty: 1.0}"
+
+ALGORITHMS: Mapping[str, tuple[str, ...]] = {
+    "grpo": ("algorithm.name=grpo",),
+    "dr_grpo": ("algorithm.name=dr_grpo", "algorithm.constant_tokens=320"),
+    "dapo": ("algorithm.name=dapo", OVERLONG),
+    "rloo": ("algorithm.name=rloo",),
+    "remax": ("algorithm.name=remax",),
+    "reinforce_plus_plus": ("algorithm.name=reinforce_plus_plus",),
+    "reinforce_plus_plus, baseline group": (
+        "algorithm.name=reinforce_plus_plus",
+        "algorithm.baseline=group",
+    ),
+    "gspo": ("algorithm.name=gspo",),
+    "cispo": ("algorithm.name=cispo",),
+    "sapo": ("algorithm.name=sapo",),
+    "dppo, tv": ("algorithm.name=dppo",),
+    "dppo, kl": (
+        "algorithm.name=dppo",
+        "algorithm.divergence=kl",
+        "algorithm.clip_low=0.05",
+        "algorithm.clip_high=0.05",
+    ),
+    "gigpo": ("algorithm.name=gigpo",),
+    "turn_grpo": ("algorithm.name=turn_grpo",),
+    "echo": ("algorithm.name=echo",),
+    "ppo": ("algorithm.name=ppo", *CRITIC),
+    "pf_ppo": ("algorithm.name=pf_ppo", *CRITIC),
+    "vapo": ("algorithm.name=vapo", "algorithm.critic_warmup_steps=10", *CRITIC),
+    "distillation": ("algorithm.name=distillation", "stages.rl.reference.path={teacher}"),
+}
+LEARN = ("gspo", "dapo", "gigpo", "distillation")
+"""Algorithms that should gain at least half of what GRPO does."""
+
+DAPO: Mapping[str, tuple[str, ...]] = {
+    "dapo": (),
+    "dapo without clip-higher": ("algorithm.clip_high=0.2",),
+    "dapo without dynamic sampling": ("algorithm.filter_zero_variance=false",),
+    "dapo with dynamic sampling": ("algorithm.filter_zero_variance=true",),
+    "dapo without the mean over tokens": ("algorithm.reduction=trajectory_mean",),
+    "dapo without overlong shaping": (
+        "algorithm.overlong.max_tokens=null",
+        "algorithm.overlong.buffer_tokens=null",
+    ),
+}
+
+NOTES = (
+    "Accuracy: one sampled episode of each of 500 held-out problems. Each row is the mean of the "
+    "seeds named above, with the lowest and the highest; the rate is the better of 3e-4 and 6e-4 "
+    f"on seed {TUNING_SEED}. Seconds are of a run beside another one, without its start.",
+    "Every algorithm sees as many episodes, but for those that filter groups of equal rewards and "
+    "play others in their place, and for ReMax, which plays one more a group. An order of "
+    "algorithms cannot be read off one small task.",
+    "DAPO's intervals: 95%, of the mean over the seeds, by Student's t.",
+)
+STUDENT_T = 4.303
+"""The two-sided 95% quantile for three seeds (two degrees of freedom)."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training run from the common warm-up.
+
+    Args:
+        name: of its folder.
+        settings: of the command line; ``{teacher}`` stands for the teacher's folder.
+        seed: ``run.seed``.
+        rate: the learning rate.
+    """
+
+    name: str
+    settings: tuple[str, ...]
+    seed: int
+    rate: str
+
+
+def run_of(algorithm: str, rate: str, seed: int) -> Run:
+    """The run of an algorithm, or of a variant of DAPO."""
+    known = {**ALGORITHMS, **{name: (*ALGORITHMS["dapo"], *own) for name, own in DAPO.items()}}
+    folder = algorithm.replace(", ", "-").replace(" ", "_")
+    return Run(f"{folder}-{rate}-{seed}", known[algorithm], seed, rate)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs what is not there yet, then reports."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.algorithms",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_arguments(parser, benchmark="algorithms")
+    parser.add_argument("--runs", type=Path, metavar="FOLDER", help="of the run directories")
+    parser.add_argument("--only", action="append", metavar="NAME", help="one algorithm or variant")
+    parser.add_argument("--dapo", action="store_true", help="DAPO's ablation too")
+    parser.add_argument("--at-once", type=int, default=2, help="runs beside each other (2)")
+    parser.add_argument(
+        "--report", action="store_true", help="run nothing, and report what is finished"
+    )
+    arguments = parser.parse_args(argv)
+    folder = arguments.runs or Path(tempfile.mkdtemp(prefix="agentrl-algorithms-"))
+    names = arguments.only or [*ALGORITHMS, *(DAPO if arguments.dapo else ())]
+    if unknown := set(names) - ALGORITHMS.keys() - DAPO.keys():
+        parser.error(f"--only has {sorted(unknown)}; known are {[*ALGORITHMS, *DAPO]}")
+    if not arguments.report:
+        run_all(folder, names, arguments.at_once)
+    figures = Figures()
+    report(figures, folder, names)
+    for note in NOTES:
+        figures.note(note)
+    return figures.finish(arguments, seeds=SEEDS)
+
+
+def run_all(folder: Path, names: Sequence[str], at_once: int) -> None:
+    """The warm-up, the teacher, the runs that choose a rate, then those that are reported."""
+    warm_up(folder)
+    if "distillation" in names:
+        train(folder, Run("teacher", ("train.steps=36", "train.batch_prompts=16"), 8, RATES[-1]))
+    tuning = [run_of(name, rate, TUNING_SEED) for name, rate in product(names, RATES)]
+    with ThreadPoolExecutor(at_once) as pool:
+        list(pool.map(lambda run: train(folder, run), tuning))
+        chosen = [run_of(name, best_rate(folder, name), seed) for seed in SEEDS for name in names]
+        list(pool.map(lambda run: train(folder, run), chosen))
+
+
+def warm_up(folder: Path) -> None:
+    """The model that all runs start from: the example's own warm-up."""
+    place = folder / "warmup"
+    if (place / "summary.json").is_file():
+        return
+    given = (
+        f"run.dir={place}",
+        f"run.seed={TUNING_SEED}",
+        "stages.rl.steps=1",
+        "stages.rl.eval.sets.code.num_tasks=500",
+        "stages.rl.eval.sets.code_sharpened.num_tasks=1",
+        "stages.rl.eval.sets.code_without_tool.num_tasks=1",
+    )
+    agentrl_train(place, given)
+
+
+def train(folder: Path, run: Run) -> None:
+    """The run, unless it is finished."""
+    place = folder / run.name
+    if not (place / "summary.json").is_file():
+        agentrl_train(place, (f"run.dir={place}", *settings_of(folder, run)))
+
+
+def settings_of(folder: Path, run: Run) -> tuple[str, ...]:
+    """The run's settings of the command line, beside its folder."""
+    own = (text.replace("{teacher}", str(folder / "teacher/models/rl")) for text in run.settings)
+    return (
+        f"run.seed={run.seed}",
+        f"model.path={folder / 'warmup/models/warmup'}",
+        "controller.mode=inline",
+        f"optim.lr={run.rate}",
+        f"train.steps={STEPS}",
+        "train.batch_prompts=8",
+        "train.mini_batch_prompts=2",
+        "stages.rl.eval.before=false",
+        "stages.rl.eval.greedy=false",
+        f"stages.rl.eval.every={AT[0]}",
+        "stages.rl.eval.sets={code: {data: 'task.py:tasks', args: {split: held_out}, "
+        "num_tasks: 500}}",
+        *own,
+    )
+
+
+def agentrl_train(place: Path, settings: Sequence[str]) -> None:
+    """``agentrl train`` on the code example; an interrupted run goes on.
+
+    Raises:
+        RuntimeError: the run failed; its output lies beside its folder.
+    """
+    going_on = ["--resume"] if (place / "run.json").is_file() else []
+    command = [sys.executable, "-m", "agentrl", "train", str(CONFIG), *settings, *going_on]
+    place.parent.mkdir(parents=True, exist_ok=True)
+    told = place.with_name(f"{place.name}.log")
+    print(f"--- {place.name}", flush=True)
+    with told.open("a", encoding="utf-8") as log:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, stdout=log, stderr=log, env=environment)
+    if done.returncode:
+        raise RuntimeError(f"{place.name} ended with {done.returncode}; see {told}")
+
+
+def best_rate(folder: Path, name: str) -> str:
+    """The rate whose run is the better one at its end, on the seed that is for this."""
+    runs = {rate: folder / run_of(name, rate, TUNING_SEED).name for rate in RATES}
+    return max(RATES, key=lambda rate: accuracies(runs[rate])[AT[-1]])
+
+
+def report(figures: Figures, folder: Path, names: Sequence[str]) -> None:
+    """Figures of what is finished."""
+    before = warm_up_accuracy(folder)
+    figures.report("warm-up, accuracy", before, "")
+    gains: dict[str, float] = {}
+    for name in names:
+        rated = [rate for rate in RATES if finished(folder, run_of(name, rate, TUNING_SEED))]
+        if len(rated) < len(RATES):
+            continue
+        rate = best_rate(folder, name)
+        runs = [folder / run_of(name, rate, seed).name for seed in SEEDS]
+        done = [run for run in runs if (run / "summary.json").is_file()]
+        told = f"{name} ({float(rate):g}, {len(done)} of {len(SEEDS)} seeds)"
+        for step in AT if done else ():
+            values = [accuracies(run)[step] for run in done]
+            figures.report(f"{told}, accuracy at {step}", mean(values), "")
+            figures.report(f"{told}, lowest at {step}", min(values), "")
+            figures.report(f"{told}, highest at {step}", max(values), "")
+        if done:
+            figures.report(f"{told}, seconds", median(map(seconds, done)), "s")
+            gains[name] = mean(accuracies(run)[AT[-1]] for run in done) - before
+        report_targets(figures, name, told, done, gains)
+
+
+def report_targets(
+    figures: Figures, name: str, told: str, done: Sequence[Path], gains: Mapping[str, float]
+) -> None:
+    """What some algorithms have to reach."""
+    if name == "ppo":
+        for run in done:
+            seed = run.name.rpartition("-")[2]
+            figures.at_least(f"ppo, seed {seed}, accuracy at 50", accuracies(run)[50], "", 0.60)
+            explained = [value for _, value in logged(run, "critic/explained_variance")]
+            figures.at_least(
+                f"ppo, seed {seed}, explained variance", median(explained[-LAST:]), "", 0.3
+            )
+    if name in LEARN and {name, "grpo"} <= gains.keys():
+        share = gains[name] / gains["grpo"]
+        figures.at_least(f"{told}, gain as a share of grpo's", share, "x", 0.5)
+    if name in DAPO and len(done) == len(SEEDS):
+        values = [accuracies(run)[AT[-1]] for run in done]
+        half = STUDENT_T * stdev(values) / len(values) ** 0.5
+        figures.report(f"{told}, half of the interval at 50", half, "")
+
+
+def finished(folder: Path, run: Run) -> bool:
+    return (folder / run.name / "summary.json").is_file()
+
+
+def accuracies(run: Path) -> dict[int, float]:
+    """Accuracy on the held-out problems by step."""
+    return dict(logged(run, "eval/code/sampled"))
+
+
+def warm_up_accuracy(folder: Path) -> float:
+    """Sampled accuracy of the common warm-up."""
+    summary = json.loads((folder / "warmup/summary.json").read_text(encoding="utf-8"))
+    return float(summary["eval"]["code"]["before"]["sampled"])
+
+
+def seconds(run: Path) -> float:
+    """Of the run's steps."""
+    return sum(value for _, value in logged(run, "time/step_s"))
+
+
+def logged(run: Path, metric: str) -> Iterator[tuple[int, float]]:
+    """Steps and values of a metric."""
+    for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        if metric in row:
+            yield int(row["step"]), float(row[metric])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+"""The learning benchmark's figures: from accuracies that are known already, by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.figures import Figures
+from benchmarks.learning import main, report_code
+
+BEFORE = {
+    "sampled": 0.30,
+    "greedy": 0.10,
+    "majority of 8": 0.40,
+    "sampled at 0.75": 0.35,
+    "sampled at 0.5": 0.45,
+    "sampled at 0.25": 0.20,
+}
+
+
+def known(folder: Path, name: str, **after: float) -> None:
+    """The accuracies of a run whose models were examined."""
+    text = json.dumps({"before": BEFORE, "after": after})
+    (folder / f"{name}.fresh.json").write_text(text, encoding="utf-8")
+
+
+def test_a_gain_is_over_the_best_decoding_before(tmp_path: Path) -> None:
+    known(tmp_path, "code-1", sampled=0.90, greedy=0.58)
+    figures = Figures()
+    report_code(figures, tmp_path, {"code-1"})
+    told = {row.name: row for row in figures.rows if row.target}
+    gain = told["code, seed 1, fresh problems, greedy gain"]
+    above = told["code, seed 1, fresh problems, greedy after less best before (sampled at 0.5)"]
+    assert (gain.value, gain.met) == (pytest.approx(0.48), True)
+    assert (above.value, above.met) == (pytest.approx(0.13), False)
+
+
+def test_shuffled_rewards_may_not_gain(tmp_path: Path) -> None:
+    known(tmp_path, "code-shuffled", sampled=0.0, greedy=0.2)
+    figures = Figures()
+    report_code(figures, tmp_path, {"code-shuffled"})
+    assert [row.met for row in figures.rows] == [True, False]
+
+
+def test_a_run_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--only", "code-0,code-9"])
+    assert "got code-9" in capsys.readouterr().err

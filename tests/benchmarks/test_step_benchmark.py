@@ -121,7 +121,7 @@ def test_both_sides_have_the_same_settings(tmp_path: Path) -> None:
     assert (theirs.adam_beta1, theirs.adam_beta2) == tuple(ours.optim.betas)
     assert theirs.max_grad_norm == ours.optim.clip_grad_norm
     assert not theirs.bf16
-    assert ours.model.dtype == "float32"
+    assert ours.dtype == "float32"
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 import signal
 import socket
 import struct
@@ -174,7 +175,13 @@ def serve(control: socket.socket, run: RunCode) -> NoReturn:
     """The interpreter's side: one run after another, until the slot is gone. Never returns."""
     own = os.getpid()
     while True:
-        word, fds, _, _ = socket.recv_fds(control, 1, 4)
+        try:
+            word, fds, _, _ = socket.recv_fds(control, 1, 4)
+        except BlockingIOError:  # the code gave the socket a deadline
+            poller = select.poll()
+            poller.register(control, select.POLLIN)
+            poller.poll()
+            continue
         if not word:
             os._exit(0)
         if len(fds) < 4:

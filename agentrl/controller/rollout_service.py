@@ -26,7 +26,7 @@ from agentrl.controller.stop_request import StopRequest
 from agentrl.engines import PauseMode
 from agentrl.errors import AgentRLError, EngineError, WeightMismatchError
 from agentrl.rollouts import GroupOutcome, GroupRequest
-from agentrl.types import TrajectoryGroup
+from agentrl.types import Trajectory, TrajectoryGroup
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +52,8 @@ class RolloutService(Schedule):
         keep_group: whether a finished group may be trained on.
         on_outcome: called with every outcome as it comes in (store, metrics), evaluation's
             included.
+        on_ended: called with each attempt that ended while its group goes on; it comes again with
+            the outcome.
         wait_s: deadline of one wait for a batch or an evaluation.
         pause_mode: what becomes of requests in flight at a publish: ``drain`` lets them end first,
             ``retract`` and ``in_place`` interrupt them, and they go on under the new version.
@@ -75,6 +77,7 @@ class RolloutService(Schedule):
     pause_mode: PauseMode = "retract"
     stop: StopRequest = field(default_factory=StopRequest)
     on_poll: Callable[[], None] = lambda: None
+    on_ended: Callable[[Trajectory], None] = lambda trajectory: None
     score: Score = unscored
     stage: str = ""
     on_dropped: Callable[[TrajectoryGroup, str], None] = lambda group, reason: None
@@ -429,6 +432,8 @@ class RolloutService(Schedule):
 
     def _collect(self, timeout_s: float) -> None:
         outcomes = self.pool.collect(timeout_s)
+        for trajectory in self.pool.take_ended():
+            self.on_ended(trajectory)
         for outcome in self.score(outcomes) if outcomes else ():
             reason = self._cancelling.get(outcome.request.group_index)
             if reason and not outcome.request.label:
@@ -446,13 +451,15 @@ class RolloutService(Schedule):
                 self._evaluating[request.label].append(outcome)
             return
         self._running.pop(request.group_index, None)
-        self._cancelling.pop(request.group_index, None)
+        reason = self._cancelling.pop(request.group_index, "cancelled")
         self._ended.add(request.group_index)
         if self.admission.in_draw_order:
             self._unobserved.append(outcome)
         elif not self._closing:  # what is cancelled then is nobody's to learn from
             self.sampler.observe(outcome)
-        self.ledger.enter_ends(group)
+        self.ledger.enter_ends(outcome.played)
+        if outcome.ended:  # the group was cancelled after these had ended
+            self._drop(outcome.played, reason)
         if not group.finished:
             return
         decision = self.keep_group(group)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 
 from agentrl.envs import EnvSpec
@@ -80,12 +81,22 @@ class GroupOutcome:
         group: the last attempt of every rollout.
         retried: attempts that failed by infrastructure and were repeated.
         sandboxes: the counts of the runner's sandbox pool at that time; None without a pool.
+        ended: of a cancelled group, the rollouts that had ended before; in ``group`` they are
+            cancelled like the others, since no statistic may count the quick ones alone.
     """
 
     request: GroupRequest
     group: TrajectoryGroup
     retried: tuple[Trajectory, ...] = ()
     sandboxes: PoolCounts | None = None
+    ended: tuple[Trajectory, ...] = ()
+
+    @property
+    def played(self) -> TrajectoryGroup:
+        """The group with each rollout as it ended, also where the group was cancelled later."""
+        ended = {trajectory.id: trajectory for trajectory in self.ended}
+        rollouts = tuple(ended.get(one.id, one) for one in self.group.trajectories)
+        return replace(self.group, trajectories=rollouts)
 
 
 @dataclass(slots=True, eq=False)
@@ -96,10 +107,13 @@ class GroupInFlight:
         task: plays it; None where its caller does.
         rollouts: each rollout's trajectory if it has ended, otherwise the slot of its state.
         retried: attempts that failed by infrastructure and are repeated.
+        news: attempts that have ended and that nobody was told of; its loop appends, the thread
+            that collects takes.
     """
 
     request: GroupRequest
     task: asyncio.Task[None] | None = None
+    news: deque[Trajectory] = field(default_factory=deque)
     rollouts: list[Trajectory | StateSlot] = field(init=False)
     retried: list[Trajectory] = field(init=False)
 
@@ -123,16 +137,28 @@ class GroupInFlight:
         )
 
 
-def cancelled_outcome(request: GroupRequest) -> GroupOutcome:
-    """The outcome of a cancelled group: every rollout has status ``cancelled``."""
-    rollouts = tuple(
-        TrajectoryBuilder(
-            request.key(rollout_index),
+def cancelled_outcome(request: GroupRequest, state: GroupState | None = None) -> GroupOutcome:
+    """The outcome of a cancelled group: every rollout has status ``cancelled``.
+
+    Args:
+        request: the group's.
+        state: as it was cancelled; by default the one that it was to go on from.
+    """
+    state = state or GroupInFlight(request).save()
+    failed = Counter(one.rollout_index for one in state.retried)
+    ended = tuple(one for one in state.rollouts if isinstance(one, Trajectory))
+    attempts = {one.rollout_index: one.attempt for one in ended}
+
+    def cancelled(rollout_index: int) -> Trajectory:
+        key = request.key(rollout_index, failed[rollout_index])
+        builder = TrajectoryBuilder(
+            replace(key, attempt=attempts.get(rollout_index, key.attempt)),
             request.task,
             info={"cancelled_at": time.time()},
             env="" if request.env is None else request.env.name,
-        ).finish(Status("cancelled", "cancelled"))
-        for rollout_index in range(request.num_rollouts)
-    )
+        )
+        return builder.finish(Status("cancelled", "cancelled"))
+
+    rollouts = tuple(map(cancelled, range(request.num_rollouts)))
     group = TrajectoryGroup(request.group_index, request.task, rollouts)
-    return GroupOutcome(replace(request, saved=None), group)
+    return GroupOutcome(replace(request, saved=None), group, state.retried, ended=ended)

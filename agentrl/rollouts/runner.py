@@ -108,6 +108,15 @@ class EpisodeRunner:
         except queue.Empty:
             return outcomes
 
+    def take_ended(self) -> list[Trajectory]:
+        """The attempts that have ended since the last call, of groups that ``collect`` did not
+        return yet; they come again with their group. Called by the thread that collects."""
+        ended = []
+        for group in list(self._in_flight.values()):
+            while group.news:
+                ended.append(group.news.popleft())
+        return ended
+
     def cancel(self, group_indices: Sequence[int], *, label: str = "") -> None:
         """Cancels groups in flight; each comes back as cancelled after its rollouts are closed."""
 
@@ -167,7 +176,7 @@ class EpisodeRunner:
         try:
             self._finished.put(await self._play(group))
         except asyncio.CancelledError:
-            self._finished.put(cancelled_outcome(group.request))
+            self._finished.put(cancelled_outcome(group.request, group.save()))
         except BaseException as error:
             self._finished.put(error)
             raise
@@ -179,8 +188,11 @@ class EpisodeRunner:
 
         async def play(rollout_index: int) -> Trajectory:
             nonlocal num_finished
+            was_ended = isinstance(group.rollouts[rollout_index], Trajectory)
             trajectory = await self._rollout(group, rollout_index, stragglers[rollout_index])
             group.rollouts[rollout_index] = trajectory
+            if not was_ended:  # else it was told of before its state was saved
+                group.news.append(trajectory)
             if request.is_baseline(rollout_index):
                 return trajectory
             num_finished += trajectory.status.finished
@@ -249,6 +261,7 @@ class EpisodeRunner:
                     },
                 )
                 group.retried.append(trajectory)
+                group.news.append(trajectory)
                 slot = group.rollouts[rollout_index] = StateSlot()
             previous = trajectory
             saved = None

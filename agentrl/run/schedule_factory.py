@@ -112,6 +112,7 @@ def rollouts(
     )
     processes = context.processes
     pool = processes.rollouts
+    score = score_of(processes.roles, stage)
     most_tasks = max((item.num_tasks or 1000 for item in stage.eval.sets.values()), default=0)
     trained = admission.draws_per_batch * admission.rollouts_per_group
     evaluated = most_tasks * stage.eval.samples
@@ -128,7 +129,9 @@ def rollouts(
         pause_mode=rollout.pause_mode,
         stop=context.stop,
         on_poll=lambda: recorder.record_failures(pool.take_failures()),
-        score=score_of(processes.roles, stage),
+        score=score,
+        # a trajectory without its score is not whole: it is stored with its group
+        on_ended=recorder.record_ended if score is unscored else lambda trajectory: None,
         stage=stage.name,
         on_dropped=recorder.record_dropped,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,7 @@ class HandPool:
         self.open: dict[tuple[str, int], GroupRequest] = {}
         self.cancelled: list[int] = []
         self.saved: list[GroupState] = []
+        self.ended: deque[Trajectory] = deque()
         self._done: queue.Queue[GroupOutcome] = queue.Queue()
         self._changed = threading.Condition()
 
@@ -78,6 +80,9 @@ class HandPool:
             return [self._done.get(timeout=timeout_s)]
         except queue.Empty:
             return []
+
+    def take_ended(self) -> list[Trajectory]:
+        return [self.ended.popleft() for _ in range(len(self.ended))]
 
     def cancel(self, keys: Sequence[tuple[str, int]]) -> None:
         for label, group_index in keys:

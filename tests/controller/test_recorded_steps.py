@@ -10,7 +10,7 @@ from agentrl.controller.recording.recorder import Recorder
 from agentrl.controller.state import TrainState
 from agentrl.metrics import PhaseTimer
 from agentrl.rollouts import GroupOutcome, GroupRequest
-from agentrl.store import EventLog, RunDirectory, TrajectoryReader, TrajectoryWriter
+from agentrl.store import EventLog, RunDirectory, TrajectoryReader, TrajectoryWriter, read_jsonl
 from agentrl.types import SamplingParams, Stats, Status, Task, Trajectory, TrajectoryGroup
 from tests.controller.test_incidents import Rows, View
 
@@ -73,3 +73,47 @@ def test_an_evaluator_asks_under_its_stage_and_the_label_is_the_same_in_each() -
         (stage, label) for stage in ("warmup", "rl") for label in labels
     ]
     assert len({one.key(0).trajectory_id for one in asked}) == 4
+
+
+def test_an_episode_is_stored_when_it_ends_and_not_again_with_its_group(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run")
+    events = EventLog(run)
+    ended = Status("terminated")
+    first, second = (
+        Trajectory(TASK, 1, n, 0, "train", (), status=ended, reward=1.0) for n in (0, 1)
+    )
+    failed = Trajectory(TASK, 2, 0, 0, "train", (), status=Status("failed", "env", "it broke"))
+    stubs = tuple(
+        Trajectory(TASK, 2, n, attempt, "train", (), status=Status("cancelled", "surplus"))
+        for n, attempt in ((0, 1), (1, 0))
+    )
+    other = Trajectory(TASK, 2, 1, 0, "train", (), status=ended, reward=0.0)
+    with TrajectoryWriter(run) as writer:
+        recorder = Recorder(
+            "rl", writer=writer, events=events, sink=Rows(), view=View(), timer=PhaseTimer()
+        )
+        recorder.record_ended(first)
+        writer.flush()
+        reader = TrajectoryReader(run)
+        assert [(one.id, one.step) for one in reader.summaries()] == [("1-0-0", 1)]
+        assert recorder.uncounted() == ()  # its group is in no step's metrics yet
+
+        recorder.record_ended(failed)
+        recorder.record_ended(other)
+        whole = TrajectoryGroup(1, TASK, (first, second))
+        recorder.record_outcome(GroupOutcome(GroupRequest(1, TASK, 2), whole))
+        cancelled = TrajectoryGroup(2, TASK, stubs)
+        request = GroupRequest(2, TASK, 2)
+        recorder.record_outcome(GroupOutcome(request, cancelled, (failed,), ended=(other,)))
+        writer.flush()
+        assert {one.id: one.status for one in reader.summaries()} == {
+            "1-0-0": "terminated",
+            "1-1-0": "terminated",
+            "2-0-0": "failed",
+            "2-0-1": "cancelled",
+            "2-1-0": "terminated",
+        }
+        assert writer.counts.written == 5
+        assert recorder.uncounted() == (1, 2)
+    events.close()
+    assert [row["trajectory"] for row in read_jsonl(run.events_path)] == ["2-0-0"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import random
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from tests.controller.hand_pool import (
     HandPool,
     MakeWorld,
     bounds,
+    outcome,
     settled,
     until,
 )
@@ -132,6 +134,33 @@ def test_the_ledger_says_of_which_stage_a_group_is_and_why_it_was_dropped(
         ("dropped", [0, 1]),
     ]
     assert (rows[0]["stage"], rows[-1]["reason"]) == ("rl", "no_spread")
+
+
+def test_an_episode_is_handed_on_before_its_group_and_has_a_reason_where_that_is_cancelled(
+    world: MakeWorld,
+) -> None:
+    told: list[str] = []
+    dropped: list[tuple[int, list[str], str]] = []
+    w = world(
+        bounds(1, 2),
+        on_ended=lambda trajectory: told.append(trajectory.id),
+        on_dropped=lambda group, reason: dropped.append(
+            (group.group_index, [t.id for t in group.finished], reason)
+        ),
+    )
+    w.pool.wait_for(1)
+    request = w.pool.open["", 0]
+    first = outcome(request).group.trajectories[0]
+    w.pool.ended.append(first)
+    until(lambda: told == ["0-0-0"])
+    assert (w.ledger.counts(), w.taken_in) == ({"running": 2}, [])
+
+    stopped = replace(outcome(request, ["cancelled"] * 2), ended=(first,))
+    w.pool.cancel = lambda keys: w.pool.give(stopped)  # type: ignore[method-assign]
+    w.service.before_publish(1)
+    until(lambda: dropped == [(0, ["0-0-0"], "stale")])
+    assert w.ledger.counts() == {"dropped": 1, "cancelled": 1}
+    assert w.service.snapshot().groups == ()  # an episode of half a group is in no batch
 
 
 def test_a_step_may_go_on_with_nothing(world: MakeWorld) -> None:

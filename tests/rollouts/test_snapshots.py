@@ -29,7 +29,7 @@ from agentrl.rollouts import (
 from agentrl.sandbox import SandboxSpec
 from agentrl.tools import tool
 from agentrl.tools.python import PythonTool
-from agentrl.types import Action, Message, Observation, Status, StepResult, Task
+from agentrl.types import Action, Message, Observation, Status, StepResult, Task, Trajectory
 from tests.rollouts.bytewise import TASK, call, rollout_spec, say, scripted
 
 DEADLINE_S = 60.0
@@ -94,6 +94,9 @@ class Gate:
             self._held += 1
             while not self._open.is_set():
                 await asyncio.sleep(0.005)
+
+    def open(self) -> None:
+        self._open.set()
 
     def wait_for(self, number: int) -> None:
         end = time.monotonic() + DEADLINE_S
@@ -204,6 +207,51 @@ def test_a_rollout_that_had_finished_is_not_played_again(opened: Open) -> None:
         "terminated",
     ]
     assert {request.session_id for request in again.requests} == {"train/3-1-0"}
+
+
+def one_ended(runner: EpisodeRunner, gate: Gate) -> Trajectory:
+    """The first of two rollouts, told of while the second one waits for a completion."""
+    runner.submit([GroupRequest(3, TASK, 2)])
+    gate.wait_for(1)
+    end = time.monotonic() + DEADLINE_S
+    while not (ended := runner.take_ended()):
+        assert time.monotonic() < end
+    (first,) = ended
+    return first
+
+
+def test_an_episode_is_told_of_when_it_ends_and_comes_again_with_its_group(opened: Open) -> None:
+    gate = Gate(2, rollout_index=1)
+    runner = opened(scripted(words, latency=gate))
+    first = one_ended(runner, gate)
+    assert (first.id, first.status.kind, len(first.turns)) == ("3-0-0", "terminated", TURNS)
+    assert runner.take_ended() == []
+    (saved,) = runner.in_flight()
+    gate.open()
+    outcome = collect(runner)
+    assert outcome.group.trajectories[0] is first
+    assert (runner.take_ended(), outcome.ended) == ([], ())
+
+    resumed = opened(scripted(words, latency=(gate := Gate(3, rollout_index=1))))
+    resumed.submit([GroupRequest(3, TASK, 2, saved=saved)])
+    gate.wait_for(1)
+    assert resumed.take_ended() == []  # it was told of before
+    gate.open()
+    assert collect(resumed).group.trajectories[0] is first
+
+
+def test_of_a_cancelled_group_what_had_ended_stays_known(opened: Open) -> None:
+    gate = Gate(2, rollout_index=1)
+    runner = opened(scripted(words, latency=gate))
+    first = one_ended(runner, gate)
+    runner.cancel([3])
+    outcome = collect(runner)
+    assert outcome.ended == (first,)
+    assert [str(t.status) for t in outcome.group.trajectories] == ["cancelled(cancelled)"] * 2
+    assert [str(t.status) for t in outcome.played.trajectories] == [
+        "terminated",
+        "cancelled(cancelled)",
+    ]
 
 
 def test_an_episode_that_only_lacked_its_score_is_scored(opened: Open) -> None:

@@ -23,6 +23,7 @@ from agentrl.rollouts import (
     GroupState,
     paced_collector,
 )
+from agentrl.types import Trajectory
 from agentrl.weight_sync import TrainerWeights, WeightsReport, make_sender, to_tensor, update_engine
 
 
@@ -65,6 +66,9 @@ class EpisodeHost:
 
     def collect(self, timeout_s: float) -> list[GroupOutcome]:
         return self._hosted.collect(timeout_s)
+
+    def take_ended(self) -> list[Trajectory]:
+        return self._hosted.take_ended()
 
     def cancel(self, keys: Sequence[GroupKey]) -> None:
         for label, group_index in keys:

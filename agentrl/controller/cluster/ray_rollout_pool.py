@@ -4,8 +4,8 @@ die.
 Invariants:
 - A group goes to worker ``group_index mod workers`` while that one plays, otherwise to another that
 does.
-- What a dead or silent worker played is played again by others, as the next attempt. A cancelled
-group is not.
+- What a dead or silent worker played is played again by others, as the next attempt, but for the
+rollouts that had finished. A cancelled group is not.
 - A replacement plays once it serves the weights that were published last.
 """
 
@@ -42,8 +42,15 @@ from agentrl.controller.cluster.rollout_pool import (
 )
 from agentrl.engines import EngineLayout, PauseMode
 from agentrl.errors import AgentRLError, EngineError
-from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState, cancelled_outcome
+from agentrl.rollouts import (
+    GroupOutcome,
+    GroupRequest,
+    GroupState,
+    NotResumable,
+    cancelled_outcome,
+)
 from agentrl.training.device import DeviceType
+from agentrl.types import Trajectory
 from agentrl.weight_sync import WeightsReport
 
 logger = logging.getLogger(__name__)
@@ -59,6 +66,7 @@ class _Place:
         poll: the call of ``poll`` that is under way.
         due: when the poll should have come back (``time.monotonic``).
         groups: what it plays.
+        ended: of its groups, the attempts that ended.
     """
 
     number: int
@@ -67,6 +75,7 @@ class _Place:
     poll: Any = None
     due: float = 0.0
     groups: dict[GroupKey, GroupRequest] = field(default_factory=dict)
+    ended: dict[GroupKey, list[Trajectory]] = field(default_factory=dict)
 
 
 def rollout_workers(
@@ -139,6 +148,7 @@ class RayRolloutPool:
         self._weights: tuple[WeightSource, int, PauseMode] | None = None
         self._waiting: list[GroupRequest] = []  # for a worker that plays
         self._arrived: list[GroupOutcome] = []  # for ``collect``
+        self._ended: list[Trajectory] = []  # for ``take_ended``
         self._cancelled: set[GroupKey] = set()
         self._failures: list[Incident] = []
         self._num_deaths = 0
@@ -162,11 +172,13 @@ class RayRolloutPool:
             self._num_deaths = 0
             self._waiting.clear()
             self._arrived.clear()
+            self._ended.clear()
             self._cancelled.clear()
             for place in self._places:
                 place.starting = []
                 place.poll = None
                 place.groups.clear()
+                place.ended.clear()
         asked = [
             (place, place.actor, place.actor.setup_rollouts.remote(self._spec))
             for place in self._places
@@ -207,6 +219,12 @@ class RayRolloutPool:
             outcomes = self._arrived
             self._arrived = []
             return outcomes
+
+    def take_ended(self) -> list[Trajectory]:
+        with self._lock:
+            ended = self._ended
+            self._ended = []
+            return ended
 
     def cancel(self, keys: Sequence[GroupKey]) -> None:
         chosen = set(keys)
@@ -312,14 +330,23 @@ class RayRolloutPool:
                     collected: Collected = self.calls.ask(
                         place.poll, "collecting groups", place.number
                     )
-                    outcomes, failures = collected
-                    self._failures += failures
                     place.poll = None
-                    for outcome in outcomes:
-                        key = group_key(outcome.request)
-                        if place.groups.pop(key, None) is not None:
-                            self._cancelled.discard(key)
-                            self._arrived.append(outcome)
+                    self._take_collected(place, collected)
+
+    def _take_collected(self, place: _Place, collected: Collected) -> None:
+        outcomes, failures, ended = collected
+        self._failures += failures
+        for outcome in outcomes:
+            key = group_key(outcome.request)
+            place.ended.pop(key, None)
+            if place.groups.pop(key, None) is not None:
+                self._cancelled.discard(key)
+                self._arrived.append(outcome)
+        for trajectory in ended:
+            key = (trajectory.label, trajectory.group_index)
+            if key in place.groups:
+                place.ended.setdefault(key, []).append(trajectory)
+                self._ended.append(trajectory)
 
     def _place_of(self, group_index: int, playing: Sequence[_Place]) -> _Place:
         own = self._places[group_index % len(self._places)]
@@ -345,8 +372,12 @@ class RayRolloutPool:
         with self._lock:
             if place.actor is not actor:  # the other thread noticed it too
                 return
-            groups = list(place.groups.values())
+            groups = [
+                _with_ended(request, place.ended.get(key, ()))
+                for key, request in place.groups.items()
+            ]
             place.groups = {}
+            place.ended = {}
             failure = worker_lost(str(lost), len(groups))
             self._failures.append(failure)
             self._num_deaths += 1
@@ -390,6 +421,18 @@ class RayRolloutPool:
     def _log_joined(self, place: _Place) -> None:
         fields = {"event": "worker_joined", "worker": place.number}
         logger.info("worker %d hosts episodes", place.number, extra=fields)
+
+
+def _with_ended(request: GroupRequest, ended: Sequence[Trajectory]) -> GroupRequest:
+    """The request, which goes on from the rollouts that have finished."""
+    finished = {one.rollout_index: one for one in ended if one.status.finished}
+    if not finished:
+        return request
+    saved = request.saved
+    before = (NotResumable(),) * request.num_rollouts if saved is None else saved.rollouts
+    rollouts = tuple(finished.get(number, one) for number, one in enumerate(before))
+    state = GroupState(request.group_index, rollouts) if saved is None else saved
+    return replace(request, saved=replace(state, rollouts=rollouts))
 
 
 def _engine_failure(message: str, number: int, traceback_text: str) -> AgentRLError:

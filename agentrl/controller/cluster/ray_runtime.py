@@ -24,13 +24,13 @@ from agentrl.errors import AgentRLError, TrainingError, WeightMismatchError
 from agentrl.rollouts import GroupOutcome
 from agentrl.store import logging_to
 from agentrl.tools import close_shared_tools
-from agentrl.types import file_modules
+from agentrl.types import Trajectory, file_modules
 
 logger = logging.getLogger(__name__)
 
-Collected: TypeAlias = tuple[list[GroupOutcome], list[Incident]]
-"""What an actor that hosts episodes returns: groups that ended, and failures that its engine
-survived."""
+Collected: TypeAlias = tuple[list[GroupOutcome], list[Incident], list[Trajectory]]
+"""What an actor that hosts episodes returns: groups that ended, failures that its engine survived,
+and attempts that ended in groups that go on."""
 
 CALL_TIMEOUT_S = 1800.0
 """Deadline of any call of an actor."""
@@ -122,8 +122,9 @@ class _RayWorker(Worker):
 
     @ray.method(concurrency_group="episodes")
     def poll(self, timeout_s: float) -> Collected:
-        """The next outcomes, and failures that the engine survived."""
-        return self.rollouts.collect(timeout_s), self.rollouts.take_failures()
+        """The next outcomes, failures that the engine survived, and attempts that ended."""
+        hosted = self.rollouts
+        return hosted.collect(timeout_s), hosted.take_failures(), hosted.take_ended()
 
     def close(self) -> None:
         super().close()

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeAlias
 from agentrl.engines import EngineLayout, EngineNotice, EnginePlan, PauseMode
 from agentrl.errors import EngineError
 from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState, RolloutSpec
+from agentrl.types import Trajectory
 from agentrl.weight_sync import WeightsReport
 
 GroupKey: TypeAlias = tuple[str, int]
@@ -80,8 +81,9 @@ WeightSource: TypeAlias = Any
 class RolloutPool(Protocol):
     """Where episodes are played. All rollouts of a group run in one runner, which the pool chooses.
 
-    A pool needs no role group. ``collect`` and ``in_flight`` are called by one thread, the
-    collector's; ``setup`` and ``close`` while no other call runs; the rest from any thread.
+    A pool needs no role group. ``collect``, ``take_ended`` and ``in_flight`` are called by one
+    thread, the collector's; ``setup`` and ``close`` while no other call runs; the rest from any
+    thread.
     """
 
     def setup(self, spec: RolloutWorkerSpec | None) -> None:
@@ -98,6 +100,11 @@ class RolloutPool(Protocol):
         Raises:
             AgentRLError: a runner or its host died.
         """
+        ...
+
+    def take_ended(self) -> list[Trajectory]:
+        """The attempts that have ended since the last call, of groups that ``collect`` did not
+        return yet; they come again with their group."""
         ...
 
     def cancel(self, keys: Sequence[GroupKey]) -> None:

@@ -31,8 +31,8 @@ _WITH_MAX = frozenset({"mismatch/logp_abs"})
 
 @dataclass(eq=False)
 class Recorder:
-    """Of one stage. The rollout service's thread calls ``record_outcome`` and ``record_failures``
-    too, the loop's thread everything.
+    """Of one stage. The rollout service's thread calls ``record_ended``, ``record_outcome`` and
+    ``record_failures`` too, the loop's thread everything.
 
     Args:
         stage: prefix of the metrics.
@@ -66,22 +66,29 @@ class Recorder:
         self._dropped: list[tuple[TrajectoryGroup, str]] = []
         self._outcomes: list[GroupOutcome] = []
         self._taken: list[GroupOutcome] = []
+        # ids of what was stored before its group came to its end; used by the thread of the
+        # outcomes alone
+        self._stored: set[str] = set()
         self._evaluated: dict[str, float] = {}
         self._evaluated_step = self.step
         self._failure_counts: Counter[str] = Counter()
         self._step_start = time.monotonic()
         self._store_wait_s = self.writer.counts.wait_s
 
+    def record_ended(self, trajectory: Trajectory) -> None:
+        """Stores a trajectory whose group goes on, under the step that comes next."""
+        self._store(trajectory)
+        self._stored.add(trajectory.id)
+
     def record_outcome(self, outcome: GroupOutcome) -> None:
-        """Stores a group's trajectories; those of training lie under the step that comes next, and
-        count in its metrics."""
-        training = outcome.request.purpose == "train"
-        step = self.step + 1 if training else self._evaluated_step
-        for trajectory in (*outcome.retried, *outcome.group.trajectories):
-            self.writer.write(trajectory, step)
-            if trajectory.status.kind == "failed":
-                self.events.trajectory_failed(trajectory, stage=self.stage)
-        if training:
+        """Stores those of a group's trajectories that are not stored yet; in training the group
+        counts in the metrics of the step that comes next."""
+        for trajectory in (*outcome.retried, *outcome.played.trajectories):
+            if trajectory.id in self._stored:
+                self._stored.remove(trajectory.id)
+            else:
+                self._store(trajectory)
+        if outcome.request.purpose == "train":
             with self._lock:
                 self._outcomes.append(outcome)
 
@@ -248,6 +255,12 @@ class Recorder:
     def sync(self) -> None:
         """Returns when everything given so far is durable."""
         self.writer.flush()
+
+    def _store(self, trajectory: Trajectory) -> None:
+        evaluated = trajectory.purpose == "eval"
+        self.writer.write(trajectory, self._evaluated_step if evaluated else self.step + 1)
+        if trajectory.status.kind == "failed":
+            self.events.trajectory_failed(trajectory, stage=self.stage)
 
     def _alert(self, played: Sequence[TrajectoryGroup], step: int) -> None:
         """Episodes that failed, or that an environment's fault cut short: how many at which

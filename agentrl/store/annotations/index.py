@@ -23,6 +23,7 @@ from agentrl.store.jsonl import parse_line
 from agentrl.store.line_follower import LineFollower
 from agentrl.store.run_directory import RunDirectory, step_name
 from agentrl.store.step_files.live import frame_of, read_frame
+from agentrl.store.step_files.recent_rows import RecentRows
 from agentrl.store.step_files.shard_folders import ShardFolders
 
 Damage = Callable[[StoreError], None]
@@ -48,6 +49,7 @@ class AnnotationIndex:
         self._numbers: dict[Path, int] = {}
         self._rows: dict[str, list[tuple[int, int]]] = {}
         """Of each trajectory the shards, by their number in ``_shards``, and the rows in them."""
+        self._recent = RecentRows(read_row)
 
     def get(self, trajectory_id: str, *, since: float = 0.0) -> tuple[Annotation, ...]:
         """The annotations of a trajectory, oldest first.
@@ -155,7 +157,7 @@ class AnnotationIndex:
             path = self._shards[shard]
             if path is not None:
                 try:
-                    found.append(read_row(path, row))
+                    found.append(self._recent.get(path, row))
                 except StoreError as error:
                     errors.append(error)
         return found, errors

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from agentrl.errors import StoreError
 from agentrl.store import RunDirectory, TokenArrays, TrajectoryReader
+from agentrl.store.step_files.recent_rows import RecentRows
 from agentrl.store.trajectories.columns import Row
 from agentrl.store.trajectories.listing import LiveListing
 from agentrl.store.trajectories.shard import find_shard_row
@@ -38,6 +39,7 @@ class RunReader(TrajectoryReader):
         self._lock = lock
         self._find = find
         self._live_files: dict[Path, LiveListing] = {}
+        self._recent = RecentRows(find_shard_row)
 
     def row(self, trajectory_id: str) -> tuple[Row, TokenArrays]:
         """See ``TrajectoryReader.row``."""
@@ -56,7 +58,8 @@ class RunReader(TrajectoryReader):
     def _read_of(self, path: Path, trajectory_id: str) -> tuple[Row, TokenArrays]:
         if path.suffix == ".jsonl":
             return self._live_row(path, trajectory_id)
-        return find_shard_row(path, trajectory_id)
+        columns, arrays = self._recent.get(path, trajectory_id)
+        return dict(columns), arrays
 
     def _live_row(self, path: Path, trajectory_id: str) -> tuple[Row, TokenArrays]:
         listing = self._live_files.get(path) or LiveListing(path, self._pass_over)

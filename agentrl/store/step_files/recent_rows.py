@@ -1,0 +1,48 @@
+"""Recent rows: those of shards that were read last, since a page asks for one several times."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+_Row = TypeVar("_Row", bound=Hashable)
+_T = TypeVar("_T")
+
+KEPT = 8
+"""A row holds on to the arrays of its row group, which is 2 MB where one row is not longer."""
+
+
+class RecentRows(Generic[_Row, _T]):
+    """The rows that were read last. Used by one thread.
+
+    Args:
+        read: reads a row of a shard.
+    """
+
+    def __init__(self, read: Callable[[Path, _Row], _T]) -> None:
+        self._read = read
+        self._rows: OrderedDict[tuple[Path, int, int, _Row], _T] = OrderedDict()
+
+    def get(self, path: Path, row: _Row) -> _T:
+        """The row, read again where the shard was replaced since.
+
+        Args:
+            path: the shard.
+            row: which; ``read`` is given it.
+
+        Raises:
+            StoreError: ``read`` did.
+        """
+        try:
+            stat = path.stat()
+        except OSError:
+            return self._read(path, row)  # says what is wrong with it
+        key = (path, stat.st_ino, stat.st_mtime_ns, row)
+        if key not in self._rows:
+            self._rows[key] = self._read(path, row)
+        self._rows.move_to_end(key)
+        while len(self._rows) > KEPT:
+            self._rows.popitem(last=False)
+        return self._rows[key]

@@ -38,9 +38,8 @@ CREDIT: Mapping[str, tuple[str, ...]] = {
 NOTES = (
     "Success is the mean reward of the trained samples themselves over "
     f"{WINDOW} steps of {SAMPLES_A_STEP} samples; no group is left out. A run that does not "
-    "reach .8 counts as all its samples, 640, which is a lower bound; "
-    "1 of 5 GRPO runs and 3 of 5 with turn-level credit reached it, so the ratio of medians says "
-    "little. The reward of the last 20 steps was added for that, after seeing the runs.",
+    "reach .8 counts as all its samples, which is a lower bound. Runs of 80 steps were seen "
+    "before: most ended below .8, so the number of steps alone was raised, to 240.",
     "The reward is paid at the turn that decides. A discount of .1 keeps it from the turns before, "
     "and turns after it have no return to compare: only the deciding turn has much credit of its "
     "own. GiGPO's states are those that the environment names; its trajectories' credit stays "

@@ -10,8 +10,8 @@ Shapes: H query heads, K key heads, T packed tokens, D head width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,29 @@ from agentrl.training.data.prefix_tree import ROOT, Span
 SEGMENTS = "segments"
 
 
+QUERIES = 512
+"""Of one call where a mask is needed: it then grows with a row's tokens, not with their square."""
+
+
+class Block(NamedTuple):
+    """Queries of a span that attend in one call.
+
+    Args:
+        query: the first of them, of the span's.
+        size: how many.
+        key: the first key that any of them sees, of the keys on the span's path.
+        stop: the key after the last one.
+        mask: ``[size, stop - key]``, 0 for a visible key and -inf elsewhere; None for plain causal
+            attention.
+    """
+
+    query: int
+    size: int
+    key: int
+    stop: int
+    mask: Tensor | None
+
+
 class Masks:
     """The attention masks of a row's spans: views of one mask that all layers share.
 
@@ -32,36 +55,44 @@ class Masks:
     """
 
     def __init__(self, spans: Sequence[Span]) -> None:
-        self._spans = spans
-        self._deepest = max(span.first for span in spans)
+        self._longest = max(span.first + span.size for span in spans)
         self._made: dict[int | None, Tensor] = {}
 
-    def get(self, like: Tensor, span: Span, window: int | None) -> Tensor | None:
-        """``[size, first + size]``, 0 for a visible key and -inf elsewhere; None for plain causal
-        attention.
+    def blocks(self, like: Tensor, span: Span, window: int | None) -> Iterator[Block]:
+        """The calls that a span's queries take.
 
         Args:
-            like: has the mask's dtype and device.
+            like: has the masks' dtype and device.
             span: the span of the queries.
             window: the keys that a query sees, itself included; None for all up to itself.
         """
         if window is not None and window >= span.first + span.size:
             window = None
         if not span.first and window is None:
-            return None
-        mask = self._made.get(window)
-        if mask is None:
-            longest = max(other.size for other in self._spans if other.first or window is not None)
-            query = torch.arange(longest, device=like.device)[:, None] + self._deepest
-            distance = query - torch.arange(self._deepest + longest, device=like.device)
-            hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
-            mask = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill_(
-                hidden, -torch.inf
+            yield Block(0, span.size, 0, span.size, None)
+            return
+        whole = self._mask(like, window)
+        for query in range(0, span.size, QUERIES):
+            size = min(QUERIES, span.size - query)
+            place = span.first + query  # of the first query in its sample
+            key = 0 if window is None else max(0, place - window + 1)
+            # it depends on distances alone, so that of an earlier query lies further right
+            left = self._longest - place
+            yield Block(
+                query, size, key, place + size, whole[:size, left + key : left + place + size]
             )
-            self._made[window] = mask
-        # the mask depends on distances alone, so that of a span nearer to the beginning lies
-        # further right
-        return mask[: span.size, self._deepest - span.first : self._deepest + span.size]
+
+    def _mask(self, like: Tensor, window: int | None) -> Tensor:
+        """``[rows, longest + rows]``: of queries whose first has ``longest`` keys before it."""
+        if window not in self._made:
+            rows = min(QUERIES, self._longest)
+            query = torch.arange(rows, device=like.device)[:, None] + self._longest
+            distance = query - torch.arange(self._longest + rows, device=like.device)
+            hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+            self._made[window] = torch.zeros(
+                hidden.shape, dtype=like.dtype, device=like.device
+            ).masked_fill_(hidden, -torch.inf)
+        return self._made[window]
 
 
 def segment_attention(
@@ -115,18 +146,18 @@ def segment_attention(
             k = torch.cat([earlier_k, k], dim=2)
             v = torch.cat([earlier_v, v], dim=2)
         seen.append((k, v))
-        mask = masks.get(query, span, sliding_window)
-        outputs.append(
+        outputs += [
             scaled_dot_product_attention(
-                q,
-                k,
-                v,
-                attn_mask=mask,
-                is_causal=mask is None,
+                q[:, :, block.query : block.query + block.size],
+                k[:, :, block.key : block.stop],
+                v[:, :, block.key : block.stop],
+                attn_mask=block.mask,
+                is_causal=block.mask is None,
                 scale=scaling,
                 enable_gqa=q.shape[1] != k.shape[1],
             )
-        )
+            for block in masks.blocks(query, span, sliding_window)
+        ]
     return torch.cat(outputs, dim=2).transpose(1, 2), None
 
 

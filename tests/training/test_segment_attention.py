@@ -29,7 +29,8 @@ def alone(query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tens
     distance = torch.arange(size)[:, None] - torch.arange(size)
     visible = (distance >= 0) & (distance < (window or size))
     scores = (query @ key.transpose(1, 2)) / WIDTH**0.5
-    return scores.masked_fill(~visible, -torch.inf).softmax(-1) @ value
+    found: Tensor = scores.masked_fill(~visible, -torch.inf).softmax(-1) @ value
+    return found
 
 
 @pytest.mark.parametrize("window", [None, 300, 5])

@@ -55,11 +55,16 @@ _serve.command(
 )
 app.command(_serve)
 
-_export = App(name="export", help="Write what a run holds for people without the run.")
+_export = App(name="export", help="Write what a run holds for those who do not have the run.")
 _export.command(
     "agentrl.cli.runs.export_command:export_html_command",
     name="html",
     help="Write trajectories of a run into one HTML file, which opens without a server.",
+)
+_export.command(
+    "agentrl.cli.runs.export_command:export_model_command",
+    name="model",
+    help="Write a checkpoint as a model's folder: safetensors, configuration and tokenizer.",
 )
 app.command(_export)
 

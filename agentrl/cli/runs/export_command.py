@@ -1,8 +1,11 @@
-"""Export command: ``agentrl export html``."""
+"""Export command: ``agentrl export html`` and ``agentrl export model``."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter, validators
 
 from agentrl.cli.terminal import counted, reading_stored_files, say
 from agentrl.errors import DataError
@@ -48,3 +51,42 @@ def export_html_command(
         runs.close()
     of = f" of {done.found} (--limit, --query)" if done.found > done.trajectories else ""
     say(f"{out}: {counted(done.trajectories, 'trajectory')}{of}, {done.size / 1e6:.1f} MB")
+
+
+@reading_stored_files()
+def export_model_command(
+    run: Path,
+    /,
+    *,
+    to: Path,
+    step: int | None = None,
+    stage: str | None = None,
+    dtype: Literal["float32", "bfloat16"] | None = None,
+    shard_gb: Annotated[float, Parameter(validator=validators.Number(gt=0))] = 5.0,
+) -> None:
+    """Write a checkpoint as a model's folder: safetensors, configuration and tokenizer.
+
+    It needs no GPU, and holds one file of weights in memory at a time.
+
+    Parameters
+    ----------
+    run
+        The run directory.
+    to
+        The folder, which may not exist or be empty.
+    step
+        Of the checkpoint; the newest by default.
+    stage
+        Of the checkpoint; by default the one that wrote the newest.
+    dtype
+        Of the weights; by default as the model that the stage began from.
+    shard_gb
+        At most so many gigabytes a file.
+    """
+    from agentrl.run.model_export import find_checkpoint
+    from agentrl.store import RunDirectory
+    from agentrl.training.fsdp.checkpoint_export import export_checkpoint
+
+    found = find_checkpoint(RunDirectory.open(run), stage=stage, step=step)
+    size = export_checkpoint(found, to, dtype=dtype, shard_bytes=int(shard_gb * 1e9))
+    say(f"{to}: {found.parent.parent.name}, {found.parent.name}, {size / 1e6:,.1f} MB of weights")

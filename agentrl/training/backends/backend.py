@@ -133,9 +133,11 @@ class TrainBackend(ABC):
         """Of what ``weights`` yields; see ``checksums``."""
         return checksums(self.model, dtype)
 
-    def save(self, folder: Path, *, step: int, purpose: str) -> None:
+    def save(self, folder: Path, *, step: int, purpose: str, source: Path) -> None:
         """Writes weights, optimizer state and step; see ``save_checkpoint``."""
-        save_checkpoint(folder, self.model, self.optimizers, step=step, purpose=purpose)
+        save_checkpoint(
+            folder, self.model, self.optimizers, step=step, purpose=purpose, source=source
+        )
 
     def load(self, folder: Path) -> int:
         """Goes on from a checkpoint of any backend; see ``load_checkpoint``."""

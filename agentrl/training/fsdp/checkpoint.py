@@ -1,8 +1,9 @@
 """Role checkpoint: weights, optimizer state and step of a role on disk, sharded and exact to the
 last bit.
 
-``torch.distributed.checkpoint`` writes the shards; ``files.json`` is written last, by rename, with
-the size and hash of each file, so that a corrupt checkpoint is refused by name.
+``torch.distributed.checkpoint`` writes the shards, ``model`` holds the configuration and tokenizer
+of the model; ``files.json`` is written last, by rename, with the size and hash of each file, so
+that a corrupt checkpoint is refused by name.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +26,24 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from agentrl.errors import StoreError
 from agentrl.store import write_failure, write_text
+from agentrl.training.fsdp.export import copy_beside_weights
 from agentrl.training.fsdp.sharding import sharded_parameters
+from agentrl.training.models.packed_model import PackedModel
 
 _LISTING = "files.json"
+MODEL_FOLDER = "model"
+FORMAT = 2
+"""Of a role's checkpoint; 1 had no configuration and tokenizer."""
 
 
 def save_checkpoint(
     folder: Path,
-    model: nn.Module,
+    model: PackedModel,
     optimizers: Sequence[torch.optim.Optimizer],
     *,
     step: int,
     purpose: str,
+    source: Path,
 ) -> None:
     """Write a checkpoint; every rank calls it with the same folder, which all of them can write.
 
@@ -44,6 +52,7 @@ def save_checkpoint(
         model, optimizers: what to write; optimizer state that doesn't exist yet is left out.
         step: optimizer steps taken.
         purpose: whose weights these are, for messages.
+        source: the folder that the model was loaded from, whose tokenizer is copied.
 
     Raises:
         StoreError: the folder holds a checkpoint already, or can't be written.
@@ -56,12 +65,13 @@ def save_checkpoint(
         save(_state(model, optimizers) | {"step": torch.tensor(step)}, checkpoint_id=folder)
         own = _hashes(folder, f"__{dist.get_rank()}_*")
         if dist.get_rank() == 0:
-            own |= _hashes(folder, ".metadata")
+            _describe(model, source, folder / MODEL_FOLDER)
+            own |= _hashes(folder, ".metadata") | _hashes(folder, f"{MODEL_FOLDER}/*")
         listed: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(listed, own)
         if dist.get_rank() == 0:
             files = {name: entry for part in listed for name, entry in part.items()}
-            listing = {"purpose": purpose, "files": files}
+            listing = {"format": FORMAT, "purpose": purpose, "files": files}
             write_text(folder / _LISTING, json.dumps(listing, indent=1, sort_keys=True))
         dist.barrier()
     except (
@@ -72,6 +82,15 @@ def save_checkpoint(
         raise write_failure(
             f"the {purpose}'s checkpoint could not be written to {folder}", folder, error
         ) from error
+
+
+def _describe(model: PackedModel, source: Path, folder: Path) -> None:
+    """Writes what else a folder of the model holds, so that a checkpoint needs no other folder."""
+    folder.mkdir()
+    config = deepcopy(model.config)
+    config.architectures = [type(model.hf).__name__]
+    config.save_pretrained(folder)
+    copy_beside_weights(source, folder)
 
 
 def load_checkpoint(
@@ -88,7 +107,7 @@ def load_checkpoint(
             model or optimizer.
         TrainingError: weights are gathered.
     """
-    _check_whole(folder)
+    check_whole(folder)
     reader = FileSystemReader(folder)
     stored = reader.read_metadata().state_dict_metadata
     state = _state(model, ()) | {"step": torch.tensor(0)}
@@ -146,21 +165,36 @@ def _hashes(folder: Path, pattern: str) -> dict[str, dict[str, Any]]:
     for path in sorted(folder.glob(pattern)):
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        found[path.name] = {"bytes": path.stat().st_size, "sha256": digest}
+        found[path.relative_to(folder).as_posix()] = {
+            "bytes": path.stat().st_size,
+            "sha256": digest,
+        }
     return found
 
 
-def _check_whole(folder: Path) -> None:
+def check_whole(folder: Path) -> None:
+    """Reads every file of a checkpoint once.
+
+    Raises:
+        StoreError: one is missing or holds other bytes than were written, or a newer agentrl wrote
+            them.
+    """
     listing = folder / _LISTING
     remedy = "it is corrupt; resume from an older checkpoint"
     try:
-        files = json.loads(listing.read_text())["files"]
+        record = json.loads(listing.read_text())
+        files, found_format = record["files"], int(record.get("format", 1))
     except FileNotFoundError:
         raise StoreError(
             f"{folder} is no whole checkpoint: {_LISTING} is missing; {remedy}"
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StoreError(f"{listing} can't be read ({error}); {remedy}") from error
+    if found_format > FORMAT:
+        raise StoreError(
+            f"{folder} has format {found_format} and this agentrl reads up to {FORMAT}; use the "
+            "one that wrote it"
+        )
     for name, entry in files.items():
         path = folder / name
         if not path.is_file():

@@ -56,11 +56,20 @@ def export_model(model: PackedModel, source: Path, folder: Path, dtype: torch.dt
             folder.mkdir(parents=True, exist_ok=True)
             with no_progress_bars():
                 model.hf.save_pretrained(folder, state_dict=state)  # type: ignore[operator]
-            for pattern in _BESIDE_THE_WEIGHTS:
-                for path in source.glob(pattern):
-                    shutil.copy2(path, folder / path.name)
+            copy_beside_weights(source, folder)
         except (OSError, SafetensorError) as error:
             raise write_failure(
                 f"the model could not be exported to {folder}", folder, error
             ) from error
     dist.barrier()
+
+
+def copy_beside_weights(source: Path, folder: Path) -> None:
+    """Copies the tokenizer and what else lies beside the weights and ``config.json``.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    for pattern in _BESIDE_THE_WEIGHTS:
+        for path in source.glob(pattern):
+            shutil.copy2(path, folder / path.name)

@@ -116,7 +116,8 @@ class LearningRole(Role):
     @register(Dispatch.FIRST)
     def save(self, folder: str | Path) -> None:
         """Write weights, optimizer state and step; see ``TrainBackend.save``."""
-        self.backend.save(Path(folder), step=self.steps, purpose=self.name)
+        source = Path(self.spec.model_path)
+        self.backend.save(Path(folder), step=self.steps, purpose=self.name, source=source)
 
     @register(Dispatch.FIRST)
     def load(self, folder: str | Path) -> None:

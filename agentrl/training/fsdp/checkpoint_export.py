@@ -1,0 +1,130 @@
+"""Checkpoint export: a role's checkpoint as an ordinary Hugging Face folder, without its model.
+
+One shard of the folder is in memory at a time, cast as it is read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from agentrl.errors import StoreError
+from agentrl.store import write_failure
+from agentrl.training.fsdp.checkpoint import MODEL_FOLDER, check_whole
+from agentrl.training.models.packed_model import PREFIX, DType, torch_dtype
+
+_KEYS = f"model.{PREFIX}"
+"""What the names of weights begin with in a checkpoint."""
+
+
+def export_checkpoint(
+    checkpoint: Path, folder: Path, *, dtype: DType | None = None, shard_bytes: int = 5 * 10**9
+) -> int:
+    """Writes sharded safetensors, the configuration and the tokenizer.
+
+    Args:
+        checkpoint: of one role.
+        folder: where; it may not exist, or be empty. It appears once it is whole.
+        dtype: of the weights; None is that of the model's configuration.
+        shard_bytes: most bytes of a file, where a weight is not larger by itself.
+
+    Returns:
+        Bytes of all weights.
+
+    Raises:
+        StoreError: the checkpoint is damaged or cannot be exported, or the folder cannot be
+            written.
+    """
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+    if folder.exists():
+        raise StoreError(f"{folder} must be new or empty, and it exists; export into another")
+    check_whole(checkpoint)
+    described = checkpoint / MODEL_FOLDER / "config.json"
+    if not described.is_file():
+        raise StoreError(
+            f"{checkpoint} has no {MODEL_FOLDER}/config.json: it is of format 1; resume its run "
+            "for a step, which writes one of today"
+        )
+    config = json.loads(described.read_text(encoding="utf-8"))
+    name = dtype or config.get("dtype") or config.get("torch_dtype") or "float32"
+    config["dtype"] = name
+    partial = folder.with_name(f"{folder.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.copytree(described.parent, partial)
+        total = _write_weights(checkpoint, partial, torch_dtype(name), shard_bytes)
+        (partial / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+        os.replace(partial, folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise write_failure(
+            f"the checkpoint could not be exported to {folder}", folder, error
+        ) from error
+    return total
+
+
+def _write_weights(checkpoint: Path, folder: Path, dtype: torch.dtype, shard_bytes: int) -> int:
+    reader = FileSystemReader(checkpoint)
+    stored: dict[str, Any] = {
+        key: value
+        for key, value in reader.read_metadata().state_dict_metadata.items()
+        if key.startswith(_KEYS) and isinstance(value, TensorStorageMetadata)
+    }
+    sizes: dict[str, int] = {
+        key: value.size.numel() * dtype.itemsize for key, value in stored.items()
+    }
+    parts = list(_parts(sizes, shard_bytes))
+    where: dict[str, str] = {}
+    for number, keys in enumerate(parts, start=1):
+        name = "model.safetensors"
+        if len(parts) > 1:
+            name = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
+        tensors = {key: torch.empty(stored[key].size, dtype=dtype) for key in keys}
+        _read(tensors, checkpoint)
+        named = {key.removeprefix(_KEYS): tensor for key, tensor in tensors.items()}
+        save_file(named, folder / name, metadata={"format": "pt"})
+        where |= dict.fromkeys(named, name)
+    total: int = sum(sizes.values())
+    if len(parts) > 1:
+        index = {"metadata": {"total_size": total}, "weight_map": where}
+        text = json.dumps(index, indent=2, sort_keys=True)
+        (folder / "model.safetensors.index.json").write_text(text, encoding="utf-8")
+    return total
+
+
+def _parts(sizes: dict[str, int], most: int) -> Iterator[Sequence[str]]:
+    """The keys of each file, in order."""
+    part: list[str] = []
+    size = 0
+    for key, own in sizes.items():
+        if part and size + own > most:
+            yield part
+            part, size = [], 0
+        part.append(key)
+        size += own
+    if part:
+        yield part
+
+
+def _read(tensors: dict[str, Tensor], checkpoint: Path) -> None:
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            load(tensors, checkpoint_id=checkpoint, no_dist=True)
+    except (ValueError, RuntimeError, CheckpointException) as error:
+        raise StoreError(f"the weights of {checkpoint} cannot be read: {error}") from error

@@ -196,7 +196,8 @@ class ToolConfig(Section):
 
     function: str
     """``file.py:name``, ``module:name``, or a built-in tool, ``python`` or ``search``. An object is
-    shared by all episodes of a process; of a class or factory each episode gets its own."""
+    shared by all episodes of a process; of a class, toolset or factory each episode gets its
+    own."""
     args: Arguments = Field(default_factory=dict)
     """Keyword arguments for a class, a factory, a function that makes tools, or a built-in tool."""
 

@@ -13,14 +13,19 @@ from agentrl.envs.env import Env
 from agentrl.errors import EnvError
 from agentrl.sandbox import Sandbox, SandboxPool, SandboxSpec
 from agentrl.tools import (
-    FunctionTool,
     Tool,
+    ToolContext,
+    ToolEntry,
     ToolExecutor,
     ToolFactory,
-    ToolReference,
+    close_owner,
     close_tools,
+    owners_of,
     resolve_tools,
+    restore_states,
+    set_up,
     share,
+    states_of,
 )
 from agentrl.types import Action, CallRecord, Message, Observation, StepResult, Task, seed_for
 
@@ -36,10 +41,14 @@ _MADE_BY_INIT = frozenset(
         "_taking_sandbox",
         "_closed",
         "_own_tools",
-        "_sandbox_tools",
         "_executor",
+        "_is_set_up",
+        "tool_state",
     }
 )
+
+_TOOLS = "tools"
+"""The key of a state that holds what belongs to the tools."""
 
 
 class ToolEnv(Env):
@@ -69,6 +78,7 @@ class ToolEnv(Env):
     Attributes:
         sandbox: the episode's sandbox while it has one; None before it is needed and after
             ``close``.
+        tool_state: what tools share as ``ToolContext.state``.
 
     Raises:
         EnvError: the task has no messages, two system prompts, or a tool needs a sandbox and there
@@ -81,7 +91,7 @@ class ToolEnv(Env):
         self,
         task: Task,
         *,
-        tools: Sequence[Tool | ToolFactory | ToolReference | str] = (),
+        tools: Sequence[ToolEntry] = (),
         system_prompt: str | None = None,
         describe_tools_in_prompt: bool = True,
         max_turns: int | None = None,
@@ -101,6 +111,8 @@ class ToolEnv(Env):
         # Calls of one turn run at once, and the first of them takes the sandbox for all.
         self._taking_sandbox = asyncio.Lock()
         self._closed = False
+        self._is_set_up = False
+        self.tool_state: dict[str, Any] = {}
         self._own_tools: list[Tool] = []
         try:
             built = self._build(resolve_tools(tools, base_dir))
@@ -110,11 +122,6 @@ class ToolEnv(Env):
         except BaseException:
             close_tools(self._own_tools)  # nobody else knows of them
             raise
-        self._sandbox_tools = frozenset(
-            tool.spec.name
-            for tool in built
-            if tool.needs_sandbox or (isinstance(tool, FunctionTool) and tool.takes_context)
-        )
         self._seed = 0
         self._num_turns = 0
 
@@ -151,7 +158,7 @@ class ToolEnv(Env):
         built: list[Tool] = []
         for entry in entries:
             if isinstance(entry, ToolFactory):
-                made = entry.build()
+                made = entry.build(ToolContext(task=self.task, state=self.tool_state))
                 self._own_tools += made
                 built += made
             else:
@@ -168,13 +175,15 @@ class ToolEnv(Env):
     async def reset(self, *, seed: int) -> Observation:
         """The system prompt, the task's messages, and the tools where they are announced."""
         self._seed = seed
+        await self._set_up()
         return Observation(
             messages=self._opening,
             tools=self._executor.specs if self._describe_tools_in_prompt else (),
         )
 
     async def step(self, action: Action) -> StepResult:
-        """Run the action's calls; the answers are the observation.
+        """Run the action's calls; the answers are the observation, and the calls' rewards its
+        reward. A call that asks for the end terminates the episode.
 
         ``info`` counts what went wrong: ``tool_errors`` by ToolErrorKind, ``call_problems`` by
         ProblemKind; and gives ``reason`` (``length``, ``max_turns``) where the episode was cut.
@@ -182,6 +191,7 @@ class ToolEnv(Env):
         Raises:
             SandboxError, MachineError: there is no sandbox to be had, or it failed.
         """
+        await self._set_up()
         turn = self._num_turns
         self._num_turns += 1
         cut = not action.tool_calls and action.finish_reason == "length"
@@ -192,11 +202,20 @@ class ToolEnv(Env):
         if cut:
             info["reason"] = "length"
             return StepResult(Observation(), truncated=True, calls=records, info=info)
-        last = self._num_turns == self._max_turns
+        results = [record.result for record in records if record.result is not None]
+        end = any(result.end for result in results)
+        last = not end and self._num_turns == self._max_turns
         if last:
             info["reason"] = "max_turns"
-        answers = tuple(record.result.message() for record in records if record.result is not None)
-        return StepResult(Observation(messages=answers), truncated=last, calls=records, info=info)
+        answers = tuple(result.message() for result in results)
+        return StepResult(
+            Observation(messages=answers, tools_in_messages=self._executor.told_specs or None),
+            reward=sum(result.reward for result in results),
+            terminated=end,
+            truncated=last,
+            calls=records,
+            info=info,
+        )
 
     async def open_sandbox(self) -> Sandbox:
         """The episode's sandbox; the first call takes it, and waits where a pool has none left.
@@ -225,12 +244,27 @@ class ToolEnv(Env):
             return sandbox
 
     def state_dict(self) -> Mapping[str, Any] | None:
-        """What differs from a fresh instance; None once a sandbox is taken, and with tools of the
-        episode's own.
+        """What differs from a fresh instance, with the state of the tools.
+
+        None once a sandbox is taken, where a call offered tools that the configuration does not
+        name, and where a tool of the episode's own has no ``state_dict``.
         """
-        if self.sandbox is not None or self._own_tools:
+        own = states_of(owners_of(self._own_tools))
+        if self.sandbox is not None or own is None or self._executor.told_specs:
             return None
-        return {name: value for name, value in vars(self).items() if name not in _MADE_BY_INIT}
+        kept = {name: value for name, value in vars(self).items() if name not in _MADE_BY_INIT}
+        tools = {"state": self.tool_state, "own": own, "offered": self._executor.offered}
+        return {**kept, _TOOLS: tools}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state_dict`` gave; tools of the episode's own are set up behind it."""
+        rest = dict(state)
+        tools = rest.pop(_TOOLS)
+        super().load_state_dict(rest)
+        self.tool_state.update(tools["state"])
+        restore_states(owners_of(self._own_tools), tools["own"])
+        if tools["offered"] is not None:
+            self._executor.offer(tools["offered"])
 
     async def close(self) -> None:
         """End the sandbox and the tools that belong to this episode; a second call does nothing."""
@@ -240,8 +274,10 @@ class ToolEnv(Env):
             self.sandbox = None
             if sandbox is not None:
                 stack.push_async_callback(self._end_sandbox, sandbox)
-            while self._own_tools:
-                stack.push_async_callback(self._own_tools.pop().close)
+            owners = owners_of(self._own_tools)
+            self._own_tools.clear()
+            for owner in owners:
+                stack.push_async_callback(close_owner, owner)
 
     @property
     def num_abandoned(self) -> int:
@@ -258,10 +294,20 @@ class ToolEnv(Env):
                 "the environment is closed, and its sandbox with it; use it before close"
             )
 
+    async def _set_up(self) -> None:
+        """Once, before the first call: at the beginning, or after a state was loaded."""
+        if self._is_set_up:
+            return
+        self._is_set_up = True
+        seed = seed_for(self._seed, "tools", "setup")
+        context = ToolContext(seed, self.episode_id, task=self.task, state=self.tool_state)
+        for owner in owners_of(self._own_tools):
+            await set_up(owner, context)
+
     async def _answer(self, action: Action, turn: int) -> tuple[CallRecord, ...]:
         # taken before the calls begin, so that no tool's deadline counts the wait for it
         if self._sandbox_source is not None and any(
-            call.name in self._sandbox_tools for call in action.tool_calls
+            self._executor.may_use_sandbox(call.name) for call in action.tool_calls
         ):
             await self.open_sandbox()
         return await self._executor.run(
@@ -270,6 +316,8 @@ class ToolEnv(Env):
             seed=seed_for(self._seed, "tools", turn),
             episode_id=self.episode_id,
             sandbox=self.sandbox,
+            task=self.task,
+            state=self.tool_state,
         )
 
 

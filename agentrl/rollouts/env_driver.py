@@ -126,6 +126,8 @@ class EnvDriver:
         self._turns.builder.observe(observed, observation.info)
         if observation.tools is not None:
             self._tools = observation.tools
+        if observation.tools_in_messages is not None:
+            self._turns.tools_in_messages = observation.tools_in_messages
         if observation.rewrite is not None:
             rewritten = await _with_images(observation.rewrite, observation.images)
             self._sequence = self._sequence.restarted(rewritten)

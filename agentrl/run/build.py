@@ -201,9 +201,14 @@ def player_spec(stage: StageConfig, live: LiveObjects) -> EnvSpec | AgentProgram
 
 
 def _needs_sandbox(tools: Sequence[Any], base_dir: str) -> bool:
-    """Whether one of the tools runs code; a factory's tools are made once to see it, and closed."""
+    """Whether one of the tools runs code; a factory's tools are made once to see it, and closed,
+    unless they are made for a task.
+    """
     needed = False
     for entry in resolve_tools(tools, base_dir):
+        if isinstance(entry, ToolFactory) and entry.injected:
+            needed = needed or entry.may_need_sandbox
+            continue
         made = entry.build() if isinstance(entry, ToolFactory) else (entry,)
         needed = needed or any(tool.needs_sandbox for tool in made)
         if isinstance(entry, ToolFactory):

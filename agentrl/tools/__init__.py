@@ -5,10 +5,11 @@ from __future__ import annotations
 from agentrl.tools.base import FunctionTool, InvalidArgumentsError, Tool
 from agentrl.tools.context import ToolContext, ToolOutput
 from agentrl.tools.executor import ToolExecutor
-from agentrl.tools.factory import ToolFactory, tool
+from agentrl.tools.factory import ToolFactory, Toolset, tool
+from agentrl.tools.owners import close_owner, owners_of, restore_states, set_up, states_of
 from agentrl.tools.parsers import HermesParser, PlainParser, ToolCallParser, load_parser, parser_for
 from agentrl.tools.python import PythonTool
-from agentrl.tools.reference import ToolReference, resolve_tools
+from agentrl.tools.reference import ToolEntry, ToolReference, resolve_tools
 from agentrl.tools.search import Document, Hit, SearchIndex, SearchTool
 from agentrl.tools.shared import close_shared_tools, close_tools, share
 from agentrl.tools.threads import TOOL_THREADS, BoundedThreads, DeadlineError
@@ -29,15 +30,22 @@ __all__ = [
     "Tool",
     "ToolCallParser",
     "ToolContext",
+    "ToolEntry",
     "ToolExecutor",
     "ToolFactory",
     "ToolOutput",
     "ToolReference",
+    "Toolset",
+    "close_owner",
     "close_shared_tools",
     "close_tools",
     "load_parser",
+    "owners_of",
     "parser_for",
     "resolve_tools",
+    "restore_states",
+    "set_up",
     "share",
+    "states_of",
     "tool",
 ]

@@ -5,26 +5,42 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
-from agentrl.errors import AgentRLError, DataError, ToolError, nearest
+from jsonschema import Draft202012Validator
+
+from agentrl.errors import AgentRLError, ToolError, nearest
 from agentrl.sandbox import Sandbox
-from agentrl.tools.base import InvalidArgumentsError, Tool
+from agentrl.tools.base import InvalidArgumentsError, Tool, merged
 from agentrl.tools.context import ToolContext, ToolOutput
+from agentrl.tools.execution.outputs import (
+    MAX_PIECES_CHARS,
+    after_pieces,
+    checked_output,
+    clip_text,
+    error_output,
+    offer_text,
+    valid_text,
+    with_images_read,
+)
 from agentrl.tools.threads import DeadlineError
 from agentrl.tools.validate import found_faults, schema_validator
 from agentrl.types import (
     CallProblem,
     CallRecord,
     Image,
+    Task,
     ToolCall,
-    ToolErrorKind,
     ToolResult,
+    ToolSpec,
     seed_for,
 )
 from agentrl.types.clock import epoch_at
+
+T = TypeVar("T")
 
 _NUMBERED = re.compile(r"call_(\d+)")
 _CANCEL_GRACE_S = 5.0
@@ -40,7 +56,7 @@ class ToolExecutor:
         max_output_chars: characters of output kept, for tools that set none.
 
     Attributes:
-        specs: what the model is told, in the order given.
+        specs: what the model is told in its prompt, in the order given.
         num_abandoned: calls that went on after their deadline: a thread that cannot be stopped, a
             coroutine that will not end.
 
@@ -51,8 +67,11 @@ class ToolExecutor:
     def __init__(
         self, tools: Sequence[Tool], *, deadline_s: float = 30.0, max_output_chars: int = 8_000
     ) -> None:
-        self._tools = {tool.spec.name: tool for tool in tools}
-        if len(self._tools) < len(tools):
+        self._known: dict[str, Tool] = {}
+        self._validators: dict[str, Draft202012Validator] = {}
+        for tool in tools:
+            self._add(tool)
+        if len(self._known) < len(tools):
             names = [tool.spec.name for tool in tools]
             twice = sorted({name for name in names if names.count(name) > 1})
             raise ToolError(
@@ -60,9 +79,7 @@ class ToolExecutor:
             )
         if not deadline_s > 0 or not max_output_chars > 0:
             raise ToolError(f"limits must be above 0, got {deadline_s=} and {max_output_chars=}")
-        self._validators = {
-            name: schema_validator(tool.spec.parameters, name) for name, tool in self._tools.items()
-        }
+        self._offered = dict(self._known)
         self._deadline_s = deadline_s
         self._max_output_chars = max_output_chars
         self.specs = tuple(tool.spec for tool in tools)
@@ -77,51 +94,111 @@ class ToolExecutor:
         seed: int = 0,
         episode_id: str = "",
         sandbox: Sandbox | None = None,
+        task: Task | None = None,
+        state: dict[str, Any] | None = None,
     ) -> tuple[CallRecord, ...]:
         """Run all calls of a turn at once and answer every problem.
 
         What goes wrong in a call is a result whose text says what to correct. A failure of ours is
         raised, the other calls being cancelled: any AgentRLError from a tool's body, such as
-        SandboxError.
+        SandboxError. Where an output changes the tools on offer, the change holds from the next
+        turn on, and the call's answer tells it.
 
         Args:
             calls: well-formed calls.
             problems: calls that could not be read.
             seed: of this turn; each call gets one of its own from it.
-            episode_id: told to the tools.
-            sandbox: told to the tools.
+            episode_id, sandbox, task, state: told to the tools (``ToolContext``).
 
         Returns:
             A record for each call and problem, by the number in its id (``call_0``, ``call_1``,
             ...); ids of another form keep their order, behind those.
         """
-        works = [self._record(call, seed, episode_id, sandbox) for call in calls]
+        state = {} if state is None else state
+
+        def context(call: ToolCall, deadline_s: float) -> ToolContext:
+            own_seed = seed_for(seed, "call", call.id)
+            return ToolContext(own_seed, episode_id, call.id, deadline_s, sandbox, task, state)
+
+        works = [self._record(call, context) for call in calls]
         # one has nothing to run beside
         done = [await works[0]] if len(works) == 1 else await _all(works)
-        return tuple(sorted([*done, *map(_answer_problem, problems)], key=_position))
+        done.sort(key=lambda answer: _position(answer[0]))
+        records = [self._with_offer(record, tools) for record, tools in done]
+        return tuple(sorted([*records, *map(_answer_problem, problems)], key=_position))
+
+    def may_use_sandbox(self, name: str) -> bool:
+        """Whether the tool of this name may use ``context.sandbox``."""
+        tool = self._offered.get(name)
+        return tool is not None and (tool.needs_sandbox or getattr(tool, "takes_context", False))
+
+    @property
+    def offered(self) -> tuple[str, ...] | None:
+        """The names of the tools on offer, where they are others than those of the prompt."""
+        names = tuple(self._offered)
+        return None if names == tuple(spec.name for spec in self.specs) else names
+
+    @property
+    def told_specs(self) -> tuple[ToolSpec, ...]:
+        """Of the tools that answers told the model of, and no prompt."""
+        listed = {spec.name for spec in self.specs}
+        return tuple(tool.spec for name, tool in self._known.items() if name not in listed)
+
+    def offer(self, tools: Sequence[object]) -> Sequence[Tool]:
+        """Puts these tools on offer, and no others.
+
+        Args:
+            tools: each a Tool, which takes the place of one of its name, or a known tool's name.
+
+        Returns:
+            Those that were not known before.
+
+        Raises:
+            ToolError: two of one name, a name that is none, or something else.
+        """
+        new = [tool for tool in tools if isinstance(tool, Tool) and self._is_new(tool)]
+        names = [tool.spec.name if isinstance(tool, Tool) else str(tool) for tool in tools]
+        known = {*self._known, *(tool.spec.name for tool in new)}
+        for name, tool in zip(names, tools, strict=True):
+            if not isinstance(tool, (Tool, str)) or name not in known or names.count(name) > 1:
+                raise ToolError(
+                    f"ToolOutput.tools must hold different Tools or names of {sorted(known)}, got "
+                    f"{tool!r}"
+                )
+        for tool in new:
+            self._add(tool)
+        self._offered = {name: self._known[name] for name in names}
+        return new
+
+    def _is_new(self, tool: Tool) -> bool:
+        return self._known.get(tool.spec.name) is not tool
+
+    def _add(self, tool: Tool) -> None:
+        name = tool.spec.name
+        self._validators[name] = schema_validator(tool.spec.parameters, name)
+        self._known[name] = tool
+
+    def _with_offer(self, record: CallRecord, tools: Sequence[object] | None) -> CallRecord:
+        if tools is None or record.result is None:
+            return record
+        text = offer_text(self.offer(tools), self._offered)
+        content = "\n\n".join(filter(None, (record.result.content, text)))
+        return replace(record, result=replace(record.result, content=content))
 
     async def _record(
-        self, call: ToolCall, seed: int, episode_id: str, sandbox: Sandbox | None
-    ) -> CallRecord:
+        self, call: ToolCall, context: Callable[[ToolCall, float], ToolContext]
+    ) -> tuple[CallRecord, Sequence[object] | None]:
         started = time.monotonic()
-        tool = self._tools.get(call.name)
+        tool = self._offered.get(call.name)
         if tool is None:
-            near = nearest(call.name[:_LONGEST_NAME], self._tools)
-            meant = f" Did you mean {near!r}?" if near else ""
-            known = ", ".join(self._tools) or "none"
-            name = _clip_text(call.name, _LONGEST_NAME)[0]
-            output = _error(
-                "unknown_tool", f"there is no tool {name!r}.{meant} The tools are: {known}."
-            )
+            output = self._unknown(call.name)
             limit = self._max_output_chars
         else:
-            deadline_s = tool.deadline_s or self._deadline_s
-            own_seed = seed_for(seed, "call", call.id)
             output = await self._output(
-                tool, call, ToolContext(own_seed, episode_id, call.id, deadline_s, sandbox)
+                tool, call, context(call, tool.deadline_s or self._deadline_s)
             )
             limit = tool.max_output_chars or self._max_output_chars
-        content, cut = _clip_text(_valid_text(output.content), limit)
+        content, cut = clip_text(valid_text(output.content), limit)
         result = ToolResult(
             call_id=call.id,
             name=call.name,
@@ -132,38 +209,47 @@ class ToolExecutor:
             metrics=output.metrics,
             images=tuple(image for image in output.images if isinstance(image, Image)),
             started_at=epoch_at(started),
+            reward=float(output.reward),
+            end=output.end,
         )
-        return CallRecord(call=call, problem=None, result=result)
+        return CallRecord(call=call, problem=None, result=result), output.tools
+
+    def _unknown(self, name: str) -> ToolOutput:
+        near = nearest(name[:_LONGEST_NAME], self._offered)
+        meant = f" Did you mean {near!r}?" if near else ""
+        known = ", ".join(self._offered) or "none"
+        short = clip_text(name, _LONGEST_NAME)[0]
+        return error_output(
+            "unknown_tool", f"there is no tool {short!r}.{meant} The tools are: {known}."
+        )
 
     async def _output(self, tool: Tool, call: ToolCall, context: ToolContext) -> ToolOutput:
+        pieces: list[str | ToolOutput] = []
         try:
             if faults := await found_faults(self._validators[call.name], call.arguments):
                 raise InvalidArgumentsError("; ".join(faults))
-            work = _contained(tool, call, context)
+            work = _contained(tool, call, context, pieces)
             output = await (work if tool.keeps_deadline else self._within(context.deadline_s, work))
         except AgentRLError:
             raise
         except InvalidArgumentsError as error:
-            return _error(
+            return error_output(
                 "invalid_arguments", f"{error}. Mend the arguments of {call.name} and call again."
             )
         except DeadlineError:
             # only a thread keeps its deadline by leaving the call behind
             self.num_abandoned += tool.keeps_deadline
-            return _error(
-                "timeout", f"{call.name} took longer than {context.deadline_s:g} s and was ended."
-            )
+            text = f"{call.name} took longer than {context.deadline_s:g} s and was ended."
+            failed = error_output("timeout", text)
         except Exception as error:  # noqa: BLE001 - the boundary: what a tool raises goes to the model as text
-            return _error("exception", f"{call.name} raised {type(error).__name__}: {error}")
-        output = output if isinstance(output, ToolOutput) else ToolOutput(output)
-        if not isinstance(output.content, (str, bytes)):
-            raise ToolError(
-                f"tool {call.name!r}: call must give a str or a ToolOutput of one, got "
-                f"{output.content!r}"
-            )
-        if not output.images:
-            return output
-        return await asyncio.to_thread(_with_images_read, output, call.name)
+            text = f"{call.name} raised {type(error).__name__}: {error}"
+            failed = error_output("exception", text)
+        else:
+            output = checked_output(output, call.name)
+            if not output.images:
+                return output
+            return await asyncio.to_thread(with_images_read, output, call.name)
+        return after_pieces(pieces, failed)
 
     async def _within(
         self, deadline_s: float, work: Coroutine[Any, Any, str | ToolOutput]
@@ -207,7 +293,7 @@ class ToolExecutor:
             task.exception()
 
 
-async def _all(works: Sequence[Coroutine[Any, Any, CallRecord]]) -> list[CallRecord]:
+async def _all(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     """What they give, in order; where one fails or the caller is cancelled, the others are ended
     first.
     """
@@ -221,27 +307,37 @@ async def _all(works: Sequence[Coroutine[Any, Any, CallRecord]]) -> list[CallRec
         raise
 
 
-async def _contained(tool: Tool, call: ToolCall, context: ToolContext) -> str | ToolOutput:
-    """The tool's output, but an ``exit()`` in its body ends the call and not the process."""
+async def _contained(
+    tool: Tool, call: ToolCall, context: ToolContext, pieces: list[str | ToolOutput]
+) -> str | ToolOutput:
+    """The tool's output, but an ``exit()`` in its body ends the call and not the process.
+
+    Args:
+        tool, call, context: what is called.
+        pieces: takes the output of a tool that gives it piece by piece.
+    """
     try:
-        return await tool.call(call.arguments, context)
+        if not tool.in_pieces:
+            return await tool.call(call.arguments, context)
+        return await _in_pieces(tool, call, context, pieces)
     except SystemExit as error:
         raise RuntimeError(f"it called exit({error.code!r})") from None
 
 
-def _with_images_read(output: ToolOutput, name: str) -> ToolOutput:
-    """The output with each image an ``Image``; a fault of the tool where one cannot be read."""
-    try:
-        images = tuple(
-            Image.read(image, f"image {number}") for number, image in enumerate(output.images)
-        )
-    except DataError as error:
-        return _error("exception", f"{name} gave an image that cannot be used: {error}")
-    return replace(output, images=images)
-
-
-def _error(kind: ToolErrorKind, text: str) -> ToolOutput:
-    return ToolOutput(f"Error: {text}", error=kind)
+async def _in_pieces(
+    tool: Tool, call: ToolCall, context: ToolContext, pieces: list[str | ToolOutput]
+) -> ToolOutput:
+    num_chars = 0
+    async with aclosing(tool.stream(call.arguments, context)) as stream:
+        async for piece in stream:
+            piece = checked_output(piece, call.name)
+            pieces.append(piece)
+            num_chars += len(piece.content)
+            if num_chars > MAX_PIECES_CHARS:
+                text = f"{call.name} gave more than {MAX_PIECES_CHARS} characters and was ended."
+                return after_pieces(pieces, error_output("output_limit", text))
+            await asyncio.sleep(0)  # a generator that awaits nothing lets others run all the same
+    return merged(pieces)
 
 
 def _answer_problem(problem: CallProblem) -> CallRecord:
@@ -255,30 +351,3 @@ def _position(record: CallRecord) -> float:
     written = record.call or record.problem
     numbered = _NUMBERED.fullmatch(written.id) if written else None
     return int(numbered.group(1)) if numbered else float("inf")
-
-
-def _valid_text(content: str | bytes) -> str:
-    """``content`` as text that UTF-8 can carry; what is no character becomes U+FFFD."""
-    if isinstance(content, bytes):
-        return content.decode("utf-8", "replace")
-    try:
-        content.encode("utf-8")
-    except UnicodeEncodeError:  # lone surrogates, as os.fsdecode makes them
-        return content.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
-    return content
-
-
-def _clip_text(text: str, max_chars: int) -> tuple[str, bool]:
-    """At most ``max_chars`` characters of ``text``: its head and its tail, with a marker between
-    that comes on top.
-
-    Returns:
-        The text, and whether anything was left out.
-    """
-    left_out = len(text) - max_chars
-    if left_out <= 0:
-        return text, False
-    tail = max_chars // 2
-    head = max_chars - tail
-    marker = f"\n[... {left_out} of {len(text)} characters left out ...]\n"
-    return text[:head] + marker + (text[-tail:] if tail else ""), True

@@ -8,11 +8,11 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from agentrl.errors import ConfigError, ToolError, did_you_mean
 from agentrl.tools.base import Tool
-from agentrl.tools.factory import ToolFactory
+from agentrl.tools.factory import ToolFactory, Toolset, tool_methods
 from agentrl.tools.python import PythonTool
 from agentrl.tools.search import SearchTool, load_index
 from agentrl.types import place_of_object
@@ -33,8 +33,12 @@ class ToolReference:
     args: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
+ToolEntry: TypeAlias = Tool | ToolFactory | ToolReference | str | type
+"""What may stand among the tools of an environment; a class is one of ``@tool`` methods."""
+
+
 def resolve_tools(
-    entries: Sequence[Tool | ToolFactory | ToolReference | str], base_dir: str | Path | None = None
+    entries: Sequence[ToolEntry], base_dir: str | Path | None = None
 ) -> tuple[Tool | ToolFactory, ...]:
     """Tools as a user names them. An object is shared by all episodes; a class or factory makes
     each its own.
@@ -51,9 +55,7 @@ def resolve_tools(
     return tuple(_resolved(entry, base_dir) for entry in entries)
 
 
-def _resolved(
-    entry: Tool | ToolFactory | ToolReference | str, base_dir: str | Path | None
-) -> Tool | ToolFactory:
+def _resolved(entry: ToolEntry, base_dir: str | Path | None) -> Tool | ToolFactory:
     if isinstance(entry, str):
         entry = ToolReference(entry)
     if not isinstance(entry, ToolReference):
@@ -85,6 +87,8 @@ def _made_of(found: Any, name: str, args: Mapping[str, Any]) -> Tool | ToolFacto
     try:
         if isinstance(found, ToolFactory):
             return found.with_args(args)
+        if inspect.isclass(found) and not issubclass(found, Tool) and tool_methods(found):
+            return ToolFactory(Toolset(found)).with_args(args)
         if (inspect.isclass(found) and issubclass(found, Tool)) or (
             inspect.isroutine(found) and args
         ):

@@ -7,9 +7,10 @@ import atexit
 import logging
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from agentrl.tools.base import Tool
+from agentrl.tools.owners import close_owner, owners_of
 
 logger = logging.getLogger(__name__)
 _lock = threading.Lock()  # guards _shared: episodes share tools on any thread
@@ -50,17 +51,18 @@ def close_tools(tools: Iterable[Tool]) -> None:
     closing.join()
 
 
-async def _close_all(tools: Iterable[Tool]) -> None:
-    for tool in tools:
+async def _close_all(tools: Sequence[Tool]) -> None:
+    names = {id(tool.owner): tool.spec.name for tool in tools}
+    for owner in owners_of(tools):
         try:
-            await tool.close()
+            await close_owner(owner)
         except Exception as error:  # noqa: BLE001 - boundary: the user's own code
             logger.warning(
                 "closing tool %r raised %s: %s",
-                tool.spec.name,
+                names[id(owner)],
                 type(error).__name__,
                 error,
-                extra={"event": "tool_close_failed", "tool": tool.spec.name},
+                extra={"event": "tool_close_failed", "tool": names[id(owner)]},
             )
 
 

@@ -202,17 +202,32 @@ class ToolConfig(Section):
     """Keyword arguments for a class, a factory, a function that makes tools, or a built-in tool."""
 
 
+class ResourceConfig(Section):
+    """One resource of the tools. A plain text is short for ``function`` alone."""
+
+    function: str
+    """``file.py:name`` or ``module:name`` of a synchronous function that opens it. It is called
+    once in each process that plays episodes; what it gives is closed at the end by its ``close``,
+    where it has one."""
+    args: Arguments = Field(default_factory=dict)
+    """Keyword arguments of the function."""
+
+
 class EnvConfig(Section):
     """The environment that an episode runs in."""
 
     entry_point: str | None = None
     """``file.py:name`` or ``module:name`` of an Env class or factory; by default the built-in
-    ToolEnv. It is given ``tools``, ``system_prompt`` and ``describe_tools_in_prompt`` where it has
-    parameters of these names, as a subclass of ToolEnv has."""
+    ToolEnv. It is given ``tools``, ``resources``, ``system_prompt`` and
+    ``describe_tools_in_prompt`` where it has parameters of these names, as a subclass of ToolEnv
+    has."""
     args: Arguments = Field(default_factory=dict)
     """Keyword arguments of ``entry_point``."""
     tools: Listed[ToolConfig] = ()
     """Tools on offer in every episode."""
+    resources: dict[str, ResourceConfig] = Field(default_factory=dict)
+    """What tools share over all episodes of a process, by name: a client, an index, a database.
+    Tools get it by a parameter of that name (docs/tools.md)."""
     system_prompt: str | None = None
     """Opens every conversation whose task has no system message of its own."""
     describe_tools_in_prompt: bool = True

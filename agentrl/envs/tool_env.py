@@ -20,12 +20,14 @@ from agentrl.tools import (
     ToolFactory,
     close_owner,
     close_tools,
+    open_resources,
     owners_of,
     resolve_tools,
     restore_states,
     set_up,
     share,
     states_of,
+    with_resources,
 )
 from agentrl.types import Action, CallRecord, Message, Observation, StepResult, Task, seed_for
 
@@ -47,6 +49,7 @@ _MADE_BY_INIT = frozenset(
     }
 )
 
+_NOTHING: Mapping[str, object] = {}
 _TOOLS = "tools"
 """The key of a state that holds what belongs to the tools."""
 
@@ -73,7 +76,10 @@ class ToolEnv(Env):
             ``context.sandbox``, rewards by ``await env.open_sandbox()``.
         tool_deadline_s: seconds a call may take, for tools that set none.
         max_tool_output_chars: characters of output kept, for tools that set none.
-        base_dir: the folder that relative paths in ``tools`` start from.
+        base_dir: the folder that relative paths in ``tools`` and ``resources`` start from.
+        resources: what all episodes of the process share, by name: a ResourceReference, which is
+            opened once, or an object as it is. Tools take it by a parameter of the name, classes
+            and factories by one of their constructor.
 
     Attributes:
         sandbox: the episode's sandbox while it has one; None before it is needed and after
@@ -99,6 +105,7 @@ class ToolEnv(Env):
         tool_deadline_s: float = 30.0,
         max_tool_output_chars: int = 8_000,
         base_dir: str | Path | None = None,
+        resources: Mapping[str, object] = _NOTHING,
     ) -> None:
         if max_turns is not None and max_turns < 1:
             raise EnvError(f"max_turns must be at least 1, got {max_turns}")
@@ -115,7 +122,8 @@ class ToolEnv(Env):
         self.tool_state: dict[str, Any] = {}
         self._own_tools: list[Tool] = []
         try:
-            built = self._build(resolve_tools(tools, base_dir))
+            entries = resolve_tools(tools, base_dir, resources)
+            built = self._build(entries, open_resources(resources, base_dir))
             self._executor = ToolExecutor(
                 built, deadline_s=tool_deadline_s, max_output_chars=max_tool_output_chars
             )
@@ -153,12 +161,15 @@ class ToolEnv(Env):
             )
         return ({"role": "system", "content": system_prompt}, *task.messages)
 
-    def _build(self, entries: Sequence[Tool | ToolFactory]) -> list[Tool]:
+    def _build(
+        self, entries: Sequence[Tool | ToolFactory], resources: Mapping[str, Any]
+    ) -> list[Tool]:
         """The tools of this episode, its own and shared ones."""
         built: list[Tool] = []
         for entry in entries:
             if isinstance(entry, ToolFactory):
-                made = entry.build(ToolContext(task=self.task, state=self.tool_state))
+                context = ToolContext(task=self.task, state=self.tool_state)
+                made = entry.build(context, resources)
                 self._own_tools += made
                 built += made
             else:
@@ -170,7 +181,7 @@ class ToolEnv(Env):
                     f"tool {tool.spec.name!r} needs a sandbox, got none; pass "
                     "ToolEnv(sandbox=SandboxSpec())"
                 )
-        return built
+        return [with_resources(tool, resources) for tool in built]
 
     async def reset(self, *, seed: int) -> Observation:
         """The system prompt, the task's messages, and the tools where they are announced."""

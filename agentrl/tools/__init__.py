@@ -10,8 +10,15 @@ from agentrl.tools.owners import close_owner, owners_of, restore_states, set_up,
 from agentrl.tools.parsers import HermesParser, PlainParser, ToolCallParser, load_parser, parser_for
 from agentrl.tools.python import PythonTool
 from agentrl.tools.reference import ToolEntry, ToolReference, resolve_tools
+from agentrl.tools.resources import (
+    ResourceReference,
+    check_resources,
+    open_resources,
+    with_resources,
+)
 from agentrl.tools.search import Document, Hit, SearchIndex, SearchTool
 from agentrl.tools.shared import close_shared_tools, close_tools, share
+from agentrl.tools.signature import Resource
 from agentrl.tools.threads import TOOL_THREADS, BoundedThreads, DeadlineError
 
 __all__ = [
@@ -25,6 +32,8 @@ __all__ = [
     "InvalidArgumentsError",
     "PlainParser",
     "PythonTool",
+    "Resource",
+    "ResourceReference",
     "SearchIndex",
     "SearchTool",
     "Tool",
@@ -36,10 +45,12 @@ __all__ = [
     "ToolOutput",
     "ToolReference",
     "Toolset",
+    "check_resources",
     "close_owner",
     "close_shared_tools",
     "close_tools",
     "load_parser",
+    "open_resources",
     "owners_of",
     "parser_for",
     "resolve_tools",
@@ -48,4 +59,5 @@ __all__ = [
     "share",
     "states_of",
     "tool",
+    "with_resources",
 ]

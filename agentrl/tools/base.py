@@ -162,6 +162,7 @@ class FunctionTool(Tool, Generic[P, R]):
     Attributes:
         is_method: whether the function awaits an instance: it becomes a tool of the instance when
             it is looked up there.
+        resources: the parameters that are given resources.
         takes_context: whether the function is told the circumstances of a call, and so may use
             ``context.sandbox``.
 
@@ -197,6 +198,8 @@ class FunctionTool(Tool, Generic[P, R]):
             inspect.iscoroutinefunction, function
         )
         self.takes_context = context is not None
+        self.resources = signature.resources if signature else frozenset[str]()
+        self._given: Mapping[str, Any] = {}
         self._context = context
         self._signature = signature
         self._owner = owner
@@ -258,6 +261,12 @@ class FunctionTool(Tool, Generic[P, R]):
         other._set(ToolLimits(**{**limits, **self.given_limits}))
         return other
 
+    def given(self, resources: Mapping[str, Any]) -> Self:
+        """The same tool, whose function is called with ``resources`` too."""
+        other = copy(self)
+        other._given = resources
+        return other
+
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
 
@@ -296,7 +305,7 @@ class FunctionTool(Tool, Generic[P, R]):
             raise InvalidArgumentsError(str(error)) from None
         if self._context is not None:
             keywords[self._context] = context
-        return keywords
+        return {**keywords, **self._given}
 
     def _set(self, limits: ToolLimits) -> None:
         for name, limit in limits.items():

@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 EPISODE_PARAMETERS = frozenset({"task", "context"})
 """Parameters of a class or factory of tools that its environment fills."""
 
+_NOTHING: Mapping[str, Any] = {}
+
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
@@ -82,22 +84,27 @@ class ToolFactory:
             parameters ``task`` and ``context``, it is given the episode's Task and a ToolContext,
             which has the task and the state, and no seed, id or sandbox yet.
         args: keyword arguments of ``make``.
+        resources: names of resources, which ``make`` is given where it has such parameters.
     """
 
     make: Callable[..., Tool | Sequence[Tool]]
     args: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    resources: frozenset[str] = frozenset()
 
-    def build(self, context: ToolContext | None = None) -> tuple[Tool, ...]:
+    def build(
+        self, context: ToolContext | None = None, resources: Mapping[str, Any] = _NOTHING
+    ) -> tuple[Tool, ...]:
         """New tools; their owner closes them.
 
         Args:
             context: with the episode's task and state.
+            resources: the open ones by name.
 
         Raises:
             ToolError: ``make`` gave something else.
         """
         context = context or ToolContext()
-        known = {"task": context.task, "context": context}
+        known = {**resources, "task": context.task, "context": context}
         made = self.make(**{name: known[name] for name in self.injected}, **self.args)
         tools = tuple(made) if isinstance(made, Sequence) else (made,)
         for made_tool in tools:
@@ -111,7 +118,8 @@ class ToolFactory:
     @functools.cached_property
     def injected(self) -> frozenset[str]:
         """The parameters of ``make`` that the environment fills."""
-        return frozenset(EPISODE_PARAMETERS & set(self._signature.parameters) - self.args.keys())
+        filled = EPISODE_PARAMETERS | self.resources
+        return frozenset(filled & set(self._signature.parameters) - self.args.keys())
 
     @property
     def may_need_sandbox(self) -> bool:
@@ -124,13 +132,20 @@ class ToolFactory:
             )
         return bool(getattr(make, "needs_sandbox", not inspect.isclass(make)))
 
-    def with_args(self, args: Mapping[str, Any]) -> ToolFactory:
-        """The same factory, called with ``args`` beside those that it has.
+    def with_args(
+        self, args: Mapping[str, Any], resources: frozenset[str] = frozenset()
+    ) -> ToolFactory:
+        """The same factory, called with ``args`` beside those that it has, and with ``resources``
+        where it takes any.
 
         Raises:
             ToolError: it does not take them, or needs others.
         """
-        bound = replace(self, args={**self.args, **args}) if args else self
+        bound = replace(self, args={**self.args, **args}, resources=resources)
+        if twice := sorted(resources & bound.args.keys()):
+            raise ToolError(
+                f"{self._name}: {twice[0]!r} is given by args and by ToolEnv.resources; rename one"
+            )
         try:
             self._signature.bind(**dict.fromkeys(bound.injected), **bound.args)
         except TypeError as error:
@@ -154,13 +169,13 @@ class ToolFactory:
         # The factory took the place of a decorated class in its module: pickle that place.
         place, found = object_in_module(getattr(self.make, "stateful", None))
         if isinstance(found, ToolFactory) and found.make is self.make:
-            return _found, (place, dict(self.args))
-        return ToolFactory, (self.make, dict(self.args))
+            return _found, (place, dict(self.args), self.resources)
+        return ToolFactory, (self.make, dict(self.args), self.resources)
 
 
-def _found(place: str, args: Mapping[str, Any]) -> ToolFactory:
+def _found(place: str, args: Mapping[str, Any], resources: frozenset[str]) -> ToolFactory:
     whole: ToolFactory = resolve_name(place)
-    return replace(whole, args=args) if args else whole
+    return replace(whole, args=args, resources=resources) if args or resources else whole
 
 
 @overload

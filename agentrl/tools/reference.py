@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -38,7 +38,9 @@ ToolEntry: TypeAlias = Tool | ToolFactory | ToolReference | str | type
 
 
 def resolve_tools(
-    entries: Sequence[ToolEntry], base_dir: str | Path | None = None
+    entries: Sequence[ToolEntry],
+    base_dir: str | Path | None = None,
+    resources: Iterable[str] = (),
 ) -> tuple[Tool | ToolFactory, ...]:
     """Tools as a user names them. An object is shared by all episodes; a class or factory makes
     each its own.
@@ -47,19 +49,23 @@ def resolve_tools(
         entries: tools and factories as they are, references, or text as a reference without
             arguments.
         base_dir: the folder that relative paths start from.
+        resources: names of what classes and factories may take beside their arguments.
 
     Raises:
         ConfigError: text that names nothing, or a file that cannot be read.
         ToolError: something that is no tool, or does not take its arguments.
     """
-    return tuple(_resolved(entry, base_dir) for entry in entries)
+    names = frozenset(resources)
+    return tuple(_resolved(entry, base_dir, names) for entry in entries)
 
 
-def _resolved(entry: ToolEntry, base_dir: str | Path | None) -> Tool | ToolFactory:
+def _resolved(
+    entry: ToolEntry, base_dir: str | Path | None, resources: frozenset[str]
+) -> Tool | ToolFactory:
     if isinstance(entry, str):
         entry = ToolReference(entry)
     if not isinstance(entry, ToolReference):
-        return _made_of(entry, getattr(entry, "__qualname__", None) or repr(entry), {})
+        return _made_of(entry, getattr(entry, "__qualname__", None) or repr(entry), {}, resources)
     name = entry.name
     if name in _BUILT_IN:
         return _built_in(name, json.dumps(entry.args), str(base_dir or "."))
@@ -69,14 +75,16 @@ def _resolved(entry: ToolEntry, base_dir: str | Path | None) -> Tool | ToolFacto
             f"({', '.join(_BUILT_IN)}){did_you_mean(name, _BUILT_IN)} "
             "Name one of yours as file.py:name or module:name"
         )
-    return _made_of(load_named(name, base_dir, _broken), name, entry.args)
+    return _made_of(load_named(name, base_dir, _broken), name, entry.args, resources)
 
 
 def _broken(rule: str) -> ConfigError:
     return ConfigError(f"ToolEnv.tools{rule}")
 
 
-def _made_of(found: Any, name: str, args: Mapping[str, Any]) -> Tool | ToolFactory:
+def _made_of(
+    found: Any, name: str, args: Mapping[str, Any], resources: frozenset[str]
+) -> Tool | ToolFactory:
     if isinstance(found, Tool):
         if args:
             raise ToolError(
@@ -86,13 +94,13 @@ def _made_of(found: Any, name: str, args: Mapping[str, Any]) -> Tool | ToolFacto
         return found
     try:
         if isinstance(found, ToolFactory):
-            return found.with_args(args)
+            return found.with_args(args, resources)
         if inspect.isclass(found) and not issubclass(found, Tool) and tool_methods(found):
-            return ToolFactory(Toolset(found)).with_args(args)
+            return ToolFactory(Toolset(found)).with_args(args, resources)
         if (inspect.isclass(found) and issubclass(found, Tool)) or (
             inspect.isroutine(found) and args
         ):
-            return ToolFactory(found).with_args(args)
+            return ToolFactory(found).with_args(args, resources)
     except ToolError as error:
         raise ToolError(f"ToolEnv.tools: {error}") from None
     place = place_of_object(found) if callable(found) else ""

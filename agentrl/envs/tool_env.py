@@ -13,11 +13,14 @@ from agentrl.envs.env import Env
 from agentrl.errors import EnvError
 from agentrl.sandbox import Sandbox, SandboxPool, SandboxSpec
 from agentrl.tools import (
+    Endpoints,
+    TokenEnds,
     Tool,
     ToolContext,
     ToolEntry,
     ToolExecutor,
     ToolFactory,
+    ToolLimits,
     close_owner,
     close_tools,
     open_resources,
@@ -27,6 +30,7 @@ from agentrl.tools import (
     set_up,
     share,
     states_of,
+    with_limits,
     with_resources,
 )
 from agentrl.types import Action, CallRecord, Message, Observation, StepResult, Task, seed_for
@@ -50,6 +54,7 @@ _MADE_BY_INIT = frozenset(
 )
 
 _NOTHING: Mapping[str, object] = {}
+_NO_LIMITS: ToolLimits = {}
 _TOOLS = "tools"
 """The key of a state that holds what belongs to the tools."""
 
@@ -76,6 +81,10 @@ class ToolEnv(Env):
             ``context.sandbox``, rewards by ``await env.open_sandbox()``.
         tool_deadline_s: seconds a call may take, for tools that set none.
         max_tool_output_chars: characters of output kept, for tools that set none.
+        max_tool_seconds: seconds that the calls of the episode may take together; further ones are
+            answered with that.
+        endpoints: URLs of services that tools ask, beside those in the arguments of ``tools`` and
+            ``resources``: their failures are ours, and no answer to the model.
         base_dir: the folder that relative paths in ``tools`` and ``resources`` start from.
         resources: what all episodes of the process share, by name: a ResourceReference, which is
             opened once, or an object as it is. Tools take it by a parameter of the name, classes
@@ -104,6 +113,8 @@ class ToolEnv(Env):
         sandbox: SandboxPool | SandboxSpec | None = None,
         tool_deadline_s: float = 30.0,
         max_tool_output_chars: int = 8_000,
+        max_tool_seconds: float | None = None,
+        endpoints: Sequence[str] = (),
         base_dir: str | Path | None = None,
         resources: Mapping[str, object] = _NOTHING,
     ) -> None:
@@ -123,9 +134,15 @@ class ToolEnv(Env):
         self._own_tools: list[Tool] = []
         try:
             entries = resolve_tools(tools, base_dir, resources)
-            built = self._build(entries, open_resources(resources, base_dir))
+            limits = [getattr(entry, "limits", _NO_LIMITS) for entry in tools]
+            built = self._build(entries, limits, open_resources(resources, base_dir))
+            named = [getattr(entry, "args", None) for entry in (*tools, *resources.values())]
             self._executor = ToolExecutor(
-                built, deadline_s=tool_deadline_s, max_output_chars=max_tool_output_chars
+                built,
+                deadline_s=tool_deadline_s,
+                max_output_chars=max_tool_output_chars,
+                max_seconds=max_tool_seconds,
+                endpoints=Endpoints.of(endpoints, named),
             )
         except BaseException:
             close_tools(self._own_tools)  # nobody else knows of them
@@ -162,26 +179,34 @@ class ToolEnv(Env):
         return ({"role": "system", "content": system_prompt}, *task.messages)
 
     def _build(
-        self, entries: Sequence[Tool | ToolFactory], resources: Mapping[str, Any]
+        self,
+        entries: Sequence[Tool | ToolFactory],
+        limits: Sequence[ToolLimits],
+        resources: Mapping[str, Any],
     ) -> list[Tool]:
         """The tools of this episode, its own and shared ones."""
         built: list[Tool] = []
-        for entry in entries:
+        for entry, own_limits in zip(entries, limits, strict=True):
+            made: Sequence[Tool] = ()
             if isinstance(entry, ToolFactory):
                 context = ToolContext(task=self.task, state=self.tool_state)
                 made = entry.build(context, resources)
                 self._own_tools += made
-                built += made
             else:
                 share(entry)
-                built.append(entry)
+                made = (entry,)
+            built += [with_limits(with_resources(tool, resources), own_limits) for tool in made]
         for tool in built:
             if tool.needs_sandbox and self._sandbox_source is None:
                 raise EnvError(
                     f"tool {tool.spec.name!r} needs a sandbox, got none; pass "
                     "ToolEnv(sandbox=SandboxSpec())"
                 )
-        return [with_resources(tool, resources) for tool in built]
+        return built
+
+    def use_tokenizer(self, token_ends: TokenEnds) -> None:
+        """Tools with ``max_output_tokens`` count by it."""
+        self._executor.token_ends = token_ends
 
     async def reset(self, *, seed: int) -> Observation:
         """The system prompt, the task's messages, and the tools where they are announced."""
@@ -264,7 +289,12 @@ class ToolEnv(Env):
         if self.sandbox is not None or own is None or self._executor.told_specs:
             return None
         kept = {name: value for name, value in vars(self).items() if name not in _MADE_BY_INIT}
-        tools = {"state": self.tool_state, "own": own, "offered": self._executor.offered}
+        tools = {
+            "state": self.tool_state,
+            "own": own,
+            "offered": self._executor.offered,
+            "usage": self._executor.usage,
+        }
         return {**kept, _TOOLS: tools}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -274,6 +304,7 @@ class ToolEnv(Env):
         super().load_state_dict(rest)
         self.tool_state.update(tools["state"])
         restore_states(owners_of(self._own_tools), tools["own"])
+        self._executor.restore_usage(tools["usage"])
         if tools["offered"] is not None:
             self._executor.offer(tools["offered"])
 

@@ -29,6 +29,7 @@ from agentrl.tools import (
     ResourceReference,
     Tool,
     ToolFactory,
+    ToolLimits,
     ToolReference,
     check_resources,
     close_tools,
@@ -169,7 +170,10 @@ def env_spec(stage: StageConfig, live: LiveObjects, *, with_tools: bool = True) 
     tools = (
         list(live.tools)
         if live.tools is not None
-        else [ToolReference(own.function, own.args) for own in stage.env.tools]
+        else [
+            ToolReference(own.function, own.args, ToolLimits(**own.limits))  # type: ignore[typeddict-item]
+            for own in stage.env.tools
+        ]
     )
     resources = check_resources(
         {
@@ -183,6 +187,10 @@ def env_spec(stage: StageConfig, live: LiveObjects, *, with_tools: bool = True) 
         asked["tools"] = tools if with_tools else []
     if resources:
         asked["resources"] = resources if with_tools else {}
+    if stage.env.endpoints:
+        asked["endpoints"] = stage.env.endpoints
+    if stage.env.max_tool_seconds is not None:
+        asked["max_tool_seconds"] = stage.env.max_tool_seconds
     if stage.env.system_prompt is not None:
         asked["system_prompt"] = stage.env.system_prompt
     if not stage.env.describe_tools_in_prompt and (

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from agentrl.tools.base import FunctionTool, InvalidArgumentsError, Tool
+from agentrl.tools.base import FunctionTool, InvalidArgumentsError, Tool, ToolLimits, with_limits
 from agentrl.tools.context import ToolContext, ToolOutput
-from agentrl.tools.executor import ToolExecutor
+from agentrl.tools.execution.faults import Endpoints
+from agentrl.tools.executor import TokenEnds, ToolExecutor
 from agentrl.tools.factory import ToolFactory, Toolset, tool
 from agentrl.tools.owners import close_owner, owners_of, restore_states, set_up, states_of
 from agentrl.tools.parsers import HermesParser, PlainParser, ToolCallParser, load_parser, parser_for
@@ -26,6 +27,7 @@ __all__ = [
     "BoundedThreads",
     "DeadlineError",
     "Document",
+    "Endpoints",
     "FunctionTool",
     "HermesParser",
     "Hit",
@@ -36,12 +38,14 @@ __all__ = [
     "ResourceReference",
     "SearchIndex",
     "SearchTool",
+    "TokenEnds",
     "Tool",
     "ToolCallParser",
     "ToolContext",
     "ToolEntry",
     "ToolExecutor",
     "ToolFactory",
+    "ToolLimits",
     "ToolOutput",
     "ToolReference",
     "Toolset",
@@ -59,5 +63,6 @@ __all__ = [
     "share",
     "states_of",
     "tool",
+    "with_limits",
     "with_resources",
 ]

@@ -56,6 +56,11 @@ class ToolLimits(TypedDict, total=False):
 
     deadline_s: float | None
     max_output_chars: int | None
+    max_output_tokens: int | None
+    max_concurrent: int | None
+    calls_per_s: float | None
+    max_calls: int | None
+    idempotent: bool
     needs_sandbox: bool
 
 
@@ -70,18 +75,32 @@ class Tool(ABC):
             ``call`` gets them.
         deadline_s: seconds a call may take; None takes the executor's.
         max_output_chars: characters of output kept; None takes the executor's.
+        max_output_tokens: tokens of output kept, by the model's tokenizer; None sets no limit.
+        max_concurrent: calls that run at once, over all episodes of a process.
+        calls_per_s: calls that begin in a second, over all episodes of a process.
+        max_calls: calls that an episode may make.
+        idempotent: a call may be sent again after a failure of ours, though it may have been
+            carried out already.
         needs_sandbox: whether ``call`` uses ``context.sandbox``.
         keeps_deadline: whether ``call`` itself ends by ``context.deadline_s``, raising
             DeadlineError or saying so in its output; the executor cancels any other call at its
             deadline.
+        takes_hosts: whether the hosts that it asks are those of its arguments: their failures are
+            never ours.
         in_pieces: whether the output comes by ``stream``; a deadline then keeps what came.
     """
 
     spec: ToolSpec
     deadline_s: float | None = None
     max_output_chars: int | None = None
+    max_output_tokens: int | None = None
+    max_concurrent: int | None = None
+    calls_per_s: float | None = None
+    max_calls: int | None = None
+    idempotent: bool = False
     needs_sandbox: bool = False
     keeps_deadline: bool = False
+    takes_hosts: bool = False
     in_pieces: bool = False
 
     @abstractmethod
@@ -377,8 +396,23 @@ def check_limits(name: str, limits: ToolLimits) -> None:
         ToolError: with the tool's name, the limit and its value.
     """
     for setting, limit in limits.items():
-        if limit is not None and not isinstance(limit, bool) and not limit > 0:  # type: ignore[operator]
+        if isinstance(limit, (int, float)) and not isinstance(limit, bool) and not limit > 0:
             raise ToolError(f"tool {name!r}: {setting} must be above 0, got {limit!r}")
+
+
+def with_limits(tool: Tool, limits: ToolLimits) -> Tool:
+    """The same tool with these limits in place of its own.
+
+    Raises:
+        ToolError: one is not above 0.
+    """
+    if not limits:
+        return tool
+    check_limits(tool.spec.name, limits)
+    other = copy(tool)
+    for name, limit in limits.items():
+        setattr(other, name, limit)
+    return other
 
 
 def merged(pieces: Sequence[str | ToolOutput]) -> ToolOutput:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias, TypeVar
 
 from jsonschema import Draft202012Validator
 
@@ -16,11 +18,14 @@ from agentrl.errors import AgentRLError, ToolError, nearest
 from agentrl.sandbox import Sandbox
 from agentrl.tools.base import InvalidArgumentsError, Tool, merged
 from agentrl.tools.context import ToolContext, ToolOutput
+from agentrl.tools.execution.faults import Endpoints, tool_error
+from agentrl.tools.execution.gates import ToolGate, gate_of
 from agentrl.tools.execution.outputs import (
     MAX_PIECES_CHARS,
     after_pieces,
     checked_output,
     clip_text,
+    clip_tokens,
     error_output,
     offer_text,
     valid_text,
@@ -40,11 +45,20 @@ from agentrl.types import (
 )
 from agentrl.types.clock import epoch_at
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
+
+NO_ENDPOINTS = Endpoints()
 
 _NUMBERED = re.compile(r"call_(\d+)")
 _CANCEL_GRACE_S = 5.0
 _LONGEST_NAME = 64
+_ATTEMPTS = 4
+"""Of a call whose failure is ours."""
+_FIRST_PAUSE_S = 0.2
+
+TokenEnds: TypeAlias = Callable[[str], Sequence[int]]
 
 
 class ToolExecutor:
@@ -54,6 +68,11 @@ class ToolExecutor:
         tools: with different names.
         deadline_s: seconds a call may take, for tools that set none.
         max_output_chars: characters of output kept, for tools that set none.
+        max_seconds: seconds that the calls of an episode may take together; those that run at once
+            count each. None sets no limit.
+        endpoints: services whose failures are ours.
+        token_ends: for each token of a text, the number of characters up to its end; tools with
+            ``max_output_tokens`` need it.
 
     Attributes:
         specs: what the model is told in its prompt, in the order given.
@@ -65,7 +84,14 @@ class ToolExecutor:
     """
 
     def __init__(
-        self, tools: Sequence[Tool], *, deadline_s: float = 30.0, max_output_chars: int = 8_000
+        self,
+        tools: Sequence[Tool],
+        *,
+        deadline_s: float = 30.0,
+        max_output_chars: int = 8_000,
+        max_seconds: float | None = None,
+        endpoints: Endpoints = NO_ENDPOINTS,
+        token_ends: TokenEnds | None = None,
     ) -> None:
         self._known: dict[str, Tool] = {}
         self._validators: dict[str, Draft202012Validator] = {}
@@ -83,6 +109,11 @@ class ToolExecutor:
         self._deadline_s = deadline_s
         self._max_output_chars = max_output_chars
         self.specs = tuple(tool.spec for tool in tools)
+        self._max_seconds = max_seconds
+        self._endpoints = endpoints
+        self.token_ends = token_ends
+        self._num_calls: Counter[str] = Counter()
+        self._seconds = 0.0
         self.num_abandoned = 0
         self._abandoned: set[asyncio.Task[Any]] = set()
 
@@ -185,20 +216,31 @@ class ToolExecutor:
         content = "\n\n".join(filter(None, (record.result.content, text)))
         return replace(record, result=replace(record.result, content=content))
 
+    @property
+    def usage(self) -> dict[str, Any]:
+        """What the episode has used of its limits, for a checkpoint."""
+        return {"calls": dict(self._num_calls), "seconds": self._seconds}
+
+    def restore_usage(self, usage: Mapping[str, Any]) -> None:
+        """Go on from what ``usage`` gave."""
+        self._num_calls = Counter(usage["calls"])
+        self._seconds = usage["seconds"]
+
     async def _record(
         self, call: ToolCall, context: Callable[[ToolCall, float], ToolContext]
     ) -> tuple[CallRecord, Sequence[object] | None]:
         started = time.monotonic()
         tool = self._offered.get(call.name)
+        own: dict[str, float] = {}
+        max_chars = self._max_output_chars
+        max_tokens: int | None = None
         if tool is None:
             output = self._unknown(call.name)
-            limit = self._max_output_chars
         else:
-            output = await self._output(
-                tool, call, context(call, tool.deadline_s or self._deadline_s)
-            )
-            limit = tool.max_output_chars or self._max_output_chars
-        content, cut = clip_text(valid_text(output.content), limit)
+            max_chars = tool.max_output_chars or max_chars
+            max_tokens = tool.max_output_tokens
+            output = self._spent(tool) or await self._gated(tool, call, context, own)
+        content, cut = await self._clipped(output.content, call.name, max_chars, max_tokens)
         result = ToolResult(
             call_id=call.id,
             name=call.name,
@@ -206,7 +248,7 @@ class ToolExecutor:
             error=output.error,
             latency_s=time.monotonic() - started,
             truncated=cut or output.truncated,
-            metrics=output.metrics,
+            metrics={**(output.metrics or {}), **own} if own else output.metrics,
             images=tuple(image for image in output.images if isinstance(image, Image)),
             started_at=epoch_at(started),
             reward=float(output.reward),
@@ -223,12 +265,70 @@ class ToolExecutor:
             "unknown_tool", f"there is no tool {short!r}.{meant} The tools are: {known}."
         )
 
-    async def _output(self, tool: Tool, call: ToolCall, context: ToolContext) -> ToolOutput:
-        pieces: list[str | ToolOutput] = []
+    def _spent(self, tool: Tool) -> ToolOutput | None:
+        """The answer to a call that a limit of the episode leaves no room for; otherwise it
+        counts.
+        """
+        name = tool.spec.name
+        if tool.max_calls is not None and self._num_calls[name] >= tool.max_calls:
+            text = f"{name} may be called {tool.max_calls} times, and was. Go on without it."
+            return error_output("call_limit", text)
+        if self._max_seconds is not None and self._seconds >= self._max_seconds:
+            text = (
+                f"the {self._max_seconds:g} s that tools may take are spent. Answer without them."
+            )
+            return error_output("call_limit", text)
+        self._num_calls[name] += 1
+        return None
+
+    async def _clipped(
+        self, content: str | bytes, name: str, max_chars: int, max_tokens: int | None
+    ) -> tuple[str, bool]:
+        text, cut = clip_text(valid_text(content), max_chars)
+        if max_tokens is None:
+            return text, cut
+        if self.token_ends is None:
+            raise ToolError(
+                f"tool {name!r}: max_output_tokens needs the model's tokenizer, and this engine "
+                "takes messages; use max_output_chars"
+            )
+        ends = await asyncio.to_thread(self.token_ends, text)
+        text, cut_again = clip_tokens(text, ends, max_tokens)
+        return text, cut or cut_again
+
+    async def _gated(
+        self,
+        tool: Tool,
+        call: ToolCall,
+        context: Callable[[ToolCall, float], ToolContext],
+        own: dict[str, float],
+    ) -> ToolOutput:
+        """The output of a call once it has a place among those of all episodes.
+
+        Args:
+            tool, call, context: what is called.
+            own: takes what the executor measured.
+        """
+        deadline_s = tool.deadline_s or self._deadline_s
+        if self._max_seconds is not None:
+            deadline_s = min(deadline_s, self._max_seconds - self._seconds)
+        circumstances = context(call, deadline_s)
+        gate = gate_of(call.name)
+        async with gate.entered(tool, circumstances.episode_id) as queued_s:
+            if tool.max_concurrent is not None or tool.calls_per_s is not None:
+                own["queued_s"] = queued_s
+            began = time.monotonic()
+            try:
+                return await self._output(_Call(tool, call, circumstances, gate, own))
+            finally:
+                self._seconds += time.monotonic() - began
+
+    async def _output(self, one: _Call) -> ToolOutput:
+        tool, call, context = one.tool, one.call, one.context
         try:
             if faults := await found_faults(self._validators[call.name], call.arguments):
                 raise InvalidArgumentsError("; ".join(faults))
-            work = _contained(tool, call, context, pieces)
+            work = self._attempts(one)
             output = await (work if tool.keeps_deadline else self._within(context.deadline_s, work))
         except AgentRLError:
             raise
@@ -249,7 +349,49 @@ class ToolExecutor:
             if not output.images:
                 return output
             return await asyncio.to_thread(with_images_read, output, call.name)
-        return after_pieces(pieces, failed)
+        return after_pieces(one.pieces, failed)
+
+    async def _attempts(self, one: _Call) -> str | ToolOutput:
+        """The tool's output; a failure of ours is tried again while that is allowed.
+
+        Raises:
+            ToolError: the failure is ours, and stays.
+            Exception: it is the model's.
+        """
+        tool, context = one.tool, one.context
+        ends_at = time.monotonic() + context.deadline_s
+        pause_s = _FIRST_PAUSE_S
+        for left in reversed(range(_ATTEMPTS)):
+            try:
+                output = await _contained(tool, one.call, context, one.pieces)
+            except Exception as error:
+                fault = self._endpoints.fault(error, one.call.arguments)
+                if fault is None or tool.takes_hosts:
+                    raise
+                remaining_s = ends_at - time.monotonic() - pause_s
+                may_repeat = tool.idempotent or not fault.sent
+                if not (may_repeat and left and remaining_s > 0):
+                    if isinstance(error, ToolError):
+                        raise
+                    alone = one.gate.is_alone()
+                    raise tool_error(
+                        tool.spec.name, fault, alone=alone, answers=one.gate.num_answers
+                    ) from error
+                logger.warning(
+                    "tool %s is called again after a failure of ours: %s",
+                    tool.spec.name,
+                    fault.text,
+                    extra={"event": "tool_retried", "tool": tool.spec.name, "error": fault.text},
+                )
+            else:
+                one.gate.count_answer()
+                return output
+            one.own["retries"] = one.own.get("retries", 0.0) + 1
+            one.pieces.clear()
+            await asyncio.sleep(pause_s)
+            context = replace(context, deadline_s=max(remaining_s, 1e-3))
+            pause_s *= 2
+        raise AssertionError("the last attempt gives or raises")
 
     async def _within(
         self, deadline_s: float, work: Coroutine[Any, Any, str | ToolOutput]
@@ -291,6 +433,25 @@ class ToolExecutor:
         if not task.cancelled():
             # looked at, so that asyncio does not report it as lost: it was counted long ago
             task.exception()
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """One call on its way.
+
+    Args:
+        tool, call, context: what is called, how and for whom.
+        gate: of the tool.
+        own: what the executor measured, kept with the result's metrics.
+        pieces: the output so far, of a tool that gives it piece by piece.
+    """
+
+    tool: Tool
+    call: ToolCall
+    context: ToolContext
+    gate: ToolGate
+    own: dict[str, float]
+    pieces: list[str | ToolOutput] = field(default_factory=list)
 
 
 async def _all(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:

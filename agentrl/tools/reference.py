@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from agentrl.errors import ConfigError, ToolError, did_you_mean
-from agentrl.tools.base import Tool
+from agentrl.tools.base import Tool, ToolLimits
 from agentrl.tools.factory import ToolFactory, Toolset, tool_methods
 from agentrl.tools.python import PythonTool
 from agentrl.tools.search import SearchTool, load_index
@@ -27,10 +27,12 @@ class ToolReference:
         name: a built-in tool's (``python``, ``search``), or ``file.py:name`` or ``module:name``: a
             tool, a class or factory of tools, or, with arguments, a function that makes some.
         args: keyword arguments, JSON.
+        limits: in place of those of its tools.
     """
 
     name: str
     args: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    limits: ToolLimits = field(default_factory=ToolLimits, hash=False)
 
 
 ToolEntry: TypeAlias = Tool | ToolFactory | ToolReference | str | type

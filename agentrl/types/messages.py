@@ -12,7 +12,13 @@ ProblemKind = Literal[
     "malformed_json", "missing_name", "bad_arguments", "unclosed", "second_call", "too_many"
 ]
 ToolErrorKind = Literal[
-    "malformed", "unknown_tool", "invalid_arguments", "timeout", "exception", "output_limit"
+    "malformed",
+    "unknown_tool",
+    "invalid_arguments",
+    "timeout",
+    "exception",
+    "output_limit",
+    "call_limit",
 ]
 
 

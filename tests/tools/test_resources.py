@@ -97,8 +97,9 @@ def env_with(folder: Path, tools: list[Any], **resources: Any) -> ToolEnv:
 
 
 async def test_it_is_opened_once_given_to_functions_and_toolsets_and_closed_at_the_end(
-    folder: Path,
+    folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "agentrl")
     reference = ResourceReference("task.py:open_db", {"name": "mine"})
     envs = [
         await asyncio.to_thread(env_with, folder, ["task.py:look_up", "task.py:Desk"], db=reference)
@@ -110,6 +111,7 @@ async def test_it_is_opened_once_given_to_functions_and_toolsets_and_closed_at_t
     for env in envs:
         await env.close()
     assert log(folder) == ["open mine"]
+    assert [vars(one)["event"] for one in caplog.records] == ["resource_opened"]
     close_shared_tools()
     close_shared_tools()
     assert log(folder) == ["open mine", "close"]

@@ -93,6 +93,23 @@ def clip_text(text: str, max_chars: int) -> tuple[str, bool]:
     return text[:head] + marker + (text[-tail:] if tail else ""), True
 
 
+def clip_tokens(text: str, ends: Sequence[int], max_tokens: int) -> tuple[str, bool]:
+    """At most ``max_tokens`` tokens of ``text``, as ``clip_text`` does it.
+
+    Args:
+        text: whole.
+        ends: for each token, the number of characters up to its end.
+        max_tokens: of head and tail together.
+    """
+    left_out = len(ends) - max_tokens
+    if left_out <= 0:
+        return text, False
+    tail = max_tokens // 2
+    head = max_tokens - tail
+    marker = f"\n[... {left_out} of {len(ends)} tokens left out ...]\n"
+    return text[: ends[head - 1]] + marker + text[ends[len(ends) - tail - 1] :], True
+
+
 def offer_text(new: Iterable[Tool], offered: Iterable[str]) -> str:
     """What the model is told where the tools on offer change to ``offered``."""
     lines = [f"The tools on offer are now: {', '.join(offered) or 'none'}."]

@@ -205,9 +205,9 @@ class ToolConfig(Section):
     """One tool on offer. A plain text is short for ``function`` alone."""
 
     function: str
-    """``file.py:name``, ``module:name``, or a built-in tool, ``python`` or ``search``. An object is
-    shared by all episodes of a process; of a class, toolset or factory each episode gets its
-    own."""
+    """``file.py:name``, ``module:name``, or a built-in tool: ``python``, ``shell``, ``files``,
+    ``search``, ``fetch_url``, ``calculator`` or ``submit``. An object is shared by all episodes of
+    a process; of a class, toolset or factory each episode gets its own."""
     args: Arguments = Field(default_factory=dict)
     """Keyword arguments for a class, a factory, a function that makes tools, or a built-in tool."""
     deadline_s: Seconds | None = None

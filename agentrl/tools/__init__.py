@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from agentrl.tools.base import FunctionTool, InvalidArgumentsError, Tool, ToolLimits, with_limits
+from agentrl.tools.builtin.calculator import CalculatorTool
+from agentrl.tools.builtin.fetch_url import FetchUrlTool
+from agentrl.tools.builtin.files import FilesTool
+from agentrl.tools.builtin.python import PythonTool
+from agentrl.tools.builtin.shell import ShellTool
+from agentrl.tools.builtin.submit import SubmitTool
 from agentrl.tools.context import ToolContext, ToolOutput
 from agentrl.tools.execution.faults import Endpoints
 from agentrl.tools.executor import TokenEnds, ToolExecutor
 from agentrl.tools.factory import ToolFactory, Toolset, tool
 from agentrl.tools.owners import close_owner, owners_of, restore_states, set_up, states_of
 from agentrl.tools.parsers import HermesParser, PlainParser, ToolCallParser, load_parser, parser_for
-from agentrl.tools.python import PythonTool
 from agentrl.tools.reference import ToolEntry, ToolReference, resolve_tools
 from agentrl.tools.resources import (
     ResourceReference,
@@ -25,9 +30,12 @@ from agentrl.tools.threads import TOOL_THREADS, BoundedThreads, DeadlineError
 __all__ = [
     "TOOL_THREADS",
     "BoundedThreads",
+    "CalculatorTool",
     "DeadlineError",
     "Document",
     "Endpoints",
+    "FetchUrlTool",
+    "FilesTool",
     "FunctionTool",
     "HermesParser",
     "Hit",
@@ -38,6 +46,8 @@ __all__ = [
     "ResourceReference",
     "SearchIndex",
     "SearchTool",
+    "ShellTool",
+    "SubmitTool",
     "TokenEnds",
     "Tool",
     "ToolCallParser",

@@ -141,7 +141,8 @@ class ToolFactory:
         Raises:
             ToolError: it does not take them, or needs others.
         """
-        bound = replace(self, args={**self.args, **args}, resources=resources)
+        changed = bool(args) or resources != self.resources
+        bound = replace(self, args={**self.args, **args}, resources=resources) if changed else self
         if twice := sorted(resources & bound.args.keys()):
             raise ToolError(
                 f"{self._name}: {twice[0]!r} is given by args and by ToolEnv.resources; rename one"

@@ -12,8 +12,13 @@ from typing import Any, TypeAlias
 
 from agentrl.errors import ConfigError, ToolError, did_you_mean
 from agentrl.tools.base import Tool, ToolLimits
+from agentrl.tools.builtin.calculator import CalculatorTool
+from agentrl.tools.builtin.fetch_url import FetchUrlTool
+from agentrl.tools.builtin.files import FilesTool
+from agentrl.tools.builtin.python import PythonTool
+from agentrl.tools.builtin.shell import ShellTool
+from agentrl.tools.builtin.submit import SubmitTool
 from agentrl.tools.factory import ToolFactory, Toolset, tool_methods
-from agentrl.tools.python import PythonTool
 from agentrl.tools.search import SearchTool, load_index
 from agentrl.types import place_of_object
 from agentrl.types.user_code.function import load_named
@@ -147,4 +152,12 @@ def _search(
     )
 
 
-_BUILT_IN: Mapping[str, Callable[..., Tool]] = {"python": PythonTool, "search": _search}
+_BUILT_IN: Mapping[str, Callable[..., Tool]] = {
+    "calculator": CalculatorTool,
+    "fetch_url": FetchUrlTool,
+    "files": FilesTool,
+    "python": PythonTool,
+    "search": _search,
+    "shell": ShellTool,
+    "submit": SubmitTool,
+}

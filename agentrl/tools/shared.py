@@ -31,7 +31,7 @@ def close_shared_tools() -> None:
     with _lock:
         tools = list(_shared.values())
         _shared.clear()
-    names = {id(tool.owner): f"tool {tool.spec.name!r}" for tool in tools}
+    names = {id(tool.owner): tool.spec.name for tool in tools}
     resources = list(take_opened())
     _close([*owners_of(tools), *resources], names)
 
@@ -41,7 +41,7 @@ def close_tools(tools: Iterable[Tool]) -> None:
     logged.
     """
     tools = list(tools)
-    names = {id(tool.owner): f"tool {tool.spec.name!r}" for tool in tools}
+    names = {id(tool.owner): tool.spec.name for tool in tools}
     _close(owners_of(tools), names)
 
 
@@ -68,7 +68,7 @@ async def _close_all(owners: Sequence[object], names: Mapping[int, str]) -> None
             await close_owner(owner)
         except Exception as error:  # noqa: BLE001 - boundary: the user's own code
             logger.warning(
-                "closing %s raised %s: %s",
+                "closing %r raised %s: %s",
                 name,
                 type(error).__name__,
                 error,

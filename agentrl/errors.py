@@ -83,6 +83,35 @@ class ToolError(AgentRLError):
     exit_code = 2
 
 
+class ToolFaultError(ToolError):
+    """A service that the configuration names failed under a call.
+
+    Args:
+        message: which tool and service, and what happened.
+        tool: the tool's name.
+        by_call: the service had been sent the call, which may have brought it down.
+        alone: no other episode of the process was calling the tool.
+        answers: calls of the tool that were answered in this process before.
+    """
+
+    retryable = True
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        tool: str = "",
+        by_call: bool = False,
+        alone: bool = False,
+        answers: int = 0,
+    ) -> None:
+        super().__init__(message)
+        self.tool = tool
+        self.by_call = by_call
+        self.alone = alone
+        self.answers = answers
+
+
 class SandboxError(AgentRLError):
     """The sandbox itself failed; what the CODE in it did is a result, never this error.
 

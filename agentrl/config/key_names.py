@@ -46,6 +46,8 @@ _DERIVED: Mapping[str, str] = {
     "StageSettings.logprob_micro_batch_tokens": "train.logprob_micro_batch_tokens",
     "StageSettings.micro_batch_tokens": "train.micro_batch_tokens",
     "ToolEnv.describe_tools_in_prompt": "env.describe_tools_in_prompt",
+    "ToolEnv.endpoints": "env.endpoints",
+    "ToolEnv.resources": "env.resources",
     "ToolEnv.tools": "env.tools",
 }
 

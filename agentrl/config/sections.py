@@ -10,7 +10,17 @@ from pydantic import ConfigDict, Field, model_validator
 
 from agentrl.controller.samplers.catalog import settings_of
 from agentrl.controller.samplers.settings import SamplerSettings
-from agentrl.types.section import Arguments, Count, Listed, Natural, Section, Weight
+from agentrl.types.section import (
+    Arguments,
+    Count,
+    Listed,
+    Natural,
+    Positive,
+    Seconds,
+    Section,
+    Weight,
+    Words,
+)
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -195,10 +205,43 @@ class ToolConfig(Section):
     """One tool on offer. A plain text is short for ``function`` alone."""
 
     function: str
-    """``file.py:name``, ``module:name``, or a built-in tool, ``python`` or ``search``. An object is
-    shared by all episodes of a process; of a class or factory each episode gets its own."""
+    """``file.py:name``, ``module:name``, or a built-in tool: ``python``, ``shell``, ``files``,
+    ``search``, ``fetch_url``, ``calculator`` or ``submit``. An object is shared by all episodes of
+    a process; of a class, toolset or factory each episode gets its own."""
     args: Arguments = Field(default_factory=dict)
     """Keyword arguments for a class, a factory, a function that makes tools, or a built-in tool."""
+    deadline_s: Seconds | None = None
+    """Seconds that a call may take; like all that follows, in place of the tool's own."""
+    max_output_chars: Count | None = None
+    """Characters of output that the model is shown, of its head and its tail."""
+    max_output_tokens: Count | None = None
+    """Tokens of output that the model is shown, by its own tokenizer."""
+    max_concurrent: Count | None = None
+    """Calls that run at once, over all episodes of a process; the wait counts for no deadline."""
+    calls_per_s: Positive | None = None
+    """Calls that begin in a second, over all episodes of a process."""
+    max_calls: Count | None = None
+    """Calls that an episode may make; further ones are answered with that."""
+    idempotent: bool | None = None
+    """Whether a call may be sent again after a failure of ours, though it may have been carried out
+    already."""
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """Those that are given."""
+        others = ("function", "args")
+        return {k: v for k, v in self.model_dump().items() if k not in others and v is not None}
+
+
+class ResourceConfig(Section):
+    """One resource of the tools. A plain text is short for ``function`` alone."""
+
+    function: str
+    """``file.py:name`` or ``module:name`` of a synchronous function that opens it. It is called
+    once in each process that plays episodes; what it gives is closed at the end by its ``close``,
+    where it has one."""
+    args: Arguments = Field(default_factory=dict)
+    """Keyword arguments of the function."""
 
 
 class EnvConfig(Section):
@@ -206,12 +249,22 @@ class EnvConfig(Section):
 
     entry_point: str | None = None
     """``file.py:name`` or ``module:name`` of an Env class or factory; by default the built-in
-    ToolEnv. It is given ``tools``, ``system_prompt`` and ``describe_tools_in_prompt`` where it has
-    parameters of these names, as a subclass of ToolEnv has."""
+    ToolEnv. It is given ``tools``, ``resources``, ``system_prompt`` and
+    ``describe_tools_in_prompt`` where it has parameters of these names, as a subclass of ToolEnv
+    has."""
     args: Arguments = Field(default_factory=dict)
     """Keyword arguments of ``entry_point``."""
     tools: Listed[ToolConfig] = ()
     """Tools on offer in every episode."""
+    resources: dict[str, ResourceConfig] = Field(default_factory=dict)
+    """What tools share over all episodes of a process, by name: a client, an index, a database.
+    Tools get it by a parameter of that name (docs/tools.md)."""
+    endpoints: Words = ()
+    """URLs of services that tools ask, beside those in the arguments of ``tools`` and
+    ``resources``: where they fail, the episode is tried again (docs/tools.md)."""
+    max_tool_seconds: Seconds | None = None
+    """Seconds that the calls of an episode may take together; further ones are answered with
+    that."""
     system_prompt: str | None = None
     """Opens every conversation whose task has no system message of its own."""
     describe_tools_in_prompt: bool = True

@@ -17,6 +17,7 @@ SHORT_FORMS: Mapping[tuple[str, ...], str] = {
     ("data", "sampler"): "name",
     ("algorithm",): "name",
     ("env", "tools", "*"): "function",
+    ("env", "resources", "*"): "function",
     ("reward", "functions", "*"): "function",
     ("eval", "sets", "*"): "data",
 }

@@ -139,8 +139,8 @@ class RolloutConfig(Section):
     """
     max_failed_frac: Fraction = 0.5
     """The run stops with a checkpoint where more of a batch's episodes than this share failed at
-    one boundary (``env`` counts ``truncated(env_exception)`` too); up to it each step says how many
-    and why."""
+    one boundary (``env`` counts ``truncated(env_exception)`` too, and ``tool``
+    ``truncated(tool_crash)``); up to it each step says how many and why."""
     max_resample_ratio: Weight = 1.0
     """Draws that may replace dropped groups in a step, as a share of ``train.batch_prompts``."""
 

@@ -9,11 +9,15 @@ from dataclasses import dataclass
 from agentrl.errors import EpisodesFailedError
 from agentrl.types import Trajectory
 
+_CAUSED_BY_POLICY = {"truncated(env_exception)": "env", "truncated(tool_crash)": "tool"}
+"""Ends that count at a boundary though they are rewarded and trained."""
+
 
 @dataclass(frozen=True, slots=True)
 class FailureCause:
-    """Episodes that failed at one boundary. ``truncated(env_exception)`` counts at ``env``: one
-    such episode is the policy's doing, the same in most episodes of a batch is the environment's.
+    """Episodes that failed at one boundary. ``truncated(env_exception)`` counts at ``env`` and
+    ``truncated(tool_crash)`` at ``tool``: one such episode is the policy's doing, the same in most
+    episodes of a batch is the environment's.
 
     Args:
         boundary: as in ``failed(boundary)``.
@@ -61,8 +65,8 @@ def failure_causes(episodes: Iterable[Trajectory]) -> list[FailureCause]:
         status = trajectory.status
         if status.kind == "failed":
             found[status.reason].append(trajectory)
-        elif str(status) == "truncated(env_exception)":
-            found["env"].append(trajectory)
+        elif (boundary := _CAUSED_BY_POLICY.get(str(status))) is not None:
+            found[boundary].append(trajectory)
     causes = [
         FailureCause(boundary, tuple(sorted(own, key=lambda t: t.id)))
         for boundary, own in found.items()

@@ -14,8 +14,8 @@ _EDGES = " \t\r\n.,;:!?\"'`*_$()[]{}<>"
 
 
 def exact_answer(view: EpisodeView) -> float:
-    """1.0 where the final text's answer is ``task.answer`` (or one of them, if it is a list), else
-    0.0.
+    """1.0 where the answer that was submitted, or else the final text's, is ``task.answer`` (or one
+    of them, if it is a list), else 0.0.
 
     Numbers are equal by value (``1,200`` is ``1200.0``), text without case, outer punctuation and
     repeated spaces.
@@ -28,7 +28,8 @@ def exact_answer(view: EpisodeView) -> float:
         raise RewardError(
             f"exact_answer needs the answer of task {view.task.id!r}, got {view.task.answer!r}"
         )
-    return float(any(_agrees(view.final_text, truth) for truth in truths))
+    text = view.final_text if view.submitted is None else view.submitted
+    return float(any(_agrees(text, truth) for truth in truths))
 
 
 def stated_answer(text: str) -> str:

@@ -13,14 +13,25 @@ from agentrl.envs.env import Env
 from agentrl.errors import EnvError
 from agentrl.sandbox import Sandbox, SandboxPool, SandboxSpec
 from agentrl.tools import (
-    FunctionTool,
+    Endpoints,
+    TokenEnds,
     Tool,
+    ToolContext,
+    ToolEntry,
     ToolExecutor,
     ToolFactory,
-    ToolReference,
+    ToolLimits,
+    close_owner,
     close_tools,
+    open_resources,
+    owners_of,
     resolve_tools,
+    restore_states,
+    set_up,
     share,
+    states_of,
+    with_limits,
+    with_resources,
 )
 from agentrl.types import Action, CallRecord, Message, Observation, StepResult, Task, seed_for
 
@@ -36,10 +47,16 @@ _MADE_BY_INIT = frozenset(
         "_taking_sandbox",
         "_closed",
         "_own_tools",
-        "_sandbox_tools",
         "_executor",
+        "_is_set_up",
+        "tool_state",
     }
 )
+
+_NOTHING: Mapping[str, object] = {}
+_NO_LIMITS: ToolLimits = {}
+_TOOLS = "tools"
+"""The key of a state that holds what belongs to the tools."""
 
 
 class ToolEnv(Env):
@@ -64,11 +81,19 @@ class ToolEnv(Env):
             ``context.sandbox``, rewards by ``await env.open_sandbox()``.
         tool_deadline_s: seconds a call may take, for tools that set none.
         max_tool_output_chars: characters of output kept, for tools that set none.
-        base_dir: the folder that relative paths in ``tools`` start from.
+        max_tool_seconds: seconds that the calls of the episode may take together; further ones are
+            answered with that.
+        endpoints: URLs of services that tools ask, beside those in the arguments of ``tools`` and
+            ``resources``: their failures are ours, and no answer to the model.
+        base_dir: the folder that relative paths in ``tools`` and ``resources`` start from.
+        resources: what all episodes of the process share, by name: a ResourceReference, which is
+            opened once, or an object as it is. Tools take it by a parameter of the name, classes
+            and factories by one of their constructor.
 
     Attributes:
         sandbox: the episode's sandbox while it has one; None before it is needed and after
             ``close``.
+        tool_state: what tools share as ``ToolContext.state``.
 
     Raises:
         EnvError: the task has no messages, two system prompts, or a tool needs a sandbox and there
@@ -81,14 +106,17 @@ class ToolEnv(Env):
         self,
         task: Task,
         *,
-        tools: Sequence[Tool | ToolFactory | ToolReference | str] = (),
+        tools: Sequence[ToolEntry] = (),
         system_prompt: str | None = None,
         describe_tools_in_prompt: bool = True,
         max_turns: int | None = None,
         sandbox: SandboxPool | SandboxSpec | None = None,
         tool_deadline_s: float = 30.0,
         max_tool_output_chars: int = 8_000,
+        max_tool_seconds: float | None = None,
+        endpoints: Sequence[str] = (),
         base_dir: str | Path | None = None,
+        resources: Mapping[str, object] = _NOTHING,
     ) -> None:
         if max_turns is not None and max_turns < 1:
             raise EnvError(f"max_turns must be at least 1, got {max_turns}")
@@ -101,20 +129,24 @@ class ToolEnv(Env):
         # Calls of one turn run at once, and the first of them takes the sandbox for all.
         self._taking_sandbox = asyncio.Lock()
         self._closed = False
+        self._is_set_up = False
+        self.tool_state: dict[str, Any] = {}
         self._own_tools: list[Tool] = []
         try:
-            built = self._build(resolve_tools(tools, base_dir))
+            entries = resolve_tools(tools, base_dir, resources)
+            limits = [getattr(entry, "limits", _NO_LIMITS) for entry in tools]
+            built = self._build(entries, limits, open_resources(resources, base_dir))
+            named = [getattr(entry, "args", None) for entry in (*tools, *resources.values())]
             self._executor = ToolExecutor(
-                built, deadline_s=tool_deadline_s, max_output_chars=max_tool_output_chars
+                built,
+                deadline_s=tool_deadline_s,
+                max_output_chars=max_tool_output_chars,
+                max_seconds=max_tool_seconds,
+                endpoints=Endpoints.of(endpoints, named),
             )
         except BaseException:
             close_tools(self._own_tools)  # nobody else knows of them
             raise
-        self._sandbox_tools = frozenset(
-            tool.spec.name
-            for tool in built
-            if tool.needs_sandbox or (isinstance(tool, FunctionTool) and tool.takes_context)
-        )
         self._seed = 0
         self._num_turns = 0
 
@@ -146,17 +178,24 @@ class ToolEnv(Env):
             )
         return ({"role": "system", "content": system_prompt}, *task.messages)
 
-    def _build(self, entries: Sequence[Tool | ToolFactory]) -> list[Tool]:
+    def _build(
+        self,
+        entries: Sequence[Tool | ToolFactory],
+        limits: Sequence[ToolLimits],
+        resources: Mapping[str, Any],
+    ) -> list[Tool]:
         """The tools of this episode, its own and shared ones."""
         built: list[Tool] = []
-        for entry in entries:
+        for entry, own_limits in zip(entries, limits, strict=True):
+            made: Sequence[Tool] = ()
             if isinstance(entry, ToolFactory):
-                made = entry.build()
+                context = ToolContext(task=self.task, state=self.tool_state)
+                made = entry.build(context, resources)
                 self._own_tools += made
-                built += made
             else:
                 share(entry)
-                built.append(entry)
+                made = (entry,)
+            built += [with_limits(with_resources(tool, resources), own_limits) for tool in made]
         for tool in built:
             if tool.needs_sandbox and self._sandbox_source is None:
                 raise EnvError(
@@ -165,16 +204,22 @@ class ToolEnv(Env):
                 )
         return built
 
+    def use_tokenizer(self, token_ends: TokenEnds) -> None:
+        """Tools with ``max_output_tokens`` count by it."""
+        self._executor.token_ends = token_ends
+
     async def reset(self, *, seed: int) -> Observation:
         """The system prompt, the task's messages, and the tools where they are announced."""
         self._seed = seed
+        await self._set_up()
         return Observation(
             messages=self._opening,
             tools=self._executor.specs if self._describe_tools_in_prompt else (),
         )
 
     async def step(self, action: Action) -> StepResult:
-        """Run the action's calls; the answers are the observation.
+        """Run the action's calls; the answers are the observation, and the calls' rewards its
+        reward. A call that asks for the end terminates the episode.
 
         ``info`` counts what went wrong: ``tool_errors`` by ToolErrorKind, ``call_problems`` by
         ProblemKind; and gives ``reason`` (``length``, ``max_turns``) where the episode was cut.
@@ -182,6 +227,7 @@ class ToolEnv(Env):
         Raises:
             SandboxError, MachineError: there is no sandbox to be had, or it failed.
         """
+        await self._set_up()
         turn = self._num_turns
         self._num_turns += 1
         cut = not action.tool_calls and action.finish_reason == "length"
@@ -192,11 +238,20 @@ class ToolEnv(Env):
         if cut:
             info["reason"] = "length"
             return StepResult(Observation(), truncated=True, calls=records, info=info)
-        last = self._num_turns == self._max_turns
+        results = [record.result for record in records if record.result is not None]
+        end = any(result.end for result in results)
+        last = not end and self._num_turns == self._max_turns
         if last:
             info["reason"] = "max_turns"
-        answers = tuple(record.result.message() for record in records if record.result is not None)
-        return StepResult(Observation(messages=answers), truncated=last, calls=records, info=info)
+        answers = tuple(result.message() for result in results)
+        return StepResult(
+            Observation(messages=answers, tools_in_messages=self._executor.told_specs or None),
+            reward=sum(result.reward for result in results),
+            terminated=end,
+            truncated=last,
+            calls=records,
+            info=info,
+        )
 
     async def open_sandbox(self) -> Sandbox:
         """The episode's sandbox; the first call takes it, and waits where a pool has none left.
@@ -225,12 +280,33 @@ class ToolEnv(Env):
             return sandbox
 
     def state_dict(self) -> Mapping[str, Any] | None:
-        """What differs from a fresh instance; None once a sandbox is taken, and with tools of the
-        episode's own.
+        """What differs from a fresh instance, with the state of the tools.
+
+        None once a sandbox is taken, where a call offered tools that the configuration does not
+        name, and where a tool of the episode's own has no ``state_dict``.
         """
-        if self.sandbox is not None or self._own_tools:
+        own = states_of(owners_of(self._own_tools))
+        if self.sandbox is not None or own is None or self._executor.told_specs:
             return None
-        return {name: value for name, value in vars(self).items() if name not in _MADE_BY_INIT}
+        kept = {name: value for name, value in vars(self).items() if name not in _MADE_BY_INIT}
+        tools = {
+            "state": self.tool_state,
+            "own": own,
+            "offered": self._executor.offered,
+            "usage": self._executor.usage,
+        }
+        return {**kept, _TOOLS: tools}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state_dict`` gave; tools of the episode's own are set up behind it."""
+        rest = dict(state)
+        tools = rest.pop(_TOOLS)
+        super().load_state_dict(rest)
+        self.tool_state.update(tools["state"])
+        restore_states(owners_of(self._own_tools), tools["own"])
+        self._executor.restore_usage(tools["usage"])
+        if tools["offered"] is not None:
+            self._executor.offer(tools["offered"])
 
     async def close(self) -> None:
         """End the sandbox and the tools that belong to this episode; a second call does nothing."""
@@ -240,8 +316,10 @@ class ToolEnv(Env):
             self.sandbox = None
             if sandbox is not None:
                 stack.push_async_callback(self._end_sandbox, sandbox)
-            while self._own_tools:
-                stack.push_async_callback(self._own_tools.pop().close)
+            owners = owners_of(self._own_tools)
+            self._own_tools.clear()
+            for owner in owners:
+                stack.push_async_callback(close_owner, owner)
 
     @property
     def num_abandoned(self) -> int:
@@ -258,10 +336,20 @@ class ToolEnv(Env):
                 "the environment is closed, and its sandbox with it; use it before close"
             )
 
+    async def _set_up(self) -> None:
+        """Once, before the first call: at the beginning, or after a state was loaded."""
+        if self._is_set_up:
+            return
+        self._is_set_up = True
+        seed = seed_for(self._seed, "tools", "setup")
+        context = ToolContext(seed, self.episode_id, task=self.task, state=self.tool_state)
+        for owner in owners_of(self._own_tools):
+            await set_up(owner, context)
+
     async def _answer(self, action: Action, turn: int) -> tuple[CallRecord, ...]:
         # taken before the calls begin, so that no tool's deadline counts the wait for it
         if self._sandbox_source is not None and any(
-            call.name in self._sandbox_tools for call in action.tool_calls
+            self._executor.may_use_sandbox(call.name) for call in action.tool_calls
         ):
             await self.open_sandbox()
         return await self._executor.run(
@@ -270,6 +358,8 @@ class ToolEnv(Env):
             seed=seed_for(self._seed, "tools", turn),
             episode_id=self.episode_id,
             sandbox=self.sandbox,
+            task=self.task,
+            state=self.tool_state,
         )
 
 

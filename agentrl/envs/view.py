@@ -36,3 +36,14 @@ class EpisodeView:
                 content = message["content"]
                 return content if isinstance(content, str) else ""
         return ""
+
+    @property
+    def submitted(self) -> str | None:
+        """The answer that a call of the built-in tool ``submit`` gave; None where there is none."""
+        for turn in reversed(self.turns):
+            for record in turn.calls:
+                ended = record.result is not None and record.result.end
+                answer = record.call.arguments.get("answer") if record.call else None
+                if ended and isinstance(answer, str):
+                    return answer
+        return None

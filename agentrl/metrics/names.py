@@ -43,9 +43,16 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "tool/calls_per_traj": "calls a trajectory, unreadable ones included",
         "tool/success_frac": "share of calls that succeeded",
         "tool/error/{kind}_frac": "share of calls that failed in this way",
+        "tool/{tool}/calls": "calls of one tool",
         "tool/{tool}/error_frac": "share of one tool's calls that failed",
+        "tool/{tool}/error/{kind}_frac": "share of one tool's calls that failed in this way",
         "tool/{tool}/latency_s/p50": "median seconds of one tool's calls",
         "tool/{tool}/latency_s/p95": "95th percentile of the seconds of one tool's calls",
+        "tool/{tool}/queued_s/p50": "median seconds that one tool's calls waited for their turn",
+        "tool/{tool}/queued_s/p95": "95th percentile of these seconds",
+        "tool/{tool}/output_bytes/mean": "bytes of one tool's answers, as the model is shown them",
+        "tool/{tool}/retries_per_call": "further attempts a call of one tool, after failures of "
+        "ours",
         # what happened to the step's trajectories
         "count/trajectories": "all trajectories of the step's groups",
         "count/effective": "those that finished, and so enter the statistics",

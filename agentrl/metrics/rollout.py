@@ -7,12 +7,12 @@ bias every mean.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from agentrl.metrics.question_information import question_information
-from agentrl.types import CallRecord, Trajectory, TrajectoryGroup
+from agentrl.types import CallRecord, ToolResult, Trajectory, TrajectoryGroup
 
 CORRECT = "correct"
 """The rubric's part that scores the answer, from 0 to 1."""
@@ -164,18 +164,33 @@ def _tools(finished: Sequence[Trajectory]) -> dict[str, float]:
         if call.call is not None and error != "unknown_tool":
             by_tool[_segment(call.call.name)].append(call)
     for name, own in by_tool.items():
-        metrics[f"tool/{name}/error_frac"] = float(np.mean([_error(c) is not None for c in own]))
-        # invalid arguments are refused before the tool runs: their latency is not the tool's
-        latencies = [
-            c.result.latency_s
-            for c in own
-            if c.result is not None and c.result.error != "invalid_arguments"
-        ]
-        if latencies:
-            p50, p95 = np.percentile(latencies, [50, 95])
-            metrics[f"tool/{name}/latency_s/p50"] = float(p50)
-            metrics[f"tool/{name}/latency_s/p95"] = float(p95)
+        metrics |= {f"tool/{name}/{key}": value for key, value in _of_tool(own).items()}
     return metrics
+
+
+def _of_tool(own: Sequence[CallRecord]) -> dict[str, float]:
+    """The metrics of one tool's calls."""
+    kinds = Counter(error for error in map(_error, own) if error is not None)
+    results = [call.result for call in own if call.result is not None]
+    metrics = {"calls": float(len(own)), "error_frac": kinds.total() / len(own)}
+    metrics |= {f"error/{kind}_frac": count / len(own) for kind, count in kinds.items()}
+    # invalid arguments are refused before the tool runs: their latency is not the tool's
+    ran = [result.latency_s for result in results if result.error != "invalid_arguments"]
+    queued = [own["queued_s"] for own in map(_metrics_of, results) if "queued_s" in own]
+    for key, seconds in (("latency_s", ran), ("queued_s", queued)):
+        if seconds:
+            p50, p95 = np.percentile(seconds, [50, 95])
+            metrics |= {f"{key}/p50": float(p50), f"{key}/p95": float(p95)}
+    if results:
+        sizes = [len(result.content.encode(errors="replace")) for result in results]
+        metrics["output_bytes/mean"] = float(np.mean(sizes))
+        retries = [_metrics_of(result).get("retries", 0.0) for result in results]
+        metrics["retries_per_call"] = float(np.mean(retries))
+    return metrics
+
+
+def _metrics_of(result: ToolResult) -> Mapping[str, float]:
+    return result.metrics or {}
 
 
 def _error(call: CallRecord) -> str | None:

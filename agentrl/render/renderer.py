@@ -69,6 +69,10 @@ class Renderer(ABC):
         self._ids_of = cached_if_short(self._tokenize)
         self._text_of = cached_if_short(self._decode, longest=_CACHED_IDS)
 
+    def token_ends(self, text: str) -> list[int]:
+        """For each token of an ordinary text, the number of characters up to its end."""
+        return [end for _, end in self._backend.encode(text, add_special_tokens=False).offsets]
+
     def prompt(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
     ) -> tuple[Segment, ...]:

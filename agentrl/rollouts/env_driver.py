@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from agentrl.envs import AsyncEnv, Env, EnvSpec, build_env, observation_findings
+from agentrl.envs import AsyncEnv, Env, EnvSpec, ToolEnv, build_env, observation_findings
 from agentrl.errors import EnvError
 from agentrl.rollouts.deadlines import TimeLimit
 from agentrl.rollouts.states.snapshots import EpisodeState, NotResumable, StateSlot
@@ -84,6 +84,8 @@ class EnvDriver:
             episode_id=builder.key.trajectory_id,
         )
         self._env = AsyncEnv(make() if self._spec.is_plain else await build_env(make))
+        if context.renderer is not None and isinstance(self._env.env, ToolEnv):
+            self._env.env.use_tokenizer(context.renderer.token_ends)
         if self._saved is None:
             key = builder.key
             seed = seed_for(context.spec.root_seed, "env", key.label, key.group_index)
@@ -126,6 +128,8 @@ class EnvDriver:
         self._turns.builder.observe(observed, observation.info)
         if observation.tools is not None:
             self._tools = observation.tools
+        if observation.tools_in_messages is not None:
+            self._turns.tools_in_messages = observation.tools_in_messages
         if observation.rewrite is not None:
             rewritten = await _with_images(observation.rewrite, observation.images)
             self._sequence = self._sequence.restarted(rewritten)

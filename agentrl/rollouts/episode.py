@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from typing import Any
 
 from agentrl.envs import EnvSpec, EpisodeView
-from agentrl.errors import AgentRLError, EnvError, ServerError
+from agentrl.errors import AgentRLError, EnvError, ServerError, ToolFaultError
 from agentrl.llm import CONTEXT_EXCEEDED
 from agentrl.rollouts.builder import TrajectoryBuilder
 from agentrl.rollouts.context import EpisodeContext, PhaseSemaphores
@@ -47,7 +49,8 @@ async def run_episode(
         env: overrides the spec's environment or driver.
         permits: bounds on the phases, shared with other episodes.
         previous: the failed attempt before this one. If the environment raises again after the same
-            actions, the policy has caused it: the episode is truncated, rewarded and trained.
+            actions, or a service dies again under a tool's call, the policy has caused it: the
+            episode is truncated, rewarded and trained.
         straggler: ends the episode early. The episode is then truncated after its finished turns,
             or cancelled if it has none.
         saved: the state from which an episode in an environment continues.
@@ -113,11 +116,11 @@ async def _play_and_score(
         if error.code != CONTEXT_EXCEEDED or not builder.turns:
             raise
         status = Status("truncated", "context_tokens", str(error))
-    except EnvError as error:
-        if not _repeats(builder, previous):
+    except (EnvError, ToolFaultError) as error:
+        caused = _caused_by_policy(turns, error, previous)
+        if caused is None:
             raise
-        status = Status("truncated", "env_exception", str(error))
-        builder.info.update(_raised(error))
+        status = caused
     if status.kind == "truncated" and not builder.turns:
         return _without_turns(turns, status.reason)
     if driver.env is not None:
@@ -148,6 +151,20 @@ def _raised(error: BaseException) -> dict[str, str]:
     return {"raised_at": place, "traceback": users_traceback(error)} if place else {}
 
 
+def _caused_by_policy(
+    turns: TurnGenerator, error: EnvError | ToolFaultError, previous: Trajectory | None
+) -> Status | None:
+    """How the episode ends if the policy has caused the failure; None where it is ours."""
+    builder = turns.builder
+    if isinstance(error, ToolFaultError):
+        crashed = _is_own_crash(turns, error, previous)
+        return Status("truncated", "tool_crash", str(error)) if crashed else None
+    if not _repeats(builder, previous):
+        return None
+    builder.info.update(_raised(error))
+    return Status("truncated", "env_exception", str(error))
+
+
 def _repeats(builder: TrajectoryBuilder, previous: Trajectory | None) -> bool:
     """Whether the same actions led to the same fault in a new environment."""
     return (
@@ -155,6 +172,30 @@ def _repeats(builder: TrajectoryBuilder, previous: Trajectory | None) -> bool:
         and bool(builder.turns and builder.fault)
         and builder.fault == previous.info.get("fault")
         and [turn.text for turn in builder.turns] == [turn.text for turn in previous.turns]
+    )
+
+
+def _is_own_crash(turns: TurnGenerator, error: ToolFaultError, previous: Trajectory | None) -> bool:
+    """Whether a service died under the episode's own calls, so that the policy has caused it.
+
+    It must have died under a call of the attempt before too, and have answered in between. Where
+    other episodes were calling it at the time, only deaths in every attempt say who did it.
+    """
+    if not error.by_call:
+        return False
+    earlier: Mapping[str, Any] = (previous.info if previous else {}).get("tool_crash", {})
+    if earlier.get("tool") != error.tool or error.answers <= earlier["answers"]:
+        earlier = {}
+    deaths = 1 + earlier.get("deaths", 0)
+    alone = error.alone + earlier.get("alone", 0)
+    turns.builder.info["tool_crash"] = {
+        "tool": error.tool,
+        "deaths": deaths,
+        "alone": alone,
+        "answers": error.answers,
+    }
+    return bool(turns.builder.turns) and (
+        alone > 1 or deaths > max(1, turns.context.spec.max_retries)
     )
 
 

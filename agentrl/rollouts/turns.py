@@ -65,6 +65,7 @@ class TurnGenerator:
 
     Attributes:
         num_calls: engine calls so far, which is the number of the next one.
+        tools_in_messages: tools on offer that no prompt lists, by whose schemas calls are read.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class TurnGenerator:
         self.builder = builder
         self.sampling = sampling
         self.num_calls = 0
+        self.tools_in_messages: tuple[ToolSpec, ...] = ()
         self._sessions = {builder.key.session_id}
         self._last_request: TurnRequest | None = None
         self._offered: tuple[tuple[ToolSpec, ...], Blob | None] = ((), None)
@@ -325,7 +327,8 @@ class TurnGenerator:
         if completion.parsed is not None:
             return text, completion.parsed
         whole = self.opened_reasoning(turn) + text
-        return text, await read_completion(self.context.parser, whole, turn.tools)
+        tools = (*turn.tools, *self.tools_in_messages)
+        return text, await read_completion(self.context.parser, whole, tools)
 
     def _no_room(self, setting: str, length: int) -> Status:
         """The end of an episode whose sequence is too long; a prompt that is too long is a data

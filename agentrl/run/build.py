@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,16 @@ from agentrl.run.data.datasets import DataSet
 from agentrl.run.model_folder import given_model
 from agentrl.run.vocabulary import check_vocabulary
 from agentrl.store.store_spec import NUM_ALTERNATIVES
-from agentrl.tools import Tool, ToolFactory, ToolReference, close_tools, resolve_tools
+from agentrl.tools import (
+    ResourceReference,
+    Tool,
+    ToolFactory,
+    ToolLimits,
+    ToolReference,
+    check_resources,
+    close_tools,
+    resolve_tools,
+)
 from agentrl.training import RewardModelSpec
 from agentrl.types import SamplingParams, Task
 from agentrl.types.user_code.function import check_takes, load_function
@@ -161,11 +170,27 @@ def env_spec(stage: StageConfig, live: LiveObjects, *, with_tools: bool = True) 
     tools = (
         list(live.tools)
         if live.tools is not None
-        else [ToolReference(own.function, own.args) for own in stage.env.tools]
+        else [
+            ToolReference(own.function, own.args, ToolLimits(**own.limits))  # type: ignore[typeddict-item]
+            for own in stage.env.tools
+        ]
+    )
+    resources = check_resources(
+        {
+            name: ResourceReference(own.function, own.args)
+            for name, own in stage.env.resources.items()
+        },
+        base_dir,
     )
     asked: dict[str, Any] = {}
     if tools:
         asked["tools"] = tools if with_tools else []
+    if resources:
+        asked["resources"] = resources if with_tools else {}
+    if stage.env.endpoints:
+        asked["endpoints"] = stage.env.endpoints
+    if stage.env.max_tool_seconds is not None:
+        asked["max_tool_seconds"] = stage.env.max_tool_seconds
     if stage.env.system_prompt is not None:
         asked["system_prompt"] = stage.env.system_prompt
     if not stage.env.describe_tools_in_prompt and (
@@ -183,7 +208,7 @@ def env_spec(stage: StageConfig, live: LiveObjects, *, with_tools: bool = True) 
     needs_sandbox = (
         "sandbox" in taken
         if factory is not ToolEnv
-        else with_tools and _needs_sandbox(tools, base_dir)
+        else with_tools and _needs_sandbox(tools, base_dir, resources)
     )
     return EnvSpec(
         entry,
@@ -200,10 +225,15 @@ def player_spec(stage: StageConfig, live: LiveObjects) -> EnvSpec | AgentProgram
     return env_spec(stage, live)
 
 
-def _needs_sandbox(tools: Sequence[Any], base_dir: str) -> bool:
-    """Whether one of the tools runs code; a factory's tools are made once to see it, and closed."""
+def _needs_sandbox(tools: Sequence[Any], base_dir: str, resources: Iterable[str]) -> bool:
+    """Whether one of the tools runs code; a factory's tools are made once to see it, and closed,
+    unless they are made for a task or of a resource.
+    """
     needed = False
-    for entry in resolve_tools(tools, base_dir):
+    for entry in resolve_tools(tools, base_dir, resources):
+        if isinstance(entry, ToolFactory) and entry.injected:
+            needed = needed or entry.may_need_sandbox
+            continue
         made = entry.build() if isinstance(entry, ToolFactory) else (entry,)
         needed = needed or any(tool.needs_sandbox for tool in made)
         if isinstance(entry, ToolFactory):

@@ -2,42 +2,77 @@
 
 from __future__ import annotations
 
-from agentrl.tools.base import FunctionTool, InvalidArgumentsError, Tool
+from agentrl.tools.base import FunctionTool, InvalidArgumentsError, Tool, ToolLimits, with_limits
+from agentrl.tools.builtin.calculator import CalculatorTool
+from agentrl.tools.builtin.fetch_url import FetchUrlTool
+from agentrl.tools.builtin.files import FilesTool
+from agentrl.tools.builtin.python import PythonTool
+from agentrl.tools.builtin.shell import ShellTool
+from agentrl.tools.builtin.submit import SubmitTool
 from agentrl.tools.context import ToolContext, ToolOutput
-from agentrl.tools.executor import ToolExecutor
-from agentrl.tools.factory import ToolFactory, tool
+from agentrl.tools.execution.faults import Endpoints
+from agentrl.tools.executor import TokenEnds, ToolExecutor
+from agentrl.tools.factory import ToolFactory, Toolset, tool
+from agentrl.tools.owners import close_owner, owners_of, restore_states, set_up, states_of
 from agentrl.tools.parsers import HermesParser, PlainParser, ToolCallParser, load_parser, parser_for
-from agentrl.tools.python import PythonTool
-from agentrl.tools.reference import ToolReference, resolve_tools
+from agentrl.tools.reference import ToolEntry, ToolReference, resolve_tools
+from agentrl.tools.resources import (
+    ResourceReference,
+    check_resources,
+    open_resources,
+    with_resources,
+)
 from agentrl.tools.search import Document, Hit, SearchIndex, SearchTool
 from agentrl.tools.shared import close_shared_tools, close_tools, share
+from agentrl.tools.signature import Resource
 from agentrl.tools.threads import TOOL_THREADS, BoundedThreads, DeadlineError
 
 __all__ = [
     "TOOL_THREADS",
     "BoundedThreads",
+    "CalculatorTool",
     "DeadlineError",
     "Document",
+    "Endpoints",
+    "FetchUrlTool",
+    "FilesTool",
     "FunctionTool",
     "HermesParser",
     "Hit",
     "InvalidArgumentsError",
     "PlainParser",
     "PythonTool",
+    "Resource",
+    "ResourceReference",
     "SearchIndex",
     "SearchTool",
+    "ShellTool",
+    "SubmitTool",
+    "TokenEnds",
     "Tool",
     "ToolCallParser",
     "ToolContext",
+    "ToolEntry",
     "ToolExecutor",
     "ToolFactory",
+    "ToolLimits",
     "ToolOutput",
     "ToolReference",
+    "Toolset",
+    "check_resources",
+    "close_owner",
     "close_shared_tools",
     "close_tools",
     "load_parser",
+    "open_resources",
+    "owners_of",
     "parser_for",
     "resolve_tools",
+    "restore_states",
+    "set_up",
     "share",
+    "states_of",
     "tool",
+    "with_limits",
+    "with_resources",
 ]

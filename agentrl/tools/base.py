@@ -8,9 +8,24 @@ import json
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from copy import copy
 from pkgutil import resolve_name
-from typing import Any, SupportsIndex, TypedDict, Unpack
+from types import MethodType
+from typing import (
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Self,
+    SupportsIndex,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 
 from pydantic_core import to_jsonable_python
 
@@ -23,16 +38,30 @@ from agentrl.types import Image, ToolSpec
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+S = TypeVar("S")
+
+_ANY = object()
+"""The instance of a method whose signature is read."""
+
 
 class InvalidArgumentsError(ValueError):
     """Arguments fit the JSON Schema but not the tool; the model is told ``invalid_arguments``."""
 
 
 class ToolLimits(TypedDict, total=False):
-    """Limits of a tool; see ``Tool``."""
+    """What ``@tool`` takes beside a name; see ``Tool`` for each."""
 
     deadline_s: float | None
     max_output_chars: int | None
+    max_output_tokens: int | None
+    max_concurrent: int | None
+    calls_per_s: float | None
+    max_calls: int | None
+    idempotent: bool
+    needs_sandbox: bool
 
 
 class Tool(ABC):
@@ -46,17 +75,33 @@ class Tool(ABC):
             ``call`` gets them.
         deadline_s: seconds a call may take; None takes the executor's.
         max_output_chars: characters of output kept; None takes the executor's.
+        max_output_tokens: tokens of output kept, by the model's tokenizer; None sets no limit.
+        max_concurrent: calls that run at once, over all episodes of a process.
+        calls_per_s: calls that begin in a second, over all episodes of a process.
+        max_calls: calls that an episode may make.
+        idempotent: a call may be sent again after a failure of ours, though it may have been
+            carried out already.
         needs_sandbox: whether ``call`` uses ``context.sandbox``.
         keeps_deadline: whether ``call`` itself ends by ``context.deadline_s``, raising
             DeadlineError or saying so in its output; the executor cancels any other call at its
             deadline.
+        takes_hosts: whether the hosts that it asks are those of its arguments: their failures are
+            never ours.
+        in_pieces: whether the output comes by ``stream``; a deadline then keeps what came.
     """
 
     spec: ToolSpec
     deadline_s: float | None = None
     max_output_chars: int | None = None
+    max_output_tokens: int | None = None
+    max_concurrent: int | None = None
+    calls_per_s: float | None = None
+    max_calls: int | None = None
+    idempotent: bool = False
     needs_sandbox: bool = False
     keeps_deadline: bool = False
+    takes_hosts: bool = False
+    in_pieces: bool = False
 
     @abstractmethod
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> str | ToolOutput:
@@ -64,14 +109,29 @@ class Tool(ABC):
         ours.
         """
 
+    async def stream(
+        self, arguments: Mapping[str, Any], context: ToolContext
+    ) -> AsyncGenerator[str | ToolOutput, None]:
+        """The output piece by piece, where the tool is ``in_pieces``; texts are joined as they
+        are.
+        """
+        yield await self.call(arguments, context)
+
+    @property
+    def owner(self) -> object:
+        """Whose ``setup``, ``close`` and state count for this tool; tools of one object share
+        it.
+        """
+        return self
+
     async def close(self) -> None:
         """Free what the tool holds; called once, by its owner."""
         return None
 
     @staticmethod
     def from_schema(
-        schema: Mapping[str, Any], function: Callable[..., Any], **limits: Unpack[ToolLimits]
-    ) -> FunctionTool:
+        schema: Mapping[str, Any], function: Callable[P, R], **limits: Unpack[ToolLimits]
+    ) -> FunctionTool[P, R]:
         """A tool from a JSON Schema given by hand; ``function`` gets the arguments by name.
 
         Args:
@@ -79,8 +139,7 @@ class Tool(ABC):
                 ``{"type": "function", "function": {...}}``. Unless it says otherwise, or the
                 function takes ``**kwargs``, the schema is closed: an unknown argument is refused.
             function: sync or async; a parameter annotated with ToolContext gets the context.
-            limits: ``deadline_s``, the seconds that a call may take, and ``max_output_chars``, the
-                characters of output kept.
+            limits: see ``ToolLimits``.
 
         Raises:
             ToolError: the schema is none, or the function does not take its properties.
@@ -104,22 +163,25 @@ class Tool(ABC):
         return FunctionTool(spec, function, context, **limits)
 
 
-class FunctionTool(Tool):
+class FunctionTool(Tool, Generic[P, R]):
     """A tool that calls a function; calling the tool itself calls the function, as if it had never
     been a tool.
 
     A synchronous function runs in one of the process's tool threads, an async one on the event
-    loop.
+    loop. An async generator gives its output piece by piece.
 
     Args:
         spec: what the model is told.
         function: what is called, with the arguments by name.
         context: the name of its ToolContext parameter, or None.
         signature: turns JSON into the function's own types; None passes JSON as it is.
-        deadline_s: seconds a call may take.
-        max_output_chars: characters of output kept.
+        owner: the object that the tool is a part of; the function itself by default.
+        limits: see ``ToolLimits``.
 
     Attributes:
+        is_method: whether the function awaits an instance: it becomes a tool of the instance when
+            it is looked up there.
+        resources: the parameters that are given resources.
         takes_context: whether the function is told the circumstances of a call, and so may use
             ``context.sandbox``.
 
@@ -130,67 +192,150 @@ class FunctionTool(Tool):
     def __init__(
         self,
         spec: ToolSpec,
-        function: Callable[..., Any],
+        function: Callable[P, R],
         context: str | None = None,
         *,
         signature: Signature | None = None,
-        deadline_s: float | None = None,
-        max_output_chars: int | None = None,
+        owner: object = None,
+        is_method: bool = False,
+        **limits: Unpack[ToolLimits],
     ) -> None:
         if not _NAME.fullmatch(spec.name):
             raise ToolError(
                 f"a tool's name must be 1 to 64 of a-z A-Z 0-9 _ -, got {spec.name!r}; pass name="
             )
         schema_validator(spec.parameters, spec.name)
-        for setting, limit in (("deadline_s", deadline_s), ("max_output_chars", max_output_chars)):
-            if limit is not None and not limit > 0:
-                raise ToolError(f"tool {spec.name!r}: {setting} must be above 0, got {limit!r}")
+        check_limits(spec.name, limits)
         self.spec = spec
         self.function = function
-        self.deadline_s = deadline_s
-        self.max_output_chars = max_output_chars
+        self.is_method = is_method
+        self.given_limits = limits
+        self._set(limits)
         # a thread's time counts from when the thread takes it up
-        self.keeps_deadline = not _is_async(function)
+        self.in_pieces = _is_a(inspect.isasyncgenfunction, function)
+        self.keeps_deadline = not self.in_pieces and not _is_a(
+            inspect.iscoroutinefunction, function
+        )
         self.takes_context = context is not None
+        self.resources = signature.resources if signature else frozenset[str]()
+        self._given: Mapping[str, Any] = {}
         self._context = context
         self._signature = signature
+        self._owner = owner
         self.__doc__ = inspect.getdoc(function)
 
     @classmethod
     def from_function(
-        cls, function: Callable[..., Any], *, name: str, **limits: Unpack[ToolLimits]
-    ) -> FunctionTool:
-        """A tool whose schema is made from the function's type hints and docstring."""
-        signature = read_signature(function, name)
-        spec = ToolSpec(name, signature.description, signature.schema)
-        return cls(spec, function, signature.context, signature=signature, **limits)
+        cls,
+        function: Callable[P, R],
+        *,
+        name: str,
+        is_method: bool = False,
+        owner: object = None,
+        **limits: Unpack[ToolLimits],
+    ) -> FunctionTool[P, R]:
+        """A tool whose schema is made from the function's type hints and docstring.
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        Args:
+            function: what is called.
+            name: the tool's name.
+            is_method: its first parameter is the instance that it will be looked up on.
+            owner: see ``FunctionTool``.
+            limits: see ``ToolLimits``.
+        """
+        read: Callable[..., Any] = MethodType(function, _ANY) if is_method else function
+        signature = read_signature(read, name)
+        spec = ToolSpec(name, signature.description, signature.schema)
+        return FunctionTool(
+            spec,
+            function,
+            signature.context,
+            signature=signature,
+            is_method=is_method,
+            owner=owner,
+            **limits,
+        )
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Self: ...
+    @overload
+    def __get__(
+        self: FunctionTool[Concatenate[S, Q], R], instance: S, owner: type | None = None
+    ) -> FunctionTool[Q, R]: ...
+    @overload
+    def __get__(self, instance: object, owner: type | None = None) -> Self: ...
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """A method's tool, bound to the instance; any other tool as it is."""
+        if instance is None or not self.is_method:
+            return self
+        bound = copy(self)
+        bound.function = cast(Callable[P, R], MethodType(self.function, instance))
+        bound.is_method = False
+        bound._owner = instance
+        return bound
+
+    def limited(self, limits: ToolLimits) -> Self:
+        """The same tool with ``limits`` where it has none of its own."""
+        other = copy(self)
+        other._set(ToolLimits(**{**limits, **self.given_limits}))
+        return other
+
+    def given(self, resources: Mapping[str, Any]) -> Self:
+        """The same tool, whose function is called with ``resources`` too."""
+        other = copy(self)
+        other._given = resources
+        return other
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
+
+    @property
+    def owner(self) -> object:
+        """The object that the tool is a part of."""
+        return self.function if self._owner is None else self._owner
 
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> str | ToolOutput:
         """The function's result: text and a ToolOutput as they are, an image as one, anything else
         as JSON.
         """
+        function: Callable[..., Any] = self.function
+        if self.in_pieces:
+            return merged([piece async for piece in self.stream(arguments, context)])
+        keywords = self._keywords(arguments, context)
+        if not self.keeps_deadline:
+            return _as_output(await function(**keywords))
+        return _as_output(
+            await TOOL_THREADS.run(lambda: function(**keywords), deadline_s=context.deadline_s)
+        )
+
+    async def stream(
+        self, arguments: Mapping[str, Any], context: ToolContext
+    ) -> AsyncGenerator[str | ToolOutput, None]:
+        """What the async generator gives, piece by piece."""
+        function: Callable[..., Any] = self.function
+        async with aclosing(function(**self._keywords(arguments, context))) as pieces:
+            async for piece in pieces:
+                yield _as_output(piece)
+
+    def _keywords(self, arguments: Mapping[str, Any], context: ToolContext) -> dict[str, Any]:
         try:
             keywords = self._signature.convert(arguments) if self._signature else dict(arguments)
         except ValueError as error:
             raise InvalidArgumentsError(str(error)) from None
         if self._context is not None:
             keywords[self._context] = context
-        if not self.keeps_deadline:
-            return _as_output(await self.function(**keywords))
-        return _as_output(
-            await TOOL_THREADS.run(lambda: self.function(**keywords), deadline_s=context.deadline_s)
-        )
+        return {**keywords, **self._given}
+
+    def _set(self, limits: ToolLimits) -> None:
+        for name, limit in limits.items():
+            setattr(self, name, limit)
 
     async def close(self) -> None:
-        """Call the ``close`` of the object that the function is, where it has one."""
-        closing = getattr(self.function, "close", None)
-        if closing is not None:
-            result = closing()
-            if inspect.isawaitable(result):
-                await result
+        """Call the ``close`` of the object that the tool is a part of, where it has one."""
+        closing = getattr(self.owner, "close", None)
+        result = None if closing is None else closing()
+        if inspect.isawaitable(result):
+            await result
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         # The tool took the place of a decorated function in its module: pickle that place.
@@ -235,9 +380,58 @@ def _check_takes(
     return open_ended
 
 
-def _is_async(function: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(function) or (
-        not inspect.isroutine(function) and inspect.iscoroutinefunction(type(function).__call__)
+def _is_a(kind: Callable[[Any], bool], function: Callable[..., Any]) -> bool:
+    """Whether the function, or the ``__call__`` of an object, is of a kind."""
+    return kind(function) or (not inspect.isroutine(function) and kind(type(function).__call__))
+
+
+def _text(content: str | bytes) -> str:
+    return content.decode("utf-8", "replace") if isinstance(content, bytes) else content
+
+
+def check_limits(name: str, limits: ToolLimits) -> None:
+    """Refuses a limit that is not above 0.
+
+    Raises:
+        ToolError: with the tool's name, the limit and its value.
+    """
+    for setting, limit in limits.items():
+        if isinstance(limit, (int, float)) and not isinstance(limit, bool) and not limit > 0:
+            raise ToolError(f"tool {name!r}: {setting} must be above 0, got {limit!r}")
+
+
+def with_limits(tool: Tool, limits: ToolLimits) -> Tool:
+    """The same tool with these limits in place of its own.
+
+    Raises:
+        ToolError: one is not above 0.
+    """
+    if not limits:
+        return tool
+    check_limits(tool.spec.name, limits)
+    other = copy(tool)
+    for name, limit in limits.items():
+        setattr(other, name, limit)
+    return other
+
+
+def merged(pieces: Sequence[str | ToolOutput]) -> ToolOutput:
+    """One output of several: texts joined, rewards and metrics added, the last error and tools."""
+    outputs = [ToolOutput(piece) if isinstance(piece, str) else piece for piece in pieces]
+    metrics: dict[str, float] = {}
+    for output in outputs:
+        for name, value in (output.metrics or {}).items():
+            metrics[name] = metrics.get(name, 0.0) + value
+    texts = [output.content for output in outputs]
+    return ToolOutput(
+        "".join(map(_text, texts)),
+        error=next((one.error for one in reversed(outputs) if one.error is not None), None),
+        truncated=any(one.truncated for one in outputs),
+        metrics=metrics or None,
+        images=tuple(image for one in outputs for image in one.images),
+        reward=sum(one.reward for one in outputs),
+        end=any(one.end for one in outputs),
+        tools=next((one.tools for one in reversed(outputs) if one.tools is not None), None),
     )
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from agentrl.sandbox import Sandbox
-from agentrl.types import ToolErrorKind
+from agentrl.types import Task, ToolErrorKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,9 @@ class ToolContext:
         call_id: which call of the turn.
         deadline_s: seconds that the call may take from its start.
         sandbox: the episode's sandbox, where its environment has one.
+        task: the episode's task; None outside of an environment.
+        state: of the episode: all its tools share it, and a checkpoint keeps it where it can be
+            pickled. Calls of one turn run at once.
     """
 
     seed: int = 0
@@ -27,6 +31,8 @@ class ToolContext:
     call_id: str = ""
     deadline_s: float = 30.0
     sandbox: Sandbox | None = None
+    task: Task | None = None
+    state: dict[str, Any] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,11 @@ class ToolOutput:
         truncated: the tool itself has cut the content already.
         metrics: numbers about the call that are kept with it, such as ``cpu_s``.
         images: for the model, behind the text; each is anything that ``Image.read`` takes.
+        reward: joins the reward of the environment's step.
+        end: the task has come to its end: the episode is terminated.
+        tools: all tools on offer from now on, each a Tool, or the name of one that the environment
+            knows; None changes nothing. The call's answer tells the model; the prompt stays as it
+            is. Whoever made a new Tool closes it.
     """
 
     content: str | bytes
@@ -46,3 +57,6 @@ class ToolOutput:
     truncated: bool = False
     metrics: Mapping[str, float] | None = None
     images: Sequence[object] = ()
+    reward: float = 0.0
+    end: bool = False
+    tools: Sequence[object] | None = None

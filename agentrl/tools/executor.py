@@ -3,32 +3,62 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
-from collections.abc import Coroutine, Sequence
-from dataclasses import replace
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias, TypeVar
 
-from agentrl.errors import AgentRLError, DataError, ToolError, nearest
+from jsonschema import Draft202012Validator
+
+from agentrl.errors import AgentRLError, ToolError, nearest
 from agentrl.sandbox import Sandbox
-from agentrl.tools.base import InvalidArgumentsError, Tool
+from agentrl.tools.base import InvalidArgumentsError, Tool, merged
 from agentrl.tools.context import ToolContext, ToolOutput
+from agentrl.tools.execution.faults import Endpoints, tool_error
+from agentrl.tools.execution.gates import ToolGate, gate_of
+from agentrl.tools.execution.outputs import (
+    MAX_PIECES_CHARS,
+    after_pieces,
+    checked_output,
+    clip_text,
+    clip_tokens,
+    error_output,
+    offer_text,
+    valid_text,
+    with_images_read,
+)
 from agentrl.tools.threads import DeadlineError
 from agentrl.tools.validate import found_faults, schema_validator
 from agentrl.types import (
     CallProblem,
     CallRecord,
     Image,
+    Task,
     ToolCall,
-    ToolErrorKind,
     ToolResult,
+    ToolSpec,
     seed_for,
 )
 from agentrl.types.clock import epoch_at
 
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+NO_ENDPOINTS = Endpoints()
+
 _NUMBERED = re.compile(r"call_(\d+)")
 _CANCEL_GRACE_S = 5.0
 _LONGEST_NAME = 64
+_ATTEMPTS = 4
+"""Of a call whose failure is ours."""
+_FIRST_PAUSE_S = 0.2
+
+TokenEnds: TypeAlias = Callable[[str], Sequence[int]]
 
 
 class ToolExecutor:
@@ -38,9 +68,14 @@ class ToolExecutor:
         tools: with different names.
         deadline_s: seconds a call may take, for tools that set none.
         max_output_chars: characters of output kept, for tools that set none.
+        max_seconds: seconds that the calls of an episode may take together; those that run at once
+            count each. None sets no limit.
+        endpoints: services whose failures are ours.
+        token_ends: for each token of a text, the number of characters up to its end; tools with
+            ``max_output_tokens`` need it.
 
     Attributes:
-        specs: what the model is told, in the order given.
+        specs: what the model is told in its prompt, in the order given.
         num_abandoned: calls that went on after their deadline: a thread that cannot be stopped, a
             coroutine that will not end.
 
@@ -49,10 +84,20 @@ class ToolExecutor:
     """
 
     def __init__(
-        self, tools: Sequence[Tool], *, deadline_s: float = 30.0, max_output_chars: int = 8_000
+        self,
+        tools: Sequence[Tool],
+        *,
+        deadline_s: float = 30.0,
+        max_output_chars: int = 8_000,
+        max_seconds: float | None = None,
+        endpoints: Endpoints = NO_ENDPOINTS,
+        token_ends: TokenEnds | None = None,
     ) -> None:
-        self._tools = {tool.spec.name: tool for tool in tools}
-        if len(self._tools) < len(tools):
+        self._known: dict[str, Tool] = {}
+        self._validators: dict[str, Draft202012Validator] = {}
+        for tool in tools:
+            self._add(tool)
+        if len(self._known) < len(tools):
             names = [tool.spec.name for tool in tools]
             twice = sorted({name for name in names if names.count(name) > 1})
             raise ToolError(
@@ -60,12 +105,15 @@ class ToolExecutor:
             )
         if not deadline_s > 0 or not max_output_chars > 0:
             raise ToolError(f"limits must be above 0, got {deadline_s=} and {max_output_chars=}")
-        self._validators = {
-            name: schema_validator(tool.spec.parameters, name) for name, tool in self._tools.items()
-        }
+        self._offered = dict(self._known)
         self._deadline_s = deadline_s
         self._max_output_chars = max_output_chars
         self.specs = tuple(tool.spec for tool in tools)
+        self._max_seconds = max_seconds
+        self._endpoints = endpoints
+        self.token_ends = token_ends
+        self._num_calls: Counter[str] = Counter()
+        self._seconds = 0.0
         self.num_abandoned = 0
         self._abandoned: set[asyncio.Task[Any]] = set()
 
@@ -77,51 +125,122 @@ class ToolExecutor:
         seed: int = 0,
         episode_id: str = "",
         sandbox: Sandbox | None = None,
+        task: Task | None = None,
+        state: dict[str, Any] | None = None,
     ) -> tuple[CallRecord, ...]:
         """Run all calls of a turn at once and answer every problem.
 
         What goes wrong in a call is a result whose text says what to correct. A failure of ours is
         raised, the other calls being cancelled: any AgentRLError from a tool's body, such as
-        SandboxError.
+        SandboxError. Where an output changes the tools on offer, the change holds from the next
+        turn on, and the call's answer tells it.
 
         Args:
             calls: well-formed calls.
             problems: calls that could not be read.
             seed: of this turn; each call gets one of its own from it.
-            episode_id: told to the tools.
-            sandbox: told to the tools.
+            episode_id, sandbox, task, state: told to the tools (``ToolContext``).
 
         Returns:
             A record for each call and problem, by the number in its id (``call_0``, ``call_1``,
             ...); ids of another form keep their order, behind those.
         """
-        works = [self._record(call, seed, episode_id, sandbox) for call in calls]
+        state = {} if state is None else state
+
+        def context(call: ToolCall, deadline_s: float) -> ToolContext:
+            own_seed = seed_for(seed, "call", call.id)
+            return ToolContext(own_seed, episode_id, call.id, deadline_s, sandbox, task, state)
+
+        works = [self._record(call, context) for call in calls]
         # one has nothing to run beside
         done = [await works[0]] if len(works) == 1 else await _all(works)
-        return tuple(sorted([*done, *map(_answer_problem, problems)], key=_position))
+        done.sort(key=lambda answer: _position(answer[0]))
+        records = [self._with_offer(record, tools) for record, tools in done]
+        return tuple(sorted([*records, *map(_answer_problem, problems)], key=_position))
+
+    def may_use_sandbox(self, name: str) -> bool:
+        """Whether the tool of this name may use ``context.sandbox``."""
+        tool = self._offered.get(name)
+        return tool is not None and (tool.needs_sandbox or getattr(tool, "takes_context", False))
+
+    @property
+    def offered(self) -> tuple[str, ...] | None:
+        """The names of the tools on offer, where they are others than those of the prompt."""
+        names = tuple(self._offered)
+        return None if names == tuple(spec.name for spec in self.specs) else names
+
+    @property
+    def told_specs(self) -> tuple[ToolSpec, ...]:
+        """Of the tools that answers told the model of, and no prompt."""
+        listed = {spec.name for spec in self.specs}
+        return tuple(tool.spec for name, tool in self._known.items() if name not in listed)
+
+    def offer(self, tools: Sequence[object]) -> Sequence[Tool]:
+        """Puts these tools on offer, and no others.
+
+        Args:
+            tools: each a Tool, which takes the place of one of its name, or a known tool's name.
+
+        Returns:
+            Those that were not known before.
+
+        Raises:
+            ToolError: two of one name, a name that is none, or something else.
+        """
+        new = [tool for tool in tools if isinstance(tool, Tool) and self._is_new(tool)]
+        names = [tool.spec.name if isinstance(tool, Tool) else str(tool) for tool in tools]
+        known = {*self._known, *(tool.spec.name for tool in new)}
+        for name, tool in zip(names, tools, strict=True):
+            if not isinstance(tool, (Tool, str)) or name not in known or names.count(name) > 1:
+                raise ToolError(
+                    f"ToolOutput.tools must hold different Tools or names of {sorted(known)}, got "
+                    f"{tool!r}"
+                )
+        for tool in new:
+            self._add(tool)
+        self._offered = {name: self._known[name] for name in names}
+        return new
+
+    def _is_new(self, tool: Tool) -> bool:
+        return self._known.get(tool.spec.name) is not tool
+
+    def _add(self, tool: Tool) -> None:
+        name = tool.spec.name
+        self._validators[name] = schema_validator(tool.spec.parameters, name)
+        self._known[name] = tool
+
+    def _with_offer(self, record: CallRecord, tools: Sequence[object] | None) -> CallRecord:
+        if tools is None or record.result is None:
+            return record
+        text = offer_text(self.offer(tools), self._offered)
+        content = "\n\n".join(filter(None, (record.result.content, text)))
+        return replace(record, result=replace(record.result, content=content))
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """What the episode has used of its limits, for a checkpoint."""
+        return {"calls": dict(self._num_calls), "seconds": self._seconds}
+
+    def restore_usage(self, usage: Mapping[str, Any]) -> None:
+        """Go on from what ``usage`` gave."""
+        self._num_calls = Counter(usage["calls"])
+        self._seconds = usage["seconds"]
 
     async def _record(
-        self, call: ToolCall, seed: int, episode_id: str, sandbox: Sandbox | None
-    ) -> CallRecord:
+        self, call: ToolCall, context: Callable[[ToolCall, float], ToolContext]
+    ) -> tuple[CallRecord, Sequence[object] | None]:
         started = time.monotonic()
-        tool = self._tools.get(call.name)
+        tool = self._offered.get(call.name)
+        own: dict[str, float] = {}
+        max_chars = self._max_output_chars
+        max_tokens: int | None = None
         if tool is None:
-            near = nearest(call.name[:_LONGEST_NAME], self._tools)
-            meant = f" Did you mean {near!r}?" if near else ""
-            known = ", ".join(self._tools) or "none"
-            name = _clip_text(call.name, _LONGEST_NAME)[0]
-            output = _error(
-                "unknown_tool", f"there is no tool {name!r}.{meant} The tools are: {known}."
-            )
-            limit = self._max_output_chars
+            output = self._unknown(call.name)
         else:
-            deadline_s = tool.deadline_s or self._deadline_s
-            own_seed = seed_for(seed, "call", call.id)
-            output = await self._output(
-                tool, call, ToolContext(own_seed, episode_id, call.id, deadline_s, sandbox)
-            )
-            limit = tool.max_output_chars or self._max_output_chars
-        content, cut = _clip_text(_valid_text(output.content), limit)
+            max_chars = tool.max_output_chars or max_chars
+            max_tokens = tool.max_output_tokens
+            output = self._spent(tool) or await self._gated(tool, call, context, own)
+        content, cut = await self._clipped(output.content, call.name, max_chars, max_tokens)
         result = ToolResult(
             call_id=call.id,
             name=call.name,
@@ -129,41 +248,150 @@ class ToolExecutor:
             error=output.error,
             latency_s=time.monotonic() - started,
             truncated=cut or output.truncated,
-            metrics=output.metrics,
+            metrics={**(output.metrics or {}), **own} if own else output.metrics,
             images=tuple(image for image in output.images if isinstance(image, Image)),
             started_at=epoch_at(started),
+            reward=float(output.reward),
+            end=output.end,
         )
-        return CallRecord(call=call, problem=None, result=result)
+        return CallRecord(call=call, problem=None, result=result), output.tools
 
-    async def _output(self, tool: Tool, call: ToolCall, context: ToolContext) -> ToolOutput:
+    def _unknown(self, name: str) -> ToolOutput:
+        near = nearest(name[:_LONGEST_NAME], self._offered)
+        meant = f" Did you mean {near!r}?" if near else ""
+        known = ", ".join(self._offered) or "none"
+        short = clip_text(name, _LONGEST_NAME)[0]
+        return error_output(
+            "unknown_tool", f"there is no tool {short!r}.{meant} The tools are: {known}."
+        )
+
+    def _spent(self, tool: Tool) -> ToolOutput | None:
+        """The answer to a call that a limit of the episode leaves no room for; otherwise it
+        counts.
+        """
+        name = tool.spec.name
+        if tool.max_calls is not None and self._num_calls[name] >= tool.max_calls:
+            text = f"{name} may be called {tool.max_calls} times, and was. Go on without it."
+            return error_output("call_limit", text)
+        if self._max_seconds is not None and self._seconds >= self._max_seconds:
+            text = (
+                f"the {self._max_seconds:g} s that tools may take are spent. Answer without them."
+            )
+            return error_output("call_limit", text)
+        self._num_calls[name] += 1
+        return None
+
+    async def _clipped(
+        self, content: str | bytes, name: str, max_chars: int, max_tokens: int | None
+    ) -> tuple[str, bool]:
+        text, cut = clip_text(valid_text(content), max_chars)
+        if max_tokens is None:
+            return text, cut
+        if self.token_ends is None:
+            raise ToolError(
+                f"tool {name!r}: max_output_tokens needs the model's tokenizer, and this engine "
+                "takes messages; use max_output_chars"
+            )
+        ends = await asyncio.to_thread(self.token_ends, text)
+        text, cut_again = clip_tokens(text, ends, max_tokens)
+        return text, cut or cut_again
+
+    async def _gated(
+        self,
+        tool: Tool,
+        call: ToolCall,
+        context: Callable[[ToolCall, float], ToolContext],
+        own: dict[str, float],
+    ) -> ToolOutput:
+        """The output of a call once it has a place among those of all episodes.
+
+        Args:
+            tool, call, context: what is called.
+            own: takes what the executor measured.
+        """
+        deadline_s = tool.deadline_s or self._deadline_s
+        if self._max_seconds is not None:
+            deadline_s = min(deadline_s, self._max_seconds - self._seconds)
+        circumstances = context(call, deadline_s)
+        gate = gate_of(call.name)
+        async with gate.entered(tool, circumstances.episode_id) as queued_s:
+            if tool.max_concurrent is not None or tool.calls_per_s is not None:
+                own["queued_s"] = queued_s
+            began = time.monotonic()
+            try:
+                return await self._output(_Call(tool, call, circumstances, gate, own))
+            finally:
+                self._seconds += time.monotonic() - began
+
+    async def _output(self, one: _Call) -> ToolOutput:
+        tool, call, context = one.tool, one.call, one.context
         try:
             if faults := await found_faults(self._validators[call.name], call.arguments):
                 raise InvalidArgumentsError("; ".join(faults))
-            work = _contained(tool, call, context)
+            work = self._attempts(one)
             output = await (work if tool.keeps_deadline else self._within(context.deadline_s, work))
         except AgentRLError:
             raise
         except InvalidArgumentsError as error:
-            return _error(
+            return error_output(
                 "invalid_arguments", f"{error}. Mend the arguments of {call.name} and call again."
             )
         except DeadlineError:
             # only a thread keeps its deadline by leaving the call behind
             self.num_abandoned += tool.keeps_deadline
-            return _error(
-                "timeout", f"{call.name} took longer than {context.deadline_s:g} s and was ended."
-            )
+            text = f"{call.name} took longer than {context.deadline_s:g} s and was ended."
+            failed = error_output("timeout", text)
         except Exception as error:  # noqa: BLE001 - the boundary: what a tool raises goes to the model as text
-            return _error("exception", f"{call.name} raised {type(error).__name__}: {error}")
-        output = output if isinstance(output, ToolOutput) else ToolOutput(output)
-        if not isinstance(output.content, (str, bytes)):
-            raise ToolError(
-                f"tool {call.name!r}: call must give a str or a ToolOutput of one, got "
-                f"{output.content!r}"
-            )
-        if not output.images:
-            return output
-        return await asyncio.to_thread(_with_images_read, output, call.name)
+            text = f"{call.name} raised {type(error).__name__}: {error}"
+            failed = error_output("exception", text)
+        else:
+            output = checked_output(output, call.name)
+            if not output.images:
+                return output
+            return await asyncio.to_thread(with_images_read, output, call.name)
+        return after_pieces(one.pieces, failed)
+
+    async def _attempts(self, one: _Call) -> str | ToolOutput:
+        """The tool's output; a failure of ours is tried again while that is allowed.
+
+        Raises:
+            ToolError: the failure is ours, and stays.
+            Exception: it is the model's.
+        """
+        tool, context = one.tool, one.context
+        ends_at = time.monotonic() + context.deadline_s
+        pause_s = _FIRST_PAUSE_S
+        for left in reversed(range(_ATTEMPTS)):
+            try:
+                output = await _contained(tool, one.call, context, one.pieces)
+            except Exception as error:
+                fault = self._endpoints.fault(error, one.call.arguments)
+                if fault is None or tool.takes_hosts:
+                    raise
+                remaining_s = ends_at - time.monotonic() - pause_s
+                may_repeat = tool.idempotent or not fault.sent
+                if not (may_repeat and left and remaining_s > 0):
+                    if isinstance(error, ToolError):
+                        raise
+                    alone = one.gate.is_alone()
+                    raise tool_error(
+                        tool.spec.name, fault, alone=alone, answers=one.gate.num_answers
+                    ) from error
+                logger.warning(
+                    "tool %s is called again after a failure of ours: %s",
+                    tool.spec.name,
+                    fault.text,
+                    extra={"event": "tool_retried", "tool": tool.spec.name, "error": fault.text},
+                )
+            else:
+                one.gate.count_answer()
+                return output
+            one.own["retries"] = one.own.get("retries", 0.0) + 1
+            one.pieces.clear()
+            await asyncio.sleep(pause_s)
+            context = replace(context, deadline_s=max(remaining_s, 1e-3))
+            pause_s *= 2
+        raise AssertionError("the last attempt gives or raises")
 
     async def _within(
         self, deadline_s: float, work: Coroutine[Any, Any, str | ToolOutput]
@@ -207,7 +435,26 @@ class ToolExecutor:
             task.exception()
 
 
-async def _all(works: Sequence[Coroutine[Any, Any, CallRecord]]) -> list[CallRecord]:
+@dataclass(slots=True, eq=False)
+class _Call:
+    """One call on its way.
+
+    Args:
+        tool, call, context: what is called, how and for whom.
+        gate: of the tool.
+        own: what the executor measured, kept with the result's metrics.
+        pieces: the output so far, of a tool that gives it piece by piece.
+    """
+
+    tool: Tool
+    call: ToolCall
+    context: ToolContext
+    gate: ToolGate
+    own: dict[str, float]
+    pieces: list[str | ToolOutput] = field(default_factory=list)
+
+
+async def _all(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     """What they give, in order; where one fails or the caller is cancelled, the others are ended
     first.
     """
@@ -221,27 +468,37 @@ async def _all(works: Sequence[Coroutine[Any, Any, CallRecord]]) -> list[CallRec
         raise
 
 
-async def _contained(tool: Tool, call: ToolCall, context: ToolContext) -> str | ToolOutput:
-    """The tool's output, but an ``exit()`` in its body ends the call and not the process."""
+async def _contained(
+    tool: Tool, call: ToolCall, context: ToolContext, pieces: list[str | ToolOutput]
+) -> str | ToolOutput:
+    """The tool's output, but an ``exit()`` in its body ends the call and not the process.
+
+    Args:
+        tool, call, context: what is called.
+        pieces: takes the output of a tool that gives it piece by piece.
+    """
     try:
-        return await tool.call(call.arguments, context)
+        if not tool.in_pieces:
+            return await tool.call(call.arguments, context)
+        return await _in_pieces(tool, call, context, pieces)
     except SystemExit as error:
         raise RuntimeError(f"it called exit({error.code!r})") from None
 
 
-def _with_images_read(output: ToolOutput, name: str) -> ToolOutput:
-    """The output with each image an ``Image``; a fault of the tool where one cannot be read."""
-    try:
-        images = tuple(
-            Image.read(image, f"image {number}") for number, image in enumerate(output.images)
-        )
-    except DataError as error:
-        return _error("exception", f"{name} gave an image that cannot be used: {error}")
-    return replace(output, images=images)
-
-
-def _error(kind: ToolErrorKind, text: str) -> ToolOutput:
-    return ToolOutput(f"Error: {text}", error=kind)
+async def _in_pieces(
+    tool: Tool, call: ToolCall, context: ToolContext, pieces: list[str | ToolOutput]
+) -> ToolOutput:
+    num_chars = 0
+    async with aclosing(tool.stream(call.arguments, context)) as stream:
+        async for piece in stream:
+            piece = checked_output(piece, call.name)
+            pieces.append(piece)
+            num_chars += len(piece.content)
+            if num_chars > MAX_PIECES_CHARS:
+                text = f"{call.name} gave more than {MAX_PIECES_CHARS} characters and was ended."
+                return after_pieces(pieces, error_output("output_limit", text))
+            await asyncio.sleep(0)  # a generator that awaits nothing lets others run all the same
+    return merged(pieces)
 
 
 def _answer_problem(problem: CallProblem) -> CallRecord:
@@ -255,30 +512,3 @@ def _position(record: CallRecord) -> float:
     written = record.call or record.problem
     numbered = _NUMBERED.fullmatch(written.id) if written else None
     return int(numbered.group(1)) if numbered else float("inf")
-
-
-def _valid_text(content: str | bytes) -> str:
-    """``content`` as text that UTF-8 can carry; what is no character becomes U+FFFD."""
-    if isinstance(content, bytes):
-        return content.decode("utf-8", "replace")
-    try:
-        content.encode("utf-8")
-    except UnicodeEncodeError:  # lone surrogates, as os.fsdecode makes them
-        return content.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
-    return content
-
-
-def _clip_text(text: str, max_chars: int) -> tuple[str, bool]:
-    """At most ``max_chars`` characters of ``text``: its head and its tail, with a marker between
-    that comes on top.
-
-    Returns:
-        The text, and whether anything was left out.
-    """
-    left_out = len(text) - max_chars
-    if left_out <= 0:
-        return text, False
-    tail = max_chars // 2
-    head = max_chars - tail
-    marker = f"\n[... {left_out} of {len(text)} characters left out ...]\n"
-    return text[:head] + marker + (text[-tail:] if tail else ""), True

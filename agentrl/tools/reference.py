@@ -5,15 +5,20 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from agentrl.errors import ConfigError, ToolError, did_you_mean
-from agentrl.tools.base import Tool
-from agentrl.tools.factory import ToolFactory
-from agentrl.tools.python import PythonTool
+from agentrl.tools.base import Tool, ToolLimits
+from agentrl.tools.builtin.calculator import CalculatorTool
+from agentrl.tools.builtin.fetch_url import FetchUrlTool
+from agentrl.tools.builtin.files import FilesTool
+from agentrl.tools.builtin.python import PythonTool
+from agentrl.tools.builtin.shell import ShellTool
+from agentrl.tools.builtin.submit import SubmitTool
+from agentrl.tools.factory import ToolFactory, Toolset, tool_methods
 from agentrl.tools.search import SearchTool, load_index
 from agentrl.types import place_of_object
 from agentrl.types.user_code.function import load_named
@@ -27,14 +32,22 @@ class ToolReference:
         name: a built-in tool's (``python``, ``search``), or ``file.py:name`` or ``module:name``: a
             tool, a class or factory of tools, or, with arguments, a function that makes some.
         args: keyword arguments, JSON.
+        limits: in place of those of its tools.
     """
 
     name: str
     args: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    limits: ToolLimits = field(default_factory=ToolLimits, hash=False)
+
+
+ToolEntry: TypeAlias = Tool | ToolFactory | ToolReference | str | type
+"""What may stand among the tools of an environment; a class is one of ``@tool`` methods."""
 
 
 def resolve_tools(
-    entries: Sequence[Tool | ToolFactory | ToolReference | str], base_dir: str | Path | None = None
+    entries: Sequence[ToolEntry],
+    base_dir: str | Path | None = None,
+    resources: Iterable[str] = (),
 ) -> tuple[Tool | ToolFactory, ...]:
     """Tools as a user names them. An object is shared by all episodes; a class or factory makes
     each its own.
@@ -43,21 +56,23 @@ def resolve_tools(
         entries: tools and factories as they are, references, or text as a reference without
             arguments.
         base_dir: the folder that relative paths start from.
+        resources: names of what classes and factories may take beside their arguments.
 
     Raises:
         ConfigError: text that names nothing, or a file that cannot be read.
         ToolError: something that is no tool, or does not take its arguments.
     """
-    return tuple(_resolved(entry, base_dir) for entry in entries)
+    names = frozenset(resources)
+    return tuple(_resolved(entry, base_dir, names) for entry in entries)
 
 
 def _resolved(
-    entry: Tool | ToolFactory | ToolReference | str, base_dir: str | Path | None
+    entry: ToolEntry, base_dir: str | Path | None, resources: frozenset[str]
 ) -> Tool | ToolFactory:
     if isinstance(entry, str):
         entry = ToolReference(entry)
     if not isinstance(entry, ToolReference):
-        return _made_of(entry, getattr(entry, "__qualname__", None) or repr(entry), {})
+        return _made_of(entry, getattr(entry, "__qualname__", None) or repr(entry), {}, resources)
     name = entry.name
     if name in _BUILT_IN:
         return _built_in(name, json.dumps(entry.args), str(base_dir or "."))
@@ -67,14 +82,16 @@ def _resolved(
             f"({', '.join(_BUILT_IN)}){did_you_mean(name, _BUILT_IN)} "
             "Name one of yours as file.py:name or module:name"
         )
-    return _made_of(load_named(name, base_dir, _broken), name, entry.args)
+    return _made_of(load_named(name, base_dir, _broken), name, entry.args, resources)
 
 
 def _broken(rule: str) -> ConfigError:
     return ConfigError(f"ToolEnv.tools{rule}")
 
 
-def _made_of(found: Any, name: str, args: Mapping[str, Any]) -> Tool | ToolFactory:
+def _made_of(
+    found: Any, name: str, args: Mapping[str, Any], resources: frozenset[str]
+) -> Tool | ToolFactory:
     if isinstance(found, Tool):
         if args:
             raise ToolError(
@@ -84,11 +101,13 @@ def _made_of(found: Any, name: str, args: Mapping[str, Any]) -> Tool | ToolFacto
         return found
     try:
         if isinstance(found, ToolFactory):
-            return found.with_args(args)
+            return found.with_args(args, resources)
+        if inspect.isclass(found) and not issubclass(found, Tool) and tool_methods(found):
+            return ToolFactory(Toolset(found)).with_args(args, resources)
         if (inspect.isclass(found) and issubclass(found, Tool)) or (
             inspect.isroutine(found) and args
         ):
-            return ToolFactory(found).with_args(args)
+            return ToolFactory(found).with_args(args, resources)
     except ToolError as error:
         raise ToolError(f"ToolEnv.tools: {error}") from None
     place = place_of_object(found) if callable(found) else ""
@@ -133,4 +152,12 @@ def _search(
     )
 
 
-_BUILT_IN: Mapping[str, Callable[..., Tool]] = {"python": PythonTool, "search": _search}
+_BUILT_IN: Mapping[str, Callable[..., Tool]] = {
+    "calculator": CalculatorTool,
+    "fetch_url": FetchUrlTool,
+    "files": FilesTool,
+    "python": PythonTool,
+    "search": _search,
+    "shell": ShellTool,
+    "submit": SubmitTool,
+}

@@ -1,4 +1,6 @@
-"""Shared tools: tools of many episodes, closed once at the end of their process."""
+"""Shared tools: tools of many episodes, closed once at the end of their process, and the resources
+behind them.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,11 @@ import atexit
 import logging
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from agentrl.tools.base import Tool
+from agentrl.tools.owners import close_owner, owners_of
+from agentrl.tools.resources import take_opened
 
 logger = logging.getLogger(__name__)
 _lock = threading.Lock()  # guards _shared: episodes share tools on any thread
@@ -23,11 +27,13 @@ def share(tool: Tool) -> None:
 
 
 def close_shared_tools() -> None:
-    """Close every shared tool of this process; called at its exit."""
+    """Close every shared tool of this process, then every resource; called at its exit."""
     with _lock:
         tools = list(_shared.values())
         _shared.clear()
-    close_tools(tools)
+    names = {id(tool.owner): tool.spec.name for tool in tools}
+    resources = list(take_opened())
+    _close([*owners_of(tools), *resources], names)
 
 
 def close_tools(tools: Iterable[Tool]) -> None:
@@ -35,32 +41,38 @@ def close_tools(tools: Iterable[Tool]) -> None:
     logged.
     """
     tools = list(tools)
-    if not tools:
+    names = {id(tool.owner): tool.spec.name for tool in tools}
+    _close(owners_of(tools), names)
+
+
+def _close(owners: Sequence[object], names: Mapping[int, str]) -> None:
+    if not owners:
         return
     try:
         asyncio.get_running_loop()
     except RuntimeError:  # as at the interpreter's exit, where no thread can be started
-        asyncio.run(_close_all(tools))
+        asyncio.run(_close_all(owners, names))
         return
     # The caller's loop runs in this thread, and close() is awaited in another.
     closing = threading.Thread(
-        target=lambda: asyncio.run(_close_all(tools)), name="agentrl-close-tools"
+        target=lambda: asyncio.run(_close_all(owners, names)), name="agentrl-close-tools"
     )
     closing.start()
     closing.join()
 
 
-async def _close_all(tools: Iterable[Tool]) -> None:
-    for tool in tools:
+async def _close_all(owners: Sequence[object], names: Mapping[int, str]) -> None:
+    for owner in owners:
+        name = names.get(id(owner), f"resource {type(owner).__name__}")
         try:
-            await tool.close()
+            await close_owner(owner)
         except Exception as error:  # noqa: BLE001 - boundary: the user's own code
             logger.warning(
-                "closing tool %r raised %s: %s",
-                tool.spec.name,
+                "closing %r raised %s: %s",
+                name,
                 type(error).__name__,
                 error,
-                extra={"event": "tool_close_failed", "tool": tool.spec.name},
+                extra={"event": "tool_close_failed", "tool": name},
             )
 
 

@@ -6,7 +6,7 @@ import inspect
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import docstring_parser
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
@@ -14,6 +14,17 @@ from pydantic_core import PydanticSerializationError
 
 from agentrl.errors import ToolError, did_you_mean
 from agentrl.tools.context import ToolContext
+
+T = TypeVar("T")
+
+
+class _ResourceMark:
+    """Marks a type as that of a resource."""
+
+
+Resource: TypeAlias = Annotated[T, _ResourceMark()]
+"""The type of a parameter that is given the resource of its name (``env.resources``): ``db:
+Resource[Connection]``. The model never sees it."""
 
 _ATTRIBUTES = ("attribute", "ivar", "cvar", "var", "vartype")  # of a class, not parameters
 _LITERAL_KEYS = ("default", "enum", "const", "examples")
@@ -28,6 +39,7 @@ class Signature:
         schema: a closed JSON Schema object (Draft 2020-12) with a property for each parameter.
         adapters: for each parameter, what turns JSON into the annotated type.
         context: the parameter that takes the ToolContext, where there is one.
+        resources: the parameters that take resources.
         source: the function and its tool's name, of which another process makes the same.
     """
 
@@ -35,6 +47,7 @@ class Signature:
     schema: dict[str, Any]
     adapters: Mapping[str, TypeAdapter[Any]]
     context: str | None
+    resources: frozenset[str]
     source: tuple[Callable[..., Any], str]
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -77,10 +90,11 @@ def read_signature(function: Callable[..., Any], name: str) -> Signature:
         raise ToolError(
             f"tool {name!r}: the docstring's Args describe {entry!r}, which is no parameter{meant}"
         )
+    resources = frozenset(key for key, hint in hints.items() if _is_resource(hint))
     adapters: dict[str, TypeAdapter[Any]] = {}
     properties: dict[str, Any] = {}
     for parameter in parameters.values():
-        if parameter.name == context:
+        if parameter.name == context or parameter.name in resources:
             continue
         if parameter.name not in hints:
             raise ToolError(
@@ -102,7 +116,7 @@ def read_signature(function: Callable[..., Any], name: str) -> Signature:
                 )
     required = [key for key in properties if parameters[key].default is inspect.Parameter.empty]
     schema = closed_schema(properties, required) | ({"$defs": definitions} if definitions else {})
-    return Signature(description, schema, adapters, context, (function, name))
+    return Signature(description, schema, adapters, context, resources, (function, name))
 
 
 def closed_schema(properties: Mapping[str, Any], required: Sequence[str]) -> dict[str, Any]:
@@ -136,6 +150,10 @@ def context_parameter(function: Callable[..., Any], name: str) -> str | None:
     hints = _hints(function, name)
     names = (key for key, hint in hints.items() if hint is ToolContext and key != "return")
     return next(names, None)
+
+
+def _is_resource(hint: Any) -> bool:
+    return any(isinstance(item, _ResourceMark) for item in getattr(hint, "__metadata__", ()))
 
 
 def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
@@ -186,7 +204,7 @@ def _adapt(
         raise ToolError(
             f"tool {name!r}: parameter {parameter.name!r} has type {hint!r}, which makes no JSON "
             f"Schema ({reason}); use str, int, float, bool, list, dict, Literal, Enum, Optional, "
-            "TypedDict or a dataclass of these"
+            "TypedDict or a dataclass of these, or Resource[...] for what env.resources opens"
         ) from error
     except PydanticSerializationError as error:
         raise ToolError(

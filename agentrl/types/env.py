@@ -47,6 +47,9 @@ class Observation:
     Args:
         messages: new messages; from ``reset``, the whole opening conversation.
         tools: the tools on offer; from ``step``, None means unchanged.
+        tools_in_messages: tools that the messages themselves announce, beside those of the prompt's
+            head: calls of them are read by their schemas, and the head stays as it is. None means
+            unchanged.
         images: images by the names that the messages' parts use, ``{"type": "image", "image":
             NAME}``, in any form that ``Image.read`` takes. A part may also hold its image itself.
         rewrite: a history that replaces everything so far and starts a new sequence.
@@ -61,6 +64,7 @@ class Observation:
     rewrite: tuple[Message, ...] | None = None
     agent: str = "main"
     info: Mapping[str, Any] = field(default_factory=dict)
+    tools_in_messages: tuple[ToolSpec, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

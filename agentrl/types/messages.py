@@ -12,7 +12,13 @@ ProblemKind = Literal[
     "malformed_json", "missing_name", "bad_arguments", "unclosed", "second_call", "too_many"
 ]
 ToolErrorKind = Literal[
-    "malformed", "unknown_tool", "invalid_arguments", "timeout", "exception", "output_limit"
+    "malformed",
+    "unknown_tool",
+    "invalid_arguments",
+    "timeout",
+    "exception",
+    "output_limit",
+    "call_limit",
 ]
 
 
@@ -124,6 +130,8 @@ class ToolResult:
         metrics: numbers that are stored with the call, such as ``cpu_s``.
         images: images for the model, after the text.
         started_at: when the call began, in seconds since the epoch; 0 where unknown.
+        reward: the call's part of the step's reward.
+        end: the call ended the episode.
     """
 
     call_id: str
@@ -135,6 +143,8 @@ class ToolResult:
     metrics: Mapping[str, float] | None = None
     images: tuple[Image, ...] = ()
     started_at: float = 0.0
+    reward: float = 0.0
+    end: bool = False
 
     def message(self) -> Message:
         """The ``tool`` message that answers the call; its content is text unless there are

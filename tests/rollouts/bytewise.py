@@ -81,6 +81,9 @@ class BytewiseRenderer:
     def __init__(self, *, rewrites: bool = False) -> None:
         self._rewrites = rewrites
 
+    def token_ends(self, text: str) -> list[int]:
+        return list(range(1, len(text) + 1))
+
     def prompt(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
     ) -> tuple[Segment, ...]:

@@ -18,6 +18,7 @@ _ENDED_OUTSIDE = frozenset(
     {
         "context_tokens",
         "env_exception",
+        "tool_crash",
         "episode_timeout",
         "image_token",
         "max_prompt_tokens",

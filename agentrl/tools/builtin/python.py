@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentrl.errors import ToolError
-from agentrl.sandbox import ExecResult, Persist
+from agentrl.sandbox import ExecResult, Persist, Sandbox
 from agentrl.tools.base import Tool
 from agentrl.tools.context import ToolContext, ToolOutput
 from agentrl.tools.signature import closed_schema
 from agentrl.types import ToolErrorKind, ToolSpec
 
-_KINDS: Mapping[str, ToolErrorKind] = {"timeout": "timeout", "output_limit": "output_limit"}
+ERROR_KINDS: Mapping[str, ToolErrorKind] = {"timeout": "timeout", "output_limit": "output_limit"}
 _LOST = "Note: variables of earlier calls are lost; the interpreter was started afresh."
-_NO_OUTPUT = "(no output; print what you want to see)"
+NO_OUTPUT = "(no output; print what you want to see)"
 
 
 class PythonTool(Tool):
@@ -43,6 +43,7 @@ class PythonTool(Tool):
 
     needs_sandbox = True
     keeps_deadline = True
+    takes_hosts = True
 
     def __init__(
         self,
@@ -72,37 +73,51 @@ class PythonTool(Tool):
 
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolOutput:
         """Run ``arguments["code"]``."""
-        if context.sandbox is None:
-            raise ToolError(
-                f"tool {self.spec.name!r} needs a sandbox; give the environment one: "
-                "ToolEnv(sandbox=...)"
-            )
-        result = await context.sandbox.run(
+        result = await sandbox_of(context, self.spec.name).run(
             arguments["code"], timeout_s=context.deadline_s, persist=self._persist
         )
         text = result.stdout.decode("utf-8", "replace").rstrip("\n")
         fault = self._fault(result, context.deadline_s)
         parts = filter(None, (text, fault, _LOST if result.interpreter_ended else ""))
         return ToolOutput(
-            "\n".join(parts) or _NO_OUTPUT,
-            error=None if result.status == "ok" else _KINDS.get(result.status, "exception"),
+            "\n".join(parts) or NO_OUTPUT,
+            error=None if result.status == "ok" else ERROR_KINDS.get(result.status, "exception"),
             truncated=result.truncated,
             metrics={"cpu_s": result.cpu_s, "wall_s": result.wall_s, "queued_s": result.queued_s},
         )
 
     def _fault(self, result: ExecResult, timeout_s: float) -> str:
-        match result.status:
-            case "ok":
-                return ""
-            case "timeout":
-                return f"Error: the code took longer than {timeout_s:g} s and was ended."
-            case "oom":
-                return "Error: the code used more memory than it may and was ended."
-            case "output_limit":
-                return "Error: the code printed more than it may and was ended."
-            case "killed":
-                return f"Error: the code was ended: {result.detail or 'killed'}."
+        ended = ended_text(result, timeout_s, "code")
+        if result.status == "ok" or ended:
+            return ended
         lines = (
             result.stderr.decode("utf-8", "replace").rstrip().splitlines()[-self._stderr_lines :]
         )
         return "\n".join(lines) or f"Error: the code ended with exit code {result.exit_code}."
+
+
+def sandbox_of(context: ToolContext, name: str) -> Sandbox:
+    """The episode's sandbox.
+
+    Raises:
+        ToolError: the environment has none.
+    """
+    if context.sandbox is None:
+        raise ToolError(
+            f"tool {name!r} needs a sandbox; give the environment one: ToolEnv(sandbox=...)"
+        )
+    return context.sandbox
+
+
+def ended_text(result: ExecResult, timeout_s: float, what: str) -> str:
+    """How a run was ended by force, in words; empty where it was not."""
+    match result.status:
+        case "timeout":
+            return f"Error: the {what} took longer than {timeout_s:g} s and was ended."
+        case "oom":
+            return f"Error: the {what} used more memory than it may and was ended."
+        case "output_limit":
+            return f"Error: the {what} printed more than it may and was ended."
+        case "killed":
+            return f"Error: the {what} was ended: {result.detail or 'killed'}."
+    return ""

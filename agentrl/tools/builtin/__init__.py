@@ -1,0 +1,1 @@
+"""Built-in tools: those that ``env.tools`` names by one word."""

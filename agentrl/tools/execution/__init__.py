@@ -1,0 +1,1 @@
+"""Execution: what stands between a call and its result beside the tool itself."""

@@ -83,6 +83,7 @@ def stage_faults(stage: StageConfig, *, trains: bool = True) -> Iterator[Fault]:
     yield from _program_faults(stage)
     yield from _reward_faults(stage)
     yield from _eval_faults(stage)
+    yield from _keep_best_faults(stage)
     yield from _size_faults(stage)
     yield from _rollout_faults(stage)
     yield from _sandbox_faults(stage)
@@ -128,6 +129,24 @@ def _reward_faults(stage: StageConfig) -> Iterator[Fault]:
                 f"{function.function!r}, since that "
                 "part is the reward model's score; give it a `name`",
             )
+
+
+def _keep_best_faults(stage: StageConfig) -> Iterator[Fault]:
+    metric = stage.checkpoint.keep_best
+    if metric is None:
+        return
+    kind, _, rest = metric.partition("/")
+    known = sorted(stage.eval.sets)
+    if kind != "eval" or "/" not in rest:
+        remedy = "name one as eval/SET/greedy"
+    elif known and rest.rpartition("/")[0] not in known:
+        remedy = f"the stage's sets are {', '.join(known)}"
+    else:
+        return  # a stage without evaluations keeps its last checkpoints alone
+    yield fault(
+        f"checkpoint.keep_best must be a metric of an evaluation, got {metric!r}; {remedy}",
+        "checkpoint.keep_best",
+    )
 
 
 def _eval_faults(stage: StageConfig) -> Iterator[Fault]:

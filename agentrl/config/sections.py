@@ -99,6 +99,9 @@ class CheckpointConfig(Section):
     """Steps between checkpoints; null keeps the last step's alone."""
     keep_last: Count = 2
     """Checkpoints kept a stage."""
+    keep_best: str | None = None
+    """One more is kept: that of the step whose evaluation had the highest value of this metric,
+    as ``eval/SET/greedy`` (docs/training.md)."""
 
 
 class DebugConfig(Section):

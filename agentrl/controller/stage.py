@@ -375,6 +375,7 @@ class StageRun:
                     learner.call(LearningRole.save, folder / learner.name)
                 self.recorder.sync()
                 self.recorder.record_unsaved(snapshot.running)
+                evaluated_step, evaluated = self.recorder.last_evaluated
                 manifest = Manifest(
                     stage=self.settings.name,
                     step=state.step,
@@ -383,6 +384,7 @@ class StageRun:
                     algorithm=dict(state.algorithm),
                     progress=dict(state.totals),
                     results=self.recorder.results,
+                    evaluated=evaluated if evaluated_step == state.step else {},
                     evaluating=self._interrupted,
                     uncounted=self.recorder.uncounted(),
                 )
@@ -427,6 +429,8 @@ class StageRun:
             for result in self.evaluator.evaluate(when, done=done):
                 self.recorder.record_evaluation(result, state)
             self._interrupted = ""
+            if not done:
+                self.checkpoints.check_metric(self.recorder.last_evaluated[1])
 
 
 def _is_due(state: TrainState, every: int | None) -> bool:

@@ -194,7 +194,9 @@ def run_stage(
     scorer = reward_model_folder(stage, models)
     algorithm = stage.make_algorithm()
     folder = context.directory.checkpoints_folder / stage.name
-    checkpoints = Checkpoints(folder, keep_last=stage.checkpoint.keep_last)
+    kept = stage.checkpoint
+    best = kept.keep_best if stage.eval.sets else None
+    checkpoints = Checkpoints(folder, keep_last=kept.keep_last, keep_best=best)
     restored = checkpoints.latest() if resume else None
     manifest = restored[1] if restored else None
     plays = algorithm.learns_from == "rollouts"

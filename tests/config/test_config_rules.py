@@ -186,3 +186,21 @@ def test_defaults_that_follow_other_settings(write: Write) -> None:
 def test_passes_over_a_batch_are_the_algorithms_epochs(write: Write) -> None:
     (stage,) = load_config(write("train: {updates_per_batch: 3}\n")).resolved_stages()
     assert stage.make_algorithm().num_epochs == 3
+
+
+@pytest.mark.parametrize(
+    ("metric", "remedy"),
+    [
+        ("greedy", "name one as eval/SET/greedy"),
+        ("eval/greedy", "name one as eval/SET/greedy"),
+        ("eval/math/greedy", "the stage's sets are code"),
+    ],
+)
+def test_the_best_checkpoint_is_by_an_evaluation_of_the_stage(
+    problems: Problems, write: Write, metric: str, remedy: str
+) -> None:
+    sets = "eval: {sets: {code: {data: x.py:f}}}\n"
+    (line,) = problems(f"checkpoint: {{keep_best: {metric}}}\n{sets}")
+    assert f"checkpoint.keep_best must be a metric of an evaluation, got {metric!r}" in line
+    assert remedy in line
+    load_config(write(f"checkpoint: {{keep_best: eval/code/greedy}}\n{sets}"))

@@ -13,7 +13,7 @@ import pytest
 
 from agentrl.controller.admission import RolloutState
 from agentrl.controller.checkpoints import Checkpoints, Manifest
-from agentrl.errors import DataError
+from agentrl.errors import ConfigError, DataError
 from agentrl.rollouts import GroupState, NotResumable, make_batch
 from agentrl.types import Trajectory, Turn
 from tests.controller.tiny import made_groups
@@ -226,6 +226,21 @@ def test_only_the_last_few_are_kept(tmp_path: Path) -> None:
     for step in (2, 3, 4, 5):
         save(checkpoints, step)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step=000004", "step=000005"]
+
+
+def test_the_best_one_is_kept_besides(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep_last=1, keep_best="eval/code/greedy")
+    greedy = {1: 0.5, 2: 0.9, 3: 0.9, 4: None, 5: 0.2}
+    for step, value in greedy.items():
+        evaluated = {} if value is None else {"eval/code/greedy": value, "eval/code/sampled": 1.0}
+        checkpoints.commit(checkpoints.begin(step), replace(manifest(step), evaluated=evaluated))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step=000003", "step=000005"]
+    assert checkpoints.best() == tmp_path / "step=000003"
+    found = checkpoints.latest()
+    assert found is not None
+    assert found[1].evaluated == {"eval/code/greedy": 0.2, "eval/code/sampled": 1.0}
+    with pytest.raises(ConfigError, match=r"keep_best='eval/code/greedy'.*gave eval/code/sampled"):
+        checkpoints.check_metric({"eval/code/sampled": 0.5})
 
 
 def test_an_old_one_is_deleted_when_the_new_one_exists_and_not_before(tmp_path: Path) -> None:

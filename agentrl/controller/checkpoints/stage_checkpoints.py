@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from agentrl.controller.checkpoints.saved_groups import (
     write_running,
 )
 from agentrl.controller.samplers.prompt_sampler import SamplerState
-from agentrl.errors import DataError, StoreError
+from agentrl.errors import ConfigError, DataError, StoreError
 from agentrl.store import write_json
 
 _GROUPS = "waiting_groups.parquet"
@@ -40,6 +40,7 @@ class Manifest:
         algorithm: the algorithm's own state, JSON.
         progress: running totals that metrics go on from, JSON.
         results: evaluations made so far, as in ``summary.json``.
+        evaluated: numbers of the step's own evaluation, by metric.
         evaluating: the evaluation that was interrupted, and that a resume makes up for.
         uncounted: draws that had come to their end and were in no step's metrics.
         files: size in bytes of every file of the checkpoint, by relative path.
@@ -52,6 +53,7 @@ class Manifest:
     algorithm: Mapping[str, Any] = field(default_factory=dict)
     progress: Mapping[str, Any] = field(default_factory=dict)
     results: Mapping[str, Any] = field(default_factory=dict)
+    evaluated: Mapping[str, float] = field(default_factory=dict)
     evaluating: str = ""
     uncounted: tuple[int, ...] = ()
     files: Mapping[str, int] = field(default_factory=dict)
@@ -65,11 +67,13 @@ class Checkpoints:
     Args:
         folder: the stage's folder.
         keep_last: how many are kept; older ones are deleted once a newer one exists. 0 keeps all.
+        keep_best: the metric whose best checkpoint is kept besides.
     """
 
     folder: Path
     _: KW_ONLY
     keep_last: int
+    keep_best: str | None = None
 
     def begin(self, step: int) -> Path:
         """An empty folder for the tensors of ``step``; what an interrupted attempt left there is
@@ -114,8 +118,8 @@ class Checkpoints:
         if self.keep_last:
             # of each step
             newest = {path.name.partition(".")[0]: path for path in self._complete()}
-            kept = list(newest.values())[-self.keep_last :]
-            for old in set(self.folder.glob("step=*")) - set(kept):
+            kept = {*list(newest.values())[-self.keep_last :], *self._best(newest.values())}
+            for old in set(self.folder.glob("step=*")) - kept:
                 (old / "manifest.json").unlink(missing_ok=True)
                 shutil.rmtree(old)
 
@@ -156,6 +160,38 @@ class Checkpoints:
             raise DataError(f"{what}; {self._remedy(folder)}") from error
         rollouts = replace(manifest.rollouts, groups=groups, unobserved=unobserved, running=running)
         return folder, replace(manifest, rollouts=rollouts)
+
+    def check_metric(self, evaluated: Mapping[str, float]) -> None:
+        """Refuses a ``keep_best`` that an evaluation did not give.
+
+        Raises:
+            ConfigError: it is none of its metrics.
+        """
+        if self.keep_best is not None and self.keep_best not in evaluated:
+            raise ConfigError(
+                f"checkpoint.keep_best={self.keep_best!r} must be a metric of the evaluation, "
+                f"which gave {', '.join(sorted(evaluated)) or 'none'}; name one of them"
+            )
+
+    def best(self) -> Path | None:
+        """The checkpoint with the highest ``keep_best``, the newest of several; None where no
+        evaluation of a step with a checkpoint had the metric."""
+        return next(iter(self._best(self._complete())), None)
+
+    def _best(self, complete: Iterable[Path]) -> list[Path]:
+        """At most one of them."""
+        if self.keep_best is None:
+            return []
+        values = []
+        for path in complete:
+            try:
+                manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+                value = manifest["evaluated"].get(self.keep_best)
+            except (OSError, ValueError, KeyError, AttributeError):  # another one is resumed from
+                continue
+            if value is not None:
+                values.append((value, path))
+        return [max(values)[1]] if values else []
 
     def _complete(self) -> list[Path]:
         return sorted(path.parent for path in self.folder.glob("step=*/manifest.json"))

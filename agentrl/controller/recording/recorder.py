@@ -70,6 +70,8 @@ class Recorder:
         # outcomes alone
         self._stored: set[str] = set()
         self._evaluated: dict[str, float] = {}
+        self.last_evaluated: tuple[int, dict[str, float]] = (self.step, {})
+        """The step whose weights were evaluated last, and its numbers by metric."""
         self._evaluated_step = self.step
         self._failure_counts: Counter[str] = Counter()
         self._step_start = time.monotonic()
@@ -220,6 +222,8 @@ class Recorder:
             for kind, value in result.numbers.items()
             if value is not None
         }
+        step, known = self.last_evaluated
+        self.last_evaluated = (state.step, (known if step == state.step else {}) | numbers)
         # no step of its own: the row of the weights that the stage starts from
         if state.step == self.step:
             self.sink.log(state.step, numbers, self.stage)

@@ -50,7 +50,8 @@ ORDER = {
 
 NOTE = (
     "A call goes through ToolEnv.step: arguments are checked, the tool is run, its answer made a "
-    "message. The time is the wall's over all calls, with all episodes in flight in one event loop."
+    "message. Its time is the processor's, of all threads, with all episodes in flight in one "
+    "loop. Eight hostile calls of a kind run at once."
 )
 
 
@@ -80,7 +81,9 @@ nested = Tool.from_schema({"name": "nested", "parameters": ORDER}, _nothing)
 
 
 class Stillness:
-    """The longest time for which the loop let nobody else run."""
+    """The longest time for which the loop let nobody else run: of the processor's seconds of this
+    process and the wall's, the fewer, since other processes of the machine stop it too.
+    """
 
     def __init__(self) -> None:
         self.longest_s = 0.0
@@ -96,13 +99,14 @@ class Stillness:
     async def _watch(self) -> None:
         pause_s = 0.001
         while True:
-            start = time.perf_counter()
+            start, worked = time.perf_counter(), time.process_time()
             await asyncio.sleep(pause_s)
-            self.longest_s = max(self.longest_s, time.perf_counter() - start - pause_s)
+            wall_s = time.perf_counter() - start - pause_s
+            self.longest_s = max(self.longest_s, min(wall_s, time.process_time() - worked))
 
 
-async def per_call_ms(made: Tool, arguments: Mapping[str, Any], calls: int) -> float:
-    """Wall milliseconds a call of all episodes."""
+async def per_call_ms(made: Tool, arguments: Mapping[str, Any], calls: int) -> tuple[float, float]:
+    """Milliseconds a call, of the processor and of the wall."""
     call = ToolCall("call_0", made.spec.name, arguments)
     message = {"role": "assistant", "content": "", "tool_calls": [call.openai()]}
     action = Action("", message, (call,))  # type: ignore[arg-type]
@@ -116,9 +120,11 @@ async def per_call_ms(made: Tool, arguments: Mapping[str, Any], calls: int) -> f
             assert result.observation.messages[0]["content"] == "ok"
 
     await asyncio.gather(*map(episode, envs))  # warm
-    start = time.perf_counter()
+    start, worked = time.perf_counter(), time.process_time()
     await asyncio.gather(*map(episode, envs))
-    return 1000 * (time.perf_counter() - start) / (EPISODES * calls)
+    work_s, wall_s = time.process_time() - worked, time.perf_counter() - start
+    each = 1000 / (EPISODES * calls)
+    return work_s * each, wall_s * each
 
 
 def slow_factory(task: Task) -> Any:
@@ -190,10 +196,9 @@ async def measure(figures: Figures, calls: int) -> None:
         ("a synchronous tool, in a thread", ping_thread, {"a": 1}),
     ]
     for name, made, arguments in cases:
-        async with Stillness() as still:
-            cost = await per_call_ms(made, arguments, calls)
-        figures.at_most(f"tool path, {name}", cost, "ms a call", LIMIT_MS)
-        figures.report(f"longest standstill, {name}", 1000 * still.longest_s, "ms")
+        work_ms, wall_ms = await per_call_ms(made, arguments, calls)
+        figures.at_most(f"tool path, {name}", work_ms, "ms a call", LIMIT_MS)
+        figures.report(f"tool path, {name}: by the wall", wall_ms, "ms a call")
     for name, hostile in HOSTILE.items():
         async with Stillness() as still:
             await asyncio.gather(*(hostile() for _ in range(8)))

@@ -47,6 +47,7 @@ _DERIVED: Mapping[str, str] = {
     "StageSettings.micro_batch_tokens": "train.micro_batch_tokens",
     "ToolEnv.describe_tools_in_prompt": "env.describe_tools_in_prompt",
     "ToolEnv.endpoints": "env.endpoints",
+    "ToolEnv.mcp": "env.mcp",
     "ToolEnv.resources": "env.resources",
     "ToolEnv.tools": "env.tools",
 }

@@ -247,6 +247,43 @@ class ResourceConfig(Section):
     """Keyword arguments of the function."""
 
 
+class McpServerConfig(Section):
+    """One MCP server, whose tools are on offer (needs ``pip install agentrl[mcp]``)."""
+
+    command: Words = ()
+    """A program and its arguments that speaks on its standard streams."""
+    url: str | None = None
+    """Or the address of one that speaks streamable HTTP."""
+    tools: Words | None = None
+    """Those of its tools that are on offer; by default all."""
+    prefix: str = ""
+    """Put before the names of its tools."""
+    scope: Literal["episode", "process"] = "process"
+    """``process``: the episodes of a process share the server; ``episode``: each starts its own."""
+    pass_env: Words = ()
+    """Names of environment variables that the program is given, beside PATH, HOME, LANG and
+    TMPDIR."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Further variables of the program."""
+    deadline_s: Seconds = 30.0
+    """Seconds of a call; a server that does not answer by then has failed."""
+    start_timeout_s: Seconds = 30.0
+    """Seconds until it has listed its tools."""
+    idempotent: bool = False
+    """Whether calls may be sent again after a failure, though they may have been carried out
+    already."""
+
+    @model_validator(mode="after")
+    def _check_place(self) -> Self:
+        if bool(self.command) == bool(self.url):
+            raise self.broken(
+                "command",
+                f" or url must be given, and not both: it needs command or url, got "
+                f"command={list(self.command)} url={self.url!r}",
+            )
+        return self
+
+
 class EnvConfig(Section):
     """The environment that an episode runs in."""
 
@@ -262,6 +299,8 @@ class EnvConfig(Section):
     resources: dict[str, ResourceConfig] = Field(default_factory=dict)
     """What tools share over all episodes of a process, by name: a client, an index, a database.
     Tools get it by a parameter of that name (docs/tools.md)."""
+    mcp: dict[str, McpServerConfig] = Field(default_factory=dict)
+    """MCP servers by name, whose tools are on offer behind ``tools``."""
     endpoints: Words = ()
     """URLs of services that tools ask, beside those in the arguments of ``tools`` and
     ``resources``: where they fail, the episode is tried again (docs/tools.md)."""

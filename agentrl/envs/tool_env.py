@@ -14,6 +14,7 @@ from agentrl.errors import EnvError
 from agentrl.sandbox import Sandbox, SandboxPool, SandboxSpec
 from agentrl.tools import (
     Endpoints,
+    McpServerSpec,
     TokenEnds,
     Tool,
     ToolContext,
@@ -54,6 +55,7 @@ _MADE_BY_INIT = frozenset(
 )
 
 _NOTHING: Mapping[str, object] = {}
+_NO_SERVERS: Mapping[str, McpServerSpec] = {}
 _NO_LIMITS: ToolLimits = {}
 _TOOLS = "tools"
 """The key of a state that holds what belongs to the tools."""
@@ -89,6 +91,8 @@ class ToolEnv(Env):
         resources: what all episodes of the process share, by name: a ResourceReference, which is
             opened once, or an object as it is. Tools take it by a parameter of the name, classes
             and factories by one of their constructor.
+        mcp: MCP servers by name, whose tools are on offer behind ``tools``. Those of an episode's
+            own are ended with it.
 
     Attributes:
         sandbox: the episode's sandbox while it has one; None before it is needed and after
@@ -117,6 +121,7 @@ class ToolEnv(Env):
         endpoints: Sequence[str] = (),
         base_dir: str | Path | None = None,
         resources: Mapping[str, object] = _NOTHING,
+        mcp: Mapping[str, McpServerSpec] = _NO_SERVERS,
     ) -> None:
         if max_turns is not None and max_turns < 1:
             raise EnvError(f"max_turns must be at least 1, got {max_turns}")
@@ -136,6 +141,7 @@ class ToolEnv(Env):
             entries = resolve_tools(tools, base_dir, resources)
             limits = [getattr(entry, "limits", _NO_LIMITS) for entry in tools]
             built = self._build(entries, limits, open_resources(resources, base_dir))
+            built += self._of_servers(mcp)
             named = [getattr(entry, "args", None) for entry in (*tools, *resources.values())]
             self._executor = ToolExecutor(
                 built,
@@ -202,6 +208,19 @@ class ToolEnv(Env):
                     f"tool {tool.spec.name!r} needs a sandbox, got none; pass "
                     "ToolEnv(sandbox=SandboxSpec())"
                 )
+        return built
+
+    def _of_servers(self, servers: Mapping[str, McpServerSpec]) -> list[Tool]:
+        """The tools of MCP servers, which are started where they do not run."""
+        built: list[Tool] = []
+        for name, spec in servers.items():
+            # imported where it is needed: the package is an extra
+            from agentrl.tools.mcp.mcp_tool import mcp_tools
+
+            made = mcp_tools(name, spec)
+            if spec.scope == "episode":
+                self._own_tools += made
+            built += made
         return built
 
     def use_tokenizer(self, token_ends: TokenEnds) -> None:

@@ -26,6 +26,7 @@ from agentrl.run.model_folder import given_model
 from agentrl.run.vocabulary import check_vocabulary
 from agentrl.store.store_spec import NUM_ALTERNATIVES
 from agentrl.tools import (
+    McpServerSpec,
     ResourceReference,
     Tool,
     ToolFactory,
@@ -187,6 +188,10 @@ def env_spec(stage: StageConfig, live: LiveObjects, *, with_tools: bool = True) 
         asked["tools"] = tools if with_tools else []
     if resources:
         asked["resources"] = resources if with_tools else {}
+    if stage.env.mcp and with_tools:
+        asked["mcp"] = {
+            name: McpServerSpec(**server.model_dump()) for name, server in stage.env.mcp.items()
+        }
     if stage.env.endpoints:
         asked["endpoints"] = stage.env.endpoints
     if stage.env.max_tool_seconds is not None:

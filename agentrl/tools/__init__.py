@@ -13,6 +13,7 @@ from agentrl.tools.context import ToolContext, ToolOutput
 from agentrl.tools.execution.faults import Endpoints
 from agentrl.tools.executor import TokenEnds, ToolExecutor
 from agentrl.tools.factory import ToolFactory, Toolset, tool
+from agentrl.tools.mcp.server_spec import McpServerSpec
 from agentrl.tools.owners import close_owner, owners_of, restore_states, set_up, states_of
 from agentrl.tools.parsers import HermesParser, PlainParser, ToolCallParser, load_parser, parser_for
 from agentrl.tools.reference import ToolEntry, ToolReference, resolve_tools
@@ -40,6 +41,7 @@ __all__ = [
     "HermesParser",
     "Hit",
     "InvalidArgumentsError",
+    "McpServerSpec",
     "PlainParser",
     "PythonTool",
     "Resource",

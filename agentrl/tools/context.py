@@ -24,6 +24,7 @@ class ToolContext:
         task: the episode's task; None outside of an environment.
         state: of the episode: all its tools share it, and a checkpoint keeps it where it can be
             pickled. Calls of one turn run at once.
+        offered: the tools on offer by name, each a Tool.
     """
 
     seed: int = 0
@@ -33,6 +34,7 @@ class ToolContext:
     sandbox: Sandbox | None = None
     task: Task | None = None
     state: dict[str, Any] = field(default_factory=dict, hash=False)
+    offered: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)

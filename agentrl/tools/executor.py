@@ -149,7 +149,9 @@ class ToolExecutor:
 
         def context(call: ToolCall, deadline_s: float) -> ToolContext:
             own_seed = seed_for(seed, "call", call.id)
-            return ToolContext(own_seed, episode_id, call.id, deadline_s, sandbox, task, state)
+            return ToolContext(
+                own_seed, episode_id, call.id, deadline_s, sandbox, task, state, self._offered
+            )
 
         works = [self._record(call, context) for call in calls]
         # one has nothing to run beside

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import logging
+import sys
 import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,8 +33,14 @@ def close_shared_tools() -> None:
         tools = list(_shared.values())
         _shared.clear()
     names = {id(tool.owner): tool.spec.name for tool in tools}
-    resources = list(take_opened())
+    resources = [*_servers(), *take_opened()]
     _close([*owners_of(tools), *resources], names)
+
+
+def _servers() -> Sequence[object]:
+    """The MCP servers that episodes share; none where the package was never needed."""
+    module = sys.modules.get("agentrl.tools.mcp.mcp_tool")
+    return [] if module is None else module.take_servers()
 
 
 def close_tools(tools: Iterable[Tool]) -> None:

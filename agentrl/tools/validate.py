@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any, cast
 
 import regex
@@ -18,23 +19,16 @@ from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
 
 from agentrl.errors import ToolError, did_you_mean
+from agentrl.tools.execution.plain_check import plainly_right
 from agentrl.tools.patterns import BoundedValidator, SlowPatternError, compiled, pattern_budget
 from agentrl.tools.threads import BoundedThreads, DeadlineError
 
 _MAX_FAULTS = 3
+_MAX_FOUND = 100  # of which the first are told
 _PATTERNS_S = 1.0
 _DEADLINE_S = 10.0
-_CHECKS = BoundedThreads(4, "agentrl-arguments")
+_CHECKS = BoundedThreads(2, "agentrl-arguments")  # more would only wait for the interpreter's lock
 _REFERENCES = ("$ref", "$dynamicRef")
-_PLAIN_SCHEMA = {"type", "title", "description", "properties", "required", "additionalProperties"}
-_PLAIN_RULE = {"type", "title", "description", "default"}
-_PLAIN_TYPES = {
-    "string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "boolean": (bool,),
-    "null": (type(None),),
-}
 _MAX_VALUE_CHARS = 80
 
 
@@ -122,7 +116,7 @@ async def found_faults(
     """``argument_faults`` without holding up an event loop: in a thread, but for what can be seen
     at a glance.
     """
-    if _plainly_right(cast(Mapping[str, Any], validator.schema), arguments):
+    if plainly_right(cast(Mapping[str, Any], validator.schema), arguments):
         return ()
     try:
         return await _CHECKS.run(
@@ -140,33 +134,13 @@ def argument_faults(
     """
     try:
         with pattern_budget(_PATTERNS_S):
-            found = list(validator.iter_errors(dict(arguments)))
+            found = list(islice(validator.iter_errors(dict(arguments)), _MAX_FOUND))
     except SlowPatternError as error:
         return (f"{error}; give a shorter one",)
     errors = sorted(found, key=lambda error: (list(map(str, error.path)), error.message))
     # two missing arguments are two equal sentences
     sentences = dict.fromkeys(_sentence(error) for error in errors)
     return tuple(sentences)[:_MAX_FAULTS]
-
-
-def _plainly_right(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
-    """Whether ``arguments`` are right by a schema that asks for nothing but names and scalar types,
-    as that of most functions does; False says nothing. A tenth of the time that it takes to walk
-    through the schema.
-    """
-    if (
-        not schema.keys() <= _PLAIN_SCHEMA
-        or not set(schema.get("required", ())) <= arguments.keys()
-    ):
-        return False
-    properties = schema.get("properties", {})
-    for name, value in arguments.items():
-        rule = properties.get(name)
-        if not isinstance(rule, dict) or not rule.keys() <= _PLAIN_RULE:
-            return False
-        if type(value) not in _PLAIN_TYPES.get(str(rule.get("type")), ()):
-            return False
-    return True
 
 
 def _sentence(error: ValidationError) -> str:

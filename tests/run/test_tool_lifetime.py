@@ -234,7 +234,7 @@ def test_an_environment_that_cannot_be_made_closes_the_tools_that_it_made(tmp_pa
             "'own.py:Counting'",
             r"own\.py:Counting \(.*own\.py:47\) is no tool but a class; decorate it with @tool",
         ),
-        ("pyhton", r"'pyhton' is no built-in tool \(python, search\); did you mean 'python'\?"),
+        ("pyhton", r"'pyhton' is no built-in tool \(calculator, .*\); did you mean 'python'\?"),
         (
             "{function: python, args: {timeout: 1}}",
             r"'python' .*'timeout'; its arguments are: .*timeout_s",

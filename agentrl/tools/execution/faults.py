@@ -38,6 +38,19 @@ class EndpointFault:
     by_call: bool
 
 
+class EndpointError(Exception):
+    """A service that a tool of ours stands for failed.
+
+    Args:
+        text: what failed.
+        sent: the service may have been sent the call.
+    """
+
+    def __init__(self, text: str, *, sent: bool) -> None:
+        super().__init__(text)
+        self.fault = EndpointFault(text, sent, sent)
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoints:
     """The services that a configuration names, as ``host:port``."""
@@ -71,6 +84,8 @@ class Endpoints:
         """
         if isinstance(error, ToolError):
             return EndpointFault(str(error), True, False) if error.retryable else None
+        if isinstance(error, EndpointError):
+            return error.fault
         if not self.places:
             return None
         for cause in _chain(error):

@@ -1,0 +1,1 @@
+"""MCP: tools of servers that speak the Model Context Protocol (package ``mcp``, version 2)."""

@@ -1,0 +1,253 @@
+"""MCP connection: one server, kept in a thread of its own loop, started again where it died.
+
+- Every connection of a process lives in one thread's event loop; callers come from others.
+- A call is sent once. Whether it may be sent again is the executor's to decide.
+- What the server asks of us (sampling, elicitation, roots) is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AsyncExitStack
+from typing import Any
+
+from mcp import types
+from mcp.client.session import ClientSession
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.exceptions import MCPError
+
+from agentrl.errors import ToolError
+from agentrl.tools.execution.faults import EndpointError
+from agentrl.tools.mcp.server_spec import McpServerSpec
+from agentrl.tools.mcp.stdio import environment, program
+from agentrl.tools.validate import schema_validator
+
+logger = logging.getLogger(__name__)
+
+_PING_S = 5.0
+_MAX_TOOLS = 1000
+
+
+class _Loop:
+    """The loop of all connections of this process, in a daemon thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards _loop
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def submit(self, work: Any) -> Future[Any]:
+        """Runs a coroutine there."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(
+                    target=self._loop.run_forever, name="agentrl-mcp", daemon=True
+                ).start()
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+
+_LOOP = _Loop()
+
+
+class McpConnection:
+    """A server that is started at the first need.
+
+    Args:
+        name: as the configuration names it.
+        spec: which server.
+    """
+
+    def __init__(self, name: str, spec: McpServerSpec) -> None:
+        self.name = name
+        self.spec = spec
+        # all that follows belongs to the connections' loop
+        self._session: ClientSession | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._starting = asyncio.Lock()
+        self._changed = False
+        self._tools: tuple[types.Tool, ...] = ()
+
+    def listed(self) -> tuple[types.Tool, ...]:
+        """The server's tools; waits until it runs. For threads without a loop.
+
+        Raises:
+            ToolError: it cannot be started, or lists what is no tool.
+        """
+        found: tuple[types.Tool, ...] = _LOOP.submit(self._listed()).result()
+        return found
+
+    async def call(
+        self, tool: str, arguments: Mapping[str, Any], deadline_s: float
+    ) -> tuple[types.CallToolResult, tuple[types.Tool, ...]]:
+        """What a tool answers, and the server's tools then.
+
+        Raises:
+            EndpointError: the server failed.
+        """
+        work = self._call(tool, dict(arguments), deadline_s)
+        answer: tuple[types.CallToolResult, tuple[types.Tool, ...]] = await asyncio.wrap_future(
+            _LOOP.submit(work)
+        )
+        return answer
+
+    async def close(self) -> None:
+        """End the server."""
+        await asyncio.wrap_future(_LOOP.submit(self._end()))
+
+    async def _listed(self) -> tuple[types.Tool, ...]:
+        try:
+            await self._running()
+        except EndpointError as error:
+            raise ToolError(str(error), retryable=True) from error
+        return self._tools
+
+    async def _call(
+        self, tool: str, arguments: dict[str, Any], deadline_s: float
+    ) -> tuple[types.CallToolResult, tuple[types.Tool, ...]]:
+        session = await self._running()
+        params = types.CallToolRequestParams(name=tool, arguments=arguments)
+        try:
+            # not session.call_tool, which asks a second time on its own account
+            result = await session.send_request(
+                types.CallToolRequest(params=params), types.CallToolResult, deadline_s
+            )
+        except MCPError as error:
+            if error.error.code == types.INVALID_PARAMS:
+                text = types.TextContent(type="text", text=error.error.message)
+                return types.CallToolResult(content=[text], is_error=True), self._tools
+            await self._after_failure(session)
+            raise self._failed(error, sent=True) from error
+        except Exception as error:
+            await self._end()
+            raise self._failed(error, sent=True) from error
+        if self._changed:
+            await self._list(session)
+        return result, self._tools
+
+    async def _running(self) -> ClientSession:
+        async with self._starting:
+            if self._session is not None and self._serving and not self._serving.done():
+                return self._session
+            ready: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
+            self._serving = asyncio.create_task(self._serve(ready))
+            try:
+                async with asyncio.timeout(self.spec.start_timeout_s):
+                    self._session = await ready
+                    await self._list(self._session)
+            except (Exception, asyncio.CancelledError) as error:
+                await self._end()
+                if isinstance(error, (ToolError, asyncio.CancelledError)):
+                    raise
+                raise self._failed(error, sent=False) from error
+            logger.info(
+                "the MCP server %s runs, with %d tools",
+                self.name,
+                len(self._tools),
+                extra={"event": "mcp_server_started", "server": self.name},
+            )
+            return self._session
+
+    async def _serve(self, ready: asyncio.Future[ClientSession]) -> None:
+        """Keeps the session open until the server ends, or this task is cancelled."""
+        try:
+            async with AsyncExitStack() as stack:
+                ended = asyncio.Event()
+                if self.spec.url is not None:
+                    remote = streamable_http_client(self.spec.url)
+                    read, write = await stack.enter_async_context(remote)
+                else:
+                    env = environment(self.spec.pass_env, self.spec.env)
+                    local = program(self.spec.command, env)
+                    read, write, ended = await stack.enter_async_context(local)
+                session = await stack.enter_async_context(
+                    ClientSession(read, write, message_handler=self._heard)
+                )
+                await session.initialize()
+                ready.set_result(session)
+                await ended.wait()
+            self._warn("it ended by itself")
+        except BaseException as error:
+            if not ready.done():
+                ready.set_exception(
+                    error if isinstance(error, Exception) else ConnectionError("it was ended")
+                )
+            elif isinstance(error, Exception):
+                self._warn(str(error))
+            if isinstance(error, asyncio.CancelledError):
+                raise
+
+    async def _list(self, session: ClientSession) -> None:
+        """Reads the server's tools.
+
+        Raises:
+            ToolError: it lists what is no tool, or lacks one that is asked for.
+        """
+        self._changed = False
+        found: list[types.Tool] = []
+        cursor: str | None = None
+        while True:
+            params = types.PaginatedRequestParams(cursor=cursor) if cursor else None
+            page = await session.send_request(
+                types.ListToolsRequest(params=params), types.ListToolsResult, _PING_S * 2
+            )
+            found += page.tools
+            cursor = page.next_cursor
+            if not cursor or len(found) > _MAX_TOOLS:
+                break
+        self._tools = self._wanted(found)
+
+    def _wanted(self, found: Sequence[types.Tool]) -> tuple[types.Tool, ...]:
+        names = [tool.name for tool in found]
+        asked = self.spec.tools
+        if asked is not None and not self._tools and (lacking := set(asked) - set(names)):
+            raise ToolError(
+                f"ToolEnv.mcp: the server {self.name!r} has no tool {sorted(lacking)[0]!r}; it has "
+                f"{', '.join(sorted(names)) or 'none'}"
+            )
+        if len(found) > _MAX_TOOLS or len(set(names)) < len(names):
+            raise ToolError(
+                f"ToolEnv.mcp: the server {self.name!r} lists {len(names)} tools, of which "
+                f"{len(set(names))} have different names; at most {_MAX_TOOLS} are taken"
+            )
+        wanted = tuple(tool for tool in found if asked is None or tool.name in asked)
+        for tool in wanted:
+            try:
+                schema_validator(tool.input_schema, tool.name)
+            except ToolError as error:
+                raise ToolError(f"ToolEnv.mcp: the server {self.name!r}: {error}") from error
+        return wanted
+
+    async def _heard(self, message: Any) -> None:
+        self._changed = self._changed or isinstance(message, types.ToolListChangedNotification)
+
+    async def _after_failure(self, session: ClientSession) -> None:
+        """A server that does not answer a ping is ended, and started again at the next call."""
+        try:
+            async with asyncio.timeout(_PING_S):
+                await session.send_ping()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the server is of no more use
+            self._warn(f"it answers no ping: {type(error).__name__}")
+            await self._end()
+
+    async def _end(self) -> None:
+        serving, self._serving, self._session = self._serving, None, None
+        if serving is not None:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+
+    def _warn(self, reason: str) -> None:
+        logger.warning(
+            "the MCP server %s failed, and is started again at the next call: %s",
+            self.name,
+            reason,
+            extra={"event": "mcp_server_failed", "server": self.name, "error": reason},
+        )
+
+    def _failed(self, error: BaseException, *, sent: bool) -> EndpointError:
+        text = str(error).partition("\n")[0]  # what does not fit the protocol takes many lines
+        reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
+        return EndpointError(f"the MCP server {self.name!r} failed: {reason}", sent=sent)

@@ -1,0 +1,135 @@
+"""MCP tool: a tool of a server, as the model calls it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mcp import types
+
+from agentrl.tools.base import Tool
+from agentrl.tools.context import ToolContext, ToolOutput
+from agentrl.tools.mcp.connection import McpConnection
+from agentrl.tools.mcp.server_spec import McpServerSpec
+from agentrl.types import ToolSpec
+
+
+class McpTool(Tool):
+    """Sends its calls to a server.
+
+    Args:
+        listed: the tool as the server lists it.
+        server: that it belongs to.
+    """
+
+    keeps_deadline = True
+
+    def __init__(self, listed: types.Tool, server: McpTools) -> None:
+        self._listed = listed
+        self._server = server
+        name = server.connection.spec.prefix + re.sub(r"[^a-zA-Z0-9_-]", "_", listed.name)
+        self.spec = ToolSpec(name[:64], listed.description or "", dict(listed.input_schema))
+        self.deadline_s = server.connection.spec.deadline_s
+        self.idempotent = server.connection.spec.idempotent
+
+    @property
+    def owner(self) -> object:
+        """The server's connection, which all its tools share."""
+        return self._server.connection
+
+    async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolOutput:
+        """What the server answers; where its tools are others now, they are offered."""
+        connection = self._server.connection
+        result, listed = await connection.call(self._listed.name, arguments, context.deadline_s)
+        output = _output(result)
+        return ToolOutput(
+            output.content,
+            error=output.error,
+            images=output.images,
+            tools=self._server.changes(listed, context.offered),
+        )
+
+
+class McpTools:
+    """The tools of one server; one object for each listed tool that does not change.
+
+    Args:
+        connection: to the server.
+    """
+
+    def __init__(self, connection: McpConnection) -> None:
+        self.connection = connection
+        self._lock = threading.Lock()  # guards both: episodes of several loops share a server
+        self._made: dict[str, tuple[types.Tool, McpTool]] = {}
+        self._known: set[str] = set()
+
+    def tools(self, listed: Sequence[types.Tool]) -> tuple[McpTool, ...]:
+        """A tool for each."""
+        with self._lock:
+            for one in listed:
+                known = self._made.get(one.name)
+                if known is None or known[0] != one:
+                    made = McpTool(one, self)
+                    self._made[one.name] = (one, made)
+                    self._known.add(made.spec.name)
+            return tuple(self._made[one.name][1] for one in listed)
+
+    def changes(
+        self, listed: Sequence[types.Tool], offered: Mapping[str, Tool]
+    ) -> tuple[object, ...] | None:
+        """All tools on offer where the server's are others than those of ``offered``."""
+        current = self.tools(listed)
+        before = {name: tool.spec for name, tool in offered.items() if name in self._known}
+        if before == {tool.spec.name: tool.spec for tool in current}:
+            return None
+        return (*(name for name in offered if name not in before), *current)
+
+
+_lock = threading.Lock()  # guards _shared
+_shared: dict[tuple[str, str], McpTools] = {}
+
+
+def mcp_tools(name: str, spec: McpServerSpec) -> tuple[McpTool, ...]:
+    """The tools of a server, which is started where it does not run yet; for threads without a
+    loop.
+
+    Raises:
+        ToolError: it cannot be started, or lists what is no tool.
+    """
+    if spec.scope == "episode":
+        server = McpTools(McpConnection(name, spec))
+    else:
+        with _lock:
+            key = (name, repr(spec))
+            server = _shared.setdefault(key, McpTools(McpConnection(name, spec)))
+    return server.tools(server.connection.listed())
+
+
+def take_servers() -> list[McpConnection]:
+    """Every connection that episodes share; they are the caller's to close."""
+    with _lock:
+        servers = [server.connection for server in _shared.values()]
+        _shared.clear()
+    return servers
+
+
+def _output(result: types.CallToolResult) -> ToolOutput:
+    texts: list[str] = []
+    images: list[object] = []
+    for part in result.content:
+        if isinstance(part, types.TextContent):
+            texts.append(part.text)
+        elif isinstance(part, types.ImageContent):
+            images.append(base64.b64decode(part.data))
+        else:
+            texts.append(part.model_dump_json(by_alias=True, exclude_none=True))
+    if not texts and not images and result.structured_content is not None:
+        texts.append(json.dumps(result.structured_content, ensure_ascii=False))
+    text = "\n".join(texts)
+    if result.is_error:
+        return ToolOutput(f"Error: {text}", error="exception", images=tuple(images))
+    return ToolOutput(text, images=tuple(images))

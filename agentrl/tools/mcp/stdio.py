@@ -1,0 +1,102 @@
+"""MCP over standard streams: a program's lines as messages, within bounds.
+
+A line that is too long, or too many messages in a row, end the program: nothing that it writes
+fills the memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import anyio
+from mcp import types
+from mcp.shared.message import SessionMessage
+
+MAX_LINE_BYTES = 4 * 2**20
+MAX_UNASKED = 1000
+"""Messages in a row that answer nothing."""
+_INHERITED = ("PATH", "HOME", "LANG", "TMPDIR")
+
+
+def environment(pass_env: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a program: few of this process's, and its own."""
+    names = (*_INHERITED, *pass_env)
+    return {**{name: os.environ[name] for name in names if name in os.environ}, **env}
+
+
+@asynccontextmanager
+async def program(command: Sequence[str], env: Mapping[str, str]) -> AsyncIterator[Any]:
+    """Starts a program and gives the streams of its messages, and an event for its end; ends it,
+    and all that it started.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env=env,
+        limit=MAX_LINE_BYTES,
+        start_new_session=True,
+    )
+    said, read = anyio.create_memory_object_stream[SessionMessage | Exception](16)
+    write, asked = anyio.create_memory_object_stream[SessionMessage](0)
+    ended = asyncio.Event()
+    tasks = [
+        asyncio.create_task(_read_lines(process, said, ended)),
+        asyncio.create_task(_write_lines(process, asked)),
+    ]
+    try:
+        yield read, write, ended
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        _kill(process)
+        await process.wait()
+        for stream in (said, read, write, asked):
+            stream.close()
+
+
+async def _read_lines(process: asyncio.subprocess.Process, said: Any, ended: asyncio.Event) -> None:
+    assert process.stdout is not None
+    unasked = 0
+    async with said:
+        while True:
+            try:
+                line = await process.stdout.readuntil(b"\n")
+            except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+                break
+            try:
+                message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
+            except ValueError as error:
+                unasked += 1
+                await said.send(error)
+            else:
+                unasked = unasked + 1 if hasattr(message, "method") else 0
+                await said.send(SessionMessage(message))
+            if unasked > MAX_UNASKED:
+                break
+        _kill(process)
+        ended.set()
+
+
+async def _write_lines(process: asyncio.subprocess.Process, asked: Any) -> None:
+    assert process.stdin is not None
+    with suppress(OSError):
+        async for one in asked:
+            line = one.message.model_dump_json(by_alias=True, exclude_unset=True)
+            process.stdin.write(line.encode() + b"\n")
+            await process.stdin.drain()
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)

@@ -1,0 +1,245 @@
+"""MCP servers: their tools as ours, and what a server's misbehaviour becomes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.config.load import load_config
+from agentrl.envs import ToolEnv
+from agentrl.errors import ConfigError, ToolError, ToolFaultError
+from agentrl.run.build import LiveObjects, env_spec
+from agentrl.tools import HermesParser, McpServerSpec, close_shared_tools
+from agentrl.types import Action, Message, Task
+from tests.rollouts.bytewise import call
+
+SERVER = str(Path(__file__).with_name("mcp_server.py"))
+TASK = Task("t", ({"role": "user", "content": "hi"},))
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "log"
+    path.touch()
+    yield path
+    close_shared_tools()
+
+
+def spec(log: Path, mode: str = "", **settings: Any) -> McpServerSpec:
+    return McpServerSpec((sys.executable, SERVER, str(log), mode), **settings)
+
+
+async def opened(log: Path, mode: str = "", **settings: Any) -> ToolEnv:
+    servers = {"fs": spec(log, mode, **settings)}
+    env = await asyncio.to_thread(lambda: ToolEnv(TASK, mcp=servers))
+    await env.reset(seed=0)
+    return env
+
+
+async def said(env: ToolEnv, name: str, text: str = "hi") -> Message:
+    action = HermesParser().parse(call(name, text=text))
+    result = await env.step(Action("", action.message, action.tool_calls, action.problems))
+    (message,) = result.observation.messages
+    return message
+
+
+def lines(log: Path) -> list[str]:
+    return [line.partition(" ")[2] for line in log.read_text().splitlines()]
+
+
+def pids(log: Path) -> list[int]:
+    return [int(line.split()[0]) for line in log.read_text().splitlines() if "start" in line]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+async def test_episodes_share_a_server_of_the_process_which_ends_with_it(log: Path) -> None:
+    one, other = await opened(log), await opened(log)
+    assert (await said(one, "echo", "a"))["content"] == "a"
+    assert (await said(other, "echo", "b"))["content"] == "b"
+    assert (await said(other, "fail", "no"))["content"] == "Error: no"
+    await one.close()
+    assert lines(log) == ["start", "echo a", "echo b", "fail no"]
+    assert is_alive(pids(log)[0])
+    close_shared_tools()
+    assert not is_alive(pids(log)[0])
+
+
+async def test_a_server_of_the_episode_ends_with_it(log: Path) -> None:
+    one, other = await opened(log, scope="episode"), await opened(log, scope="episode")
+    await said(one, "echo")
+    first, second = pids(log)
+    await one.close()
+    assert (is_alive(first), is_alive(second)) == (False, True)
+    await other.close()
+    assert not is_alive(second)
+
+
+async def test_listed_tools_alone_under_a_prefix(log: Path) -> None:
+    env = await opened(log, tools=("echo", "fail"), prefix="fs_")
+    assert [one.name for one in (await env.reset(seed=0)).tools or ()] == ["fs_echo", "fs_fail"]
+    assert (await said(env, "fs_echo", "x"))["content"] == "x"
+    assert "there is no tool 'fs_die'" in (await said(env, "fs_die"))["content"]
+    with pytest.raises(ToolError, match="the server 'fs' has no tool 'nothing'; it has ask, bad"):
+        await opened(log, tools=("nothing",))
+
+
+async def test_the_program_gets_few_variables(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_KEY", "x")
+    monkeypatch.setenv("PASSED", "y")
+    env = await opened(log, pass_env=("PASSED",), env={"OWN": "z"})
+    names = set(str((await said(env, "env"))["content"]).split())
+    assert {"PASSED", "OWN", "PATH"} <= names
+    assert "SECRET_KEY" not in names
+
+
+async def test_sampling_is_refused(log: Path) -> None:
+    env = await opened(log)
+    assert "not supported" in str((await said(env, "ask"))["content"]).lower()
+
+
+@pytest.mark.parametrize("name", ["die", "hang", "flood", "spam", "bad"])
+async def test_a_server_that_misbehaves_is_ours_sent_once_and_started_again(
+    log: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "agentrl")
+    env = await opened(log, deadline_s=2.0 if name == "hang" else 30.0)
+    start = time.monotonic()
+    with pytest.raises(ToolFaultError, match="the MCP server 'fs' failed") as caught:
+        await said(env, name)
+    assert time.monotonic() - start < 30
+    assert (caught.value.by_call, caught.value.alone, caught.value.retryable) == (True, True, True)
+    assert (await said(env, "echo", "again"))["content"] == "again"
+    assert [line for line in lines(log) if line != "start"] == [f"{name} hi", "echo again"]
+    first, *_ = pids(log)
+    assert name == "bad" or not is_alive(first)
+    events = [vars(one)["event"] for one in caplog.records]
+    assert events.count("mcp_server_started") == 2
+    assert name == "bad" or "mcp_server_failed" in events
+
+
+async def test_an_idempotent_call_is_sent_again(log: Path) -> None:
+    env = await opened(log, idempotent=True)
+    with pytest.raises(ToolFaultError):
+        await said(env, "die")
+    assert lines(log) == ["start", "die hi"] * 4
+
+
+async def test_one_that_died_between_two_calls_is_started_again_before_anything_is_sent(
+    log: Path,
+) -> None:
+    env = await opened(log)
+    await said(env, "echo", "a")
+    os.kill(pids(log)[0], 9)
+    deadline = time.monotonic() + 30
+    while is_alive(pids(log)[0]) and time.monotonic() < deadline:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)  # its end is heard by the connection's own loop
+    assert (await said(env, "echo", "b"))["content"] == "b"
+    assert lines(log) == ["start", "echo a", "start", "echo b"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "why"),
+    [("exit", "the MCP server 'fs' failed"), ("mute", "failed: TimeoutError")],
+)
+async def test_one_that_does_not_start_is_ours(log: Path, mode: str, why: str) -> None:
+    with pytest.raises(ToolError, match=why) as caught:
+        await opened(log, mode, start_timeout_s=1.5)
+    assert caught.value.retryable
+
+
+async def test_one_that_is_no_program_is_ours(log: Path) -> None:
+    servers = {"fs": McpServerSpec(("/no/such/program",))}
+    with pytest.raises(ToolError, match="No such file"):
+        await asyncio.to_thread(lambda: ToolEnv(TASK, mcp=servers))
+
+
+async def test_a_schema_that_is_none_is_named(log: Path) -> None:
+    with pytest.raises(ToolError, match="the server 'fs': tool 'echo': its parameters are no JSON"):
+        await opened(log, "badschema")
+
+
+async def test_a_changed_list_is_told_in_the_answer(log: Path) -> None:
+    env = await opened(log)
+    answer = str((await said(env, "swap", "done"))["content"])
+    assert answer.startswith("done\n\nThe tools on offer are now: echo, new_one.\n{")
+    assert (await said(env, "new_one", "x"))["content"] == "x"
+    assert "there is no tool 'die'" in (await said(env, "die"))["content"]
+
+
+HTTP = """
+import socket, sys, uvicorn
+from mcp.server.mcpserver import MCPServer
+
+server = MCPServer("demo")
+
+@server.tool()
+def add(a: int, b: int) -> int:
+    return a + b
+
+listening = socket.create_server(("127.0.0.1", 0))
+print(listening.getsockname()[1], flush=True)
+app = server.streamable_http_app()
+uvicorn.Server(uvicorn.Config(app, log_level="error")).run([listening])
+"""
+
+
+async def test_one_that_speaks_http(log: Path) -> None:
+    script = log.with_name("demo.py")
+    script.write_text(HTTP)
+    process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        url = f"http://127.0.0.1:{int(process.stdout.readline())}/mcp"
+        servers = {"demo": McpServerSpec(url=url)}
+        env = await asyncio.to_thread(lambda: ToolEnv(TASK, mcp=servers))
+        await env.reset(seed=0)
+        action = HermesParser().parse(call("add", a=2, b=3))
+        act = Action("", action.message, action.tool_calls, action.problems)
+        assert (await env.step(act)).observation.messages[0]["content"] == "5"
+        process.kill()
+        process.wait(30)
+        with pytest.raises(ToolFaultError, match="the MCP server 'demo' failed"):
+            await env.step(act)
+    finally:
+        process.kill()
+        process.wait(30)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+async def test_the_configuration_names_servers(log: Path, tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        "model: {path: m}\ndata: {train: t.jsonl}\n"
+        f"env:\n  mcp:\n    fs: {{command: [{sys.executable}, {SERVER}, {log}], tools: [echo]}}\n"
+    )
+    (stage,) = load_config(config).resolved_stages()
+    env = await asyncio.to_thread(env_spec(stage, LiveObjects()).build, TASK)
+    assert isinstance(env, ToolEnv)
+    await env.reset(seed=0)
+    assert (await said(env, "echo", "x"))["content"] == "x"
+    config.write_text("model: {path: m}\ndata: {train: t.jsonl}\nenv: {mcp: {fs: {tools: [a]}}}\n")
+    with pytest.raises(ConfigError, match=r"env\.mcp.*needs command or url"):
+        load_config(config).resolved_stages()
+
+
+def test_a_server_has_a_command_or_an_address() -> None:
+    for settings in ({}, {"command": ("a",), "url": "http://b"}):
+        with pytest.raises(ConfigError, match=r"ToolEnv\.mcp: a server needs command or url"):
+            McpServerSpec(**settings)  # type: ignore[arg-type]

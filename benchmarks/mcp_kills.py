@@ -32,8 +32,8 @@ ANSWER_S = 2.0
 DEADLINE_S = 300.0
 
 NOTE = (
-    "Every episode makes 4 calls of 2 s and has 3 attempts. A reward is of a dead server where an episode "
-    "was rewarded though a call of it was not answered."
+    "Every episode makes 4 calls of 2 s and has 3 attempts. A reward is of a dead server where an "
+    "episode was rewarded though a call of it was not answered."
 )
 
 

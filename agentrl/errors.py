@@ -92,6 +92,7 @@ class ToolFaultError(ToolError):
         by_call: the service had been sent the call, which may have brought it down.
         alone: no other episode of the process was calling the tool.
         answers: calls of the tool that were answered in this process before.
+        call: names the call by its arguments.
     """
 
     retryable = True
@@ -104,9 +105,11 @@ class ToolFaultError(ToolError):
         by_call: bool = False,
         alone: bool = False,
         answers: int = 0,
+        call: str = "",
     ) -> None:
         super().__init__(message)
         self.tool = tool
+        self.call = call
         self.by_call = by_call
         self.alone = alone
         self.answers = answers

@@ -49,6 +49,7 @@ _MADE_BY_INIT = frozenset(
         "_closed",
         "_own_tools",
         "_executor",
+        "_has_servers",
         "_is_set_up",
         "tool_state",
     }
@@ -134,6 +135,7 @@ class ToolEnv(Env):
         # Calls of one turn run at once, and the first of them takes the sandbox for all.
         self._taking_sandbox = asyncio.Lock()
         self._closed = False
+        self._has_servers = bool(mcp)
         self._is_set_up = False
         self.tool_state: dict[str, Any] = {}
         self._own_tools: list[Tool] = []
@@ -158,10 +160,13 @@ class ToolEnv(Env):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it was made by this class's own constructor, of tools that all episodes share."""
+        """Whether it was made by this class's own constructor, of tools that all episodes share and
+        that wait for no server.
+        """
         own = type(self)
         made_here = own.__init__ is ToolEnv.__init__ and own.__new__ is object.__new__
-        return made_here and own.opening is ToolEnv.opening and not self._own_tools
+        alone = not self._own_tools and not self._has_servers
+        return made_here and own.opening is ToolEnv.opening and alone
 
     @staticmethod
     def opening(task: Task, system_prompt: str | None = None) -> tuple[Message, ...]:

@@ -179,23 +179,25 @@ def _is_own_crash(turns: TurnGenerator, error: ToolFaultError, previous: Traject
     """Whether a service died under the episode's own calls, so that the policy has caused it.
 
     It must have died under a call of the attempt before too, and have answered in between. Where
-    other episodes were calling it at the time, only deaths in every attempt say who did it.
+    other episodes were calling it at the time, it must have died under the same call in every
+    attempt.
     """
     if not error.by_call:
         return False
     earlier: Mapping[str, Any] = (previous.info if previous else {}).get("tool_crash", {})
     if earlier.get("tool") != error.tool or error.answers <= earlier["answers"]:
         earlier = {}
-    deaths = 1 + earlier.get("deaths", 0)
     alone = error.alone + earlier.get("alone", 0)
+    same = 1 + (earlier.get("same", 0) if earlier.get("call") == error.call else 0)
     turns.builder.info["tool_crash"] = {
         "tool": error.tool,
-        "deaths": deaths,
+        "call": error.call,
         "alone": alone,
+        "same": same,
         "answers": error.answers,
     }
     return bool(turns.builder.turns) and (
-        alone > 1 or deaths > max(1, turns.context.spec.max_retries)
+        alone > 1 or same > max(1, turns.context.spec.max_retries)
     )
 
 

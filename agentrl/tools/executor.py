@@ -376,9 +376,8 @@ class ToolExecutor:
                     if isinstance(error, ToolError):
                         raise
                     alone = one.gate.is_alone()
-                    raise tool_error(
-                        tool.spec.name, fault, alone=alone, answers=one.gate.num_answers
-                    ) from error
+                    answers = one.gate.num_answers
+                    raise tool_error(one.call, fault, alone=alone, answers=answers) from error
                 logger.warning(
                     "tool %s is called again after a failure of ours: %s",
                     tool.spec.name,

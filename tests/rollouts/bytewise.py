@@ -176,7 +176,7 @@ def rollout_spec(
     kwargs = {"tools": list(tools), "describe_tools_in_prompt": False, **(env_settings or {})}
     return RolloutSpec(
         env=env or EnvSpec(ToolEnv, kwargs=kwargs),
-        renderer=Built(renderer or BytewiseRenderer()),
+        renderer=Built(renderer or BytewiseRenderer()),  # type: ignore[arg-type]
         parser="hermes",
         rubric=Built(Rubric([reward])),
         limits=replace(LIMITS, **limits),
@@ -193,8 +193,13 @@ def scripted(script: Any, **settings: Any) -> ScriptedEngine:
 
 
 def context_of(spec: RolloutSpec, engine: Any) -> EpisodeContext:
+    assert spec.renderer is not None
     return EpisodeContext(
-        spec, engine, spec.renderer.build(), load_parser(spec.parser), spec.rubric.build()
+        spec,
+        engine,
+        spec.renderer.build(),
+        load_parser(spec.parser),
+        spec.rubric.build(),
     )
 
 

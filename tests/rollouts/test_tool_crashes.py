@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -73,3 +74,37 @@ async def test_one_that_is_gone_is_never_a_reward(script: Any) -> None:
 async def test_one_that_cannot_be_reached_is_never_a_reward() -> None:
     env = asking(f"http://127.0.0.1:{closed_port()}", "closed")
     assert ends(await attempts(env, 2)) == ["failed(tool)"] * 2
+
+
+@pytest.mark.parametrize(
+    ("same", "end"), [(True, "truncated(tool_crash)"), (False, "failed(tool)")]
+)
+async def test_among_others_it_takes_the_same_call_in_every_attempt(same: bool, end: str) -> None:
+    inside = asyncio.Event()
+    leave = asyncio.Event()
+
+    @tool
+    async def ask(key: str = "") -> str:
+        """Ask."""
+        if key == "other":
+            inside.set()
+            await leave.wait()
+            return "ok"
+        async with httpx.AsyncClient() as client:
+            return (await client.get(up.url)).text
+
+    played: list[Trajectory] = []
+    with service(200, "die", 200, "die", 200, "die") as up:
+        spec = EnvSpec(ToolEnv, {"tools": [ask], "endpoints": [up.url]})
+        others = [say(call("ask", key="other")), say("done")]
+        other = asyncio.create_task(play(others, env=spec, key=replace(KEY, rollout_index=9)))
+        await inside.wait()
+        for attempt in range(3):
+            last = call("ask", key="" if same else str(attempt))
+            script = [say(call("ask")), say(last), say("done")]
+            previous = played[-1] if played else None
+            key = replace(KEY, attempt=attempt)
+            played.append(await play(script, env=spec, key=key, previous=previous))
+        leave.set()
+        assert str((await other).status) == "terminated"
+    assert ends(played) == ["failed(tool)", "failed(tool)", end]

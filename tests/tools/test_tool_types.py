@@ -29,8 +29,7 @@ class Bank:
 
 reveal_type(add)
 reveal_type(add(1))
-asked = ask("x")
-reveal_type(asked)
+asked = reveal_type(ask("x"))
 reveal_type(Bank().deposit)
 reveal_type(Bank().deposit(2))
 add("1")

@@ -8,6 +8,7 @@ names, and if so, whether the service had been sent anything.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from agentrl.errors import ConfigError, ToolError, ToolFaultError
+from agentrl.types import ToolCall
 
 _CLIENTS = ("httpx", "httpx2", "openai")
 _NOT_SENT = frozenset({"ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError"})
@@ -99,14 +101,16 @@ class Endpoints:
         return None
 
 
-def tool_error(name: str, fault: EndpointFault, *, alone: bool, answers: int) -> ToolError:
+def tool_error(call: ToolCall, fault: EndpointFault, *, alone: bool, answers: int) -> ToolError:
     """The error that ends the episode."""
+    said = json.dumps(call.arguments, sort_keys=True, default=str).encode(errors="replace")
     return ToolFaultError(
-        f"tool {name!r}: {fault.text}",
-        tool=name,
+        f"tool {call.name!r}: {fault.text}",
+        tool=call.name,
         by_call=fault.by_call,
         alone=alone,
         answers=answers,
+        call=hashlib.sha256(said).hexdigest()[:16],
     )
 
 

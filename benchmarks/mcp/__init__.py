@@ -1,0 +1,1 @@
+"""What ``benchmarks.mcp_kills`` measures with."""

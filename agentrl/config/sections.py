@@ -54,6 +54,9 @@ class ControllerConfig(Section):
     """Of a running Ray cluster (``auto`` finds this machine's); null starts a private one and ends
     it.
     """
+    call_timeout_s: Seconds = 1800.0
+    """Deadline of a call of a worker, and of a collective of the ranks: the longest that a step's
+    part, a checkpoint or loading a model may take. A worker that failed ends the call at once."""
 
 
 class EvalSetConfig(Section):

@@ -324,6 +324,24 @@ class TestOverRay:
         with pytest.raises(TrainingError, match="poisoned"):
             pair.publish(2)
 
+    def test_a_rank_that_hangs_is_named_at_the_deadline_of_a_call(self, ray_started: None) -> None:
+        from agentrl.controller.cluster.ray_role_group import RayRoleGroup
+
+        group = RayRoleGroup(2, threads=1, call_timeout_s=200.0)
+        try:
+            assert group._calls.timeout_s == 200.0
+            group._calls.timeout_s = 5.0  # the start needs more where much else runs
+            stopped = group.describe()[1].pid
+            os.kill(stopped, signal.SIGSTOP)
+            with pytest.raises(
+                TrainingError,
+                match=r"the worker of rank 1 did not answer within 5 s "
+                r"\(controller.call_timeout_s\)",
+            ):
+                group.describe()
+        finally:
+            group.close()
+
     def test_a_model_that_cannot_be_read_is_named_as_what_it_is(
         self, pair: Any, tmp_path: Path
     ) -> None:

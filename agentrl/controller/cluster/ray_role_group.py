@@ -12,7 +12,13 @@ import ray
 
 from agentrl.controller.cluster.mesh import MeshShape
 from agentrl.controller.cluster.ray_rollout_pool import RayRolloutPool
-from agentrl.controller.cluster.ray_runtime import ActorCalls, rank_actor, shared, thread_env
+from agentrl.controller.cluster.ray_runtime import (
+    CALL_TIMEOUT_S,
+    ActorCalls,
+    rank_actor,
+    shared,
+    thread_env,
+)
 from agentrl.controller.cluster.role_group import RoleGroup
 from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.controller.cluster.rollout_pool import RolloutPool
@@ -41,6 +47,7 @@ class RayRoleGroup(RoleGroup):
         num_ranks: processes, one a device; all of them data coordinates.
         threads: torch and OpenMP threads a rank.
         device: with ``cuda`` Ray shows each rank a GPU of its own, its ``cuda:0``.
+        call_timeout_s: deadline of any call, and of any collective within one.
         log_folder: where each rank keeps its log; None keeps none.
     """
 
@@ -50,10 +57,13 @@ class RayRoleGroup(RoleGroup):
         *,
         threads: int,
         device: DeviceType = "cpu",
+        call_timeout_s: float = CALL_TIMEOUT_S,
         log_folder: Path | None = None,
     ) -> None:
         super().__init__(MeshShape(dp=num_ranks))
-        self._calls = ActorCalls(lambda rank: f"the worker of rank {rank}", self._failure)
+        self._calls = ActorCalls(
+            lambda rank: f"the worker of rank {rank}", self._failure, call_timeout_s
+        )
         # the loop's thread and the service's both call; every rank must see one order, or
         # collectives would cross
         self._ordering = threading.Lock()
@@ -71,7 +81,8 @@ class RayRoleGroup(RoleGroup):
         self._ranks = [actor.remote(rank, log_folder) for rank in range(num_ranks)]
         host, port = self._calls.get(self._ranks[0].free_address.remote(), "starting rank 0", 0)
         places = [
-            DistSpec(rank, num_ranks, host, port, FIRST_DEVICE[device]) for rank in range(num_ranks)
+            DistSpec(rank, num_ranks, host, port, FIRST_DEVICE[device], call_timeout_s)
+            for rank in range(num_ranks)
         ]
         self.call_ranks("starting the workers", "join", [(place, threads) for place in places])
         self._hosts = [process.host for process in self.describe()]

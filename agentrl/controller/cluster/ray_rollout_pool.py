@@ -86,6 +86,7 @@ def rollout_workers(
     resources: Mapping[str, float] | None = None,
     max_restarts: int = 3,
     answer_s: float = 120.0,
+    call_timeout_s: float = CALL_TIMEOUT_S,
     log_folder: Path | None = None,
 ) -> RayRolloutPool:
     """A pool of workers apart from any rank, on any machine of the cluster.
@@ -98,6 +99,7 @@ def rollout_workers(
         max_restarts: workers that may die between two updates; the next death ends the run.
         answer_s: seconds in which a worker answers a call that costs it no work; a silent one is
             replaced too.
+        call_timeout_s: deadline of any other call.
         log_folder: where each worker keeps its log; None keeps none.
     """
     actor = rollout_actor.options(
@@ -113,7 +115,7 @@ def rollout_workers(
 
     return RayRolloutPool(
         [start(number) for number in range(num_workers)],
-        ActorCalls(lambda number: f"rollout worker {number}", _engine_failure),
+        ActorCalls(lambda number: f"rollout worker {number}", _engine_failure, call_timeout_s),
         start=start,
         max_restarts=max_restarts,
         answer_s=answer_s,
@@ -139,9 +141,10 @@ class RayRolloutPool:
     _: KW_ONLY
     start: Callable[[int], Any] | None = None
     max_restarts: int = 0
-    answer_s: float = CALL_TIMEOUT_S
+    answer_s: float | None = None
 
     def __post_init__(self) -> None:
+        self._answer_s = self.answer_s or self.calls.timeout_s
         self._places = [_Place(number, actor) for number, actor in enumerate(self.actors)]
         self._spec: Any = None  # a reference, for replacements
         self._layout: EngineLayout | None = None
@@ -215,7 +218,7 @@ class RayRolloutPool:
                 if late and not ray.wait([place.poll], timeout=0)[0]:
                     # it hangs, or its machine cannot be reached
                     with self._losing(place, place.actor):
-                        raise self.calls.silent("collecting groups", place.number, self.answer_s)
+                        raise self.calls.silent("collecting groups", place.number, self._answer_s)
             outcomes = self._arrived
             self._arrived = []
             return outcomes
@@ -301,7 +304,7 @@ class RayRolloutPool:
     def _ask(self, place: _Place, what: str, method: str, *args: Any) -> Any:
         """A call of an episode host that costs it no work, beside what it trains or updates."""
         ref = place.actor.episodes.remote(method, *args)
-        return self.calls.ask(ref, what, place.number, self.answer_s)
+        return self.calls.ask(ref, what, place.number, self._answer_s)
 
     def _playing(self) -> list[_Place]:
         return [place for place in self._places if not place.starting]
@@ -311,7 +314,7 @@ class RayRolloutPool:
         for place in self._playing():
             if place.poll is None:
                 place.poll = place.actor.poll.remote(timeout_s)
-                place.due = time.monotonic() + timeout_s + self.answer_s
+                place.due = time.monotonic() + timeout_s + self._answer_s
         return [place.starting[0] if place.starting else place.poll for place in self._places]
 
     def _take(self, ready: set[Any]) -> None:

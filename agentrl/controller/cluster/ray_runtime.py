@@ -33,7 +33,7 @@ Collected: TypeAlias = tuple[list[GroupOutcome], list[Incident], list[Trajectory
 and attempts that ended in groups that go on."""
 
 CALL_TIMEOUT_S = 1800.0
-"""Deadline of any call of an actor."""
+"""Deadline of any call of an actor, where ``controller.call_timeout_s`` says nothing else."""
 
 _POLL_S = 1.0
 _SLOW_S = 60.0
@@ -169,10 +169,12 @@ class ActorCalls:
         name: what an actor is called, by its place.
         failure: an error about an actor, from a message, its place, and a traceback where there is
             one.
+        timeout_s: deadline of any call.
     """
 
     name: Callable[[int], str]
     failure: Callable[[str, int, str], AgentRLError]
+    timeout_s: float = CALL_TIMEOUT_S
     error: BaseException | None = field(default=None, init=False)
 
     def gather(self, refs: Sequence[Any], what: str) -> list[Any]:
@@ -187,7 +189,7 @@ class ActorCalls:
             for ref in ready:
                 answers[ref] = self.get(ref, what, refs.index(ref))
             waited_s = time.monotonic() - start
-            if ready or waited_s < min(slow_s, CALL_TIMEOUT_S):
+            if ready or waited_s < min(slow_s, self.timeout_s):
                 continue
             late = ", ".join(self.name(refs.index(ref)) for ref in waiting)
             if waited_s >= slow_s:
@@ -196,9 +198,10 @@ class ActorCalls:
                     "%s: %s did not answer within %.0f s yet", what, late, waited_s, extra=fields
                 )
                 slow_s = math.inf
-            if waited_s > CALL_TIMEOUT_S:
+            if waited_s > self.timeout_s:
                 self.error = TrainingError(
-                    f"{what}: {late} did not answer within {CALL_TIMEOUT_S:.0f} s"
+                    f"{what}: {late} did not answer within {self.timeout_s:g} s "
+                    "(controller.call_timeout_s)"
                 )
                 raise self.error
         return [answers[ref] for ref in refs]
@@ -229,7 +232,7 @@ class ActorCalls:
         self.error = error
         return error
 
-    def ask(self, ref: Any, what: str, place: int, timeout_s: float = CALL_TIMEOUT_S) -> Any:
+    def ask(self, ref: Any, what: str, place: int, timeout_s: float | None = None) -> Any:
         """One answer of an actor that others may stand in for; within ``timeout_s``, by default the
         group's own.
 
@@ -237,6 +240,7 @@ class ActorCalls:
             AgentRLError: what the actor raised; the group is poisoned.
             ActorLostError: it died or did not answer; the group is as it was.
         """
+        timeout_s = timeout_s or self.timeout_s
         try:
             return ray.get(ref, timeout=timeout_s)
         except RayTaskError as error:

@@ -80,7 +80,14 @@ class RunProcesses:
                     opened.callback(shut_down_ray)
                 if device == "cuda":
                     check_gpus(ranks + workers, cluster_gpus(), "in Ray's cluster")
-                group = RayRoleGroup(ranks, threads=threads, device=device, log_folder=log_folder)
+                call_timeout_s = config.controller.call_timeout_s
+                group = RayRoleGroup(
+                    ranks,
+                    threads=threads,
+                    device=device,
+                    call_timeout_s=call_timeout_s,
+                    log_folder=log_folder,
+                )
                 opened.callback(group.close)
                 self.roles = group
                 self.rollouts = group.rollouts
@@ -94,6 +101,7 @@ class RunProcesses:
                         resources=own.worker_resources,
                         max_restarts=own.worker_restarts,
                         answer_s=own.worker_liveness_timeout_s,
+                        call_timeout_s=call_timeout_s,
                         log_folder=log_folder,
                     )
                     opened.callback(self.rollouts.close)

@@ -21,12 +21,12 @@ from agentrl.viewer.runs.open_run import OpenRun
 from agentrl.viewer.views.overview import alert
 
 _SOONEST_S = 0.5
-_LATEST_S = 1.0
+_LATEST_S = 0.9
 _SLOWER = 1.3
 _KEEP_ALIVE_S = 15.0
 _MOST_STREAMS = 4
 """Streams that stay open; a browser has six connections to a host, and its pages need some."""
-_RETRY_MS = 800
+_RETRY_MS = 700
 _MOST_ALERTS = 100
 
 

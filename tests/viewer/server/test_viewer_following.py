@@ -98,7 +98,7 @@ def test_pages_beyond_the_fourth_leave_connections_free(client: Client) -> None:
             next(page)
         text = client.get(path).text  # it ends
     assert "event: trajectories" in text
-    assert "retry: 800" in text
+    assert "retry: 700" in text
 
 
 def test_a_viewer_ends_at_once_with_pages_open(run: RunDirectory) -> None:

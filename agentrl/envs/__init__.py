@@ -7,28 +7,60 @@ from agentrl.envs.check import check_env, env_findings
 from agentrl.envs.contract import Finding, observation_findings
 from agentrl.envs.env import Env
 from agentrl.envs.env_spec import EnvSpec
+from agentrl.envs.gymnasium_env import GymnasiumEnv
+from agentrl.envs.openenv import OpenEnv
 from agentrl.envs.rewards import exact_answer, stated_answer
-from agentrl.envs.rubric import RewardFn, Rubric
-from agentrl.envs.score import Score
+from agentrl.envs.rubric import AnyRewardFn, RewardFn, Rubric
+from agentrl.envs.score import Score, group_rewards, turn_rewards
+from agentrl.envs.solution import solution_of
+from agentrl.envs.textarena_env import TextArenaEnv
 from agentrl.envs.tool_env import ToolEnv
+from agentrl.envs.user_env import ModelUser, ScriptedUser, User, UserEnv
 from agentrl.envs.view import EpisodeView
+from agentrl.envs.wrappers import (
+    CutObservations,
+    RewardShaping,
+    TimeLimit,
+    TokenLimit,
+    TurnLimit,
+    Wrapper,
+    WrapperReference,
+)
 
 __all__ = [
     "ENV_THREADS",
+    "AnyRewardFn",
     "AsyncEnv",
+    "CutObservations",
     "Env",
     "EnvSpec",
     "EpisodeView",
     "Finding",
+    "GymnasiumEnv",
+    "ModelUser",
+    "OpenEnv",
     "RewardFn",
+    "RewardShaping",
     "Rubric",
     "Score",
+    "ScriptedUser",
+    "TextArenaEnv",
+    "TimeLimit",
+    "TokenLimit",
     "ToolEnv",
+    "TurnLimit",
+    "User",
+    "UserEnv",
+    "Wrapper",
+    "WrapperReference",
     "build_env",
     "call_env",
     "check_env",
     "env_findings",
     "exact_answer",
+    "group_rewards",
     "observation_findings",
+    "solution_of",
     "stated_answer",
+    "turn_rewards",
 ]

@@ -89,9 +89,10 @@ class AsyncEnv:
 
     def __init__(self, env: Env) -> None:
         self.env = env
-        self._name = type(env).__name__
+        inner = env.unwrapped
+        self._name = type(inner).__name__
         self._state: Literal["new", "running", "ended", "closed"] = "new"
-        self.has_snapshot = getattr(env.snapshot, "__func__", None) is not Env.snapshot
+        self.has_snapshot = getattr(inner.snapshot, "__func__", None) is not Env.snapshot
         """Whether the environment has a state for people to look at."""
 
     async def reset(self, *, seed: int) -> Observation:

@@ -64,6 +64,12 @@ def observation_findings(observation: object, *, verb: str) -> Iterator[Finding]
     yield from _image_findings(observation, verb)
     if observation.tools is not None:
         yield from _tool_findings(observation.tools, verb)
+    if not isinstance(observation.agent, str) or not observation.agent:
+        yield Finding(
+            "agent-name",
+            f"{verb}: agent must name the agent whose turn is next, got {observation.agent!r}; "
+            "leave it out where there is one alone",
+        )
     yield from _json_findings(observation.info, f"{verb}: observation.info")
 
 
@@ -87,13 +93,7 @@ def step_findings(result: object) -> Iterator[Finding]:
             "0 after the one "
             "and bootstrapped after the other; choose terminated where the task came to its end",
         )
-    reward: Any = result.reward
-    is_number = isinstance(reward, numbers.Real) and not isinstance(reward, bool)
-    if not is_number or not math.isfinite(reward):
-        yield Finding(
-            "step-reward",
-            f"step: reward must be a finite number, got {reward!r}; 0.0 where there is none",
-        )
+    yield from _reward_findings(result.reward)
     if not isinstance(result.calls, tuple) or not all(
         isinstance(record, CallRecord) for record in result.calls
     ):
@@ -103,6 +103,23 @@ def step_findings(result: object) -> Iterator[Finding]:
     yield from _json_findings(result.info, "step: info")
     if not result.terminated and not result.truncated:
         yield from observation_findings(result.observation, verb="step")
+
+
+def _reward_findings(reward: Any) -> Iterator[Finding]:
+    given = reward if isinstance(reward, Mapping) else {"": reward}
+    for agent, value in given.items():
+        whose = f" of agent {agent!r}" if isinstance(reward, Mapping) else ""
+        is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        if not is_number or not math.isfinite(value):
+            yield Finding(
+                "step-reward",
+                f"step: reward{whose} must be a finite number, got {value!r}; 0.0 where there is "
+                "none",
+            )
+        if not isinstance(agent, str):
+            yield Finding(
+                "step-reward", f"step: reward must name agents by text, got the key {agent!r}"
+            )
 
 
 def state_form_findings(state: object) -> Iterator[Finding]:

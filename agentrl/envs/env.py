@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
+from agentrl.tools import TokenEnds
 from agentrl.types import Action, Observation, StepResult
 
 
@@ -47,6 +48,27 @@ class Env(ABC):
     def close(self) -> Awaitable[None] | None:
         """Free everything; runs after the rubric, also when ``reset`` failed or never ran, and
         maybe twice.
+        """
+        return None
+
+    def solution(self) -> Any:
+        """The reference solution, by which `agentrl check` tries the rewards; None where there is
+        none, or where the task brings it as ``info["solution"]``.
+
+        Asked for after ``reset`` on an instance of its own. It is one text, or a list of the
+        assistant's turns, each a text or a message with ``content`` and ``tool_calls``
+        (docs/envs.md).
+        """
+        return None
+
+    @property
+    def unwrapped(self) -> Env:
+        """The environment within its wrappers."""
+        return self
+
+    def use_tokenizer(self, token_ends: TokenEnds) -> None:
+        """Called before ``reset`` with the policy's tokenizer, where there is one, by an
+        environment that counts tokens.
         """
         return None
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from agentrl.envs.env import Env
 from agentrl.envs.tool_env import ToolEnv
+from agentrl.envs.wrappers import WrapperReference, wrapped
 from agentrl.errors import AgentRLError, EnvError
 from agentrl.sandbox import SandboxPool, SandboxSpec
 from agentrl.types import Task, load_object
@@ -24,12 +25,14 @@ class EnvSpec:
         base_dir: the folder that a relative path in ``factory`` starts from.
         sandbox: passed to the factory as ``sandbox=``, where given: the spec, or its host's pool of
             them.
+        wrappers: around the environment, the first one innermost.
     """
 
     factory: Callable[..., Env] | str
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     base_dir: str | None = None
     sandbox: SandboxSpec | None = None
+    wrappers: tuple[WrapperReference, ...] = ()
     _seen_plain: set[bool] = field(default_factory=set, init=False, compare=False, repr=False)
 
     @property
@@ -58,7 +61,7 @@ class EnvSpec:
             episode_id: becomes ``Env.episode_id``.
 
         Raises:
-            ConfigError: ``factory`` is text that names nothing.
+            ConfigError: ``factory`` or a wrapper is text that names nothing.
             EnvError: the factory raised, or gave something else than an Env.
         """
         if isinstance(self.factory, str):
@@ -86,8 +89,10 @@ class EnvSpec:
                 f"{name} must make an agentrl.envs.Env, got {type(env).__name__}; let it subclass "
                 "Env"
             )
+        plain = env
+        env = wrapped(env, self.wrappers, self.base_dir)
         if episode_id:
             env.episode_id = episode_id
-        if type(env) is factory and isinstance(env, ToolEnv) and env.is_plain:
+        if env is plain and type(env) is factory and isinstance(env, ToolEnv) and env.is_plain:
             self._seen_plain.add(True)
         return env

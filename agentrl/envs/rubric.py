@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.envs.async_env import ENV_THREADS
-from agentrl.envs.score import Score
+from agentrl.envs.score import Scope, Score, scope_of
 from agentrl.envs.view import EpisodeView
 from agentrl.errors import ConfigError, RewardError
-from agentrl.types import place_of_object
+from agentrl.types import REWARD_STYLE, Task, place_of_object
 from agentrl.types.user_code.function import described
 
 logger = logging.getLogger(__name__)
@@ -23,17 +23,30 @@ logger = logging.getLogger(__name__)
 RewardFn = Callable[[EpisodeView], float | Score | Awaitable[float | Score]]
 """A reward function: sync (it runs in a thread) or async."""
 
+AnyRewardFn = (
+    RewardFn
+    | Callable[[EpisodeView], Sequence[float]]
+    | Callable[[Sequence[EpisodeView]], Sequence[float | Score]]
+)
+"""A reward function, or one that ``turn_rewards`` or ``group_rewards`` marks; sync or async."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Part:
     name: str
-    reward: RewardFn
+    reward: Callable[..., Any]
     weight: float
+    scope: Scope
+
+    def scores(self, task: Task) -> bool:
+        """Whether it scores the episodes of a task."""
+        rule_based = getattr(self.reward, "rule_based", False)
+        return not (rule_based and task.info.get(REWARD_STYLE) == "model")
 
 
 class Rubric:
     """Scores an episode by parts, each the raw value of one function; the weights come in with the
-    total.
+    total. A part of weight 0 is a metric: it is logged and plays no part in the reward.
 
     Args:
         rewards: functions of weight 1, or ``(function, weight)`` pairs; their names are the parts'
@@ -46,7 +59,10 @@ class Rubric:
     """
 
     def __init__(
-        self, rewards: Sequence[RewardFn | tuple[RewardFn, float]], *, deadline_s: float = 60.0
+        self,
+        rewards: Sequence[AnyRewardFn | tuple[AnyRewardFn, float]],
+        *,
+        deadline_s: float = 60.0,
     ) -> None:
         parts = [_part(entry) for entry in rewards]
         names = [part.name for part in parts]
@@ -75,6 +91,16 @@ class Rubric:
         """The weight of each part, in order."""
         return {part.name: part.weight for part in self._parts}
 
+    @property
+    def scores_groups(self) -> bool:
+        """Whether a part is a function of a whole group."""
+        return bool(self.group_parts)
+
+    @property
+    def group_parts(self) -> tuple[str, ...]:
+        """The names of the parts that are functions of a whole group."""
+        return tuple(part.name for part in self._parts if part.scope == "group")
+
     def build(self) -> Rubric:
         """Itself: a rubric may stand wherever one is built by its host."""
         return self
@@ -84,47 +110,98 @@ class Rubric:
         return {name: score.value for name, score in (await self.scores(view)).items()}
 
     async def scores(self, view: EpisodeView) -> dict[str, Score]:
-        """Every part's value with its reason; the functions run at once.
+        """The value of every part that scores an episode, with its reason; the functions run at
+        once. Parts that score groups are not among them (``group_scores``).
 
         Raises:
             RewardError: a function raised, took too long, or gave no finite number; named with the
                 task. A failed rubric is never a reward of 0.
         """
-        if len(self._parts) == 1:  # nothing to run it beside
-            return {self._parts[0].name: await self._score(self._parts[0], view)}
+        parts = [part for part in self._parts if part.scope != "group" and part.scores(view.task)]
+        if len(parts) == 1:  # nothing to run it beside
+            return {parts[0].name: await self._score(parts[0], view)}
         values = await asyncio.gather(
-            *(self._score(part, view) for part in self._parts), return_exceptions=True
+            *(self._score(part, view) for part in parts), return_exceptions=True
         )
-        for value in values:
-            if isinstance(value, BaseException):
-                raise value
-        return dict(zip(self.weights, values, strict=True))  # type: ignore[arg-type]
+        return dict(zip([part.name for part in parts], map(_unless_raised, values), strict=True))
+
+    async def group_scores(self, views: Sequence[EpisodeView]) -> list[dict[str, Score]]:
+        """For each episode of a group, the value of every part that scores groups.
+
+        Args:
+            views: the finished episodes of one group, at least one.
+
+        Raises:
+            RewardError: as ``scores``, or a function gave another number of values.
+        """
+        task = views[0].task
+        found: list[dict[str, Score]] = [{} for _ in views]
+        for part in self._parts:
+            if part.scope == "group" and part.scores(task):
+                given = await self._called(part, views, task)
+                who = self._who(part, task)
+                values = self._listed(part, given, len(views), f"{who}, of a group,", "episode")
+                for own, value in zip(found, values, strict=True):
+                    own[part.name] = self._checked(part, value, who)
+        return found
+
+    async def close(self) -> None:
+        """Ends what the functions hold on this event loop, such as a judge's connections: awaits
+        the attribute ``close_connections`` of each that has one. They may be called again.
+        """
+        for part in self._parts:
+            close_connections = getattr(part.reward, "close_connections", None)
+            if close_connections is not None:
+                await close_connections()
 
     def total(
         self, parts: Mapping[str, float], *, step_reward: float = 0.0, step_weight: float = 1.0
     ) -> float:
-        """The episode's reward: the weighted parts and the weighted sum of its step rewards."""
-        return (
-            sum(part.weight * parts[part.name] for part in self._parts) + step_weight * step_reward
-        )
+        """The episode's reward: the weighted parts, as far as they are given, and the weighted sum
+        of its step rewards.
+        """
+        given = (part for part in self._parts if part.name in parts)
+        return sum(part.weight * parts[part.name] for part in given) + step_weight * step_reward
 
     async def _score(self, part: _Part, view: EpisodeView) -> Score:
-        who = f"reward {part.name!r} of task {view.task.id!r}"
+        who = self._who(part, view.task)
+        given = await self._called(part, view, view.task)
+        if part.scope == "episode":
+            return self._checked(part, given, who)
+        values = self._listed(part, given, len(view.turns), f"{who}, of turns,", "turn")
+        turns = tuple(self._checked(part, value, who).value for value in values)
+        return Score(math.fsum(turns), turns=turns)
+
+    async def _called(self, part: _Part, argument: Any, task: Task) -> Any:
+        who = self._who(part, task)
         try:
             async with asyncio.timeout(self._deadline_s) as deadline:
-                given = await _call(part.reward, view)
+                return await _call(part.reward, argument)
         except Exception as error:
             if isinstance(error, TimeoutError) and deadline.expired():
                 raise RewardError(
                     f"{who} took longer than {self._deadline_s:g} s; raise deadline_s"
+                    + _in_brackets(place_of_object(part.reward))
                 ) from error
             raise RewardError(f"{who} raised {described(error)}") from error
+
+    def _listed(self, part: _Part, given: Any, number: int, who: str, each: str) -> Sequence[Any]:
+        if isinstance(given, str | bytes) or not hasattr(given, "__len__") or len(given) != number:
+            shown = f"{len(given)}" if hasattr(given, "__len__") else repr(given)[:80]
+            raise RewardError(
+                f"{who} must give a list of {number} numbers, one for each {each}, got {shown}"
+                + _in_brackets(place_of_object(part.reward))
+            )
+        values: Sequence[Any] = given
+        return values
+
+    def _checked(self, part: _Part, given: Any, who: str) -> Score:
         score = given if isinstance(given, Score) else Score(given)
         value = score.value
         if not isinstance(value, numbers.Real) or not math.isfinite(value):
             raise RewardError(
-                f"{who} must be a finite number, got {value!r}; return one whatever the episode was"
-                + _in_brackets(place_of_object(part.reward))
+                f"{who} must be a finite number, got {value!r:.200}; return one whatever the "
+                "episode was" + _in_brackets(place_of_object(part.reward))
             )
         if isinstance(value, bool) and part.name not in self._bools:
             self._bools.add(part.name)
@@ -137,23 +214,33 @@ class Rubric:
             )
         return Score(float(value), score.why)
 
+    @staticmethod
+    def _who(part: _Part, task: Task) -> str:
+        return f"reward {part.name!r} of task {task.id!r}"
 
-async def _call(reward: RewardFn, view: EpisodeView) -> Any:
+
+async def _call(reward: Callable[..., Any], argument: Any) -> Any:
     if inspect.iscoroutinefunction(reward):
-        return await reward(view)
-    value = await ENV_THREADS.run(lambda: reward(view))
+        return await reward(argument)
+    value = await ENV_THREADS.run(lambda: reward(argument))
     return await value if inspect.isawaitable(value) else value
+
+
+def _unless_raised(value: Score | BaseException) -> Score:
+    if isinstance(value, BaseException):
+        raise value
+    return value
 
 
 def _in_brackets(place: str) -> str:
     return f" ({place})" if place else ""
 
 
-def _part(entry: RewardFn | tuple[RewardFn, float]) -> _Part:
+def _part(entry: AnyRewardFn | tuple[AnyRewardFn, float]) -> _Part:
     reward, weight = entry if isinstance(entry, tuple) else (entry, 1.0)
     if not callable(reward):
         raise ConfigError(f"a reward must be a function of an EpisodeView, got {reward!r}")
     name = getattr(reward, "__name__", None) or type(reward).__name__
     if not isinstance(weight, numbers.Real) or not math.isfinite(weight):
         raise ConfigError(f"the weight of reward {name!r} must be a finite number, got {weight!r}")
-    return _Part(name, reward, float(weight))
+    return _Part(name, reward, float(weight), scope_of(reward))

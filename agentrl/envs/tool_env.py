@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.envs.env import Env
-from agentrl.errors import EnvError
+from agentrl.errors import DataError, EnvError
 from agentrl.sandbox import Sandbox, SandboxPool, SandboxSpec
 from agentrl.tools import (
     Endpoints,
@@ -73,7 +73,7 @@ class ToolEnv(Env):
     Args:
         task: its messages are the prompt.
         tools: tools, which episodes share; factories, which make this episode its own; or
-            references to such.
+            references to such. A task's ``info["tools"]`` names those of them that it is offered.
         system_prompt: put in front of the task's messages, which then must bring none of their own.
         describe_tools_in_prompt: whether the opening describes the tools; without it they work all
             the same, for a model that was taught them and has no tokens to spare.
@@ -103,6 +103,7 @@ class ToolEnv(Env):
     Raises:
         EnvError: the task has no messages, two system prompts, or a tool needs a sandbox and there
             is none.
+        DataError: ``task.info["tools"]`` names a tool that is not among ``tools``.
         ToolError: something among ``tools`` is none, or two have one name.
         ConfigError: text among ``tools`` names nothing.
     """
@@ -143,7 +144,7 @@ class ToolEnv(Env):
             entries = resolve_tools(tools, base_dir, resources)
             limits = [getattr(entry, "limits", _NO_LIMITS) for entry in tools]
             built = self._build(entries, limits, open_resources(resources, base_dir))
-            built += self._of_servers(mcp)
+            built = _of_task(task, [*built, *self._of_servers(mcp)])
             named = [getattr(entry, "args", None) for entry in (*tools, *resources.values())]
             self._executor = ToolExecutor(
                 built,
@@ -385,6 +386,28 @@ class ToolEnv(Env):
             task=self.task,
             state=self.tool_state,
         )
+
+
+def _of_task(task: Task, tools: Sequence[Tool]) -> list[Tool]:
+    """The tools that ``task.info["tools"]`` names, all where it names none.
+
+    Raises:
+        DataError: it names one that is not configured, or is no list of names.
+    """
+    names = task.info.get("tools")
+    if names is None:
+        return list(tools)
+    known = {tool.spec.name: tool for tool in tools}
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise DataError(
+            f"task {task.id!r}: info['tools'] must be a list of names of tools, got {names!r}"
+        )
+    if unknown := [name for name in names if name not in known]:
+        raise DataError(
+            f"task {task.id!r}: info['tools'] names {unknown[0]!r}, which is not configured; the "
+            f"tools are {', '.join(known) or 'none'}: add it to ToolEnv.tools, or correct the task"
+        )
+    return [tool for name, tool in known.items() if name in names]
 
 
 def _counts(records: Sequence[CallRecord]) -> dict[str, Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agentrl.envs.env import Env
-from agentrl.types import Message, Status, Task, Turn
+from agentrl.types import Message, Status, Task, Trajectory, Turn
+from agentrl.types.env import MAIN_AGENT
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,6 +21,8 @@ class EpisodeView:
         status: how it ended.
         env: the environment before ``close``; None where an episode is scored again from its
             record.
+        agent: whose view it is: of several agents each trained one is scored by itself, with its
+            own messages and turns.
     """
 
     task: Task
@@ -27,6 +30,16 @@ class EpisodeView:
     turns: tuple[Turn, ...]
     status: Status
     env: Env | None = None
+    agent: str = MAIN_AGENT
+
+    @classmethod
+    def of(cls, trajectory: Trajectory) -> EpisodeView:
+        """The episode of a trajectory, without its environment."""
+        turns = trajectory.turns
+        messages = [message for turn in turns for message in (*turn.observed, turn.message)]
+        answered = [call.result for turn in turns[-1:] for call in turn.calls if call.result]
+        messages += [result.message() for result in answered]
+        return cls(trajectory.task, tuple(messages), turns, trajectory.status)
 
     @property
     def final_text(self) -> str:

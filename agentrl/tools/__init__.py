@@ -23,7 +23,11 @@ from agentrl.tools.resources import (
     open_resources,
     with_resources,
 )
-from agentrl.tools.search import Document, Hit, SearchIndex, SearchTool
+from agentrl.tools.search.client import SearchClient
+from agentrl.tools.search.disk_index import DiskIndex
+from agentrl.tools.search.memory_index import SearchIndex
+from agentrl.tools.search.retriever import Document, Hit, Retriever
+from agentrl.tools.search.search_tool import SearchTool
 from agentrl.tools.shared import close_shared_tools, close_tools, share
 from agentrl.tools.signature import Resource
 from agentrl.tools.threads import TOOL_THREADS, BoundedThreads, DeadlineError
@@ -33,6 +37,7 @@ __all__ = [
     "BoundedThreads",
     "CalculatorTool",
     "DeadlineError",
+    "DiskIndex",
     "Document",
     "Endpoints",
     "FetchUrlTool",
@@ -46,6 +51,8 @@ __all__ = [
     "PythonTool",
     "Resource",
     "ResourceReference",
+    "Retriever",
+    "SearchClient",
     "SearchIndex",
     "SearchTool",
     "ShellTool",

@@ -316,7 +316,11 @@ class ToolExecutor:
             deadline_s = min(deadline_s, self._max_seconds - self._seconds)
         circumstances = context(call, deadline_s)
         gate = gate_of(call.name)
-        async with gate.entered(tool, circumstances.episode_id) as queued_s:
+        async with gate.entered(
+            circumstances.episode_id,
+            max_concurrent=tool.max_concurrent,
+            calls_per_s=tool.calls_per_s,
+        ) as queued_s:
             if tool.max_concurrent is not None or tool.calls_per_s is not None:
                 own["queued_s"] = queued_s
             began = time.monotonic()

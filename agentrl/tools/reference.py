@@ -19,7 +19,7 @@ from agentrl.tools.builtin.python import PythonTool
 from agentrl.tools.builtin.shell import ShellTool
 from agentrl.tools.builtin.submit import SubmitTool
 from agentrl.tools.factory import ToolFactory, Toolset, tool_methods
-from agentrl.tools.search import SearchTool, load_index
+from agentrl.tools.search.search_tool import make_search
 from agentrl.types import place_of_object
 from agentrl.types.user_code.function import load_named
 
@@ -74,12 +74,12 @@ def _resolved(
     if not isinstance(entry, ToolReference):
         return _made_of(entry, getattr(entry, "__qualname__", None) or repr(entry), {}, resources)
     name = entry.name
-    if name in _BUILT_IN:
+    if name in BUILT_IN:
         return _built_in(name, json.dumps(entry.args), str(base_dir or "."))
     if ":" not in name:
         raise ConfigError(
             f"ToolEnv.tools: {name!r} is no built-in tool "
-            f"({', '.join(_BUILT_IN)}){did_you_mean(name, _BUILT_IN)} "
+            f"({', '.join(BUILT_IN)}){did_you_mean(name, BUILT_IN)} "
             "Name one of yours as file.py:name or module:name"
         )
     return _made_of(load_named(name, base_dir, _broken), name, entry.args, resources)
@@ -122,7 +122,7 @@ def _made_of(
 @functools.lru_cache(maxsize=64)
 def _built_in(name: str, args: str, base_dir: str) -> Tool:
     """A built-in tool, made once a process for equal arguments: it has no state."""
-    make = _BUILT_IN[name]
+    make = BUILT_IN[name]
     given = json.loads(args)
     signature = inspect.signature(make)
     taken = [own for own in signature.parameters if own != "base_dir"]
@@ -137,27 +137,12 @@ def _built_in(name: str, args: str, base_dir: str) -> Tool:
     return make(**given, **extra)
 
 
-def _search(
-    documents: str,
-    *,
-    top_k: int = 3,
-    name: str = "search",
-    description: str = "Search the documents for words.",
-    max_output_chars: int | None = None,
-    base_dir: str,
-) -> Tool:
-    index = load_index(documents, base_dir)
-    return SearchTool(
-        index, top_k=top_k, name=name, description=description, max_output_chars=max_output_chars
-    )
-
-
-_BUILT_IN: Mapping[str, Callable[..., Tool]] = {
+BUILT_IN: Mapping[str, Callable[..., Tool]] = {
     "calculator": CalculatorTool,
     "fetch_url": FetchUrlTool,
     "files": FilesTool,
     "python": PythonTool,
-    "search": _search,
+    "search": make_search,
     "shell": ShellTool,
     "submit": SubmitTool,
 }

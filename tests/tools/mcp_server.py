@@ -13,6 +13,13 @@ from typing import Any
 LOG = sys.argv[1]
 MODE = sys.argv[2] if len(sys.argv) > 2 else ""
 NAMES = ["echo", "die", "hang", "flood", "spam", "bad", "swap", "ask", "env", "fail"]
+ASKED = {
+    "sampling/createMessage": {"messages": [], "maxTokens": 1},
+    "elicitation/create": {
+        "message": "Your name?",
+        "requestedSchema": {"type": "object", "properties": {}},
+    },
+}
 swapped = False
 
 
@@ -54,8 +61,7 @@ def called(number: object, name: str, text: str) -> None:
         swapped = True
         say({"method": "notifications/tools/list_changed"})
     if name == "ask":
-        params = {"messages": [], "maxTokens": 1}
-        say({"id": 999, "method": "sampling/createMessage", "params": params})
+        say({"id": 999, "method": text, "params": ASKED.get(text, {})})
         text = json.loads(sys.stdin.readline())["error"]["message"]
     content = "no list" if name == "bad" else [{"type": "text", "text": text}]
     say({"id": number, "result": {"content": content, "isError": name == "fail"}})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import threading
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ import pytest
 
 from agentrl.errors import SandboxError, ToolError
 from agentrl.tools import TOOL_THREADS, Tool, ToolContext, ToolExecutor, ToolOutput, tool
+from agentrl.tools.parsers import HermesParser, read_completion
 from agentrl.types import CallProblem, ToolCall, ToolResult, ToolSpec
 
 
@@ -124,6 +126,8 @@ async def test_an_unknown_tool_is_told_what_there_is() -> None:
         ({}, "argument 'a' is missing"),
         ({"a": 1, "bb": 2}, "there is no argument \"bb\"; did you mean 'b'?"),
         ({"a": True}, "argument 'a' must be of type integer, got true"),
+        ({"a": "12"}, "argument 'a' must be of type integer, got \"12\""),
+        ({"a": '{"a": 1}'}, 'argument \'a\' must be of type integer, got "{\\"a\\": 1}"'),
     ],
 )
 async def test_invalid_arguments_are_told_what_to_mend(
@@ -150,6 +154,26 @@ async def test_rules_within_a_value_name_their_place() -> None:
 
 async def test_a_huge_value_is_not_repeated_to_the_model() -> None:
     assert len((await only(ToolExecutor([add]), "add", a="x" * 100_000)).content) < 300
+
+
+async def test_ten_megabytes_of_arguments_are_read_checked_and_given() -> None:
+    @tool
+    def size(text: str) -> str:
+        """Count."""
+        return str(len(text))
+
+    calls = [
+        {"name": "size", "arguments": {"text": "x" * 10_000_000}},
+        {"name": "add", "arguments": {"a": "9" * 10_000_000}},
+    ]
+    text = "".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls)
+    parsed = await read_completion(HermesParser(), text)
+    given, refused = await ToolExecutor([add, size]).run(parsed.tool_calls)
+    assert given.result is not None
+    assert given.result.content == "10000000"
+    assert refused.result is not None
+    assert refused.result.error == "invalid_arguments"
+    assert len(refused.result.content) < 300
 
 
 async def test_a_tool_that_raises_tells_the_model() -> None:

@@ -108,9 +108,10 @@ async def test_the_program_gets_few_variables(log: Path, monkeypatch: pytest.Mon
     assert "SECRET_KEY" not in names
 
 
-async def test_sampling_is_refused(log: Path) -> None:
+@pytest.mark.parametrize("asked", ["sampling/createMessage", "elicitation/create", "roots/list"])
+async def test_what_a_server_asks_of_its_client_is_refused(log: Path, asked: str) -> None:
     env = await opened(log)
-    assert "not supported" in str((await said(env, "ask"))["content"]).lower()
+    assert "not supported" in str((await said(env, "ask", asked))["content"]).lower()
 
 
 @pytest.mark.parametrize("name", ["die", "hang", "flood", "spam", "bad"])
@@ -238,6 +239,28 @@ async def test_the_configuration_names_servers(log: Path, tmp_path: Path) -> Non
     config.write_text("model: {path: m}\ndata: {train: t.jsonl}\nenv: {mcp: {fs: {tools: [a]}}}\n")
     with pytest.raises(ConfigError, match=r"env\.mcp.*needs command or url"):
         load_config(config).resolved_stages()
+
+
+async def test_a_program_starts_in_the_configurations_folder_with_this_python(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "server.py").write_text(
+        "import sys, runpy\n"
+        f"open({str(log)!r}, 'a').write(f'0 by {{sys.executable}}\\n')\n"
+        f"sys.argv[0] = {SERVER!r}\n"
+        f"runpy.run_path({SERVER!r}, run_name='__main__')\n"
+    )
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        "model: {path: m}\ndata: {train: t.jsonl}\n"
+        f"env: {{mcp: {{fs: {{command: [python, server.py, {log}]}}}}}}\n"
+    )
+    (stage,) = load_config(config).resolved_stages()
+    env = await asyncio.to_thread(env_spec(stage, LiveObjects()).build, TASK)
+    await env.reset(seed=0)
+    assert (await said(env, "echo", "x"))["content"] == "x"
+    assert f"by {sys.executable}" in lines(log)
 
 
 def test_a_server_has_a_command_or_an_address() -> None:

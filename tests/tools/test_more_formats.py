@@ -53,6 +53,7 @@ ONE_CALL: list[tuple[type[ToolCallParser], str]] = [
     (PythonicParser, '[add(a=1, b="é", c=[1, {"x": None}])]'),
     (PythonicParser, '[add(a=1, b="é", c=[1, {"x": null}],)]'),
     (PythonicParser, "<|python_start|>[add(a=1, b='é', c=[1, {'x': None}])]<|python_end|>"),
+    (PythonicParser, "<|tool_call_start|>[add(a=1, b='é', c=[1, {'x': null}])]<|tool_call_end|>"),
 ]
 
 
@@ -143,6 +144,29 @@ def test_a_value_may_hold_what_closes_a_call_and_keeps_its_lines() -> None:
     code = "\nif x:\n    y = '</tool_call>'  # </function>\n"
     (call,) = QwenCoderParser().parse(coder("f", code=code)).tool_calls
     assert call.arguments == {"code": code}
+
+
+@pytest.mark.parametrize(
+    ("schema", "written", "value"),
+    [
+        ({"type": "boolean"}, "True", True),
+        ({"anyOf": [{"type": "boolean"}, {"type": "null"}]}, "None", None),
+        ({"type": "string"}, "True", "True"),
+        ({}, "True", "True"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "12", "12"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "null", None),
+        ({"type": ["string", "integer"]}, "12", 12),
+        ({"type": ["string", "null"]}, '"quoted"', '"quoted"'),
+        ({"type": "number"}, "12", 12),
+    ],
+)
+def test_a_value_is_of_a_type_that_its_schema_admits(
+    schema: dict[str, object], written: str, value: object
+) -> None:
+    tool = ToolSpec("f", "", {"type": "object", "properties": {"x": schema}})
+    (call,) = QwenCoderParser().parse(coder("f", x=written), (tool,)).tool_calls
+    assert call.arguments == {"x": value}
+    assert type(call.arguments["x"]) is type(value)
 
 
 def test_values_are_what_the_schema_says() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentrl.controller.samplers.mixture import Share
 from agentrl.controller.samplers.settings import (
     DifficultyBandSettings,
     SamplerSettings,
@@ -71,6 +72,7 @@ def make_sampler(
     seed: int,
     shuffle: bool,
     base_dir: Path,
+    mixture: Sequence[Share] = (),
 ) -> Any:
     """The sampler of a name and its settings, with the methods of a ``TaskSampler``.
 
@@ -81,6 +83,8 @@ def make_sampler(
         seed: ``run.seed``.
         shuffle: ``data.shuffle``.
         base_dir: the folder that a ``file.py`` is relative to.
+        mixture: the sources of the tasks, where ``data.train`` gives them weights; for a sampler
+            that plays epochs.
 
     Raises:
         ConfigError: no such sampler, a setting that it does not have, or what it returns is no
@@ -89,7 +93,8 @@ def make_sampler(
     kind = settings_of(name)
     if kind is not None:
         built_in = load_object(SAMPLERS[name].make)
-        return built_in(kind(**settings), tasks, seed=seed, shuffle=shuffle)
+        weighed = {"mixture": mixture} if kind.plays_epochs else {}
+        return built_in(kind(**settings), tasks, seed=seed, shuffle=shuffle, **weighed)
     function = users_function(name, settings, base_dir)
     made = UserFunction(function, object, _broken, name)(tasks, seed=seed, **settings)
     for method, arguments in _METHODS.items():

@@ -51,6 +51,7 @@ class PromptSampler:
         sampler: chooses the task of a new draw.
         name: of the sampler, as configured.
         first_draw: draw of the stage's first task; earlier ones belong to an earlier stage.
+        check_ids: whether to read every task once and compare their ids; false for data that did.
 
     Raises:
         DataError: no task, or two tasks of one id.
@@ -61,13 +62,14 @@ class PromptSampler:
     _: KW_ONLY
     name: str = "uniform"
     first_draw: int = 0
+    check_ids: bool = True
 
     def __post_init__(self) -> None:
         if not self.tasks:
             raise DataError(
                 "PromptSampler.tasks holds no task; point it at a data set with at least one"
             )
-        num_ids = len({task.id for task in self.tasks})
+        num_ids = len({task.id for task in self.tasks}) if self.check_ids else len(self.tasks)
         if num_ids != len(self.tasks):
             raise DataError(
                 f"PromptSampler.tasks holds {len(self.tasks)} tasks but {num_ids} different ids; "

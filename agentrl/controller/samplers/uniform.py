@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from agentrl.controller.samplers.mixture import Mixture, Share
 from agentrl.controller.samplers.settings import UniformSettings
 from agentrl.rollouts import GroupOutcome
 from agentrl.types import Task, seed_for
@@ -15,30 +17,47 @@ from agentrl.types import Task, seed_for
 class Uniform:
     """The draw at position p is task p mod n of epoch p // n.
 
+    Of a mixture, each source has epochs of its own, and its weight decides how often it is drawn.
+
     Args:
         settings: none of its own.
         tasks: the data set.
         seed: ``run.seed``; the permutation of an epoch is derived from it.
         shuffle: whether epochs are permuted.
+        mixture: the sources of the tasks, in their order; empty for tasks without weights.
     """
 
     def __init__(
-        self, settings: UniformSettings, tasks: Sequence[Task], *, seed: int, shuffle: bool
+        self,
+        settings: UniformSettings,
+        tasks: Sequence[Task],
+        *,
+        seed: int,
+        shuffle: bool,
+        mixture: Sequence[Share] = (),
     ) -> None:
-        self._seed = seed
-        self._shuffle = shuffle
         self._drawn = 0
-        self._epoch = -1
-        self._order = np.arange(len(tasks))
+        self._weights = [share.weight for share in mixture]
+        sizes = [share.num_tasks for share in mixture] or [len(tasks)]
+        self._epochs = [
+            # the first one's orders are those of a data set without weights
+            _Epochs(size, seed, [n] if n else [], shuffle=shuffle)
+            for n, size in enumerate(sizes)
+        ]
+        self._firsts = [sum(sizes[:n]) for n in range(len(sizes))]
+        self._restart()
 
     def at(self, position: int) -> int:
         """The task at a position."""
-        epoch, place = divmod(position, len(self._order))
-        if self._shuffle and epoch != self._epoch:
-            generator = np.random.Generator(np.random.Philox(seed_for(self._seed, "order", epoch)))
-            self._order = generator.permutation(len(self._order))
-            self._epoch = epoch
-        return int(self._order[place])
+        if not self._weights:
+            return self._epochs[0].at(position)
+        if position < self._reached:
+            self._restart()
+        while self._reached <= position:
+            self._last = self._mixture.next()
+            self._reached += 1
+        source, place = self._last
+        return self._firsts[source] + self._epochs[source].at(place)
 
     def next(self) -> int:
         self._drawn += 1
@@ -52,3 +71,32 @@ class Uniform:
 
     def load(self, state: dict[str, Any]) -> None:
         self._drawn = int(state["drawn"])
+
+    def _restart(self) -> None:
+        """The mixture from its first draw on; it only goes forward."""
+        self._mixture = Mixture(self._weights or [1.0])
+        self._reached = 0
+        self._last = (0, 0)
+
+
+class _Epochs:
+    """Positions of one source, epoch after epoch."""
+
+    def __init__(self, size: int, seed: int, place: Sequence[int], *, shuffle: bool) -> None:
+        self._size = size
+        self._seed = seed
+        self._place = place
+        self._shuffle = shuffle
+        self._epoch = -1
+        self._order: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
+
+    def at(self, position: int) -> int:
+        epoch, place = divmod(position, self._size)
+        if not self._shuffle:
+            return place
+        if epoch != self._epoch:
+            seed = seed_for(self._seed, "order", epoch, *self._place)
+            generator = np.random.Generator(np.random.Philox(seed))
+            self._order = generator.permutation(self._size)
+            self._epoch = epoch
+        return int(self._order[place])

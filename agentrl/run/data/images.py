@@ -14,6 +14,8 @@ from agentrl.store import RunDirectory
 from agentrl.types import Image, Message
 
 _KINDS = ("image", "image_url")
+_PLACEHOLDER = "<image>"
+"""Stands in a prompt's text for the next image of the row, as verl's data sets have it."""
 
 
 def place_images(
@@ -24,8 +26,8 @@ def place_images(
 
     Args:
         messages: the row's; a part ``{"type": "image"}`` without an image takes the next of
-            ``images``.
-        images: the row's column of that name; None where it has none.
+            ``images``, and so does ``<image>`` in a text.
+        images: the row's column of that name; None where it has none, and ``<image>`` is text.
         folder: what relative names of files start from.
         where: which row, for errors.
 
@@ -35,20 +37,42 @@ def place_images(
     """
     if images is not None and (not isinstance(images, Sequence) or isinstance(images, str | bytes)):
         raise DataError(f"{where}: 'images' must be a list of images, got {type(images).__name__}")
-    given = list(images or ())
+    given = list(() if images is None else images)
     rest = iter(given)
     placed = [dict(message) for message in messages]
     for message in placed:
         content = message.get("content")
+        if images is not None and isinstance(content, str) and _PLACEHOLDER in content:
+            content = _split(content)
         if isinstance(content, Sequence) and not isinstance(content, str | bytes):
             message["content"] = [_part(part, rest, folder, where) for part in content]
     if left := sum(1 for _ in rest):
         raise DataError(
             f"{where}: 'images' holds {len(given)} images, {left} more than the messages have "
             "parts for; write "
-            '{"type": "image"} where each belongs'
+            '{"type": "image"}, or <image> in a text, where each belongs'
         )
     return placed
+
+
+def place_row_images(row: Any, folder: Path, where: str) -> Any:
+    """A conversation to imitate with the images of its column ``images`` in their parts.
+
+    Args:
+        row: of the data set; what is no conversation, or holds no image, is given back.
+        folder, where: as for ``place_images``.
+
+    Raises:
+        DataError: as for ``place_images``.
+    """
+    messages = row.get("messages") if isinstance(row, Mapping) else row
+    if not isinstance(messages, list | tuple) or not all(isinstance(m, Mapping) for m in messages):
+        return row
+    images = row.get("images") if isinstance(row, Mapping) else None
+    if images is None and all(isinstance(m.get("content"), str | None) for m in messages):
+        return row
+    placed = place_images(messages, images, folder, where)
+    return {**row, "messages": placed} if isinstance(row, Mapping) else placed
 
 
 def with_stored_images(messages: Iterable[Message], run: RunDirectory) -> list[Message]:
@@ -87,6 +111,17 @@ def _part(part: Any, rest: Iterator[Any], folder: Path, where: str) -> Any:
             f"{where}: a part of type image has no image, and the column 'images' has none left"
         )
     return {"type": "image", "image": _anchored(source, folder, where)}
+
+
+def _split(text: str) -> list[dict[str, str]]:
+    """Parts of a text with placeholders, each placeholder an image."""
+    parts: list[dict[str, str]] = []
+    for number, piece in enumerate(text.split(_PLACEHOLDER)):
+        if number:
+            parts.append({"type": "image"})
+        if piece:
+            parts.append({"type": "text", "text": piece})
+    return parts
 
 
 def _first(values: Mapping[str, Any], *names: str) -> Any:

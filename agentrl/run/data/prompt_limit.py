@@ -20,6 +20,7 @@ from agentrl.envs import Env, EnvSpec, ToolEnv
 from agentrl.errors import DataError, EnvError
 from agentrl.render import Renderer
 from agentrl.run.build import LiveObjects, player_spec, renderer_spec
+from agentrl.run.data.task_table import TaskTable
 from agentrl.store import RunDirectory, write_json
 from agentrl.store.json_text import from_json
 from agentrl.types import Task, ToolSpec, load_object, with_images
@@ -49,26 +50,28 @@ class LeftOut:
             f"{named}"
         )
 
-    def others(self, tasks: Sequence[Task]) -> dict[int, Task]:
-        """Those of ``tasks`` that are drawn, by position.
+    def positions(self, tasks: Sequence[Task]) -> set[int]:
+        """Where they are in ``tasks``.
 
         Raises:
             DataError: no task is left.
         """
+        if not self.ids:
+            return set()
         ids = set(self.ids)
-        fitting = {index: task for index, task in enumerate(tasks) if task.id not in ids}
-        if ids and not fitting:
+        found = {index for index, task in enumerate(tasks) if task.id in ids}
+        if len(found) == len(tasks):
             raise DataError(f"{self}; no task is left: raise data.max_prompt_tokens")
-        return fitting
+        return found
 
 
 def fitting_tasks(
     stage: StageConfig,
     live: LiveObjects,
-    tasks: Sequence[Task],
+    tasks: TaskTable,
     model: Path,
     run: RunDirectory,
-) -> tuple[list[Task], LeftOut]:
+) -> tuple[TaskTable, LeftOut]:
     """The tasks that the stage draws, and what it leaves out, decided when it began.
 
     Raises:
@@ -82,7 +85,7 @@ def fitting_tasks(
     else:
         found = left_out_tasks(stage, live, tasks, model)
         write_json(run.left_out_path, {**kept, stage.name: asdict(found)})
-    return list(found.others(tasks).values()), found
+    return tasks.without(found.positions(tasks)), found
 
 
 def left_out_tasks(
@@ -92,37 +95,37 @@ def left_out_tasks(
     driver = player_spec(stage, live)
     limit = stage.data.max_prompt_tokens
     lengths: Mapping[str, int] = {}
-    if isinstance(driver, EnvSpec) and _is_tool_env(driver):
-        lengths = asyncio.run(
-            long_prompts(driver, tasks, renderer_spec(stage, model).build(), limit)
-        )
+    if isinstance(driver, EnvSpec) and is_tool_env(driver):
+        found = asyncio.run(prompt_lengths(driver, tasks, renderer_spec(stage, model).build()))
+        lengths = {task_id: length for task_id, length in found.items() if length > limit}
     return LeftOut(tuple(lengths), len(tasks), limit, max(lengths.values(), default=0))
 
 
-async def long_prompts(
-    driver: EnvSpec, tasks: Sequence[Task], renderer: Renderer, limit: int
+async def prompt_lengths(
+    driver: EnvSpec, tasks: Sequence[Task], renderer: Renderer
 ) -> dict[str, int]:
-    """The tokens of each prompt that has more than ``limit``, by the task's id.
+    """The tokens of each prompt, by the task's id.
 
     A task whose prompt cannot be made or rendered is none of them: its episodes say why.
     """
-    tools: tuple[ToolSpec, ...] | None = None
+    offered: dict[str, tuple[ToolSpec, ...]] = {}
     found: dict[str, int] = {}
     for task in tasks:
         try:
-            if tools is None:
-                tools = await _tools(driver.build(task))
+            named = repr(task.info.get("tools"))
+            if named not in offered:
+                offered[named] = await _tools(driver.build(task))
+            tools = offered[named]
             messages = ToolEnv.opening(task, driver.kwargs.get("system_prompt"))
             length = sum(map(len, renderer.prompt(with_images(messages), tools)))
         except (DataError, EnvError):
             continue
-        if length > limit:
-            found[task.id] = length
+        found[task.id] = length
     return found
 
 
 async def _tools(env: Env) -> tuple[ToolSpec, ...]:
-    """What a ToolEnv announces, which is the same for every task."""
+    """What a ToolEnv announces, which is the same for every task that names the same tools."""
     assert isinstance(env, ToolEnv)
     try:
         return (await env.reset(seed=0)).tools or ()
@@ -130,7 +133,7 @@ async def _tools(env: Env) -> tuple[ToolSpec, ...]:
         await env.close()
 
 
-def _is_tool_env(driver: EnvSpec) -> bool:
+def is_tool_env(driver: EnvSpec) -> bool:
     """Whether its prompt is that of ``ToolEnv``: the system prompt, then the task's messages."""
     factory = driver.factory
     made = load_object(factory, driver.base_dir) if isinstance(factory, str) else factory

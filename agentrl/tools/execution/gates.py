@@ -1,5 +1,5 @@
-"""Tool gates: what the episodes of a process share of one tool: its places, its rate, and whether
-what is behind it answers.
+"""Tool gates: what the episodes of a process share of one tool or service: its places, its rate,
+and whether what is behind it answers.
 
 A gate holds over all event loops of the process, which meet it from their own threads.
 """
@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from agentrl.tools.base import Tool
 from agentrl.types.clock import clock_paused
 
 
@@ -27,7 +26,7 @@ class _Waiting:
 
 
 class ToolGate:
-    """The calls of one tool in this process.
+    """The calls of one tool, or the steps of one service, in this process.
 
     Attributes:
         num_answers: calls that what is behind the tool answered, since the process began.
@@ -42,16 +41,27 @@ class ToolGate:
         self.num_answers = 0
 
     @asynccontextmanager
-    async def entered(self, tool: Tool, episode_id: str) -> AsyncIterator[float]:
+    async def entered(
+        self,
+        episode_id: str,
+        *,
+        max_concurrent: int | None = None,
+        calls_per_s: float | None = None,
+    ) -> AsyncIterator[float]:
         """A place for one call, for which no deadline counts the wait.
+
+        Args:
+            episode_id: whose call it is.
+            max_concurrent: places; None sets no limit.
+            calls_per_s: calls that begin in a second; None sets no limit.
 
         Yields:
             Seconds that it waited.
         """
         began = time.monotonic()
-        await self._take(tool.max_concurrent)
+        await self._take(max_concurrent)
         try:
-            await self._pace(tool.calls_per_s)
+            await self._pace(calls_per_s)
             with self._lock:
                 self._running[episode_id] += 1
             try:
@@ -124,6 +134,6 @@ _gates: dict[str, ToolGate] = {}
 
 
 def gate_of(name: str) -> ToolGate:
-    """The gate of the tool of this name, in this process."""
+    """The gate of the tool or service of this name, in this process."""
     with _lock:
         return _gates.setdefault(name, ToolGate())

@@ -161,7 +161,7 @@ class McpConnection:
                     read, write = await stack.enter_async_context(remote)
                 else:
                     env = environment(self.spec.pass_env, self.spec.env)
-                    local = program(self.spec.command, env)
+                    local = program(self.spec.command, env, self.spec.cwd)
                     read, write, ended = await stack.enter_async_context(local)
                 session = await stack.enter_async_context(
                     ClientSession(read, write, message_handler=self._heard)

@@ -16,6 +16,7 @@ class McpServerSpec:
     Args:
         command: a program and its arguments that speaks on its standard streams.
         url: or the address of one that speaks streamable HTTP.
+        cwd: the folder that the program starts in; None for this process's.
         tools: those on offer; None for all that it lists.
         prefix: put before the names of its tools.
         scope: whether all episodes of a process share it, or each starts its own.
@@ -32,6 +33,7 @@ class McpServerSpec:
 
     command: tuple[str, ...] = ()
     url: str | None = None
+    cwd: str | None = None
     tools: tuple[str, ...] | None = None
     prefix: str = ""
     scope: Literal["episode", "process"] = "process"

@@ -17,22 +17,26 @@ import anyio
 from mcp import types
 from mcp.shared.message import SessionMessage
 
+from agentrl.types.machine.program import program_path
+
 MAX_LINE_BYTES = 4 * 2**20
 MAX_UNASKED = 1000
 """Messages in a row that answer nothing."""
-_INHERITED = ("PATH", "HOME", "LANG", "TMPDIR")
+_INHERITED = ("HOME", "LANG", "TMPDIR")
 
 
 def environment(pass_env: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
     """The variables of a program: few of this process's, and its own."""
-    names = (*_INHERITED, *pass_env)
-    return {**{name: os.environ[name] for name in names if name in os.environ}, **env}
+    inherited = {name: os.environ[name] for name in (*_INHERITED, *pass_env) if name in os.environ}
+    return {"PATH": program_path(), **inherited, **env}
 
 
 @asynccontextmanager
-async def program(command: Sequence[str], env: Mapping[str, str]) -> AsyncIterator[Any]:
-    """Starts a program and gives the streams of its messages, and an event for its end; ends it,
-    and all that it started.
+async def program(
+    command: Sequence[str], env: Mapping[str, str], cwd: str | None = None
+) -> AsyncIterator[Any]:
+    """Starts a program in a folder and gives the streams of its messages, and an event for its end;
+    ends it, and all that it started.
 
     Raises:
         OSError: it cannot be started.
@@ -43,6 +47,7 @@ async def program(command: Sequence[str], env: Mapping[str, str]) -> AsyncIterat
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
         env=env,
+        cwd=cwd,
         limit=MAX_LINE_BYTES,
         start_new_session=True,
     )

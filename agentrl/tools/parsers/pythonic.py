@@ -1,7 +1,8 @@
 """Pythonic parser: a list of calls in Python's syntax, ``[name(key="value"), ...]``.
 
 The format is that of Meta's model cards for Llama 3.2 and 4, which may put the list between
-``<|python_start|>`` and ``<|python_end|>``. Values are literals; nothing is executed.
+``<|python_start|>`` and ``<|python_end|>``, and of LFM2's templates, which put it between
+``<|tool_call_start|>`` and ``<|tool_call_end|>``. Values are literals; nothing is executed.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from typing import Any
 from agentrl.tools.parsers.reading import Call, CallFault, Marks, Reading, split_reasoning
 from agentrl.types import ParsedMessage, ToolSpec
 
-_OPEN = "<|python_start|>"
-_CLOSE = "<|python_end|>"
+_OPENS = ("<|python_start|>", "<|tool_call_start|>")
+_CLOSES = ("<|python_end|>", "<|tool_call_end|>")
 _FORM = '[NAME(KEY="value", ...), ...]'
+_OPENING = "|".join(map(re.escape, _OPENS))
 _CALLS = re.compile(
-    rf"{re.escape(_OPEN)}\s*(?=\[)|{re.escape(_OPEN)}|^[ \t]*(?=\[\s*[A-Za-z_][\w.]*\()",
-    re.MULTILINE,
+    rf"(?:{_OPENING})\s*(?=\[)|{_OPENING}|^[ \t]*(?=\[\s*[A-Za-z_][\w.]*\()", re.MULTILINE
 )
-_END = re.compile(rf"\s*{re.escape(_CLOSE)}")
+_END = re.compile(rf"\s*(?:{'|'.join(map(re.escape, _CLOSES))})")
 _PIECE = re.compile(r"""[\[({\])},]|"(?:[^"\\\n]|\\.)*+"|'(?:[^'\\\n]|\\.)*+'|["']""", re.DOTALL)
 _LONGEST = 16 * 1024
 """Characters of a list that Python's own parser is given: more would hold the event loop up."""
@@ -33,11 +34,11 @@ _WORDS: dict[str, bool | None] = {"true": True, "false": False, "null": None}
 
 
 class PythonicParser:
-    """Reads lists of calls that begin a line or follow ``<|python_start|>``; other text is the
-    content.
+    """Reads lists of calls that begin a line or follow a mark such as ``<|python_start|>``; other
+    text is the content.
     """
 
-    marks = Marks(opens=(_OPEN, "["), others=(_CLOSE,))
+    marks = Marks(opens=(*_OPENS, "["), others=_CLOSES)
 
     def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
         """The assistant's message; see ToolCallParser."""
@@ -47,7 +48,7 @@ class PythonicParser:
         while not reading.full and (found := _CALLS.search(rest, position)):
             reading.content.append(rest[position : found.start()])
             position = _read_list(rest, found.start(), found.end(), reading)
-        reading.rest(rest[position:], (_OPEN,))
+        reading.rest(rest[position:], _OPENS)
         return reading.message(reasoning)
 
 

@@ -1,7 +1,8 @@
 """Qwen3-Coder parser: ``<function=NAME>`` with a ``<parameter=KEY>`` each, in ``<tool_call>``.
 
-The format is that of the model's chat template. It writes texts bare and all other values as JSON;
-which of the two a value is, is the tool's schema to say.
+The format is that of the models' chat templates. They write texts bare and all other values as
+JSON; which of the two a value is, is the tool's schema to say. Some write Python's ``True``,
+``False`` and ``None``.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _PAIR = re.compile(
 follows for one long value.
 """
 _END = re.compile(r"\s*</function>")
+_WORDS = {"True": True, "False": False, "None": None}
 
 
 class QwenCoderParser(BlockParser):
@@ -59,7 +61,7 @@ class QwenCoderParser(BlockParser):
             if len(dict(written)) < len(written):
                 twice = Counter(key for key, _ in written).most_common(1)[0][0]
                 raise CallFault("bad_arguments", f"the parameter {twice!r} is given twice")
-            return name[1], schema_values(name[1], dict(written), tools)
+            return name[1], schema_values(name[1], dict(written), tools, _WORDS)
 
         return Body(last, call)
 

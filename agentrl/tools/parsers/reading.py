@@ -321,7 +321,10 @@ def whole_json(text: str) -> Any:
 
 
 def schema_values(
-    name: str, written: Mapping[str, str], tools: Sequence[ToolSpec]
+    name: str,
+    written: Mapping[str, str],
+    tools: Sequence[ToolSpec],
+    words: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Arguments of a format that writes texts bare and all else as JSON: what the schema calls a
     string is the text itself, and anything else JSON where it reads as such.
@@ -330,19 +333,57 @@ def schema_values(
         name: the tool's.
         written: by key.
         tools: those on offer.
+        words: further values by how they are written, where the schema admits no text.
     """
     schemas = {tool.name: tool.parameters.get("properties", {}) for tool in tools}
     properties = schemas.get(name, {})
-    return {key: _schema_value(text, properties.get(key)) for key, text in written.items()}
+    return {
+        key: _schema_value(text, _admitted_types(properties.get(key)), words or {})
+        for key, text in written.items()
+    }
 
 
-def _schema_value(text: str, schema: Any) -> Any:
-    if isinstance(schema, Mapping) and schema.get("type") == "string":
+def _schema_value(text: str, types: set[str] | None, words: Mapping[str, Any]) -> Any:
+    """A value by the types that the schema admits; None where it does not tell."""
+    if types == {"string"}:
         return text
+    bare = text if types is None or "string" in types else words.get(text, text)
     try:
-        return whole_json(text)
+        value = whole_json(text)
     except JSONFault:
-        return text  # bare text; where the schema wants something else, the executor says so
+        return bare  # where the schema wants something else, the executor says so
+    if types is None or "string" not in types or _JSON_TYPES[type(value)] & types:
+        return value
+    return text  # such as 12 for text or null
+
+
+# A text is no value of JSON here: one with quotes around it is a text with quotes.
+_JSON_TYPES: Mapping[type, set[str]] = {
+    dict: {"object"},
+    list: {"array"},
+    str: set(),
+    bool: {"boolean"},
+    int: {"integer", "number"},
+    float: {"number"},
+    type(None): {"null"},
+}
+
+
+def _admitted_types(schema: Any) -> set[str] | None:
+    """The types of JSON Schema that a value may have; None where the schema does not tell."""
+    if not isinstance(schema, Mapping):
+        return None
+    declared = schema.get("type")
+    if isinstance(declared, str):
+        return {declared}
+    if isinstance(declared, list):
+        return {str(one) for one in declared}
+    types: set[str] = set()
+    for choice in schema.get("anyOf") or schema.get("oneOf") or (None,):
+        if (admitted := _admitted_types(choice)) is None:
+            return None
+        types |= admitted
+    return types
 
 
 def kind_of(value: Any) -> str:

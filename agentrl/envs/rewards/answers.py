@@ -1,4 +1,4 @@
-"""Rewards: the built-in reward functions."""
+"""Answers: whether the stated answer is the task's."""
 
 from __future__ import annotations
 
@@ -23,13 +23,35 @@ def exact_answer(view: EpisodeView) -> float:
     Raises:
         RewardError: the task has no answer.
     """
-    truths = view.task.answer if isinstance(view.task.answer, (list, tuple)) else [view.task.answer]
+    text = said_text(view)
+    return float(any(_agrees(text, truth) for truth in true_answers(view, "exact_answer")))
+
+
+def true_answers(view: EpisodeView, reward: str) -> list[str]:
+    """The answers of the task, any of which is right.
+
+    Args:
+        view: the episode.
+        reward: who asks, for the error.
+
+    Raises:
+        RewardError: the task has none.
+    """
+    own = view.task.answer
+    truths = list(own) if isinstance(own, (list, tuple)) else [own]
     if not truths or None in truths:
-        raise RewardError(
-            f"exact_answer needs the answer of task {view.task.id!r}, got {view.task.answer!r}"
-        )
-    text = view.final_text if view.submitted is None else view.submitted
-    return float(any(_agrees(text, truth) for truth in truths))
+        raise RewardError(f"{reward} needs the answer of task {view.task.id!r}, got {own!r}")
+    return [str(truth) for truth in truths]
+
+
+def said_text(view: EpisodeView) -> str:
+    """The answer that was submitted, or else the final text."""
+    return view.final_text if view.submitted is None else view.submitted
+
+
+def said_answer(view: EpisodeView) -> str:
+    """The answer that was submitted, or else what the final text states."""
+    return stated_answer(view.final_text) if view.submitted is None else view.submitted
 
 
 def stated_answer(text: str) -> str:
@@ -40,11 +62,11 @@ def stated_answer(text: str) -> str:
     return str(stated[-1]) if stated else text
 
 
-def _agrees(text: str, truth: object) -> bool:
+def _agrees(text: str, truth: str) -> bool:
     answer = stated_answer(text)
-    number = _as_number(str(truth))
+    number = _as_number(truth)
     if number is None:
-        return _normal(answer) == _normal(str(truth))
+        return _normal(answer) == _normal(truth)
     numbers = [
         found for match in _NUMBER.findall(answer) if (found := _as_number(match)) is not None
     ]

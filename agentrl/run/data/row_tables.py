@@ -1,0 +1,208 @@
+"""Row tables: rows of one source by number, read where they are asked for.
+
+- A row knows its place, ``file:line`` or ``row N of FILE``, for errors.
+- Of a JSONL file only the offsets of its lines are held; of a large Parquet file, nothing but a
+  copy on disk that can be read anywhere; of what ``datasets`` holds, nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from agentrl.errors import DataError
+
+MOST_HELD_ROWS = 5_000_000
+"""Rows of a function that are held; one that yields more is meant to be streamed."""
+
+_SMALL_BYTES = 64 * 2**20
+_SPOOL_ROWS = 1024
+
+
+class RowTable(Protocol):
+    """The rows of a source."""
+
+    def __len__(self) -> int: ...
+
+    def row(self, index: int) -> Any:
+        """A row."""
+        ...
+
+    def where(self, index: int) -> str:
+        """Its place."""
+        ...
+
+
+class JsonlTable:
+    """The lines of a JSONL file, without empty ones.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+
+    def __init__(self, path: Path, limit: int | None = None) -> None:
+        self._path = path
+        self._starts = array("q")
+        self._lines = array("q")
+        offset = 0
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if limit is not None and len(self._lines) >= limit:
+                    break
+                if line.strip():
+                    self._starts.append(offset)
+                    self._lines.append(number)
+                offset += len(line)
+        # read at offsets from any thread, which a position shared by all would not allow
+        self._file = path.open("rb", buffering=0)
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def row(self, index: int) -> Any:
+        """The value of a line.
+
+        Raises:
+            DataError: it is no JSON, or not UTF-8.
+        """
+        line = b""
+        while not line.endswith(b"\n"):
+            size = max(65536, len(line))
+            more = os.pread(self._file.fileno(), size, self._starts[index] + len(line))
+            if not more:
+                break
+            end = more.find(b"\n")
+            line += more if end < 0 else more[: end + 1]
+        try:
+            return json.loads(line.decode())
+        except UnicodeDecodeError as error:
+            raise DataError(f"{self.where(index)} is not UTF-8: {error}") from error
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise DataError(f"{self.where(index)} is not JSON: {error}") from error
+
+    def where(self, index: int) -> str:
+        return f"{self._path}:{self._lines[index]}"
+
+
+class ParquetTable:
+    """The rows of a Parquet file. A small one is held as Arrow; a larger one is decoded piece by
+    piece into a temporary file without a name, from which rows are mapped.
+    """
+
+    def __init__(self, path: Path) -> None:
+        import pyarrow.parquet as pq
+
+        self._path = path
+        with pq.ParquetFile(path, memory_map=True, pre_buffer=False) as file:
+            groups = range(file.metadata.num_row_groups)
+            size = sum(file.metadata.row_group(n).total_byte_size for n in groups)
+            batches = file.iter_batches(batch_size=_SPOOL_ROWS)
+            self._batches = (
+                list(batches) if size <= _SMALL_BYTES else _spooled(batches, file.schema_arrow)
+            )
+        self._ends = np.cumsum([batch.num_rows for batch in self._batches])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if self._batches else 0
+
+    def row(self, index: int) -> Any:
+        """A row as a mapping of its columns."""
+        place = int(np.searchsorted(self._ends, index, side="right"))
+        batch = self._batches[place]
+        start = int(self._ends[place]) - batch.num_rows
+        return batch.slice(index - start, 1).to_pylist()[0]
+
+    def where(self, index: int) -> str:
+        return f"row {index} of {self._path}"
+
+
+def _spooled(batches: Iterable[Any], schema: Any) -> Sequence[Any]:
+    """The same batches, mapped from a file of Arrow's that is gone with them."""
+    import pyarrow as pa
+
+    descriptor, name = tempfile.mkstemp(prefix="agentrl-rows-")
+    os.close(descriptor)
+    try:
+        with pa.OSFile(name, "wb") as file, pa.ipc.new_file(file, schema) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+        reader = pa.ipc.open_file(pa.memory_map(name))
+    finally:
+        os.unlink(name)  # what is mapped stays until nobody reads it
+    return [reader.get_batch(number) for number in range(reader.num_record_batches)]
+
+
+class HeldTable:
+    """Rows that can be asked for by number already: a list, a data set of ``datasets`` or torch."""
+
+    def __init__(self, rows: Any, name: str, limit: int | None = None) -> None:
+        self._rows = rows
+        self._name = name
+        self._num = len(rows) if limit is None else min(limit, len(rows))
+
+    def __len__(self) -> int:
+        return self._num
+
+    def row(self, index: int) -> Any:
+        """A row as it is."""
+        return self._rows[index]
+
+    def where(self, index: int) -> str:
+        return f"row {index} of {self._name}"
+
+
+class JoinedTable:
+    """Several tables, one behind the other."""
+
+    def __init__(self, tables: Sequence[RowTable]) -> None:
+        self._tables = tables
+        self._ends = np.cumsum([len(table) for table in tables])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def row(self, index: int) -> Any:
+        """A row of the table that has it."""
+        table, own = self._place(index)
+        return table.row(own)
+
+    def where(self, index: int) -> str:
+        table, own = self._place(index)
+        return table.where(own)
+
+    def _place(self, index: int) -> tuple[RowTable, int]:
+        place = int(np.searchsorted(self._ends, index, side="right"))
+        before = int(self._ends[place - 1]) if place else 0
+        return self._tables[place], index - before
+
+
+def held(rows: Iterable[Any], name: str, setting: str, limit: int | None) -> HeldTable:
+    """A table of what a function gave.
+
+    Raises:
+        DataError: it has no end, as far as can be told.
+    """
+    if hasattr(rows, "__getitem__") and hasattr(rows, "__len__"):
+        return HeldTable(rows, name, limit)
+    most = MOST_HELD_ROWS if limit is None else limit
+    taken = list(islice(rows, most + (limit is None)))
+    if limit is None and len(taken) > MOST_HELD_ROWS:
+        raise DataError(
+            f"{setting}='{name}' gave more than {MOST_HELD_ROWS:,} rows; if it yields for ever, "
+            "set data.stream=true, data.shuffle=false and train.steps"
+        )
+    return HeldTable(taken, name)
+
+
+def located(table: RowTable) -> Iterator[tuple[str, Any]]:
+    """Each row of a table with its place."""
+    for index in range(len(table)):
+        yield table.where(index), table.row(index)

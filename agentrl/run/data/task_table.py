@@ -1,0 +1,178 @@
+"""Task table: the tasks of a data set by number, made of their rows where they are asked for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import overload
+
+import numpy as np
+import numpy.typing as npt
+
+from agentrl.controller.samplers.mixture import Share
+from agentrl.errors import DataError
+from agentrl.run.data.row_tables import RowTable
+from agentrl.run.data.task_rows import check_style, task_of
+from agentrl.types import Task
+
+_KEPT = 4096
+"""Tasks of a stream that are kept behind the newest: more than are ever in flight."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SourceTasks:
+    """The tasks of one source.
+
+    Args:
+        table: its rows.
+        folder: where files that rows name start from.
+        name: begins the ids; empty for the only source.
+        weight: its share of the draws; None where no source has one.
+        positions: the rows that are tasks.
+    """
+
+    table: RowTable
+    folder: Path
+    name: str
+    weight: float | None
+    positions: npt.NDArray[np.int64]
+
+    def task(self, index: int) -> Task:
+        """A task, by its place among ``positions``."""
+        row = int(self.positions[index])
+        return task_of(self.table.row(row), row, self.table.where(row), self.folder, self.name)
+
+    def where(self, index: int) -> str:
+        """The place of its row."""
+        return self.table.where(int(self.positions[index]))
+
+
+class TaskTable(Sequence[Task]):
+    """The tasks of the sources, one source behind the other; a row is read at each look."""
+
+    def __init__(self, sources: Sequence[SourceTasks]) -> None:
+        self._sources = [source for source in sources if len(source.positions)]
+        self._ends = np.cumsum([len(source.positions) for source in self._sources])
+
+    @property
+    def mixture(self) -> tuple[Share, ...]:
+        """The sources and their weights; empty where they have none."""
+        return tuple(
+            Share(len(source.positions), source.weight)
+            for source in self._sources
+            if source.weight is not None
+        )
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if self._sources else 0
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Task]: ...
+    def __getitem__(self, index: int | slice) -> Task | list[Task]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        source, own = self._place(range(len(self))[index])
+        return source.task(own)
+
+    def __iter__(self) -> Iterator[Task]:
+        return (self[index] for index in range(len(self)))
+
+    def without(self, left_out: set[int]) -> TaskTable:
+        """The other tasks; those at these positions are left out."""
+        gone = np.zeros(len(self), dtype=bool)
+        gone[list(left_out)] = True
+        starts = [0, *self._ends.tolist()]
+        return TaskTable(
+            [
+                SourceTasks(
+                    one.table, one.folder, one.name, one.weight, one.positions[~gone[start:end]]
+                )
+                for one, start, end in zip(self._sources, starts, starts[1:], strict=False)
+            ]
+        )
+
+    def check(self, *, has_reward_model: bool) -> None:
+        """Reads every task once.
+
+        Args:
+            has_reward_model: whether a task may ask for one.
+
+        Raises:
+            DataError: a row is no task, two have one id (both are named), or one asks for a reward
+                model in vain.
+        """
+        found: dict[str, int] = {}
+        for index, task in enumerate(self):
+            check_style(task, self._where(index), has_reward_model=has_reward_model)
+            first = found.setdefault(task.id, index)
+            if first != index:
+                raise DataError(
+                    f"{self._where(index)} and {self._where(first)} have the same id {task.id!r}, "
+                    "and ids must be unique; give one another, or leave the column 'id' out"
+                )
+
+    def _where(self, index: int) -> str:
+        source, own = self._place(index)
+        return source.where(own)
+
+    def _place(self, index: int) -> tuple[SourceTasks, int]:
+        place = int(np.searchsorted(self._ends, index, side="right"))
+        before = int(self._ends[place - 1]) if place else 0
+        return self._sources[place], index - before
+
+
+class TaskStream(Sequence[Task]):
+    """Tasks that are read as they are drawn, in the data's order, and may have no end; where they
+    end, they begin again.
+
+    A look back beyond the newest some thousand reads the stream from its start, as a resumed run
+    does. Its length is one that no run reaches.
+
+    Args:
+        tasks: gives the tasks from the first one on, in the same order each time.
+    """
+
+    def __init__(self, tasks: Callable[[], Iterator[Task]]) -> None:
+        self._tasks = tasks
+        self._iterator = tasks()
+        self._newest = -1
+        self._kept: dict[int, Task] = {}
+
+    def __len__(self) -> int:
+        return sys.maxsize
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Task]: ...
+    def __getitem__(self, index: int | slice) -> Task | list[Task]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        if index < 0:
+            raise IndexError("a stream of tasks has no end to count from")
+        if index <= self._newest and index not in self._kept:
+            self._restart()
+        while self._newest < index:
+            self._newest += 1
+            self._kept[self._newest] = self._next()
+            self._kept.pop(self._newest - _KEPT, None)
+        return self._kept[index]
+
+    def __iter__(self) -> Iterator[Task]:
+        return self._tasks()
+
+    def _next(self) -> Task:
+        task = next(self._iterator, None)
+        if task is None:
+            self._iterator = self._tasks()
+            task = next(self._iterator)
+        return task
+
+    def _restart(self) -> None:
+        self._iterator = self._tasks()
+        self._newest = -1
+        self._kept = {}

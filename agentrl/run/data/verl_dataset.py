@@ -1,0 +1,114 @@
+"""verl data set: rows of a class or function that verl's ``data.custom_cls`` names.
+
+The class is called as verl calls it: ``data_files``, ``tokenizer``, ``processor``, ``config``,
+``max_samples``, as far as it takes them. Only what a row says in messages is used: agentrl renders
+prompts itself, so ``input_ids`` and masks of a row play no part.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from agentrl.config.sections import CustomDataConfig
+from agentrl.errors import DataError
+from agentrl.types.user_code.function import load_function, signature_of
+
+_TOKENS = frozenset(
+    {"input_ids", "attention_mask", "position_ids", "raw_prompt_ids", "dummy_tensor"}
+)
+
+
+class DatasetConfig(dict[str, Any]):
+    """verl's ``config.data`` as a mapping whose keys are attributes too; a key that is not given is
+    an AttributeError, as OmegaConf's struct mode has it.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(
+                f"the config of data.custom has no {name!r}; give it in data.custom.args"
+            ) from None
+
+
+def custom_rows(own: CustomDataConfig, reference: str, base_dir: Path, seed: int) -> Iterable[Any]:
+    """The rows of the user's class or function, with verl's tokens left out.
+
+    Args:
+        own: ``data.custom``.
+        reference: ``data.train``, which becomes ``data_files``.
+        base_dir: where it and ``path`` start.
+        seed: ``run.seed``.
+
+    Raises:
+        ConfigError: the class does not exist, or needs an argument that nobody gives.
+        DataError: it gives no rows.
+    """
+    named = f"{own.path}:{own.name}"
+    function = load_function(
+        named, base_dir, lambda rule: own.broken("path", rule), "(data_files, tokenizer, config)"
+    )
+    files = [str(base_dir / reference)]
+    keys = {"prompt_key": "prompt", "return_raw_chat": True, "shuffle": False, "seed": seed}
+    given: dict[str, Any] = {
+        "data_files": files,
+        "tokenizer": None,
+        "processor": None,
+        "config": DatasetConfig({"train_files": files, **keys, **own.args}),
+        "max_samples": -1,
+    }
+    parameters = signature_of(function).parameters.values()
+    takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    names = {p.name for p in parameters}
+    needed = [
+        p.name
+        for p in parameters
+        if p.default is p.empty
+        and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        and p.name not in given
+    ]
+    if needed:
+        raise own.broken(
+            "path",
+            f"={named!r} needs {needed[0]!r}, and is called with {', '.join(given)}; give it a "
+            "default",
+        )
+    rows = function(**{key: v for key, v in given.items() if takes_all or key in names})
+    if hasattr(rows, "__getitem__") and hasattr(rows, "__len__"):
+        return _Rows(rows)
+    if isinstance(rows, Iterable):
+        return map(_without_tokens, rows)
+    raise DataError(
+        f"data.custom.path={named!r} must give rows, by numbers or one after the other, got "
+        f"{type(rows).__name__}"
+    )
+
+
+class _Rows:
+    """Rows by number, read as they are asked for."""
+
+    def __init__(self, rows: Any) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Any:
+        return _without_tokens(self._rows[index])
+
+    def __iter__(self) -> Any:
+        return (self[index] for index in range(len(self)))
+
+
+def _without_tokens(row: Any) -> Any:
+    """A row whose prompt is verl's ``raw_prompt``, without tensors."""
+    if not isinstance(row, Mapping):
+        return row
+    kept = {key: value for key, value in row.items() if key not in _TOKENS}
+    if "raw_prompt" in kept:
+        kept["prompt"] = list(kept.pop("raw_prompt"))
+    return kept

@@ -1,0 +1,251 @@
+"""Disk index: BM25 over a corpus, built once into a folder and read through memory maps.
+
+- The folder's name is a hash of the corpus's contents and the index's settings: another corpus, or
+  other settings, make another index.
+- One process builds, in a folder beside it that takes its place when it is whole; others wait.
+- Scores are those of bm25s; what is kept in memory are the pages that searches touch.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import mmap
+import os
+import threading
+import time
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from agentrl.errors import DataError
+from agentrl.store.atomic import replacing_folder, write_json
+from agentrl.store.write_error import os_refusals
+from agentrl.tools.search.corpus import contents_hash, corpus_files, read_corpus
+from agentrl.tools.search.retriever import K1, METHOD, WORD_RULE, B, Document, Hit, best, words
+
+logger = logging.getLogger(__name__)
+
+_FORMAT = 1
+_DONE = "index.json"
+
+
+class DiskIndex:
+    """A corpus's index: opened where it was built, and built where it was not.
+
+    Args:
+        corpus: a ``.jsonl`` or ``.parquet`` file, or a folder of ``datasets.save_to_disk``.
+        folder: where indices lie, each in a folder of its own; by default the user's cache.
+
+    Raises:
+        DataError: the corpus cannot be read, has no document, no word, or two documents of one id.
+        StoreError: the folder cannot be written.
+    """
+
+    def __init__(self, corpus: Path, folder: Path | None = None) -> None:
+        self.corpus = corpus.absolute()
+        home = folder or cache_folder()
+        name = _name(_known_hash(self.corpus, home))
+        self.folder = home / name
+        if not (self.folder / _DONE).is_file():
+            with _lock(home / f".{name}.lock"):
+                if not (self.folder / _DONE).is_file():  # another process built it meanwhile
+                    _build(self.corpus, self.folder)
+        self._open()
+
+    def __len__(self) -> int:
+        return self._num_documents
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DiskIndex, (self.corpus, self.folder.parent)
+
+    def search(self, query: str, top_k: int) -> list[Hit]:
+        """The ``top_k`` best documents that share a word with ``query``, best first."""
+        known = [at for word in words(query) if (at := self._vocabulary.find(word)) is not None]
+        if not known:
+            return []
+        scores = self._bm25.get_scores_from_ids(known)
+        kept = scores.copy()  # best() changes them
+        return [Hit(self._document(at), float(kept[at])) for at in best(scores, top_k)]
+
+    def search_many(self, queries: Sequence[str], top_k: int) -> list[list[Hit]]:
+        """See ``Retriever.search_many``."""
+        return [self.search(query, top_k) for query in queries]
+
+    def _open(self) -> None:
+        from bm25s import BM25  # here, because it loads scipy, which no other tool needs
+
+        self._num_documents: int = json.loads((self.folder / _DONE).read_text())["documents"]
+        self._bm25 = BM25.load(self.folder, mmap=True, load_vocab=False, show_progress=False)
+        self._vocabulary = _Strings(self.folder, "words")
+        self._documents = _Strings(self.folder, "documents")
+
+    def _document(self, position: int) -> Document:
+        return Document(*json.loads(self._documents.at(position)))
+
+
+def cache_folder() -> Path:
+    """``$XDG_CACHE_HOME/agentrl/search``."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "agentrl" / "search"
+
+
+class _Strings:
+    """Texts behind each other in a mapped file, by position.
+
+    Args:
+        folder: of the index.
+        name: of its two files.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._ends: npt.NDArray[np.int64] = np.load(folder / f"{name}.ends.npy", mmap_mode="r")
+        with (folder / f"{name}.bin").open("rb") as file:
+            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def at(self, position: int) -> bytes:
+        """The text at a position, UTF-8."""
+        start = int(self._ends[position - 1]) if position else 0
+        return self._bytes[start : int(self._ends[position])]
+
+    def __getitem__(self, position: int) -> bytes:
+        return self.at(position)
+
+    def find(self, word: str) -> int | None:
+        """The position of a word among sorted ones; None where it is none of them."""
+        wanted = word.encode(errors="surrogatepass")
+        position = bisect_left(self, wanted)
+        return position if position < len(self) and self.at(position) == wanted else None
+
+
+class _StringsWriter:
+    """Writes what ``_Strings`` reads."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder = folder
+        self._name = name
+        self._file = (folder / f"{name}.bin").open("wb")
+        self._ends = array("q")
+
+    def add(self, text: bytes) -> None:
+        """Appends a text."""
+        self._file.write(text)
+        self._ends.append(self._file.tell())
+
+    def close(self) -> None:
+        """Writes where the texts end."""
+        self._file.close()
+        np.save(self._folder / f"{self._name}.ends.npy", np.frombuffer(self._ends, np.int64))
+
+
+def _build(corpus: Path, folder: Path) -> None:
+    from bm25s import BM25
+
+    start = time.monotonic()
+    with os_refusals(f"{folder} cannot be written"), replacing_folder(folder) as part:
+        vocabulary: dict[str, int] = {}
+        texts = _StringsWriter(part, "documents")
+        ids: set[str] = set()
+        tokens = []
+        for document in read_corpus(corpus):
+            if document.id in ids:
+                raise DataError(
+                    f"{corpus}: documents need different ids, got {document.id!r} twice"
+                )
+            ids.add(document.id)
+            texts.add(json.dumps(document, ensure_ascii=False).encode(errors="surrogatepass"))
+            tokens.append(
+                array(
+                    "i",
+                    [
+                        vocabulary.setdefault(word, len(vocabulary))
+                        for word in words(f"{document.title} {document.text}")
+                    ],
+                )
+            )
+        num_documents = len(ids)
+        del ids
+        if not vocabulary:
+            what = "word" if num_documents else "document"
+            raise DataError(f"{corpus}: a search index needs at least one {what}, got none")
+        texts.close()
+        _sort(vocabulary, tokens, part)
+        numbers = {number: number for number in range(len(vocabulary))}
+        del vocabulary  # the words lie sorted in a file of their own
+        # scipy's way to the columns takes half the memory of numpy's, to the same end
+        index = BM25(method=METHOD, k1=K1, b=B, backend="numpy", csc_backend="scipy")
+        index.index((tokens, numbers), show_progress=False, create_empty_token=False)
+        index.vocab_dict = {}
+        index.save(part, show_progress=False)
+        write_json(part / _DONE, {"format": _FORMAT, "documents": num_documents})
+    logger.info(
+        "indexed %d documents of %s in %.1f s",
+        num_documents,
+        corpus,
+        time.monotonic() - start,
+        extra={"event": "search_index_built", "documents": num_documents, "path": str(folder)},
+    )
+
+
+def _sort(vocabulary: dict[str, int], tokens: list[array[int]], folder: Path) -> None:
+    """Numbers the words in the order of their bytes, by which ``_Strings.find`` looks them up."""
+    encoded = sorted((word.encode(errors="surrogatepass"), old) for word, old in vocabulary.items())
+    writer = _StringsWriter(folder, "words")
+    renumbered = np.empty(len(encoded), np.int32)
+    for new, (spelled, old) in enumerate(encoded):
+        writer.add(spelled)
+        renumbered[old] = new
+    writer.close()
+    for position, own in enumerate(tokens):
+        tokens[position] = array("i", renumbered[np.frombuffer(own, np.int32)].tobytes())
+
+
+def _name(corpus: str) -> str:
+    settings = [_FORMAT, METHOD, K1, B, WORD_RULE, corpus]
+    return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:32]
+
+
+def _known_hash(corpus: Path, home: Path) -> str:
+    """The hash of the corpus's contents, which is read again only where a file's size or time
+    changed.
+    """
+    stamp = [
+        [str(file), found.st_size, found.st_mtime_ns, found.st_ino]
+        for file in corpus_files(corpus)
+        for found in (file.stat(),)
+    ]
+    key = hashlib.sha256(json.dumps(stamp).encode()).hexdigest()[:32]
+    note = home / "hashes" / f"{key}.json"
+    if note.is_file():
+        return str(json.loads(note.read_text())["sha256"])
+    found = contents_hash(corpus)
+    write_json(note, {"corpus": str(corpus), "sha256": found})
+    return found
+
+
+_threads = threading.Lock()  # of this process: a record lock excludes other processes alone
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Held by one thread of one process at a time; others wait."""
+    with _threads:
+        with os_refusals(f"{path} cannot be made"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(file)

@@ -1,0 +1,65 @@
+"""Retriever: what finds documents for queries, by words, by vectors or over HTTP."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+_WORD = re.compile(r"\w+")
+WORD_RULE = f"{_WORD.pattern} of casefolded text"
+
+METHOD = "lucene"
+K1 = 1.5
+B = 0.75
+
+
+class Document(NamedTuple):
+    """What can be found: an id, a title, a text. A plain tuple of three strings does as well."""
+
+    id: str
+    title: str
+    text: str
+
+
+class Hit(NamedTuple):
+    """A document found, and its score: more is better. BM25 gives scores above 0."""
+
+    document: Document
+    score: float
+
+
+@runtime_checkable
+class Retriever(Protocol):
+    """Finds documents. Calls come from several threads at once."""
+
+    def search_many(self, queries: Sequence[str], top_k: int) -> list[list[Hit]]:
+        """For each query at most ``top_k`` documents, best first; a batch, because a dense
+        retriever embeds one at once.
+        """
+        ...
+
+
+def words(text: str) -> list[str]:
+    """The words by which BM25 compares texts."""
+    return _WORD.findall(text.casefold())
+
+
+def best(scores: npt.NDArray[np.float32], top_k: int) -> list[int]:
+    """The positions of the ``top_k`` highest scores above 0, best first; of equal ones the first.
+
+    bm25s's own selection takes milliseconds among many equal scores, and leaves their order open;
+    argmax takes microseconds.
+
+    Args:
+        scores: ``[n]``, which is changed.
+        top_k: how many.
+    """
+    found: list[int] = []
+    while len(found) < top_k and scores[position := int(scores.argmax())] > 0.0:
+        found.append(position)
+        scores[position] = 0.0
+    return found

@@ -1,0 +1,52 @@
+"""Math answers: equal expressions, and texts that would hang or crash computer algebra."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from agentrl.envs.rewards.math_answer import math_answer
+from agentrl.errors import RewardError
+
+from .episodes import episode
+
+
+@pytest.mark.parametrize(
+    ("said", "answer", "value"),
+    [
+        ("The answer is $\\frac{1}{2}$.", "0.5", 1.0),
+        ("so \\boxed{\\frac{2}{4}}", "\\frac{1}{2}", 1.0),
+        ("It is 72.", "72", 1.0),
+        ("$x^2 - 1$", "(x-1)(x+1)", 1.0),
+        ("\\boxed{\\{1, 2\\}}", "\\{2, 1\\}", 1.0),
+        ("It is 73.", "72", 0.0),
+        ("I do not know.", "72", 0.0),
+        ("", "72", 0.0),
+        ("It is 5.", ["4", "5"], 1.0),
+    ],
+)
+def test_answers(said: str, answer: object, value: float) -> None:
+    assert math_answer(episode(said, answer)).value == value
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["$9^{9^{9^{9^{9}}}}$", "$\\sum_{n=1}^{10^{9}} n^{n}$", "$" + "(" * 5000 + "1", "\x00\ud800"],
+)
+def test_a_hostile_text_is_wrong_and_bounded_in_time(said: str) -> None:
+    start = time.monotonic()
+    score = math_answer(episode(said, "72"), cpu_s=1.0)
+    assert score.value == 0.0
+    assert time.monotonic() - start < 60
+    assert math_answer(episode("72", "72")).value == 1.0  # a worker that ended is replaced
+
+
+def test_an_answer_of_the_task_that_is_no_expression_is_a_failure() -> None:
+    with pytest.raises(RewardError, match=r"cannot read the answer of task 't-1'.*correct it"):
+        math_answer(episode("72", ["72", ""]))
+
+
+def test_the_reason_has_what_was_read() -> None:
+    why = math_answer(episode("It is 73.", "72")).why
+    assert why == {"answer": "72", "correct": False, "read": "73"}

@@ -1,0 +1,126 @@
+"""Unit tests of a policy's code: what passes, and what cannot be forged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agentrl.envs.rewards.unit_tests import unit_tests
+from agentrl.envs.score import Score
+from agentrl.errors import RewardError
+
+from .episodes import episode
+
+TESTS = ["assert add(1, 2) == 3", "assert add('a', 'b') == 'ab'"]
+
+
+async def scored(code: str, tests: Any = TESTS, **settings: Any) -> Score:
+    info = {"test_setup": settings.pop("setup", "")}
+    said = f"Here it is:\n```python\n{code}\n```\nDone."
+    return await unit_tests(episode(said, tests, info=info), **settings)
+
+
+async def test_code_that_is_right_passes() -> None:
+    score = await scored("def add(a, b):\n    print('noise')\n    return a + b")
+    assert score == Score(1.0, {"passed": 2, "tests": 2, "problems": []})
+
+
+async def test_a_part_of_the_tests_counts_where_asked_for() -> None:
+    score = await scored("def add(a, b):\n    return int(a) + int(b)", partial=True)
+    assert (score.value, score.why["passed"]) == (0.5, 1)
+    assert "ValueError: invalid literal" in score.why["problems"][0]
+
+
+CHECK = """
+def check(candidate):
+    for n in range(3):
+        assert candidate(n, 1) == n + 1
+    first = candidate(1, 1)
+    assert candidate(first, 1) == 3
+check(add)
+"""
+
+
+async def test_a_function_that_checks_a_candidate_is_run_until_every_call_is_known() -> None:
+    assert (await scored("def add(a, b):\n    return a + b", [CHECK])).value == 1.0
+    assert (await scored("def add(a, b):\n    return a + 1 if a else 1", [CHECK])).value == 1.0
+    assert (await scored("def add(a, b):\n    return 2", [CHECK])).value == 0.0
+
+
+async def test_tests_may_import_and_expect_exceptions() -> None:
+    test = "try:\n    add(None, 1)\nexcept TypeError:\n    pass\nelse:\n    assert False"
+    close = "assert math.isclose(add(0.1, 0.2), 0.3)"
+    score = await scored("def add(a, b):\n    return a + b", [test, close], setup="import math")
+    assert score.value == 1.0
+
+
+FORGED = {
+    "equal to everything": (
+        "class Same:\n    def __eq__(self, other):\n        return True\n"
+        "def add(a, b):\n    return Same()"
+    ),
+    "a number with its own equality": (
+        "class Same(int):\n    def __eq__(self, other):\n        return True\n    __hash__ = None\n"
+        "def add(a, b):\n    return Same(7)"
+    ),
+    "leaves with code 0": "import os\ndef add(a, b):\n    os._exit(0)",
+    "leaves at once": "import os\nos._exit(0)",
+    "raises what passes": "def add(a, b):\n    raise SystemExit(0)",
+    "patches builtins": (
+        "import builtins\nbuiltins.AssertionError = type('A', (Exception,), {})\n"
+        "def add(a, b):\n    return 0"
+    ),
+    "writes verdicts": (
+        "import json\nopen('verdicts.json', 'w').write('[[[true, \"\"], [true, \"\"]], []]')\n"
+        "def add(a, b):\n    return 0"
+    ),
+    "writes to the channel": (
+        "import os\nfor fd in range(3, 32):\n    try:\n"
+        '        os.write(fd, b\'[0, "passed", true]\\n[[true,""],[true,""]]\\n\')\n'
+        "    except OSError:\n        pass\ndef add(a, b):\n    return 0"
+    ),
+    "hides a module": "open('json.py', 'w').write('1/0')\ndef add(a, b):\n    return 0",
+    "looks for what is expected": (
+        "import os, sys\n"
+        "def add(a, b):\n"
+        "    texts = [open(name).read() for name in os.listdir('.')]\n"
+        "    frame = sys._getframe()\n"
+        "    while frame:\n"
+        "        held = [*frame.f_globals.values(), *frame.f_locals.values()]\n"
+        "        texts += [text for text in held if isinstance(text, str)]\n"
+        "        frame = frame.f_back\n"
+        "    found = [text for text in texts if 'assert ' + 'add(' in text]\n"
+        "    return eval(found[0].partition('== ')[2].split()[0]) if found else None"
+    ),
+    "never ends": "def add(a, b):\n    while True:\n        pass",
+    "gives what is no plain value": "def add(a, b):\n    return lambda: 3",
+    "is no Python": "def add(a, b) return 3",
+}
+
+
+@pytest.mark.parametrize("code", FORGED.values(), ids=FORGED)
+async def test_no_code_forges_a_pass(code: str) -> None:
+    score = await scored(code, timeout_s=2.0, partial=True)
+    assert (score.value, len(score.why["problems"])) == (0.0, 2)
+
+
+async def test_programs_are_told_by_what_they_print() -> None:
+    tests = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7"]}
+    right = "a, b = map(int, input().split())\nprint(a + b)"
+    assert (await scored(right, tests)).value == 1.0
+    assert (await scored("print(3)", tests, partial=True)).value == 0.5
+
+
+@pytest.mark.parametrize(
+    ("tests", "rule"),
+    [
+        (None, "needs the tests of task 't-1'"),
+        ([3], "needs the tests of task 't-1'"),
+        ({"inputs": ["1"], "outputs": []}, "as many inputs as outputs"),
+        (["assert add(1 =="], r"tests of task 't-1' cannot be run \(error: SyntaxError"),
+    ],
+)
+async def test_tests_that_are_none_are_a_failure(tests: Any, rule: str) -> None:
+    with pytest.raises(RewardError, match=rule):
+        await scored("def add(a, b):\n    return a + b", tests)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
         shards,
         union,
     )
-    from agentrl.training.fsdp.process_group import DistSpec, join, leave
     from agentrl.training.optim.optim_spec import OptimSpec
+    from agentrl.training.parallel.process_group import DistSpec, join, leave
     from agentrl.training.roles.actor import Actor, ActorSpec
     from agentrl.training.roles.critic import Critic, CriticSpec
     from agentrl.training.roles.learner import LearnerSpec, LearningRole
@@ -66,7 +66,7 @@ __all__ = [
 _HOMES = (
     "optim.optim_spec",
     "data.partition",
-    "fsdp.process_group",
+    "parallel.process_group",
     "roles.role",
     "roles.learner",
     "roles.actor",

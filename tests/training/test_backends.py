@@ -184,11 +184,12 @@ def test_what_wakes_goes_on_exactly(model_path: str, backend: BackendName) -> No
     parameters = list(slept.backend.state().values())
     optimizer = slept.optimizers[0]
     moments = [optimizer.state[one]["exp_avg"] for one in parameters]
-    slept.backend.sleep()
+    slept.backend.residency.evict("params", "optimizer")
     for tensor in (*parameters, *moments):
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         assert local.untyped_storage().nbytes() == 0
-    slept.backend.wake()
+    slept.backend.residency.load("params")
+    slept.backend.residency.load("optimizer")
     assert dict(slept.update(shard)) == dict(other.update(shard))
     assert slept.checksum() == other.checksum()
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from agentrl.errors import ConfigError
 from agentrl.training import shards
@@ -17,6 +18,7 @@ from agentrl.training.models import policy_model
 from agentrl.training.models.chunked_head import ChunkedHead
 from agentrl.training.models.packed_model import ModelSpec
 from agentrl.training.models.policy_model import PolicyModel, load_policy
+from benchmarks.trainer.memory_count import LiveStorages
 from tests.training.harness import VOCAB, layout, make_batch, write_model
 
 
@@ -68,7 +70,7 @@ def test_eighty_chunks_are_as_exact_as_one(
     assert row.logit_rows.numel() >= 80
     many = error(head_gradient(model, row))
     # the layer's own sum over chunks is rounded at each of them
-    monkeypatch.setattr(policy_model, "ChunkedHead", lambda head: head)
+    monkeypatch.setattr(policy_model, "ChunkedHead", lambda head, _: head)
     rounded = error(head_gradient(model, row))
     assert 0 < many <= 1.01 * one
     assert rounded > 2 * one
@@ -85,6 +87,35 @@ def test_gradients_are_those_of_the_layer() -> None:
         found.append((logits, *torch.autograd.grad(logits.square().sum(), inputs)))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(other, one)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_chunks_add_to_one_sum(dtype: torch.dtype) -> None:
+    # one float32 sum, and its rounded copy in bfloat16; autograd's own sum would hold three
+    width, vocab, rows, chunks = 512, 1000, 4, 6
+    with FakeTensorMode():
+        layer = nn.Linear(width, vocab, bias=False, dtype=dtype)
+        hidden = torch.randn(rows * chunks, width, dtype=dtype)
+        live = LiveStorages([layer.weight, hidden])
+        before = live.now
+        head = ChunkedHead(layer)
+        with live:
+            torch.cat([head(part) for part in hidden.split(rows)]).sum().backward()
+    # on a CPU a product's factors are made float32
+    small = 4 * (rows * width + 3 * rows * chunks * vocab + vocab * rows)
+    assert live.peak - before <= width * vocab * (4 + dtype.itemsize % 4) + small
+
+
+def test_each_backward_pass_sums_anew() -> None:
+    layer = nn.Linear(8, 5)
+    head = ChunkedHead(layer)
+    loss = sum(head(part).square().sum() for part in torch.ones(6, 8).split(2))
+    assert isinstance(loss, Tensor)
+    inputs = (layer.weight, layer.bias)
+    one = torch.autograd.grad(loss, inputs, retain_graph=True)
+    other = torch.autograd.grad(loss, inputs)
+    for first, second in zip(one, other, strict=True):
+        assert torch.equal(first, second)
 
 
 def test_an_output_layer_that_is_not_linear_is_refused_in_bfloat16(

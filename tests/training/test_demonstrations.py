@@ -142,6 +142,7 @@ def test_columns_that_arrow_fills_with_nulls_are_none() -> None:
             r"text",
         ),
         ("[1]", r"arguments must be a JSON object, got \[1\]"),
+        ('{"a": NaN}', r"must be JSON text, got .* \(NaN is no JSON number\)"),
     ],
 )
 def test_arguments_that_are_no_object_are_named(arguments: str, told: str) -> None:

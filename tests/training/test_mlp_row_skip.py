@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from agentrl.training import shards
-from agentrl.training.data.attention import attention_arguments
+from agentrl.training.data.kernel_attention import attention_arguments
 from agentrl.training.data.packing import Packed, micro_batches
 from agentrl.training.data.partition import partition
 from agentrl.training.models.mlp_row_skip import skip_mlp_rows

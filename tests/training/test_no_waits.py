@@ -41,7 +41,14 @@ from agentrl.training.roles.role import Role
 from agentrl.training.roles.token_columns import TokenColumns
 from agentrl.training.roles.update_stats import StatSum
 from agentrl.types import BatchShard
-from tests.training.harness import VOCAB, layout, make_batch, make_siblings, prefixes
+from tests.training.harness import (
+    VOCAB,
+    layout,
+    make_batch,
+    make_siblings,
+    prefixes,
+    write_model,
+)
 from tests.training.wait_guard import WaitError, no_waits
 
 REPOSITORY = Path(__file__).parents[2]
@@ -248,11 +255,16 @@ def test_no_pass_waits_on_two_ranks(model_path: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("three_chunks")
+@pytest.mark.parametrize("recompute", [False, True, "selective"])
+@pytest.mark.parametrize("backend", ["plain", "fsdp2"])
 @pytest.mark.parametrize("name", ROLES)
-def test_a_gpu_is_never_waited_for(model_path: str, name: str) -> None:
+def test_a_gpu_is_never_waited_for(tmp_path: Path, name: str, backend: Any, recompute: Any) -> None:
     place = DistSpec(device="cuda:0")
     join(place)
-    role = build(name, model_path, place, dtype="bfloat16")
+    path = str(write_model(tmp_path, head_dim=32))  # as wide as kernels ask for
+    options = {"dtype": "bfloat16", "backend": backend, "gradient_checkpointing": recompute}
+    role = build(name, path, place, **options)
     shard = shard_of(name, place)
     made = list(role.packed(shard, _extras(role, shard)))
     passes(role, shard, made[0])  # kernels are chosen at their first use

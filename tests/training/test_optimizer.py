@@ -120,7 +120,7 @@ def test_muon_follows_torchs_up_to_its_bfloat16() -> None:
 
 
 def test_muon_takes_matrices_alone() -> None:
-    with pytest.raises(ValueError, match="Muon takes matrices"):
+    with pytest.raises(ValueError, match="Muon takes matrices and stacks"):
         Muon([nn.Parameter(torch.zeros(3))], lr=0.1, momentum=0.9, weight_decay=0.0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -34,3 +35,20 @@ def test_a_missing_peer_ends_the_wait_by_its_deadline() -> None:
         TrainingError, match=rf"rank 0 of 2 could not join at 127\.0\.0\.1:{port} within 1 s"
     ):
         join(DistSpec(rank=0, world_size=2, port=port, timeout_s=1.0))
+
+
+def test_a_group_that_nobody_holds_ends_its_threads() -> None:
+    join(DistSpec())
+    before = gloo_threads()
+    holder = [dist.new_group(backend="gloo")]
+    holder.append(holder)  # a cycle, as modules and their hooks are
+    assert gloo_threads() > before
+    del holder
+    leave()
+    assert gloo_threads() <= before
+
+
+def gloo_threads() -> int:
+    """Threads of gloo in this process."""
+    names = (task / "comm" for task in Path("/proc/self/task").iterdir())
+    return sum("gloo" in name.read_text() for name in names)

@@ -49,7 +49,6 @@ def test_every_sample_has_its_own_attention_and_gradient(window: int | None) -> 
         keys,
         values,
         None,
-        spans=SPANS,
         masks=Masks(SPANS),
         sliding_window=window,
     )

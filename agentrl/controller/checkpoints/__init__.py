@@ -1,7 +1,9 @@
-"""Checkpoints of a stage, with their own copies of the groups that wait and of those that run."""
+"""Checkpoints of a stage, with their own copies of the groups that wait and of those that run, and
+their copies at a URL."""
 
 from __future__ import annotations
 
+from agentrl.controller.checkpoints.checkpoint_copies import CheckpointCopies
 from agentrl.controller.checkpoints.stage_checkpoints import Checkpoints, Manifest
 
-__all__ = ["Checkpoints", "Manifest"]
+__all__ = ["CheckpointCopies", "Checkpoints", "Manifest"]

@@ -161,6 +161,11 @@ class Checkpoints:
         rollouts = replace(manifest.rollouts, groups=groups, unobserved=unobserved, running=running)
         return folder, replace(manifest, rollouts=rollouts)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no checkpoint."""
+        return not self._complete()
+
     def check_metric(self, evaluated: Mapping[str, float]) -> None:
         """Refuses a ``keep_best`` that an evaluation did not give.
 

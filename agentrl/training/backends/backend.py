@@ -20,16 +20,23 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from agentrl.training.backends.residency import Residency
 from agentrl.training.data.packing import Packed
-from agentrl.training.fsdp.checkpoint import load_checkpoint, save_checkpoint
+from agentrl.training.fsdp.checkpoint import (
+    CheckpointWriter,
+    SaveResult,
+    load_checkpoint,
+    save_checkpoint,
+)
 from agentrl.training.fsdp.export import export_model
 from agentrl.training.fsdp.gradients import clip_gradients
-from agentrl.training.fsdp.process_group import DistSpec
 from agentrl.training.fsdp.sharding import sharded_parameters
 from agentrl.training.fsdp.weights import checksums, full_weights
 from agentrl.training.models.packed_model import PREFIX, PackedModel
 from agentrl.training.optim.optim_spec import OptimSpec
 from agentrl.training.optim.optimizer import build_optimizers
+from agentrl.training.parallel.process_group import DistSpec
+from agentrl.training.parallel.rank_mesh import FULL, Sharding
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,27 +62,45 @@ class TrainBackend(ABC):
         model: as loaded, equal on every rank.
         place: this rank's.
         dtype: of the forward pass; parameters, gradients and optimizer are at least float32.
+        sharding: over ranks, where the backend shards.
 
     Attributes:
         model: the module; its parameters are read through ``state`` alone.
         optimizers: none before ``optimize_by``.
         is_first: whether this is rank 0.
+        residency: what of it lies on the device.
     """
 
     name: ClassVar[str]
     """Of ``train.backend``."""
 
-    def __init__(self, model: PackedModel, place: DistSpec, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        model: PackedModel,
+        place: DistSpec,
+        dtype: torch.dtype,
+        sharding: Sharding = FULL,
+    ) -> None:
         self.model = model
         self.dtype = dtype
+        self.sharding = sharding
         self.is_first = place.rank == 0
+        self._is_first_of_data = place.is_first_of_data
         self.optimizers: list[torch.optim.Optimizer] = []
-        self._asleep: list[tuple[Tensor, Tensor]] = []
+        self._writer = CheckpointWriter()
         self._prepare(place)
+        self.residency = Residency(
+            {"params": self._parameters, "optimizer": self._moments},
+            is_frozen=not any(one.requires_grad for one in model.parameters()),
+        )
 
     @abstractmethod
     def _prepare(self, place: DistSpec) -> None:
         """Brings ``model`` into the form in which it runs and is kept."""
+
+    def begin_step(self, num_micro_batches: int) -> None:  # noqa: B027 - none has to prepare
+        """Tells of how many backward passes the next gradient consists; unknown, each may be the
+        last."""
 
     def forward(self, packed: Packed) -> Any:
         """What the model returns for a packed row, with gradient; ``backward`` must follow."""
@@ -109,13 +134,18 @@ class TrainBackend(ABC):
         norm = clip_gradients(state.values(), clip_grad_norm)
         taken = math.isfinite(norm)
         result = StepResult(norm, None if taken else self._not_finite(state), len(state))
+        if taken:
+            with self.residency.holding("optimizer"):
+                self._move(factor)
         for optimizer in self.optimizers:
-            if taken:
-                for group in optimizer.param_groups:
-                    group["lr"] = group["base_lr"] * factor
-                optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         return result
+
+    def _move(self, factor: float) -> None:
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["base_lr"] * factor
+            optimizer.step()
 
     def state(self) -> Mapping[str, nn.Parameter]:
         """The parameters by name, as the optimizer updates them: sharded, never gathered.
@@ -139,6 +169,17 @@ class TrainBackend(ABC):
             folder, self.model, self.optimizers, step=step, purpose=purpose, source=source
         )
 
+    def begin_save(self, folder: Path, *, step: int, purpose: str, source: Path) -> None:
+        """Copies weights, optimizer state and step, and writes them beside what follows; see
+        ``CheckpointWriter``."""
+        self._writer.begin(
+            folder, self.model, self.optimizers, step=step, purpose=purpose, source=source
+        )
+
+    def save_result(self, *, wait: bool) -> SaveResult | None:
+        """What became of ``begin_save``; None while it is being written."""
+        return self._writer.result(wait=wait)
+
     def load(self, folder: Path) -> int:
         """Goes on from a checkpoint of any backend; see ``load_checkpoint``."""
         return load_checkpoint(folder, self.model, self.optimizers)
@@ -147,34 +188,11 @@ class TrainBackend(ABC):
         """Writes a Hugging Face folder; see ``export_model``."""
         export_model(self.model, source, folder, self.dtype)
 
-    @torch.no_grad()
-    def sleep(self) -> None:
-        """Frees the device memory of weights and optimizers, which wait in the host's until
-        ``wake``; asleep, nothing else may be called.
-
-        Raises:
-            TrainingError: weights are gathered.
-        """
-        for tensor in self._resident():
-            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-            whole = torch.empty(0, dtype=torch.uint8, device=local.device)
-            whole.set_(local.untyped_storage())
-            if whole.numel():
-                self._asleep.append((whole, _to_host(whole)))
-                whole.untyped_storage().resize_(0)
-
-    @torch.no_grad()
-    def wake(self) -> None:
-        """Brings back what ``sleep`` freed, bit by bit the same."""
-        while self._asleep:
-            whole, kept = self._asleep.pop()
-            whole.untyped_storage().resize_(kept.numel())
-            whole.copy_(kept, non_blocking=True)
-        if self.model_device.type == "cuda":
-            torch.cuda.synchronize(self.model_device)
-
     def sum_over_ranks(self, tensor: Tensor) -> Tensor:
-        """``tensor``, summed in place over all ranks."""
+        """``tensor``, summed in place over data coordinates, on all ranks: those that share a
+        coordinate have equal ones, of which one counts."""
+        if not self._is_first_of_data:
+            tensor.zero_()
         dist.all_reduce(tensor)
         return tensor
 
@@ -183,12 +201,10 @@ class TrainBackend(ABC):
         """Where the parameters lie."""
         return next(iter(self.model.parameters())).device
 
-    def _resident(self) -> Iterator[Tensor]:
-        """Weights, gradients and optimizer state."""
-        for parameter in self.state().values():
-            yield parameter.detach()
-            if parameter.grad is not None:
-                yield parameter.grad
+    def _parameters(self) -> Iterator[Tensor]:
+        return (parameter.detach() for parameter in self.state().values())
+
+    def _moments(self) -> Iterator[Tensor]:
         for optimizer in self.optimizers:
             for values in optimizer.state.values():
                 yield from (one for one in values.values() if isinstance(one, Tensor))
@@ -204,8 +220,3 @@ class TrainBackend(ABC):
         dist.all_reduce(anywhere, op=dist.ReduceOp.MAX)
         found = zip(state, anywhere.tolist(), strict=True)
         return tuple(name.removeprefix(PREFIX) for name, flag in found if flag)
-
-
-def _to_host(tensor: Tensor) -> Tensor:
-    kept = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
-    return kept.copy_(tensor)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from agentrl.errors import ConfigError
 from agentrl.training.backends.backend import TrainBackend
 from agentrl.training.data.packing import Packed
-from agentrl.training.fsdp.process_group import DistSpec
+from agentrl.training.parallel.process_group import DistSpec
 
 
 class PlainBackend(TrainBackend):
@@ -35,6 +35,7 @@ class PlainBackend(TrainBackend):
                 f"TrainConfig.backend='plain' runs in one process, got TrainConfig.world_size="
                 f"{place.world_size}; set one of them: backend fsdp2, or world_size 1"
             )
+        self.model.fill(torch.device(place.device))
         self._owners: list[tuple[nn.Module, str, nn.Parameter]] = [
             (module, name, parameter)
             for module in self.model.modules()
@@ -42,8 +43,6 @@ class PlainBackend(TrainBackend):
             if parameter is not None and parameter.dtype != self.dtype
         ]
         self._gathered = False
-        for parameter in self.model.parameters():
-            parameter.data = parameter.data.clone()  # what maps a file cannot be freed by ``sleep``
 
     def forward(self, packed: Packed) -> Any:
         """See ``TrainBackend.forward``."""

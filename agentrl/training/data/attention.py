@@ -2,15 +2,16 @@
 
 - It is registered with transformers as ``segments``, so that any model with the attention interface
   can use it.
-- On a CPU one call a sample is as fast as padding sorted samples. On a GPU, ``flash_attention_2``
-  computes a row without shared prefixes in one kernel.
+- On a CPU one call a sample is as fast as padding sorted samples. On a GPU ``kernel_attention``
+  computes a row in one kernel.
+- Masks follow from spans alone. Position ids turn keys and queries, and may have several axes.
 
 Shapes: H query heads, K key heads, T packed tokens, D head width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -51,10 +52,11 @@ class Masks:
     """The attention masks of a row's spans: views of one mask that all layers share.
 
     Args:
-        spans: the row's spans.
+        spans: the row's spans in order.
     """
 
     def __init__(self, spans: Sequence[Span]) -> None:
+        self.spans = tuple(spans)
         self._longest = max(span.first + span.size for span in spans)
         self._made: dict[int | None, Tensor] = {}
 
@@ -102,7 +104,6 @@ def segment_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    spans: Sequence[Span],
     masks: Masks,
     scaling: float | None = None,
     sliding_window: int | None = None,
@@ -115,8 +116,7 @@ def segment_attention(
         query: ``[1, H, T, D]``.
         key, value: ``[1, K, T, D]``; each key head serves H / K query heads.
         attention_mask: always None: transformers makes no mask for an unknown implementation.
-        spans: the row's spans in order; their sizes add up to T.
-        masks: the row's masks.
+        masks: the row's, with its spans, whose sizes add up to T.
         scaling: of the scores; None is D to the power -1/2.
         sliding_window: the tokens that each token sees, itself included.
         extras: further arguments of a model family; a value that changes the result is refused.
@@ -128,12 +128,8 @@ def segment_attention(
         ConfigError: the family caps its scores or has attention sinks, which are not supported
             here.
     """
-    for name in ("softcap", "s_aux"):
-        if extras.get(name) is not None:
-            raise ConfigError(
-                f"ActorSpec.model_path: this family's attention uses {name!r}, which "
-                "attention='segments' lacks; train it on a GPU with attention='flash_attention_2'"
-            )
+    refuse_extras(SEGMENTS, extras)
+    spans = masks.spans
     outputs: list[Tensor] = []
     seen: list[tuple[Tensor, Tensor]] = []  # keys and values of each span's path
     parts = zip(
@@ -158,23 +154,28 @@ def segment_attention(
             )
             for block in masks.blocks(query, span, sliding_window)
         ]
-    return torch.cat(outputs, dim=2).transpose(1, 2), None
+    # in one layout whatever the number of spans, since compiled layers have a graph for each
+    return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
 
 
-def attention_arguments(
-    attention: str, spans: Sequence[Span], device: torch.device
-) -> dict[str, Any]:
-    """The arguments of a packed forward pass for the attention function named ``attention``."""
-    if attention == SEGMENTS:
-        return {"spans": tuple(spans), "masks": Masks(spans)}
-    lengths = [span.size for span in spans]
-    ends = torch.tensor([0, *lengths], device=device).cumsum(0, dtype=torch.int32)
-    return {
-        "cu_seq_lens_q": ends,
-        "cu_seq_lens_k": ends,
-        "max_length_q": max(lengths),
-        "max_length_k": max(lengths),
-    }
+def refuse_extras(attention: str, extras: Mapping[str, Any], *passed: str) -> None:
+    """Refuses arguments of a family's attention that change its result and that a function lacks.
+
+    Args:
+        attention: the function's name.
+        extras: what the family gives beside the usual arguments.
+        passed: those that the function takes.
+
+    Raises:
+        ConfigError: the family caps its scores (``softcap``) or has attention sinks (``s_aux``).
+    """
+    for name in ("softcap", "s_aux"):
+        if name not in passed and extras.get(name) is not None:
+            raise ConfigError(
+                f"ModelConfig.attention={attention!r} lacks {name!r}, which this family's "
+                f"attention uses; set flash_attention_3{' or flex' if name == 'softcap' else ''} "
+                "on a GPU, or choose another family"
+            )
 
 
 AttentionInterface.register(SEGMENTS, segment_attention)

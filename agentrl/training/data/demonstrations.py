@@ -9,7 +9,16 @@ from typing import Any
 from agentrl.errors import DataError
 from agentrl.llm.wire import stored_message
 from agentrl.render import Renderer
-from agentrl.types import Message, Status, Task, ToolSpec, Trajectory, TrajectoryGroup, Turn
+from agentrl.types import (
+    Message,
+    Status,
+    Task,
+    ToolSpec,
+    Trajectory,
+    TrajectoryGroup,
+    Turn,
+    with_images,
+)
 
 
 def demonstration_group(
@@ -133,10 +142,11 @@ def _within(turns: Sequence[Turn], max_tokens: int) -> list[Turn]:
 def read_demonstration(
     row: Any, group_index: int
 ) -> tuple[tuple[Message, ...], tuple[ToolSpec, ...]]:
-    """The messages and tools of a row.
+    """The messages and tools of a row, its images read.
 
     Raises:
-        DataError: the row has another shape, or no assistant's message.
+        DataError: the row has another shape, no assistant's message, or an image that cannot be
+            read.
     """
     where = f"demonstration {group_index}"
     messages: Any = row.get("messages") if isinstance(row, Mapping) else row
@@ -145,7 +155,7 @@ def read_demonstration(
             f"{where} must be a list of chat messages or a mapping with 'messages', got "
             f"{row!r:.200}"
         )
-    read = stored_messages(messages, f"{where}: messages")
+    read = with_images(stored_messages(messages, f"{where}: messages"))
     if not any(message["role"] == "assistant" for message in read):
         raise DataError(f"{where} has no assistant's message to imitate; leave the row out")
     return read, tool_specs(row.get("tools") or () if isinstance(row, Mapping) else (), where)

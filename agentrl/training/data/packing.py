@@ -3,16 +3,18 @@
 - If the attention allows, a row holds the common prefix of a group's samples once, trained tokens
   included, and then each sample's own tokens. Logprobs and gradients are the same for less work.
 - The logits of a token come from the position before it.
+- Under sequence parallelism the row is cut into equal slices, one a rank. What a position foretells
+  is settled before, so that a token whose position before it lies in another slice is not lost.
 
 Axes: T packed tokens, R positions whose logits are computed, N wanted and K trained tokens, M
-samples.
+samples, L tokens of a slice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,9 +31,48 @@ I64 = npt.NDArray[np.int64]
 _NOTHING: I64 = np.zeros(0, dtype=np.int64)
 
 
+class Cut(NamedTuple):
+    """How a packed row is cut over ranks, and this rank's part."""
+
+    parts: int = 1
+    part: int = 0
+
+
+WHOLE = Cut()
+"""Each rank computes whole rows."""
+
+
 Extras: TypeAlias = Callable[[I64], Mapping[str, npt.NDArray[Any]]]
 """What a role adds to a micro-batch, from the rows of its samples in the order of the packed row.
 """
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowSlice:
+    """A rank's slice of a packed row: what its model computes.
+
+    Fields that ``Packed`` has too are those of the slice, and positions count from its beginning.
+
+    Args:
+        counts: wanted tokens of each rank; the slice has those of its rank.
+        end_counts: samples that end in each rank's slice.
+        end_order: ``[M]`` int64, the place of each sample's end among those of all ranks, in the
+            order of ranks.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    logit_rows: Tensor
+    temperature: Tensor
+    logit_of: Tensor
+    targets: Tensor
+    ends: Tensor
+    end_order: Tensor
+    counts: tuple[int, ...]
+    end_counts: tuple[int, ...]
+    host_logit_of: I64
+    before: I64
+    host_ends: I64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,7 +83,8 @@ class Packed:
     Args:
         token_ids: ``[T]`` int64.
         positions: ``[T]`` int64, from 0 in each sample.
-        spans: the spans of the row in order, each with the span that it attends to.
+        spans: the spans of the row in order, each with the span that it attends to; with those of
+            slices of equal length the last one may be padding.
         logit_rows: ``[R]`` int64, increasing: the positions whose logits are computed, once for
             each temperature.
         temperature: ``[R]`` float32, the sampler's.
@@ -65,6 +107,7 @@ class Packed:
         host_logit_of: ``logit_of``.
         before: ``[N]`` int64, the position before each wanted token.
         host_ends: ``ends``.
+        slice: what this rank computes of the row; None where it computes the whole of it.
     """
 
     token_ids: Tensor
@@ -87,6 +130,7 @@ class Packed:
     host_logit_of: I64
     before: I64
     host_ends: I64
+    slice: RowSlice | None = None
 
 
 def micro_batches(
@@ -95,6 +139,8 @@ def micro_batches(
     *,
     share_prefixes: bool,
     extras: Extras | None = None,
+    cut: Cut = WHOLE,
+    length_of: Callable[[int], int] | None = None,
 ) -> Iterator[Packed]:
     """The micro-batches of ``shard``, in order; a filler is one untrained token.
 
@@ -103,6 +149,9 @@ def micro_batches(
         device: of the tensors.
         share_prefixes: whether the attention supports spans with parents.
         extras: what the role adds.
+        cut: of each row over ranks.
+        length_of: the length that a row of so many tokens is filled up to; None leaves it. The
+            filler is a sample without trained tokens.
 
     Raises:
         DataError: a sample's first token is marked as trained, or a temperature is not above 0.
@@ -111,7 +160,7 @@ def micro_batches(
     _check(shard.batch, wanted)
     for micro_batch in shard.micro_batches:
         rows = np.asarray(micro_batch, dtype=np.int64)
-        yield _pack(shard, wanted, rows, device, share_prefixes, extras)
+        yield _pack(shard, wanted, rows, device, share_prefixes, extras, cut, length_of)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -172,6 +221,18 @@ def _lay_out(batch: Batch, wanted: npt.NDArray[np.bool_], rows: I64, share_prefi
     return _Row(token_ids, positions, tuple(spans), order, ends, source, sample, before)
 
 
+def _filled(row: _Row, filler: int) -> _Row:
+    """The row with one more sample behind it, of ``filler`` tokens."""
+    if not filler:
+        return row
+    return replace(
+        row,
+        token_ids=np.concatenate([row.token_ids, np.zeros(filler, np.int64)]),
+        positions=np.concatenate([row.positions, np.arange(filler)]),
+        spans=(*row.spans, Span(ROOT, 0, filler)),
+    )
+
+
 def _pack(
     shard: BatchShard,
     wanted: npt.NDArray[np.bool_],
@@ -179,9 +240,13 @@ def _pack(
     device: torch.device,
     share_prefixes: bool,
     extras: Extras | None,
+    cut: Cut,
+    length_of: Callable[[int], int] | None,
 ) -> Packed:
     batch = shard.batch
     row = _lay_out(batch, wanted, rows, share_prefixes)
+    if length_of is not None:
+        row = _filled(row, length_of(row.token_ids.size) - row.token_ids.size)
     temperature = batch.temperature[row.sample]
     # a row of logits serves every token that it foretells at one temperature
     asked = (row.before << 32) | temperature.astype(np.float32).view(np.uint32).astype(np.int64)
@@ -208,10 +273,17 @@ def _pack(
     }
     if extras is not None:
         columns |= extras(row.samples)
-    tensors = to_device(arrays | {f"column {name}": one for name, one in columns.items()}, device)
+    moved = arrays | {f"column {name}": one for name, one in columns.items()}
+    spans, part = row.spans, None
+    if cut.parts > 1:
+        spans = padded_spans(row.spans, cut.parts)
+        part = slice_row(arrays, row.before[order], cut)
+        moved |= {f"slice {name}": one for name, one in part.arrays.items()}
+    tensors = to_device(moved, device)
     return Packed(
         **{name: tensors[name] for name in arrays},
-        spans=row.spans,
+        slice=None if part is None else part.on_device(tensors),
+        spans=spans,
         columns={name: tensors[f"column {name}"] for name in columns},
         source=source,
         trained_source=source[trained],
@@ -219,6 +291,72 @@ def _pack(
         host_logit_of=logit_of,
         before=row.before[order],
         host_ends=row.ends,
+    )
+
+
+def padded_spans(spans: tuple[Span, ...], parts: int) -> tuple[Span, ...]:
+    """The spans of a row that is padded to a multiple of ``parts`` tokens."""
+    padding = -sum(span.size for span in spans) % parts
+    return (*spans, Span(ROOT, 0, padding)) if padding else spans
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Slice:
+    """A ``RowSlice`` on the host."""
+
+    arrays: dict[str, npt.NDArray[Any]]
+    before: I64
+    counts: tuple[int, ...]
+    end_counts: tuple[int, ...]
+
+    def on_device(self, tensors: Mapping[str, Tensor]) -> RowSlice:
+        return RowSlice(
+            **{name: tensors[f"slice {name}"] for name in self.arrays},
+            counts=self.counts,
+            end_counts=self.end_counts,
+            host_logit_of=self.arrays["logit_of"],
+            before=self.before,
+            host_ends=self.arrays["ends"],
+        )
+
+
+def slice_row(arrays: Mapping[str, npt.NDArray[Any]], before: I64, cut: Cut) -> _Slice:
+    """A rank's slice of a row that is whole.
+
+    Args:
+        arrays: of the row, by their names in ``Packed``.
+        before: ``[N]`` int64, increasing: the position before each wanted token.
+        cut: the row over ranks.
+    """
+    tokens = arrays["token_ids"].size
+    length = -(-tokens // cut.parts)
+    padding = length * cut.parts - tokens
+    low = cut.part * length
+    borders = np.arange(cut.parts + 1) * length
+    # both are in the order of positions, so that a rank's are neighbours
+    wanted = np.searchsorted(before, borders)
+    logits = np.searchsorted(arrays["logit_rows"], borders)
+    own = slice(wanted[cut.part], wanted[cut.part + 1])
+    rows = slice(logits[cut.part], logits[cut.part + 1])
+    owner = arrays["ends"] // length
+    places = np.empty_like(owner)
+    places[np.argsort(owner, kind="stable")] = np.arange(owner.size)
+    token_ids = np.concatenate([arrays["token_ids"], np.zeros(padding, np.int64)])
+    positions = np.concatenate([arrays["positions"], np.arange(padding)])
+    return _Slice(
+        {
+            "token_ids": token_ids[low : low + length],
+            "positions": positions[low : low + length],
+            "logit_rows": arrays["logit_rows"][rows] - low,
+            "temperature": arrays["temperature"][rows],
+            "logit_of": arrays["logit_of"][own] - rows.start,
+            "targets": arrays["targets"][own],
+            "ends": arrays["ends"][owner == cut.part] - low,
+            "end_order": places,
+        },
+        before[own] - low,
+        tuple(np.diff(wanted).tolist()),
+        tuple(np.bincount(owner, minlength=cut.parts).tolist()),
     )
 
 

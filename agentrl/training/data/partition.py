@@ -21,6 +21,7 @@ from agentrl.training.data.balance import balance
 from agentrl.training.data.pieces import Places, SharedSizes, bundles_of
 from agentrl.training.data.prefix_tree import PrefixOrder
 from agentrl.types import Batch, BatchShard
+from agentrl.types.arrays import Floats
 from agentrl.types.batch import token_rows
 
 I64 = npt.NDArray[np.int64]
@@ -284,10 +285,10 @@ def shards(
 
 
 def merge_columns(
-    answers: Sequence[Mapping[str, F32]],
+    answers: Sequence[Mapping[str, Floats]],
     parts: Sequence[BatchShard],
     cu_seqlens: npt.NDArray[np.int32],
-) -> dict[str, F32]:
+) -> dict[str, Floats]:
     """Merges the coordinates' per-token columns in the batch's own order.
 
     Args:
@@ -296,12 +297,12 @@ def merge_columns(
         cu_seqlens: ``[S+1]`` of the whole batch.
 
     Returns:
-        ``[T]`` float32 columns; zeros for samples that no coordinate had.
+        ``[T]`` columns, of the answers' dtype; zeros for samples that no coordinate had.
 
     Raises:
         ValueError: a column does not have one value for each token of its shard.
     """
-    columns: dict[str, F32] = {}
+    columns: dict[str, Floats] = {}
     for answer, part in zip(answers, parts, strict=True):
         index = token_rows(cu_seqlens, part.samples)
         for name, values in answer.items():
@@ -309,7 +310,7 @@ def merge_columns(
                 raise ValueError(
                     f"column {name!r} has shape {values.shape} for {index.size} tokens of its shard"
                 )
-            column = columns.setdefault(name, np.zeros(int(cu_seqlens[-1]), dtype=np.float32))
+            column = columns.setdefault(name, np.zeros(int(cu_seqlens[-1]), values.dtype))
             column[index] = values
     return columns
 

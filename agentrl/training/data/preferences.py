@@ -95,6 +95,11 @@ def check_pair(row: Any, group_index: int) -> float:
             f"preference pair {group_index} must be a mapping with 'chosen' and 'rejected', got "
             f"{found}"
         )
+    if row.get("images") is not None:
+        raise DataError(
+            f"preference pair {group_index} has 'images', and reward models read text alone; leave "
+            "the column out"
+        )
     margin = row.get("margin") or 0.0
     if isinstance(margin, bool) or not isinstance(margin, int | float) or not math.isfinite(margin):
         raise DataError(

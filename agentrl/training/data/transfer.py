@@ -16,6 +16,7 @@ _ALIGNMENT = 8
 _DTYPES = {
     np.dtype(np.float32): torch.float32,
     np.dtype(np.float64): torch.float64,
+    np.dtype(np.int32): torch.int32,
     np.dtype(np.int64): torch.int64,
     np.dtype(np.bool_): torch.bool,
 }
@@ -25,7 +26,7 @@ def to_device(arrays: Mapping[str, npt.NDArray[Any]], device: torch.device) -> d
     """The arrays as tensors by name, parts of one buffer.
 
     Args:
-        arrays: float32, float64, int64 or bool; copied, so that they may be read-only.
+        arrays: float32, float64, int32, int64 or bool; copied, so that they may be read-only.
         device: to a GPU the buffer goes from pinned memory.
     """
     firsts, size = {}, 0

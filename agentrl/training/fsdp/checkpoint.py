@@ -3,15 +3,22 @@ last bit.
 
 ``torch.distributed.checkpoint`` writes the shards, ``model`` holds the configuration and tokenizer
 of the model; ``files.json`` is written last, by rename, with the size and hash of each file, so
-that a corrupt checkpoint is refused by name.
+that a corrupt checkpoint is refused by name. A rank hashes its files as it writes them. What one
+rank fails in, all raise at once.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
-from collections.abc import Iterator, Sequence
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +26,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.filesystem import (
+    FileSystem,
+    FileSystemReader,
+    FileSystemWriter,
+)
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
 
 from agentrl.errors import StoreError
 from agentrl.store import write_failure, write_text
@@ -34,6 +46,21 @@ _LISTING = "files.json"
 MODEL_FOLDER = "model"
 FORMAT = 2
 """Of a role's checkpoint; 1 had no configuration and tokenizer."""
+LAYOUT = "torch.distributed.checkpoint"
+"""The kind of files: shards that any number of ranks reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaveResult:
+    """What became of a checkpoint, equal on every rank.
+
+    Args:
+        seconds: from the copy to the last file.
+        error: why there is none; None where it is whole.
+    """
+
+    seconds: float
+    error: StoreError | None = None
 
 
 def save_checkpoint(
@@ -55,33 +82,245 @@ def save_checkpoint(
         source: the folder that the model was loaded from, whose tokenizer is copied.
 
     Raises:
-        StoreError: the folder holds a checkpoint already, or can't be written.
+        StoreError: the folder holds a checkpoint already, or can't be written by a rank.
         TrainingError: weights are gathered.
     """
-    if (folder / _LISTING).exists():
+    _refuse_existing(folder)
+    state = _state(model, optimizers) | {"step": torch.tensor(step)}
+    _write(folder, state, model, purpose=purpose, source=source, group=None)
+
+
+class CheckpointWriter:
+    """Writes checkpoints of one role beside its training, one at a time.
+
+    ``begin`` waits for the one before, copies the state to the host's memory and returns. A thread
+    of low priority writes the copy, with collectives in a process group of its own. The copy's
+    memory is kept for the next one.
+    """
+
+    def __init__(self) -> None:
+        self._group: dist.ProcessGroup | None = None
+        self._copies: dict[str, Tensor] = {}
+        # writes one checkpoint and ends; ``result`` joins it
+        self._thread: threading.Thread | None = None
+        self._result: SaveResult | None = None
+
+    def begin(
+        self,
+        folder: Path,
+        model: PackedModel,
+        optimizers: Sequence[torch.optim.Optimizer],
+        *,
+        step: int,
+        purpose: str,
+        source: Path,
+    ) -> None:
+        """Takes a checkpoint of the state as it is; as ``save_checkpoint``.
+
+        Raises:
+            StoreError: the folder holds a checkpoint already.
+            TrainingError: weights are gathered.
+        """
+        if self._thread is not None:
+            self._thread.join()  # of which rank 0 has told what became of it
+        _refuse_existing(folder)
+        if self._group is None:
+            self._group = dist.new_group(backend="gloo")
+        state = self._copied(_state(model, optimizers)) | {"step": torch.tensor(step)}
+        start = time.monotonic()
+        self._result = None
+
+        def write() -> None:
+            error = None
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+            try:
+                _write(folder, state, model, purpose=purpose, source=source, group=self._group)
+            except StoreError as failed:
+                error = failed
+            except Exception as failed:  # noqa: BLE001  boundary: told by the thread that waits
+                error = write_failure(
+                    f"the {purpose}'s checkpoint could not be written to {folder}", folder, failed
+                )
+            self._result = SaveResult(time.monotonic() - start, error)
+
+        self._thread = threading.Thread(target=write, name=f"checkpoint of the {purpose}")
+        self._thread.start()
+
+    def result(self, *, wait: bool) -> SaveResult | None:
+        """What became of the checkpoint that ``begin`` took last; None while it is being written.
+
+        Args:
+            wait: until it is written.
+        """
+        if wait and self._thread is not None:
+            self._thread.join()
+        return self._result
+
+    @torch.no_grad()
+    def _copied(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        kept = self._copies
+        self._copies = {}
+        for name, tensor in state.items():
+            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            copy = kept.get(name)
+            if copy is None or (copy.shape, copy.dtype) != (local.shape, local.dtype):
+                copy = torch.empty(local.shape, dtype=local.dtype, pin_memory=local.is_cuda)
+            copy.copy_(local, non_blocking=True)
+            self._copies[name] = copy
+            found[name] = (
+                DTensor(copy, tensor._spec, requires_grad=False)  # type: ignore[no-untyped-call]
+                if isinstance(tensor, DTensor)
+                else copy
+            )
+        if any(tensor.is_cuda for tensor in state.values()):
+            torch.cuda.synchronize()
+        return found
+
+
+def is_written(folder: Path) -> bool:
+    """Whether a checkpoint's last file is there."""
+    return (folder / _LISTING).is_file()
+
+
+def _refuse_existing(folder: Path) -> None:
+    if is_written(folder):
         raise StoreError(f"{folder} holds a checkpoint already; save into a new folder")
-    try:
+
+
+def _write(
+    folder: Path,
+    state: dict[str, Tensor],
+    model: PackedModel,
+    *,
+    purpose: str,
+    source: Path,
+    group: dist.ProcessGroup | None,
+) -> None:
+    """Writes the files of a checkpoint, the listing last; what a rank fails in all of them raise.
+
+    Raises:
+        StoreError: a rank cannot write.
+    """
+
+    writer = _HashingWriter(folder)
+
+    @contextmanager
+    def together() -> Iterator[None]:
+        failed: StoreError | None = None
+        try:
+            yield
+        except _FAILURES as error:
+            if dist.get_rank() in getattr(error, "failures", {dist.get_rank(): error}):
+                what = f"the {purpose}'s checkpoint could not be written to {folder}"
+                failed = write_failure(what, folder, writer.fs.refused or error)
+        _agree(failed, group)
+
+    first = dist.get_rank() == 0
+    with together():
         folder.mkdir(parents=True, exist_ok=True)
-        save(_state(model, optimizers) | {"step": torch.tensor(step)}, checkpoint_id=folder)
-        own = _hashes(folder, f"__{dist.get_rank()}_*")
-        if dist.get_rank() == 0:
+    own: dict[str, dict[str, Any]] = {}
+    with together():
+        save(state, storage_writer=writer, process_group=group)
+        own = writer.hashes(f"__{dist.get_rank()}_")
+        if first:
             _describe(model, source, folder / MODEL_FOLDER)
             own |= _hashes(folder, ".metadata") | _hashes(folder, f"{MODEL_FOLDER}/*")
-        listed: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(listed, own)
-        if dist.get_rank() == 0:
+    listed: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(listed, own, group=group)
+    with together():
+        if first:
             files = {name: entry for part in listed for name, entry in part.items()}
-            listing = {"format": FORMAT, "purpose": purpose, "files": files}
+            listing = {"format": FORMAT, "layout": LAYOUT, "purpose": purpose, "files": files}
             write_text(folder / _LISTING, json.dumps(listing, indent=1, sort_keys=True))
-        dist.barrier()
-    except (
-        OSError,
-        RuntimeError,
-        CheckpointException,
-    ) as error:  # torch has RuntimeErrors of its own here
-        raise write_failure(
-            f"the {purpose}'s checkpoint could not be written to {folder}", folder, error
-        ) from error
+
+
+_FAILURES = (OSError, RuntimeError, StoreError, CheckpointException)
+"""Of a write; torch has RuntimeErrors of its own there."""
+
+
+def _agree(error: StoreError | None, group: dist.ProcessGroup | None) -> None:
+    """Raises the first rank's error on every rank; collective."""
+    found: list[StoreError | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, error, group=group)
+    for rank, one in enumerate(found):
+        if one is not None:
+            raise one if rank == dist.get_rank() else type(one)(f"rank {rank}: {one}")
+
+
+class _HashedFile(io.FileIO):
+    """A file whose bytes are hashed as they are written, from the first to the last."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "wb")
+        self.sha256 = hashlib.sha256()
+        self.size = 0
+        self.refused: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            count = self._put(data)
+        except OSError as error:
+            self.refused = error
+            raise
+        view = memoryview(data).cast("B")[:count]
+        self.sha256.update(view)
+        self.size += count
+        return count
+
+    def _put(self, data: Any) -> int:
+        return super().write(data)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        place = super().seek(offset, whence)
+        if place != self.size:
+            raise io.UnsupportedOperation("a file that is hashed is written from end to end")
+        return place
+
+
+class _HashingFiles(FileSystem):
+    """torch's file system, which hashes what it writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: dict[str, _HashedFile] = {}
+        self.refused: OSError | None = None
+        """Of a write, which torch tells as an error of its own."""
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
+        if mode != "wb":
+            with super().create_stream(path, mode) as stream:
+                yield stream
+            return
+        raw = _HashedFile(Path(path))
+        try:
+            with io.BufferedWriter(raw, _BUFFER_BYTES) as stream:
+                yield stream
+        finally:
+            self.refused = raw.refused
+        self.written[Path(path).name] = raw
+
+
+class _HashingWriter(FileSystemWriter):
+    """torch's writer, which knows the hashes of the files that it wrote."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.fs: _HashingFiles = _HashingFiles()
+
+    def hashes(self, prefix: str) -> dict[str, dict[str, Any]]:
+        """Size and hash of each file whose name begins so."""
+        return {
+            name: {"bytes": file.size, "sha256": file.sha256.hexdigest()}
+            for name, file in self.fs.written.items()
+            if name.startswith(prefix)
+        }
+
+
+_BUFFER_BYTES = 2**20
+_NICE = 10
+"""Of the thread that writes: training goes first."""
 
 
 def _describe(model: PackedModel, source: Path, folder: Path) -> None:
@@ -107,7 +346,7 @@ def load_checkpoint(
             model or optimizer.
         TrainingError: weights are gathered.
     """
-    check_whole(folder)
+    check_together(folder)
     reader = FileSystemReader(folder)
     stored = reader.read_metadata().state_dict_metadata
     state = _state(model, ()) | {"step": torch.tensor(0)}
@@ -172,30 +411,52 @@ def _hashes(folder: Path, pattern: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-def check_whole(folder: Path) -> None:
-    """Reads every file of a checkpoint once.
+def check_together(folder: Path) -> None:
+    """Reads every file of a checkpoint once, over all ranks; every rank calls it.
 
     Raises:
-        StoreError: one is missing or holds other bytes than were written, or a newer agentrl wrote
-            them.
+        StoreError: as ``check_whole``, by every rank whichever found it.
+    """
+    error = None
+    try:
+        check_whole(folder, part=dist.get_rank(), parts=dist.get_world_size())
+    except StoreError as found:
+        error = found
+    _agree(error, None)
+
+
+def check_whole(folder: Path, *, part: int = 0, parts: int = 1) -> None:
+    """Reads every file of a checkpoint once, or of several parts of them one.
+
+    Raises:
+        StoreError: one is missing or holds other bytes than were written, or another layout or a
+            newer agentrl wrote them.
     """
     listing = folder / _LISTING
     remedy = "it is corrupt; resume from an older checkpoint"
     try:
         record = json.loads(listing.read_text())
         files, found_format = record["files"], int(record.get("format", 1))
+        layout = record.get("layout", LAYOUT)
+        by_size = sorted(files, key=lambda name: (-files[name]["bytes"], name))
     except FileNotFoundError:
         raise StoreError(
             f"{folder} is no whole checkpoint: {_LISTING} is missing; {remedy}"
         ) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(f"{listing} can't be read ({error}); {remedy}") from error
     if found_format > FORMAT:
         raise StoreError(
             f"{folder} has format {found_format} and this agentrl reads up to {FORMAT}; use the "
             "one that wrote it"
         )
-    for name, entry in files.items():
+    if layout != LAYOUT:
+        raise StoreError(
+            f"{folder} has the layout {layout!r} and this agentrl reads {LAYOUT!r}; use the one "
+            "that wrote it"
+        )
+    for name in by_size[part::parts]:
+        entry = files[name]
         path = folder / name
         if not path.is_file():
             raise StoreError(f"{path} is missing; {remedy}")

@@ -1,6 +1,7 @@
 """Checkpoint export: a role's checkpoint as an ordinary Hugging Face folder, without its model.
 
-One shard of the folder is in memory at a time, cast as it is read.
+- One shard of the folder is in memory at a time, cast as it is read.
+- A folder at a URL gets each file as soon as it is written here, its configuration last.
 """
 
 from __future__ import annotations
@@ -8,8 +9,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from agentrl.errors import StoreError
 from agentrl.store import write_failure
+from agentrl.store.remote_folder import RemoteFolder, is_url
 from agentrl.training.fsdp.checkpoint import MODEL_FOLDER, check_whole
 from agentrl.training.models.packed_model import PREFIX, DType, torch_dtype
 
@@ -32,13 +35,14 @@ _KEYS = f"model.{PREFIX}"
 
 
 def export_checkpoint(
-    checkpoint: Path, folder: Path, *, dtype: DType | None = None, shard_bytes: int = 5 * 10**9
+    checkpoint: Path, to: Path | str, *, dtype: DType | None = None, shard_bytes: int = 5 * 10**9
 ) -> int:
     """Writes sharded safetensors, the configuration and the tokenizer.
 
     Args:
         checkpoint: of one role.
-        folder: where; it may not exist, or be empty. It appears once it is whole.
+        to: a folder, or the URL of one; it may not exist, or be empty. A folder appears once it is
+            whole; at a URL ``config.json`` is written last.
         dtype: of the weights; None is that of the model's configuration.
         shard_bytes: most bytes of a file, where a weight is not larger by itself.
 
@@ -48,12 +52,69 @@ def export_checkpoint(
     Raises:
         StoreError: the checkpoint is damaged or cannot be exported, or the folder cannot be
             written.
+        ConfigError: the URL cannot be read here.
     """
+    if is_url(str(to)):
+        return _export_to_url(checkpoint, str(to), dtype, shard_bytes)
+    folder = Path(to)
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
     if folder.exists():
-        raise StoreError(f"{folder} must be new or empty, and it exists; export into another")
+        raise _not_empty(folder)
     check_whole(checkpoint)
+    partial = folder.with_name(f"{folder.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        total = _write(checkpoint, partial, dtype, shard_bytes)
+        os.replace(partial, folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise _not_exported(folder, folder, error) from error
+    return total
+
+
+def _export_to_url(checkpoint: Path, url: str, dtype: DType | None, shard_bytes: int) -> int:
+    """Writes each file into a temporary folder, and from there to the URL."""
+    remote = RemoteFolder(url, "--to")
+    if remote.names():
+        raise _not_empty(url)
+    check_whole(checkpoint)
+    with tempfile.TemporaryDirectory() as folder:
+
+        def move(path: Path) -> None:
+            remote.put(path, path.name)
+            path.unlink()
+
+        try:
+            return _write(checkpoint, Path(folder), dtype, shard_bytes, move)
+        except (OSError, SafetensorError) as error:
+            raise _not_exported(url, Path(folder), error) from error
+
+
+def _not_empty(place: Path | str) -> StoreError:
+    return StoreError(f"{place} must be new or empty, and it exists; export into another")
+
+
+def _not_exported(place: Path | str, folder: Path, error: Exception) -> StoreError:
+    return write_failure(f"the checkpoint could not be exported to {place}", folder, error)
+
+
+def _write(
+    checkpoint: Path,
+    folder: Path,
+    dtype: DType | None,
+    shard_bytes: int,
+    done: Callable[[Path], None] = lambda path: None,
+) -> int:
+    """Writes the files of an export, ``config.json`` last; bytes of the weights.
+
+    Args:
+        checkpoint: of one role.
+        folder: that exists.
+        dtype, shard_bytes: as of ``export_checkpoint``.
+        done: told of each file that is whole.
+    """
     described = checkpoint / MODEL_FOLDER / "config.json"
     if not described.is_file():
         raise StoreError(
@@ -63,22 +124,22 @@ def export_checkpoint(
     config = json.loads(described.read_text(encoding="utf-8"))
     name = dtype or config.get("dtype") or config.get("torch_dtype") or "float32"
     config["dtype"] = name
-    partial = folder.with_name(f"{folder.name}.partial")
-    try:
-        shutil.rmtree(partial, ignore_errors=True)
-        shutil.copytree(described.parent, partial)
-        total = _write_weights(checkpoint, partial, torch_dtype(name), shard_bytes)
-        (partial / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
-        os.replace(partial, folder)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise write_failure(
-            f"the checkpoint could not be exported to {folder}", folder, error
-        ) from error
+    total = _write_weights(checkpoint, folder, torch_dtype(name), shard_bytes, done)
+    for path in sorted(described.parent.iterdir()):
+        if path != described:
+            done(Path(shutil.copy2(path, folder)))
+    (folder / described.name).write_text(json.dumps(config, indent=2), encoding="utf-8")
+    done(folder / described.name)
     return total
 
 
-def _write_weights(checkpoint: Path, folder: Path, dtype: torch.dtype, shard_bytes: int) -> int:
+def _write_weights(
+    checkpoint: Path,
+    folder: Path,
+    dtype: torch.dtype,
+    shard_bytes: int,
+    done: Callable[[Path], None],
+) -> int:
     reader = FileSystemReader(checkpoint)
     stored: dict[str, Any] = {
         key: value
@@ -98,12 +159,15 @@ def _write_weights(checkpoint: Path, folder: Path, dtype: torch.dtype, shard_byt
         _read(tensors, checkpoint)
         named = {key.removeprefix(_KEYS): tensor for key, tensor in tensors.items()}
         save_file(named, folder / name, metadata={"format": "pt"})
+        done(folder / name)
         where |= dict.fromkeys(named, name)
     total: int = sum(sizes.values())
     if len(parts) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": where}
         text = json.dumps(index, indent=2, sort_keys=True)
-        (folder / "model.safetensors.index.json").write_text(text, encoding="utf-8")
+        path = folder / "model.safetensors.index.json"
+        path.write_text(text, encoding="utf-8")
+        done(path)
     return total
 
 

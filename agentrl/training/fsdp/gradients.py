@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor, nn
+import torch.distributed as dist
+from torch import nn
 from torch.distributed.tensor import DTensor
+
+from agentrl.training.fsdp.sharding import is_first_copy
 
 
 @torch.no_grad()
 def clip_gradients(parameters: Iterable[nn.Parameter], limit: float | None) -> float:
     """Scales all gradients so that their total norm is at most ``limit``.
 
-    Norms are computed mesh by mesh and then combined, because one sum cannot mix meshes.
+    Each rank adds up the squares of its shards, one that several ranks hold on the first of them
+    alone. One sum over all ranks follows, so that they agree on the norm whatever the layout.
 
     Args:
         parameters: sharded or not; those without a gradient are skipped.
@@ -25,14 +28,17 @@ def clip_gradients(parameters: Iterable[nn.Parameter], limit: float | None) -> f
         The norm before clipping; if it is not finite, nothing was scaled.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    by_mesh: defaultdict[object, list[Tensor]] = defaultdict(list)
-    for gradient in gradients:
-        by_mesh[getattr(gradient, "device_mesh", None)].append(gradient)
-    squares = 0.0
-    for own in by_mesh.values():
-        norm = torch.nn.utils.get_total_norm(own)
-        squares += float(norm.full_tensor() if isinstance(norm, DTensor) else norm) ** 2
-    total = math.sqrt(squares)
+    is_sharded = any(isinstance(gradient, DTensor) for gradient in gradients)
+    own = [
+        gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        for gradient in gradients
+        if is_first_copy(gradient)
+    ]
+    squares = torch.nn.utils.get_total_norm(own).double() ** 2
+    if is_sharded:
+        squares = squares.to(gradients[0].device)
+        dist.all_reduce(squares)
+    total = math.sqrt(float(squares))
     if limit is not None and math.isfinite(total) and total > limit:
         for gradient in gradients:
             gradient.mul_(limit / total)

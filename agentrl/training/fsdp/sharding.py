@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -23,27 +23,43 @@ from agentrl.errors import TrainingError
 from agentrl.training.models.packed_model import PREFIX, PackedModel
 
 
-def shard_over(model: PackedModel, mesh: DeviceMesh, *, dtype: torch.dtype) -> None:
-    """Applies FSDP2 to every layer and to the root; gradients are SUMMED over ranks, never
-    averaged.
+def shard_over(
+    model: PackedModel, mesh: DeviceMesh, *, dtype: torch.dtype, keep_gathered: bool = False
+) -> None:
+    """Applies FSDP2 to embedding, every layer, head and root; gradients are SUMMED over ranks,
+    never averaged.
 
-    The divide factor has to be set on every FSDP module: on the root alone, layers still average.
+    - The divide factor has to be set on every FSDP module: on the root alone, layers still average.
+      One rank has none, since FSDP would divide a copy of every gradient by it.
+    - The head stays gathered after its forward pass, since its backward pass is next.
+    - A weight that embedding and head share is the root's.
 
     Args:
-        model: as loaded, equal on every rank.
-        mesh: one-dimensional.
+        model: as loaded, equal on every rank, or divided over a mesh beside ``mesh``.
+        mesh: one-dimensional, or the second dimension shards and the first has replicas.
         dtype: of the forward pass; parameters, gradients and the optimizer stay as loaded.
+        keep_gathered: every module stays gathered after its forward pass.
     """
     policy = MixedPrecisionPolicy(
         param_dtype=dtype if dtype is torch.bfloat16 else None,
         reduce_dtype=torch.promote_types(dtype, torch.float32),
     )
-    for block in model.blocks():
-        fully_shard(block, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
+    for module in (*model.input_modules(), *model.blocks()):
+        fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=not keep_gathered)
+    for module in model.output_modules():
+        fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    fully_shard(
+        model,
+        mesh=mesh,
+        mp_policy=policy,
+        reshard_after_forward=False,
+        # of the head, which the model holds by another name too
+        ignored_params={one for module in model.output_modules() for one in module.parameters()},
+    )
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)
+            if mesh.size() > 1:
+                module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
 
 
@@ -59,6 +75,22 @@ def without_gradients(model: nn.Module) -> Iterator[None]:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
+
+
+def is_first_copy(tensor: Tensor) -> bool:
+    """Whether this rank is the first of those that hold this shard; it alone counts it.
+
+    A mesh of a part of the ranks, such as that of a weight which tensor parallelism leaves whole,
+    has copies beside it, the first of which is rank 0's.
+    """
+    if not isinstance(tensor, DTensor):
+        return True
+    mesh = tensor.device_mesh
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None, "a rank holds shards of its own meshes alone"
+    copies = zip(coordinate, tensor.placements, strict=True)
+    is_first = all(place == 0 for place, kind in copies if kind.is_replicate())
+    return is_first and 0 in mesh.mesh.flatten().tolist()
 
 
 def sharded_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -1,7 +1,9 @@
-"""Chunked head: an output layer on chunks of rows, whose gradient is summed over them in float32.
+"""Chunked head: an output layer on chunks of rows, whose gradient is summed over them in place.
 
-Autograd sums the chunks' gradients in the layer's own dtype. In bfloat16 each sum is rounded, so
-that many chunks give another gradient than one.
+- Autograd sums the chunks' gradients in the layer's own dtype. In bfloat16 each sum is rounded, so
+  that many chunks give another gradient than one. Here the sum is at least float32.
+- Autograd also holds three gradients as large as the layer at once: the sum, a chunk's own, and the
+  next sum. Here each chunk adds its product to the one sum.
 
 Shapes: R rows of a chunk, V vocabulary, D width.
 """
@@ -14,47 +16,98 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from agentrl.training.parallel.tensor_parallel import local
+
+_PRODUCT_ELEMENTS = 2**24
+"""Of a product that a GPU adds to the sum at a time: 64 MiB in float32."""
+
 
 class ChunkedHead:
     """A linear layer that is called once a chunk; one object serves one forward pass.
 
     Args:
         head: the layer, gathered and in the forward's dtype.
+        dtype: of the products; None is the layer's own. The weights stay those rounded ones that
+            are published.
     """
 
-    def __init__(self, head: nn.Linear) -> None:
-        self._head = head
-        self._weight_sum = _Float32Gradient.apply(head.weight)  # type: ignore[no-untyped-call]
-        self._bias_sum = None
+    def __init__(self, head: nn.Linear, dtype: torch.dtype | None = None) -> None:
+        weight = local(head.weight)
+        self._dtype = weight.dtype if dtype is None else dtype
+        self._weight = weight.detach().to(self._dtype)
+        self._weight_sum = _GradientSum()
+        self._weight_end: Tensor = _End.apply(weight, self._weight_sum)  # type: ignore[no-untyped-call]
+        self._bias: Tensor | None = None
+        self._bias_sum = _GradientSum()
+        self._bias_end: Tensor | None = None
         if head.bias is not None:
-            self._bias_sum = _Float32Gradient.apply(head.bias)  # type: ignore[no-untyped-call]
+            bias = local(head.bias)
+            self._bias = bias.detach().to(self._dtype)
+            self._bias_end = _End.apply(bias, self._bias_sum)  # type: ignore[no-untyped-call]
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """``[R, V]`` logits of ``[R, D]`` hidden states."""
-        bias = None if self._head.bias is None else self._head.bias.detach()
         logits: Tensor = _Linear.apply(  # type: ignore[no-untyped-call]
-            hidden, self._head.weight.detach(), bias, self._weight_sum, self._bias_sum
+            hidden.to(self._dtype),
+            self._weight,
+            self._bias,
+            self._weight_end,
+            self._bias_end,
+            (self._weight_sum, self._bias_sum),
         )
         return logits
 
 
-class _Float32Gradient(torch.autograd.Function):
-    """A float32 stand-in of a parameter, without storage, whose gradient becomes the parameter's at
-    the end.
-    """
+class _GradientSum:
+    """The gradient of a parameter over the chunks of a backward pass; None before the first."""
+
+    def __init__(self) -> None:
+        self._sum: Tensor | None = None
+
+    def add_product(self, one: Tensor, other: Tensor) -> None:
+        """Adds ``one · other``, a matrix product that is not rounded to its factors' dtype."""
+        wide = torch.promote_types(one.dtype, torch.float32)
+        if self._sum is None:
+            self._sum = one.new_zeros((one.shape[0], other.shape[1]), dtype=wide)
+        if one.dtype == wide:
+            self._sum.addmm_(one, other)
+        elif one.is_cuda:
+            rows = max(1, _PRODUCT_ELEMENTS // other.shape[1])
+            parts = zip(torch.split(one, rows), torch.split(self._sum, rows), strict=True)
+            for part, whole in parts:
+                whole.add_(torch.mm(part, other, out_dtype=wide))
+        else:
+            self._sum.addmm_(one.to(wide), other.to(wide))
+
+    def add_rows(self, rows: Tensor) -> None:
+        """Adds the sum of ``[R, V]`` over R."""
+        found = rows.to(torch.promote_types(rows.dtype, torch.float32)).sum(0)
+        self._sum = found if self._sum is None else self._sum.add_(found)
+
+    def take(self) -> Tensor | None:
+        """The sum, which begins anew."""
+        found, self._sum = self._sum, None
+        return found
+
+
+class _End(torch.autograd.Function):
+    """A number that each chunk takes, so that its backward pass comes behind all of theirs. It
+    gives the sum to the parameter."""
 
     @staticmethod
-    def forward(ctx: Any, parameter: Tensor) -> Tensor:
-        ctx.dtype = parameter.dtype
-        return parameter.new_zeros((), dtype=torch.float32).expand(parameter.shape)
+    def forward(ctx: Any, parameter: Tensor, gradient: _GradientSum) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.dtype, ctx.gradient = parameter.dtype, gradient
+        return parameter.new_zeros(())
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient.to(ctx.dtype)
+    def backward(ctx: Any, _: Tensor | None) -> tuple[Tensor | None, None]:
+        found = ctx.gradient.take()
+        return None if found is None else found.to(ctx.dtype), None
 
 
 class _Linear(torch.autograd.Function):
-    """``hidden · weightᵀ + bias``, with float32 gradients for the stand-ins."""
+    """``hidden · weightᵀ + bias``, whose gradients for weight and bias go to their sums."""
 
     @staticmethod
     def forward(
@@ -62,29 +115,21 @@ class _Linear(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        weight_sum: Tensor,
-        bias_sum: Tensor | None,
+        weight_end: Tensor,
+        bias_end: Tensor | None,
+        sums: tuple[_GradientSum, _GradientSum],
     ) -> Tensor:
         ctx.save_for_backward(hidden, weight)
+        ctx.sums = sums
         return linear(hidden, weight, bias)
 
     @staticmethod
-    def backward(
-        ctx: Any, gradient: Tensor
-    ) -> tuple[Tensor | None, None, None, Tensor | None, Tensor | None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None, None, None]:
         hidden, weight = ctx.saved_tensors
-        to_hidden, _, _, to_weight, to_bias = ctx.needs_input_grad
-        return (
-            gradient @ weight if to_hidden else None,
-            None,
-            None,
-            _float32_product(gradient.T, hidden) if to_weight else None,
-            gradient.float().sum(0) if to_bias else None,
-        )
-
-
-def _float32_product(one: Tensor, other: Tensor) -> Tensor:
-    """A matrix product that is not rounded to its factors' dtype."""
-    if one.is_cuda:
-        return torch.mm(one, other, out_dtype=torch.float32)
-    return one.float() @ other.float()
+        to_hidden, _, _, to_weight, to_bias, _ = ctx.needs_input_grad
+        of_weight, of_bias = ctx.sums
+        if to_weight:
+            of_weight.add_product(gradient.T, hidden)
+        if to_bias:
+            of_bias.add_rows(gradient)
+        return gradient @ weight if to_hidden else None, None, None, None, None, None

@@ -5,8 +5,10 @@ Shapes: T packed tokens, D width, R rows.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -14,23 +16,49 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.nn.functional import linear
 from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
 from agentrl.errors import ConfigError, DataError
 from agentrl.render import sees_images
-from agentrl.training.data.attention import SEGMENTS, attention_arguments
+from agentrl.training.data.attention import SEGMENTS
+from agentrl.training.data.kernel_attention import (
+    SHARING,
+    AttentionName,
+    attention_arguments,
+    choose_attention,
+)
 from agentrl.training.data.prefix_tree import ROOT, Span
+from agentrl.training.models.block_forward import Recompute
+from agentrl.training.models.computed_buffers import check_buffers, compute_buffers
+from agentrl.training.models.folder_weights import FolderWeights, weight_files
 from agentrl.training.models.mlp_row_skip import MLP_ROWS, skip_mlp_rows
 from agentrl.training.models.patch_rmsnorm import patch_rmsnorm
 from agentrl.training.models.safetensors_check import check_safetensors
+from agentrl.training.parallel.rank_mesh import FULL, RankMesh, SequenceGroup, Sharding
+from agentrl.training.parallel.sequence_parallel import (
+    Ulysses,
+    check_sequence_parallel,
+    use_ulysses,
+)
+from agentrl.training.parallel.tensor_parallel import check_tensor_parallel, divide_model
+
+logger = logging.getLogger(__name__)
 
 I64 = npt.NDArray[np.int64]
 
 CPU = torch.device("cpu")
 FIRST_ROW: I64 = np.zeros(1, dtype=np.int64)
 """The row of a filler."""
+
+EAGER = "eager"
+"""A family's own attention, for one unpacked sample."""
+
+_TWIN_SIZE = 64
+"""Tokens and MLP width of a small twin."""
 
 PREFIX = "hf."
 """The wrapper's prefix of every parameter's Hugging Face name."""
@@ -42,10 +70,19 @@ BackendName = Literal["fsdp2", "plain"]
 """How a model is held and run."""
 
 
+Offload = Literal["none", "optimizer", "all"]
+"""What waits in the host's memory while no method needs it."""
+
+
 def torch_dtype(name: DType) -> torch.dtype:
     """The dtype of that name."""
     dtype: torch.dtype = getattr(torch, name)
     return dtype
+
+
+def column_dtype(dtype: torch.dtype) -> type[np.float32] | type[np.float64]:
+    """Of what a role says of each token: float32, or float64 where the model is."""
+    return np.float64 if dtype == torch.float64 else np.float32
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
@@ -60,10 +97,14 @@ class ModelSpec:
     Args:
         model_path: a Hugging Face folder.
         dtype: of the forward and of what is published; parameters are at least float32.
-        attention: ``segments`` anywhere, ``flash_attention_2`` on a GPU that has it.
-        gradient_checkpointing: recompute layers in the backward.
+        attention: how a row attends; see ``choose_attention``.
+        gradient_checkpointing: recompute layers in the backward; see ``block_forward``.
+        offload: what waits in the host's memory while no method needs it; see ``Residency``.
+        head_dtype: of the output layer's products, beside a forward in bfloat16; None is ``dtype``.
+        compile: compile layers, and round rows up to few lengths.
         deterministic: refuse kernels whose result depends on timing.
         backend: ``fsdp2``, or ``plain`` for one process without FSDP.
+        sharding: how ``fsdp2`` holds it.
     """
 
     setting: ClassVar[str] = "ActorSpec.model_path"
@@ -71,10 +112,14 @@ class ModelSpec:
     model_path: str
     _: KW_ONLY
     dtype: DType = "float32"
-    attention: Literal["segments", "flash_attention_2"] = "segments"
-    gradient_checkpointing: bool = False
+    attention: AttentionName = "auto"
+    gradient_checkpointing: Recompute = False
+    compile: bool = False
+    offload: Offload = "none"
+    head_dtype: Literal["float32"] | None = None
     deterministic: bool = False
     backend: BackendName = "fsdp2"
+    sharding: Sharding = FULL
 
 
 class PackedModel(nn.Module):
@@ -87,19 +132,43 @@ class PackedModel(nn.Module):
         device: the device that the model will run on.
 
     Attributes:
+        head_dtype: of the output layer's products; None is the forward's.
         skips_mlp_rows: whether the last MLP computes chosen rows alone (``mlp_row_skip``); on a CPU
             only.
+        sequence: the ranks that hold a row together; None for one.
+        weights: what ``fill`` reads; None for a model that has its weights.
     """
 
     def __init__(self, hf: nn.Module, attention: str, device: torch.device) -> None:
         super().__init__()
         self.hf = hf
+        self.sequence: SequenceGroup | None = None
+        self.weights: FolderWeights | None = None
         self.attention = attention
+        self.head_dtype: torch.dtype | None = None
         # other attentions refuse arguments that they do not know
-        self.skips_mlp_rows = device.type == "cpu" and self.shares_prefixes
+        self.skips_mlp_rows = device.type == "cpu" and attention == SEGMENTS
         if self.skips_mlp_rows:
             for block in self.blocks()[-1:]:
                 skip_mlp_rows(block)
+
+    def fill(self, device: torch.device) -> None:
+        """Reads the weights of a model that was built on ``meta``, of a sharded one this process's
+        shards.
+
+        Raises:
+            DataError: the folder does not fit its configuration.
+            ConfigError: a buffer has other values than a new model's.
+        """
+        if self.weights is None:
+            return
+        self.weights.fill(device)
+        for module in self.hf.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = buffer.to(device)
+        check_buffers(self.hf, self.weights.named)
+        self.weights = None
 
     @property
     def config(self) -> Any:
@@ -111,15 +180,46 @@ class PackedModel(nn.Module):
         """The output layer."""
         raise NotImplementedError
 
+    def answers(self, hidden: Tensor) -> Tensor:
+        """``[R, ...]`` what the head makes of ``[R, D]`` hidden states, in at least float32."""
+        if self.head_dtype is None:
+            return at_least_float32(self.head(hidden))
+        head, dtype = self.head, self.head_dtype
+        assert isinstance(head, nn.Linear), "Role has looked"
+        bias = None if head.bias is None else head.bias.to(dtype)
+        return linear(hidden.to(dtype), head.weight.to(dtype), bias)
+
     @property
     def shares_prefixes(self) -> bool:
         """Whether a row may hold the common prefix of several samples once."""
-        return self.attention == SEGMENTS
+        return self.attention in SHARING
 
     def blocks(self) -> list[nn.Module]:
         """The repeated layers, which FSDP gathers one at a time."""
         names = set(self.hf._no_split_modules or ())  # type: ignore[arg-type]
         return [module for module in self.hf.modules() if type(module).__name__ in names]
+
+    def input_modules(self) -> list[nn.Module]:
+        """What FSDP gathers apart before the layers: the embedding, unless the head shares it."""
+        embedding = self.hf.get_input_embeddings()  # type: ignore[operator]
+        is_tied = getattr(self.head, "weight", None) is embedding.weight
+        return [] if is_tied else [embedding]
+
+    def output_modules(self) -> list[nn.Module]:
+        """What FSDP gathers apart behind the layers."""
+        return []
+
+    def divide(self, mesh: RankMesh) -> None:
+        """Divides layers and rows over ranks.
+
+        Args:
+            mesh: the ranks; ``check_layout`` accepts it.
+        """
+        if mesh.tensor is not None:
+            divide_model(self.hf, mesh.tensor)
+        if mesh.sequence is not None:
+            self.sequence = mesh.sequence
+            use_ulysses(self.hf)
 
     def hidden(
         self,
@@ -132,19 +232,23 @@ class PackedModel(nn.Module):
         """``[R, D]`` last hidden states of a packed row.
 
         Args:
-            token_ids, positions: ``[T]`` int64, the row.
-            spans: the row's spans.
+            token_ids: ``[T]`` int64, the row, or this rank's slice of it.
+            positions: ``[T]`` int64, or ``[3, T]`` for a family whose positions have three axes
+                (time, height, width). What a token sees follows from ``spans`` alone.
+            spans: the whole row's.
             rows: ``[R]`` int64 positions in the row, at least one; some may be equal.
             host_rows: the same positions on the host, in any order and number; None reads ``rows``
                 where the host asks for them, on a CPU.
         """
-        arguments = attention_arguments(self.attention, spans, token_ids.device)
+        arguments = self._attention_arguments(spans, token_ids.device)
         if self.skips_mlp_rows:  # on a CPU, where both are the host's
             places = rows.numpy() if host_rows is None else host_rows
             arguments[MLP_ROWS] = torch.from_numpy(np.unique(places))
+        if self.sequence is not None:
+            arguments["ulysses"] = Ulysses(self.sequence, self.attention)
         output = self.hf.base_model(  # type: ignore[operator]
             input_ids=token_ids[None],
-            position_ids=positions[None],
+            position_ids=positions.unsqueeze(-2),
             use_cache=False,
             **arguments,
         )
@@ -155,33 +259,36 @@ class PackedModel(nn.Module):
     def check(self, ids: Tensor, rows: Tensor, own: Callable[[Tensor], Tensor]) -> bool:
         """Whether trunk and head give the model's own answer on a short sequence.
 
-        It is taken for granted with ``flash_attention_2``, which has no CPU kernel: the family's
-        answer is the same.
-
         Args:
             ids: ``[4]`` int64.
             rows: ``[R]`` int64, the positions to compare.
             own: selects ``[R, ...]`` answers from the ``logits`` of the model's own output.
         """
-        if self.attention == "flash_attention_2":
-            return True
         spans = [Span(ROOT, 0, 4)]
         positions = torch.arange(4)
         answer = self.hf(
             input_ids=ids[None],
             position_ids=positions[None],
             use_cache=False,
-            **attention_arguments(self.attention, spans, ids.device),
+            **self._attention_arguments(spans, ids.device),
         ).logits
         found = self.head(self.hidden(ids, positions, spans, rows))
         return torch.allclose(own(answer), found, rtol=1e-4, atol=1e-4, equal_nan=True)
 
+    def _attention_arguments(self, spans: Sequence[Span], device: torch.device) -> dict[str, Any]:
+        if self.attention == EAGER:
+            return {}
+        return attention_arguments(self.attention, spans, device)
 
-def load_pretrained(
+
+def open_pretrained(
     auto: Any, spec: ModelSpec, kind: str, device: torch.device, **config_values: object
-) -> tuple[nn.Module, frozenset[str]]:
-    """Loads a model from a Hugging Face folder on the CPU, in at least float32 and without dropout,
-    for packed rows.
+) -> tuple[nn.Module, FolderWeights | None, frozenset[str]]:
+    """Builds the model of a Hugging Face folder on ``meta``, in at least float32 and without
+    dropout, for packed rows.
+
+    A family whose stored weights are no slices of its own is read whole instead, by every process
+    and with a warning.
 
     Args:
         auto: the transformers class of the required kind, such as ``AutoModelForCausalLM``.
@@ -191,12 +298,14 @@ def load_pretrained(
         config_values: entries of the model's configuration to set.
 
     Returns:
-        The model, and the names of weights that the folder does not hold.
+        The model, what fills it or None where it is filled, and the names of weights that the
+        folder does not hold.
 
     Raises:
         DataError: the folder holds no loadable model of this kind, or a file of it is cut.
         ConfigError: the family cannot be trained packed.
     """
+    attention = choose_attention(spec.attention, device, torch_dtype(spec.dtype))
     folder = Path(spec.model_path)
     named = f"{spec.setting}={spec.model_path!r}"
     if not (folder / "config.json").is_file():
@@ -213,32 +322,116 @@ def load_pretrained(
         for name in vars(config):
             if name.endswith(("dropout", "_pdrop")):
                 setattr(config, name, 0.0)
-        with no_progress_bars(), _no_load_report():  # what is missing is returned
-            hf, found = auto.from_pretrained(
-                folder,
-                config=config,
-                dtype=torch.promote_types(torch_dtype(spec.dtype), torch.float32),
-                attn_implementation=spec.attention,
-                local_files_only=True,
-                output_loading_info=True,
+        with torch.device("meta"):
+            hf: Any = auto.from_config(
+                config, dtype=_kept_dtype(spec), attn_implementation=attention
             )
-    except (OSError, ValueError, KeyError) as error:
+        weights: FolderWeights | None = FolderWeights(hf, folder, named)
+        assert weights is not None
+        missing = weights.missing
+        if weights.can_slice and weight_files(folder):
+            compute_buffers(hf)
+        else:
+            weights = None
+            hf, missing = _read_whole(auto, spec, config, attention, named)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise DataError(f"{named} could not be loaded as {kind}: {error}") from error
     if not getattr(hf, "_supports_attention_backend", False):
         raise ConfigError(
             f"{named}: {type(hf).__name__} doesn't use transformers' attention "
             f"interface, which packed rows need; choose another family"
         )
-    if spec.gradient_checkpointing:
-        # transformers 5.x renamed it on the way to 6
-        enable = (
-            getattr(hf, "activation_checkpointing_enable", None) or hf.gradient_checkpointing_enable
-        )
-        enable({"use_reentrant": False})
     if device.type == "cpu":
         patch_rmsnorm(hf)
-    hf.train()  # checkpointing is off in eval mode; there is no dropout to switch
+    hf.train()  # there is no dropout to switch
+    return hf, weights, missing
+
+
+def check_layout(model_path: str, named: str, tp: int, sp: int) -> None:
+    """Refuses a layout that a model's layers or rows do not fit, before anything is loaded.
+
+    Raises:
+        ConfigError: as said.
+    """
+    if tp == sp == 1 or not (Path(model_path) / "config.json").is_file():
+        return  # ``open_pretrained`` refuses a folder without one
+    config = AutoConfig.from_pretrained(model_path, local_files_only=True).get_text_config()
+    check_tensor_parallel(config, tp, named)
+    check_sequence_parallel(config, tp, sp, named)
+
+
+def attention_of(hf: Any) -> str:
+    """The name of the attention function that a loaded model calls."""
+    return str(hf.config._attn_implementation)
+
+
+def _kept_dtype(spec: ModelSpec) -> torch.dtype:
+    """Of the parameters that an optimizer updates."""
+    return torch.promote_types(torch_dtype(spec.dtype), torch.float32)
+
+
+def _read_whole(
+    auto: Any, spec: ModelSpec, config: Any, attention: str, named: str
+) -> tuple[nn.Module, frozenset[str]]:
+    """The model with all its weights on the CPU."""
+    with no_progress_bars(), _no_load_report():  # what is missing is returned
+        hf, found = auto.from_pretrained(
+            spec.model_path,
+            config=config,
+            dtype=_kept_dtype(spec),
+            attn_implementation=attention,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    for parameter in hf.parameters():
+        parameter.data = parameter.data.clone()  # what maps a file cannot be freed by ``Residency``
+    logger.warning(
+        "%s: every rank reads the whole %s, whose files hold no slices of its weights",
+        named,
+        type(hf).__name__,
+        extra={"event": "model_read_whole", "family": type(hf).__name__},
+    )
     return hf, frozenset(found["missing_keys"])
+
+
+def twin_attention(attention: str) -> str:
+    """How a small twin attends, on a CPU, of a model that attends by ``attention``."""
+    return SEGMENTS if attention == SEGMENTS else EAGER
+
+
+def small_twin(auto: Any, config: Any, attention: str) -> nn.Module:
+    """A random model of the same family and widths on the CPU, with one layer, few tokens and a
+    narrow MLP: it shows how the family computes its answer.
+
+    Args:
+        auto: the transformers class.
+        config: of the family's model.
+        attention: of ``twin_attention``. What is compared lies outside of attention, and a family
+            that caps its scores has no ``segments``.
+    """
+    small = deepcopy(config)
+    text = small.get_text_config()
+    text.num_hidden_layers = 1
+    if getattr(text, "layer_types", None):
+        text.layer_types = text.layer_types[:1]
+    text.vocab_size = min(int(text.vocab_size), _TWIN_SIZE)
+    for name, value in list(vars(text).items()):
+        if name.endswith("intermediate_size") and isinstance(value, int):
+            setattr(text, name, min(value, _TWIN_SIZE))
+        if name.endswith("_token_id"):
+            setattr(text, name, None)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        hf: nn.Module = auto.from_config(small, dtype=torch.float32, attn_implementation=attention)
+    return hf
+
+
+def widen_head(head: nn.Module) -> None:
+    """Gives a twin's output layer large answers, which a family that caps them would change."""
+    weight = head.weight
+    assert isinstance(weight, nn.Parameter)
+    generator = torch.Generator().manual_seed(1)
+    nn.init.normal_(weight, 0.0, 30.0 / weight.shape[-1] ** 0.5, generator)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """RMSNorm patch: replaces a model's own RMSNorm by a faster one, on a CPU.
 
-``load_pretrained`` applies it for a CPU alone (its ``device``); a GPU keeps the model's own norm.
+``open_pretrained`` applies it for a CPU alone (its ``device``); a GPU keeps the model's own norm.
 
 Legend: D width, the last axis of every tensor here.
 """
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.func import functional_call
 
 
 class RMSNorm(nn.Module):
@@ -70,7 +71,7 @@ def patch_rmsnorm(model: nn.Module) -> None:
     differ in how they offset or scale the weight.
 
     Args:
-        model: not yet sharded, for a CPU.
+        model: not yet sharded, for a CPU; it may have no weights yet.
     """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
@@ -78,8 +79,12 @@ def patch_rmsnorm(model: nn.Module) -> None:
             eps = getattr(child, "variance_epsilon", None)
             if not isinstance(weight, nn.Parameter) or not isinstance(eps, float):
                 continue
-            lean = RMSNorm(weight, eps)
             generator = torch.Generator().manual_seed(0)
-            probe = torch.randn((4, weight.shape[-1]), generator=generator, dtype=weight.dtype)
-            if torch.allclose(child(probe), lean(probe), rtol=1e-5, atol=1e-6):
-                setattr(parent, name, lean)
+            probe, drawn = (
+                torch.randn(shape, generator=generator, dtype=weight.dtype, device="cpu")
+                for shape in ((4, weight.shape[-1]), weight.shape)
+            )
+            own = functional_call(child, {"weight": drawn}, (probe,))
+            other = RMSNorm(nn.Parameter(drawn), eps)(probe)
+            if torch.allclose(own, other, rtol=1e-5, atol=1e-6):
+                setattr(parent, name, RMSNorm(weight, eps))

@@ -6,6 +6,7 @@ Shapes: T packed tokens, R rows of logits, N chosen tokens, V vocabulary, D widt
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -19,27 +20,89 @@ from agentrl.training.models.chunked_head import ChunkedHead
 from agentrl.training.models.packed_model import (
     CPU,
     FIRST_ROW,
+    I64,
     ModelSpec,
     PackedModel,
     at_least_float32,
-    load_pretrained,
+    attention_of,
+    open_pretrained,
+    small_twin,
+    twin_attention,
+    widen_head,
 )
+from agentrl.training.parallel.collectives import gather_parts
+from agentrl.training.parallel.rank_mesh import RankMesh
+from agentrl.training.parallel.tensor_parallel import VocabularyShard
 
 _CHUNK_ELEMENTS = 2**25
 """Logits that exist at once: 128 MiB in float32."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Tokens:
+    """Tokens whose logprobs are asked for; as in ``Packed``, and at least one.
+
+    No tuple: FSDP would cast its temperatures to the head's dtype.
+    """
+
+    temperature: Tensor
+    logit_of: Tensor
+    targets: Tensor
+    host_logit_of: I64
+
+
+class TokenScorer(nn.Module):
+    """A model's head and all that calls it in a forward pass, which FSDP gathers the head for once.
+
+    Args:
+        head: the model's.
+        score: returns logprobs and entropies of tokens.
+    """
+
+    def __init__(
+        self, head: nn.Module, score: Callable[[Tensor, Tokens], tuple[Tensor, Tensor]]
+    ) -> None:
+        super().__init__()
+        self.head = head
+        self._score = score
+
+    def forward(self, chosen: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor]:
+        """What ``score`` returns."""
+        return self._score(chosen, tokens)
+
+
 class PolicyModel(PackedModel):
-    """A trunk, then head and log-softmax over chunks of chosen tokens."""
+    """A trunk, then head and log-softmax over chunks of chosen tokens.
+
+    Attributes:
+        vocabulary: this rank's range of the vocabulary, under tensor parallelism.
+    """
 
     entropy_gradient = False
     """Whether a loss reads the gradient of the entropy."""
+
+    def __init__(self, hf: nn.Module, attention: str, device: torch.device) -> None:
+        super().__init__(hf, attention, device)
+        self.vocabulary: VocabularyShard | None = None
+        self.scorer = TokenScorer(self.head, self._score)
 
     @property
     def head(self) -> nn.Module:
         """The output layer, which converts hidden states to logits."""
         head: nn.Module = self.hf.get_output_embeddings()  # type: ignore[operator]
         return head
+
+    def output_modules(self) -> list[nn.Module]:
+        """The head, with all that it is called for, unless the embedding shares its weight."""
+        return [self.scorer] if self.input_modules() else []
+
+    def divide(self, mesh: RankMesh) -> None:
+        """See ``PackedModel.divide``."""
+        super().divide(mesh)
+        if mesh.tensor is not None:
+            size = int(self.config.get_text_config().vocab_size) // mesh.tensor.size()
+            self.vocabulary = VocabularyShard(mesh.tensor.get_group(), size)
+            self.scorer = TokenScorer(self.head, self._score)
 
     def forward(self, packed: Packed) -> tuple[Tensor, Tensor]:
         """Logprobs of the wanted tokens of a packed row, at each sample's temperature.
@@ -51,25 +114,43 @@ class PolicyModel(PackedModel):
             ``[max(N, 1)]`` logprobs, at least float32, with gradient, and entropies in nats, which
             have one where ``entropy_gradient`` asks for it.
         """
-        if packed.targets.numel():
-            rows, host_rows = packed.logit_rows, packed.before
-            temperature = packed.temperature
-            logit_of = packed.logit_of
-            targets = packed.targets
+        row = packed if packed.slice is None else packed.slice
+        if row.targets.numel():
+            rows, host_rows = row.logit_rows, row.before
+            temperature = row.temperature
+            logit_of = row.logit_of
+            targets = row.targets
         else:
             rows = logit_of = targets = torch.zeros(
-                1, dtype=torch.int64, device=packed.token_ids.device
+                1, dtype=torch.int64, device=row.token_ids.device
             )
             temperature = torch.ones(1, device=rows.device)
             host_rows = FIRST_ROW
-        chosen = self.hidden(packed.token_ids, packed.positions, packed.spans, rows, host_rows)
-        size = max(1, _CHUNK_ELEMENTS // int(self.config.get_text_config().vocab_size))
-        if rows.numel() <= size:
-            return self._logprobs(self.head, chosen, temperature, logit_of, targets)
-        head = self._chunked_head()
-        firsts = range(0, rows.numel(), size)
-        # which tokens a chunk foretells decides shapes, so that it is asked of the host
-        places = [*np.searchsorted(packed.host_logit_of, firsts).tolist(), logit_of.numel()]
+        chosen = self.hidden(row.token_ids, row.positions, packed.spans, rows, host_rows)
+        # of which row each target is, by the host: it decides the shapes of chunks
+        host_logit_of = row.host_logit_of if row.targets.numel() else FIRST_ROW
+        tokens = Tokens(temperature, logit_of, targets, host_logit_of)
+        logprobs, entropy = self.scorer(chosen, tokens)
+        if packed.slice is None or not packed.targets.numel():
+            return logprobs, entropy
+        assert self.sequence is not None, "slices are of a sequence group"
+        both = torch.stack([logprobs, entropy], 1)
+        found = gather_parts(both, packed.slice.counts, self.sequence.group)
+        entropy = found[:, 1] if self.entropy_gradient else found[:, 1].detach()
+        return found[:, 0].clone(), entropy.clone()  # FSDP hooks what it returns: no views
+
+    def _score(self, chosen: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor]:
+        """Logprobs of tokens, and entropies, of ``[R, D]`` hidden states before them."""
+        temperature, logit_of, targets = tokens.temperature, tokens.logit_of, tokens.targets
+        if self.vocabulary is not None:
+            chosen = self.vocabulary.enter(chosen)
+        size = max(1, _CHUNK_ELEMENTS // self._logits_a_row())
+        chunks = chosen.shape[0] > size
+        head = self._chunked_head() if chunks or self.head_dtype else self.head
+        if not chunks:
+            return self._logprobs(head, chosen, temperature, logit_of, targets)
+        firsts = range(0, chosen.shape[0], size)
+        places = [*np.searchsorted(tokens.host_logit_of, firsts).tolist(), logit_of.numel()]
         parts = [
             checkpoint(
                 self._logprobs,
@@ -95,34 +176,45 @@ class PolicyModel(PackedModel):
         targets: Tensor,
     ) -> tuple[Tensor, Tensor]:
         logits = at_least_float32(head(hidden)) / temperature[:, None]
+        if self.vocabulary is not None:
+            return self.vocabulary.logprobs(
+                logits, logit_of, targets, entropy_gradient=self.entropy_gradient
+            )
         logprobs = torch.log_softmax(logits, dim=-1)
-        with torch.set_grad_enabled(self.entropy_gradient and torch.is_grad_enabled()):
+        del logits  # as large as what follows
+        if self.entropy_gradient and torch.is_grad_enabled():
             entropy = -(logprobs.exp() * logprobs).sum(-1)
+        else:
+            values = logprobs.detach()
+            entropy = -values.exp().mul_(values).sum(-1)
         return logprobs[logit_of, targets], entropy[logit_of]
 
+    def _logits_a_row(self) -> int:
+        if self.vocabulary is not None:
+            return self.vocabulary.size
+        return int(self.config.get_text_config().vocab_size)
+
     def _chunked_head(self) -> Callable[[Tensor], Tensor]:
-        """The output layer for several chunks; in float32 autograd's own sum over them is exact
-        enough.
-        """
+        """The output layer for several chunks, or in a dtype of its own."""
         head = self.head
+        if isinstance(head, nn.Linear):
+            return ChunkedHead(head, self.head_dtype)
         parameters = list(head.parameters())
         if all(parameter.dtype.itemsize >= 4 for parameter in parameters):
-            return head
-        if not isinstance(head, nn.Linear):
-            raise ConfigError(
-                f"ActorSpec.dtype must be 'float32' for {type(self.hf).__name__}, whose output "
-                f"layer is a {type(head).__name__} and no linear one, got "
-                f"'{str(parameters[0].dtype).removeprefix('torch.')}'; set it, or choose another "
-                "family"
-            )
-        return ChunkedHead(head)
+            return head  # autograd's own sum over chunks is exact enough
+        raise ConfigError(
+            f"ActorSpec.dtype must be 'float32' for {type(self.hf).__name__}, whose output layer "
+            f"is a {type(head).__name__} and no linear one, got "
+            f"'{str(parameters[0].dtype).removeprefix('torch.')}'; set it, or choose another family"
+        )
 
 
-def load_policy(spec: ModelSpec, device: torch.device = CPU) -> PolicyModel:
-    """Loads a causal model from a Hugging Face folder; see ``load_pretrained``.
+def open_policy(spec: ModelSpec, device: torch.device = CPU) -> PolicyModel:
+    """Builds the causal model of a Hugging Face folder; ``PackedModel.fill`` reads its weights. See
+    ``open_pretrained``.
 
-    Trunk and head are compared with the model's own logits. A family with capping or scaling after
-    its head is refused, because it would be trained on other probabilities.
+    Trunk and head are compared with the family's own logits on a small twin. A family with capping
+    or scaling after its head is refused, because it would be trained on other probabilities.
 
     Args:
         spec: the folder, and how its model runs.
@@ -132,18 +224,28 @@ def load_policy(spec: ModelSpec, device: torch.device = CPU) -> PolicyModel:
         DataError: the folder holds no loadable causal model.
         ConfigError: the family cannot be trained packed.
     """
-    hf, missing = load_pretrained(AutoModelForCausalLM, spec, "a causal model", device)
+    hf, weights, missing = open_pretrained(AutoModelForCausalLM, spec, "a causal model", device)
     if missing:
         raise DataError(
             f"{spec.setting}={spec.model_path!r} lacks weights of a causal model "
             f"({sorted(missing)[0]!r}); a reward model is no policy to start from"
         )
-    model = PolicyModel(hf, spec.attention, device)
-    ids = torch.arange(4) % int(model.config.get_text_config().vocab_size)
+    model = PolicyModel(hf, attention_of(hf), device)
+    model.weights = weights
+    attention = twin_attention(model.attention)
+    twin = PolicyModel(small_twin(AutoModelForCausalLM, model.config, attention), attention, CPU)
+    widen_head(twin.head)
     rows = torch.tensor([1, 3])
-    if model.check(ids, rows, lambda logits: logits[0, rows]):
+    if twin.check(torch.arange(4), rows, lambda logits: logits[0, rows]):
         return model
     raise ConfigError(
         f"{spec.setting}={spec.model_path!r}: {type(model.hf).__name__} changes logits after its "
         "output layer (capping or scaling), which the trainer doesn't do; choose another family"
     )
+
+
+def load_policy(spec: ModelSpec, device: torch.device = CPU) -> PolicyModel:
+    """A model of ``open_policy``, whole and filled."""
+    model = open_policy(spec, device)
+    model.fill(CPU)
+    return model

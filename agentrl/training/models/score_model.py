@@ -5,8 +5,7 @@ Shapes: T packed tokens, M samples of a row, D width.
 
 from __future__ import annotations
 
-import math
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -20,15 +19,22 @@ from agentrl.training.models.packed_model import (
     FIRST_ROW,
     ModelSpec,
     PackedModel,
-    at_least_float32,
-    load_pretrained,
+    attention_of,
+    open_pretrained,
+    small_twin,
+    twin_attention,
+    widen_head,
 )
+from agentrl.training.parallel.collectives import gather_parts
 
 Scores = TypeVar("Scores", bound="ScoreModel")
 
 
 class ScoreModel(PackedModel):
     """A trunk, then one number of the hidden state at each sample's last token."""
+
+    new_head_power: ClassVar[float] = 0.5
+    """k of a new head's deviation 1/(D + 1)^k (1/2: arXiv:2009.01325, app. B)."""
 
     @property
     def head(self) -> nn.Linear:
@@ -46,17 +52,30 @@ class ScoreModel(PackedModel):
         Returns:
             ``[max(M, 1)]`` scores, at least float32.
         """
-        ends, host_ends = packed.ends, packed.host_ends
+        row = packed if packed.slice is None else packed.slice
+        ends, host_ends = row.ends, row.host_ends
         if not host_ends.size:
             ends, host_ends = ends.new_zeros(1), FIRST_ROW
-        hidden = self.hidden(packed.token_ids, packed.positions, packed.spans, ends, host_ends)
-        scores = at_least_float32(self.head(hidden))
-        return scores[:, 0].clone()  # FSDP hooks what it returns, and wants no view
+        hidden = self.hidden(row.token_ids, row.positions, packed.spans, ends, host_ends)
+        scores = self.answers(hidden)[:, 0]
+        return self._ends(scores, packed).clone()  # FSDP hooks what it returns, and wants no view
+
+    def _ends(self, numbers: Tensor, packed: Packed) -> Tensor:
+        """Numbers at the samples' last tokens in this rank's part of a row, as those of the row."""
+        if packed.slice is None or not packed.host_ends.size:
+            return numbers
+        assert self.sequence is not None, "slices are of a sequence group"
+        parts = gather_parts(numbers, packed.slice.end_counts, self.sequence.group)
+        return parts.index_select(0, packed.slice.end_order)
 
 
 class ValueModel(ScoreModel):
     """A trunk, then one number of the hidden state before each trained token, and of that at each
     sample's last token."""
+
+    new_head_power = 1.0
+    """Values start near 0: a new critic that says anything else, sure of itself, misleads the
+    policy until it has unlearned that."""
 
     def forward(self, packed: Packed) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """Values of a packed row. A filler returns those of its one token.
@@ -65,49 +84,73 @@ class ValueModel(ScoreModel):
             ``[max(N, 1)]``, at least float32, of the states before trained tokens, and
             ``[max(M, 1)]`` of those behind the samples.
         """
-        one = packed.ends.new_zeros(1)
-        ends = packed.ends if packed.ends.numel() else one
-        before = packed.logit_rows[packed.logit_of] if packed.targets.numel() else one
+        row = packed if packed.slice is None else packed.slice
+        one = row.ends.new_zeros(1)
+        ends = row.ends if row.ends.numel() else one
+        before = row.logit_rows[row.logit_of] if row.targets.numel() else one
         rows = torch.cat([before, ends])
-        parts = [part for part in (packed.before, packed.host_ends) if part.size]
+        parts = [part for part in (row.before, row.host_ends) if part.size]
         host_rows = np.concatenate(parts if len(parts) == 2 else [*parts, FIRST_ROW])
-        hidden = self.hidden(packed.token_ids, packed.positions, packed.spans, rows, host_rows)
-        values = at_least_float32(self.head(hidden))[:, 0]
-        return values[: before.numel()].clone(), values[before.numel() :].clone()
+        hidden = self.hidden(row.token_ids, row.positions, packed.spans, rows, host_rows)
+        numbers = self.answers(hidden)[:, 0]
+        values, final = numbers[: before.numel()], numbers[before.numel() :]
+        if packed.slice is not None and packed.targets.numel():
+            assert self.sequence is not None, "slices are of a sequence group"
+            values = gather_parts(values, packed.slice.counts, self.sequence.group)
+        return values.clone(), self._ends(final, packed).clone()
 
 
-def load_value_model(
+def open_value_model(
     spec: ModelSpec, device: torch.device = CPU, *, head_seed: int | None = None
 ) -> ValueModel:
-    """Loads a critic; see ``load_score_model``."""
-    return _load(ValueModel, spec, device, head_seed)
+    """Builds a critic; see ``open_score_model``."""
+    return _open(ValueModel, spec, device, head_seed)
 
 
-def load_score_model(
+def open_score_model(
     spec: ModelSpec, device: torch.device = CPU, *, head_seed: int | None = None
 ) -> ScoreModel:
-    """Loads a reward model from a Hugging Face folder (``AutoModelForSequenceClassification``, one
-    label).
+    """Builds the reward model of a Hugging Face folder (``AutoModelForSequenceClassification``, one
+    label); ``PackedModel.fill`` reads its weights.
 
     Args:
         spec: the folder, and how its model runs. A causal model's folder has no head, and gets one
             from ``head_seed``.
         device: the device that the model will run on.
         head_seed: the seed of a new head's weights, which are normal with deviation 1/sqrt(D + 1)
-            (arXiv:2009.01325, app. B); None refuses a folder without a head.
+            (arXiv:2009.01325, app. B), a critic's 1/(D + 1); None refuses a folder without a head.
 
     Raises:
         DataError: the folder holds no loadable reward model, or weights of it are missing.
         ConfigError: the family cannot be trained packed, or scores sequences in another way.
     """
-    return _load(ScoreModel, spec, device, head_seed)
+    return _open(ScoreModel, spec, device, head_seed)
 
 
-def _load(
+def load_value_model(
+    spec: ModelSpec, device: torch.device = CPU, *, head_seed: int | None = None
+) -> ValueModel:
+    """A critic of ``open_value_model``, whole and filled."""
+    model = open_value_model(spec, device, head_seed=head_seed)
+    model.fill(CPU)
+    return model
+
+
+def load_score_model(
+    spec: ModelSpec, device: torch.device = CPU, *, head_seed: int | None = None
+) -> ScoreModel:
+    """A reward model of ``open_score_model``, whole and filled."""
+    model = open_score_model(spec, device, head_seed=head_seed)
+    model.fill(CPU)
+    return model
+
+
+def _open(
     kind: type[Scores], spec: ModelSpec, device: torch.device, head_seed: int | None
 ) -> Scores:
-    hf, missing = load_pretrained(
-        AutoModelForSequenceClassification, spec, "a sequence classifier", device, num_labels=1
+    auto = AutoModelForSequenceClassification
+    hf, weights, missing = open_pretrained(
+        auto, spec, "a sequence classifier", device, num_labels=1
     )
     named = f"{spec.setting}={spec.model_path!r}"
     head = getattr(hf, "score", None)
@@ -124,19 +167,30 @@ def _load(
             f"one label"
         )
     if missing and head_seed is not None:
-        generator = torch.Generator().manual_seed(head_seed)
-        drawn = torch.empty(head.weight.shape, dtype=torch.float32)
-        nn.init.normal_(drawn, 0.0, 1.0 / math.sqrt(head.in_features + 1), generator)
-        head.weight.data.copy_(drawn)
-        if head.bias is not None:
-            nn.init.zeros_(head.bias)
-    model = kind(hf, spec.attention, device)
-    text = model.config.get_text_config()
-    tokens = [token for token in range(8) if token != text.pad_token_id][:4]
-    ids = torch.tensor(tokens) % int(text.vocab_size)
-    if model.check(ids, torch.tensor([3]), lambda score: score):
+        values = _new_head(head, head_seed, kind.new_head_power)
+        if weights is None:
+            head.load_state_dict(values)
+        else:
+            weights.new.update({f"score.{name}": value for name, value in values.items()})
+    model = kind(hf, attention_of(hf), device)
+    model.weights = weights
+    attention = twin_attention(model.attention)
+    twin = kind(small_twin(auto, model.config, attention), attention, CPU)
+    widen_head(twin.head)
+    if twin.check(torch.arange(4), torch.tensor([3]), lambda score: score):
         return model
     raise ConfigError(
         f"{named}: {type(hf).__name__} does not score the last token by its layer "
         "`score` alone; choose another family"
     )
+
+
+def _new_head(head: nn.Linear, seed: int, power: float) -> dict[str, Tensor]:
+    """Weights of a new head, float32, equal on every rank."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.empty(head.weight.shape, dtype=torch.float32, device="cpu")
+    nn.init.normal_(drawn, 0.0, (head.in_features + 1) ** -power, generator)
+    values = {"weight": drawn}
+    if head.bias is not None:
+        values["bias"] = torch.zeros(head.bias.shape)
+    return values

@@ -4,19 +4,27 @@ Source: https://kellerjordan.github.io/posts/muon.
 
 - ``torch.optim.Muon`` also runs on sharded matrices, but its bfloat16 iteration over shards moves
   weights 1.5% away from those of one process (measured at world sizes 1 and 2).
-- Here the momentum stays sharded, its update is gathered, and the iteration is float32. The result
-  does not depend on the world size.
+- Here the iteration is float32, over whole matrices. The result does not depend on the world size.
+- The momentum stays sharded. Of W matrices, divided by rows over W ranks, each rank gathers one,
+  iterates on it, and sends its rows back. Two exchanges move all of them.
+- A stack of experts' matrices is divided by experts, so that each rank has its own whole.
+
+Legend: W ranks, N numbers of a shard.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from agentrl.training.fsdp.weights import whole_tensor
 
 _QUINTIC = (3.4445, -4.7750, 2.0315)
 """a, b, c of p(x) = ax + bx³ + cx⁵, whose iteration moves every singular value of (0, 1] near 1 in
@@ -48,13 +56,14 @@ def orthogonalize(matrix: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon with Nesterov momentum and decoupled weight decay, for matrices that may be sharded.
+    """Muon with Nesterov momentum and decoupled weight decay, for matrices that may be sharded, and
+    for stacks of them.
 
     The learning rate is scaled by sqrt(max(1, rows / columns)), so that updates have similar sizes
     in any shape.
 
     Args:
-        params: two-dimensional parameters.
+        params: matrices, or ``[experts, rows, columns]``, each of whose matrices is one by itself.
         lr: learning rate.
         momentum: the share of the old momentum that is kept.
         weight_decay: decoupled, multiplied by the learning rate.
@@ -67,9 +76,10 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         for group in self.param_groups:
             for parameter in group["params"]:
-                if parameter.ndim != 2:
+                if parameter.ndim not in (2, 3):
                     raise ValueError(
-                        f"Muon takes matrices, got a parameter of shape {tuple(parameter.shape)}"
+                        "Muon takes matrices and stacks of them, got a parameter of shape "
+                        f"{tuple(parameter.shape)}"
                     )
 
     @torch.no_grad()
@@ -78,24 +88,115 @@ class Muon(torch.optim.Optimizer):
         if closure is not None:
             raise ValueError("Muon takes no closure")
         for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group)
+            moved = [parameter for parameter in group["params"] if parameter.grad is not None]
+            divided = [parameter for parameter in moved if _divided_by_rows(parameter.grad)]
+            for parameter in moved:
+                if not _divided_by_rows(parameter.grad):
+                    self._move(parameter, _alone(self._ahead(parameter, group)), group)
+            by_mesh = itertools.groupby(divided, key=lambda one: one.grad.device_mesh)
+            for mesh, own in by_mesh:
+                ranks = mesh.get_group(mesh.ndim - 1)
+                for together in _batches(list(own), ranks.size()):
+                    ahead = [self._ahead(parameter, group) for parameter in together]
+                    changes = _together(ahead, ranks)
+                    for parameter, change in zip(together, changes, strict=True):
+                        self._move(parameter, change, group)
 
-    def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+    def _ahead(self, parameter: Tensor, group: dict[str, Any]) -> Tensor:
+        """Nesterov's: the gradient, and the momentum with it."""
+        gradient = parameter.grad
+        assert gradient is not None, "step has looked"
         state = self.state[parameter]
         if not state:
             state["momentum_buffer"] = torch.zeros_like(gradient)
         momentum: Tensor = state["momentum_buffer"]
         momentum.lerp_(gradient, 1 - group["momentum"])
-        ahead = gradient.lerp(momentum, group["momentum"])
-        scale = math.sqrt(max(1.0, parameter.shape[0] / parameter.shape[1]))
+        return gradient.lerp(momentum, group["momentum"])
+
+    def _move(self, parameter: Tensor, change: Tensor, group: dict[str, Any]) -> None:
+        scale = math.sqrt(max(1.0, parameter.shape[-2] / parameter.shape[-1]))
         parameter.mul_(1 - group["lr"] * group["weight_decay"])
-        whole = ahead.full_tensor() if isinstance(ahead, DTensor) else ahead
-        change = orthogonalize(whole)
-        if isinstance(ahead, DTensor):
-            # every rank made the same matrix and keeps its own part of it: nothing is sent
-            change = distribute_tensor(
-                change, ahead.device_mesh, ahead.placements, src_data_rank=None
-            )
         parameter.add_(change, alpha=-group["lr"] * scale)
+
+
+def _divided_by_rows(tensor: Tensor | None) -> bool:
+    """Whether a matrix lies in rows over the ranks of its mesh's last axis alone."""
+    return (
+        isinstance(tensor, DTensor)
+        and tensor.ndim == 2
+        and type(tensor.placements[-1]) is Shard
+        and tensor.placements[-1].dim == 0
+        and all(isinstance(one, Replicate) for one in tensor.placements[:-1])
+    )
+
+
+def _batches(parameters: Sequence[Tensor], size: int) -> list[Sequence[Tensor]]:
+    return [parameters[first : first + size] for first in range(0, len(parameters), size)]
+
+
+def _alone(ahead: Tensor) -> Tensor:
+    """The change of a matrix that is not divided by rows, or of a stack."""
+    if not isinstance(ahead, DTensor):
+        return _each(ahead)
+    if ahead.ndim == 3 and all(
+        isinstance(one, Replicate) or (type(one) is Shard and one.dim == 0)
+        for one in ahead.placements
+    ):
+        return DTensor.from_local(
+            _each(ahead.to_local()),
+            ahead.device_mesh,
+            ahead.placements,
+            run_check=False,
+            shape=ahead.shape,
+            stride=ahead.stride(),
+        )
+    # every rank makes the same matrix and keeps its own part of it: nothing is sent back
+    return distribute_tensor(
+        _each(whole_tensor(ahead)), ahead.device_mesh, ahead.placements, src_data_rank=None
+    )
+
+
+def _each(tensor: Tensor) -> Tensor:
+    if tensor.ndim == 2:
+        return orthogonalize(tensor)
+    made = torch.empty_like(tensor)
+    for place, matrix in enumerate(tensor):
+        made[place] = orthogonalize(matrix)
+    return made
+
+
+def _together(ahead: Sequence[Tensor], ranks: dist.ProcessGroup) -> list[Tensor]:
+    """The changes of at most W matrices, each of which one rank makes.
+
+    Args:
+        ahead: DTensors, divided by rows over ``ranks``.
+        ranks: the W ranks; all of them call it with the same matrices.
+    """
+    world, rank = ranks.size(), ranks.rank()
+    shards: list[DTensor] = [one for one in ahead if isinstance(one, DTensor)]
+    local = [one.to_local().contiguous() for one in shards]
+    own = [one.numel() for one in local] + [0] * (world - len(local))  # of the matrix of each rank
+    theirs = [0] * world  # of this rank's matrix, that each rank has
+    shape: Sequence[int] = (0, 0)
+    if rank < len(shards):
+        rows, columns = shape = shards[rank].shape
+        step = -(-rows // world)  # as FSDP divides rows
+        theirs = [max(0, min(step, rows - one * step)) * columns for one in range(world)]
+    like = local[0]
+    whole = like.new_empty(sum(theirs))
+    dist.all_to_all_single(whole, torch.cat([one.view(-1) for one in local]), theirs, own, ranks)
+    change = orthogonalize(whole.view(*shape)).contiguous() if whole.numel() else whole
+    back = like.new_empty(sum(own))
+    dist.all_to_all_single(back, change.view(-1), own, theirs, ranks)
+    parts = torch.split(back, own)[: len(local)]
+    return [
+        DTensor.from_local(
+            part.view_as(mine),
+            one.device_mesh,
+            one.placements,
+            run_check=False,
+            shape=one.shape,
+            stride=one.stride(),
+        )
+        for part, mine, one in zip(parts, local, shards, strict=True)
+    ]

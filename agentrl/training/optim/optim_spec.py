@@ -13,7 +13,7 @@ class OptimSpec(Section):
     """The optimizer and its learning-rate schedule."""
 
     name: Literal["adamw", "muon"] = "adamw"
-    """``muon`` takes the hidden matrices and leaves the rest to AdamW."""
+    """``muon`` takes the hidden matrices, experts' too, and leaves the rest to AdamW."""
     lr: Weight = 1e-6
     """Peak learning rate (of AdamW's parameters)."""
     betas: Listed[Decay] = Field(default=(0.9, 0.95), min_length=2, max_length=2)

@@ -46,7 +46,8 @@ def build_optimizers(
         model: its parameters may be sharded.
         head: the output layer, whose matrix is never Muon's.
     """
-    # the matrices that take one hidden vector to another: every linear layer's but the output's
+    # the matrices that take one hidden vector to another: every linear layer's but the output's,
+    # and experts', which families keep as one stack
     hidden = {
         f"{name}.weight"
         for name, module in model.named_modules()
@@ -54,6 +55,13 @@ def build_optimizers(
         and isinstance(module, nn.Linear)
         and module is not head
         and module.weight is not getattr(head, "weight", None)
+    }
+    hidden |= {
+        f"{name}.{own}"
+        for name, module in model.named_modules()
+        if spec.name == "muon" and type(module).__name__.endswith("Experts")
+        for own, parameter in module.named_parameters(recurse=False)
+        if parameter.ndim == 3
     }
     matrices: list[Tensor] = []
     rest: list[Tensor] = []

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -17,17 +16,16 @@ from agentrl.algorithms import AlgorithmSpec, PolicyInputs
 from agentrl.errors import ConfigError
 from agentrl.store.store_spec import Detail
 from agentrl.training.data.packing import Packed
-from agentrl.training.fsdp.process_group import DistSpec
 from agentrl.training.models.packed_model import DType, torch_dtype
 from agentrl.training.models.policy_model import PolicyModel
+from agentrl.training.parallel.process_group import DistSpec
 from agentrl.training.roles.advantages import shard_advantages
 from agentrl.training.roles.learner import LearnerSpec, LearningRole, check_tokens
 from agentrl.training.roles.policy import PolicyRole
 from agentrl.training.roles.token_columns import TokenColumns
 from agentrl.training.roles.update_stats import StatSum
 from agentrl.types import BatchShard, Collect, Dispatch, Stat, Stats, UpdateStats, register
-
-F32 = npt.NDArray[np.float32]
+from agentrl.types.arrays import Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +69,18 @@ class Actor(PolicyRole, LearningRole):
         self._loss_names = [f"policy/{name}" for name in names]
 
     @register(Dispatch.DATA, collect=Collect.COLUMNS)
-    def logprobs(self, shard: BatchShard) -> dict[str, F32]:
+    def logprobs(self, shard: BatchShard) -> dict[str, Floats]:
         """``{"old_logprobs": [T]}`` of the weights as they are; zeros off the mask."""
         return {"old_logprobs": self.trained_logprobs(shard)}
 
-    @register(Dispatch.DATA, collect=Collect.COLUMNS)
-    def advantages(self, shard: BatchShard) -> dict[str, F32]:
+    @register(Dispatch.DATA, collect=Collect.COLUMNS, needs=())
+    def advantages(self, shard: BatchShard) -> dict[str, Floats]:
         """``{"advantages": [T]}``: credit brought to tokens; zeros off the mask. With a critic
         ``returns`` too."""
-        return shard_advantages(
+        found = shard_advantages(
             shard, self.spec.algorithm, self.device, self.backend.sum_over_ranks
         )
+        return {name: column.astype(self.column_dtype) for name, column in found.items()}
 
     @register(Dispatch.DATA, collect=Collect.STATS)
     def update(self, shard: BatchShard) -> UpdateStats:
@@ -103,8 +102,9 @@ class Actor(PolicyRole, LearningRole):
         wanted = torch.tensor(int(np.count_nonzero(shard.wanted())), device=self.device)
         if int(self.backend.sum_over_ranks(wanted)) == 0:
             return UpdateStats({"optim/skipped": Stat.of([1.0])} if first else {}, {})
+        self.backend.begin_step(len(shard.micro_batches))
         stats = StatSum()
-        columns = TokenColumns(self.spec.detail)
+        columns = TokenColumns(self.spec.detail, self.column_dtype)
         for packed in self.packed(shard):
             self._backward(packed, shard, stats, columns)
         once = self.step()
@@ -119,7 +119,8 @@ class Actor(PolicyRole, LearningRole):
         Args:
             dtype: as served; None is the spec's own.
         """
-        return self.backend.weights(self.dtype if dtype is None else torch_dtype(dtype))
+        with self.backend.residency.holding("params"):
+            yield from self.backend.weights(self.dtype if dtype is None else torch_dtype(dtype))
 
     @register(Dispatch.FIRST)
     def checksum(self, dtype: DType | None = None) -> dict[str, int]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from agentrl.algorithms import AlgorithmSpec, TokenCredit
 from agentrl.errors import TrainingError
 from agentrl.types import Batch, BatchShard
+from agentrl.types.arrays import Floats
 
 F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
@@ -25,8 +26,8 @@ def shard_advantages(
     algorithm: AlgorithmSpec,
     device: torch.device,
     sum_over_ranks: Callable[[Tensor], Tensor],
-) -> dict[str, F32]:
-    """``[T]`` float32 ``advantages`` of a shard's tokens, and ``returns`` where the algorithm gives
+) -> dict[str, Floats]:
+    """``[T]`` ``advantages`` of a shard's tokens, and ``returns`` where the algorithm gives
     them; zeros off the mask.
 
     Where the algorithm normalises, all ranks take part: the moments are (n, Σ, Σ²) in float64 over
@@ -61,8 +62,7 @@ def shard_advantages(
     if algorithm.normalize_advantages:
         columns["advantages"] = _normalize(columns["advantages"], trained, sum_over_ranks)
     return {
-        name: torch.where(trained, column, 0.0).float().cpu().numpy()
-        for name, column in columns.items()
+        name: torch.where(trained, column, 0.0).cpu().numpy() for name, column in columns.items()
     }
 
 
@@ -77,7 +77,7 @@ def token_credit(shard: BatchShard, device: torch.device) -> TokenCredit:
     def on_device(array: npt.NDArray[np.generic]) -> Tensor:
         return torch.tensor(array, device=device)  # what came over Ray is read-only memory
 
-    def later(column: F32 | None) -> Tensor | None:
+    def later(column: Floats | None) -> Tensor | None:
         return None if column is None else on_device(column)
 
     return TokenCredit(
@@ -149,4 +149,4 @@ def _normalize(
     mean = total / count
     variance = max(squares / count - mean * mean, 0.0)
     normalized: Tensor = (advantages.double() - mean) / (math.sqrt(variance) + _EPS)
-    return normalized.float()
+    return normalized.to(advantages.dtype)

@@ -10,20 +10,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from agentrl.algorithms import ValueInputs
 from agentrl.errors import ConfigError
 from agentrl.training.data.packing import Packed
-from agentrl.training.fsdp.process_group import DistSpec
-from agentrl.training.models.score_model import ValueModel, load_value_model
+from agentrl.training.models.score_model import ValueModel, open_value_model
+from agentrl.training.parallel.process_group import DistSpec
 from agentrl.training.roles.advantages import last_trained
 from agentrl.training.roles.learner import LearnerSpec, LearningRole, check_tokens
 from agentrl.training.roles.update_stats import StatSum
 from agentrl.types import BatchShard, Collect, Dispatch, Stat, Stats, register
-
-F32 = npt.NDArray[np.float32]
+from agentrl.types.arrays import Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +61,16 @@ class Critic(LearningRole):
 
     def load_model(self) -> ValueModel:
         """A model of values, with a new head where the folder has none."""
-        return load_value_model(self.spec, self.device, head_seed=self.spec.head_seed)
+        return open_value_model(self.spec, self.device, head_seed=self.spec.head_seed)
 
     @register(Dispatch.DATA, collect=Collect.COLUMNS)
-    def values(self, shard: BatchShard) -> dict[str, F32]:
+    def values(self, shard: BatchShard) -> dict[str, Floats]:
         """``{"values": [T], "final_values": [T]}``: of the state before each trained token, and on
         the last one of each trajectory that behind the last token of its sample; zeros elsewhere.
         """
         batch = shard.batch
-        values = np.zeros(batch.num_tokens, dtype=np.float32)
-        ends = np.zeros(batch.num_samples, dtype=np.float32)
+        values = np.zeros(batch.num_tokens, dtype=self.column_dtype)
+        ends = np.zeros(batch.num_samples, dtype=self.column_dtype)
         with self.backend.inference():
             for packed in self.packed(shard):
                 found, final = self.backend.forward(packed)
@@ -80,7 +78,7 @@ class Critic(LearningRole):
                     values[packed.source] = found.cpu().numpy()
                 if packed.rows.size:
                     ends[packed.rows] = final.cpu().numpy()
-        final_values = np.zeros(batch.num_tokens, dtype=np.float32)
+        final_values = np.zeros_like(values)
         last = last_trained(batch)
         samples = np.repeat(np.arange(batch.num_samples), batch.lengths)
         final_values[last] = ends[samples[last]]
@@ -104,6 +102,7 @@ class Critic(LearningRole):
         trained = torch.tensor(int(np.count_nonzero(shard.batch.loss_mask)), device=self.device)
         if int(self.backend.sum_over_ranks(trained)) == 0:
             return Stats({"optim/skipped": Stat.of([1.0])} if first else {})
+        self.backend.begin_step(len(shard.micro_batches))
         stats = StatSum()
         for packed in self.packed(shard):
             self._backward(packed, stats)

@@ -13,10 +13,11 @@ from torch import Tensor
 from agentrl.algorithms import AlgorithmSpec
 from agentrl.errors import TrainingError
 from agentrl.training.backends.backend import StepResult
-from agentrl.training.fsdp.process_group import DistSpec
+from agentrl.training.fsdp.checkpoint import SaveResult
 from agentrl.training.models.packed_model import ModelSpec
 from agentrl.training.optim.optim_spec import OptimSpec
 from agentrl.training.optim.optimizer import learning_rate_factor
+from agentrl.training.parallel.process_group import DistSpec
 from agentrl.training.roles.role import Role
 from agentrl.types import BatchShard, Collect, Dispatch, Stat, Stats, register
 
@@ -113,13 +114,25 @@ class LearningRole(Role):
             extra={"event": "gradient_not_finite", "role": self.name, **fields},
         )
 
-    @register(Dispatch.FIRST)
+    @register(Dispatch.FIRST, needs=("params", "optimizer"))
     def save(self, folder: str | Path) -> None:
         """Write weights, optimizer state and step; see ``TrainBackend.save``."""
         source = Path(self.spec.model_path)
         self.backend.save(Path(folder), step=self.steps, purpose=self.name, source=source)
 
-    @register(Dispatch.FIRST)
+    @register(Dispatch.FIRST, needs=("params", "optimizer"))
+    def begin_save(self, folder: str | Path) -> None:
+        """Write weights, optimizer state and step as they are now, beside what follows; see
+        ``TrainBackend.begin_save``."""
+        source = Path(self.spec.model_path)
+        self.backend.begin_save(Path(folder), step=self.steps, purpose=self.name, source=source)
+
+    @register(Dispatch.FIRST, needs=())
+    def save_result(self, wait: bool) -> SaveResult | None:
+        """What became of ``begin_save``; None while it is being written and nobody waits."""
+        return self.backend.save_result(wait=wait)
+
+    @register(Dispatch.FIRST, needs=("params", "optimizer"))
     def load(self, folder: str | Path) -> None:
         """Go on from a checkpoint, exactly; see ``TrainBackend.load``."""
         self.steps = self.backend.load(Path(folder))

@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from agentrl.training.fsdp.process_group import DistSpec
 from agentrl.training.models.packed_model import ModelSpec
-from agentrl.training.models.policy_model import PolicyModel, load_policy
+from agentrl.training.models.policy_model import PolicyModel, open_policy
+from agentrl.training.parallel.process_group import DistSpec
 from agentrl.training.roles.role import Role
 from agentrl.types import BatchShard, Collect, Dispatch, register
+from agentrl.types.arrays import Floats
 
 
 class PolicyRole(Role):
@@ -22,15 +22,15 @@ class PolicyRole(Role):
 
     def load_model(self) -> PolicyModel:
         """A causal model."""
-        return load_policy(self.spec, self.device)
+        return open_policy(self.spec, self.device)
 
-    def trained_logprobs(self, shard: BatchShard) -> npt.NDArray[np.float32]:
-        """``[T]`` float32 logprobs in the shard's order, at each sample's temperature, without
+    def trained_logprobs(self, shard: BatchShard) -> Floats:
+        """``[T]`` logprobs in the shard's order, at each sample's temperature, without
         gradients; zeros off the mask.
 
         Every rank takes part with equally many micro-batches.
         """
-        column = np.zeros(shard.batch.num_tokens, dtype=np.float32)
+        column = np.zeros(shard.batch.num_tokens, dtype=self.column_dtype)
         with self.backend.inference():
             for packed in self.packed(shard):
                 logprobs, _ = self.backend.forward(packed)
@@ -52,6 +52,6 @@ class Reference(PolicyRole):
     """One rank of a frozen policy."""
 
     @register(Dispatch.DATA, collect=Collect.COLUMNS)
-    def logprobs(self, shard: BatchShard) -> dict[str, npt.NDArray[np.float32]]:
+    def logprobs(self, shard: BatchShard) -> dict[str, Floats]:
         """``{"ref_logprobs": [T]}``; zeros off the mask."""
         return {"ref_logprobs": self.trained_logprobs(shard)}

@@ -15,9 +15,9 @@ import numpy.typing as npt
 from agentrl.algorithms import PairInputs
 from agentrl.errors import ConfigError, DataError
 from agentrl.training.data.packing import Packed
-from agentrl.training.fsdp.process_group import DistSpec
 from agentrl.training.models.packed_model import ModelSpec
-from agentrl.training.models.score_model import ScoreModel, load_score_model
+from agentrl.training.models.score_model import ScoreModel, open_score_model
+from agentrl.training.parallel.process_group import DistSpec
 from agentrl.training.roles.learner import LearnerSpec, LearningRole
 from agentrl.training.roles.role import Role
 from agentrl.training.roles.update_stats import StatSum
@@ -59,7 +59,7 @@ class RewardModel(Role):
 
     def load_model(self) -> ScoreModel:
         """A sequence classifier with a head."""
-        return load_score_model(self.spec, self.device)
+        return open_score_model(self.spec, self.device)
 
     @register(Dispatch.DATA)
     def scores(self, shard: BatchShard) -> npt.NDArray[np.float32]:
@@ -95,7 +95,7 @@ class RewardLearner(RewardModel, LearningRole):
 
     def load_model(self) -> ScoreModel:
         """A sequence classifier, with a new head where the folder has none."""
-        return load_score_model(self.spec, self.device, head_seed=self.spec.head_seed)
+        return open_score_model(self.spec, self.device, head_seed=self.spec.head_seed)
 
     @register(Dispatch.DATA, collect=Collect.STATS)
     def update(self, shard: BatchShard) -> Stats:
@@ -112,6 +112,7 @@ class RewardLearner(RewardModel, LearningRole):
         """
         if shard.sample_weight is None:
             raise ValueError("an update needs sample weights: shards(batch, plan, weights)")
+        self.backend.begin_step(len(shard.micro_batches))
         stats = StatSum()
         for packed in self.packed(shard, partial(_pair_columns, shard)):
             self._backward(packed, stats)

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import torch
 
+from agentrl.errors import ConfigError
 from agentrl.training.backends.backend import TrainBackend
 from agentrl.training.backends.fsdp2 import Fsdp2Backend
 from agentrl.training.backends.plain import PlainBackend
-from agentrl.training.data.packing import Extras, Packed, micro_batches
-from agentrl.training.fsdp.process_group import DistSpec
+from agentrl.training.backends.residency import OFFLOADED
+from agentrl.training.data.packing import Cut, Extras, Packed, micro_batches
+from agentrl.training.models.block_forward import rounded_length, wrap_blocks
 from agentrl.training.models.packed_model import (
     BackendName,
     ModelSpec,
     PackedModel,
+    check_layout,
+    column_dtype,
     torch_dtype,
 )
-from agentrl.types import BatchShard, Dispatch, register
+from agentrl.training.parallel.process_group import DistSpec
+from agentrl.types import BatchShard, Dispatch, register, registration
 
 _BACKENDS: Mapping[BackendName, type[TrainBackend]] = {
     "fsdp2": Fsdp2Backend,
@@ -62,6 +68,7 @@ class Role:
     Attributes:
         backend: holds and runs the model.
         model: of the backend; its parameters are read through ``backend.state`` alone.
+        column_dtype: of the columns that it returns, float32 but for a float64 model.
     """
 
     trains = False
@@ -74,17 +81,41 @@ class Role:
         self.spec = spec
         self.device = torch.device(place.device)
         self.dtype = torch_dtype(spec.dtype)
+        self.column_dtype = column_dtype(self.dtype)
+        check_layout(spec.model_path, f"{spec.setting}={spec.model_path!r}", place.tp, place.sp)
+        self._cut = Cut(place.sp, place.sp_rank)
         self.model = self.load_model()
+        if spec.head_dtype is not None:
+            if not isinstance(self.model.head, torch.nn.Linear):
+                raise ConfigError(
+                    f"ModelConfig.head_dtype={spec.head_dtype!r} needs a linear output layer, got "
+                    f"a {type(self.model.head).__name__}; leave it out, or choose another family"
+                )
+            self.model.head_dtype = torch_dtype(spec.head_dtype)
+        if spec.compile:  # chosen rows would make a graph for each of their numbers
+            self.model.skips_mlp_rows = False
+        if spec.gradient_checkpointing or spec.compile:
+            blocks = self.model.blocks()
+            wrap_blocks(blocks, recompute=spec.gradient_checkpointing, compiles=spec.compile)
         if not self.trains:
             self.model.requires_grad_(False)
         self._facts = _facts_of(self.model)
-        self.backend = _BACKENDS[spec.backend](self.model, place, self.dtype)
+        self.backend = _BACKENDS[spec.backend](self.model, place, self.dtype, spec.sharding)
+        self.backend.residency.offloaded = OFFLOADED[spec.offload]
+        self.backend.residency.evict(*OFFLOADED[spec.offload])
+
+    def __init_subclass__(cls) -> None:
+        """Has what a registered method needs on the device while it runs."""
+        super().__init_subclass__()
+        for name, method in list(vars(cls).items()):
+            if hasattr(method, "__registration__"):
+                setattr(cls, name, _holding(method))
 
     def load_model(self) -> PackedModel:
-        """The model of ``spec`` for ``device``, not sharded yet."""
+        """The model of ``spec`` for ``device``, not sharded yet, and mostly without its weights."""
         raise NotImplementedError
 
-    @register(Dispatch.FIRST)
+    @register(Dispatch.FIRST, needs=())
     def facts(self) -> ModelInfo:
         """Sizes of the model."""
         return self._facts
@@ -92,7 +123,26 @@ class Role:
     def packed(self, shard: BatchShard, extras: Extras | None = None) -> Iterator[Packed]:
         """The micro-batches of a shard as rows for the model, each copied to the device at once."""
         shares = self.model.shares_prefixes
-        return micro_batches(shard, self.device, share_prefixes=shares, extras=extras)
+        length_of = rounded_length if self.spec.compile else None
+        return micro_batches(
+            shard,
+            self.device,
+            share_prefixes=shares,
+            extras=extras,
+            cut=self._cut,
+            length_of=length_of,
+        )
+
+
+def _holding(method: Callable[..., Any]) -> Callable[..., Any]:
+    needs = registration(method).needs
+
+    @wraps(method)
+    def held(role: Role, *args: Any, **keywords: Any) -> Any:
+        with role.backend.residency.holding(*needs):
+            return method(role, *args, **keywords)
+
+    return held
 
 
 def _facts_of(model: PackedModel) -> ModelInfo:

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from agentrl.algorithms import Correction, OldLogprobs, PolicyInputs, TokenLoss
 from agentrl.store.store_spec import Detail
+from agentrl.types.arrays import Floats
 
 I64 = npt.NDArray[np.int64]
-F32 = npt.NDArray[np.float32]
 
 
 class TokenColumns:
@@ -23,9 +23,13 @@ class TokenColumns:
 
     Args:
         detail: ``basic`` collects none, ``full`` the entropy too.
+        dtype: of the columns.
     """
 
-    def __init__(self, detail: Detail) -> None:
+    def __init__(
+        self, detail: Detail, dtype: type[np.float32] | type[np.float64] = np.float32
+    ) -> None:
+        self._dtype = dtype
         self._detail = detail
         self._parts: dict[str, list[tuple[I64, Tensor]]] = {}
 
@@ -70,12 +74,13 @@ class TokenColumns:
                 )
             self._parts.setdefault(name, []).append((source, values.detach()))
 
-    def result(self, num_tokens: int) -> dict[str, F32]:
+    def result(self, num_tokens: int) -> dict[str, Floats]:
         """``[num_tokens]`` columns by name, 0 for tokens that were not trained."""
         columns = {}
         for name, parts in self._parts.items():
-            column = np.zeros(num_tokens, dtype=np.float32)
+            column = np.zeros(num_tokens, dtype=self._dtype)
             sources = np.concatenate([source for source, _ in parts])
-            column[sources] = torch.cat([values for _, values in parts]).float().cpu().numpy()
+            # bfloat16, which numpy has not, is not among them
+            column[sources] = torch.cat([values for _, values in parts]).cpu().numpy()
             columns[name] = column
         return columns

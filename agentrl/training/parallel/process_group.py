@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from agentrl.errors import TrainingError
+from agentrl.errors import ConfigError, TrainingError
 from agentrl.training.device import check_gpus, num_gpus
 
 
@@ -26,6 +26,8 @@ class DistSpec:
         port: a free port there; unused for a world of one.
         device: ``cpu`` (collectives over gloo) or ``cuda:<index>`` (over nccl).
         timeout_s: deadline of joining and of every collective, seconds.
+        tp: ranks that hold one layer together.
+        sp: ranks that hold one packed row together.
     """
 
     rank: int = 0
@@ -34,11 +36,46 @@ class DistSpec:
     port: int = 0
     device: str = "cpu"
     timeout_s: float = 600.0
+    tp: int = 1
+    sp: int = 1
+
+    @property
+    def dp(self) -> int:
+        """Data coordinates: ranks that get different samples."""
+        return self.world_size // (self.tp * self.sp)
+
+    @property
+    def sp_rank(self) -> int:
+        """This rank's place among those that hold its row."""
+        return self.rank // self.tp % self.sp
+
+    @property
+    def is_first_of_data(self) -> bool:
+        """Whether this rank speaks for its data coordinate (tp = sp = 0)."""
+        return self.rank % (self.tp * self.sp) == 0
 
     @property
     def device_type(self) -> Literal["cpu", "cuda"]:
         """The type of ``device``."""
         return "cuda" if self.device.startswith("cuda") else "cpu"
+
+
+SHARED: dict[object, Any] = {}
+"""What roles make of the process group and share, such as meshes; ``join`` and ``leave`` empty it.
+"""
+
+
+def check_ranks(world_size: int, tp: int, sp: int) -> None:
+    """Refuses a layout that does not divide the ranks.
+
+    Raises:
+        ConfigError: as said.
+    """
+    if world_size % (tp * sp):
+        raise ConfigError(
+            f"TrainConfig.tp_size * TrainConfig.sp_size must divide TrainConfig.world_size="
+            f"{world_size}, got {tp} * {sp}; change one of them"
+        )
 
 
 def join(spec: DistSpec) -> None:
@@ -58,6 +95,7 @@ def join(spec: DistSpec) -> None:
                 rank=spec.rank,
             )
         return
+    SHARED.clear()
     if spec.device_type == "cuda":
         check_gpus(1, num_gpus(), f"by torch in the process of rank {spec.rank}")
         torch.cuda.set_device(spec.device)
@@ -83,10 +121,8 @@ def join(spec: DistSpec) -> None:
 
 def leave() -> None:
     """Leaves the process group, if the process is in one."""
+    SHARED.clear()
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def data_mesh(spec: DistSpec) -> DeviceMesh:
-    """The one-dimensional mesh of all ranks, dimension ``dp``."""
-    return init_device_mesh(spec.device_type, (spec.world_size,), mesh_dim_names=("dp",))
+        # a thread of gloo that lets go of a tensor while the interpreter ends aborts the process
+        gc.collect()

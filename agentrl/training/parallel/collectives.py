@@ -1,0 +1,124 @@
+"""Differentiable collectives of tensor and sequence parallelism.
+
+Every rank of a group computes the same loss from the same numbers, so that a gradient which all of
+them hold is the loss's own, and not to be summed (arXiv:1909.08053, sec. 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def sum_gradient(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """``tensor``, whose gradient is the sum of the ranks' own; for what all ranks hold and each
+    uses for a part."""
+    found: Tensor = _SumGradient.apply(tensor, group)  # type: ignore[no-untyped-call]
+    return found
+
+
+def sum_values(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The sum of the ranks' tensors, whose gradient each of them gets."""
+    found: Tensor = _SumValues.apply(tensor, group)  # type: ignore[no-untyped-call]
+    return found
+
+
+def gather_parts(part: Tensor, counts: Sequence[int], group: dist.ProcessGroup) -> Tensor:
+    """The ranks' parts behind each other; a rank's part gets its slice of the gradient.
+
+    Args:
+        part: ``[max(n, 1), ...]``, of which the first ``n = counts[rank]`` rows count.
+        counts: rows of each rank, not all 0.
+        group: the ranks.
+
+    Returns:
+        ``[sum(counts), ...]``.
+    """
+    found: Tensor = _GatherParts.apply(part, tuple(counts), group)  # type: ignore[no-untyped-call]
+    return found
+
+
+def exchange(tensor: Tensor, split: int, join: int, group: dist.ProcessGroup) -> Tensor:
+    """An all-to-all: each rank gives every rank a part along one dimension, and joins what it gets
+    along another, in the order of ranks.
+
+    Args:
+        tensor: of equal shape on every rank.
+        split: the dimension that is divided; the group's size divides it.
+        join: the dimension that grows.
+        group: the ranks.
+    """
+    found: Tensor = _Exchange.apply(tensor, split, join, group)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _SumGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _sum(gradient, ctx.group), None
+
+
+class _SumValues(torch.autograd.Function):
+    @staticmethod
+    def forward(_ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+        return _sum(tensor, group)
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+class _GatherParts(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, part: Tensor, counts: tuple[int, ...], group: dist.ProcessGroup
+    ) -> Tensor:
+        rank, most = dist.get_rank(group), max(counts)
+        ctx.first, ctx.count, ctx.rows = sum(counts[:rank]), counts[rank], part.shape[0]
+        # gloo gathers tensors of one shape alone
+        sent = part.new_zeros((most, *part.shape[1:]))
+        sent[: ctx.count] = part[: ctx.count]
+        parts = [torch.empty_like(sent) for _ in counts]
+        dist.all_gather(parts, sent, group=group)
+        return torch.cat([own[:count] for own, count in zip(parts, counts, strict=True)])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        own = gradient.new_zeros((ctx.rows, *gradient.shape[1:]))
+        own[: ctx.count] = gradient[ctx.first : ctx.first + ctx.count]
+        return own, None, None
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: Tensor, split: int, join: int, group: dist.ProcessGroup
+    ) -> Tensor:
+        ctx.split, ctx.join, ctx.group = split, join, group
+        return _exchange(tensor, split, join, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return _exchange(gradient, ctx.join, ctx.split, ctx.group), None, None, None
+
+
+def _sum(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    total = tensor.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=group)
+    return total
+
+
+def _exchange(tensor: Tensor, split: int, join: int, group: dist.ProcessGroup) -> Tensor:
+    sent = torch.stack(tensor.chunk(dist.get_world_size(group), split))
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=group)
+    return torch.cat(received.unbind(), join)

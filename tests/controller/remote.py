@@ -1,0 +1,60 @@
+"""Remote folders of a test: a folder of this machine by its URL, and a bucket of moto's server."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import httpx
+import pytest
+
+from tests.training.ranks import free_port
+
+BUCKET = "s3://agentrl"
+
+
+@contextmanager
+def s3_bucket(patch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URL of an empty bucket, which s3fs finds by the environment.
+
+    Needs what ``make s3`` installs, on PYTHONPATH.
+    """
+    s3fs = pytest.importorskip("s3fs", reason="needs s3fs (make s3)")
+    pytest.importorskip("moto", reason="needs moto (make s3)")
+    port = free_port()
+    server = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        use_endpoint(patch, url)
+        until = time.monotonic() + 60
+        while True:
+            with suppress(httpx.TransportError):
+                httpx.get(f"{url}/moto-api/", timeout=5)
+                break
+            assert server.poll() is None, "moto's server ended"
+            assert time.monotonic() < until, "moto's server does not answer"
+        s3fs.S3FileSystem().mkdir(BUCKET)
+        yield f"{BUCKET}/runs/a"
+    finally:
+        server.kill()
+        server.wait()
+        s3fs.S3FileSystem.clear_instance_cache()
+
+
+def use_endpoint(patch: pytest.MonkeyPatch, url: str) -> None:
+    """S3 is at ``url`` from here on, and asked once."""
+    import s3fs
+
+    patch.setenv("AWS_ENDPOINT_URL", url)
+    patch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    patch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
+    patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    patch.setenv("AWS_MAX_ATTEMPTS", "1")
+    s3fs.S3FileSystem.clear_instance_cache()

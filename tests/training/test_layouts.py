@@ -1,0 +1,193 @@
+"""Layouts: every division of ranks gives one rank's losses and gradients, and a wrong one is seen.
+
+A gradient's error is the largest of a parameter, relative to the parameter's own largest gradient,
+or to a thousandth of the model's where that is more.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from agentrl.training import DistSpec, join, leave
+from tests.tiny_models import SLIDING
+from tests.training.harness import VOCAB, make_actor, write_model
+from tests.training.layout_rank import BUGS, LAYOUTS, Layout, Ranks, compared, trained
+
+REPOSITORY = Path(__file__).parents[2]
+WORLDS = (2, 4)
+BOUND = {"float64": (1e-9, 1e-10), "float32": (1e-5, 1e-5)}
+"""Of a gradient's error and of a loss's, relative."""
+
+pytestmark = pytest.mark.timeout(600)  # the first test starts the ranks of every world
+
+TRAINED = [own for own in LAYOUTS if own.is_trained]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    write_model(folder / "qwen3")
+    write_model(folder / "untied", tie_word_embeddings=False)
+    write_model(folder / "sliding", **SLIDING)
+    shape: dict[str, Any] = {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 48,
+        "initializer_range": 0.08,
+        "max_position_embeddings": 512,
+    }
+    torch.manual_seed(7)
+    Qwen2ForCausalLM(Qwen2Config(**shape)).save_pretrained(folder / "qwen2")
+    llama = LlamaConfig(**shape, attention_bias=True, mlp_bias=True)
+    LlamaForCausalLM(llama).save_pretrained(folder / "llama")
+    for name in ("qwen2", "llama"):
+        (folder / name / "tokenizer.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("out")
+
+
+@pytest.fixture(scope="module")
+def alone(models: Path, out: Path) -> Iterator[Mapping[str, Any]]:
+    """One rank's answers by model and precision, and its checkpoint for the others."""
+    place = DistSpec()
+    join(place)
+    wanted: dict[tuple[str, str], set[str]] = {}
+    for own in LAYOUTS:
+        wanted.setdefault((own.model, own.dtype), set()).update(own.algorithms)
+    found: dict[str, Any] = {}
+    for (model, dtype), algorithms in wanted.items():
+        own = Layout(1, model=model, dtype=dtype, algorithms=tuple(sorted(algorithms)))
+        found[f"{model} {dtype}"] = dict(compared(models, own, Ranks(place)))
+    for model in sorted({own.model for own in TRAINED}):
+        found[f"{model} trained"] = trained(models, Layout(1, model=model), Ranks(place), out)
+    yield found
+    leave()
+
+
+@pytest.fixture(scope="module")
+def worlds(models: Path, out: Path, alone: Mapping[str, Any]) -> Mapping[int, Mapping[str, Any]]:
+    """What each world computed: one start of its ranks each."""
+    assert alone, "its checkpoints are read"
+    return {size: run_world(size, models, out) for size in WORLDS}
+
+
+def run_world(size: int, models: Path, out: Path) -> Mapping[str, Any]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "tests.training.layout_rank"]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(size), str(port), str(models), str(out)],
+            cwd=REPOSITORY,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    try:
+        errors = [rank.communicate(timeout=600)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert [rank.returncode for rank in ranks] == [0] * size, "\n".join(errors)
+    found: Mapping[str, Any] = torch.load(out / f"world{size}.pt", weights_only=False)
+    return found
+
+
+def gradient_error(found: Mapping[str, Any], expected: Mapping[str, Any]) -> float:
+    whole = max(float(one.abs().max()) for one in expected["gradients"].values())
+    return max(
+        float((found["gradients"][name] - one).abs().max())
+        / max(float(one.abs().max()), 1e-3 * whole)
+        for name, one in expected["gradients"].items()
+    )
+
+
+def numbers(found: Mapping[str, Any]) -> dict[str, float]:
+    """Statistics but for shares of tokens, one of which may lie on its border."""
+    return {name: value for name, value in found["stats"].items() if "frac" not in name}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own", LAYOUTS, ids=lambda own: own.name)
+def test_a_layout_changes_no_loss_and_no_gradient(
+    worlds: Mapping[int, Any], alone: Mapping[str, Any], own: Layout
+) -> None:
+    cases = worlds[own.world_size]["cases"][own.name]
+    expected = alone[f"{own.model} {own.dtype}"]
+    of_gradient, of_loss = BOUND[own.dtype]
+    assert cases, "nothing was compared"
+    for case, found in cases.items():
+        assert gradient_error(found, expected[case]) <= of_gradient, case
+        assert numbers(found) == pytest.approx(numbers(expected[case]), rel=of_loss, abs=of_loss), (
+            case
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own", TRAINED, ids=lambda own: own.name)
+def test_clipped_steps_end_in_equal_weights(
+    worlds: Mapping[int, Any], alone: Mapping[str, Any], own: Layout
+) -> None:
+    found = worlds[own.world_size]["trained"][own.name]
+    expected = alone[f"{own.model} trained"]
+    for step, other in zip(found["stats"], expected["stats"], strict=True):
+        assert step == pytest.approx(other, rel=1e-9)
+        assert step["optim/grad_norm"] > 0.1, "nothing is clipped"
+    assert found["weights"].keys() == expected["weights"].keys()
+    for name, weight in expected["weights"].items():
+        assert found["weights"][name].dtype == torch.float64
+        assert (found["weights"][name] - weight).abs().max() <= 1e-10, name
+    assert found["sums agree"], "checksums of shards are those of what is published"
+    assert found["refused"]["optim/not_finite"] == 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own", TRAINED, ids=lambda own: own.name)
+def test_a_checkpoint_goes_on_in_any_layout(
+    worlds: Mapping[int, Any], alone: Mapping[str, Any], models: Path, own: Layout
+) -> None:
+    found = worlds[own.world_size]["trained"][own.name]
+    # one rank's checkpoint, on this layout
+    assert found["resumed"] == pytest.approx(alone[f"{own.model} trained"]["resumed"], rel=1e-9)
+    # this layout's, on one rank
+    actor = make_actor(str(models / own.model), "sft", dtype="float64")
+    actor.load(found["folder"])
+    for name, weight in actor.weights():
+        assert torch.equal(weight, found["weights"][name]), name
+    exported = AutoModelForCausalLM.from_pretrained(found["folder"] / "export", dtype=torch.float64)
+    for name, weight in exported.named_parameters():
+        assert torch.equal(weight, found["weights"][name]), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BUGS)
+def test_a_bug_is_seen(worlds: Mapping[int, Any], alone: Mapping[str, Any], name: str) -> None:
+    layout = BUGS[name][-1]
+    found = worlds[layout.world_size]["bugs"][name]
+    expected = alone["qwen3 float64"]
+    assert max(gradient_error(one, expected[case]) for case, one in found.items()) > 1e-4

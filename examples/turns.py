@@ -16,7 +16,7 @@ def say(text: str) -> Message:
     return {"role": "assistant", "content": text}
 
 
-def call(name: str, output: str, **arguments: Any) -> list[Message]:
+def call(name: str, output: str, /, **arguments: Any) -> list[Message]:
     """A tool call, and the tool's answer to it."""
     made = ToolCall("call_0", name, arguments).openai()
     return [
@@ -25,7 +25,7 @@ def call(name: str, output: str, **arguments: Any) -> list[Message]:
     ]
 
 
-def broken_call(name: str, **arguments: Any) -> list[Message]:
+def broken_call(name: str, /, **arguments: Any) -> list[Message]:
     """A call whose last brace is missing, and what the executor answers to that."""
     written = json.dumps({"name": name, "arguments": arguments})[:-1]
     parsed = _PARSER.parse(f"<tool_call>\n{written}\n</tool_call>")

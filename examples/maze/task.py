@@ -53,6 +53,10 @@ class Maze(Env):
             Observation((answer,)), truncated=last, info={"reason": "max_moves"} if last else {}
         )
 
+    def solution(self) -> list[str]:
+        """For `agentrl check`: the shortest way out must get full marks."""
+        return way_out(self.place, self.exit, self.walls)
+
     def open_ways(self) -> list[str]:
         """The directions without a wall."""
         return [way for way in MOVES if is_open(self.place, after(self.place, way), self.walls)]

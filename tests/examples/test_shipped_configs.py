@@ -1,0 +1,84 @@
+"""Every shipped configuration is resolved, and trains two real steps of a tiny model."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from agentrl.cli.main import run as run_command_line
+from agentrl.config.load import load_config
+from agentrl.envs import EpisodeView
+from agentrl.run.trainer import Trainer
+from agentrl.store import read_jsonl
+from tests.examples.published import SAMPLES, build_model, prepared
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = {path.parent.name: path for path in sorted((ROOT / "examples").glob("*/config.yaml"))}
+TRAINED_ELSEWHERE = {
+    "maze": "tests/examples/test_newcomers.py",
+    "openai_agents": "tests/agent_server/agents/test_openai_agents_example.py",
+    "preferences": "tests/examples/test_preferences_example.py",
+    "till": "tests/examples/test_newcomers.py",
+}
+"""Tests that train the very file, longer than here."""
+
+
+def length(episode: EpisodeView) -> float:
+    """A reward that differs between episodes of a model that has learned nothing yet."""
+    return sum(len(turn.text) for turn in episode.turns) / 1000
+
+
+@pytest.mark.parametrize("example", CONFIGS)
+def test_its_dry_run_tells_every_stage(
+    example: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run_command_line(["train", str(CONFIGS[example]), "--dry-run"]) == 0
+    told = capsys.readouterr().out
+    for stage in load_config(CONFIGS[example]).resolved_stages():
+        assert stage.name in told
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("example", [name for name in CONFIGS if name not in TRAINED_ELSEWHERE])
+def test_it_trains_two_steps(example: str, tmp_path: Path) -> None:
+    run, config = tmp_path / "run", CONFIGS[example]
+    settings = [f"run.dir={run}", "controller.mode=inline", *small(config)]
+    if example in SAMPLES:
+        config = prepared(example, tmp_path)
+        build_model(tmp_path / "model", example)
+        settings.append(f"model.path={tmp_path / 'model'}")
+    with Trainer(load_config(config, settings)) as trainer:
+        trainer.train()
+    rows = list(read_jsonl(run / "metrics.jsonl"))
+    for stage in [stage.name for stage in load_config(config, settings).resolved_stages()]:
+        norms = [row["optim/grad_norm"] for row in rows if row["stage"] == stage]
+        assert len(norms) == 2
+        assert all(math.isfinite(norm) and norm > 0 for norm in norms)
+
+
+def small(config: Path) -> list[str]:
+    """Two steps a stage, of few episodes, with a reward that has a spread; no evaluation."""
+    settings = [
+        *(
+            "train.steps=2",
+            "train.batch_prompts=2",
+            "rollout.group_size=4",
+            "rollout.max_running=8",
+        ),
+        *("rollout.max_turn_tokens=24", "eval.sets={}", f"reward.functions=[{__file__}:length]"),
+    ]
+    for stage in YAML(typ="safe").load(config.read_text(encoding="utf-8")).get("stages", []):
+        own = f"stages.{stage['name']}"
+        settings += [f"{own}.steps=2", f"{own}.eval.sets={{}}", f"{own}.train.batch_prompts=1"]
+    return settings
+
+
+@pytest.mark.parametrize("example", TRAINED_ELSEWHERE)
+def test_the_other_test_trains_it(example: str) -> None:
+    text = (ROOT / TRAINED_ELSEWHERE[example]).read_text(encoding="utf-8")
+    assert "config.yaml" in text
+    assert f'"{example}"' in text

@@ -36,7 +36,11 @@ AT = (25, 50)
 LAST = 20
 """Steps over whose median a critic is judged."""
 
-CRITIC = ("stages.rl.critic.stage=model", "critic.optim.lr=1.0e-3")
+CRITIC = (
+    "stages.rl.critic.stage=model",
+    "critic.optim.lr=2.0e-3",
+    "algorithm.critic_warmup_steps=10",
+)
 OVERLONG = "algorithm.overlong={max_tokens: 320, buffer_tokens: 128, penalty: 1.0}"
 
 ALGORITHMS: Mapping[str, tuple[str, ...]] = {
@@ -64,10 +68,18 @@ ALGORITHMS: Mapping[str, tuple[str, ...]] = {
     "turn_grpo": ("algorithm.name=turn_grpo",),
     "echo": ("algorithm.name=echo",),
     "ppo": ("algorithm.name=ppo", *CRITIC),
+    "ppo, 16 prompts": (
+        "algorithm.name=ppo",
+        "train.batch_prompts=16",
+        "train.mini_batch_prompts=4",
+        *CRITIC,
+    ),
     "pf_ppo": ("algorithm.name=pf_ppo", *CRITIC),
-    "vapo": ("algorithm.name=vapo", "algorithm.critic_warmup_steps=10", *CRITIC),
+    "vapo": ("algorithm.name=vapo", *CRITIC),
     "distillation": ("algorithm.name=distillation", "stages.rl.reference.path={teacher}"),
 }
+JUDGED = "ppo, 16 prompts"
+"""Whose critic has to foretell: with the example's own batch, since its settings were found so."""
 LEARN = ("gspo", "dapo", "gigpo", "distillation")
 """Algorithms that should gain at least half of what GRPO does."""
 
@@ -90,6 +102,8 @@ NOTES = (
     "Every algorithm sees as many episodes, but for those that filter groups of equal rewards and "
     "play others in their place, and for ReMax, which plays one more a group. An order of "
     "algorithms cannot be read off one small task.",
+    "PPO with 16 prompts sees twice the episodes. Its critic's rate and warm-up, and the batch, "
+    f"were chosen on seed {TUNING_SEED}, of six settings.",
     "DAPO's intervals: 95%, of the mean over the seeds, by Student's t.",
 )
 STUDENT_T = 4.303
@@ -256,14 +270,12 @@ def report_targets(
     figures: Figures, name: str, told: str, done: Sequence[Path], gains: Mapping[str, float]
 ) -> None:
     """What some algorithms have to reach."""
-    if name == "ppo":
+    if name == JUDGED:
         for run in done:
-            seed = run.name.rpartition("-")[2]
-            figures.at_least(f"ppo, seed {seed}, accuracy at 50", accuracies(run)[50], "", 0.60)
+            told = f"{name}, seed {run.name.rpartition('-')[2]}"
+            figures.at_least(f"{told}, accuracy at 50", accuracies(run)[50], "", 0.60)
             explained = [value for _, value in logged(run, "critic/explained_variance")]
-            figures.at_least(
-                f"ppo, seed {seed}, explained variance", median(explained[-LAST:]), "", 0.3
-            )
+            figures.at_least(f"{told}, explained variance", median(explained[-LAST:]), "", 0.3)
     if name in LEARN and {name, "grpo"} <= gains.keys():
         share = gains[name] / gains["grpo"]
         figures.at_least(f"{told}, gain as a share of grpo's", share, "x", 0.5)

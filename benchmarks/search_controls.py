@@ -9,8 +9,7 @@ import random
 from pathlib import Path
 
 from agentrl.envs import EpisodeView
-from agentrl.tools import SearchIndex, SearchTool
-from agentrl.tools.search import Hit
+from agentrl.tools import Hit, SearchIndex, SearchTool
 from agentrl.types import load_object
 
 __all__ = ["price", "search"]

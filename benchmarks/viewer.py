@@ -12,12 +12,25 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.figures import Figures, add_arguments, measure_parts
-from benchmarks.viewers import behaviour, blame, group, index, live, page, replay, start, writer
+from benchmarks.viewers import (
+    behaviour,
+    blame,
+    group,
+    index,
+    kills,
+    live,
+    page,
+    replay,
+    selection,
+    start,
+    writer,
+)
 
 __all__ = ["PARTS"]
 
 PARTS: dict[str, Callable[[Figures, argparse.Namespace], None]] = {
     "writer": writer.measure,
+    "selection": selection.measure,
     "page": page.measure,
     "group": group.measure,
     "index": index.measure,
@@ -26,6 +39,7 @@ PARTS: dict[str, Callable[[Figures, argparse.Namespace], None]] = {
     "behaviour": behaviour.measure,
     "blame": blame.measure,
     "replay": replay.measure,
+    "kills": kills.measure,
 }
 
 

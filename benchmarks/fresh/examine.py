@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -24,14 +25,22 @@ RL also ``majority of 8`` and ``sampled at 0.5`` and the like.
 """
 
 
-def fresh_accuracies(run: Path, example: str, *, sharper: bool = False) -> Accuracies:
+def fresh_accuracies(
+    run: Path,
+    example: str,
+    *,
+    sharper: bool = False,
+    stages: Sequence[str] = tuple(STAGES),
+) -> Accuracies:
     """Accuracies of the run's models; each is kept beside the run directory as soon as it is known,
     so that a model meets these problems once.
 
     Args:
         run: a finished run directory of the example.
-        example: ``code`` or ``search``.
+        example: the name of its folder.
         sharper: whether the model before RL is decoded in other ways too.
+        stages: ``before``, ``after`` or both; a run that began from another's warm-up has none
+            before.
 
     Raises:
         RuntimeError: infrastructure failed an episode, so that the accuracies would be of other
@@ -42,7 +51,7 @@ def fresh_accuracies(run: Path, example: str, *, sharper: bool = False) -> Accur
     if kept.is_file():
         known = json.loads(kept.read_text(encoding="utf-8"))
     colder = [("before", temperature) for temperature in SHARPER if sharper]
-    for when, temperature in [*((when, 1.0) for when in STAGES), *colder]:
+    for when, temperature in [*((when, 1.0) for when in stages), *colder]:
         name = "sampled" if temperature == 1.0 else f"sampled at {temperature:g}"
         if name not in known[when]:
             samples = VOTES if sharper and (when, temperature) == ("before", 1.0) else 1

@@ -110,6 +110,7 @@ class Watched:
         self.target = renderer.target
         self.decode = renderer.decode
         self.tokenize = renderer.tokenize
+        self.token_ends = renderer.token_ends
 
     def prompt(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()

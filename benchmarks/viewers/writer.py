@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import tempfile
 import time
@@ -14,7 +15,7 @@ import numpy as np
 
 from agentrl.store import RunDirectory, TrajectoryReader, TrajectoryWriter
 from agentrl.types import Trajectory
-from benchmarks.figures import Figures
+from benchmarks.figures import RESULTS, Figures
 from benchmarks.viewers.trajectories import Episodes
 
 __all__ = ["measure"]
@@ -24,6 +25,9 @@ STEP = 512
 DISTINCT = 256
 READS = 300
 TARGET_A_S = 1500.0
+DEMO_TOKENS = 96
+DEMO_TURNS = 2
+DEMO_STEPS = 20
 LENGTHS = {2_000: 30.0, 32_000: 60.0}
 """Target of a single read in milliseconds, by the trajectory's tokens."""
 NOTE = (
@@ -32,7 +36,9 @@ NOTE = (
     "default detail (7 arrays) and sealed with its step; the time runs from the first call until "
     "the writer is closed, so that all of it is on disk; one was written elsewhere before, so that "
     "all modules are loaded. A single read gives one trajectory whole "
-    f"with its annotations, chosen at random, {READS} times, by a reader that has listed the run."
+    f"with its annotations, chosen at random, {READS} times, by a reader that has listed the run. "
+    f"The code example: as many episodes a step as it plays, of {DEMO_TOKENS} tokens in "
+    f"{DEMO_TURNS} turns, over {DEMO_STEPS} steps; its step is that of `python -m benchmarks.step`."
 )
 
 
@@ -63,19 +69,35 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
             chosen = random.Random(arguments.seed).choices(ids, k=READS)
             p95 = _p95_ms(lambda one, reader=reader: reader.get(one), chosen)  # type: ignore[misc]
             figures.at_most(f"single read, {name}, p95", p95, "ms", target_ms)
+        _demo(figures, RunDirectory.create(Path(folder) / "demo"), arguments.seed)
     figures.note(NOTE)
 
 
-def _write(run: RunDirectory, episodes: Episodes, number: int) -> tuple[float, float]:
+def _demo(figures: Figures, run: RunDirectory, seed: int) -> None:
+    """Adds what the writer takes of a step of the code example."""
+    rows = json.loads((RESULTS / "step.json").read_text(encoding="utf-8"))["figures"]
+    known = {row["name"]: row["value"] for row in rows}
+    a_step = round(known["code: episodes played a step"])
+    made = Episodes(DEMO_TOKENS, seed, turns=DEMO_TURNS)
+    _, cpu_s = _write(run, made, a_step * DEMO_STEPS, a_step)
+    share = cpu_s / DEMO_STEPS / known["code: step"]
+    figures.at_most(
+        "of a step of the code example, the writer's processor time", 100 * share, "%", 2.0
+    )
+
+
+def _write(
+    run: RunDirectory, episodes: Episodes, number: int, a_step: int = STEP
+) -> tuple[float, float]:
     """Seconds of writing all, and of the processor."""
     made = [episodes.trajectory(0, index) for index in range(min(DISTINCT, number))]
     annotations = [episodes.annotation(one, 1) for one in made]
     start = time.monotonic()
     cpu_start = time.process_time()
     with TrajectoryWriter(run) as writer:
-        for first in range(0, number, STEP):
-            step = first // STEP + 1
-            part = range(first, min(first + STEP, number))
+        for first in range(0, number, a_step):
+            step = first // a_step + 1
+            part = range(first, min(first + a_step, number))
             played: list[Trajectory] = [
                 replace(made[n % len(made)], group_index=n, rollout_index=0) for n in part
             ]

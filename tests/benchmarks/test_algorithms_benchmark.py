@@ -14,6 +14,7 @@ from benchmarks.algorithms import (
     AT,
     CONFIG,
     DAPO,
+    JUDGED,
     RATES,
     SEEDS,
     TUNING_SEED,
@@ -61,14 +62,14 @@ def test_figures_are_of_the_rate_that_is_better_on_the_tuning_seed(tmp_path: Pat
     (tmp_path / "warmup").mkdir()
     before = {"eval": {"code": {"before": {"sampled": 0.25}}}}
     (tmp_path / "warmup/summary.json").write_text(json.dumps(before))
-    for name, worth in (("grpo", 0.8), ("gspo", 0.5), ("ppo", 0.7)):
+    for name, worth in (("grpo", 0.8), ("gspo", 0.5), (JUDGED, 0.7)):
         finished(tmp_path, name, RATES[0], TUNING_SEED, (0.9, 0.1))
         finished(tmp_path, name, RATES[1], TUNING_SEED, (0.1, 0.9))
         for seed in SEEDS:
             finished(tmp_path, name, RATES[1], seed, (0.4, worth + 0.1 * (seed - 1)))
     figures = Figures()
 
-    report(figures, tmp_path, ["grpo", "gspo", "ppo", "dapo"])
+    report(figures, tmp_path, ["grpo", "gspo", JUDGED, "dapo"])
 
     assert best_rate(tmp_path, "grpo") == RATES[1]
     found = {row.name: (row.value, row.met) for row in figures.rows}
@@ -77,6 +78,6 @@ def test_figures_are_of_the_rate_that_is_better_on_the_tuning_seed(tmp_path: Pat
     assert found["grpo (0.0006, 3 of 3 seeds), seconds"] == (4.0, None)
     gain = found["gspo (0.0006, 3 of 3 seeds), gain as a share of grpo's"]
     assert gain == (pytest.approx(0.25 / 0.55), False)
-    assert found["ppo, seed 0, accuracy at 50"] == (pytest.approx(0.6), True)
-    assert found["ppo, seed 0, explained variance"] == (pytest.approx(0.3), True)
+    assert found[f"{JUDGED}, seed 0, accuracy at 50"] == (pytest.approx(0.6), True)
+    assert found[f"{JUDGED}, seed 0, explained variance"] == (pytest.approx(0.3), True)
     assert not any(name.startswith("dapo") for name in found)  # none of its runs is there

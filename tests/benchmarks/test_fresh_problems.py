@@ -12,6 +12,7 @@ import pytest
 
 from agentrl.types import load_object
 from benchmarks.fresh import code, search
+from benchmarks.fresh.unseen import EARLIER_SEEDS, EXAMPLES, prompt, unseen
 
 SEEDS = (0, 1, 2)
 
@@ -89,3 +90,13 @@ def test_an_answer_of_two_hops_follows_the_facts() -> None:
     assert found is not None
     last, first, name = found.groups()
     assert task.answer == search.FACTS[last, search.FACTS[first, name]]
+
+
+@pytest.mark.parametrize("example", ["game", "api"])
+def test_unseen_tasks_were_never_met(example: str) -> None:
+    fresh = [prompt(task) for task in unseen(example, 500)]
+    assert len(set(fresh)) == 500
+    tasks = load_object("task.py:tasks", EXAMPLES / example)
+    met = {prompt(task) for seed in SEEDS for task in tasks(seed)}
+    met |= {prompt(task) for seed in EARLIER_SEEDS for task in tasks(seed, "held_out", 200)}
+    assert met.isdisjoint(fresh)

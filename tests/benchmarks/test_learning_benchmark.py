@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.figures import Figures
-from benchmarks.learning import main, report_code
+from benchmarks.learning import main, report_code, report_fresh
 
 BEFORE = {
     "sampled": 0.30,
@@ -42,6 +42,22 @@ def test_shuffled_rewards_may_not_gain(tmp_path: Path) -> None:
     figures = Figures()
     report_code(figures, tmp_path, {"code-shuffled"})
     assert [row.met for row in figures.rows] == [True, False]
+
+
+def test_the_gain_on_fresh_tasks_is_of_what_is_sampled(tmp_path: Path) -> None:
+    known(tmp_path, "game-0", sampled=0.49, greedy=0.95)
+    (tmp_path / "game-0").mkdir()
+    summary = json.dumps({"seconds": {"total": 100.0, "eval": 30.0}})
+    (tmp_path / "game-0" / "summary.json").write_text(summary, encoding="utf-8")
+    known(tmp_path, "game-shuffled", sampled=0.34, greedy=0.16)
+    figures = Figures()
+    report_fresh(figures, tmp_path, {"game-0", "game-shuffled"}, "game")
+    told = {row.name: (row.value, row.met) for row in figures.rows}
+    assert told["game, seed 0, sampled gain"] == (pytest.approx(0.19), False)
+    assert told["game, seed 0, warm-up and RL"] == (70.0, None)
+    # against the warm-up of seed 0, from which it started
+    assert told["game, rewards shuffled, sampled gain"] == (pytest.approx(0.04), True)
+    assert told["game, rewards shuffled, greedy gain"] == (pytest.approx(0.06), False)
 
 
 def test_a_run_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,98 @@
+"""Memory: the bytes of a training step on paper, and how near the count is to live storages.
+
+``python -m benchmarks.memory`` counts Qwen3-8B and a 32B shape on 8 and 64 ranks, compares the same
+count at 125M with two real ranks over gloo, and writes the table of docs/scale.md.
+``--only live`` or ``--only paper`` does one of the two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import torch
+
+from benchmarks.figures import ROOT, Figures, add_arguments
+from benchmarks.trainer.memory_count import GIB, Count, on_paper
+from benchmarks.trainer.ranks import RANKS, run_ranks
+
+__all__ = ["table"]
+
+PAGE = ROOT / "docs" / "scale.md"
+MARK = "<!-- python -m benchmarks.memory writes what follows -->\n\n"
+ROW = (2048,) * 8  # 16,384 tokens
+CASES = (("8B", 8), ("8B", 64), ("32B", 8), ("32B", 64))
+LIVE = (256, 256)
+MOST_GIB = 48
+NEAR = 0.05
+
+
+def table(counts: Sequence[tuple[str, int, Count]]) -> str:
+    """The Markdown of counts by shape and ranks."""
+    head = ("shape", "ranks", "parameters", "gradients", "optimizer", "gathered", "activations")
+    lines = [f"| {' | '.join(head)} | peak |", "|---" * (len(head) + 1) + "|"]
+    for shape, ranks, count in counts:
+        parts = (
+            count.parameters,
+            count.gradients,
+            count.optimizer,
+            count.gathered,
+            count.activations,
+            count.total,
+        )
+        cells = [f"{part / GIB:.2f}" for part in parts]
+        lines.append(f"| {shape} | {ranks} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def paper(figures: Figures) -> None:
+    """The counts, and the page."""
+    counts = []
+    for shape, ranks in CASES:
+        count = on_paper(shape, ranks, ROW)
+        counts.append((shape, ranks, count))
+        label = f"{shape} on {ranks} ranks, rows of {sum(ROW)} tokens: peak a rank"
+        if (shape, ranks) == ("8B", 8):
+            figures.at_most(label, count.total / GIB, "GiB", MOST_GIB)
+        else:
+            figures.report(label, count.total / GIB, "GiB")
+    text = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(text.partition(MARK)[0] + MARK + table(counts), encoding="utf-8")
+
+
+def compared(figures: Figures) -> None:
+    """The count beside two real ranks."""
+    found = run_ranks("benchmarks.trainer.memory_rank", "125M", *map(str, LIVE))
+    count = on_paper("125M", RANKS, LIVE, dtype=torch.float32, attention="segments")
+    peak = max(rank[0] for rank in found)
+    after = found[0][1]
+    shards = count.parameters + count.gradients + count.optimizer
+    figures.report("125M on 2 ranks: live peak of forward and backward", peak / GIB, "GiB")
+    off = abs(count.step_peak / peak - 1)
+    figures.at_most("125M on 2 ranks: the count of the peak, off by", off, "", NEAR)
+    figures.report("125M on 2 ranks: live after a step", after / GIB, "GiB")
+    off = abs(shards / after - 1)
+    figures.at_most("125M on 2 ranks: the count of shards, off by", off, "", NEAR)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description=__doc__)
+    parser.add_argument("--only", choices=("paper", "live"))
+    add_arguments(parser, benchmark="memory")
+    arguments = parser.parse_args(argv)
+    figures = Figures()
+    if arguments.only != "live":
+        paper(figures)
+    if arguments.only != "paper":
+        compared(figures)
+    figures.note(
+        "On paper: FakeTensorMode and torch's fake process group, layers recomputed, bfloat16, "
+        "varlen attention; parameters, gradients and AdamW's moments in float32. Live: float32, "
+        f"rows of {sum(LIVE)} tokens, all storages of the process."
+    )
+    return figures.finish(arguments, seeds=[0])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

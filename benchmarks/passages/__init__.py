@@ -1,0 +1,1 @@
+"""Passages: real English of Debian packages, as a corpus, and who is asked for it."""

@@ -13,11 +13,13 @@ WORKERS ?= 2
 VENV := .venv
 AGENTS_VENV ?= .venv-agents
 AGENTS_PINS := tests/agent_server/agents/requirements.txt
+S3_LIBS ?= .venv-s3
+S3_PINS := tests/controller/s3_requirements.txt
 PIP_INSTALL := $(VENV)/bin/python -P agentrl/run/install/pip_install.py -c constraints-cpu.txt \
 	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
-FAST := not slow and not docker and not sglang and not agents and not browser and not gpu
+FAST := not slow and not docker and not sglang and not agents and not browser and not gpu and not s3
 
-.PHONY: help demo test check bench clean python agents
+.PHONY: help demo test check bench clean python agents s3
 .DELETE_ON_ERROR:
 
 help:
@@ -27,6 +29,7 @@ help:
 	@echo "make bench            run benchmarks/*.py, record them and rewrite docs/benchmarks.md"
 	@echo "make python           make .venv alone, with nothing installed"
 	@echo "make agents           make .venv-agents, the environment of the SDKs whose agents ARGS='-m agents' plays"
+	@echo "make s3               make .venv-s3, libraries that PYTHONPATH=.venv-s3 make test ARGS='-m s3' reads"
 	@echo "make clean            delete .venv and the caches"
 	@echo "WORKERS=0 runs the tests in one process (2 by default), as ARGS='--pdb' needs"
 	@echo "PYTHON=python3.12 picks the interpreter, TORCH_INDEX=URL adds a package index for torch"
@@ -47,7 +50,7 @@ bench: $(VENV)/.installed-test
 	$(VENV)/bin/python -m benchmarks.report --run $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(AGENTS_VENV) agentrl.egg-info build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(AGENTS_VENV) $(S3_LIBS) agentrl.egg-info build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 # The stamps are younger than pyproject.toml and the pins, so a second call installs nothing.
 $(VENV)/.installed: pyproject.toml constraints-cpu.txt | $(VENV)/bin/python
@@ -66,6 +69,14 @@ agents: $(AGENTS_VENV)/.installed
 $(AGENTS_VENV)/.installed: $(AGENTS_PINS) | $(VENV)/bin/python
 	$(VENV)/bin/python -m venv $(AGENTS_VENV)
 	$(AGENTS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $(AGENTS_PINS)
+	@touch $@
+
+# Libraries alone, beside those of .venv: of its packages one has another version (python-dateutil).
+s3: $(S3_LIBS)/.installed
+
+$(S3_LIBS)/.installed: $(S3_PINS) | $(VENV)/bin/python
+	rm -rf $(S3_LIBS)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(S3_LIBS) -r $(S3_PINS)
 	@touch $@
 
 python: $(VENV)/bin/python

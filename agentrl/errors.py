@@ -2,7 +2,7 @@
 
 A message says the setting or thing, the rule, the value found and what to do. ``exit_code`` is what
 the command line returns: 2 configuration and tools, 3 data, 4 the machine (no GPU, server or
-sandbox), 143 interrupted by a signal, 1 otherwise.
+sandbox), 5 a reward that `agentrl check` finds wrong, 143 interrupted by a signal, 1 otherwise.
 """
 
 from __future__ import annotations
@@ -196,6 +196,13 @@ class RewardError(AgentRLError):
 
     boundary = "reward"
     retryable = True
+
+
+class CheckError(AgentRLError):
+    """A reference solution without full marks, or an empty answer with them."""
+
+    boundary = "check"
+    exit_code = 5
 
 
 class StoreError(AgentRLError):

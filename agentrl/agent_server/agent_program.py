@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -17,6 +16,7 @@ from agentrl.agent_server.server import PolicyServer
 from agentrl.errors import ConfigError, EnvError
 from agentrl.rollouts.turns import TurnGenerator
 from agentrl.types import Status
+from agentrl.types.machine.program import program_path
 
 _TAIL_BYTES = 4096
 _LEAVE_S = 2.0
@@ -72,7 +72,7 @@ class AgentProgramSpec:
         name = self.command[0]
         folder = self.cwd or os.getcwd()
         in_folder = os.path.join(folder, name) if os.sep in name else name
-        found = shutil.which(in_folder, path=_path())
+        found = shutil.which(in_folder, path=program_path())
         if found is None:
             raise ConfigError(
                 f"AgentProgramSpec.command={list(self.command)} must name a program that may be "
@@ -94,7 +94,7 @@ class AgentProgramSpec:
             "OPENAI_AGENTS_DISABLE_TRACING": "1",
             **inherited,
             **self.environment,
-            "PATH": _path(),
+            "PATH": program_path(),
             "OPENAI_BASE_URL": f"{url}/v1",
             "OPENAI_API_BASE": f"{url}/v1",  # LiteLLM's and LangChain's name for it
             "OPENAI_API_KEY": key,
@@ -223,10 +223,6 @@ class ProgramDriver(ServedDriver):
         if err:
             return f"its standard error ends with: {err}"
         return f"its output ends with: {out or '(nothing)'}"
-
-
-def _path() -> str:
-    return os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
 
 
 async def _tail(stream: asyncio.StreamReader) -> bytes:

@@ -16,6 +16,7 @@ from agentrl.agent_server.episode import ServedEpisode
 from agentrl.agent_server.registry import EpisodeRegistry
 from agentrl.engines.base import RolloutEngine
 from agentrl.errors import MachineError
+from agentrl.types.machine.listening import listening_socket
 
 if TYPE_CHECKING:
     import uvicorn
@@ -88,18 +89,12 @@ class PolicyServer(EpisodeRegistry):
     def _listen(self) -> socket.socket:
         host, port = self._address
         try:
-            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-            listening = socket.socket(family, socket.SOCK_STREAM)
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind((host, port))
-            listening.listen(1024)
+            return listening_socket(host, port)
         except OSError as error:
             raise MachineError(
                 f"the policy's endpoint cannot listen on {host}:{port}: "
                 f"{error.strerror or error}; choose another port"
             ) from error
-        listening.setblocking(False)
-        return listening
 
 
 def _quiet_server(registry: EpisodeRegistry) -> uvicorn.Server:

@@ -12,6 +12,8 @@ from agentrl.agent_server.driver import ServedDriver
 from agentrl.agent_server.episode import ServedEpisode
 from agentrl.agent_server.server import PolicyServer
 from agentrl.agent_server.stream_writer import StreamWriter
+from agentrl.envs import Rubric
+from agentrl.errors import ConfigError
 from agentrl.llm import from_wire
 from agentrl.rollouts.builder import TrajectoryBuilder
 from agentrl.rollouts.context import EpisodeContext, PhaseSemaphores
@@ -30,6 +32,9 @@ class StandaloneServer(PolicyServer):
         host, port: the address; port 0 takes a free one.
         idle_timeout_s: seconds without a request after which an episode ends.
 
+    Raises:
+        ConfigError: the rubric scores groups.
+
     Attributes:
         name: of its episodes' environment, which is outside of agentrl.
     """
@@ -45,6 +50,7 @@ class StandaloneServer(PolicyServer):
         port: int = 0,
         idle_timeout_s: float = 300.0,
     ) -> None:
+        check_served_rubric(context.rubric)
         super().__init__(context.engine, host=host, port=port)
         self._context = context
         self._keep = keep
@@ -64,6 +70,7 @@ class StandaloneServer(PolicyServer):
         for task in playing:
             task.cancel()
         await asyncio.gather(*playing, return_exceptions=True)
+        await self._context.rubric.close()
         await super().close()
 
     async def open(self, body: Any, root: str) -> dict[str, Any]:
@@ -134,6 +141,22 @@ class StandaloneServer(PolicyServer):
         trajectory = await run_episode(self._context, task, key, env=self, permits=self._permits)
         self._keep(trajectory)
         return trajectory
+
+
+def check_served_rubric(rubric: Rubric) -> None:
+    """Refuses a rubric that scores groups, since every episode of a client's is alone.
+
+    Raises:
+        ConfigError: a part is a function of a whole group; it is named.
+    """
+    if parts := rubric.group_parts:
+        raise ConfigError(
+            f"RolloutSpec.rubric: {parts[0]!r} scores the episodes of a group together (it is "
+            "marked group_rewards, or called with lists as verl and TRL call it), and an episode "
+            "of a served policy has no group; leave it out, or score each episode by a function of "
+            "its own",
+            fields=["RolloutSpec.rubric"],
+        )
 
 
 def _task(given: Any, default_id: str) -> Task:

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentrl.cli.terminal import say
+from agentrl.cli.arguments import PositiveCount
+from agentrl.cli.terminal import counted, say
 
 if TYPE_CHECKING:
     from agentrl.config import RunConfig, StageConfig
+    from agentrl.render import Renderer
     from agentrl.run.data.datasets import DataSet
+    from agentrl.run.rehearsal.episodes import Rehearsed
+    from agentrl.run.rehearsal.prompt_lengths import Lengths
     from agentrl.types import Task
 
 
 _NUM_ROWS = 100
+_MEASURED = 2000  # prompts or demonstrations, spread over the data
 
 
-def check_command(config: Path, /, *overrides: str) -> None:
+def check_command(config: Path, /, *overrides: str, tasks: PositiveCount = 2) -> None:
     """Check a configuration, its data, its tools, its environment and its rewards, without a model.
 
-    One episode or two of each data set are played with a scripted policy, and scored.
+    Lengths of prompts are told in tokens where the model's tokenizer is here. Resources, tools and
+    MCP servers are asked. Of each data set, tasks are played twice by a scripted policy: an empty
+    answer must not get full marks, and the reference solution, where there is one, must.
+
+    It ends with 0 where all is well, 2 for a fault of the configuration or its code, 3 of the data,
+    4 where a service or the machine does not answer, 5 where a reward is wrong.
 
     Parameters
     ----------
@@ -29,28 +39,39 @@ def check_command(config: Path, /, *overrides: str) -> None:
         A YAML file (docs/configuration.md).
     overrides
         Settings that go before the file's, as key=value.
+    tasks
+        Tasks of each data set that are played, spread over it.
     """
     from agentrl.config import load_config
+    from agentrl.errors import CheckError
+    from agentrl.run.rehearsal.prompt_lengths import stage_renderer, tokenizer_folder
     from agentrl.types import SegmentKind
 
     loaded = load_config(config, overrides)
     _check_model(loaded)
     print("configuration: ok")
-    for stage in loaded.resolved_stages():
-        algorithm = stage.make_algorithm()
-        how_long = (
-            f"{stage.train.steps} steps"
-            if stage.train.steps
-            else f"{stage.train.epochs or 1} epochs"
-        )
-        print(
-            f"stage {stage.name}: {stage.algorithm.name}, {how_long}, starts from "
-            f"{stage.starts_from}"
-        )
-        if SegmentKind.POLICY in algorithm.trains:
-            _check_rollouts(stage)
-        else:
-            _check_demonstrations(stage)
+    faults: list[str] = []
+    with tokenizer_folder(loaded) as folder:
+        if folder is None:
+            say("  the model is not on this machine: no lengths in tokens, no rendered prompt")
+        for stage in loaded.resolved_stages():
+            algorithm = stage.make_algorithm()
+            how_long = (
+                f"{stage.train.steps} steps"
+                if stage.train.steps
+                else f"{stage.train.epochs or 1} epochs"
+            )
+            print(
+                f"stage {stage.name}: {stage.algorithm.name}, {how_long}, starts from "
+                f"{stage.starts_from}"
+            )
+            renderer = None if folder is None else stage_renderer(stage, folder)
+            if SegmentKind.POLICY in algorithm.trains:
+                faults += _check_rollouts(stage, renderer, tasks)
+            else:
+                _check_demonstrations(stage, renderer)
+    if faults:
+        raise CheckError("\n".join(faults))
 
 
 def _check_model(config: RunConfig) -> None:
@@ -69,20 +90,43 @@ def _check_model(config: RunConfig) -> None:
         )
 
 
-def _check_demonstrations(stage: StageConfig) -> None:
+def _check_demonstrations(stage: StageConfig, renderer: Renderer | None) -> None:
+    from agentrl.cli.views.trajectory_text import print_rendered
+    from agentrl.errors import DataError
     from agentrl.run.data.datasets import DataSet
-    from agentrl.training.data.demonstrations import read_demonstration
+    from agentrl.run.rehearsal.prompt_lengths import Lengths
+    from agentrl.training.data.demonstrations import assistant_turns, read_demonstration
     from agentrl.training.data.preferences import check_pair
+    from agentrl.types import SegmentKind
 
-    rows = replace(DataSet.of_training(stage), limit=_NUM_ROWS).rows()
+    rows = replace(DataSet.of_training(stage), limit=_NUM_ROWS).located_rows()
     pairs = stage.make_algorithm().learns_from == "preferences"
-    for number, row in enumerate(rows):
-        check_pair(row, number) if pairs else read_demonstration(row, number)
+    for number, (where, row) in enumerate(rows):
+        try:
+            check_pair(row, number) if pairs else read_demonstration(row, number)
+        except DataError as error:
+            raise DataError(f"{where}: {error}") from error
     what = "preference pairs" if pairs else "demonstrations"
     print(f"  {what}: the first {len(rows)} can be read")
+    if pairs or renderer is None:
+        return
+    made = [
+        assistant_turns(*read_demonstration(row, number), renderer)
+        for number, (_, row) in enumerate(rows)
+    ]
+    tokens = [sum(len(segment) for turn in turns for segment in turn.segments) for turns in made]
+    limit = stage.data.max_prompt_tokens + stage.rollout.max_response_tokens
+    _print_lengths("demonstrations", Lengths.of(tokens, limit), len(rows))
+    say("  the first demonstration as the model reads it:")
+    print_rendered(made[0], renderer.text, target=SegmentKind.TARGET)
 
 
-def _check_rollouts(stage: StageConfig) -> None:
+def _check_rollouts(stage: StageConfig, renderer: Renderer | None, num_tasks: int) -> list[str]:
+    """Checks a stage that plays episodes.
+
+    Returns:
+        Rewards that are wrong.
+    """
     from agentrl.agent_server import AgentProgramSpec
     from agentrl.envs import check_env
     from agentrl.errors import ConfigError, EnvError
@@ -94,6 +138,8 @@ def _check_rollouts(stage: StageConfig) -> None:
         task_sampler,
     )
     from agentrl.run.data.datasets import DataSet
+    from agentrl.run.rehearsal.prompt_lengths import measured, spread
+    from agentrl.run.rehearsal.services import ping_services
     from agentrl.tools.parsers import load_parser
 
     tasks = _tasks(DataSet.of_training(stage))
@@ -101,10 +147,10 @@ def _check_rollouts(stage: StageConfig) -> None:
     if stage.model.tool_parser != "auto":
         load_parser(parser_name(stage))
     task_sampler(stage, tasks)
-    sets = {"data.train": (first, True)}
+    sets = {"data.train": (spread(tasks, num_tasks), True)}
     for name, item in stage.eval.sets.items():
         data = replace(DataSet.held_out(stage, name), setting=f"eval.sets.{name}")
-        sets[data.setting] = (_tasks(data)[0], item.tools)
+        sets[data.setting] = (spread(_tasks(data), num_tasks), item.tools)
     weights = rubric_spec(stage, LiveObjects()).build().weights
     parts = ", ".join(f"{weight:g} x {name}" for name, weight in weights.items())
     say(f"  reward: {parts or 'step rewards alone'}")
@@ -114,35 +160,90 @@ def _check_rollouts(stage: StageConfig) -> None:
     else:
         if env.sandbox is not None:
             say(f"  sandbox: {env.sandbox.check()}")
+        for service in ping_services(env):
+            say(f"  {service.kind} {service.name}: {service.told} ({service.seconds:.2f} s)")
         try:
             check_env(env, first, seed=stage.run.seed)
         except EnvError as error:
             raise ConfigError(f"stage {stage.name}: {error}") from error
         say(f"  environment: keeps its contract on task {first.id!r}")
-    _check_rewards(stage, sets)
+    if renderer is not None:
+        chosen = spread(tasks, _MEASURED)
+        if lengths := measured(stage, chosen, renderer):
+            _print_lengths("prompts of data.train", lengths, len(tasks))
+        else:
+            say("  prompts of data.train: made by the environment; episodes tell their lengths")
+    return _check_rewards(stage, sets, renderer)
 
 
-def _check_rewards(stage: StageConfig, sets: Mapping[str, tuple[Task, bool]]) -> None:
-    """Plays and scores episodes of each set."""
-    from agentrl.run.rehearsal import rehearse
+def _check_rewards(
+    stage: StageConfig, sets: Mapping[str, tuple[Sequence[Task], bool]], renderer: Renderer | None
+) -> list[str]:
+    """Plays and scores episodes of each set, and shows one as the model reads it.
+
+    Returns:
+        Rewards that are wrong.
+    """
+    from agentrl.run.rehearsal.episodes import rehearse
 
     bools: set[str] = set()
-    say("  a scripted policy answers the first task of each set:")
-    for setting, played in rehearse(stage, sets):
+    faults: list[str] = []
+    shown_one: Rehearsed | None = None
+    most = max(len(tasks) for tasks, _ in sets.values())
+    say(f"  a scripted policy plays {counted(most, 'task')} of each set twice:")
+    for played in rehearse(stage, sets):
         episode = played.trajectory
         parts = (
             ", ".join(f"{name} {value:g}" for name, value in episode.rewards.items()) or "no part"
         )
         say(
-            f"  {setting}: {played.said!r:.40} is scored {episode.reward:g} ({parts}), "
-            f"{episode.status}"
+            f"  {played.setting}: {episode.task.id!r}: the {played.script.kind} is scored "
+            f"{episode.reward:g} of {played.full_marks:g} ({parts}), {episode.status}"
         )
         bools |= set(played.bools)
+        faults += [f"stage {stage.name}: {played.fault}"] if played.fault else []
+        if shown_one is None or shown_one.script.kind == "empty answer":
+            shown_one = played
     for name in sorted(bools):
         say(f"  reward: {name} gives a bool, which counts as 1.0 or 0.0; return a float to say so")
+    assert shown_one is not None, "a data set has at least one task"
+    _show(shown_one, renderer)
+    return faults
 
 
-def _tasks(data: DataSet) -> list[Task]:
+def _show(played: Rehearsed, renderer: Renderer | None) -> None:
+    """The tools' schemas, and the episode as the model reads it; its messages without a
+    tokenizer.
+    """
+    from agentrl.cli.views.message_text import print_message
+    from agentrl.cli.views.trajectory_text import print_rendered
+    from agentrl.store.json_text import to_json
+    from agentrl.training.data.demonstrations import assistant_turns
+
+    for tool in played.tools:
+        say(f"  tool {tool.name}: {to_json(tool.openai())}")
+    episode = played.trajectory
+    say(f"  task {episode.task.id!r} with the {played.script.kind}, as the model reads it:")
+    messages = [
+        message for turn in episode.turns for message in (*turn.observed, turn.message) if message
+    ]
+    if renderer is None:
+        for message in messages:
+            print_message(message)
+        return
+    print_rendered(assistant_turns(messages, played.tools, renderer), renderer.text)
+
+
+def _print_lengths(what: str, found: Lengths, total: int) -> None:
+    of = f"{found.count}" if found.count == total else f"{found.count} of {total}"
+    say(
+        f"  {what}: {of} measured, tokens: min {found.shortest}, median {found.median:g}, "
+        f"p95 {found.p95:g}, max {found.longest}; {found.too_long} above the limit of {found.limit}"
+    )
+
+
+def _tasks(data: DataSet) -> Sequence[Task]:
     tasks = data.tasks()
-    say(f"  {data.setting}: {len(tasks)} tasks, the first is {tasks[0].id!r}")
+    number = "a stream of" if data.stream else len(tasks)
+    say(f"  {data.setting}: {number} tasks, the first is {tasks[0].id!r}")
     return tasks

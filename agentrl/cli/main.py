@@ -29,6 +29,9 @@ _COMMANDS = {
     "rollout": "Collect trajectories of a policy as a data set, without training.",
     "check": "Check a configuration, its data, its tools, its environment and its rewards, without "
     "a model.",
+    "try": "Show a tool as the model reads it, and call it as an episode would.",
+    "play": "Play an episode yourself, in place of the policy.",
+    "init": "Write a first project: a tool, an environment, a reward, a test and a configuration.",
     "ls": "List the trajectories of a run, also while it trains.",
     "query": "Ask a run by SQL, which reads it and nothing else.",
     "tail": "Follow a run: its steps, new trajectories and alerts.",
@@ -53,6 +56,11 @@ _serve.command(
     name="policy",
     help="Serve a policy to agents that bring their own loop.",
 )
+_serve.command(
+    "agentrl.cli.serve_command:serve_search_command",
+    name="search",
+    help="Serve a search over documents, in Search-R1's shapes.",
+)
 app.command(_serve)
 
 _export = App(name="export", help="Write what a run holds for those who do not have the run.")
@@ -74,7 +82,8 @@ def run(tokens: Sequence[str]) -> int:
 
     Returns:
         The exit code: 0 success, 2 a mistake in the configuration or on the command line, 3 data, 4
-        the machine, 130 interrupted by Ctrl-C, 143 by SIGTERM or SIGUSR1, 1 anything else.
+        the machine, 5 a reward that `agentrl check` finds wrong, 130 interrupted by Ctrl-C, 143 by
+        SIGTERM or SIGUSR1, 1 anything else.
     """
     try:
         with warnings_on(lambda text: _tell(f"! {text}")):

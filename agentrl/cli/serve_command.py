@@ -1,9 +1,10 @@
-"""Serve command: ``agentrl serve policy``."""
+"""Serve commands: ``agentrl serve policy`` and ``agentrl serve search``."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from agentrl.cli.arguments import Count, Port, PositiveCount
 from agentrl.cli.terminal import say
 from agentrl.errors import ConfigError
 
@@ -59,4 +60,50 @@ def serve_policy_command(
         announce=lambda url: say(
             f"serving {model} at {url} (POST {url}/episodes opens an episode)"
         ),
+    )
+
+
+def serve_search_command(
+    documents: str,
+    /,
+    *,
+    host: str = "127.0.0.1",
+    port: Port = 8001,
+    top_k: PositiveCount = 3,
+    index_dir: Path | None = None,
+    cached: Count = 10_000,
+) -> None:
+    """Serve a search over documents, in Search-R1's shapes.
+
+    POST /retrieve takes {"queries": [...], "topk": 3, "return_scores": true}; tools ask it by
+    env.tools: [{function: search, args: {url: "http://HOST:PORT"}}].
+
+    Parameters
+    ----------
+    documents
+        A .jsonl or .parquet file or a folder of datasets.save_to_disk, which is indexed on disk at
+        the first time; or file.py:name of a retriever of yours.
+    host
+        The address to listen on.
+    port
+        The port; 0 takes a free one.
+    top_k
+        Documents of a request that does not say how many.
+    index_dir
+        Where the index is kept; by default in the user's cache.
+    cached
+        Answers kept in memory.
+    """
+    from agentrl.tools.search.search_tool import load_index
+    from agentrl.tools.search.service import search_app, serve_search
+
+    index = load_index(documents, ".", None if index_dir is None else str(index_dir))
+    app = search_app(index, top_k=top_k, cached=cached)
+    size = getattr(index, "__len__", None)
+    found = f"{size()} documents of " if size is not None else ""
+    serve_search(
+        app,
+        host,
+        port,
+        lambda url: say(f"serving {found}{documents} at {url} (POST {url}/retrieve)"),
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from agentrl.config.schema import RunConfig, StageConfig
+from agentrl.config.train_sections import TrainConfig
 from agentrl.controller.samplers.catalog import users_function
 from agentrl.errors import ConfigError
 from agentrl.metrics import REWARD_MODEL_PART
@@ -100,7 +101,22 @@ def sampler_faults(stage: StageConfig) -> Iterator[Fault]:
             users_function(own.name, own.settings, stage.base_dir)
         except ConfigError as error:
             yield fault(str(error), "data.sampler.name")
-    if not stage.data.shuffle and not (settings and settings.plays_epochs):
+    in_order = bool(settings and settings.plays_epochs)
+    if stage.data.weighed and not in_order:
+        yield fault(
+            f"data.train gives its sources weights, and data.sampler.name={own.name!r} chooses "
+            "among all tasks by a rule of its own; leave one of them out",
+            "data.train",
+            "data.sampler.name",
+        )
+    if stage.data.stream and (stage.data.shuffle or not in_order):
+        yield fault(
+            "data.stream=true reads rows in the data's own order, and needs data.shuffle=false "
+            f"and data.sampler.name='uniform', got {stage.data.shuffle} and {own.name!r}; set them",
+            "data.stream",
+            "data.shuffle",
+        )
+    if not stage.data.shuffle and not in_order:
         yield fault(
             f"data.shuffle=false keeps the order of the data, and data.sampler.name={own.name!r} "
             "chooses another; leave one of them out",
@@ -185,15 +201,78 @@ def _size_faults(stage: StageConfig) -> Iterator[Fault]:
             "train.backend",
             "train.world_size",
         )
-    episodes = train.mini_batch_prompts * stage.rollout.group_size
-    if train.world_size > episodes:
+    yield from _layout_faults(train)
+    if train.compile and train.gradient_checkpointing == "selective":
         yield fault(
-            "train.world_size must be at most the episodes of a mini-batch, "
+            "train.gradient_checkpointing='selective' chooses single operations, which "
+            "train.compile=true fuses; set it to true or false, or train.compile=false",
+            "train.gradient_checkpointing",
+            "train.compile",
+        )
+    if train.device == "cpu" and stage.model.attention not in ("auto", "segments"):
+        yield fault(
+            f"model.attention={stage.model.attention!r} needs a GPU, got train.device='cpu'; set "
+            "model.attention to auto or segments, or train.device=cuda",
+            "model.attention",
+            "train.device",
+        )
+    episodes = train.mini_batch_prompts * stage.rollout.group_size
+    if train.data_parallel > episodes:
+        divided = " / train.tp_size / train.sp_size" * (train.data_parallel < train.world_size)
+        yield fault(
+            f"train.world_size{divided} must be at most the episodes of a mini-batch, "
             f"train.mini_batch_prompts * rollout.group_size = {episodes} (a rank without one would "
-            f"only wait), got {train.world_size}; lower it, or raise the mini-batch",
+            f"only wait), got {train.data_parallel}; lower it, or raise the mini-batch",
             "train.world_size",
             "train.mini_batch_prompts",
             "rollout.group_size",
+        )
+
+
+def _layout_faults(train: TrainConfig) -> Iterator[Fault]:
+    """How ranks may be divided; what a model allows is checked when it is known."""
+    for name in ("tp_size", "sp_size"):
+        other = "sp_size" if name == "tp_size" else "tp_size"
+        size, beside = getattr(train, name), getattr(train, other)
+        if train.world_size % (size * beside) and size > 1:
+            own = f"train.world_size={train.world_size}"
+            yield fault(
+                f"train.{name} must divide {own}"
+                + (f" / train.{other}={beside}" if beside > 1 else "")
+                + f", got {size}; change one of them",
+                f"train.{name}",
+                "train.world_size",
+            )
+            return
+    if train.backend == "plain" and train.shard != "full":
+        yield fault(
+            f"train.shard={train.shard!r} is how train.backend=fsdp2 shards, and "
+            "train.backend='plain' does not; leave one of them out",
+            "train.shard",
+            "train.backend",
+        )
+    if train.shard != "hybrid":
+        if train.shard_size is not None:
+            yield fault(
+                f"train.shard_size is for train.shard='hybrid' alone, got {train.shard_size} with "
+                f"{train.shard!r}; leave it out, or set train.shard=hybrid",
+                "train.shard_size",
+                "train.shard",
+            )
+    elif train.shard_size is None:
+        yield fault(
+            "train.shard='hybrid' needs train.shard_size, the data-parallel ranks that share one "
+            "copy of the weights, got none; set it, to those of a machine for example",
+            "train.shard_size",
+            "train.shard",
+        )
+    elif train.data_parallel % train.shard_size:
+        yield fault(
+            f"train.shard_size must divide the {train.data_parallel} data-parallel ranks "
+            f"(train.world_size / train.tp_size / train.sp_size), got {train.shard_size}; set a "
+            "divisor",
+            "train.shard_size",
+            "train.world_size",
         )
 
 
@@ -290,7 +369,7 @@ def _program_faults(stage: StageConfig) -> Iterator[Fault]:
     env = stage.env
     if not env.agent_command:
         return
-    for name in ("entry_point", "args", "tools", "system_prompt"):
+    for name in ("entry_point", "args", "tools", "system_prompt", "agents", "wrappers"):
         if value := getattr(env, name):
             yield fault(
                 f"env.agent_command={list(env.agent_command)} is the agent itself, so env.{name} "
@@ -342,6 +421,17 @@ def lineage_faults(stage: StageConfig, earlier: Sequence[StageConfig]) -> Iterat
         stage: the one to fix.
         earlier: those before it, also if they are skipped because ``model.path`` is given.
     """
+    for name in ("tp_size", "sp_size"):
+        own = getattr(stage.train, name)
+        for other in earlier[:1]:
+            first = getattr(other.train, name)
+            if own != first:
+                yield fault(
+                    f"train.{name} must be the same in all stages, whose ranks are the same "
+                    f"processes, got {own} here and {first} in stage {other.name!r}; set it once "
+                    "under train",
+                    f"train.{name}",
+                )
     kinds = {one.name: one.learns_from for one in earlier}
     if stage.learns_from != "preferences" and kinds.get(stage.starts_from) == "preferences":
         policies = [name for name, kind in kinds.items() if kind != "preferences"]

@@ -4,12 +4,15 @@ task, the evaluation.
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+import re
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from agentrl.controller.samplers.catalog import settings_of
 from agentrl.controller.samplers.settings import SamplerSettings
+from agentrl.engines.openai_spec import OpenAIEngineSpec
+from agentrl.errors import ConfigError
 from agentrl.types.section import (
     Arguments,
     Count,
@@ -23,6 +26,8 @@ from agentrl.types.section import (
 )
 
 Dtype = Literal["float32", "bfloat16"]
+
+_SHARD = re.compile(r"\d{1,6}/[1-9]\d{0,5}")
 
 
 class RunSection(Section):
@@ -102,9 +107,16 @@ class CheckpointConfig(Section):
     """Steps between checkpoints; null keeps the last step's alone."""
     keep_last: Count = 2
     """Checkpoints kept a stage."""
+    asynchronous: bool = True
+    """Write it beside the steps that follow, from a copy in the host's memory; the last one is
+    waited for. Where it cannot be written, the one before stays and the run goes on."""
     keep_best: str | None = None
     """One more is kept: that of the step whose evaluation had the highest value of this metric,
     as ``eval/SET/greedy`` (docs/training.md)."""
+    copy_to: str | None = None
+    """URL of a folder, as ``s3://bucket/runs/a``: each checkpoint is copied there once it exists,
+    beside the steps that follow. Where the run directory has none, ``--resume`` fetches the newest
+    (docs/training.md)."""
 
 
 class DebugConfig(Section):
@@ -147,6 +159,17 @@ class ModelConfig(Section):
     dtype: Dtype | None = None
     """Of the weights and the arithmetic; by default bfloat16 on CUDA, float32 on a CPU and with
     ``run.deterministic``."""
+    head_dtype: Literal["float32"] | None = None
+    """Of the output layer's products in training, beside a bfloat16 ``dtype``, which is the
+    default; its weights stay those that are published."""
+    attention: Literal[
+        "auto", "segments", "varlen", "flex", "flash_attention_2", "flash_attention_3"
+    ] = "auto"
+    """How rows attend in training. ``segments`` is one call a sample, anywhere; of a GPU ``varlen``
+    is torch's kernel for whole samples, ``flex`` that over shared beginnings, and
+    ``flash_attention_2`` and ``flash_attention_3`` are packages to install. ``auto`` is
+    ``segments`` on a CPU and in float32, else ``flex`` for rows with shared beginnings and
+    ``varlen`` for others."""
     chat_template: str | None = None
     """For a tokenizer that has none: ``chatml``, a Jinja file, or Jinja text."""
     enable_thinking: bool | None = None
@@ -191,20 +214,102 @@ class SamplerConfig(Section):
         return None if kind is None else kind.check_as(self.settings)
 
 
+class DataSourceConfig(Section):
+    """One of several sources of ``data.train``. A plain text is short for ``data`` alone."""
+
+    data: str
+    """A reference, as a ``data.train`` of text is."""
+    weight: Positive | None = None
+    """Share of the draws, over the sum of all weights. Where one source has a weight, the others'
+    default is 1; where none has, every task is played once an epoch."""
+    args: Arguments = Field(default_factory=dict)
+    """Keyword arguments of the function, or of ``datasets.load_dataset``."""
+    name: str | None = None
+    """Begins the ids of its tasks; by default ``data``."""
+
+
+class CustomDataConfig(Section):
+    """verl's custom data set: a class or function of the user's that reads ``data.train``; without
+    ``path`` there is none."""
+
+    path: str | None = None
+    """A Python file, from the configuration's folder on, or a module."""
+    name: str = "CustomDataset"
+    """Of the class, called as verl calls it (docs/data.md), or of a function."""
+    args: Arguments = Field(default_factory=dict)
+    """Further keys of the ``config`` that it is given."""
+
+
+def _as_sources(value: Any) -> Any:
+    if not isinstance(value, list | tuple):
+        return value
+    return tuple(
+        entry if isinstance(entry, DataSourceConfig) else DataSourceConfig.check_as(entry, n)
+        for n, entry in enumerate(value)
+    )
+
+
+TrainData: TypeAlias = str | tuple[DataSourceConfig, ...] | None
+
+
 class DataConfig(Section):
     """The tasks to train on (or the demonstrations, for an algorithm that imitates)."""
 
-    train: str | None = None
-    """``file.py:function``, ``module:function``, a ``.jsonl`` or ``.parquet`` file, or a folder of
-    HF datasets (docs/data.md has their columns)."""
+    train: Annotated[TrainData, BeforeValidator(_as_sources)] = None
+    """``file.py:function``, ``module:function``, a ``.jsonl`` or ``.parquet`` file, a pattern such
+    as ``shards/*.parquet``, a folder of such files or of HF datasets, ``hf://ORG/NAME/SPLIT``; or a
+    list of sources (docs/data.md has their columns)."""
     args: Arguments = Field(default_factory=dict)
-    """Keyword arguments of the function."""
+    """Keyword arguments of the function, or of ``datasets.load_dataset``."""
+    custom: CustomDataConfig = Field(default_factory=CustomDataConfig)
+    shard: str | None = None
+    """``K/N``: only rows K, K + N, K + 2N, ... of each source, with K from 0 to N - 1, for several
+    machines that play a part each."""
+    stream: bool = False
+    """Read rows as they are drawn, in the data's order, and hold none: for a function that yields
+    for ever. Needs ``train.steps`` and ``data.shuffle: false``."""
     max_prompt_tokens: Count = 1024
     """Longest opening prompt; a task with a longer one is left out when its stage begins, counted
     and told (docs/data.md)."""
     shuffle: bool = True
     """Draw the tasks of each epoch in a seeded order; false keeps the data's own."""
     sampler: SamplerConfig = Field(default_factory=SamplerConfig)
+
+    @model_validator(mode="after")
+    def _check_sources(self) -> Self:
+        if self.shard is not None and not _SHARD.fullmatch(self.shard):
+            raise self.broken(
+                "shard", f" must be K/N with K from 0 to N - 1, such as 0/4, got {self.shard!r}"
+            )
+        if self.part[0] >= self.part[1]:
+            raise self.broken("shard", f" must be K/N with K below N, got {self.shard!r}")
+        if isinstance(self.train, tuple):
+            if not self.train:
+                raise self.broken("train", " must name at least one source, got []; name one")
+            if self.args:
+                raise self.broken(
+                    "args", " belongs to a data.train of one source; give each source its own args"
+                )
+            names = [source.name or source.data for source in self.train]
+            twice = next((name for name in names if names.count(name) > 1), None)
+            if twice is not None:
+                raise self.broken(
+                    "train",
+                    f" needs sources of different names, got {twice!r} twice, and task ids begin "
+                    "with them; give one a `name`",
+                )
+        return self
+
+    @property
+    def part(self) -> tuple[int, int]:
+        """``shard`` as two numbers: which part, of how many."""
+        which, _, of = (self.shard or "0/1").partition("/")
+        return int(which), int(of)
+
+    @property
+    def weighed(self) -> bool:
+        """Whether sources have weights."""
+        return isinstance(self.train, tuple) and any(s.weight is not None for s in self.train)
 
 
 class ToolConfig(Section):
@@ -239,6 +344,16 @@ class ToolConfig(Section):
         return {k: v for k, v in self.model_dump().items() if k not in others and v is not None}
 
 
+class WrapperConfig(Section):
+    """One wrapper around the environment. A plain text is short for ``function`` alone."""
+
+    function: str
+    """``turn_limit``, ``token_limit``, ``time_limit``, ``reward_shaping``, ``cut_observations``, or
+    ``file.py:name`` of a class or function that takes an Env and gives one."""
+    args: Arguments = Field(default_factory=dict)
+    """Its keyword arguments."""
+
+
 class ResourceConfig(Section):
     """One resource of the tools. A plain text is short for ``function`` alone."""
 
@@ -254,7 +369,8 @@ class McpServerConfig(Section):
     """One MCP server, whose tools are on offer (needs ``pip install agentrl[mcp]``)."""
 
     command: Words = ()
-    """A program and its arguments that speaks on its standard streams."""
+    """A program and its arguments that speaks on its standard streams. It starts in the
+    configuration's folder; ``python`` is this interpreter."""
     url: str | None = None
     """Or the address of one that speaks streamable HTTP."""
     tools: Words | None = None
@@ -287,6 +403,34 @@ class McpServerConfig(Section):
         return self
 
 
+class AgentConfig(Section):
+    """One of several agents of an environment, as its observations name it."""
+
+    train: bool = True
+    """Train its tokens; those of another agent are stored alone."""
+    engine: Literal["policy", "openai"] = "policy"
+    """``policy``: the policy itself, by the stage's engine; ``openai``: a server of its own, which
+    is never trained."""
+    openai: OpenAIEngineSpec = Field(default_factory=OpenAIEngineSpec)
+    """Of ``engine: openai``, as ``rollout.openai``."""
+
+    @model_validator(mode="after")
+    def _check_engine(self) -> Self:
+        if self.engine == "openai":
+            if self.train:
+                raise self.broken(
+                    "train",
+                    " must be false with engine: openai (such a server returns neither token ids "
+                    "nor logprobs), got true; set it",
+                )
+            try:
+                self.openai.server(max_concurrent=1)
+            except ConfigError as error:
+                own = str(error).replace(f"{type(self.openai).__name__}.", "")
+                raise self.broken("openai", f" describes no server: {own}") from None
+        return self
+
+
 class EnvConfig(Section):
     """The environment that an episode runs in."""
 
@@ -314,6 +458,11 @@ class EnvConfig(Section):
     """Opens every conversation whose task has no system message of its own."""
     describe_tools_in_prompt: bool = True
     """Describe the tools in the prompt, as the model's chat template does."""
+    wrappers: Listed[WrapperConfig] = ()
+    """Around the environment, the first one innermost (docs/envs.md)."""
+    agents: dict[str, AgentConfig] = Field(default_factory=dict)
+    """Those of several agents that are not the policy in training, by name (docs/envs.md); an agent
+    that is not listed is."""
     agent_command: Listed[str] = ()
     """An agent's own program and its arguments instead of an environment: run once an episode in
     the file's folder, it asks the policy at OPENAI_BASE_URL (docs/policy-server.md)."""
@@ -324,12 +473,14 @@ class RewardFunctionConfig(Section):
 
     function: str
     """``file.py:name`` or ``module:name``: a function of the episode (``EpisodeView``) that gives a
-    number.
+    number; or a built-in one: ``exact_answer``, ``exact_match``, ``f1``, ``math_answer``,
+    ``unit_tests``, ``json_schema``, ``text_format``, ``length_cost``, ``tool_cost``, ``judge``
+    (docs/rewards.md).
     """
     name: str | None = None
     """Name in metrics; by default the function's own."""
     weight: float = 1.0
-    """Weight in the sum."""
+    """Weight in the sum; a part of weight 0 is a metric."""
     args: Arguments = Field(default_factory=dict)
     """Keyword arguments bound to the function."""
 
@@ -353,13 +504,36 @@ class RewardModelConfig(Section):
         return self.stage is not None or self.path is not None
 
 
+class CustomRewardConfig(Section):
+    """One part more: verl's ``compute_score`` or TRL's reward function, called as they are there
+    (docs/rewards.md); without ``path`` there is none."""
+
+    path: str | None = None
+    """A Python file, from the configuration's folder on, or a module."""
+    name: str = "compute_score"
+    """Of the function, and of the part."""
+    weight: float = 1.0
+    """Weight in the sum."""
+    args: Arguments = Field(default_factory=dict)
+    """Further keyword arguments of each call."""
+    conversational: bool = True
+    """Give TRL's function completions as lists of messages, as for its conversational data sets;
+    false gives texts."""
+
+
 class RewardConfig(Section):
     """What an episode is worth: the weighted sum of the parts, of a reward model's score, and of
     the environment's step rewards."""
 
     functions: Listed[RewardFunctionConfig] = ()
     """The parts."""
+    custom: CustomRewardConfig = Field(default_factory=CustomRewardConfig)
+    deadline_s: Seconds = 60.0
+    """Seconds that one function may take over an episode, or over a group."""
     model: RewardModelConfig = Field(default_factory=RewardModelConfig)
     """What scores episodes beside the functions."""
     step_weight: float = 1.0
     """Weight of the sum of the environment's step rewards."""
+    full_marks: float | None = None
+    """The reward of a right solution, by which `agentrl check` judges; by default the sum of the
+    functions' positive weights, or 1 without functions."""

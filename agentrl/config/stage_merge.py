@@ -14,9 +14,11 @@ Tree: TypeAlias = dict[str, Any]
 # or mapping.
 SHORT_FORMS: Mapping[tuple[str, ...], str] = {
     ("data",): "train",
+    ("data", "train", "*"): "data",
     ("data", "sampler"): "name",
     ("algorithm",): "name",
     ("env", "tools", "*"): "function",
+    ("env", "wrappers", "*"): "function",
     ("env", "resources", "*"): "function",
     ("reward", "functions", "*"): "function",
     ("eval", "sets", "*"): "data",
@@ -27,7 +29,7 @@ SHORT_FORMS: Mapping[tuple[str, ...], str] = {
 _OWNED: Mapping[tuple[str, ...], tuple[str, ...] | None] = {
     ("algorithm", "name"): None,  # all of them
     ("data", "sampler", "name"): None,
-    ("data", "train"): ("args",),
+    ("data", "train"): ("args", "custom"),
     ("env", "entry_point"): ("args",),
     ("train", "steps"): ("epochs",),
     ("train", "epochs"): ("steps",),

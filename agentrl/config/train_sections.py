@@ -153,7 +153,8 @@ class TrainConfig(Section):
     epochs: Count | None = None
     """Passes over the data, instead of ``steps``; 1 where neither is given."""
     world_size: Count = 1
-    """Training processes (ranks)."""
+    """Training processes (ranks): those that get different data times ``tp_size`` times
+    ``sp_size``."""
     batch_prompts: Count = 16
     """Tasks in a batch; each is played ``rollout.group_size`` times."""
     mini_batch_prompts: Count = Field(default_factory=lambda data: data["batch_prompts"])
@@ -173,10 +174,37 @@ class TrainConfig(Section):
     backend: Literal["fsdp2", "plain"] = "fsdp2"
     """``fsdp2`` shards weights, gradients and optimizer over the ranks; ``plain`` is one process
     without FSDP, with the same numbers."""
-    gradient_checkpointing: bool = False
-    """Compute activations again in the backward instead of keeping them."""
+    shard: Literal["full", "grad_op", "hybrid"] = "full"
+    """How ``fsdp2`` shards: ``full`` gathers each layer for its forward and again for its backward;
+    ``grad_op`` keeps it gathered from a step's first forward to its last backward; ``hybrid``
+    shards within groups of ``shard_size`` ranks, which are replicas of each other."""
+    shard_size: Count | None = None
+    """Data-parallel ranks of a group with ``shard: hybrid``, such as the GPUs of a machine."""
+    gradient_sync: Literal["micro_batch", "mini_batch"] = "micro_batch"
+    """When ranks sum gradients: after each micro-batch, so that each keeps a shard; or once an
+    optimizer step, for which each keeps the whole gradient in float32."""
+    tp_size: Count = 1
+    """Ranks that hold each layer together (tensor parallelism of Qwen2, Qwen3 and Llama); the same
+    in all stages."""
+    sp_size: Count = 1
+    """Ranks that hold each packed row together (sequence parallelism, Ulysses), so that
+    ``micro_batch_tokens`` are divided among them; the same in all stages."""
+    gradient_checkpointing: bool | Literal["selective"] = False
+    """Compute activations again in the backward instead of keeping them. ``selective`` keeps what
+    costs most to make again: the results of attention and of every second matrix product."""
+    offload: Literal["none", "optimizer", "all"] = "none"
+    """What waits in the host's memory while no call of a role needs it: ``optimizer`` its state
+    between steps, ``all`` the weights too between calls."""
+    compile: bool = False
+    """Compile layers with ``torch.compile``; rows are filled up to one of eight lengths an
+    octave."""
     threads_per_rank: Count = 1
     """CPU threads of a rank; more than one is slower for tiny models."""
+
+    @property
+    def data_parallel(self) -> int:
+        """Ranks that get different data."""
+        return self.world_size // (self.tp_size * self.sp_size)
 
 
 class AlgorithmConfig(Section):

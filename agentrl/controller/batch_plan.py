@@ -26,6 +26,7 @@ class PlannedBatch:
         auxiliary: ``[T]`` the tokens of each auxiliary loss.
         algorithm_state: what the algorithm carries from step to step.
         policy_version: of the weights that are trained.
+        agents: the agent of each trajectory.
     """
 
     batch: Batch
@@ -34,6 +35,7 @@ class PlannedBatch:
     auxiliary: Mapping[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
     algorithm_state: AlgorithmState = field(default_factory=dict)
     policy_version: int = 0
+    agents: tuple[str, ...] = ()
 
     @classmethod
     def plan(

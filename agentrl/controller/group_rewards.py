@@ -4,12 +4,12 @@ return, checked.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.algorithms import Credit, GroupSummary, Rewards
+from agentrl.algorithms import AlgorithmSpec, Credit, FilterResult, GroupSummary, Rewards
 from agentrl.errors import TrainingError
 from agentrl.rollouts import turns_of
 from agentrl.types import Trajectory, TrajectoryGroup
@@ -27,6 +27,45 @@ def summary_of(group: TrajectoryGroup) -> GroupSummary:
         truncated=_truncated(finished),
         parts=_parts(finished),
     )
+
+
+def comparable(algorithm: AlgorithmSpec, group: TrajectoryGroup) -> FilterResult:
+    """Whether an algorithm can learn of a group, whose rollouts have a single agent each."""
+    if not group.finished:
+        return FilterResult(False, "too_few_finished")
+    if algorithm.needs.baseline and group.baseline is None:
+        return FilterResult(False, "no_baseline")
+    return algorithm.keep_group(summary_of(group))
+
+
+def seat_groups(
+    groups: Sequence[TrajectoryGroup], keep: Callable[[TrajectoryGroup], FilterResult]
+) -> tuple[list[TrajectoryGroup], list[int]]:
+    """The groups whose rollouts are compared: of each trained agent those in which it acted.
+
+    Args:
+        groups: in the order of the batch, each kept whole.
+        keep: whether a group may be trained on.
+
+    Returns:
+        They, and for each the place of its whole group.
+    """
+    found = [
+        (own, place)
+        for place, group in enumerate(groups)
+        for own in group.by_seat()
+        if own is group or keep(own).keep
+    ]
+    return [own for own, _ in found], [place for _, place in found]
+
+
+def keep_any_seat(
+    group: TrajectoryGroup, keep: Callable[[TrajectoryGroup], FilterResult]
+) -> FilterResult:
+    """Whether a finished group may be trained on: as ``keep`` says of any of its agents."""
+    results = [keep(own) for own in group.by_seat()]
+    kept = next((result for result in results if result.keep), None)
+    return kept or next(iter(results), FilterResult(False, "no_trained_agent"))
 
 
 def rewards_of(groups: Sequence[TrajectoryGroup], seed: int) -> Rewards:

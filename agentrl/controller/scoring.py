@@ -16,7 +16,7 @@ from agentrl.metrics import REWARD_MODEL_PART
 from agentrl.rollouts import GroupOutcome, make_batch
 from agentrl.training import Layout, ModelInfo, RewardModel, shards
 from agentrl.training.data.partition import partition
-from agentrl.types import Batch, Status, Trajectory, TrajectoryGroup
+from agentrl.types import REWARD_STYLE, Batch, Status, Trajectory, TrajectoryGroup
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,14 +96,20 @@ class RewardScorer:
 
     def score(self, outcomes: Sequence[GroupOutcome]) -> list[GroupOutcome]:
         """The same outcomes with scores; a trajectory that cannot be scored has failed at the
-        boundary ``reward``.
+        boundary ``reward``. A task whose style is ``rule`` (verl's ``reward_model.style``) is not
+        scored.
 
         Raises:
             RewardError: the reward model failed as a whole.
         """
-        parts = [[outcome] for outcome in outcomes] if self.one_by_one else [outcomes]
+        ours = [one for one in outcomes if one.group.task.info.get(REWARD_STYLE) != "rule"]
+        parts = [[outcome] for outcome in ours] if self.one_by_one else [ours]
         try:
-            return [scored for part in parts for scored in self._together(part)]
+            scored = iter([scored for part in parts for scored in self._together(part)])
+            return [
+                one if one.group.task.info.get(REWARD_STYLE) == "rule" else next(scored)
+                for one in outcomes
+            ]
         except AgentRLError as error:
             group_indices = ", ".join(str(outcome.request.group_index) for outcome in outcomes)
             raise RewardError(
@@ -120,6 +126,12 @@ class RewardScorer:
 
     def _readable(self, trajectory: Trajectory) -> Trajectory:
         """The trajectory, or its failure where the reward model cannot read it."""
+        if trajectory.seats:
+            return _failed(
+                trajectory,
+                "has several agents, and a reward model (reward.model) scores an episode of one; "
+                "score each agent by a reward function",
+            )
         samples = trajectory.samples()
         if not samples:
             return _failed(trajectory, "has no tokens to score; use an engine that returns ids")

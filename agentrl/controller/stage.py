@@ -6,7 +6,9 @@ import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,17 @@ import numpy as np
 
 from agentrl.algorithms import AlgorithmSpec
 from agentrl.controller.batch_plan import PlannedBatch
-from agentrl.controller.checkpoints import Checkpoints, Manifest
+from agentrl.controller.checkpoints import CheckpointCopies, Checkpoints, Manifest
 from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.controller.evaluator import Evaluator
 from agentrl.controller.failures import FailureBound
-from agentrl.controller.group_rewards import checked_credit, checked_weights, rewards_of
+from agentrl.controller.group_rewards import (
+    checked_credit,
+    checked_weights,
+    comparable,
+    rewards_of,
+    seat_groups,
+)
 from agentrl.controller.recording.learned_tokens import LearnedTokens
 from agentrl.controller.recording.recorder import Recorder
 from agentrl.controller.recording.skipped_steps import SkippedSteps
@@ -29,6 +37,7 @@ from agentrl.errors import (
     ConfigError,
     EpisodesFailedError,
     RunInterruptedError,
+    StoreError,
     TrainingError,
     WeightMismatchError,
 )
@@ -36,6 +45,7 @@ from agentrl.rollouts import make_batch
 from agentrl.store import Detail
 from agentrl.store.atomic import replacing_folder
 from agentrl.training import Actor, Critic, Layout, LearningRole, ModelInfo, Reference
+from agentrl.training.fsdp.checkpoint import is_written
 from agentrl.types import (
     BatchShard,
     SegmentKind,
@@ -45,6 +55,7 @@ from agentrl.types import (
     UpdateStats,
     seed_for,
 )
+from agentrl.types.env import MAIN_AGENT
 
 _PASSES: tuple[tuple[Callable[[AlgorithmSpec], bool], str, Callable[..., Any]], ...] = (
     (lambda spec: spec.recomputes_old_logprobs, "actor", Actor.logprobs),
@@ -73,6 +84,7 @@ class StageSettings:
         eval_every: steps between evaluations; None for the ends only.
         eval_before: also before the first step.
         checkpoint_every: steps between checkpoints; None keeps the last step's alone.
+        checkpoint_beside: those are written beside the steps that follow.
         seed: ``run.seed``.
         failures: how many episodes of a batch may fail.
         detail: what annotations keep of each token (``store.detail``).
@@ -89,11 +101,24 @@ class StageSettings:
     checkpoint_every: int | None
     seed: int
     failures: FailureBound
+    checkpoint_beside: bool = True
     detail: Detail = "tokens"
     shuffle_rewards: bool = False
     train_on_tool_tokens: bool = False
     eval_every: int | None = None
     eval_before: bool = False
+
+
+@dataclass(eq=False)
+class _Pending:
+    """A checkpoint that is being written."""
+
+    folder: Path
+    manifest: Manifest
+    start: float
+    waiting: list[RoleHandle]
+    """Learners that have not told yet what became of it."""
+    error: StoreError | None = None
 
 
 @dataclass(eq=False)
@@ -113,6 +138,7 @@ class StageRun:
         model_folder: where the finished model is exported to.
         restored: a checkpoint to go on from.
         stop: asks the stage to end with a checkpoint.
+        copies: of the checkpoints, elsewhere; None makes none.
     """
 
     settings: StageSettings
@@ -127,6 +153,7 @@ class StageRun:
     model_folder: Path
     restored: tuple[Path, Manifest] | None = None
     stop: StopRequest = field(default_factory=StopRequest)
+    copies: CheckpointCopies | None = None
 
     def __post_init__(self) -> None:
         _check_names(self.settings.name, self.learners)
@@ -137,6 +164,7 @@ class StageRun:
         self._learned: LearnedTokens | None = None
         self._oldest_version = 0
         self._step = 0
+        self._pending: _Pending | None = None
         self._interrupted = self.restored[1].evaluating if self.restored else ""
         """The evaluation that started and did not end."""
         # a role that is not built is named here
@@ -182,6 +210,7 @@ class StageRun:
             return None
         self._step = state.step + 1
         self._oldest_version = state.policy_version - self.schedule.max_staleness
+        groups, group_rows = seat_groups(groups, partial(comparable, self.algorithm))
         if self.settings.shuffle_rewards:
             groups = _shuffled(groups, seed_for(self.settings.seed, "shuffle_rewards", state.step))
         if self.schedule.on_stale == "drop":
@@ -201,10 +230,11 @@ class StageRun:
             weight=None
             if select is None
             else checked_weights(select(rewards), rewards, self.algorithm.told("select")),
+            group_rows=group_rows,
             trained=trained,
             oldest_version=self._oldest_version,
         )
-        return PlannedBatch.plan(
+        planned = PlannedBatch.plan(
             batch,
             self.algorithm,
             Layout(self._first.group.mesh.dp, self.settings.micro_batch_tokens, self._length_scale),
@@ -215,6 +245,9 @@ class StageRun:
             policy_version=state.policy_version,
             share_prefixes=self._share_prefixes,
         )
+        finished = [one for group in groups for one in group.finished]
+        agents = tuple(one.turns[0].agent if one.turns else MAIN_AGENT for one in finished)
+        return replace(planned, agents=agents)
 
     def forward(self, batch: PlannedBatch) -> PlannedBatch:
         """The batch with the columns of every pass that the algorithm needs before the update."""
@@ -291,6 +324,7 @@ class StageRun:
         stats: Stats,
     ) -> None:
         """Annotations, metrics and the display's line of a step."""
+        self._settle(wait=False)
         self.recorder.record_failures(self.schedule.take_failures())
         counts = {**self.schedule.take_counts(), **self.skipped.take_counts()}
         if batch is not None and self.schedule.on_stale == "mask_tokens":
@@ -359,20 +393,28 @@ class StageRun:
         """
         ends = state.step == self.num_steps or self.stop.by or self.skipped.ended
         if ends or _is_due(state, self.settings.checkpoint_every):
-            self._checkpoint(state)
+            beside = self.settings.checkpoint_beside and not ends
+            self._checkpoint(state, beside=beside)
         self.skipped.check()
         self.stop.check()
 
-    def _checkpoint(self, state: TrainState, again: Collection[int] = ()) -> None:
+    def _checkpoint(
+        self, state: TrainState, again: Collection[int] = (), *, beside: bool = False
+    ) -> None:
         """Keeps a checkpoint of a state whose weights the learner has; draws of ``again`` are
-        played once more."""
+        played once more.
+
+        Args:
+            beside: it is written beside what follows, which goes on where that fails.
+        """
         with self.timer.phase("checkpoint"):
+            self._settle(wait=True)
             start = time.monotonic()
             snapshot = self.schedule.snapshot(again)
             folder = self.checkpoints.begin(state.step)
             try:
                 for learner in self.learners:
-                    learner.call(LearningRole.save, folder / learner.name)
+                    learner.call(LearningRole.begin_save, folder / learner.name)
                 self.recorder.sync()
                 self.recorder.record_unsaved(snapshot.running)
                 evaluated_step, evaluated = self.recorder.last_evaluated
@@ -383,26 +425,98 @@ class StageRun:
                     rollouts=snapshot,
                     algorithm=dict(state.algorithm),
                     progress=dict(state.totals),
-                    results=self.recorder.results,
+                    results=deepcopy(self.recorder.results),
                     evaluated=evaluated if evaluated_step == state.step else {},
                     evaluating=self._interrupted,
                     uncounted=self.recorder.uncounted(),
                 )
-                self.checkpoints.commit(folder, manifest)
             except BaseException:
                 self.checkpoints.abandon(folder)
                 raise
-            fields = {
-                "path": str(folder),
-                "seconds": time.monotonic() - start,
-                "stage": self.settings.name,
-                "step": state.step,
-            }
-            logger.info(
-                "checkpoint %(path)s written in %(seconds).2f s",
-                fields,
-                extra={"event": "checkpoint_written", **fields},
+            self._pending = _Pending(folder, manifest, start, list(self.learners))
+            self._settle(wait=not beside, required=not beside)
+
+    def _settle(self, *, wait: bool, required: bool = False) -> None:
+        """Makes the checkpoint that is being written exist once it is written. Where it could not
+        be, the one before stays, and that is told.
+
+        Args:
+            wait: until it is written.
+            required: raise in place of telling.
+
+        Raises:
+            StoreError: it is required and cannot be written.
+        """
+        self._tell_copy(wait=False)
+        pending = self._pending
+        if pending is None:
+            return
+        while pending.waiting:
+            result = pending.waiting[0].call(LearningRole.save_result, wait)
+            if result is None:
+                return
+            pending.waiting.pop(0)
+            pending.error = pending.error or result.error
+        self._pending = None
+        self._tell_copy(wait=True)  # of the one before, which may be deleted now
+        try:
+            if pending.error is not None:
+                raise pending.error
+            self.checkpoints.commit(pending.folder, pending.manifest)
+        except StoreError as error:
+            self.checkpoints.abandon(pending.folder)
+            if required:
+                raise
+            self.recorder.record_failed_checkpoint(
+                f"there is no checkpoint {pending.folder}", error
             )
+            return
+        except BaseException:
+            self.checkpoints.abandon(pending.folder)
+            raise
+        fields = {
+            "path": str(pending.folder),
+            "seconds": time.monotonic() - pending.start,
+            "stage": self.settings.name,
+            "step": pending.manifest.step,
+        }
+        logger.info(
+            "checkpoint %(path)s written in %(seconds).2f s",
+            fields,
+            extra={"event": "checkpoint_written", **fields},
+        )
+        self._begin_copy(pending.folder)
+
+    def _begin_copy(self, folder: Path) -> None:
+        if self.copies is not None:
+            self.copies.begin(folder)
+
+    def _tell_copy(self, *, wait: bool) -> None:
+        """Tells of a copy that could not be made; the run goes on.
+
+        Args:
+            wait: until the one that is being made has come to its end.
+        """
+        if self.copies is not None and (failed := self.copies.failure(wait=wait)) is not None:
+            self.recorder.record_failed_checkpoint(*failed)
+
+    def close(self) -> None:
+        """Waits for the checkpoint that is being written, and for its copy, where the stage ends by
+        an error. One whose ranks do not answer any more exists where all their files do."""
+        pending = self._pending
+        try:
+            self._settle(wait=True)
+        except TrainingError:
+            if pending is None or not all(
+                is_written(pending.folder / learner.name) for learner in self.learners
+            ):
+                raise
+            self._pending = None
+            self._tell_copy(wait=True)
+            self.checkpoints.commit(pending.folder, pending.manifest)
+            self._begin_copy(pending.folder)
+        finally:
+            self._tell_copy(wait=True)
 
     def finish(self, state: TrainState) -> TrainState:
         """Exports the model as an ordinary Hugging Face folder that exists whole or not at all; the
@@ -416,6 +530,7 @@ class StageRun:
             for learner in self.learners:
                 folder = part if learner is self._first else part / learner.name
                 learner.call(LearningRole.export, folder)
+        self._tell_copy(wait=True)
         return state
 
     def _evaluate(self, when: str, state: TrainState, done: Collection[str] = ()) -> None:
@@ -429,6 +544,7 @@ class StageRun:
             for result in self.evaluator.evaluate(when, done=done):
                 self.recorder.record_evaluation(result, state)
             self._interrupted = ""
+            self._settle(wait=True)
             if not done:
                 self.checkpoints.check_metric(self.recorder.last_evaluated[1])
 

@@ -161,6 +161,10 @@ def _call_to_wire(call: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _no_number(word: str) -> Any:
+    raise ValueError(f"{word} is no JSON number")
+
+
 def _call_from_wire(value: Any, where: str) -> dict[str, Any]:
     match value:
         case {"function": {"name": str(name), **function}}:
@@ -169,7 +173,7 @@ def _call_from_wire(value: Any, where: str) -> dict[str, Any]:
             raise WireFault(f"{where} must be a function call with a name, got {_short(value)}")
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
+            arguments = json.loads(arguments, parse_constant=_no_number)
         except ValueError as error:
             raise WireFault(
                 f"{where}.function.arguments must be JSON text, got {_short(arguments)} ({error})"

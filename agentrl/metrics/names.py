@@ -21,6 +21,7 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "reward/{data_source}/mean": "mean reward by data set",
         "reward/{data_source}/std": "standard deviation of the reward by data set",
         "reward_part/{part}/mean": "mean of one part of the rubric",
+        "reward_agent/{agent}/mean": "mean reward of one agent of several, where it acted",
         "accuracy/mean": "mean of the rubric's part `correct`; where there is none, the share of "
         "rewards above 0",
         "accuracy/{data_source}/mean": "accuracy by data set",
@@ -139,6 +140,8 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "after a resume",
         "count/restarted_episodes": "episodes whose state could not be saved then, and that "
         "restarted",
+        "count/failed_checkpoints": "checkpoints, or copies of them elsewhere, that could not be "
+        "written",
         "count/lost_workers": "rollout workers that died and were started again",
         "count/replayed_groups": "groups that they played, which were played again",
         "count/lost_servers": "servers of the engines that died or did not answer",

@@ -107,6 +107,8 @@ def _rewards(finished: Sequence[Trajectory]) -> dict[str, float]:
             values[f"accuracy{scope}"].append(correctness(trajectory))
         for part, value in trajectory.rewards.items():
             values[f"reward_part/{_segment(part)}"].append(float(value))
+        for agent, seat in trajectory.seats.items():
+            values[f"reward_agent/{_segment(agent)}"].append(seat.reward)
     means = {f"{name}/mean": float(np.mean(own)) for name, own in values.items()}
     return means | {
         f"{name}/std": float(np.std(own))

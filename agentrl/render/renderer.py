@@ -98,6 +98,12 @@ class Renderer(ABC):
             ids.pop()
         return self._text_of(tuple(ids))
 
+    def text(self, token_ids: npt.NDArray[np.int32]) -> str:
+        """The text of any tokens, every marker visible, for people; as ``decode`` with the stop
+        token.
+        """
+        return self._text_of(tuple(token_ids.tolist()))
+
     def tokenize(self, text: str) -> npt.NDArray[np.int32]:
         """The ids ``[n]`` of text alone, to measure the loss of sending a history as text.
 

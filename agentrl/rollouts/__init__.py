@@ -10,6 +10,7 @@ from agentrl.rollouts.episode import run_episode
 from agentrl.rollouts.gc_pacing import paced_collector
 from agentrl.rollouts.groups import GroupOutcome, GroupRequest, cancelled_outcome
 from agentrl.rollouts.rollout_spec import (
+    AgentSpec,
     EpisodeKey,
     EpisodeLimits,
     RolloutSpec,
@@ -17,10 +18,11 @@ from agentrl.rollouts.rollout_spec import (
     StagePermits,
 )
 from agentrl.rollouts.runner import EpisodeRunner
-from agentrl.rollouts.states.snapshots import EpisodeState, GroupState, NotResumable
+from agentrl.rollouts.states.snapshots import EpisodeState, GroupState, NotResumable, SeatState
 from agentrl.rollouts.token_consistency import assert_extends_context, assert_token_consistency
 
 __all__ = [
+    "AgentSpec",
     "DriverSpec",
     "EnvDriver",
     "EpisodeContext",
@@ -36,6 +38,7 @@ __all__ = [
     "PhaseSemaphores",
     "RolloutSpec",
     "RubricFactory",
+    "SeatState",
     "StagePermits",
     "assert_extends_context",
     "assert_token_consistency",

@@ -39,6 +39,7 @@ def make_batch(
     credit: npt.NDArray[np.float32],
     turn_credit: npt.NDArray[np.float32] | None = None,
     weight: npt.NDArray[np.float64] | None = None,
+    group_rows: Sequence[int] | None = None,
     trained: AbstractSet[SegmentKind] = POLICY_ONLY,
     oldest_version: int = 0,
 ) -> Batch:
@@ -50,6 +51,8 @@ def make_batch(
         turn_credit: ``[U]`` its credit of each turn; zeros by default.
         weight: ``[J]`` its weight of each trajectory among the others, ones by default; 0 trains
             nothing of it.
+        group_rows: the row of each of ``groups`` on the batch's group axis, by default its place;
+            the groups of several agents of one task share a row, and so an optimizer step.
         trained: the segment kinds that are trained if their sample owns the turn.
         oldest_version: tokens sampled by an earlier policy version are not trained.
 
@@ -67,6 +70,7 @@ def make_batch(
     if credit.shape != (len(trajectories),):
         raise ValueError(f"credit must have shape ({len(trajectories)},), got {credit.shape}")
     weights = np.ones(len(trajectories)) if weight is None else weight
+    rows = range(len(groups)) if group_rows is None else group_rows
     turns = turns_of(groups)
     turns_per_row = [len(trajectory.turns) for trajectory in trajectories]
     samples = [
@@ -90,7 +94,9 @@ def make_batch(
         turn_reward=np.asarray([sum(turn.rewards.values()) for _, turn in turns], np.float32),
         turn_credit=np.zeros(len(turns), np.float32) if turn_credit is None else turn_credit,
         state_key=np.asarray([int(turn.state_key or "0", 16) for _, turn in turns], np.uint64),
-        group=np.asarray([n for n, group in enumerate(groups) for _ in group.finished], np.int32),
+        group=np.asarray(
+            [row for row, group in zip(rows, groups, strict=True) for _ in group.finished], np.int32
+        ),
         group_index=np.asarray([one.group_index for one in trajectories], np.int64),
         rollout_index=np.asarray([one.rollout_index for one in trajectories], np.int32),
         reward=np.asarray([one.reward for one in trajectories], np.float32),

@@ -99,13 +99,16 @@ class TrajectoryBuilder:
     """A running episode's trajectory, to which turns are added one by one; ``finish`` freezes it.
 
     Attributes:
+        conversations: the conversation of each agent that has acted, in the order of their first
+            turns.
         messages: the conversation that the last turn extended.
-        restarts: sequences that began after the first one.
+        restarts: sequences that began after an agent's first one.
         fault: the error of the environment or program, equal in every attempt that does the same.
         resumed_turns: turns that came from a checkpoint.
         clock: gives the episode's times of day.
         rewards, reward, info, env, reasons, first_state: see ``Trajectory``.
         last_observed, last_info: the observation that no turn has answered.
+        unclaimed: step rewards of agents without a turn, which count for their first one.
     """
 
     key: EpisodeKey
@@ -125,6 +128,8 @@ class TrajectoryBuilder:
     first_state: Blob | None = None
     last_observed: tuple[Message, ...] = ()
     last_info: Mapping[str, Any] = field(default_factory=dict)
+    conversations: dict[str, tuple[Message, ...]] = field(default_factory=dict)
+    unclaimed: dict[str, float] = field(default_factory=dict)
     _started: float = field(default_factory=time.monotonic)
 
     def start(self) -> None:
@@ -164,8 +169,9 @@ class TrajectoryBuilder:
         """
         sequence = turn.sequence
         index = len(self.turns)
-        self.restarts += sequence.parent is None and bool(self.turns)
+        self.restarts += sequence.parent is None and agent in self.conversations
         self.messages = (*sequence.messages, message)
+        self.conversations[agent] = self.messages
         self.turns.append(
             Turn(
                 index=index,
@@ -225,10 +231,45 @@ class TrajectoryBuilder:
         self.turns[-1] = replace(
             last,
             calls=result.calls,
-            rewards={"step": float(result.reward)} if result.reward else {},
             timings=timings,
             info=dict(result.info),
         )
+        reward = result.reward
+        given = reward if isinstance(reward, Mapping) else {last.agent: reward}
+        for agent, value in ({last.agent: 0.0} | dict(given)).items():
+            self._earn(agent, float(value))
+
+    def _earn(self, agent: str, value: float) -> None:
+        """Adds a step reward to an agent's latest turn."""
+        value += self.unclaimed.pop(agent, 0.0)
+        own = next((turn for turn in reversed(self.turns) if turn.agent == agent), None)
+        if own is None:
+            self.unclaimed[agent] = value
+        elif value:
+            rewards = {"step": own.rewards.get("step", 0.0) + value}
+            self.turns[own.index] = replace(own, rewards=rewards)
+
+    def add_turn_rewards(self, agent: str, rewards: Mapping[str, Sequence[float]]) -> None:
+        """Gives every turn of an agent its share of parts that score turns.
+
+        Args:
+            agent: whose turns they score.
+            rewards: for each part one number a turn of the agent, weighted.
+        """
+        own = [index for index, turn in enumerate(self.turns) if turn.agent == agent]
+        for name, values in rewards.items():
+            for index, value in zip(own, values, strict=True):
+                turn = self.turns[index]
+                self.turns[index] = replace(turn, rewards={**turn.rewards, name: value})
+
+    def weigh_step_rewards(self, agent: str, weight: float) -> None:
+        """Makes the step rewards of an agent's turns what they are worth in the episode's reward,
+        as the parts that score turns are.
+        """
+        for index, turn in enumerate(self.turns):
+            if turn.agent == agent and "step" in turn.rewards:
+                step = weight * turn.rewards["step"]
+                self.turns[index] = replace(turn, rewards={**turn.rewards, "step": step})
 
     def observe(self, messages: tuple[Message, ...], info: Mapping[str, Any]) -> None:
         """Keeps an observation, which is the episode's last one unless a turn answers it."""

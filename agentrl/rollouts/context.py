@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar, cast
 
 from agentrl.engines.base import RolloutEngine
@@ -73,7 +73,19 @@ class EpisodeContext:
             self.services[make] = make(self.engine)
         return cast(Service, self.services[make])
 
+    def of_agent(self, agent: str) -> EpisodeContext:
+        """The parts that generate an agent's turns: these, or those of its own server.
+
+        Raises:
+            ConfigError: the variable that is to hold the server's key is not set.
+        """
+        own = self.spec.agents.get(agent)
+        if own is None or own.server is None:
+            return self
+        return replace(self, engine=self.service(own.engine), renderer=None)
+
     async def close(self) -> None:
-        """Closes the services of this host."""
+        """Closes the services of this host, and what the rubric holds on its loop."""
         for service in self.services.values():
             await service.close()
+        await self.rubric.close()

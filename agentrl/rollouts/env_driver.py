@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
-from agentrl.envs import AsyncEnv, Env, EnvSpec, ToolEnv, build_env, observation_findings
+from agentrl.envs import AsyncEnv, Env, EnvSpec, build_env, observation_findings
 from agentrl.errors import EnvError
+from agentrl.rollouts.builder import SequenceState
 from agentrl.rollouts.deadlines import TimeLimit
-from agentrl.rollouts.states.snapshots import EpisodeState, NotResumable, StateSlot
+from agentrl.rollouts.states.snapshots import EpisodeState, NotResumable, SeatState, StateSlot
 from agentrl.rollouts.states.state_recorder import StateRecorder
 from agentrl.rollouts.tool_calls import num_bad_turns
 from agentrl.rollouts.turns import TurnGenerator
@@ -30,8 +31,27 @@ from agentrl.types.clock import WaitClock, counted_by
 _NO_MESSAGE = "something-to-answer"
 
 
+@dataclass(slots=True, eq=False)
+class Seat:
+    """One agent of the running episode.
+
+    Args:
+        turns: generates its turns.
+        sequence: that its next turn extends.
+        tools: on offer to it.
+        bad_turns: its consecutive last turns without a readable call.
+    """
+
+    turns: TurnGenerator
+    sequence: SequenceState
+    tools: tuple[ToolSpec, ...] = ()
+    bad_turns: int = 0
+
+
 class EnvDriver:
     """Alternates observation, turn and action until the environment or a limit ends the episode.
+
+    Each agent that the environment names has a history of its own.
 
     Args:
         turns: the episode's turn generator.
@@ -57,14 +77,15 @@ class EnvDriver:
         self._states = states or StateRecorder(turns.context, turns.builder)
         self._env: AsyncEnv | None = None
         self._result = StepResult(Observation())
-        self._sequence = turns.first_sequence()
-        self._tools: tuple[ToolSpec, ...] = ()
-        self._bad_turns = 0
+        self._seats: dict[str, Seat] = {}
         if saved is not None:
             self._result = saved.result
-            self._sequence = turns.resume(saved)
-            self._tools = saved.tools
-            self._bad_turns = num_bad_turns(saved.turns)
+            turns.resume(saved)
+            for agent, own in saved.seats.items():
+                generator = turns.of_agent(agent)
+                sequence = generator.resume_seat(own)
+                bad_turns = num_bad_turns(saved.turns, agent)
+                self._seats[agent] = Seat(generator, sequence, own.tools, bad_turns)
 
     @property
     def env(self) -> Env | None:
@@ -84,7 +105,7 @@ class EnvDriver:
             episode_id=builder.key.trajectory_id,
         )
         self._env = AsyncEnv(make() if self._spec.is_plain else await build_env(make))
-        if context.renderer is not None and isinstance(self._env.env, ToolEnv):
+        if context.renderer is not None:
             self._env.env.use_tokenizer(context.renderer.token_ends)
         if self._saved is None:
             key = builder.key
@@ -102,16 +123,17 @@ class EnvDriver:
         timeout_s = turns.context.spec.limits.turn_timeout_s
         while (end := self._end()) is None:
             agent = self._result.observation.agent
-            observed = await self._observe()
-            request = turns.next_request(self._sequence, observed, self._tools)
+            seat = self._seat(agent)
+            observed = await self._observe(seat)
+            request = seat.turns.next_request(seat.sequence, observed, seat.tools)
             if isinstance(request, Status):
                 return request
             async with TimeLimit(timeout_s, "turn_timeout"):
-                turn = await turns.generate(request, agent=agent)
+                turn = await seat.turns.generate(request, agent=agent)
                 if turn is None:
                     return Status("cancelled", "aborted")
-                self._result = await self._step(self._env, turn.action)
-            self._sequence = turn.sequence
+                self._result = await self._step(self._env, seat, turn.action)
+            seat.sequence = turn.sequence
             await self._save_state(self._env)
         await self._keep_last_observation()
         return end
@@ -121,18 +143,24 @@ class EnvDriver:
         if self._env is not None:
             await self._env.close()
 
-    async def _observe(self) -> tuple[Message, ...]:
+    def _seat(self, agent: str) -> Seat:
+        if agent not in self._seats:
+            generator = self._turns.of_agent(agent)
+            self._seats[agent] = Seat(generator, generator.first_sequence())
+        return self._seats[agent]
+
+    async def _observe(self, seat: Seat) -> tuple[Message, ...]:
         """The new messages of the observation that the next turn answers."""
         observation = self._result.observation
         observed = await _with_images(observation.messages, observation.images)
         self._turns.builder.observe(observed, observation.info)
         if observation.tools is not None:
-            self._tools = observation.tools
+            seat.tools = observation.tools
         if observation.tools_in_messages is not None:
-            self._turns.tools_in_messages = observation.tools_in_messages
+            seat.turns.tools_in_messages = observation.tools_in_messages
         if observation.rewrite is not None:
             rewritten = await _with_images(observation.rewrite, observation.images)
-            self._sequence = self._sequence.restarted(rewritten)
+            seat.sequence = seat.sequence.restarted(rewritten)
         return observed
 
     def _end(self) -> Status | None:
@@ -143,17 +171,19 @@ class EnvDriver:
             return Status("terminated")
         if result.truncated:
             return Status("truncated", str(result.info.get("reason", "env")))
-        if self._bad_turns >= limits.max_bad_turns:
+        if any(seat.bad_turns >= limits.max_bad_turns for seat in self._seats.values()):
             return Status("truncated", "bad_calls")
-        if len(self._turns.builder.turns) >= limits.max_turns:
+        agent = result.observation.agent
+        own_turns = sum(turn.agent == agent for turn in self._turns.builder.turns)
+        if own_turns >= limits.max_turns:
             return Status("truncated", "max_turns")
         return None
 
-    async def _step(self, env: AsyncEnv, action: Action) -> StepResult:
+    async def _step(self, env: AsyncEnv, seat: Seat, action: Action) -> StepResult:
         start = time.monotonic()
         builder = self._turns.builder
         is_bad = bool(action.problems) and not action.tool_calls
-        self._bad_turns = self._bad_turns + 1 if is_bad else 0
+        seat.bad_turns = seat.bad_turns + 1 if is_bad else 0
         waits = WaitClock()
         try:
             with counted_by(waits):
@@ -200,14 +230,16 @@ class EnvDriver:
             builder.count("save_s", time.monotonic() - start)
         slot.state = EpisodeState(
             turns=tuple(builder.turns),
-            sequence=self._sequence,
-            tools=self._tools,
+            seats={
+                agent: SeatState(seat.sequence, seat.tools, seat.turns.num_calls)
+                for agent, seat in self._seats.items()
+            },
             result=self._result,
             env=env_state,
-            num_calls=self._turns.num_calls,
             restarts=builder.restarts,
             timings=dict(builder.timings),
             first_state=builder.first_state,
+            unclaimed=dict(builder.unclaimed),
         )
 
 

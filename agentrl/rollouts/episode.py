@@ -6,9 +6,10 @@ import asyncio
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from dataclasses import asdict
 from typing import Any
 
-from agentrl.envs import EnvSpec, EpisodeView
+from agentrl.envs import EnvSpec, EpisodeView, Score
 from agentrl.errors import AgentRLError, EnvError, ServerError, ToolFaultError
 from agentrl.llm import CONTEXT_EXCEEDED
 from agentrl.rollouts.builder import TrajectoryBuilder
@@ -20,7 +21,17 @@ from agentrl.rollouts.rollout_spec import EpisodeKey
 from agentrl.rollouts.states.snapshots import EpisodeState, NotResumable, StateSlot
 from agentrl.rollouts.states.state_recorder import StateRecorder
 from agentrl.rollouts.turns import TurnGenerator
-from agentrl.types import SamplingParams, Status, Task, Trajectory, raised_at, users_traceback
+from agentrl.types import (
+    SamplingParams,
+    Seat,
+    Status,
+    Task,
+    Trajectory,
+    raised_at,
+    users_traceback,
+)
+from agentrl.types.env import MAIN_AGENT
+from agentrl.types.trajectory import SEATS
 
 _DEADLINES = frozenset({"episode_timeout", "turn_timeout"})
 
@@ -139,7 +150,7 @@ def _without_turns(turns: TurnGenerator, reason: str) -> Status:
     if reason == StragglerCancel.reason:
         return Status("cancelled", reason)
     turns.builder.info |= {"retryable": reason in _DEADLINES, "fault": turns.builder.fault}
-    if turns.num_calls:
+    if turns.has_asked:
         waiting = f"{reason} while waiting for the engine's first completion"
         return Status("failed", "engine", waiting)
     return Status("failed", "env", f"{reason} before the policy was asked for its first turn")
@@ -204,30 +215,75 @@ def _is_own_crash(turns: TurnGenerator, error: ToolFaultError, previous: Traject
 async def _score(turns: TurnGenerator, driver: EpisodeDriver, status: Status) -> None:
     """Runs the rubric; called before the driver closes, while the sandbox lives."""
     spec = turns.context.spec
-    rubric = turns.context.rubric
     builder = turns.builder
-    played = tuple(builder.turns)
-    step_reward = sum(sum(turn.rewards.values()) for turn in played)
     start = time.monotonic()
-    view = EpisodeView(
-        task=builder.task,
-        messages=builder.messages,
-        turns=played,
-        status=status,
-        env=driver.env,
-    )
-    scores = await rubric.scores(view)
-    rewards = {name: score.value for name, score in scores.items()}
-    total = rubric.total(rewards, step_reward=step_reward, step_weight=spec.step_reward_weight)
-    if any(turn.rewards for turn in played):
-        rewards["step"] = step_reward
+    scored = {
+        agent: await _score_seat(turns, driver, status, agent)
+        for agent in builder.conversations or (MAIN_AGENT,)
+    }
+    seats = {agent: seat for agent, (seat, _) in scored.items()}
+    if spec.agents or len(seats) > 1:
+        builder.info[SEATS] = {agent: asdict(seat) for agent, seat in seats.items()}
     builder.timings["score_at_s"] = builder.since_start(start)
     builder.count("score_s", time.monotonic() - start)
     builder.info = {**turns.measure_retokenization(), **builder.info}
-    builder.rewards = rewards
-    given = {name: score.why for name, score in scores.items() if score.why is not None}
-    builder.reasons = {**builder.reasons, **given}
-    builder.reward = total
+    trained = [agent for agent, seat in seats.items() if seat.train]
+    if not trained:
+        raise EnvError(
+            f"the episode of task {builder.task.id!r} ended before a trained agent had a turn, so "
+            f"that nobody has a reward; those that acted are {', '.join(seats)}: let a trained "
+            "one act, or set train: true for one",
+            retryable=False,
+        )
+    chosen = MAIN_AGENT if MAIN_AGENT in trained else trained[0]
+    builder.rewards = seats[chosen].rewards
+    builder.reward = seats[chosen].reward
+    for agent, (_, reasons) in scored.items():
+        given = {name if agent == chosen else f"{agent}: {name}": w for name, w in reasons.items()}
+        builder.reasons = {**builder.reasons, **given}
+
+
+async def _score_seat(
+    turns: TurnGenerator, driver: EpisodeDriver, status: Status, agent: str
+) -> tuple[Seat, dict[str, Any]]:
+    """What one agent got, and why; the rubric runs for those that are trained."""
+    spec = turns.context.spec
+    builder = turns.builder
+    rubric = turns.context.rubric
+    train = spec.trains(agent)
+    played = tuple(turn for turn in builder.turns if turn.agent == agent)
+    step_reward = sum(sum(turn.rewards.values()) for turn in played)
+    scores: Mapping[str, Score] = {}
+    reward = spec.step_reward_weight * step_reward
+    if train:
+        view = EpisodeView(
+            task=builder.task,
+            messages=builder.conversations.get(agent, builder.messages),
+            turns=played,
+            status=status,
+            env=driver.env,
+            agent=agent,
+        )
+        scores = await rubric.scores(view)
+        reward = rubric.total(
+            {name: score.value for name, score in scores.items()},
+            step_reward=step_reward,
+            step_weight=spec.step_reward_weight,
+        )
+        builder.add_turn_rewards(
+            agent,
+            {
+                name: [rubric.weights[name] * value for value in score.turns]
+                for name, score in scores.items()
+                if score.turns
+            },
+        )
+    builder.weigh_step_rewards(agent, spec.step_reward_weight)
+    rewards = {name: score.value for name, score in scores.items()}
+    if any(turn.rewards for turn in played):
+        rewards["step"] = step_reward
+    reasons = {name: score.why for name, score in scores.items() if score.why is not None}
+    return Seat(train, reward, rewards), reasons
 
 
 async def _clean_up(turns: TurnGenerator, driver: EpisodeDriver) -> str:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from agentrl.engines.base import RolloutEngine
+from agentrl.engines.openai import OpenAIEngine
 from agentrl.envs import EnvSpec, Rubric
+from agentrl.errors import ConfigError
+from agentrl.llm import ChatServerSpec
 from agentrl.render import Renderer
 from agentrl.rollouts.driver import DriverSpec
 from agentrl.types import Purpose, SamplingParams
@@ -56,6 +61,34 @@ class EpisodeLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class AgentSpec:
+    """One of several agents of an episode, as ``Observation.agent`` names it.
+
+    Args:
+        train: whether its tokens are trained; those of another one are stored alone.
+        server: answers in its place, and is never trained; by default the policy's own engine.
+
+    Raises:
+        ConfigError: a server is to be trained.
+    """
+
+    train: bool = True
+    server: ChatServerSpec | None = None
+
+    def __post_init__(self) -> None:
+        if self.train and self.server is not None:
+            raise ConfigError(
+                "AgentSpec.train must be False for an agent with a server of its own (it gives "
+                f"neither ids nor logprobs), got True with {self.server.base_url}; set it"
+            )
+
+    def engine(self, policy: RolloutEngine) -> OpenAIEngine:
+        """The engine of its server; ``policy`` has no part in it."""
+        assert self.server is not None, "else the policy's engine is its own"
+        return OpenAIEngine(self.server)
+
+
+@dataclass(frozen=True, slots=True)
 class StagePermits:
     """Bounds of one runner: episodes in each phase, sandboxes, and threads of its process.
 
@@ -91,6 +124,7 @@ class RolloutSpec:
         states: when the changed files of the sandbox are stored: never, at the end, after each
             turn.
         num_alternatives: most likely tokens to record beside each sampled one.
+        agents: those of several agents that are no plain policy, by name.
     """
 
     env: EnvSpec | DriverSpec
@@ -107,6 +141,12 @@ class RolloutSpec:
     save_episode_state: bool = False
     states: Literal["off", "end", "turn"] = "off"
     num_alternatives: int = 0
+    agents: Mapping[str, AgentSpec] = field(default_factory=dict)
+
+    def trains(self, agent: str) -> bool:
+        """Whether an agent's tokens are trained."""
+        own = self.agents.get(agent)
+        return own is None or own.train
 
 
 @dataclass(frozen=True, slots=True)

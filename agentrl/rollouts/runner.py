@@ -20,6 +20,7 @@ from agentrl.errors import EngineError
 from agentrl.rollouts.context import EpisodeContext, PhaseSemaphores
 from agentrl.rollouts.deadlines import Deadlines, StragglerCancel
 from agentrl.rollouts.episode import run_episode
+from agentrl.rollouts.group_scores import with_group_scores
 from agentrl.rollouts.groups import GroupInFlight, GroupOutcome, GroupRequest, cancelled_outcome
 from agentrl.rollouts.rollout_spec import RolloutSpec
 from agentrl.rollouts.states.snapshots import EpisodeState, GroupState, StateSlot
@@ -191,7 +192,9 @@ class EpisodeRunner:
             was_ended = isinstance(group.rollouts[rollout_index], Trajectory)
             trajectory = await self._rollout(group, rollout_index, stragglers[rollout_index])
             group.rollouts[rollout_index] = trajectory
-            if not was_ended:  # else it was told of before its state was saved
+            # one that was ended was told of before its state was saved, and one that its group
+            # scores is not whole yet
+            if not was_ended and not self._context.rubric.scores_groups:
                 group.news.append(trajectory)
             if request.is_baseline(rollout_index):
                 return trajectory
@@ -207,11 +210,11 @@ class EpisodeRunner:
             async with asyncio.TaskGroup() as rollouts:
                 tasks = [rollouts.create_task(play(n)) for n in range(request.num_rollouts)]
         sandboxes = self._context.sandboxes
+        played = tuple(task.result() for task in tasks)
+        scored = await with_group_scores(self._context.rubric, played)
         return GroupOutcome(
             replace(request, saved=None),
-            TrajectoryGroup(
-                request.group_index, request.task, tuple(task.result() for task in tasks)
-            ),
+            TrajectoryGroup(request.group_index, request.task, scored),
             tuple(group.retried),
             None if sandboxes is None else sandboxes.counts(),
         )

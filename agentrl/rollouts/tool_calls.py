@@ -45,9 +45,15 @@ def renumbered(parsed: ParsedMessage, number: int) -> ParsedMessage:
     return _with_calls(parsed, calls, problems, spans)
 
 
-def num_bad_turns(turns: Sequence[Turn]) -> int:
-    """The number of consecutive last turns that tried a call and made none that could be read."""
-    bad = [bool(turn.calls) and not any(record.call for record in turn.calls) for turn in turns]
+def num_bad_turns(turns: Sequence[Turn], agent: str) -> int:
+    """The number of an agent's consecutive last turns that tried a call and made none that could be
+    read.
+    """
+    bad = [
+        bool(turn.calls) and not any(record.call for record in turn.calls)
+        for turn in turns
+        if turn.agent == agent
+    ]
     return sum(1 for _ in takewhile(bool, reversed(bad)))
 
 

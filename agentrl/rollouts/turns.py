@@ -18,7 +18,7 @@ from agentrl.render.retokenize import retok_frac, template_frac
 from agentrl.rollouts.builder import SequenceState, TrajectoryBuilder, TurnRequest
 from agentrl.rollouts.context import EpisodeContext
 from agentrl.rollouts.deadlines import counted_now
-from agentrl.rollouts.states.snapshots import EpisodeState
+from agentrl.rollouts.states.snapshots import EpisodeState, SeatState
 from agentrl.rollouts.token_consistency import assert_extends_context, assert_token_consistency
 from agentrl.rollouts.tool_calls import bounded, renumbered
 from agentrl.store.json_text import to_json
@@ -62,6 +62,7 @@ class TurnGenerator:
         context: engine, renderer and parser.
         builder: records the turns.
         sampling: the episode's sampling parameters.
+        session_id: the KV session of its first sequence; by default the episode's own.
 
     Attributes:
         num_calls: engine calls so far, which is the number of the next one.
@@ -69,40 +70,78 @@ class TurnGenerator:
     """
 
     def __init__(
-        self, context: EpisodeContext, builder: TrajectoryBuilder, sampling: SamplingParams
+        self,
+        context: EpisodeContext,
+        builder: TrajectoryBuilder,
+        sampling: SamplingParams,
+        *,
+        session_id: str = "",
     ) -> None:
         self.context = context
         self.builder = builder
         self.sampling = sampling
         self.num_calls = 0
         self.tools_in_messages: tuple[ToolSpec, ...] = ()
-        self._sessions = {builder.key.session_id}
+        self._session_id = session_id or builder.key.session_id
+        self._sessions = {self._session_id}
+        self._of_agents: dict[str, TurnGenerator] = {}
         self._last_request: TurnRequest | None = None
         self._offered: tuple[tuple[ToolSpec, ...], Blob | None] = ((), None)
 
     def first_sequence(self) -> SequenceState:
-        """The empty sequence at the episode's beginning, in the episode's own KV session."""
-        return SequenceState(self.builder.key.session_id)
+        """The empty sequence at the episode's beginning, in a KV session of its own."""
+        return SequenceState(self._session_id)
 
-    def resume(self, saved: EpisodeState) -> SequenceState:
-        """Takes over the turns of a checkpoint.
+    @property
+    def has_asked(self) -> bool:
+        """Whether any agent's engine was asked for a turn."""
+        return any(own.num_calls for own in (self, *self._of_agents.values()))
 
-        Returns:
-            The sequence that the next turn extends, in this attempt's KV session.
+    def of_agent(self, agent: str) -> TurnGenerator:
+        """The generator of an agent's turns, which has its own sequences and engine. The first
+        agent of the policy's engine has this one.
         """
+        if agent not in self._of_agents:
+            context = self.context.of_agent(agent)
+            is_first = self not in self._of_agents.values()
+            self._of_agents[agent] = (
+                self
+                if context is self.context and is_first
+                else TurnGenerator(
+                    context,
+                    self.builder,
+                    self.sampling,
+                    session_id=f"{self._session_id}.{len(self._of_agents)}",
+                )
+            )
+        return self._of_agents[agent]
+
+    def resume(self, saved: EpisodeState) -> None:
+        """Takes over the turns of a checkpoint; ``resume_seat`` does an agent's sequence."""
         builder = self.builder
         builder.turns = list(saved.turns)
-        builder.messages = saved.sequence.messages
+        builder.conversations = {
+            agent: seat.sequence.messages for agent, seat in saved.seats.items()
+        }
+        builder.messages = builder.conversations[saved.turns[-1].agent]
+        builder.unclaimed = dict(saved.unclaimed)
         builder.restarts = saved.restarts
         builder.timings = dict(saved.timings)
         builder.first_state = saved.first_state
         builder.resumed_turns = len(saved.turns)
-        self.num_calls = saved.num_calls
-        return replace(saved.sequence, session_id=builder.key.session_id)
+
+    def resume_seat(self, seat: SeatState) -> SequenceState:
+        """Takes over an agent's state of a checkpoint.
+
+        Returns:
+            The sequence that its next turn extends, in this attempt's KV session.
+        """
+        self.num_calls = seat.num_calls
+        return replace(seat.sequence, session_id=self._session_id)
 
     def in_new_session(self, sequence: SequenceState) -> SequenceState:
         """``sequence`` in a new KV session, so that two turns can extend it concurrently."""
-        session_id = f"{self.builder.key.session_id}+{len(self._sessions)}"
+        session_id = f"{self._session_id}+{len(self._sessions)}"
         self._sessions.add(session_id)
         return replace(sequence, session_id=session_id)
 
@@ -250,13 +289,14 @@ class TurnGenerator:
         return opened if opened and isinstance(self.context.parser, MarkedFormat) else ""
 
     async def release(self) -> str:
-        """Releases the engine's KV sessions, and returns the problems."""
+        """Releases the engines' KV sessions, and returns the problems."""
         problems = []
-        for session_id in sorted(self._sessions):
-            try:
-                await self.context.engine.release(session_id)
-            except EngineError as error:
-                problems.append(f"engine.release: {error}")
+        for own in dict.fromkeys((self, *self._of_agents.values())):
+            for session_id in sorted(own._sessions):
+                try:
+                    await own.context.engine.release(session_id)
+                except EngineError as error:
+                    problems.append(f"engine.release: {error}")
         return "; ".join(problems)
 
     def _engine_request(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -13,15 +13,18 @@ from typing import Any, Literal
 from agentrl.agent_server import AgentProgramSpec
 from agentrl.algorithms import AlgorithmSpec
 from agentrl.config import StageConfig
-from agentrl.config.sections import RewardFunctionConfig
+from agentrl.config.sections import CustomRewardConfig, RewardFunctionConfig
 from agentrl.controller.evaluator import EvalPlan, EvalSet
 from agentrl.controller.samplers.catalog import make_sampler
 from agentrl.controller.samplers.task_sampler import TaskSampler
-from agentrl.envs import EnvSpec, EpisodeView, RewardFn, Rubric, Score, ToolEnv
-from agentrl.errors import ConfigError
+from agentrl.envs import EnvSpec, EpisodeView, RewardFn, Rubric, Score, ToolEnv, WrapperReference
+from agentrl.envs.rewards import BUILT_IN
+from agentrl.envs.rewards.custom import custom_reward
+from agentrl.errors import ConfigError, did_you_mean
 from agentrl.render import RendererSpec
-from agentrl.rollouts import EpisodeLimits, RolloutSpec, RubricFactory, StagePermits
+from agentrl.rollouts import AgentSpec, EpisodeLimits, RolloutSpec, RubricFactory, StagePermits
 from agentrl.run.data.datasets import DataSet
+from agentrl.run.data.task_table import TaskTable
 from agentrl.run.model_folder import given_model
 from agentrl.run.vocabulary import check_vocabulary
 from agentrl.store.store_spec import NUM_ALTERNATIVES
@@ -37,6 +40,7 @@ from agentrl.tools import (
     resolve_tools,
 )
 from agentrl.training import RewardModelSpec
+from agentrl.training.parallel.rank_mesh import Sharding
 from agentrl.types import SamplingParams, Task
 from agentrl.types.user_code.function import check_takes, load_function
 
@@ -93,10 +97,14 @@ class RubricSpec:
     Args:
         parts: functions by reference.
         base_dir: where ``file.py:name`` references start.
+        custom: verl's or TRL's function, where it is given.
+        deadline_s: seconds for each function.
     """
 
     parts: tuple[RewardFunctionConfig, ...]
     base_dir: str
+    custom: CustomRewardConfig = field(default_factory=CustomRewardConfig)
+    deadline_s: float = 60.0
 
     def build(self) -> Rubric:
         """The rubric.
@@ -104,22 +112,50 @@ class RubricSpec:
         Raises:
             ConfigError: a reference names nothing, or something that is no function.
         """
-        return Rubric([(_bound(part, self.base_dir), part.weight) for part in self.parts])
+        parts = [(_bound(part, self.base_dir), part.weight) for part in self.parts]
+        if self.custom.path is not None:
+            parts.append((_custom(self.custom, self.base_dir), self.custom.weight))
+        return Rubric(parts, deadline_s=self.deadline_s)
 
 
 def _bound(part: RewardFunctionConfig, base_dir: str) -> RewardFn:
     broken = partial(part.broken, "function")
     takes = f"({', '.join(['episode', *(f'{key}=' for key in part.args)])})"
-    function = load_function(part.function, base_dir, broken, takes)
-    check_takes(function, part.function, broken, takes, "episode", **part.args)
+    reference = part.function
+    args = dict(part.args)
+    if ":" not in reference:
+        if reference not in BUILT_IN:
+            raise broken(
+                f"={reference!r} is no built-in reward{did_you_mean(reference, BUILT_IN)}; choose "
+                f"one of {', '.join(sorted(BUILT_IN))}, or name your own as file.py:function"
+            )
+        reference = BUILT_IN[reference]
+    function = load_function(reference, base_dir, broken, takes)
+    if part.function in BUILT_IN and "base_dir" in inspect.signature(function).parameters:
+        args.setdefault("base_dir", base_dir)  # where files among its settings start
+    check_takes(function, part.function, broken, takes, "episode", **args)
 
     def reward(view: EpisodeView) -> float | Score | Awaitable[float | Score]:
-        value: float | Score | Awaitable[float | Score] = function(view, **part.args)
+        value: float | Score | Awaitable[float | Score] = function(view, **args)
         return value
 
+    reward.__dict__.update(getattr(function, "__dict__", {}))  # what it scores, above all
     reward.__dict__["__wrapped__"] = function  # errors name the line of the user's function
     reward.__name__ = str(part.name or getattr(function, "__name__", type(function).__name__))
     return reward
+
+
+def _custom(own: CustomRewardConfig, base_dir: str) -> Callable[..., Any]:
+    broken = partial(own.broken, "path")
+    takes = "(data_source, solution_str, ground_truth, extra_info) or (prompts, completions, ...)"
+    function = load_function(f"{own.path}:{own.name}", base_dir, broken, takes)
+    return custom_reward(
+        function,
+        own.name,
+        own.args,
+        lambda rule: own.broken("path", f"='{own.path}': {own.name}{rule}"),
+        conversational=own.conversational,
+    )
 
 
 def rubric_spec(stage: StageConfig, live: LiveObjects) -> RubricFactory:
@@ -128,7 +164,8 @@ def rubric_spec(stage: StageConfig, live: LiveObjects) -> RubricFactory:
         return live.reward
     if live.reward is not None:
         return Rubric([live.reward] if callable(live.reward) else list(live.reward))
-    return RubricSpec(stage.reward.functions, str(stage.base_dir))
+    own = stage.reward
+    return RubricSpec(own.functions, str(stage.base_dir), own.custom, own.deadline_s)
 
 
 def task_sampler(stage: StageConfig, tasks: Sequence[Task]) -> TaskSampler:
@@ -145,6 +182,7 @@ def task_sampler(stage: StageConfig, tasks: Sequence[Task]) -> TaskSampler:
         seed=stage.run.seed,
         shuffle=stage.data.shuffle,
         base_dir=stage.base_dir,
+        mixture=tasks.mixture if isinstance(tasks, TaskTable) else (),
     )
     return sampler
 
@@ -167,7 +205,7 @@ def env_spec(stage: StageConfig, live: LiveObjects, *, with_tools: bool = True) 
         if isinstance(entry, str)
         else entry
     )
-    taken = inspect.signature(factory).parameters if callable(factory) else {}
+    taken = _parameters(factory) if callable(factory) else {}
     tools = (
         list(live.tools)
         if live.tools is not None
@@ -190,7 +228,8 @@ def env_spec(stage: StageConfig, live: LiveObjects, *, with_tools: bool = True) 
         asked["resources"] = resources if with_tools else {}
     if stage.env.mcp and with_tools:
         asked["mcp"] = {
-            name: McpServerSpec(**server.model_dump()) for name, server in stage.env.mcp.items()
+            name: McpServerSpec(**server.model_dump(), cwd=str(stage.base_dir))
+            for name, server in stage.env.mcp.items()
         }
     if stage.env.endpoints:
         asked["endpoints"] = stage.env.endpoints
@@ -220,7 +259,29 @@ def env_spec(stage: StageConfig, live: LiveObjects, *, with_tools: bool = True) 
         kwargs=asked | dict(stage.env.args),
         base_dir=base_dir,
         sandbox=stage.sandbox if needs_sandbox else None,
+        wrappers=_wrappers(stage),
     )
+
+
+def _wrappers(stage: StageConfig) -> tuple[WrapperReference, ...]:
+    """The wrappers of the stage's environment.
+
+    Raises:
+        ConfigError: one names nothing.
+    """
+    wrappers = tuple(WrapperReference(own.function, own.args) for own in stage.env.wrappers)
+    for wrapper in wrappers:
+        wrapper.load(str(stage.base_dir))
+    return wrappers
+
+
+def _parameters(factory: Callable[..., Any]) -> Mapping[str, Any]:
+    """The parameters of a factory by name; those of ToolEnv where a subclass passes the rest on."""
+    own = inspect.signature(factory).parameters
+    passes_on = any(one.kind is one.VAR_KEYWORD for one in own.values())
+    if passes_on and isinstance(factory, type) and issubclass(factory, ToolEnv):
+        return {**inspect.signature(ToolEnv).parameters, **own}
+    return own
 
 
 def player_spec(stage: StageConfig, live: LiveObjects) -> EnvSpec | AgentProgramSpec:
@@ -285,6 +346,13 @@ def rollout_spec(stage: StageConfig, live: LiveObjects, model: Path | None) -> R
         measure_retokenization=rollout.measure_retokenization,
         save_episode_state=stage.checkpoint.every is not None and not stage.run.deterministic,
         states=stage.store.states,
+        agents={
+            name: AgentSpec(
+                own.train,
+                own.openai.server(max_concurrent=episodes) if own.engine == "openai" else None,
+            )
+            for name, own in stage.env.agents.items()
+        },
         num_alternatives=NUM_ALTERNATIVES if stage.store.detail == "full" else 0,
         permits=StagePermits(
             running=episodes,
@@ -373,6 +441,19 @@ def other_folder(
     return given_model(own.path, stage.base_dir, key=f"{key}.path")
 
 
+def model_settings(stage: StageConfig) -> dict[str, Any]:
+    """How every model of a stage runs, trained or frozen: fields of ``ModelSpec``."""
+    return {
+        "dtype": stage.dtype,
+        "backend": stage.train.backend,
+        "attention": stage.model.attention,
+        "sharding": Sharding(stage.train.shard, stage.train.shard_size, stage.train.gradient_sync),
+        "head_dtype": stage.model.head_dtype,
+        "offload": stage.train.offload,
+        "compile": stage.train.compile,
+    }
+
+
 def scorer_spec(recipe: StageRecipe) -> RewardModelSpec:
     """The reward model that scores the stage's episodes.
 
@@ -383,8 +464,7 @@ def scorer_spec(recipe: StageRecipe) -> RewardModelSpec:
     stage = recipe.stage
     return RewardModelSpec(
         str(recipe.reward_model),
-        dtype=stage.dtype,
-        backend=stage.train.backend,
+        **model_settings(stage),
         deterministic=stage.run.deterministic,
     )
 

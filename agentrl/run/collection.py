@@ -71,6 +71,8 @@ def collect(
     samples = samples or stage.rollout.group_size
     if stage.data.train is None:
         raise ConfigError("data.train is required, whose tasks are played; got none")
+    if stage.data.stream and num_tasks is None:
+        raise ConfigError("data.stream=true has no end; say how many tasks to play, got none")
     tasks = DataSet.of_training(stage).tasks()
     directory = _directory(config, out, tasks, samples)
     chosen = tasks[:num_tasks]
@@ -121,7 +123,8 @@ def _draws(
     left_out = left_out_tasks(stage, LiveObjects(), tasks, model)
     if left_out.ids:
         tell(str(left_out))
-    return left_out.others(tasks)
+    positions = left_out.positions(tasks)
+    return {index: task for index, task in enumerate(tasks) if index not in positions}
 
 
 def _stored(

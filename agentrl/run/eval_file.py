@@ -65,7 +65,7 @@ def task_scores(evaluated: Iterable[EvaluatedTask]) -> list[TaskScores]:
             if score is not None:
                 scores.append(score)
                 # a vote counts the answer that the text states, without case and spaces around
-                text = stated_answer(_view(trajectory).final_text)
+                text = stated_answer(EpisodeView.of(trajectory).final_text)
                 answers.append(text.strip().casefold() or None)
         task = entry.task
         scored.append(TaskScores(task.id, task.data_source, tuple(scores), tuple(answers)))
@@ -79,24 +79,19 @@ def rescored(evaluated: Sequence[EvaluatedTask], rubric: Rubric) -> list[Evaluat
         RewardError: a reward function failed on a sample.
     """
 
-    async def score(trajectory: Trajectory) -> float | None:
-        if not trajectory.status.finished:
-            return None
-        return rubric.total(await rubric.score(_view(trajectory)), step_weight=0.0)
+    async def score(entry: EvaluatedTask) -> EvaluatedTask:
+        finished = [t for t in entry.trajectories if t.status.finished]
+        views = [EpisodeView.of(trajectory) for trajectory in finished]
+        parts = [await rubric.score(view) for view in views]
+        if views and rubric.scores_groups:
+            for own, of_group in zip(parts, await rubric.group_scores(views), strict=True):
+                own |= {name: found.value for name, found in of_group.items()}
+        totals = iter([rubric.total(own, step_weight=0.0) for own in parts])
+        scores = [next(totals) if t.status.finished else None for t in entry.trajectories]
+        return replace(entry, scores=tuple(scores))
 
     with asyncio.Runner() as loop:
-        return [
-            replace(e, scores=tuple(loop.run(score(t)) for t in e.trajectories)) for e in evaluated
-        ]
-
-
-def _view(trajectory: Trajectory) -> EpisodeView:
-    """The episode as a reward function sees it, without its environment."""
-    turns = trajectory.turns
-    messages = [message for turn in turns for message in (*turn.observed, turn.message)]
-    answered = [call.result for turn in turns[-1:] for call in turn.calls if call.result]
-    messages += [result.message() for result in answered]
-    return EpisodeView(trajectory.task, tuple(messages), turns, trajectory.status)
+        return [loop.run(score(entry)) for entry in evaluated]
 
 
 def write_eval_file(path: Path, evaluated: Sequence[EvaluatedTask]) -> None:
@@ -155,7 +150,7 @@ def _row(entry: EvaluatedTask, index: int) -> dict[str, Any]:
             "answer": to_json(task.answer),
             "info": to_json(dict(task.info)),
         },
-        "responses": [_view(trajectory).final_text for trajectory in entry.trajectories],
+        "responses": [EpisodeView.of(trajectory).final_text for trajectory in entry.trajectories],
         "scores": list(entry.scores),
         "trajectories": [_without_tokens(trajectory) for trajectory in entry.trajectories],
     }

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from agentrl.agent_server import StandaloneServer
+from agentrl.agent_server.standalone import check_served_rubric
 from agentrl.config import load_config
 from agentrl.rollouts import EpisodeContext
 from agentrl.run.build import LiveObjects, rollout_spec
@@ -58,6 +59,7 @@ def serve_policy(
     spec = rollout_spec(stage, LiveObjects(), folder)
     renderer = None if spec.renderer is None else spec.renderer.build()
     rubric = spec.rubric.build()
+    check_served_rubric(rubric)
     with ExitStack() as stack:
         keep = _forget
         if out is not None:

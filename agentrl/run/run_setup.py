@@ -11,6 +11,7 @@ from typing import Any
 from agentrl.agent_server import AgentProgramSpec
 from agentrl.config import RunConfig, StageConfig
 from agentrl.controller.checkpoints import Checkpoints, Manifest
+from agentrl.controller.checkpoints.checkpoint_copies import SETTING as COPY_TO
 from agentrl.controller.ledger import Ledger
 from agentrl.errors import DataError
 from agentrl.run.build import LiveObjects, player_spec
@@ -20,6 +21,7 @@ from agentrl.run.lifetime.record import new_run
 from agentrl.run.model_folder import given_model, pinned, with_commit
 from agentrl.store import RunDirectory, keep_lines, record_resume
 from agentrl.store.atomic import replacing_folder
+from agentrl.store.remote_folder import RemoteFolder
 
 
 def make_directory(
@@ -47,6 +49,8 @@ def make_directory(
         parent = with_commit(parent, given_model(parent, config.base_dir))
     sandbox: Mapping[str, Any] = {}
     for stage in stages:
+        if stage.checkpoint.copy_to is not None:
+            RemoteFolder(stage.checkpoint.copy_to, COPY_TO)
         if not stage.plays or stage.replays:
             continue
         # an engine that is not to be had is refused before anything is made

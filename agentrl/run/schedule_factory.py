@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from agentrl.controller.admission import Admission, RolloutState
 from agentrl.controller.cluster.role_group import RoleGroup
 from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.controller.cluster.rollout_pool import Score, unscored
-from agentrl.controller.group_rewards import summary_of
+from agentrl.controller.group_rewards import comparable, keep_any_seat
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.pair_evaluator import PairSet
 from agentrl.controller.recording.recorder import Recorder
@@ -23,7 +24,7 @@ from agentrl.controller.scoring import RewardScorer, SequenceScores
 from agentrl.controller.stored_schedule import StoredSchedule
 from agentrl.errors import DataError
 from agentrl.run.build import StageRecipe, renderer_spec, task_sampler
-from agentrl.run.data.datasets import DataSet
+from agentrl.run.data.datasets import DataSet, LocatedRow
 from agentrl.run.data.stored_batches import StoredBatches
 from agentrl.run.lifetime.session import RunContext
 from agentrl.training.data.demonstrations import demonstration_group
@@ -35,11 +36,19 @@ def conversations(recipe: StageRecipe, ledger: Ledger, *, start: int) -> Demonst
     """Batches of given tokens from row ``start`` on: demonstrations, or preference pairs."""
     stage = recipe.stage
     pairs = recipe.algorithm.learns_from == "preferences"
-    to_group = partial(
+    of_row = partial(
         preference_group if pairs else demonstration_group,
         renderer=renderer_spec(stage, recipe.model).build(),
         max_tokens=stage.context_tokens,
     )
+
+    def to_group(located: LocatedRow, draw: int) -> TrajectoryGroup:
+        where, row = located
+        try:
+            return of_row(row, draw)
+        except DataError as error:
+            raise DataError(f"{where}: {error}") from error
+
     return DemonstrationSchedule(
         DataSet.of_training(stage).endless_rows(start),
         to_group,
@@ -59,11 +68,10 @@ def held_out_pairs(stage: StageConfig, model: Path) -> list[PairSet]:
     sets = []
     for name in stage.eval.sets:
         data = DataSet.held_out(stage, name)
-        rows = data.rows()
         try:
             pairs = [
                 preference_group(row, n, renderer, max_tokens=stage.context_tokens)
-                for n, row in enumerate(rows)
+                for n, row in enumerate(data.rows())
             ]
         except DataError as error:
             raise DataError(
@@ -77,7 +85,7 @@ def held_out_pairs(stage: StageConfig, model: Path) -> list[PairSet]:
 def rollouts(
     context: RunContext,
     recipe: StageRecipe,
-    tasks: list[Task],
+    tasks: Sequence[Task],
     policy: RoleHandle,
     recorder: Recorder,
     *,
@@ -118,7 +126,13 @@ def rollouts(
     evaluated = most_tasks * stage.eval.samples
     return RolloutService(
         pool,
-        PromptSampler(tasks, sampler, name=stage.data.sampler.name, first_draw=first_draw),
+        PromptSampler(
+            tasks,
+            sampler,
+            name=stage.data.sampler.name,
+            first_draw=first_draw,
+            check_ids=False,  # the data set did
+        ),
         context.ledger,
         admission,
         snapshot,
@@ -164,9 +178,7 @@ def _keep_group(recipe: StageRecipe, played: TrajectoryGroup) -> FilterResult:
     """Whether a group may be trained on."""
     if len(played.finished) < recipe.stage.rollout.min_group_size:
         return FilterResult(False, "min_siblings")
-    if recipe.algorithm.needs.baseline and played.baseline is None:
-        return FilterResult(False, "no_baseline")
-    return recipe.algorithm.keep_group(summary_of(played))
+    return keep_any_seat(played, partial(comparable, recipe.algorithm))
 
 
 def score_of(group: RoleGroup, stage: StageConfig) -> Score:

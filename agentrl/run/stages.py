@@ -4,7 +4,7 @@ loop."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from agentrl.algorithms import AlgorithmSpec, LearnsFrom
 from agentrl.config import StageConfig
 from agentrl.controller.admission import RolloutState
-from agentrl.controller.checkpoints import Checkpoints, Manifest
+from agentrl.controller.checkpoints import CheckpointCopies, Checkpoints, Manifest
 from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.controller.cluster.rollout_pool import RolloutWorkerSpec
 from agentrl.controller.cluster.worker import RoleSpec
@@ -36,6 +36,7 @@ from agentrl.run.build import (
     LiveObjects,
     StageRecipe,
     eval_plan,
+    model_settings,
     other_folder,
     parser_name,
     renderer_spec,
@@ -46,6 +47,7 @@ from agentrl.run.build import (
 from agentrl.run.data.datasets import DataSet
 from agentrl.run.data.prompt_limit import fitting_tasks
 from agentrl.run.data.stored_batches import StoredBatches
+from agentrl.run.data.task_table import TaskStream
 from agentrl.run.engine import engine_plan
 from agentrl.run.lifetime.session import RunContext
 from agentrl.run.run_setup import finished_manifest
@@ -96,8 +98,7 @@ def _learner(recipe: StageRecipe) -> dict[str, Any]:
         "algorithm": recipe.algorithm,
         "optim": stage.optim,
         "total_steps": recipe.optimizer_steps,
-        "dtype": stage.dtype,
-        "backend": stage.train.backend,
+        **model_settings(stage),
         "gradient_checkpointing": stage.train.gradient_checkpointing,
         "deterministic": stage.run.deterministic,
     }
@@ -123,12 +124,7 @@ def _reference(recipe: StageRecipe) -> RoleSpec | None:
         return None
     if recipe.reference is not None:
         check_vocabulary(recipe.model, recipe.reference, "reference.path")
-    stage = recipe.stage
-    return ReferenceSpec(
-        str(recipe.reference or recipe.model),
-        dtype=stage.dtype,
-        backend=stage.train.backend,
-    )
+    return ReferenceSpec(str(recipe.reference or recipe.model), **model_settings(recipe.stage))
 
 
 def _reward_model(recipe: StageRecipe) -> RoleSpec | None:
@@ -201,8 +197,9 @@ def run_stage(
     manifest = restored[1] if restored else None
     plays = algorithm.learns_from == "rollouts"
     batches = StoredBatches.of_stage(stage) if stage.replays else None
-    tasks = _tasks(context, stage, model) if plays and batches is None else []
-    num_steps = batches.num_steps if batches else _num_steps(stage, len(tasks) if plays else None)
+    tasks = _tasks(context, stage, model) if plays and batches is None else ()
+    finite = plays and not isinstance(tasks, TaskStream)
+    num_steps = batches.num_steps if batches else _num_steps(stage, len(tasks) if finite else None)
     _announce(context, stage, algorithm, model, num_steps, done=manifest.step if manifest else 0)
     critic = other_folder(stage, models, "critic")
     reference = other_folder(stage, models, "reference")
@@ -241,11 +238,15 @@ def run_stage(
         model_folder=context.directory.models_folder / stage.name,
         restored=restored,
         stop=context.stop,
+        copies=CheckpointCopies(kept.copy_to, context.directory, stage.name)
+        if kept.copy_to is not None
+        else None,
     )
     try:
         with context.stop.deferring():
             state = train(run)
     except BaseException as error:
+        close_after(error, run.close, "writing the last checkpoint")
         close_after(error, schedule.close, "closing the stage")
         raise
     next_draw = schedule.snapshot().next_draw if plays else first_draw
@@ -337,9 +338,11 @@ def _evaluator(context: RunContext, recipe: StageRecipe, schedule: Schedule) -> 
     )
 
 
-def _tasks(context: RunContext, stage: StageConfig, model: Path) -> list[Task]:
+def _tasks(context: RunContext, stage: StageConfig, model: Path) -> Sequence[Task]:
     """The tasks to draw; those that are left out for the length of their prompts are told."""
     tasks = DataSet.of_training(stage).tasks()
+    if isinstance(tasks, TaskStream):
+        return tasks  # a prompt that is too long is known in its episode alone
     fitting, left_out = fitting_tasks(stage, context.live, tasks, model, context.directory)
     if left_out.ids:
         context.display.message(str(left_out))
@@ -369,6 +372,7 @@ def _settings(stage: StageConfig, num_steps: int) -> StageSettings:
         micro_batch_tokens=stage.train.micro_batch_tokens,
         logprob_micro_batch_tokens=stage.train.logprob_micro_batch_tokens,
         checkpoint_every=stage.checkpoint.every,
+        checkpoint_beside=stage.checkpoint.asynchronous,
         eval_every=stage.eval.every,
         eval_before=stage.eval.before,
         seed=stage.run.seed,

@@ -26,11 +26,15 @@ _MAX_REPR = 1000
 _FLOAT = "$float"
 _IMAGE = "$image"
 _BLOB = "$blob"
+_EMPTY = {type(None): "null", dict: "{}", list: "[]", tuple: "[]"}
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def to_json(value: Any) -> str:
     """``value`` on one line of standard JSON that can be encoded in UTF-8."""
+    empty = _EMPTY.get(type(value))
+    if empty is not None and not value:  # most columns of most trajectories
+        return empty
     try:
         text = _ENCODER.encode(value)
     except (TypeError, ValueError, RecursionError):

@@ -15,8 +15,8 @@ from agentrl.types.completion import (
     TokenUsage,
 )
 from agentrl.types.content import content_text, images_in, with_images
-from agentrl.types.dispatch import Collect, Dispatch, register, registration
-from agentrl.types.env import Action, Observation, StepResult, Task
+from agentrl.types.dispatch import Collect, Dispatch, Part, register, registration
+from agentrl.types.env import REWARD_STYLE, Action, Observation, StepResult, Task
 from agentrl.types.image import Image
 from agentrl.types.messages import (
     CallProblem,
@@ -42,6 +42,7 @@ from agentrl.types.stats import Stat, Stats, UpdateStats
 from agentrl.types.trajectory import (
     Purpose,
     Sample,
+    Seat,
     Status,
     StatusKind,
     Trajectory,
@@ -52,6 +53,7 @@ from agentrl.types.user_code.load import file_modules, load_object
 from agentrl.types.user_code.place import place_of_object, raised_at, users_traceback
 
 __all__ = [
+    "REWARD_STYLE",
     "Action",
     "Batch",
     "BatchShard",
@@ -69,10 +71,12 @@ __all__ = [
     "Message",
     "Observation",
     "ParsedMessage",
+    "Part",
     "ProblemKind",
     "Purpose",
     "Sample",
     "SamplingParams",
+    "Seat",
     "Segment",
     "SegmentKind",
     "StaleKV",

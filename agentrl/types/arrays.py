@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,10 @@ import numpy.typing as npt
 def frozen_ints(values: Any) -> npt.NDArray[np.int32]:
     """A read-only int32 array ``[n]`` of ``values``, copied only if necessary."""
     return _frozen(values, np.int32)
+
+
+Floats: TypeAlias = npt.NDArray[np.floating[Any]]
+"""What a model says of tokens: float32, or float64 of a float64 model."""
 
 
 def frozen_floats(values: Any) -> npt.NDArray[np.float32]:

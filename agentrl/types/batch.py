@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from agentrl.types.arrays import Floats
 from agentrl.types.segment import SegmentKind
 
 I32 = npt.NDArray[np.int32]
@@ -49,8 +50,8 @@ class Batch:
         weight: ``[J]`` float64, the trajectory's weight among the others.
         truncated: ``[J]`` bool, whether a limit ended the trajectory.
         interrupted: ``[J]`` bool, whether that was none of the policy's doing.
-        old_logprobs, ref_logprobs, values, final_values, advantages, returns: ``[T]`` float32,
-            joined after their passes.
+        old_logprobs, ref_logprobs, values, final_values, advantages, returns: ``[T]``, joined after
+            their passes; float32, or float64 of a float64 model.
 
     Raises:
         ValueError: a column has another length, or the sample boundaries do not span the tokens.
@@ -77,12 +78,12 @@ class Batch:
     weight: npt.NDArray[np.float64]
     truncated: npt.NDArray[np.bool_]
     interrupted: npt.NDArray[np.bool_]
-    old_logprobs: F32 | None = None
-    ref_logprobs: F32 | None = None
-    values: F32 | None = None
-    final_values: F32 | None = None
-    advantages: F32 | None = None
-    returns: F32 | None = None
+    old_logprobs: Floats | None = None
+    ref_logprobs: Floats | None = None
+    values: Floats | None = None
+    final_values: Floats | None = None
+    advantages: Floats | None = None
+    returns: Floats | None = None
 
     def __post_init__(self) -> None:
         for name, column in self.token_columns().items():
@@ -121,7 +122,7 @@ class Batch:
         """``[S]`` tokens of each sample."""
         return np.diff(self.cu_seqlens).astype(np.int32)
 
-    def join(self, columns: Mapping[str, npt.NDArray[np.float32]]) -> Batch:
+    def join(self, columns: Mapping[str, Floats]) -> Batch:
         """This batch with the ``[T]`` columns of a pass.
 
         Raises:
@@ -155,12 +156,17 @@ class Batch:
 
     def owned(self) -> npt.NDArray[np.bool_]:
         """``[T]`` whether the token's sample is the first one with its turn, which trains it."""
-        samples = np.repeat(np.arange(self.num_samples), self.lengths)
+        # pieces of one turn in one sample, of which there are far fewer than tokens
+        starts = np.ones(self.turn_index.size, np.bool_)
+        np.not_equal(self.turn_index[1:], self.turn_index[:-1], out=starts[1:])
+        starts[self.cu_seqlens[:-1]] = True
+        at = np.flatnonzero(starts)
+        turns = self.turn_index[at]
+        samples = np.searchsorted(self.cu_seqlens, at, side="right")
         first = np.zeros(self.turn_trajectory.size, np.int64)
         # of several the last one written counts: the first one
-        first[self.turn_index[::-1]] = samples[::-1]
-        owned: npt.NDArray[np.bool_] = samples == first[self.turn_index]
-        return owned
+        first[turns[::-1]] = samples[::-1]
+        return np.repeat(samples == first[turns], np.diff(at, append=self.turn_index.size))
 
     def select(self, samples: Sequence[int] | npt.NDArray[np.integer]) -> Batch:
         """The batch of the given samples, in the given order.

@@ -6,9 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+Part = Literal["params", "optimizer"]
+"""Of a role: what of it must lie on the device for a method."""
 
 
 class Dispatch(Enum):
@@ -36,20 +39,25 @@ class Collect(Enum):
 class Registration:
     dispatch: Dispatch
     collect: Collect
+    needs: tuple[Part, ...] = ("params",)
 
 
-def register(dispatch: Dispatch, *, collect: Collect = Collect.LIST) -> Callable[[F], F]:
+def register(
+    dispatch: Dispatch, *, collect: Collect = Collect.LIST, needs: tuple[Part, ...] = ("params",)
+) -> Callable[[F], F]:
     """Marks a method as callable over a role group.
 
     Args:
         dispatch: who is called.
         collect: what becomes of the answers; only for ``Dispatch.DATA``.
+        needs: what of the role lies on the device while it runs (``Residency``); a step brings the
+            optimizer by itself.
     """
     if collect is not Collect.LIST and dispatch is not Dispatch.DATA:
         raise ValueError(f"collect={collect.name} belongs to Dispatch.DATA, got {dispatch.name}")
 
     def mark(function: F) -> F:
-        function.__registration__ = Registration(dispatch, collect)  # type: ignore[attr-defined]
+        function.__registration__ = Registration(dispatch, collect, needs)  # type: ignore[attr-defined]
         return function
 
     return mark

@@ -9,6 +9,14 @@ from typing import Any
 from agentrl.types.completion import FinishReason
 from agentrl.types.messages import CallProblem, CallRecord, Message, ToolCall, ToolSpec
 
+REWARD_STYLE = "reward_style"
+"""The key of ``Task.info`` that says what scores the task's episodes: ``rule`` or ``model``, from
+verl's column ``reward_model.style``.
+"""
+
+MAIN_AGENT = "main"
+"""The agent of an episode with a single one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Task:
@@ -53,7 +61,8 @@ class Observation:
         images: images by the names that the messages' parts use, ``{"type": "image", "image":
             NAME}``, in any form that ``Image.read`` takes. A part may also hold its image itself.
         rewrite: a history that replaces everything so far and starts a new sequence.
-        agent: the name of the agent whose turn is next.
+        agent: the agent whose turn is next, and who alone sees this. Each has a history of its own;
+            the first observation that names one is its opening, with its tools.
         info: stored with the turn, JSON. Its key ``state`` names the environment's state, by which
             GiGPO compares turns; without it a state is the whole conversation.
     """
@@ -62,7 +71,7 @@ class Observation:
     tools: tuple[ToolSpec, ...] | None = None
     images: Mapping[str, object] = field(default_factory=dict)
     rewrite: tuple[Message, ...] | None = None
-    agent: str = "main"
+    agent: str = MAIN_AGENT
     info: Mapping[str, Any] = field(default_factory=dict)
     tools_in_messages: tuple[ToolSpec, ...] | None = None
 
@@ -73,7 +82,8 @@ class StepResult:
 
     Args:
         observation: the policy's next input; after the episode's end it is only stored.
-        reward: this step's reward.
+        reward: this step's, for the agent that acted; or a mapping with the reward of each agent,
+            which counts for its latest turn.
         terminated: the task has ended; the value of what follows is 0.
         truncated: the episode was cut short; the value of what follows is bootstrapped.
         calls: the records of the action's calls, stored with the turn.
@@ -81,7 +91,7 @@ class StepResult:
     """
 
     observation: Observation
-    reward: float = 0.0
+    reward: float | Mapping[str, float] = 0.0
     terminated: bool = False
     truncated: bool = False
     calls: tuple[CallRecord, ...] = ()

@@ -10,8 +10,9 @@
 from __future__ import annotations
 
 import re
+import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Self, TypeAlias, TypeVar
 
@@ -65,10 +66,11 @@ class Fault:
 class _NestedError(ValueError):
     """The faults of a section that a value of another chose, such as an algorithm's settings."""
 
-    def __init__(self, section: type[Section], error: ValidationError) -> None:
+    def __init__(self, section: type[Section], error: ValidationError, at: Key) -> None:
         super().__init__(str(error))
         self.section = section
         self.error = error
+        self.at = at
 
 
 class Section(BaseModel):
@@ -114,14 +116,14 @@ class Section(BaseModel):
         return ConfigError(f"{name}{rule}", fields=[name])
 
     @classmethod
-    def check_as(cls, values: Mapping[str, Any]) -> Self:
+    def check_as(cls, values: Any, *at: str | int) -> Self:
         """A section of ``values``, for the validator of another section; its faults are told as
-        those of that one.
+        those of that one, below ``at``.
         """
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            raise _NestedError(cls, error) from None
+            raise _NestedError(cls, error, at) from None
 
 
 def plain_section(annotation: Any) -> type[Section] | None:
@@ -130,8 +132,13 @@ def plain_section(annotation: Any) -> type[Section] | None:
 
 
 def entry_section(annotation: Any) -> type[Section] | None:
-    """The section that each entry of a list or mapping of this type is, or None."""
-    kinds = typing.get_args(annotation) if typing.get_origin(annotation) in (tuple, dict) else ()
+    """The section that each entry of a list or mapping of this type is, or None; of a union, of
+    its first list or mapping of sections.
+    """
+    origin = typing.get_origin(annotation)
+    if origin in (types.UnionType, typing.Union):
+        return next(filter(None, map(entry_section, typing.get_args(annotation))), None)
+    kinds = typing.get_args(annotation) if origin in (tuple, dict) else ()
     return next(filter(None, map(plain_section, kinds)), None)
 
 
@@ -195,7 +202,9 @@ def section_faults(
         if kind == "default_factory_not_called":  # it only follows from another fault
             continue
         if isinstance(cause, _NestedError):
-            yield from section_faults(cause.error, cause.section, root or section, key)
+            yield from section_faults(
+                cause.error, cause.section, root or section, (*key, *cause.at)
+            )
         elif isinstance(cause, AgentRLError):
             field = cause.fields[0].partition(".")[2] if cause.fields else ""
             yield Fault(((*key, *field.split(".")) if field else key,), str(cause))

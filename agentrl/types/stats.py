@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
+from agentrl.types.arrays import Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +61,11 @@ class UpdateStats(Stats):
 
     Args:
         stats: by name.
-        columns: ``[T]`` float32 by name, in the order of the shard; 0 for tokens not trained.
+        columns: ``[T]`` by name, in the order of the shard, float32, or float64 of a float64 model;
+            0 for tokens not trained.
     """
 
-    def __init__(
-        self, stats: Mapping[str, Stat], columns: Mapping[str, npt.NDArray[np.float32]]
-    ) -> None:
+    def __init__(self, stats: Mapping[str, Stat], columns: Mapping[str, Floats]) -> None:
         super().__init__(stats)
         self.columns = columns
 

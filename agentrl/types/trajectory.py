@@ -23,6 +23,24 @@ StatusKind = Literal["terminated", "truncated", "failed", "cancelled"]
 _INTERRUPTIONS = frozenset({"straggler", "drain"})
 """Reasons to end an episode that are none of the policy's doing."""
 
+SEATS = "seats"
+"""The key of ``Trajectory.info`` with the seats of an episode of several agents."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """What one agent of several got of an episode.
+
+    Args:
+        train: whether its tokens are trained.
+        reward: the weighted sum of its parts.
+        rewards: the rubric's parts for it, and ``step`` for the sum of its step rewards.
+    """
+
+    train: bool
+    reward: float
+    rewards: Mapping[str, float] = field(default_factory=dict)
+
 
 @dataclass(frozen=True, slots=True)
 class Status:
@@ -66,7 +84,8 @@ class Turn:
         calls: each call and problem with its result.
         finish_reason: how the completion ended.
         sampling: its sampling parameters; None for turns that no engine generated.
-        rewards: the step's reward by part.
+        rewards: the turn's own share of the reward, by part; ``step`` is the environment's. Each is
+            weighted once the episode is scored.
         state_key: hash of the state before the action: of ``observed_info["state"]``, else of the
             conversation.
         agent: the name of the agent whose turn it is.
@@ -144,7 +163,8 @@ class Trajectory:
         purpose: training, a greedy baseline, or evaluation.
         turns: in order of the calls.
         status: how it ended.
-        rewards: the rubric's parts, and ``step`` for the sum of step rewards.
+        rewards: the rubric's parts, and ``step`` for the sum of step rewards; of several agents,
+            those of ``main``, or of the first trained one to act.
         reward: their weighted sum; None for a failed or cancelled trajectory.
         label: the evaluation's name (``code/before/greedy``); empty in training.
         timings: seconds by stage.
@@ -195,6 +215,29 @@ class Trajectory:
         own = f"{self.group_index}-{self.rollout_index}-{self.attempt}"
         places = (self.stage, self.label) if self.label else ()
         return "/".join([*filter(None, places), own])
+
+    @property
+    def seats(self) -> Mapping[str, Seat]:
+        """What each agent that acted got, by name; empty for an episode of a single one."""
+        return {name: Seat(**own) for name, own in self.info.get(SEATS, {}).items()}
+
+    def of_seat(self, agent: str) -> Trajectory:
+        """The episode as one of its agents lived it: its turns and its reward alone."""
+        seat = self.seats.get(agent)
+        if seat is None:
+            return self
+        own = [turn for turn in self.turns if turn.agent == agent]
+        places = {turn.index: place for place, turn in enumerate(own)}
+        turns = tuple(
+            replace(
+                turn,
+                index=places[turn.index],
+                parent=None if turn.parent is None else places[turn.parent],
+            )
+            for turn in own
+        )
+        info = {name: value for name, value in self.info.items() if name != SEATS}
+        return replace(self, turns=turns, reward=seat.reward, rewards=seat.rewards, info=info)
 
     def path(self, index: int) -> tuple[int, ...]:
         """The turns from the root of ``index``'s sequence to it."""
@@ -270,6 +313,32 @@ class TrajectoryGroup:
     group_index: int
     task: Task
     trajectories: tuple[Trajectory, ...]
+
+    def by_seat(self) -> tuple[TrajectoryGroup, ...]:
+        """A group for each trained agent, of the rollouts in which it acted, as it lived them; the
+        group itself where episodes have a single agent.
+        """
+        rewarded = self.rewarded
+        if not any(SEATS in one.info for one in rewarded):
+            return (self,)
+        # an episode in which a single agent acted has no seats
+        seats = [
+            {turn.agent: True for turn in one.turns}
+            | {name: seat.train for name, seat in one.seats.items()}
+            for one in rewarded
+        ]
+        trained = {name for own in seats for name, train in own.items() if train}
+        return tuple(
+            replace(
+                self,
+                trajectories=tuple(
+                    one.of_seat(name)
+                    for one, own in zip(rewarded, seats, strict=True)
+                    if name in own
+                ),
+            )
+            for name in sorted(trained)
+        )
 
     def with_rewarded(self, change: Callable[[Trajectory], Trajectory]) -> TrajectoryGroup:
         """The group with each of its ``rewarded`` rollouts changed, in order."""

@@ -1,8 +1,9 @@
 """Following: tells all who watch a run what is new in it, by server-sent events.
 
 One thread a watched run looks at its files, however many follow; it begins with the first follower
-and ends after the last has left. A look costs a few ``stat`` calls; what changed is then read. The
-time between two looks grows while nothing changes.
+and ends after the last has left. A look costs a few ``stat`` calls; what changed is then read, and
+costs more, so that the next look comes later. The time between two looks also grows while nothing
+changes.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ from agentrl.store.json_text import to_json
 from agentrl.viewer.runs.open_run import OpenRun
 from agentrl.viewer.views.overview import alert
 
-_SOONEST_S = 0.5
-_LATEST_S = 0.9
-_SLOWER = 1.3
+_QUIET_S = 0.3
+"""Between two looks after the first that found nothing new."""
+_SLOWER = 1.03
+_LATEST_S = 0.7
+"""Where nothing was new for half a minute, to take less of a core."""
+_BUSY_S = 0.5
 _KEEP_ALIVE_S = 15.0
 _MOST_STREAMS = 4
 """Streams that stay open; a browser has six connections to a host, and its pages need some."""
@@ -117,13 +121,14 @@ class RunWatcher:
                 follower.put(None)
 
     def _work(self) -> None:
-        wait_s = _SOONEST_S
+        quiet_s = _QUIET_S
         while True:
             try:
                 changed = self._look()
             except (AgentRLError, OSError) as error:  # such as a run that was moved away
                 changed = self._publish("state", {"state": "lost", "why": str(error)})
-            wait_s = _SOONEST_S if changed else min(_LATEST_S, wait_s * _SLOWER)
+            wait_s = _BUSY_S if changed else quiet_s
+            quiet_s = _QUIET_S if changed else min(_LATEST_S, quiet_s * _SLOWER)
             with self._changed:
                 self._changed.wait_for(lambda: not self._followers, wait_s)
                 if not self._followers:
@@ -198,7 +203,7 @@ class Following:
             yield f"retry: {_RETRY_MS}\n\n"
             while not self._closed:
                 try:
-                    event = await follower.next(_KEEP_ALIVE_S if stays else _SOONEST_S)
+                    event = await follower.next(_KEEP_ALIVE_S if stays else _BUSY_S)
                 except TimeoutError:
                     if not stays:
                         return  # the page asks again after the retry's time

@@ -21,6 +21,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from agentrl.errors import MachineError
+from agentrl.types.machine.listening import listening_socket
 from agentrl.viewer.security import LOOPBACK
 
 if TYPE_CHECKING:
@@ -153,12 +154,7 @@ def _end_after(until: Callable[[], object], server: uvicorn.Server) -> None:
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        family = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)[0][0]
-        # asyncio sends without delay where the protocol is named: else a short answer waits 40 ms
-        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((host, port))
-        listening.listen(128)
+        return listening_socket(host, port)
     except OSError as error:
         taken = error.errno in (errno.EADDRINUSE, errno.EACCES)
         mend = (
@@ -169,8 +165,6 @@ def _listen(host: str, port: int) -> socket.socket:
         raise MachineError(
             f"the viewer cannot listen on {host}:{port}: {error.strerror or error}; {mend}"
         ) from error
-    listening.setblocking(False)
-    return listening
 
 
 def ways_in(

@@ -52,7 +52,7 @@ def trainer_reference(actor: Actor, dtype: ServedDtype) -> Reference:
     column = actor.logprobs(BatchShard(_one_sample(ids), np.zeros(1, np.int64), ((0,),)))[
         "old_logprobs"
     ]
-    return Reference(checksum, Probe(ids, column[1:]))
+    return Reference(checksum, Probe(ids, column[1:].astype(np.float32)))
 
 
 def verify_probe(engine: EngineControl, probe: Probe, dtype: ServedDtype, version: int) -> None:

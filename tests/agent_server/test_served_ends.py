@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+from collections.abc import Sequence
 from typing import Any
 
 import openai
 import pytest
 
-from agentrl.envs import EpisodeView, Rubric
-from agentrl.errors import EngineError, StoreError
+from agentrl.envs import EpisodeView, Rubric, group_rewards
+from agentrl.errors import ConfigError, EngineError, StoreError
 from agentrl.types import Task, Trajectory
 from tests.agent_server.served_policy import HI, answer, ended, serving
 from tests.rollouts.bytewise import say, scripted
@@ -193,3 +195,19 @@ async def test_an_episode_that_cannot_be_kept_is_told_to_the_owner() -> None:
         await episode.post("end")
         with pytest.raises(StoreError, match="the disk is full"):
             await asyncio.wait_for(served.server.until_failure(), 20)
+
+
+async def test_a_reward_of_a_whole_group_is_refused_by_name() -> None:
+    @group_rewards
+    def best_of_all(views: Sequence[EpisodeView]) -> list[float]:
+        return [1.0 for _ in views]
+
+    with pytest.raises(ConfigError, match=r"RolloutSpec\.rubric: 'best_of_all' scores .* leave it"):
+        async with serving([say("ok")], rubric=Rubric([best_of_all])):
+            pass
+
+
+async def test_answers_do_not_wait_for_an_acknowledgement() -> None:
+    async with serving([say("ok")]) as served:
+        (own,) = served.server._server.servers[0].sockets
+        assert own.proto == socket.IPPROTO_TCP  # by which asyncio turns Nagle's delay off

@@ -171,15 +171,17 @@ def test_a_function_of_the_users_that_does_not_fit_names_its_setting(
     assert len(err.splitlines()) == 1
 
 
-def test_every_set_is_played_and_scored(check: Callable[..., tuple[int, str, str]]) -> None:
+def test_every_task_of_a_set_is_played_twice_and_scored(
+    check: Callable[..., tuple[int, str, str]],
+) -> None:
     code, out, err = check("agentrl.envs:exact_answer")
     assert (code, err) == (0, "")
-    scored = re.findall(r"(\S+): '(.*)' is scored (\S+) \((.*)\), terminated", out)
+    scored = re.findall(r"(\S+): '(.*)': the (.*) is scored (\S+) of 1 \(.*\), terminated", out)
     assert scored == [
-        ("data.train", "I do not know.", "0", "exact_answer 0"),
-        ("data.train", "train 0", "1", "exact_answer 1"),
-        ("eval.sets.own", "I do not know.", "0", "exact_answer 0"),
-        ("eval.sets.own", "held 0", "1", "exact_answer 1"),
+        (name, task, script, score)
+        for name, split in (("data.train", "train"), ("eval.sets.own", "held"))
+        for task in (f"{split}-0", f"{split}-2")
+        for script, score in (("empty answer", "0"), ("task's answer", "1"))
     ]
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from agentrl.store import KeepSpec, RunDirectory, TrajectoryReader, TrajectoryWriter
-from agentrl.types import Blob
+from agentrl.types import Blob, Seat
 from tests.cli.conftest import two_turns
 
 Agentrl = Callable[..., tuple[int, str, str]]
@@ -68,6 +68,29 @@ def test_show_has_reward_status_and_calls(agentrl: Agentrl, run_dir: Path) -> No
     assert "reward     1 = correct 1" in out
     assert "status     terminated" in out
     assert "call > python: ok in 0.250 s" in out
+
+
+def test_show_says_who_spoke_and_what_each_agent_got(
+    agentrl: Agentrl, run_dir: Path, tmp_path: Path
+) -> None:
+    _, alone, _ = agentrl("show", run_dir, "5-0-0")
+    assert "agent" not in alone
+    seats = {
+        "main": asdict(Seat(True, 1.0, {"step": 1.0})),
+        "foe": asdict(Seat(False, -1.0, {"step": -1.0})),
+    }
+    episode = two_turns()
+    second = replace(episode.turns[1], agent="foe")
+    run = RunDirectory.create(tmp_path / "two", {"seed": 7})
+    with TrajectoryWriter(run) as writer:
+        turns = (episode.turns[0], second)
+        writer.write(replace(episode, turns=turns, info={"seats": seats}), step=1)
+    _, out, _ = agentrl("show", tmp_path / "two", "5-0-0")
+    lines = out.splitlines()
+    assert "agent      main: reward 1 = step 1" in lines
+    assert "agent      foe: reward -1 = step -1, not trained" in lines
+    heads = [line for line in lines if line.startswith("turn ")]
+    assert ["agent main" in heads[0], "agent foe" in heads[1]] == [True, True]
 
 
 def test_show_needs_no_tokenizer(agentrl: Agentrl, run_dir: Path) -> None:

@@ -61,8 +61,27 @@ def test_imitation_needs_no_siblings(write: Write) -> None:
          "2}", "train.steps and train.epochs exclude each other, got 1 and 2"),
         ("train: {world_size: "
          "300}", "train.world_size must be at most the episodes of a mini-batch"),
+        ("train: {compile: true, gradient_checkpointing: selective}",
+         "train.gradient_checkpointing='selective' chooses single operations, which "
+         "train.compile=true fuses"),
         ("train: {backend: plain, world_size: 2}",
          "train.backend='plain' runs in one process, which needs train.world_size=1, got 2"),
+        ("train: {world_size: 4, tp_size: 3}",
+         "train.tp_size must divide train.world_size=4, got 3; change one of them"),
+        ("train: {world_size: 4, tp_size: 4, sp_size: 2}",
+         "train.tp_size must divide train.world_size=4 / train.sp_size=2, got 4"),
+        ("train: {world_size: 4, shard: hybrid}",
+         "train.shard='hybrid' needs train.shard_size, the data-parallel ranks that share one copy "
+         "of the weights, got none"),
+        ("train: {world_size: 8, tp_size: 2, shard: hybrid, shard_size: 3}",
+         "train.shard_size must divide the 4 data-parallel ranks (train.world_size / "
+         "train.tp_size / train.sp_size), got 3"),
+        ("train: {shard_size: 2}", "train.shard_size is for train.shard='hybrid' alone, got 2"),
+        ("train: {backend: plain, shard: grad_op}",
+         "train.shard='grad_op' is how train.backend=fsdp2 shards"),
+        ("stages: [{name: a, algorithm: sft}, {name: b, train: {world_size: 2, sp_size: 2}}]",
+         "train.sp_size must be the same in all stages, whose ranks are the same processes, got 2 "
+         "here and 1 in stage 'a'"),
         ("rollout: {min_group_size: "
          "9}", "rollout.min_group_size must be at most rollout.group_size=8, got 9"),
         ("rollout: {torch: {sampler_noise: -1}}", "rollout.torch.sampler_noise must be at least 0"),
@@ -123,6 +142,12 @@ def test_a_broken_rule_is_told_whole(problems: Problems, setting: str, words: st
     (line,) = problems(setting + "\n")
     assert line.startswith("config.yaml:")
     assert words in line
+
+
+def test_a_gpus_attention_is_refused_on_a_cpu(problems: Problems) -> None:
+    head = "model: {path: m, attention: varlen}\ndata: {train: t.py:f}\n"
+    (line,) = problems("train: {device: cpu}\n", head=head)
+    assert "model.attention='varlen' needs a GPU, got train.device='cpu'; set" in line
 
 
 def test_deterministic_runs_compute_in_float32(problems: Problems) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from agentrl.algorithms import AlgorithmSpec, make_algorithm
 from agentrl.controller.admission import RolloutState
-from agentrl.controller.checkpoints import Checkpoints, Manifest
+from agentrl.controller.checkpoints import CheckpointCopies, Checkpoints, Manifest
 from agentrl.controller.cluster.role_group import RoleGroup
 from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.controller.cluster.rollout_pool import Incident
@@ -108,6 +108,8 @@ def learn(
     restored: tuple[Path, Manifest] | None = None,
     detail: Detail | None = None,
     num_passes: int = 1,
+    checkpoint_every: int | None = None,
+    copy_to: str | None = None,
     change: Callable[[AlgorithmSpec], AlgorithmSpec] = lambda algorithm: algorithm,
 ) -> list[dict[str, Any]]:
     """Trains on the same groups whatever the group of workers is; the rows of metrics. With a
@@ -128,7 +130,7 @@ def learn(
             RoleHandle(group, "actor"),
             *(RoleHandle(group, name) for name in others),
         ]
-    directory = RunDirectory.create(run_dir)
+    directory = RunDirectory.create(run_dir, config="run: {}\n")
     sink = JsonlSink(JsonlWriter(directory.metrics_path))
     events = EventLog(directory)
     with TrajectoryWriter(directory) as writer:
@@ -143,7 +145,7 @@ def learn(
                 mini_batch_groups=mini_batch_groups,
                 micro_batch_tokens=micro_batch_tokens,
                 logprob_micro_batch_tokens=micro_batch_tokens,
-                checkpoint_every=None,
+                checkpoint_every=checkpoint_every,
                 seed=3,
                 failures=FailureBound(len(made_groups(0, GROUPS)), 0.5),
                 detail=detail or "basic",
@@ -160,6 +162,7 @@ def learn(
             recorder=recorder,
             skipped=SkippedSteps(directory.skipped_steps_folder / "rl", "rl", num_steps, events),
             model_folder=directory.models_folder / "rl",
+            copies=copy_to and CheckpointCopies(copy_to, directory, "rl"),
         )
         train(run)
     sink.close()

@@ -22,7 +22,7 @@ from agentrl.controller.cluster.rollout_pool import ProcessInfo, collect_groups
 from agentrl.errors import ConfigError, DataError, EngineError, TrainingError
 from agentrl.rollouts import GroupRequest
 from agentrl.training import ReferenceSpec
-from agentrl.types import Collect, Dispatch, Stat, Stats, register
+from agentrl.types import Collect, Dispatch, Stat, Stats, register, registration
 from tests.controller.tiny import TASKS, Cluster, actor_spec, local_cluster, roles, rollouts
 
 
@@ -139,9 +139,11 @@ def test_a_method_without_a_mark_is_refused() -> None:
         called(Role.unmarked)
 
 
-def test_a_mark_that_promises_memory_is_refused_until_it_is_built() -> None:
-    with pytest.raises(TypeError, match="needs"):
-        register(Dispatch.FIRST, needs=("params",))  # type: ignore[call-arg]
+def test_a_method_needs_the_parameters_unless_it_says_otherwise() -> None:
+    def method(self: object) -> None: ...
+
+    assert registration(register(Dispatch.FIRST)(method)).needs == ("params",)
+    assert registration(register(Dispatch.FIRST, needs=())(method)).needs == ()
 
 
 @pytest.fixture
@@ -323,6 +325,20 @@ class TestOverRay:
         assert time.monotonic() - killed < 30  # some seconds, on a machine that has time
         with pytest.raises(TrainingError, match="poisoned"):
             pair.publish(2)
+
+    def test_a_rank_that_raises_ends_the_call_of_one_in_a_collective(self, pair: Any) -> None:
+        pids = [place.pid for place in pair.group.describe()]
+        own = [("actor", "checksum"), ("actor", "nothing")]  # rank 0 gathers, and waits for rank 1
+        start = time.monotonic()
+        told = r"rank 1: actor\.nothing raised AttributeError"
+        with pytest.raises(TrainingError, match=told) as raised:
+            pair.group.call_ranks("crossing", "call", own)
+        assert (raised.value.rank, raised.value.host) == (1, socket.gethostname())
+        pair.group.close()
+        until = start + 60
+        while any(Path("/proc", str(pid)).exists() for pid in pids):
+            assert time.monotonic() < until < start + pair.group._calls.timeout_s
+            time.sleep(0.1)
 
     def test_a_rank_that_hangs_is_named_at_the_deadline_of_a_call(self, ray_started: None) -> None:
         from agentrl.controller.cluster.ray_role_group import RayRoleGroup

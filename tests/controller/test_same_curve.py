@@ -94,18 +94,23 @@ def test_micro_batches_change_nothing(
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_the_world_size_changes_nothing(
+@pytest.mark.parametrize(
+    ("world_size", "layout"),
+    [(1, {}), (2, {}), (2, {"tp": 2}), (2, {"sp": 2})],
+    ids=["one", "two", "tensor", "sequence"],
+)
+def test_the_layout_of_ranks_changes_nothing(
     inline: list[list[float]],
     kind: str,
     model: Path,
     tmp_path: Path,
     ray_started: None,
     world_size: int,
+    layout: dict[str, int],
 ) -> None:
     from agentrl.controller.cluster.ray_role_group import RayRoleGroup
 
-    found = curve(RayRoleGroup(world_size, threads=1), kind, model, tmp_path / "run")
+    found = curve(RayRoleGroup(world_size, threads=1, **layout), kind, model, tmp_path / "run")
     for row, expected in zip(found, inline, strict=True):
         # 40 units in the last place of float32
         assert row == pytest.approx(expected, rel=5e-6, abs=1e-5)

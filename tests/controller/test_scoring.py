@@ -18,7 +18,7 @@ from agentrl.controller.scoring import RewardScorer, SequenceScores
 from agentrl.errors import RewardError
 from agentrl.rollouts import GroupOutcome, GroupRequest
 from agentrl.training import RewardModelSpec
-from agentrl.types import SamplingParams, Status, TrajectoryGroup
+from agentrl.types import REWARD_STYLE, SamplingParams, Status, TrajectoryGroup
 from tests.controller.hand_pool import HandPool, MakeWorld, bounds
 from tests.controller.tiny import made_groups
 
@@ -74,6 +74,36 @@ def test_a_score_is_that_of_the_last_sequence_and_weighs_in_the_reward(
             assert now.rewards["reward_model"] == pytest.approx(expected, abs=1e-5)
             assert was.reward is not None
             assert now.reward == pytest.approx(was.reward + 0.5 * expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_only_tasks_of_the_style_rule_are_left_out(
+    workers: LocalRoleGroup, one_by_one: bool
+) -> None:
+    groups = [
+        replace(group, task=replace(group.task, info=info))
+        for group, info in zip(
+            made_groups(0, 3), ({REWARD_STYLE: "rule"}, {REWARD_STYLE: "model"}, {}), strict=True
+        )
+    ]
+    rule, model, without = scored(workers, groups, one_by_one=one_by_one)
+    assert rule is groups[0]
+    assert rewards([model, without]) == rewards(scored(workers, groups[1:], one_by_one=one_by_one))
+    for before, after in zip(groups[1:], (model, without), strict=True):
+        assert all("reward_model" in t.rewards for t in after.trajectories)
+        assert [t.reward for t in after.trajectories] != [t.reward for t in before.trajectories]
+
+
+def test_without_a_task_to_score_the_reward_model_is_not_asked() -> None:
+    class Unasked:
+        max_tokens = 1
+
+        def of(self, groups: object) -> object:
+            raise AssertionError("asked")
+
+    (group,) = made_groups(0, 1)
+    ruled = outcome_of(replace(group, task=replace(group.task, info={REWARD_STYLE: "rule"})))
+    assert RewardScorer(Unasked(), weight=1.0).score([ruled]) == [ruled]  # type: ignore[arg-type]
 
 
 def test_scores_do_not_depend_on_how_tokens_were_drawn(workers: LocalRoleGroup) -> None:

@@ -145,6 +145,22 @@ def test_tools() -> None:
     assert not [name for name in metrics if "invented" in name]
 
 
+def test_a_tool_counts_its_waits_bytes_retries_and_kinds_of_error() -> None:
+    results = [
+        ToolResult("c", "find", "é", metrics={"queued_s": 1.0, "retries": 2.0}),  # 2 bytes
+        ToolResult("c", "find", "abcd", metrics={"queued_s": 2.0}),
+        ToolResult("c", "find", "", error="timeout", metrics={"queued_s": 3.0, "retries": 1.0}),
+    ]
+    calls = [CallRecord(ToolCall("c", "find", {}), None, result) for result in results]
+    metrics = rollout_metrics([group(trajectory(turns=(turn(calls=calls),)))])
+
+    assert metrics["tool/find/queued_s/p50"] == 2.0
+    assert metrics["tool/find/queued_s/p95"] == pytest.approx(2.9)
+    assert metrics["tool/find/output_bytes/mean"] == 2.0
+    assert metrics["tool/find/retries_per_call"] == 1.0
+    assert metrics["tool/find/error/timeout_frac"] == pytest.approx(1 / 3)
+
+
 @pytest.mark.parametrize(
     ("changes", "value"),
     [

@@ -95,7 +95,7 @@ def test_a_marker_in_args_stands_after_the_default_one(installed: Path) -> None:
     # pytest obeys the last -m
     commands = make("-n", "test", f"VENV={installed}", "ARGS=-m slow").stdout
 
-    assert commands.strip().endswith('not browser and not gpu" --durations=15 -m slow')
+    assert commands.strip().endswith('not browser and not gpu and not s3" --durations=15 -m slow')
 
 
 def test_every_target_is_in_the_help() -> None:
@@ -103,7 +103,7 @@ def test_every_target_is_in_the_help() -> None:
         line.split()[1] for line in make("help").stdout.splitlines() if line.startswith("make ")
     ]
 
-    assert targets == ["demo", "test", "check", "bench", "python", "agents", "clean"]
+    assert targets == ["demo", "test", "check", "bench", "python", "agents", "s3", "clean"]
 
 
 def test_the_agents_environment_is_made_once_for_its_pins(installed: Path, tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ async def test_turns_in_a_row_without_a_readable_call_end_the_episode() -> None:
     assert str(trajectory.status) == "truncated(bad_calls)"
     assert len(trajectory.turns) == 3
     assert trajectory.reward is not None
-    assert num_bad_turns(trajectory.turns) == 3
+    assert num_bad_turns(trajectory.turns, "main") == 3
 
 
 async def test_a_readable_call_begins_the_count_anew() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.envs import Env, EnvSpec, ToolEnv
+from agentrl.envs import Env, EnvSpec, EpisodeView, ToolEnv
 from agentrl.errors import EngineError
 from agentrl.rollouts import EpisodeRunner, GroupOutcome, GroupRequest, StagePermits
 from agentrl.sandbox import SandboxSpec
@@ -317,3 +317,21 @@ def test_the_sandbox_of_a_cancelled_episode_comes_back_too(opened: Open, tmp_pat
         "cancelled(cancelled)",
         "terminated",
     ]
+
+
+def test_the_end_of_a_runner_ends_what_its_rewards_hold(opened: Open) -> None:
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def close() -> None:
+        loops.append(asyncio.get_running_loop())
+
+    def reward(view: EpisodeView) -> float:
+        return 1.0
+
+    reward.__dict__["close_connections"] = close
+    runner = opened(scripted([say("ok")]), reward=reward)
+    runner.submit([GroupRequest(0, TASK, 1)])
+    collect(runner)
+    assert loops == []
+    runner.close()
+    assert loops == [runner._loop]

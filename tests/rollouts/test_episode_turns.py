@@ -11,11 +11,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agentrl.algorithms.functions.credit import reward_credit
+from agentrl.controller.group_rewards import rewards_of
 from agentrl.envs import Env, EnvSpec
 from agentrl.errors import SandboxError
 from agentrl.rollouts import EpisodeKey
 from agentrl.tools import ToolOutput, tool
-from agentrl.types import Action, Observation, SamplingParams, StepResult, Task, seed_for
+from agentrl.types import (
+    Action,
+    Observation,
+    SamplingParams,
+    StepResult,
+    Task,
+    TrajectoryGroup,
+    seed_for,
+)
 from tests.rollouts.bytewise import (
     ASSISTANT,
     END,
@@ -282,9 +292,21 @@ async def test_step_rewards_are_weighted_beside_the_rubric() -> None:
     trajectory = await play(
         [say("one"), say("two")], env=EnvSpec(Rewriting), step_reward_weight=2.0
     )
-    assert [dict(turn.rewards) for turn in trajectory.turns] == [{"step": 0.5}, {"step": 0.25}]
+    assert [dict(turn.rewards) for turn in trajectory.turns] == [{"step": 1.0}, {"step": 0.5}]
     assert trajectory.rewards == {"length_reward": 3.0, "step": 0.75}
     assert trajectory.reward == 3.0 + 2 * 0.75
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0, 2.0])
+async def test_credit_by_turn_counts_step_rewards_as_the_total_does(weight: float) -> None:
+    # the rubric gives 3 for the last word's length, the environment .5 and .25
+    trajectory = await play(
+        [say("one"), say("two")], env=EnvSpec(Rewriting), step_reward_weight=weight
+    )
+    rewards = rewards_of([TrajectoryGroup(0, TASK, (trajectory,))], seed=0)
+    credit = reward_credit(rewards, {}, baseline="none")
+    assert credit.trajectory.tolist() == [3.0]
+    assert credit.turn.tolist() == [0.5 * weight, 0.25 * weight]
 
 
 async def test_what_an_engine_without_ids_said_is_scored_and_has_no_segments() -> None:

@@ -171,7 +171,7 @@ def test_it_extends_what_was_saved_and_says_so(opened: Open) -> None:
     for rollout_index, trajectory in zip(
         saved.resumable, resumed(opened, saved).group.trajectories, strict=True
     ):
-        before = rollout_index.sequence.ids
+        before = rollout_index.seats["main"].sequence.ids
         assert trajectory.sequence(TURNS - 1)[: before.size].tolist() == before.tolist()
         assert [np.asarray(t.completion[0].logprobs).tobytes() for t in trajectory.turns[:2]] == [
             np.asarray(t.completion[0].logprobs).tobytes() for t in rollout_index.turns

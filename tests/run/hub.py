@@ -1,5 +1,5 @@
-"""A stand-in for the Hugging Face hub: a server of this machine with one model, and programs that
-ask it.
+"""A stand-in for the Hugging Face hub: a server of this machine with one model or data set, and
+programs that ask it.
 """
 
 from __future__ import annotations
@@ -54,8 +54,10 @@ class Answers(http.server.BaseHTTPRequestHandler):
 
     def _answer(self, *, body: bool) -> None:
         path = self.path.partition("?")[0]
-        api = re.fullmatch(rf"/api/models/{NAME}/(revision|tree)/([^/]+)/?", path)
-        file = re.fullmatch(rf"/{NAME}/resolve/([^/]+)/(.+)", path)
+        api = re.fullmatch(rf"/api/(?:models|datasets)/{NAME}/(revision|tree)/([^/]+)/?(.*)", path)
+        if path == f"/api/datasets/{NAME}":
+            api = re.fullmatch("(x)(main)()", "xmain")
+        file = re.fullmatch(rf"(?:/datasets)?/{NAME}/resolve/([^/]+)/(.+)", path)
         if not api and not file:
             return self._send(404, b"{}", body, {"X-Error-Code": "RepoNotFound"})
         wanted = api[2] if api else file[1] if file else ""
@@ -63,6 +65,8 @@ class Answers(http.server.BaseHTTPRequestHandler):
         if commit not in self.server.commits:
             return self._send(404, b"{}", body, {"X-Error-Code": "RevisionNotFound"})
         folder = self.server.commits[commit]
+        if file and not (folder / file[2]).is_file():
+            return self._send(404, b"{}", body, {"X-Error-Code": "EntryNotFound"})
         if file:
             data = (folder / file[2]).read_bytes()
             if body:
@@ -72,6 +76,12 @@ class Answers(http.server.BaseHTTPRequestHandler):
         assert api is not None
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         names = [str(path.relative_to(folder)) for path in files]
+        if api[3]:  # a folder of the tree
+            names = [name for name in names if name.startswith(f"{api[3]}/")]
+            files = [folder / name for name in names]
+        elif api[1] == "tree" and "recursive=false" in self.path.lower():
+            names = sorted({name.partition("/")[0] for name in names})
+            files = [folder / name for name in names]
         answer: object = {
             "_id": "1",
             "id": NAME,
@@ -82,7 +92,7 @@ class Answers(http.server.BaseHTTPRequestHandler):
             sizes = [path.stat().st_size for path in files]
             answer = [
                 {
-                    "type": "file",
+                    "type": "directory" if (folder / name).is_dir() else "file",
                     "path": name,
                     "size": size,
                     "oid": hashlib.sha1(name.encode()).hexdigest(),

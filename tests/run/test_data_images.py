@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,12 @@ import pytest
 from PIL import Image as Pictures
 
 from agentrl.errors import DataError
+from agentrl.render import RendererSpec
 from agentrl.run.data.datasets import DataSet, rows_hash
+from agentrl.training.data.demonstrations import demonstration_group, read_demonstration
+from agentrl.training.data.preferences import check_pair
 from agentrl.types import Image, Task, images_in, with_images
+from tests.render.family_kind import saved_any
 from tests.tiny_vision import picture
 
 HERE: dict[str, Any] = {"type": "image"}
@@ -78,14 +83,14 @@ def test_a_saved_hugging_face_data_set_may_hold_images(tmp_path: Path) -> None:
     [
         (
             {"messages": user(HERE, HERE), "images": ["a.png"]},
-            "row 0 of rows.jsonl: .* 'images' has none left",
+            "rows.jsonl:1: .* 'images' has none left",
         ),
         ({"messages": user(HERE), "images": ["a.png", "b.png"]}, "holds 2 images, 1 more than"),
         ({"messages": user(HERE)}, "a part of type image has no image"),
         ({"messages": user(HERE), "images": "a.png"}, "'images' must be a list of images, got str"),
         (
             {"messages": user({"type": "image", "image": "data:image/png;base64,eA=="})},
-            "row 0 .* cannot be read as",
+            "rows.jsonl:1: .* cannot be read as",
         ),
         (
             {"messages": user({"type": "image", "image": "http://example.org/a.png"})},
@@ -98,3 +103,67 @@ def test_a_row_whose_images_do_not_fit_is_named(
 ) -> None:
     with pytest.raises(DataError, match=said):
         written(tmp_path, row)
+
+
+def conversations(folder: Path, *rows: Any) -> list[Any]:
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    data = DataSet("rows.jsonl", base_dir=folder)
+    assert [row for _, row in itertools.islice(data.endless_rows(0), len(rows))] == data.rows()
+    return data.rows()
+
+
+SAID: list[dict[str, Any]] = [{"role": "assistant", "content": "A cat."}]
+
+
+@pytest.mark.parametrize("content", ["Look: <image>", [{"type": "text", "text": "Look: "}, HERE]])
+def test_a_conversation_to_imitate_has_its_images_in_their_places(
+    content: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "a.png").write_bytes(picture())
+    asked = [{"role": "user", "content": content}]
+    (row,) = conversations(tmp_path, {"messages": asked + SAID, "images": ["a.png"]})
+    messages, _ = read_demonstration(row, 0)
+    assert messages[0]["content"] == [
+        {"type": "text", "text": "Look: "},
+        {"type": "image", "image": Image.read(picture())},
+    ]
+
+
+def test_a_conversation_without_images_stays_as_it_is(tmp_path: Path) -> None:
+    rows = [
+        {"messages": [{"role": "user", "content": "<image> is a tag"}, *SAID]},
+        [{"role": "user", "content": "As a list."}, *SAID],
+        {"messages": "none"},
+    ]
+    assert conversations(tmp_path, *rows) == rows
+
+
+@pytest.mark.parametrize(
+    ("content", "images", "said"),
+    [
+        ("<image><image>", ["a.png"], r"rows.jsonl:1: .* 'images' has none left"),
+        ("<image>", [], "'images' has none left"),
+        ("What?", ["a.png"], "holds 1 images, 1 more than"),
+        ("<image>", "a.png", "must be a list of images, got str"),
+        ([HERE], None, "a part of type image has no image"),
+    ],
+)
+def test_a_conversation_whose_images_do_not_fit_is_named(
+    content: Any, images: Any, said: str, tmp_path: Path
+) -> None:
+    asked = [{"role": "user", "content": content}]
+    with pytest.raises(DataError, match=said):
+        conversations(tmp_path, {"messages": asked + SAID, "images": images})
+
+
+def test_a_model_of_text_alone_imitates_no_image(tmp_path: Path) -> None:
+    asked = [{"role": "user", "content": [{"type": "image", "image": picture()}]}]
+    renderer = RendererSpec(saved_any("qwen2_5", tmp_path)).build()
+    with pytest.raises(DataError, match="image"):
+        demonstration_group(asked + SAID, 0, renderer, max_tokens=100)
+
+
+def test_pairs_to_compare_have_no_images() -> None:
+    pair = {"chosen": "a", "rejected": "b", "prompt": "<image>?", "images": ["a.png"]}
+    with pytest.raises(DataError, match="pair 3 has 'images', and reward models read text alone"):
+        check_pair(pair, 3)

@@ -131,7 +131,8 @@ def test_episodes_in_flight_go_on_after_a_kill_with_their_tokens(
             turn.text for turn in before.turns
         ]
         ids = after.sequence(len(after.turns) - 1)
-        assert ids[: before.sequence.ids.size].tolist() == before.sequence.ids.tolist()
+        (seat,) = before.seats.values()
+        assert ids[: seat.sequence.ids.size].tolist() == seat.sequence.ids.tolist()
         assert after.info["resumed_turns"] == len(before.turns)
         versions = after.policy_versions
         assert list(versions) == sorted(versions)

@@ -52,12 +52,22 @@ def demonstrations(seed: int) -> Iterator[dict[str, Any]]:
         }
 
 
-def build_model(folder: Path, seed: int) -> None:
+def build_even_model(folder: Path, seed: int) -> None:
+    """One whose vocabulary two ranks can share."""
+    build_model(folder, seed, vocab_size=290)
+
+
+def build_model(folder: Path, seed: int, vocab_size: int = 300) -> None:
     from agentrl.training.models.tiny import build_tiny_model
 
     sizes = {"hidden": 32, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "ff": 48}
     build_tiny_model(
-        folder, demonstrations(seed), seed=seed, num_demonstrations=40, vocab_size=300, **sizes
+        folder,
+        demonstrations(seed),
+        seed=seed,
+        num_demonstrations=40,
+        vocab_size=vocab_size,
+        **sizes,
     )
 
 

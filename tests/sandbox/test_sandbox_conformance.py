@@ -4,6 +4,7 @@ import pytest
 
 from agentrl.sandbox import GUARANTEES, BackendReport, Limits, Sandbox, SandboxSpec
 from agentrl.sandbox.conformance import CHECKS, Check, check_sandbox
+from agentrl.sandbox.conformance.excuses import EXCUSES
 from agentrl.sandbox.forkserver.hosts import shared_server
 from agentrl.sandbox.forkserver.server import HostSettings
 from agentrl.sandbox.forkserver.slot_sandbox import ForkedSandbox
@@ -56,7 +57,9 @@ async def test_what_an_older_kernel_lacks_is_closed_by_other_means(
     def build() -> ForkedSandbox:
         return ForkedSandbox(lambda: shared_server(settings), Limits())
 
-    attacks = [check.name for check in CHECKS if check.guarantee is not None]
+    # ways to blame the sandbox for what the code did meet no Landlock: the oldest kernel shows them
+    left_out = set() if abi == 1 else {check.name for check in EXCUSES}
+    attacks = [check.name for check in CHECKS if check.guarantee and check.name not in left_out]
     results = await check_sandbox(build, guarantees=landlock.held, only=attacks)
     assert [result for result in results if not result.passed] == []
 

@@ -1,6 +1,6 @@
-"""A writer to be killed: ``python -m tests.store.killed_writer RUN`` reads step numbers, a line
-each, and forks for each a process that writes from that step on until it is killed.
+"""Killed writer: writes until it is killed, for ``benchmarks.viewers.kills``.
 
+It reads step numbers, a line each, and forks for each a process that writes from that step on.
 The process says ``pid N``, and ``STEP`` once all up to that step is written, annotated and flushed.
 """
 
@@ -13,10 +13,12 @@ from itertools import count
 import numpy as np
 
 from agentrl.store import Annotation, RunDirectory, TrajectoryWriter
-from agentrl.types import Segment, SegmentKind, Status, Task, Trajectory, Turn
+from agentrl.types import Message, Segment, SegmentKind, Status, Task, Trajectory, Turn
 
 A_STEP = 3
 """Trajectories of a step, all but the last of which are annotated."""
+TOKENS = 50
+"""Of a trajectory; each tells its group."""
 
 
 def tell(text: str) -> None:
@@ -24,15 +26,15 @@ def tell(text: str) -> None:
 
 
 def episode(group_index: int) -> Trajectory:
-    sampled = Segment(SegmentKind.POLICY, np.full(50, group_index), np.full(50, -0.5), 0)
-    message = {"role": "assistant", "content": "x"}
+    sampled = Segment(SegmentKind.POLICY, np.full(TOKENS, group_index), np.full(TOKENS, -0.5), 0)
+    message: Message = {"role": "assistant", "content": "x"}
     turn = Turn(0, None, (), (sampled,), "x" * 200, message)
     ended = Status("terminated")
     return Trajectory(Task("t"), group_index, 0, 0, "train", (turn,), status=ended, reward=1.0)
 
 
 def learned(group_index: int, step: int) -> Annotation:
-    ratio = np.full(50, group_index, np.float32)
+    ratio = np.full(TOKENS, group_index, np.float32)
     return Annotation(f"{group_index}-0-0", step, values={"stage": "rl"}, arrays={"ratio": ratio})
 
 

@@ -162,7 +162,12 @@ def rank_weights(rewards: Rewards, *, keep: Literal["best_worst", "best_random"]
 def turn_returns(rewards: Rewards, *, discount: float) -> F64:
     """``[U]`` discounted returns of turns: G_u = r_u + discount · G_(u+1), where the last turn of a
     trajectory also has what its total holds beside the rewards of steps.
+
+    Raises:
+        RewardError: a reward, or the reward of a turn, is not finite.
     """
+    finite_rewards(rewards.reward, "rewards")
+    finite_rewards(rewards.turn_reward, "rewards of turns")
     own = rewards.turn_reward.astype(np.float64).copy()
     steps = np.bincount(rewards.turn_trajectory, weights=own, minlength=rewards.reward.size)
     last = np.flatnonzero(np.diff(rewards.turn_trajectory, append=-1))

@@ -150,7 +150,8 @@ def generalized_advantages(
         following = torch.where(is_token, delta + discount * decay * following, following)
         next_value = torch.where(is_token, values[:, step], next_value)
         advantages[:, step] = following
-    return order.column(advantages.float(), credit.mask)
+    dtype = given(credit.values, "values").dtype
+    return order.column(advantages.to(dtype), credit.mask)
 
 
 def critic_advantages(

@@ -58,7 +58,7 @@ def export_model_command(
     run: Path,
     /,
     *,
-    to: Path,
+    to: str,
     step: int | None = None,
     stage: str | None = None,
     dtype: Literal["float32", "bfloat16"] | None = None,
@@ -73,7 +73,7 @@ def export_model_command(
     run
         The run directory.
     to
-        The folder, which may not exist or be empty.
+        The folder, which may not exist or be empty, or the URL of one: s3://bucket/models/a
     step
         Of the checkpoint; the newest by default.
     stage

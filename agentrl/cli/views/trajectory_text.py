@@ -7,7 +7,7 @@ so that origins are told apart without colour too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from rich.cells import chop_cells
 from rich.console import Console
@@ -49,9 +49,10 @@ def print_trajectory(stored: StoredTrajectory, token_text: TokenText | None) -> 
             out,
             "no tokenizer of this run is here: messages are shown, template tokens only counted",
         )
+    several = len({turn.agent for turn in trajectory.turns}) > 1
     for turn in trajectory.turns:
         out.print()
-        _print_turn(out, turn, token_text)
+        _print_turn(out, turn, token_text, agent=turn.agent if several else "")
     if trajectory.last_observed:
         out.print()
         _print(out, "after the last turn", "bold")
@@ -61,6 +62,28 @@ def print_trajectory(stored: StoredTrajectory, token_text: TokenText | None) -> 
     if stored.annotation.values:
         out.print()
         _print(out, f"learned later: {', '.join(_pairs(stored.annotation.values))}")
+
+
+def print_rendered(
+    turns: Sequence[Turn], token_text: TokenText, *, target: SegmentKind = SegmentKind.POLICY
+) -> None:
+    """Prints a conversation as the model reads it, each token by its origin, without an episode's
+    other facts.
+
+    Args:
+        turns: with segments.
+        token_text: decodes ids.
+        target: how the assistant's messages are shown, which nobody sampled.
+    """
+    out = console()
+    pieces = [
+        (target if kind is SegmentKind.TARGET else kind, text)
+        for turn in turns
+        for kind, text in _by_tokens(turn, token_text)
+    ]
+    _print_origins(out, {kind for kind, _ in pieces})
+    for kind, text in pieces:
+        _print_origin(out, kind, text)
 
 
 def _print_head(out: Console, stored: StoredTrajectory) -> None:
@@ -76,6 +99,10 @@ def _print_head(out: Console, stored: StoredTrajectory) -> None:
     style = _STYLES.get(trajectory.status.kind, "red")
     _print(out, f"status     {trajectory.status}{detail}", style)
     _print(out, f"reward     {reward}{parts}")
+    for agent, seat in trajectory.seats.items():
+        own = f" = {', '.join(_pairs(seat.rewards))}" if seat.rewards else ""
+        rest = "" if seat.train else ", not trained"
+        _print(out, f"agent      {agent}: reward {seat.reward:g}{own}{rest}")
     for part, why in trajectory.reasons.items():
         _print(out, f"why        {part}: {_clipped(why)}")
     _print(
@@ -94,7 +121,10 @@ def _print(out: Console, text: str, style: str = "") -> None:
 
 
 def _print_legend(out: Console, trajectory: Trajectory) -> None:
-    used = {segment.kind for turn in trajectory.turns for segment in turn.segments}
+    _print_origins(out, {segment.kind for turn in trajectory.turns for segment in turn.segments})
+
+
+def _print_origins(out: Console, used: Collection[SegmentKind]) -> None:
     legend = Text("origins".ljust(_MARGIN))
     between = "\n" + " " * _MARGIN if out.is_terminal else "   "
     found = [origin for kind, origin in _ORIGINS.items() if kind in used]
@@ -103,12 +133,13 @@ def _print_legend(out: Console, trajectory: Trajectory) -> None:
     out.print(legend, soft_wrap=True)
 
 
-def _print_turn(out: Console, turn: Turn, token_text: TokenText | None) -> None:
+def _print_turn(out: Console, turn: Turn, token_text: TokenText | None, *, agent: str = "") -> None:
+    """Prints a turn, with ``agent`` where one of several has spoken."""
     sampled = sum(len(segment) for segment in turn.completion)
     versions = sorted({s.policy_version for s in turn.completion if s.policy_version is not None})
     facts = [f"turn {turn.index}", f"{sampled} tokens", turn.finish_reason]
     facts += [f"version {'-'.join(map(str, versions))}"] if versions else []
-    facts += [f"agent {turn.agent}"] if turn.agent != "main" else []
+    facts += [f"agent {agent}"] if agent else []
     facts += ["new sequence"] if turn.parent is None and turn.index else []
     facts += [f"cached {turn.cached_tokens}"] if turn.cached_tokens else []
     facts += [f"reward {', '.join(_pairs(turn.rewards))}"] if turn.rewards else []

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.errors import TrainingError
+from agentrl.training.parallel.process_group import check_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,16 @@ class MeshShape:
     dp: int = 1
     tp: int = 1
     sp: int = 1
+
+    @classmethod
+    def of(cls, num_ranks: int, *, tp: int, sp: int) -> MeshShape:
+        """The mesh of so many ranks.
+
+        Raises:
+            ConfigError: ``tp`` times ``sp`` does not divide them.
+        """
+        check_ranks(num_ranks, tp, sp)
+        return cls(num_ranks // (tp * sp), tp, sp)
 
     @property
     def size(self) -> int:

@@ -44,8 +44,11 @@ class RayRoleGroup(RoleGroup):
     """``RoleGroup`` over Ray; its ranks also serve a rollout pool.
 
     Args:
-        num_ranks: processes, one a device; all of them data coordinates.
+        num_ranks: processes, one a device.
         threads: torch and OpenMP threads a rank.
+        tp: ranks that hold one layer together.
+        sp: ranks that hold one packed row together; ``tp`` times it divides ``num_ranks``, and the
+            quotient is the number of data coordinates.
         device: with ``cuda`` Ray shows each rank a GPU of its own, its ``cuda:0``.
         call_timeout_s: deadline of any call, and of any collective within one.
         log_folder: where each rank keeps its log; None keeps none.
@@ -56,11 +59,13 @@ class RayRoleGroup(RoleGroup):
         num_ranks: int,
         *,
         threads: int,
+        tp: int = 1,
+        sp: int = 1,
         device: DeviceType = "cpu",
         call_timeout_s: float = CALL_TIMEOUT_S,
         log_folder: Path | None = None,
     ) -> None:
-        super().__init__(MeshShape(dp=num_ranks))
+        super().__init__(MeshShape.of(num_ranks, tp=tp, sp=sp))
         self._calls = ActorCalls(
             lambda rank: f"the worker of rank {rank}", self._failure, call_timeout_s
         )
@@ -81,7 +86,9 @@ class RayRoleGroup(RoleGroup):
         self._ranks = [actor.remote(rank, log_folder) for rank in range(num_ranks)]
         host, port = self._calls.get(self._ranks[0].free_address.remote(), "starting rank 0", 0)
         places = [
-            DistSpec(rank, num_ranks, host, port, FIRST_DEVICE[device], call_timeout_s)
+            DistSpec(
+                rank, num_ranks, host, port, FIRST_DEVICE[device], call_timeout_s, tp=tp, sp=sp
+            )
             for rank in range(num_ranks)
         ]
         self.call_ranks("starting the workers", "join", [(place, threads) for place in places])

@@ -6,13 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from agentrl.controller.batch_plan import PlannedBatch
 from agentrl.controller.cluster.role_group import RoleGroup
 from agentrl.training import merge_columns
 from agentrl.types import BatchShard, Collect, Dispatch, Stats, UpdateStats, registration
+from agentrl.types.arrays import Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +66,7 @@ class RoleHandle:
         merged = merge_columns(columns, mini_batch, batch.batch.cu_seqlens)
         return UpdateStats(sum(answers, Stats()), merged)
 
-    def columns(
-        self, method: Callable[..., Any], batch: PlannedBatch
-    ) -> dict[str, npt.NDArray[np.float32]]:
+    def columns(self, method: Callable[..., Any], batch: PlannedBatch) -> dict[str, Floats]:
         """``[T]`` columns of a batch by a pass without a backward."""
         parts = batch.forward_shards()
         return merge_columns(self.call(method, parts), parts, batch.batch.cu_seqlens)

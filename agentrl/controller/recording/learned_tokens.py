@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from agentrl.controller.batch_plan import PlannedBatch
 from agentrl.store import Annotation, Detail
-from agentrl.types import Batch, BatchShard, SegmentKind, Stats, TrajectoryGroup
+from agentrl.types import Batch, BatchShard, SegmentKind, Stats, Trajectory, TrajectoryGroup
+from agentrl.types.arrays import Floats
 from agentrl.types.batch import token_rows
 
 F32 = npt.NDArray[np.float32]
@@ -45,7 +46,7 @@ class LearnedTokens:
         self._num_passes = num_passes
         self._oldest_version = oldest_version
         self._detail = detail
-        self._returned: dict[str, dict[str, F32]] = {}
+        self._returned: dict[str, dict[str, Floats]] = {}
         self._losses: list[float] = []
         self._skipped = np.zeros(planned.batch.num_samples, dtype=np.bool_)
 
@@ -53,7 +54,7 @@ class LearnedTokens:
         self,
         learner: str,
         mini_batch: Sequence[BatchShard],
-        columns: Mapping[str, F32],
+        columns: Mapping[str, Floats],
         stats: Stats,
         *,
         skipped: bool = False,
@@ -88,18 +89,20 @@ class LearnedTokens:
         return {"policy/loss_last_pass": float(np.mean(losses))} if losses else {}
 
     def annotations(
-        self, stage: str, step: int, ids: Mapping[tuple[int, int], str]
+        self, stage: str, step: int, trajectories: Mapping[tuple[int, int], Trajectory]
     ) -> Iterator[Annotation]:
-        """One a learner and trajectory.
+        """One a learner and trajectory; those of several agents have a row of the batch for each.
 
         Args:
             stage: whose step it was.
             step: its number.
-            ids: of the batch's trajectories, by group index and rollout index.
+            trajectories: those of the batch, by group index and rollout index.
         """
         batch = self.planned.batch
         keys = zip(batch.group_index.tolist(), batch.rollout_index.tolist(), strict=True)
-        names = [ids[key] for key in keys]
+        places: dict[tuple[int, int], list[int]] = {}
+        for place, key in enumerate(keys):
+            places.setdefault(key, []).append(place)
         rows = batch.sampled_rows()
         ends = np.cumsum([own.size for own in rows])[:-1]
         every = np.concatenate(rows)
@@ -109,18 +112,22 @@ class LearnedTokens:
                 continue
             columns = {} if self._detail == "basic" else self._columns(returned, first)
             arrays = {name: np.split(column[every], ends) for name, column in columns.items()}
-            for row, trajectory_id in enumerate(names):
+            for key, own in places.items():
+                trajectory = trajectories[key]
                 values = {"trained_step": step, "stage": stage}
+                found = {name: [parts[row] for row in own] for name, parts in arrays.items()}
                 yield Annotation(
-                    trajectory_id,
+                    trajectory.id,
                     step,
                     learner,
                     self._num_passes - 1,
-                    {**values, **(self._values(row, returned) if first else {})},
-                    {name: parts[row] for name, parts in arrays.items()},
+                    {**values, **(self._values(own[0], returned) if first else {})},
+                    _of_all_agents(trajectory, [self.planned.agents[row] for row in own], found)
+                    if trajectory.seats
+                    else {name: parts[0] for name, parts in found.items()},
                 )
 
-    def _values(self, row: int, returned: Mapping[str, F32]) -> dict[str, Any]:
+    def _values(self, row: int, returned: Mapping[str, Floats]) -> dict[str, Any]:
         """Of a trajectory, by the model that the stage is about."""
         values: dict[str, Any] = {"credit": float(self.planned.batch.credit[row])}
         if self._detail != "basic":
@@ -129,7 +136,7 @@ class LearnedTokens:
                 values["old_logprobs_from"] = "recomputed" if recomputed else "update"
         return values
 
-    def _columns(self, returned: Mapping[str, F32], first: bool) -> Columns:
+    def _columns(self, returned: Mapping[str, Floats], first: bool) -> Columns:
         """``[T]`` columns of a learner, by their names in annotations; NaN where a token that was
         not trained has no value."""
         batch = self.planned.batch
@@ -159,16 +166,47 @@ class LearnedTokens:
         return columns
 
     def _reasons(
-        self, trained: npt.NDArray[np.bool_], correction: F32 | None
+        self, trained: npt.NDArray[np.bool_], correction: Floats | None
     ) -> npt.NDArray[np.int8]:
         batch = self.planned.batch
         stale = (batch.policy_versions < self._oldest_version) & (batch.kind == SegmentKind.POLICY)
-        reasons = np.where(trained, _TRAINED, np.where(stale, _STALE, _MASK)).astype(np.int8)
+        reasons = np.full(trained.size, _MASK, np.int8)
+        reasons[stale] = _STALE
+        reasons[trained] = _TRAINED
         left_out = np.repeat(batch.weight[batch.trajectory] == 0, batch.lengths)  # by ``select``
         reasons[left_out & (batch.kind == SegmentKind.POLICY)] = _FILTERED
         if correction is not None:
             reasons[trained & (correction == 0)] = _OFF_POLICY
         return reasons
+
+
+def _of_all_agents(
+    trajectory: Trajectory, agents: Sequence[str], found: Mapping[str, Sequence[Any]]
+) -> Columns:
+    """Columns of every sampled token of an episode of several agents.
+
+    Args:
+        trajectory: the episode.
+        agents: those of its agents that are in the batch.
+        found: their own columns by name, in the order of ``agents``.
+    """
+    seats = trajectory.seats
+    places = {agent: place for place, agent in enumerate(agents)}
+    turns = [(turn.agent, sum(map(len, turn.completion))) for turn in trajectory.turns]
+    sizes = [size for _, size in turns]
+    owner = np.repeat([places.get(agent, -1) for agent, _ in turns], sizes)
+    untrained = np.repeat([_FILTERED if seats[agent].train else _MASK for agent, _ in turns], sizes)
+    columns: Columns = {}
+    for name, parts in found.items():
+        whole = np.zeros(owner.size, parts[0].dtype)
+        if name == "loss_reason":
+            whole[:] = untrained
+        elif name not in ("loss_weight", "token_loss") and whole.dtype == np.float32:
+            whole[:] = np.nan
+        for place, part in enumerate(parts):
+            whole[owner == place] = part
+        columns[name] = whole
+    return columns
 
 
 def left_out(group: TrajectoryGroup, reason: str, stage: str, step: int) -> Iterator[Annotation]:
@@ -201,12 +239,11 @@ def loss_weights(planned: PlannedBatch, skipped: npt.NDArray[np.bool_]) -> npt.N
             does not count either.
     """
     batch: Batch = planned.batch
-    trained = np.add.reduceat(batch.loss_mask != 0, batch.cu_seqlens[:-1].astype(np.int64)) > 0
+    trained = np.logical_or.reduceat(batch.loss_mask != 0, batch.cu_seqlens[:-1].astype(np.int64))
     trained &= ~skipped
     weights = np.zeros(batch.num_samples)
     number = 0
     for plan, own in planned.updates:
         weights += np.where(skipped, 0.0, own)
         number += bool(trained[plan.samples].any())
-    by_token = np.repeat(weights, batch.lengths) * batch.loss_mask
-    return by_token / max(1, number)
+    return np.repeat(weights / max(1, number), batch.lengths) * batch.loss_mask

@@ -18,6 +18,7 @@ from agentrl.controller.evaluator import Evaluation
 from agentrl.controller.failures import failure_causes
 from agentrl.controller.recording.learned_tokens import LearnedTokens, left_out
 from agentrl.controller.state import TrainState
+from agentrl.errors import StoreError
 from agentrl.metrics import PhaseTimer, Sink, StepDisplay, no_signal, rollout_metrics, tokens_per_s
 from agentrl.metrics.health.health import Health
 from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState
@@ -256,6 +257,17 @@ class Recorder:
                 stage=self.stage,
             )
 
+    def record_failed_checkpoint(self, what: str, error: StoreError) -> None:
+        """Tells that a checkpoint, or its copy elsewhere, could not be written, and that the run
+        goes on."""
+        text = f"{what}; the one before stays and the run goes on: {error}"
+        with self._lock:
+            self._failure_counts["count/failed_checkpoints"] += 1
+        logger.warning("%s", text, extra={"event": "checkpoint_failed", "stage": self.stage})
+        self.events.log(
+            "checkpoint_failed", text, boundary="store", level="warning", stage=self.stage
+        )
+
     def sync(self) -> None:
         """Returns when everything given so far is durable."""
         self.writer.flush()
@@ -293,11 +305,11 @@ class Recorder:
         self, learned: LearnedTokens, groups: Sequence[TrajectoryGroup], state: TrainState
     ) -> None:
         """What the step learned of each trained trajectory."""
-        ids = {
-            (t.group_index, t.rollout_index): t.id for group in groups for t in group.trajectories
+        trained = {
+            (t.group_index, t.rollout_index): t for group in groups for t in group.trajectories
         }
         known = self.writer.columns
-        for annotation in learned.annotations(self.stage, state.step, ids):
+        for annotation in learned.annotations(self.stage, state.step, trained):
             new = [name for name in annotation.arrays if name not in known]
             if new:  # of the algorithm's own loss
                 self.writer.declare([AnnotationColumn(name, "token") for name in new])

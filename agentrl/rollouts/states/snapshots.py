@@ -7,10 +7,25 @@ at, is another thing: ``state_recorder``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from agentrl.rollouts.builder import SequenceState
 from agentrl.types import Blob, StepResult, ToolSpec, Trajectory, Turn
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SeatState:
+    """The state of one agent between two turns.
+
+    Args:
+        sequence: the sequence that its next turn extends.
+        tools: the tools of its last turn.
+        num_calls: its model calls so far, from which the next call's seed is derived.
+    """
+
+    sequence: SequenceState
+    tools: tuple[ToolSpec, ...]
+    num_calls: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,25 +34,23 @@ class EpisodeState:
 
     Args:
         turns: the turns so far.
-        sequence: the sequence that the next turn extends.
-        tools: the tools of the last turn.
+        seats: the agents that have acted, by name, in the order of their first turns.
         result: the last turn's step. If it ended the episode, only the score is missing.
         env: the environment's state, pickled.
-        num_calls: model calls so far, from which the next call's seed is derived.
-        restarts: sequences that began after the first one.
+        restarts: sequences that began after an agent's first one.
         timings: seconds by stage.
         first_state: the environment's after ``reset``, for people to look at.
+        unclaimed: step rewards of agents without a turn.
     """
 
     turns: tuple[Turn, ...]
-    sequence: SequenceState
-    tools: tuple[ToolSpec, ...]
+    seats: Mapping[str, SeatState]
     result: StepResult
     env: bytes
-    num_calls: int
     restarts: int
     timings: Mapping[str, float]
     first_state: Blob | None
+    unclaimed: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,16 +4,22 @@ or refused.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from agentrl.config import RunConfig, StageConfig, load_config, to_yaml
 from agentrl.config.dump import SHARED_SECTIONS
+from agentrl.controller.checkpoints import Checkpoints
+from agentrl.controller.checkpoints.checkpoint_copies import fetch_newest, fetch_run
 from agentrl.errors import ConfigError
 from agentrl.run.lifetime.record import command_line, git_state, utc_time
 from agentrl.run.run_setup import data_hashes, finished_manifest, last_manifest, whole_stages
 from agentrl.store import RunDirectory, write_json, write_text
+
+logger = logging.getLogger(__name__)
 
 # What has shaped a run from its first number on.
 _RUN_FIXED = (
@@ -29,6 +35,11 @@ _STAGE_FIXED = (
     "starts_from",
     "data.train",
     "data.args",
+    "data.custom.path",
+    "data.custom.name",
+    "data.custom.args",
+    "data.shard",
+    "data.stream",
     "data.shuffle",
     "data.sampler.name",
     "algorithm.name",
@@ -59,6 +70,7 @@ def resume_directory(
         StoreError: there is no run in ``run.dir``.
         ConfigError: settings or data differ that a run keeps for good; all of them are named.
     """
+    fetch_checkpoints(RunDirectory(Path(config.run.dir or "")), stages)
     directory = RunDirectory.open(config.run.dir or "")
     before = load_config(directory.config_path)
     begun = {stage.name for stage in stages if last_manifest(directory, stage) is not None}
@@ -95,6 +107,31 @@ def resume_directory(
         for kind, own in changes.items()
         for key, (was, found) in own.items()
     ]
+
+
+def fetch_checkpoints(run: RunDirectory, stages: Sequence[StageConfig]) -> None:
+    """Fetches from ``checkpoint.copy_to`` what is missing here: the run's own files where there is
+    no run, and the newest checkpoint of each stage that has none.
+
+    Raises:
+        ConfigError: the folder holds other files, or the URL cannot be read here.
+        StoreError: a copy is corrupt or cannot be read.
+    """
+    urls = {one.name: one.checkpoint.copy_to for one in stages if one.checkpoint.copy_to}
+    if not run.record_path.is_file():
+        # the files beside the copies of the last stage are the newest
+        any(fetch_run(urls[name], run, [name]) for name in reversed(urls))
+    for name, url in urls.items():
+        folder = run.checkpoints_folder / name
+        if Checkpoints(folder, keep_last=0).is_empty:
+            fetched = fetch_newest(url, name, folder)
+            if fetched is not None:
+                logger.info(
+                    "checkpoint %s fetched from %s",
+                    fetched,
+                    url,
+                    extra={"event": "checkpoint_fetched", "path": str(fetched), "url": url},
+                )
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,6 +84,8 @@ class RunProcesses:
                 group = RayRoleGroup(
                     ranks,
                     threads=threads,
+                    tp=stages[0].train.tp_size,
+                    sp=stages[0].train.sp_size,
                     device=device,
                     call_timeout_s=call_timeout_s,
                     log_folder=log_folder,

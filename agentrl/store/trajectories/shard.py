@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,7 @@ LAYOUT = ShardLayout(
     max_bytes=2_000_000,
 )
 _WHOLE = (*COLUMNS, *ARRAYS, SIDE)
+_texts_of = itemgetter(*(name for name, one in COLUMNS.items() if one.type == pa.string()))
 
 StoredRow = tuple[Row, TokenArrays]
 
@@ -69,7 +71,7 @@ class TrajectoryShardWriter(ShardWriter[StoredRow]):
     def size(self, row: StoredRow) -> int:
         """Its texts, at a byte a character, and its arrays."""
         columns, arrays = row
-        texts = sum(len(value) for value in columns.values() if isinstance(value, str))
+        texts = sum(map(len, _texts_of(columns)))
         return texts + arrays.token_ids.size * TokenArrays.BYTES_A_TOKEN + len(arrays.side)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, TypeAlias, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -24,10 +25,14 @@ from agentrl.types import (
 )
 
 _Flat: TypeAlias = (
-    Task | SamplingParams | CallRecord | ToolCall | CallProblem | ToolResult | MediaSpan
+    Task | SamplingParams | CallRecord | ToolCall | CallProblem | ToolResult | MediaSpan | Turn
 )
 
 
+_READ: Mapping[type, Callable[[Any], tuple[Any, ...]]] = {
+    kind: attrgetter(*kind.__slots__) for kind in get_args(_Flat)
+}
+"""What reads all fields of each dataclass at once."""
 _TURN_FIELDS = Turn.__slots__
 """What a record may hold for a turn; what else stands in it, such as ``sequence``, is for readers
 of the file."""
@@ -36,7 +41,8 @@ _LEFT_OUT_WHERE_EMPTY = ("observed_info", "state", "files", "offered_tools")
 
 def fields_of(value: _Flat) -> dict[str, Any]:
     """The fields of a flat dataclass, not copied."""
-    return {name: getattr(value, name) for name in value.__slots__}
+    read = _READ[type(value)]
+    return dict(zip(value.__slots__, read(value), strict=True))
 
 
 def sequence_indices(turns: Sequence[Turn]) -> list[int]:
@@ -67,7 +73,7 @@ def encode_turn(turn: Turn, sequence: int) -> dict[str, Any]:
         {name: part and fields_of(part) for name, part in fields_of(call).items()}
         for call in turn.calls
     ]
-    own = {name: getattr(turn, name) for name in turn.__slots__}
+    own = fields_of(turn)
     for name in _LEFT_OUT_WHERE_EMPTY:
         if not own[name]:
             del own[name]

@@ -20,13 +20,13 @@ export function useRunEvents(run) {
 }
 
 /**
- * Calls `act` when events of these kinds came, at most once in `wait` milliseconds.
+ * Calls `act` with the newest of these kinds of events, at most once in `wait` milliseconds.
  * @param {string} run the run's key
  * @param {string[]} kinds of `follow`
  * @param {(data: any) => void} act
- * @param {number} [wait]
+ * @param {{wait?: number, after?: number}} [pace] `after`: milliseconds from an event to `act` at least
  */
-export function useLatest(run, kinds, act, wait = 1000) {
+export function useLatest(run, kinds, act, { wait = 1000, after = 0 } = {}) {
   const newest = useRef(act);
   newest.current = act;
   const names = kinds.join(" ");
@@ -34,19 +34,20 @@ export function useLatest(run, kinds, act, wait = 1000) {
     let timer = 0;
     let last = 0;
     let seen = latest.peek().count;
+    let data = null;
     const unsubscribe = latest.subscribe((event) => {
       if (event.count === seen || event.run !== run || !names.split(" ").includes(event.kind)) return;
       seen = event.count;
-      clearTimeout(timer);
-      const left = Math.max(0, last + wait - Date.now());
-      timer = setTimeout(() => {
+      data = event.data;
+      timer ||= setTimeout(() => {
+        timer = 0;
         last = Date.now();
-        newest.current(event.data);
-      }, left);
+        newest.current(data);
+      }, Math.max(after, last + wait - Date.now()));
     });
     return () => {
       clearTimeout(timer);
       unsubscribe();
     };
-  }, [run, names, wait]);
+  }, [run, names, wait, after]);
 }

@@ -21,7 +21,7 @@ export function OverviewPage({ run, params }) {
   useLatest(run, ["step", "alert", "open", "trajectories"], () => {
     overview.reload();
     metrics.reload();
-  }, 2000);
+  }, { wait: 2000 });
   const byTime = params.x === "time";
   useKeys("Overview", [
     { key: "s", help: "charts by step or by time", run: () => update({ x: byTime ? "" : "time" }) },

@@ -14,6 +14,7 @@ import { Table, useBlocks } from "../ui/table.js";
 import { rewardClass, statusClass } from "../ui/status.js";
 
 const NEWEST_FIRST = "-step";
+const COUNTED = { wait: 5000, after: 1000 }; // to count all costs more, and comes after the rows of every tab
 
 /** The page of the list. Query, order and the active row are in the address. */
 export function TrajectoriesPage({ run, params }) {
@@ -35,7 +36,7 @@ export function TrajectoriesPage({ run, params }) {
   const facets = useApi(ofRun(run, "facets"), { query });
   useEffect(() => blocks.need(0, 1), [blocks.version]);
   useLatest(run, ["trajectories", "open"], () => blocks.refresh());
-  useLatest(run, ["trajectories", "open"], () => facets.reload(), 5000); // to count all costs more
+  useLatest(run, ["trajectories", "open"], () => facets.reload(), COUNTED);
   const active = Number(params.row ?? -1);
   const ask = (text) => update({ query: text, row: "", search: "" }, { replace: false });
   const row = active >= 0 ? blocks.at(active) : undefined;

@@ -26,7 +26,7 @@ export function Header({ run, answer, params }) {
       </nav>
     </div>
     <dl class="traj-facts">
-      ${facts(summary).map(
+      ${facts(summary, answer.info?.seats ?? {}).map(
         ([name, value]) =>
           html`<div>
             <dt>${name}</dt>
@@ -72,7 +72,13 @@ function Reward({ summary }) {
   >`;
 }
 
-function facts(summary) {
+/** An agent of several, with what it got. */
+function agentText(agent, seat) {
+  if (typeof seat?.reward !== "number") return shortName(agent);
+  return `${shortName(agent)} ${number(seat.reward)}${seat.train ? "" : " (not trained)"}`;
+}
+
+function facts(summary, seats) {
   const versions = [summary.policy_version_min, summary.policy_version_max];
   const span = summary.ended_at && summary.started_at ? summary.ended_at - summary.started_at : null;
   return [
@@ -81,7 +87,7 @@ function facts(summary) {
     ["stage", shortName(summary.stage ?? "")],
     ["purpose", shortName(summary.label || summary.purpose || "")],
     ["environment", shortName(summary.env ?? "")],
-    ["agents", (summary.agents ?? []).map((agent) => shortName(agent)).join(", ")],
+    ["agents", (summary.agents ?? []).map((agent) => agentText(agent, seats[agent])).join(", ")],
     ["turns", summary.num_turns],
     ["calls", summary.num_calls],
     ["tool errors", summary.num_tool_errors],

@@ -145,6 +145,12 @@ def full_trajectory(maker: EpisodeMaker) -> Trajectory:
         reasons={"correct": {"tests": "1 passed\n", "exit": 0}, "style": {"judge": judge}},
         first_state=state({"form": "text", "text": "nothing yet"}),
         last_observed=({"role": "user", "content": "Thank you."},),
+        info={
+            "seats": {
+                "main": {"train": True, "reward": 1.5},
+                "critic": {"train": False, "reward": -0.5},
+            }
+        },
     )
 
 

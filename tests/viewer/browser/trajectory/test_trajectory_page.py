@@ -44,6 +44,7 @@ def test_the_chat_shows_words_calls_errors_and_agents(shown: Shown) -> None:
     expect(chat.locator(".call-bad .long").last).to_contain_text("never closed")
     expect(chat.locator(".lane-head")).to_have_text(["sequence 0: main", "sequence 1: critic"])
     expect(chat).to_contain_text("Thank you.")
+    expect(page.locator(".traj-facts")).to_contain_text("main 1.5, critic −0.5 (not trained)")
     assert shown.errors == []
 
 

@@ -1,0 +1,173 @@
+"""Rehearsed episodes: plays tasks of a stage with a scripted policy and scores them, without a
+model.
+
+- The empty answer calls a tool that does not exist, where tools are on offer, and then says
+  nothing: it must not get full marks.
+- The reference solution, where the task or its environment gives one, must get them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from agentrl.config import StageConfig
+from agentrl.envs import AsyncEnv, EnvSpec, Rubric, build_env, solution_of
+from agentrl.errors import ConfigError
+from agentrl.rollouts import DriverSpec, EpisodeContext, EpisodeKey, RolloutSpec, run_episode
+from agentrl.rollouts.group_scores import with_group_scores
+from agentrl.run.build import LiveObjects, env_spec, rollout_spec
+from agentrl.run.rehearsal.scripted_policy import ScriptedPolicy
+from agentrl.tools.parsers import load_parser
+from agentrl.types import Message, Observation, Task, ToolSpec, Trajectory, seed_for
+
+_MAX_TURNS = 32
+_LABEL = "check"
+_MARGIN = 1e-6  # of sums of weights in floating point
+
+ScriptKind = Literal["empty answer", "reference solution", "task's answer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What a scripted policy says in an episode.
+
+    Args:
+        kind: ``task's answer`` is ``Task.answer`` as text, where no solution is given; it need not
+            be one, so nothing is asked of its reward.
+        turns: the assistant's messages.
+    """
+
+    kind: ScriptKind
+    turns: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsed:
+    """One scored episode.
+
+    Args:
+        setting: names its data set.
+        script: what the policy said.
+        trajectory: the episode.
+        bools: reward functions that gave a bool.
+        full_marks: the reward of a right solution.
+        tools: on offer in the opening.
+    """
+
+    setting: str
+    script: Script
+    trajectory: Trajectory
+    bools: Sequence[str]
+    full_marks: float
+    tools: tuple[ToolSpec, ...]
+
+    @property
+    def fault(self) -> str | None:
+        """What is wrong about its reward, with what to do; None where it is as it must be."""
+        reward = self.trajectory.reward
+        assert reward is not None, "the episode has finished"
+        full = reward >= self.full_marks - _MARGIN
+        where = f"{self.setting}: task {self.trajectory.task.id!r}: the {self.script.kind}"
+        if self.script.kind == "empty answer" and full:
+            return (
+                f"{where} gets full marks, {reward:g} of {self.full_marks:g}; a policy that does "
+                "nothing would learn to go on so: correct the reward, or set reward.full_marks"
+            )
+        if self.script.kind == "reference solution" and not full:
+            return (
+                f"{where} gets {reward:g} of {self.full_marks:g} ({self.trajectory.status}); "
+                "correct the solution, the tools or the reward, or set reward.full_marks"
+            )
+        return None
+
+
+def full_marks(stage: StageConfig, rubric: Rubric) -> float:
+    """The reward of a right solution: ``reward.full_marks``, or the sum of the positive weights of
+    the functions, or 1 where there is none.
+    """
+    if stage.reward.full_marks is not None:
+        return stage.reward.full_marks
+    return sum(max(weight, 0.0) for weight in rubric.weights.values()) or 1.0
+
+
+def rehearse(
+    stage: StageConfig, sets: Mapping[str, tuple[Sequence[Task], bool]]
+) -> Iterator[Rehearsed]:
+    """Plays each task twice: with the empty answer, and with its reference solution, or else with
+    its own answer as text.
+
+    Args:
+        stage: whole; one that plays episodes.
+        sets: tasks by the setting that names their data set, and whether tools are on offer there.
+
+    Raises:
+        ConfigError: an episode failed, such as by a reward function that raised or gave no finite
+            number.
+        DataError: a solution cannot be read.
+    """
+    live = LiveObjects()
+    spec = rollout_spec(stage, live, None)
+    limits = replace(spec.limits, max_turns=min(spec.limits.max_turns, _MAX_TURNS))
+    spec = replace(spec, limits=limits)
+    for setting, (tasks, with_tools) in sets.items():
+        env = spec.env if with_tools else env_spec(stage, live, with_tools=False)
+        for task in tasks:
+            opening, solution = asyncio.run(opening_of(spec, env, task))
+            for script in _scripts(task, solution):
+                yield asyncio.run(_play(stage, spec, task, env, script, setting, opening))
+
+
+async def opening_of(
+    spec: RolloutSpec, env: EnvSpec | DriverSpec, task: Task
+) -> tuple[Observation | None, tuple[Message, ...] | None]:
+    """How an episode of the task opens, and the task's reference solution. An agent's own program
+    opens its episodes itself: None.
+    """
+    if not isinstance(env, EnvSpec):
+        return None, solution_of(task)
+    built = AsyncEnv(await build_env(lambda: env.build(task)))
+    try:
+        observation = await built.reset(seed=seed_for(spec.root_seed, "env", _LABEL, 0))
+        solution = await asyncio.to_thread(solution_of, task, built.env)
+    finally:
+        await built.close()
+    return observation, solution
+
+
+async def _play(
+    stage: StageConfig,
+    spec: RolloutSpec,
+    task: Task,
+    env: EnvSpec | DriverSpec,
+    script: Script,
+    setting: str,
+    opening: Observation | None,
+) -> Rehearsed:
+    engine = ScriptedPolicy(script.turns, calls=script.kind == "empty answer")
+    rubric = spec.rubric.build()
+    parts = EpisodeContext(spec, engine, None, load_parser("none"), rubric)
+    try:
+        played = await run_episode(parts, task, EpisodeKey(0, 0, label=_LABEL), env=env)
+        (trajectory,) = await with_group_scores(rubric, [played])
+    finally:
+        await parts.close()
+    if not trajectory.status.finished:
+        raise ConfigError(
+            f"stage {stage.name}: {setting}: an episode of task {task.id!r} with a scripted policy "
+            f"(the {script.kind}) failed ({trajectory.status.reason}): {trajectory.status.detail}"
+        )
+    tools = (opening.tools if opening else None) or ()
+    return Rehearsed(setting, script, trajectory, rubric.bools, full_marks(stage, rubric), tools)
+
+
+def _scripts(task: Task, solution: tuple[Message, ...] | None) -> Iterator[Script]:
+    yield Script("empty answer", ({"role": "assistant", "content": ""},))
+    if solution is not None:
+        yield Script("reference solution", solution)
+        return
+    truth = task.answer[0] if isinstance(task.answer, list | tuple) and task.answer else task.answer
+    if isinstance(truth, str | int | float) and str(truth):
+        yield Script("task's answer", ({"role": "assistant", "content": str(truth)},))

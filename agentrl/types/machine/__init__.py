@@ -1,0 +1,1 @@
+"""Machine: what servers and programs need of the one that they run on."""

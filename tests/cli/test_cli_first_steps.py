@@ -1,0 +1,180 @@
+"""``agentrl try``, ``agentrl play`` and ``agentrl init``: a newcomer's first minutes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Agentrl = Callable[..., tuple[int, str, str]]
+SUM = '{"expression": "2 * (3 + 4)"}'
+
+TOOLS = '''
+from agentrl.tools import ToolOutput, tool
+
+
+@tool
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+@tool
+def end() -> ToolOutput:
+    """End it."""
+    return ToolOutput("done", reward=0.5, end=True)
+
+
+class Pad:
+    """Notes."""
+
+    def __init__(self, first: str) -> None:
+        self.notes = [first]
+
+    async def setup(self) -> None:
+        self.notes.append("set up")
+
+    @tool
+    def note(self, text: str) -> str:
+        """Add a note and read them all."""
+        self.notes.append(text)
+        return ", ".join(self.notes)
+
+    @tool
+    def clear(self) -> str:
+        """Clear."""
+        return "cleared"
+'''
+
+
+@pytest.fixture
+def project(tmp_path: Path, agentrl: Agentrl) -> Path:
+    """What ``agentrl init`` writes."""
+    assert agentrl("init", tmp_path / "first")[0] == 0
+    return tmp_path / "first"
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> str:
+    (tmp_path / "tools.py").write_text(TOOLS)
+    return str(tmp_path / "tools.py")
+
+
+# --- try
+
+
+def test_a_tool_shows_its_schema_alone_without_arguments(agentrl: Agentrl, tools: str) -> None:
+    code, out, _ = agentrl("try", f"{tools}:add")
+    assert code == 0
+    assert json.loads(out)["function"]["parameters"]["required"] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "code", "told"),
+    [
+        ("add", '{"a": 1, "b": 2}', 0, r"answer (ok, "),
+        ("add", '{"a": "1", "b": 2}', 1, "answer (error invalid_arguments, "),
+        ("add", '{"a": 1}', 1, "answer (error invalid_arguments, "),
+        ("add", '{"a": 1, "b"', 1, "answer (error malformed, "),
+        ("end", "{}", 0, "reward 0.5, ends the task"),
+    ],
+)
+def test_a_tool_answers_as_in_an_episode(
+    agentrl: Agentrl, tools: str, name: str, arguments: str, code: int, told: str
+) -> None:
+    found, out, err = agentrl("try", f"{tools}:{name}", arguments)
+    assert found == code, err
+    assert told in out
+
+
+def test_a_toolset_is_made_with_args_set_up_and_called_by_name(
+    agentrl: Agentrl, tools: str
+) -> None:
+    given = ("try", f"{tools}:Pad", '{"text": "mine"}', "--args", '{"first": "one"}')
+    assert agentrl(*given, "--name", "note")[1].endswith("one, set up, mine\n")
+    code, _, err = agentrl(*given)
+    assert code == 2
+    assert "--name must be one of the tools note, clear, got none" in err
+
+
+def test_a_built_in_tool_is_tried_by_its_name(agentrl: Agentrl) -> None:
+    assert agentrl("try", "calculator", SUM)[1].endswith("14\n")
+
+
+def test_a_configuration_brings_the_prompt_and_the_task(agentrl: Agentrl, project: Path) -> None:
+    given = ("try", "weigh", "{}", "--config", project / "config.yaml", "--task", "parcel-3")
+    code, out, err = agentrl(*given)
+    assert (code, err) == (0, "")
+    prompt = out[out.index("the prompt of task 'parcel-3', ") :]
+    assert '<tools>\n{"type": "function", "function": {"name": "weigh"' in prompt
+    assert prompt.endswith("):\n281\n")
+
+
+def test_what_is_no_task_is_named(agentrl: Agentrl, project: Path) -> None:
+    given = ("try", "weigh", "--config", project / "config.yaml", "--task", "parcel-99")
+    code, _, err = agentrl(*given)
+    assert code == 2
+    assert "--task must be the id of a task of data.train, or its number below 64" in err
+
+
+# --- play
+
+
+def played(project: Path, lines: str, *more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "agentrl", "play", str(project / "config.yaml"), *more]
+    return subprocess.run(
+        command, input=lines, capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+def test_a_person_plays_an_episode_and_sees_the_reward(project: Path) -> None:
+    done = played(project, 'heavy\n{"name": "weigh", "arguments": {}}\n281\n', "--task", "3")
+    assert done.returncode == 0, done.stderr
+    assert "tool weigh: Weigh the parcel, in grams." in done.stdout
+    assert "user | How heavy is the parcel?" in done.stdout
+    assert "user | Weigh it first." in done.stdout
+    assert "tool | 281" in done.stdout
+    assert done.stdout.endswith("terminated   reward 1 = correct 1\n")
+
+
+def test_a_faulty_call_is_told_and_the_end_of_the_input_leaves_the_episode(project: Path) -> None:
+    done = played(project, '{"name": "weigh", }\n')
+    assert "tool | Error: the call is no valid JSON" in done.stdout
+    assert done.returncode == 130
+    assert "the input has ended" in done.stderr
+
+
+# --- init
+
+
+def test_a_first_project_has_at_most_60_lines_and_writes_nothing_over(
+    project: Path, agentrl: Agentrl
+) -> None:
+    lines = [line for file in project.iterdir() for line in file.read_text().splitlines()]
+    assert len(lines) <= 60
+    code, _, err = agentrl("init", project)
+    assert code == 2
+    assert "task.py exists already; name another folder" in err
+
+
+@pytest.mark.slow
+def test_a_first_project_passes_its_test_its_check_and_trains_two_steps(
+    project: Path, agentrl: Agentrl
+) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(project)]
+    tested = subprocess.run(
+        command, cwd=project, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert tested.returncode == 0, tested.stdout
+    assert "1 passed" in tested.stdout
+    config = project / "config.yaml"
+    assert agentrl("check", config)[0] == 0
+    run = project / "run"
+    code, _, err = agentrl("train", config, f"run.dir={run}", "controller.mode=inline")
+    assert code == 0, err
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [step["optim/grad_norm"] > 0 for step in steps] == [True, True]

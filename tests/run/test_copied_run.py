@@ -1,0 +1,74 @@
+"""A run whose machine is lost goes on elsewhere from the copies of its checkpoints."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agentrl.config.load import load_config
+from agentrl.errors import ConfigError, StoreError
+from agentrl.run.trainer import Trainer
+from tests.controller.remote import s3_bucket
+from tests.run.tiny_run import CONFIG, metrics
+
+pytestmark = pytest.mark.timeout(300)
+
+FEW = ["stages.0.steps=4", "stages.1.eval.every=null", "checkpoint.every=1"]
+
+
+@pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.s3)])
+def url(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
+    if request.param == "file":
+        yield f"file://{tmp_path}/elsewhere"
+        return
+    with s3_bucket(monkeypatch) as bucket:
+        yield bucket
+
+
+def train(config: Path, run: Path, *settings: str, resume: bool = False) -> None:
+    with Trainer(load_config(config, [*FEW, f"run.dir={run}", *settings])) as trainer:
+        trainer.train(resume=resume)
+
+
+def learned(run: Path) -> list[list[object]]:
+    """Of each step what the policy learned; the lost run evaluated its last step besides."""
+    names = ("stage", "step", "reward/mean", "policy/loss", "optim/grad_norm")
+    return [[row.get(name) for name in names] for row in metrics(run) if row["step"]]
+
+
+@pytest.mark.slow
+def test_a_lost_run_goes_on_elsewhere_as_if_nothing_had_been(
+    tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(CONFIG, encoding="utf-8")
+    train(config, tmp_path / "whole", "train.steps=3")
+    copied = f"checkpoint.copy_to={url}"
+    train(config, tmp_path / "lost", "train.steps=2", copied)
+    shutil.rmtree(tmp_path / "lost")
+    caplog.set_level("INFO", logger="agentrl")
+    train(config, tmp_path / "found", "train.steps=3", copied, resume=True)
+    assert learned(tmp_path / "found") == learned(tmp_path / "whole")
+    events = [getattr(one, "event", None) for one in caplog.records]
+    assert events.count("checkpoint_fetched") == 2  # a stage each
+    assert [row[:2] for row in learned(tmp_path / "found")][-3:] == [["rl", n] for n in (1, 2, 3)]
+
+
+def test_a_resume_without_a_copy_says_that_there_is_no_run(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(CONFIG, encoding="utf-8")
+    with pytest.raises(StoreError, match="is not a run directory: it does not exist"):
+        train(config, tmp_path / "run", f"checkpoint.copy_to=file://{tmp_path}/none", resume=True)
+
+
+def test_a_place_that_is_no_url_is_refused_before_the_run_is_made(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(CONFIG, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"checkpoint\.copy_to must be a URL"):
+        train(config, tmp_path / "run", "checkpoint.copy_to=elsewhere")
+    assert not (tmp_path / "run").exists()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from agentrl.envs.env import Env
+from agentrl.envs.tool_env import ToolEnv
+from agentrl.errors import EnvError
 from agentrl.types import Message, Status, Task, Trajectory, Turn
 from agentrl.types.env import MAIN_AGENT
 
@@ -49,6 +53,22 @@ class EpisodeView:
                 content = message["content"]
                 return content if isinstance(content, str) else ""
         return ""
+
+    @property
+    def tool_state(self) -> Mapping[str, Any]:
+        """What the episode's tools kept as ``ToolContext.state``.
+
+        Raises:
+            EnvError: the environment is no ``ToolEnv``, or the episode is scored from its record.
+        """
+        env = self.env.unwrapped if self.env else None
+        if not isinstance(env, ToolEnv):
+            found = "none, since the episode is scored from its record"
+            raise EnvError(
+                "EpisodeView.tool_state needs an environment that is a ToolEnv, got "
+                f"{type(env).__name__ if env else found}; read the reward from turns or messages"
+            )
+        return env.tool_state
 
     @property
     def submitted(self) -> str | None:

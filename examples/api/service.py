@@ -61,8 +61,4 @@ def application() -> FastAPI:
             raise HTTPException(404, f"{hour} is free")
         return "cancelled"
 
-    @app.delete("/{calendar}")
-    async def drop(calendar: str) -> None:
-        del calendars[calendar]
-
     return app

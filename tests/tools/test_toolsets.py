@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
-from agentrl.envs import AsyncEnv, ToolEnv
+from agentrl.envs import AsyncEnv, EpisodeView, ToolEnv
+from agentrl.envs.wrappers import Wrapper
 from agentrl.errors import EnvError, ToolError
 from agentrl.tools import HermesParser, ToolContext, ToolFactory, ToolReference, Toolset, tool
-from agentrl.types import Action, Task
+from agentrl.types import Action, Status, Task
 
 TASK = Task("t-1", ({"role": "user", "content": "hi"},), info={"euro": 5})
+DONE = Status("terminated")
 
 
 class Bank:
@@ -105,6 +107,16 @@ async def test_its_methods_are_still_called_as_python_calls_them() -> None:
         "9 of 1",
     )
     assert Bank.deposit(bank, 1) == 10
+
+
+async def test_a_reward_reads_what_tools_keep() -> None:
+    env = AsyncEnv(Wrapper(ToolEnv(TASK, tools=[Bank])))
+    await env.reset(seed=0)
+    await said(env, DEPOSIT)
+
+    assert EpisodeView(TASK, (), (), DONE, env.env).tool_state["opened"] == "t-1"
+    with pytest.raises(EnvError, match="got none, since the episode is scored from its record"):
+        _ = EpisodeView(TASK, (), (), DONE).tool_state
 
 
 async def test_a_saved_episode_goes_on_with_the_state_of_its_toolset_and_of_its_tools() -> None:

@@ -198,7 +198,7 @@ def _check_rewards(
         )
         say(
             f"  {played.setting}: {episode.task.id!r}: the {played.script.kind} is scored "
-            f"{episode.reward:g} of {played.full_marks:g} ({parts}), {episode.status}"
+            f"{played.marks:g} of {played.full_marks:g} ({parts}), {episode.status}"
         )
         bools |= set(played.bools)
         faults += [f"stage {stage.name}: {played.fault}"] if played.fault else []

@@ -536,4 +536,4 @@ class RewardConfig(Section):
     """Weight of the sum of the environment's step rewards."""
     full_marks: float | None = None
     """The reward of a right solution, by which `agentrl check` judges; by default the sum of the
-    functions' positive weights, or 1 without functions."""
+    functions' positive weights, or 1 without functions; the built-in costs are then left out."""

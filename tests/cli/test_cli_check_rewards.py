@@ -112,6 +112,17 @@ def test_a_reference_solution_without_full_marks_is_a_fault(
     assert "task 't0': the reference solution gets 0 of 1 (terminated); correct the solution" in err
 
 
+def test_what_calls_cost_is_held_against_no_solution(
+    check: Callable[..., tuple[int, str, str]],
+) -> None:
+    costs = "reward.functions=[task.py:is_on, {function: tool_cost, weight: 0.1}]"
+    code, out, err = check("is_on", costs, "--tasks", "1")
+    assert (code, err) == (0, "")
+    assert "the empty answer is scored 0 of 1 (is_on 0, tool_cost -1)" in out
+    assert "the reference solution is scored 1 of 1 (is_on 1, tool_cost -1)" in out
+    assert check("is_on", costs, "reward.full_marks=1")[0] == 5  # now it is
+
+
 def test_full_marks_can_be_said(check: Callable[..., tuple[int, str, str]]) -> None:
     assert check("is_not_broken", "reward.full_marks=0.5")[0] == 5
     assert check("is_not_broken", "reward.full_marks=2")[0] == 5  # now the solution lacks marks

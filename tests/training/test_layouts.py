@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from agentrl.training import DistSpec, join, leave
+from agentrl.training.fsdp.checkpoint_export import export_checkpoint
 from tests.tiny_models import SLIDING
 from tests.training.harness import VOCAB, make_actor, write_model
 from tests.training.layout_rank import BUGS, LAYOUTS, Layout, Ranks, compared, trained
@@ -169,7 +170,7 @@ def test_clipped_steps_end_in_equal_weights(
 @pytest.mark.slow
 @pytest.mark.parametrize("own", TRAINED, ids=lambda own: own.name)
 def test_a_checkpoint_goes_on_in_any_layout(
-    worlds: Mapping[int, Any], alone: Mapping[str, Any], models: Path, own: Layout
+    worlds: Mapping[int, Any], alone: Mapping[str, Any], models: Path, own: Layout, tmp_path: Path
 ) -> None:
     found = worlds[own.world_size]["trained"][own.name]
     # one rank's checkpoint, on this layout
@@ -179,9 +180,12 @@ def test_a_checkpoint_goes_on_in_any_layout(
     actor.load(found["folder"])
     for name, weight in actor.weights():
         assert torch.equal(weight, found["weights"][name]), name
-    exported = AutoModelForCausalLM.from_pretrained(found["folder"] / "export", dtype=torch.float64)
-    for name, weight in exported.named_parameters():
-        assert torch.equal(weight, found["weights"][name]), name
+    # and as a folder: what the ranks wrote, and what `agentrl export model` makes of the checkpoint
+    export_checkpoint(found["folder"], tmp_path / "exported", dtype="float64")
+    for folder in (found["folder"] / "export", tmp_path / "exported"):
+        exported = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+        for name, weight in exported.named_parameters():
+            assert torch.equal(weight, found["weights"][name]), name
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ def length_cost(view: EpisodeView, *, free: int, full: int) -> float:
         for segment in turn.completion
         if segment.kind is SegmentKind.POLICY
     )
-    return -min(max(tokens - free, 0) / (full - free), 1.0)
+    return 0.0 - min(max(tokens - free, 0) / (full - free), 1.0)  # no -0.0
 
 
 def tool_cost(view: EpisodeView, *, free: int = 0, failed_only: bool = False) -> float:
@@ -44,4 +44,4 @@ def tool_cost(view: EpisodeView, *, free: int = 0, failed_only: bool = False) ->
             for one in calls
             if one.call is None or (one.result is not None and one.result.error)
         ]
-    return -float(max(len(calls) - free, 0))
+    return 0.0 - max(len(calls) - free, 0)

@@ -15,6 +15,7 @@ from typing import Literal
 
 from agentrl.config import StageConfig
 from agentrl.envs import AsyncEnv, EnvSpec, Rubric, build_env, solution_of
+from agentrl.envs.rewards.costs import length_cost, tool_cost
 from agentrl.errors import ConfigError
 from agentrl.rollouts import DriverSpec, EpisodeContext, EpisodeKey, RolloutSpec, run_episode
 from agentrl.rollouts.group_scores import with_group_scores
@@ -26,6 +27,7 @@ from agentrl.types import Message, Observation, Task, ToolSpec, Trajectory, seed
 _MAX_TURNS = 32
 _LABEL = "check"
 _MARGIN = 1e-6  # of sums of weights in floating point
+_COSTS = (length_cost.__name__, tool_cost.__name__)
 
 ScriptKind = Literal["empty answer", "reference solution", "task's answer"]
 
@@ -53,7 +55,8 @@ class Rehearsed:
         script: what the policy said.
         trajectory: the episode.
         bools: reward functions that gave a bool.
-        full_marks: the reward of a right solution.
+        marks: its reward; without the built-in costs where ``reward.full_marks`` is not set.
+        full_marks: what a right solution gets of these.
         tools: on offer in the opening.
     """
 
@@ -61,36 +64,47 @@ class Rehearsed:
     script: Script
     trajectory: Trajectory
     bools: Sequence[str]
+    marks: float
     full_marks: float
     tools: tuple[ToolSpec, ...]
 
     @property
     def fault(self) -> str | None:
         """What is wrong about its reward, with what to do; None where it is as it must be."""
-        reward = self.trajectory.reward
-        assert reward is not None, "the episode has finished"
-        full = reward >= self.full_marks - _MARGIN
+        full = self.marks >= self.full_marks - _MARGIN
         where = f"{self.setting}: task {self.trajectory.task.id!r}: the {self.script.kind}"
         if self.script.kind == "empty answer" and full:
             return (
-                f"{where} gets full marks, {reward:g} of {self.full_marks:g}; a policy that does "
-                "nothing would learn to go on so: correct the reward, or set reward.full_marks"
+                f"{where} gets full marks, {self.marks:g} of {self.full_marks:g}; a policy that "
+                "does nothing would learn to go on so: correct the reward, or set reward.full_marks"
             )
         if self.script.kind == "reference solution" and not full:
             return (
-                f"{where} gets {reward:g} of {self.full_marks:g} ({self.trajectory.status}); "
+                f"{where} gets {self.marks:g} of {self.full_marks:g} ({self.trajectory.status}); "
                 "correct the solution, the tools or the reward, or set reward.full_marks"
             )
         return None
 
 
-def full_marks(stage: StageConfig, rubric: Rubric) -> float:
-    """The reward of a right solution: ``reward.full_marks``, or the sum of the positive weights of
-    the functions, or 1 where there is none.
+def marks_of(stage: StageConfig, rubric: Rubric, trajectory: Trajectory) -> tuple[float, float]:
+    """What an episode got, and what a right solution gets: ``reward.full_marks``, or the sum of the
+    positive weights of the functions, or 1 where there is none.
+
+    A right solution too pays for its length and its calls, and nobody can say how much: the
+    built-in costs count in neither sum, unless ``reward.full_marks`` says what is full with them.
     """
+    reward = trajectory.reward
+    assert reward is not None, "the episode has finished"
     if stage.reward.full_marks is not None:
-        return stage.reward.full_marks
-    return sum(max(weight, 0.0) for weight in rubric.weights.values()) or 1.0
+        return reward, stage.reward.full_marks
+    costs = {
+        entry.function
+        for entry in stage.reward.functions
+        if entry.function in _COSTS and entry.weight > 0
+    }
+    paid = sum(rubric.weights[name] * trajectory.rewards[name] for name in costs)
+    full = sum(max(weight, 0.0) for name, weight in rubric.weights.items() if name not in costs)
+    return reward - paid, full or 1.0
 
 
 def rehearse(
@@ -160,7 +174,8 @@ async def _play(
             f"(the {script.kind}) failed ({trajectory.status.reason}): {trajectory.status.detail}"
         )
     tools = (opening.tools if opening else None) or ()
-    return Rehearsed(setting, script, trajectory, rubric.bools, full_marks(stage, rubric), tools)
+    marks = marks_of(stage, rubric, trajectory)
+    return Rehearsed(setting, script, trajectory, rubric.bools, *marks, tools)
 
 
 def _scripts(task: Task, solution: tuple[Message, ...] | None) -> Iterator[Script]:

@@ -45,7 +45,7 @@ from agentrl.rollouts import make_batch
 from agentrl.store import Detail
 from agentrl.store.atomic import replacing_folder
 from agentrl.training import Actor, Critic, Layout, LearningRole, ModelInfo, Reference
-from agentrl.training.fsdp.checkpoint import is_written
+from agentrl.training.fsdp.checkpoint_files import is_written
 from agentrl.types import (
     BatchShard,
     SegmentKind,

@@ -22,7 +22,7 @@ from agentrl.controller.admission import RolloutState
 from agentrl.controller.checkpoints import Checkpoints, Manifest
 from agentrl.errors import StoreError
 from agentrl.training import ActorSpec, CriticSpec, DistSpec, LearningRole, OptimSpec, join, leave
-from agentrl.training.fsdp import checkpoint
+from agentrl.training.fsdp import checkpoint, checkpoint_files
 from tests.training.test_no_waits import shard_of
 
 OPTIM = OptimSpec(lr=1e-4)
@@ -71,16 +71,16 @@ def write(model: str, folder: Path, place: DistSpec) -> None:
 def go_on(model: str, folder: Path, place: DistSpec) -> None:
     """The third step on more ranks; and what this rank read of the checkpoints."""
     read: list[str] = []
-    hashes = checkpoint._hashes
+    hashes = checkpoint_files.file_hashes
 
     def told(where: Path, pattern: str) -> Any:
         read.append(f"{where.name}/{pattern}")
         return hashes(where, pattern)
 
     for name, role in roles(model, place).items():
-        checkpoint._hashes = told
+        checkpoint_files.file_hashes = told
         role.load(folder / "two" / name)
-        checkpoint._hashes = hashes
+        checkpoint_files.file_hashes = hashes
         assert role.steps == 2
         role.save(folder / "four" / name)
         take_step(role, place)

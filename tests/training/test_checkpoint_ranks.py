@@ -101,7 +101,7 @@ def test_files_are_hashed_as_they_are_written(
     model_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
-    hashes = checkpoint._hashes
+    hashes = checkpoint.file_hashes
 
     def told(folder: Path, pattern: str) -> dict[str, object]:
         read.append(pattern)
@@ -109,7 +109,7 @@ def test_files_are_hashed_as_they_are_written(
 
     actor = make_actor(model_path, "sft")
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoint, "_hashes", told)
+        patched.setattr(checkpoint, "file_hashes", told)
         actor.save(tmp_path / "actor")
     assert read == [".metadata", "model/*"]
     checkpoint.check_whole(tmp_path / "actor")

@@ -32,7 +32,8 @@ from agentrl.training import (
     shards,
 )
 from agentrl.training.data.partition import partition
-from agentrl.training.models.packed_model import DType, ModelSpec
+from agentrl.training.models.names import DType
+from agentrl.training.models.packed_model import ModelSpec
 from agentrl.training.models.policy_model import load_policy
 from agentrl.training.models.score_model import load_score_model
 from agentrl.types import Batch, BatchShard, Stats

@@ -32,7 +32,8 @@ from agentrl.training.fsdp.export import export_model
 from agentrl.training.fsdp.gradients import clip_gradients
 from agentrl.training.fsdp.sharding import sharded_parameters
 from agentrl.training.fsdp.weights import checksums, full_weights
-from agentrl.training.models.packed_model import PREFIX, PackedModel
+from agentrl.training.models.names import PREFIX
+from agentrl.training.models.packed_model import PackedModel
 from agentrl.training.optim.optim_spec import OptimSpec
 from agentrl.training.optim.optimizer import build_optimizers
 from agentrl.training.parallel.process_group import DistSpec

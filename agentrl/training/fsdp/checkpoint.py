@@ -38,16 +38,18 @@ from torch.distributed.tensor import DTensor
 
 from agentrl.errors import StoreError
 from agentrl.store import write_failure, write_text
+from agentrl.training.fsdp.checkpoint_files import (
+    FORMAT,
+    LAYOUT,
+    LISTING,
+    MODEL_FOLDER,
+    check_whole,
+    file_hashes,
+    is_written,
+)
 from agentrl.training.fsdp.export import copy_beside_weights
 from agentrl.training.fsdp.sharding import sharded_parameters
 from agentrl.training.models.packed_model import PackedModel
-
-_LISTING = "files.json"
-MODEL_FOLDER = "model"
-FORMAT = 2
-"""Of a role's checkpoint; 1 had no configuration and tokenizer."""
-LAYOUT = "torch.distributed.checkpoint"
-"""The kind of files: shards that any number of ranks reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,11 +180,6 @@ class CheckpointWriter:
         return found
 
 
-def is_written(folder: Path) -> bool:
-    """Whether a checkpoint's last file is there."""
-    return (folder / _LISTING).is_file()
-
-
 def _refuse_existing(folder: Path) -> None:
     if is_written(folder):
         raise StoreError(f"{folder} holds a checkpoint already; save into a new folder")
@@ -225,14 +222,14 @@ def _write(
         own = writer.hashes(f"__{dist.get_rank()}_")
         if first:
             _describe(model, source, folder / MODEL_FOLDER)
-            own |= _hashes(folder, ".metadata") | _hashes(folder, f"{MODEL_FOLDER}/*")
+            own |= file_hashes(folder, ".metadata") | file_hashes(folder, f"{MODEL_FOLDER}/*")
     listed: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(listed, own, group=group)
     with together():
         if first:
             files = {name: entry for part in listed for name, entry in part.items()}
             listing = {"format": FORMAT, "layout": LAYOUT, "purpose": purpose, "files": files}
-            write_text(folder / _LISTING, json.dumps(listing, indent=1, sort_keys=True))
+            write_text(folder / LISTING, json.dumps(listing, indent=1, sort_keys=True))
 
 
 _FAILURES = (OSError, RuntimeError, StoreError, CheckpointException)
@@ -399,18 +396,6 @@ def _template(stored: Any, parameter: nn.Parameter) -> Tensor:
     return torch.zeros(stored.size, dtype=stored.properties.dtype, device=parameter.device)
 
 
-def _hashes(folder: Path, pattern: str) -> dict[str, dict[str, Any]]:
-    found = {}
-    for path in sorted(folder.glob(pattern)):
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        found[path.relative_to(folder).as_posix()] = {
-            "bytes": path.stat().st_size,
-            "sha256": digest,
-        }
-    return found
-
-
 def check_together(folder: Path) -> None:
     """Reads every file of a checkpoint once, over all ranks; every rank calls it.
 
@@ -423,47 +408,3 @@ def check_together(folder: Path) -> None:
     except StoreError as found:
         error = found
     _agree(error, None)
-
-
-def check_whole(folder: Path, *, part: int = 0, parts: int = 1) -> None:
-    """Reads every file of a checkpoint once, or of several parts of them one.
-
-    Raises:
-        StoreError: one is missing or holds other bytes than were written, or another layout or a
-            newer agentrl wrote them.
-    """
-    listing = folder / _LISTING
-    remedy = "it is corrupt; resume from an older checkpoint"
-    try:
-        record = json.loads(listing.read_text())
-        files, found_format = record["files"], int(record.get("format", 1))
-        layout = record.get("layout", LAYOUT)
-        by_size = sorted(files, key=lambda name: (-files[name]["bytes"], name))
-    except FileNotFoundError:
-        raise StoreError(
-            f"{folder} is no whole checkpoint: {_LISTING} is missing; {remedy}"
-        ) from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StoreError(f"{listing} can't be read ({error}); {remedy}") from error
-    if found_format > FORMAT:
-        raise StoreError(
-            f"{folder} has format {found_format} and this agentrl reads up to {FORMAT}; use the "
-            "one that wrote it"
-        )
-    if layout != LAYOUT:
-        raise StoreError(
-            f"{folder} has the layout {layout!r} and this agentrl reads {LAYOUT!r}; use the one "
-            "that wrote it"
-        )
-    for name in by_size[part::parts]:
-        entry = files[name]
-        path = folder / name
-        if not path.is_file():
-            raise StoreError(f"{path} is missing; {remedy}")
-        found = _hashes(folder, name)[name]
-        if found["bytes"] != entry["bytes"]:
-            raise StoreError(
-                f"{path} has {found['bytes']} bytes instead of {entry['bytes']}; {remedy}"
-            )
-        if found["sha256"] != entry["sha256"]:
-            raise StoreError(f"{path} holds other bytes than were written; {remedy}")

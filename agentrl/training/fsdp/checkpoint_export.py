@@ -27,8 +27,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from agentrl.errors import StoreError
 from agentrl.store import write_failure
 from agentrl.store.remote_folder import RemoteFolder, is_url
-from agentrl.training.fsdp.checkpoint import MODEL_FOLDER, check_whole
-from agentrl.training.models.packed_model import PREFIX, DType, torch_dtype
+from agentrl.training.fsdp.checkpoint_files import MODEL_FOLDER, check_whole
+from agentrl.training.models.names import PREFIX, DType, torch_dtype
 
 _KEYS = f"model.{PREFIX}"
 """What the names of weights begin with in a checkpoint."""

@@ -12,7 +12,8 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from agentrl.training.fsdp.sharding import is_first_copy, sharded_parameters
-from agentrl.training.models.packed_model import PREFIX, PackedModel
+from agentrl.training.models.names import PREFIX
+from agentrl.training.models.packed_model import PackedModel
 
 
 @torch.no_grad()

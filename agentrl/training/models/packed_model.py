@@ -36,6 +36,7 @@ from agentrl.training.models.block_forward import Recompute
 from agentrl.training.models.computed_buffers import check_buffers, compute_buffers
 from agentrl.training.models.folder_weights import FolderWeights, weight_files
 from agentrl.training.models.mlp_row_skip import MLP_ROWS, skip_mlp_rows
+from agentrl.training.models.names import DType, torch_dtype
 from agentrl.training.models.patch_rmsnorm import patch_rmsnorm
 from agentrl.training.models.safetensors_check import check_safetensors
 from agentrl.training.parallel.rank_mesh import FULL, RankMesh, SequenceGroup, Sharding
@@ -60,24 +61,12 @@ EAGER = "eager"
 _TWIN_SIZE = 64
 """Tokens and MLP width of a small twin."""
 
-PREFIX = "hf."
-"""The wrapper's prefix of every parameter's Hugging Face name."""
-
-DType = Literal["float32", "bfloat16", "float64"]
-"""The dtype of a forward pass, and of published weights; float64 is for comparisons."""
-
 BackendName = Literal["fsdp2", "plain"]
 """How a model is held and run."""
 
 
 Offload = Literal["none", "optimizer", "all"]
 """What waits in the host's memory while no method needs it."""
-
-
-def torch_dtype(name: DType) -> torch.dtype:
-    """The dtype of that name."""
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
 
 
 def column_dtype(dtype: torch.dtype) -> type[np.float32] | type[np.float64]:

@@ -16,7 +16,7 @@ from agentrl.algorithms import AlgorithmSpec, PolicyInputs
 from agentrl.errors import ConfigError
 from agentrl.store.store_spec import Detail
 from agentrl.training.data.packing import Packed
-from agentrl.training.models.packed_model import DType, torch_dtype
+from agentrl.training.models.names import DType, torch_dtype
 from agentrl.training.models.policy_model import PolicyModel
 from agentrl.training.parallel.process_group import DistSpec
 from agentrl.training.roles.advantages import shard_advantages

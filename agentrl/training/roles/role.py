@@ -17,13 +17,13 @@ from agentrl.training.backends.plain import PlainBackend
 from agentrl.training.backends.residency import OFFLOADED
 from agentrl.training.data.packing import Cut, Extras, Packed, micro_batches
 from agentrl.training.models.block_forward import rounded_length, wrap_blocks
+from agentrl.training.models.names import torch_dtype
 from agentrl.training.models.packed_model import (
     BackendName,
     ModelSpec,
     PackedModel,
     check_layout,
     column_dtype,
-    torch_dtype,
 )
 from agentrl.training.parallel.process_group import DistSpec
 from agentrl.types import BatchShard, Dispatch, register, registration

@@ -126,8 +126,8 @@ NOTES = {
         "Settings were chosen on seeds 7 to 9 and after one run of seed 0 with others (two in five "
         "demonstrations with a fault, 25 steps at 1e-3), whose sampled accuracy on these requests "
         "rose from .380 to .670.",
-        "The gain is sharpening: greedy decoding was mostly right before. Shuffled rewards, from the "
-        "warm-up of seed 0, took it away.",
+        "The gain is sharpening: greedy decoding was mostly right before. Shuffled rewards, from "
+        "the warm-up of seed 0, took it away.",
     ),
 }
 

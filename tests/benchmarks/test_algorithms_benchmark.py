@@ -19,6 +19,7 @@ from benchmarks.algorithms import (
     SEEDS,
     TUNING_SEED,
     best_rate,
+    rates_of,
     report,
     run_of,
     settings_of,
@@ -63,10 +64,12 @@ def test_figures_are_of_the_rate_that_is_better_on_the_tuning_seed(tmp_path: Pat
     before = {"eval": {"code": {"before": {"sampled": 0.25}}}}
     (tmp_path / "warmup/summary.json").write_text(json.dumps(before))
     for name, worth in (("grpo", 0.8), ("gspo", 0.5), (JUDGED, 0.7)):
-        finished(tmp_path, name, RATES[0], TUNING_SEED, (0.9, 0.1))
-        finished(tmp_path, name, RATES[1], TUNING_SEED, (0.1, 0.9))
+        *worse, rate = rates_of(name)
+        for other in worse:
+            finished(tmp_path, name, other, TUNING_SEED, (0.9, 0.1))
+        finished(tmp_path, name, rate, TUNING_SEED, (0.1, 0.9))
         for seed in SEEDS:
-            finished(tmp_path, name, RATES[1], seed, (0.4, worth + 0.1 * (seed - 1)))
+            finished(tmp_path, name, rate, seed, (0.4, worth + 0.1 * (seed - 1)))
     figures = Figures()
 
     report(figures, tmp_path, ["grpo", "gspo", JUDGED, "dapo"])

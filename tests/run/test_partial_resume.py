@@ -67,6 +67,28 @@ def newest(run_dir: Path) -> tuple[int, tuple[GroupState, ...]]:
     return (0, ()) if found is None else (found[1].step, found[1].rollouts.running)
 
 
+def in_flight(run_dir: Path) -> dict[tuple[int, int], Any]:
+    """The episodes that the newest checkpoint lets go on, by group and rollout."""
+    return {
+        (group.group_index, n): one
+        for group in newest(run_dir)[1]
+        for n, one in enumerate(group.rollouts)
+        if one in group.resumable
+    }
+
+
+def begun_earlier(run_dir: Path) -> set[tuple[int, int]]:
+    """Those of them that have tokens of a version before the checkpoint's."""
+    step = newest(run_dir)[0]
+    return {
+        key
+        for key, one in in_flight(run_dir).items()
+        for turn in one.turns
+        for segment in turn.completion
+        if segment.policy_version is not None and segment.policy_version < step
+    }
+
+
 def stored(run_dir: Path) -> list[Trajectory]:
     reader = TrajectoryReader(RunDirectory.open(run_dir))
     return [reader.get(summary.id).trajectory for summary in reader.summaries()]
@@ -93,21 +115,13 @@ def test_episodes_in_flight_go_on_after_a_kill_with_their_tokens(
 ) -> None:
     run_dir, overrides = tmp_path / "run", (*OVERRIDES, *hosts)
     driver = start(config, run_dir, overrides=overrides)
-    while driver.is_alive() and newest(run_dir)[0] < 1:
+    while driver.is_alive() and not begun_earlier(run_dir):
         driver.join(0.02)
     driver.join(random.uniform(0.0, 1.0))
     driver.kill()
     finish(driver, -signal.SIGKILL)
-    _, saved = newest(run_dir)
-    standing = {
-        (group.group_index, n): one for group in saved for n, one in enumerate(group.rollouts)
-    }
-    resumable = {
-        (group.group_index, n)
-        for group in saved
-        for n, one in enumerate(group.rollouts)
-        if one in group.resumable
-    }
+    resumable = in_flight(run_dir)
+    earlier = begun_earlier(run_dir)  # none, where a later checkpoint came before the kill
     assert resumable, "nothing was in flight at the checkpoint"
 
     finish(start(config, run_dir, resume=True, overrides=overrides))
@@ -124,9 +138,8 @@ def test_episodes_in_flight_go_on_after_a_kill_with_their_tokens(
     }
     extended = [key for key in resumable if key in trajectories]
     assert extended
-    mixed = 0
     for key in extended:
-        before, after = standing[key], trajectories[key]
+        before, after = resumable[key], trajectories[key]
         assert [turn.text for turn in after.turns[: len(before.turns)]] == [
             turn.text for turn in before.turns
         ]
@@ -136,8 +149,7 @@ def test_episodes_in_flight_go_on_after_a_kill_with_their_tokens(
         assert after.info["resumed_turns"] == len(before.turns)
         versions = after.policy_versions
         assert list(versions) == sorted(versions)
-        mixed += len(set(versions)) > 1
-    assert mixed
+        assert len(set(versions)) > (key in earlier)
 
 
 def both_workers_play(run_dir: Path) -> bool:
@@ -149,7 +161,12 @@ def both_workers_play(run_dir: Path) -> bool:
 def test_a_rollout_worker_that_is_killed_in_a_step_costs_no_episode(
     config: Path, tmp_path: Path
 ) -> None:
-    run_dir = tmp_path / "run"
+    # a kill may fall between two groups of the worker: then there is nothing to play again
+    assert any(replayed_after_a_kill(config, tmp_path / f"run-{n}") for n in range(3))
+
+
+def replayed_after_a_kill(config: Path, run_dir: Path) -> int:
+    """The groups that were played again after one of two workers was killed."""
     ray = ("controller.mode=ray", "rollout.num_workers=2")
     driver = start(config, run_dir, overrides=(*OVERRIDES, *ray))
     while driver.is_alive() and not both_workers_play(run_dir):
@@ -163,7 +180,6 @@ def test_a_rollout_worker_that_is_killed_in_a_step_costs_no_episode(
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
     assert sum(row.get("count/lost_workers", 0) for row in rows) == 1
     replayed = sum(row.get("count/replayed_groups", 0) for row in rows)
-    assert replayed > 0
     (event,) = [
         row for row in read_jsonl(run_dir / "events.jsonl") if row["event"] == "worker_lost"
     ]
@@ -176,6 +192,7 @@ def test_a_rollout_worker_that_is_killed_in_a_step_costs_no_episode(
     )
     assert states(run_dir).keys() <= {"trained", "cancelled", "dropped"}
     played = stored(run_dir)
-    assert {t.attempt for t in played} == {0, 1}
+    assert {t.attempt for t in played} == ({0, 1} if replayed else {0})
     assert len({t.group_index for t in played if t.attempt == 1}) == replayed
     assert all(t.status.finished or t.status.kind == "cancelled" for t in played)
+    return int(replayed)

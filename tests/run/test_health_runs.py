@@ -59,16 +59,6 @@ def equal(episode: EpisodeView) -> float:
     return 1.0
 
 
-def equal_at_first(steps: int) -> Reward:
-    """Nothing is learned in the first steps."""
-    calls = itertools.count()
-
-    def reward(episode: EpisodeView) -> float:
-        return long(episode) if next(calls) >= steps * EPISODES else 0.0
-
-    return reward
-
-
 def by_turns() -> Reward:
     """Half of the episodes are right, whatever the policy does."""
     calls = itertools.count()
@@ -77,7 +67,6 @@ def by_turns() -> Reward:
 
 RUNS: Mapping[str, tuple[Reward, tuple[str, ...]]] = {
     "entropy_collapse": (correct, ()),
-    "ratio_jump": (equal_at_first(4), ("stages.rl.optim.lr=0.1", "train.mini_batch_prompts=1")),
     "reward_stuck": (by_turns(), ("health.reward_stuck_steps=12", "stages.rl.optim.lr=1.0e-5")),
     "no_signal": (equal, ()),
     "length_explosion": (long, ()),
@@ -90,6 +79,17 @@ RUNS: Mapping[str, tuple[Reward, tuple[str, ...]]] = {
 def test_a_run_of_its_kind_fires_it(name: str, tmp_path: Path) -> None:
     reward, settings = RUNS[name]
     assert name in fired(tmp_path, CONFIG, reward, *settings)
+
+
+@pytest.mark.slow
+def test_a_learning_rate_that_is_raised_too_far_is_told(tmp_path: Path) -> None:
+    """Calm steps first, so that what follows is a jump."""
+    spec = ("train.mini_batch_prompts=1", "stages.rl.steps=5")
+    assert "ratio_jump" not in fired(
+        tmp_path, CONFIG, by_turns(), *spec, "stages.rl.optim.lr=1.0e-5"
+    )
+    steep = (*spec, "stages.rl.steps=8", "stages.rl.optim.lr=1.0")
+    assert "ratio_jump" in fired(tmp_path, CONFIG, by_turns(), *steep, resume=True)
 
 
 @pytest.mark.slow
@@ -122,7 +122,7 @@ def test_a_run_that_goes_well_fires_none(tmp_path: Path) -> None:
 
 
 def test_every_alert_has_a_run() -> None:
-    assert RUNS.keys() | {"tool_collapse", "mismatch_jump"} == MONITORS.keys()
+    assert RUNS.keys() | {"ratio_jump", "tool_collapse", "mismatch_jump"} == MONITORS.keys()
 
 
 def fired(

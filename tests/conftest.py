@@ -1,4 +1,4 @@
-"""What every test gets: no hub, one thread a process, and in CI no silent skip.
+"""What every test gets: no hub, one thread a process, and in CI no silent skip and an end in time.
 
 Under ``AGENTRL_CI=1`` a skipped test fails the session, by name and with its reason: a phase of
 ``.ci/run`` selects the tests that this machine must be able to run, so a skip there means that
@@ -7,8 +7,11 @@ something is missing.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
+import time
+from collections import Counter
 
 import pytest
 from hypothesis import settings
@@ -38,7 +41,14 @@ ALLOWED_IN_CI = (
     "needs macOS",
     "landlock does not claim 'disk'",
     "no memory cgroup can be made here",
+    "no time is left",
 )
+
+UNTIL = float(os.environ.get("AGENTRL_TESTS_UNTIL", "inf"))
+"""No test begins at a later second since the epoch; the files of those left out are told."""
+
+LEFT_OUT: Counter[str] = Counter()
+"""Tests for which no time was left, by their files."""
 
 
 class SkipGate:
@@ -73,6 +83,31 @@ class SkipGate:
             terminalreporter.section("skipped, which AGENTRL_CI=1 forbids", red=True, bold=True)
             for skip in self.skips:
                 terminalreporter.line(skip, red=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files in an order that ``AGENTRL_TESTS_ORDER`` decides."""
+    if order := os.environ.get("AGENTRL_TESTS_ORDER"):
+        items.sort(key=lambda item: hashlib.sha256(f"{order} {item.path}".encode()).digest())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leaves out what would begin too late."""
+    if time.time() > UNTIL:
+        pytest.skip("no time is left for it in this run")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.skipped and "no time is left for it" in str(report.longrepr):
+        LEFT_OUT[report.nodeid.partition("::")[0]] += 1
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if LEFT_OUT:
+        terminalreporter.section(f"left out, since no time was left: {LEFT_OUT.total()}")
+        for path, number in sorted(LEFT_OUT.items()):
+            terminalreporter.line(f"{path}: {number}")
 
 
 def pytest_configure(config: pytest.Config) -> None:

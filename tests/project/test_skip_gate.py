@@ -1,4 +1,4 @@
-"""CI's rule: a skip is a failure that names the test and the reason."""
+"""CI's rules: a skip is a failure that names the test and the reason; no test begins too late."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ def run_pytest(
 ) -> subprocess.CompletedProcess[str]:
     shutil.copy(CONFTEST, folder / "conftest.py")
     (folder / "test_sample.py").write_text(source, encoding="utf-8")
-    environment = {**os.environ, "AGENTRL_CI": "1" if ci else "0"}
+    environment = {
+        **os.environ,
+        "AGENTRL_CI": "1" if ci else "0",
+        "AGENTRL_TESTS_UNTIL": "inf",
+    }
     command = [
         sys.executable,
         "-m",
@@ -83,3 +87,46 @@ def test_what_counts_as_a_skip(tmp_path: Path, source: str, code: int, workers: 
     plus_one_that_passes = source + "\ndef test_good(): pass\n"
 
     assert run_pytest(tmp_path, plus_one_that_passes, ci=True, workers=workers).returncode == code
+
+
+LATE = """
+import conftest
+from pathlib import Path
+
+def test_during_which_the_time_ends():
+    conftest.UNTIL = 0.0
+
+def test_that_would_begin_too_late():
+    Path(__file__).with_name("begun").touch()
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_would_begin_too_late_is_left_out_and_told(tmp_path: Path, workers: int) -> None:
+    result = run_pytest(tmp_path, LATE, ci=True, workers=workers)
+
+    assert result.returncode == 0, result.stdout
+    assert "left out, since no time was left: 1" in result.stdout
+    assert "test_sample.py: 1" in result.stdout
+    assert not (tmp_path / "begun").exists()
+
+
+def test_files_have_an_order_for_each_commit(tmp_path: Path) -> None:
+    for number in range(6):
+        (tmp_path / f"test_{number}.py").write_text("def test_one(): pass\ndef test_two(): pass\n")
+    shutil.copy(CONFTEST, tmp_path / "conftest.py")
+    orders = []
+    for commit in ("a", "a", "b"):
+        command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "--rootdir", tmp_path]
+        told = subprocess.run(
+            [*command, tmp_path],
+            env={**os.environ, "AGENTRL_TESTS_ORDER": commit},
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        orders.append([line for line in told.stdout.splitlines() if "::" in line])
+    first, again, other = orders
+    assert first == again != other
+    assert sorted(first) == sorted(other)
+    assert [name.rpartition("_")[2] for name in first] == ["one", "two"] * 6

@@ -182,7 +182,7 @@ def measure_parts(
             benchmark = arguments.benchmark
             figures.record(
                 RESULTS / f"{benchmark}_{name}.json",
-                command=f"python -m benchmarks.{benchmark} --only {name}",
+                command=own_command(benchmark, part=name),
                 seeds=[arguments.seed],
             )
         whole.rows += figures.rows
@@ -266,18 +266,23 @@ def git(*arguments: str) -> str:
     ).stdout.strip()
 
 
-def own_command(benchmark: str) -> str:
+def own_command(benchmark: str, part: str | None = None) -> str:
     """The command line that started this benchmark.
 
     Left out are the options that only say where results go; an absolute path keeps its last part
     alone, because the rest of it says something about one machine.
+
+    Args:
+        benchmark: the name of its module.
+        part: the only one that the command names, in place of those of the command line.
     """
-    kept: list[str] = []
+    kept: list[str] = [] if part is None else ["--only", part]
+    left_out = ("--json",) if part is None else ("--json", "--only")
     arguments = iter(sys.argv[1:])
     for argument in arguments:
-        if argument == "--json":
+        if argument in left_out:
             next(arguments, None)
-        elif argument != "--record" and not argument.startswith("--json="):
+        elif argument != "--record" and argument.partition("=")[0] not in left_out:
             option, equals, value = argument.rpartition("=")
             kept.append(
                 f"{option}{equals}{Path(value).name if Path(value).is_absolute() else value}"

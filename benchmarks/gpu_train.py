@@ -98,6 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--attention", choices=get_args(AttentionName), default="auto")
     parser.add_argument("--row-tokens", type=int, help="of a micro-batch (what fits)")
     parser.add_argument("--recompute", choices=RECOMPUTE, help="of layers (the least that fits)")
+    parser.add_argument("--shard", choices=("full", "grad_op"), default="full")
     parser.add_argument("--compile", action="store_true", help="compile layers")
     parser.add_argument("--micro-batches", type=int, default=2, help="of a step (2)")
     parser.add_argument("--steps", type=int, default=5, help="timed (5)")

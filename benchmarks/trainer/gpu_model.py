@@ -50,7 +50,18 @@ def device_policy(
     with torch.device("meta"):
         hf: Any = Qwen3ForCausalLM(config)
     compute_buffers(hf)
-    generator = torch.Generator(device).manual_seed(seed)
+    _fill(hf, device, torch.Generator(device).manual_seed(seed), config.initializer_range)
+    check_buffers(hf, shape)
+    model = PolicyModel(hf.train(), attention, device)
+    if recompute or compiles:
+        wrap_blocks(model.blocks(), recompute=recompute, compiles=compiles)
+    if compiles:
+        model.compile_scores()
+    return model
+
+
+def _fill(hf: nn.Module, device: torch.device, generator: torch.Generator, std: float) -> None:
+    """Makes weights of a model on ``meta``: matrices at random, all else ones."""
     made: dict[int, nn.Parameter] = {}
     for module in hf.modules():
         for name, parameter in module._parameters.items():
@@ -59,17 +70,12 @@ def device_policy(
             if id(parameter) not in made:  # a tied one is made once
                 whole = torch.ones(parameter.shape, device=device)
                 if parameter.ndim > 1:
-                    whole.normal_(0.0, config.initializer_range, generator=generator)
+                    whole.normal_(0.0, std, generator=generator)
                 made[id(parameter)] = nn.Parameter(whole)
             module._parameters[name] = made[id(parameter)]
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = buffer.to(device)
-    check_buffers(hf, shape)
-    model = PolicyModel(hf.train(), attention, device)
-    if recompute or compiles:
-        wrap_blocks(model.blocks(), recompute=recompute, compiles=compiles)
-    return model
 
 
 def model_flops(model: PolicyModel, lengths: Sequence[int], logits: int) -> float:

@@ -1,6 +1,6 @@
 """GPU throughput: optimizer steps of a random policy: tokens a second, MFU, and peak memory.
 
-- The longest row and the least recomputation that fit by the count on paper are chosen.
+- The least recomputation and the longest row that fit by the count on paper are chosen.
 - MFU counts the model's own operations (``model_flops``) over the whole step, optimizer included;
   recomputation does not count.
 """
@@ -21,6 +21,7 @@ from agentrl.training.backends.fsdp2 import Fsdp2Backend
 from agentrl.training.data.kernel_attention import BY_ROW, choose_attention
 from agentrl.training.data.packing import Packed
 from agentrl.training.models.block_forward import Recompute
+from agentrl.training.parallel.rank_mesh import FULL, Sharding
 from benchmarks.figures import Figures
 from benchmarks.trainer.gpu_device import Bench, datasheet_peak, measured_peak
 from benchmarks.trainer.gpu_model import device_policy, model_flops
@@ -57,22 +58,30 @@ def fitting(
     memory: float,
     attention: str,
     dtype: torch.dtype,
+    sharding: Sharding = FULL,
 ) -> Fit | None:
-    """The first of the rows, with the first recomputation, that fits; None where none does. Call it
+    """The first recomputation, with the first of the rows, that fits; None where none does. Call it
     outside of a process group.
 
     Args:
         shape: of the model.
-        rows: lengths of samples, in the order in which they are tried.
-        recomputes: of layers, likewise, for each of the rows.
+        rows: lengths of samples, in the order in which they are tried for each recomputation.
+        recomputes: of layers, likewise.
         memory: bytes of the device.
         attention: on paper.
         dtype: of the forward pass.
+        sharding: of the backend.
     """
-    for lengths in rows:
-        for recompute in recomputes:
+    for recompute in recomputes:
+        for lengths in rows:
             count = on_paper(
-                shape, 1, lengths, recompute=recompute, dtype=dtype, attention=attention
+                shape,
+                1,
+                lengths,
+                recompute=recompute,
+                dtype=dtype,
+                attention=attention,
+                sharding=sharding,
             )
             if count.total <= SAFE * memory:
                 return Fit(tuple(lengths), recompute, count)
@@ -133,11 +142,13 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
         _measure_one(figures, shape, arguments, bench, peaks)
         bench.free()
     figures.note(
-        f"Throughput: a random Qwen3 on {bench.name}, backend fsdp2 on one rank, float32 weights, "
-        f"AdamW; a step has {arguments.micro_batches} micro-batches, forward and backward, "
-        f"clipping and optimizer; medians of {arguments.steps} steps after two. MFU is of the data "
-        "sheet's dense bfloat16 where the device is known, else of the product measured here. The "
-        "count on paper is benchmarks.memory's; a device's own is its allocator's peak of tensors."
+        f"Throughput: a random Qwen3 on {bench.name}, backend fsdp2 on one rank, "
+        f"train.shard={arguments.shard}, float32 weights, AdamW; a step has "
+        f"{arguments.micro_batches} micro-batches, forward and backward, clipping and optimizer; "
+        f"medians of {arguments.steps} steps after two. MFU is of the data sheet's dense bfloat16 "
+        "where the device is known, else of the product measured here. The count on paper is "
+        "benchmarks.memory's, of layers that are not compiled; a device's own is its allocator's "
+        "peak of tensors."
     )
 
 
@@ -155,7 +166,8 @@ def _measure_one(
     recomputes = RECOMPUTE if arguments.recompute is None else (arguments.recompute,)
     # a kernel that takes whole rows keeps what varlen's does
     on_one = "varlen" if attention == BY_ROW or attention.startswith("flash") else attention
-    fit = fitting(shape, rows, recomputes, bench.memory, on_one, dtype)
+    sharding = Sharding(arguments.shard)
+    fit = fitting(shape, rows, recomputes, bench.memory, on_one, dtype, sharding)
     if fit is None:
         figures.note(f"{shape} was left out: no row fits into {bench.memory / GIB:.0f} GiB.")
         return
@@ -176,7 +188,7 @@ def _measure_one(
             for seed in range(arguments.micro_batches)
         ]
         flops = sum(model_flops(model, fit.lengths, row.logit_rows.numel()) for row in packed)
-        backend = Fsdp2Backend(model, place, dtype)
+        backend = Fsdp2Backend(model, place, dtype, sharding)
         backend.optimize_by(OptimSpec())
         step = step_on(backend, packed)
         for _ in range(2):  # kernels are chosen, compiled and warm
@@ -187,7 +199,7 @@ def _measure_one(
         leave()
     spent = statistics.median(seconds)
     tokens = sum(fit.lengths) * len(packed)
-    label = f"{shape}, {attention}"
+    label = f"{shape}, {attention}" + (", compiled" if arguments.compile else "")
     figures.report(f"{label}: tokens of a row", sum(fit.lengths), "")
     kept = {False: 0.0, "selective": 0.5, True: 1.0}[fit.recompute]
     figures.report(f"{label}: layers recomputed (.5: selective)", kept, "")

@@ -32,6 +32,7 @@ from agentrl.training.data.packing import Packed
 from agentrl.training.models.block_forward import Recompute, wrap_blocks
 from agentrl.training.models.policy_model import PolicyModel
 from agentrl.training.parallel.process_group import SHARED
+from agentrl.training.parallel.rank_mesh import FULL, Sharding
 from benchmarks.trainer.shapes import SHAPES, packed_row, random_model
 
 __all__ = ["GIB", "Count", "LiveStorages", "count_step", "on_paper"]
@@ -184,6 +185,7 @@ def on_paper(
     recompute: Recompute = True,
     dtype: torch.dtype = torch.bfloat16,
     attention: str = "varlen",
+    sharding: Sharding = FULL,
 ) -> Count:
     """The count of rank 0.
 
@@ -194,6 +196,7 @@ def on_paper(
         recompute: layers.
         dtype: of the forward pass.
         attention: a kernel's own fake result stands for it.
+        sharding: over the ranks.
     """
     packed = packed_row(lengths, int(SHAPES[shape]["vocab_size"]))
     fake = FakeTensorMode(allow_non_fake_inputs=False)
@@ -201,7 +204,7 @@ def on_paper(
         with fake:
             model = random_policy(shape, attention, recompute)
         # a mesh holds real numbers, and what is made of a fake tensor is fake
-        backend = Fsdp2Backend(model, DistSpec(world_size=world_size), dtype)
+        backend = Fsdp2Backend(model, DistSpec(world_size=world_size), dtype, sharding)
         tensors: dict[str, Any] = {
             one.name: fake.from_tensor(getattr(packed, one.name))
             for one in fields(packed)

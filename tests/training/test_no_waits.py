@@ -127,6 +127,7 @@ def _extras(role: Role, shard: BatchShard) -> Callable[..., Any] | None:
 def three_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits of a few rows at a time."""
     monkeypatch.setattr(policy_model, "_CHUNK_ELEMENTS", 12 * VOCAB)
+    monkeypatch.setattr(policy_model, "_GPU_CHUNK_ELEMENTS", 12 * VOCAB)
 
 
 @pytest.mark.usefixtures("three_chunks")

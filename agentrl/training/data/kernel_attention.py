@@ -40,6 +40,10 @@ BY_ROW = "varlen_or_flex"
 SHARING = frozenset({SEGMENTS, "flex", BY_ROW})
 """Attentions of rows that hold common prefixes once."""
 
+_KERNEL = {"BACKEND": "TRITON"}
+"""Of flex attention: its kernel for decoding, which torch takes for rows of fewer than 128 tokens,
+fails to compile for some."""
+
 _FLASH: Mapping[str, tuple[Callable[[], bool], str]] = {
     "flash_attention_2": (is_flash_attn_2_available, "flash-attn"),
     "flash_attention_3": (is_flash_attn_3_available, "flash_attn_3 (flash-attention/hopper)"),
@@ -215,6 +219,7 @@ def flex(
         block_mask=block_masks.of(sliding_window),
         scale=scaling,
         enable_gqa=query.shape[1] != key.shape[1],
+        kernel_options=_KERNEL if query.is_cuda else None,
     )
     return found.transpose(1, 2), None
 

@@ -18,9 +18,6 @@ from torch.nn.functional import linear
 
 from agentrl.training.parallel.tensor_parallel import local
 
-_PRODUCT_ELEMENTS = 2**24
-"""Of a product that a GPU adds to the sum at a time: 64 MiB in float32."""
-
 
 class ChunkedHead:
     """A linear layer that is called once a chunk; one object serves one forward pass.
@@ -72,10 +69,7 @@ class _GradientSum:
         if one.dtype == wide:
             self._sum.addmm_(one, other)
         elif one.is_cuda:
-            rows = max(1, _PRODUCT_ELEMENTS // other.shape[1])
-            parts = zip(torch.split(one, rows), torch.split(self._sum, rows), strict=True)
-            for part, whole in parts:
-                whole.add_(torch.mm(part, other, out_dtype=wide))
+            torch.addmm(self._sum, one, other, out_dtype=wide, out=self._sum)
         else:
             self._sum.addmm_(one.to(wide), other.to(wide))
 

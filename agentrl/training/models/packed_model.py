@@ -141,6 +141,9 @@ class PackedModel(nn.Module):
             for block in self.blocks()[-1:]:
                 skip_mlp_rows(block)
 
+    def compile_scores(self) -> None:
+        """Compiles what is computed of the head's output; most models compute nothing."""
+
     def fill(self, device: torch.device) -> None:
         """Reads the weights of a model that was built on ``meta``, of a sharded one this process's
         shards.

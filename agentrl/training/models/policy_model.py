@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.errors import ConfigError, DataError
 from agentrl.training.data.packing import Packed
+from agentrl.training.models.block_forward import COMPILER
 from agentrl.training.models.chunked_head import ChunkedHead
 from agentrl.training.models.packed_model import (
     CPU,
@@ -36,6 +37,13 @@ from agentrl.training.parallel.tensor_parallel import VocabularyShard
 
 _CHUNK_ELEMENTS = 2**25
 """Logits that exist at once: 128 MiB in float32."""
+
+_GPU_CHUNK_ELEMENTS = 2**27
+"""The same on a GPU, whose products want more rows: each chunk reads the head and its gradient."""
+
+_ALIGNED = 256
+"""Rows of a chunk are a multiple of it: a GPU multiplies matrices of odd sizes at a fraction of its
+speed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,6 +93,8 @@ class PolicyModel(PackedModel):
         super().__init__(hf, attention, device)
         self.vocabulary: VocabularyShard | None = None
         self.scorer = TokenScorer(self.head, self._score)
+        self._pick = _pick
+        self._runs_on_gpu = device.type == "cuda"
 
     @property
     def head(self) -> nn.Module:
@@ -95,6 +105,10 @@ class PolicyModel(PackedModel):
     def output_modules(self) -> list[nn.Module]:
         """The head, with all that it is called for, unless the embedding shares its weight."""
         return [self.scorer] if self.input_modules() else []
+
+    def compile_scores(self) -> None:
+        """See ``PackedModel.compile_scores``."""
+        self._pick = torch.compile(_pick, dynamic=True, backend=COMPILER)
 
     def divide(self, mesh: RankMesh) -> None:
         """See ``PackedModel.divide``."""
@@ -144,7 +158,9 @@ class PolicyModel(PackedModel):
         temperature, logit_of, targets = tokens.temperature, tokens.logit_of, tokens.targets
         if self.vocabulary is not None:
             chosen = self.vocabulary.enter(chosen)
-        size = max(1, _CHUNK_ELEMENTS // self._logits_a_row())
+        elements = _GPU_CHUNK_ELEMENTS if self._runs_on_gpu else _CHUNK_ELEMENTS
+        size = max(1, elements // self._logits_a_row())
+        size -= size % _ALIGNED if size > _ALIGNED else 0
         chunks = chosen.shape[0] > size
         head = self._chunked_head() if chunks or self.head_dtype else self.head
         if not chunks:
@@ -175,19 +191,12 @@ class PolicyModel(PackedModel):
         logit_of: Tensor,
         targets: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        logits = at_least_float32(head(hidden)) / temperature[:, None]
         if self.vocabulary is not None:
+            logits = at_least_float32(head(hidden)) / temperature[:, None]
             return self.vocabulary.logprobs(
                 logits, logit_of, targets, entropy_gradient=self.entropy_gradient
             )
-        logprobs = torch.log_softmax(logits, dim=-1)
-        del logits  # as large as what follows
-        if self.entropy_gradient and torch.is_grad_enabled():
-            entropy = -(logprobs.exp() * logprobs).sum(-1)
-        else:
-            values = logprobs.detach()
-            entropy = -values.exp().mul_(values).sum(-1)
-        return logprobs[logit_of, targets], entropy[logit_of]
+        return self._pick(head(hidden), temperature, logit_of, targets, self.entropy_gradient)
 
     def _logits_a_row(self) -> int:
         if self.vocabulary is not None:
@@ -207,6 +216,22 @@ class PolicyModel(PackedModel):
             f"is a {type(head).__name__} and no linear one, got "
             f"'{str(parameters[0].dtype).removeprefix('torch.')}'; set it, or choose another family"
         )
+
+
+def _pick(
+    logits: Tensor, temperature: Tensor, logit_of: Tensor, targets: Tensor, entropy_gradient: bool
+) -> tuple[Tensor, Tensor]:
+    """Logprobs and entropies of chosen tokens, of ``[R, V]`` logits; a compiled one reads the
+    logits a few times and keeps nothing else of their size."""
+    logits = at_least_float32(logits) / temperature[:, None]
+    logprobs = torch.log_softmax(logits, dim=-1)
+    del logits  # as large as what follows
+    if entropy_gradient and torch.is_grad_enabled():
+        entropy = -(logprobs.exp() * logprobs).sum(-1)
+    else:
+        values = logprobs.detach()
+        entropy = -values.exp().mul_(values).sum(-1)
+    return logprobs[logit_of, targets], entropy[logit_of]
 
 
 def open_policy(spec: ModelSpec, device: torch.device = CPU) -> PolicyModel:

@@ -94,6 +94,7 @@ class Role:
             self.model.head_dtype = torch_dtype(spec.head_dtype)
         if spec.compile:  # chosen rows would make a graph for each of their numbers
             self.model.skips_mlp_rows = False
+            self.model.compile_scores()
         if spec.gradient_checkpointing or spec.compile:
             blocks = self.model.blocks()
             wrap_blocks(blocks, recompute=spec.gradient_checkpointing, compiles=spec.compile)

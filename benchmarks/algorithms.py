@@ -2,7 +2,9 @@
 
 All runs start from one warm-up, and play 8 prompts a step, 8 rollouts each, in 4 updates: with one,
 the ratio to the old policy is 1, and half of the algorithms are the same. The learning rate of an
-algorithm is the better of two on a seed of its own; other seeds are reported.
+algorithm is the better of two on a seed of its own; other seeds are reported. The code example's
+sandbox, which takes most of its time and has no part in what an algorithm learns, is replaced by
+``benchmarks/algorithms_tool.py``, but for the runs whose critic is judged.
 
 Two runs go on at once. A run that is finished is not run again, and one that was interrupted goes
 on, so that ``--runs FOLDER`` may be given again.
@@ -27,6 +29,7 @@ from benchmarks.figures import Figures, add_arguments
 __all__ = ["ALGORITHMS", "DAPO", "Run"]
 
 CONFIG = Path(__file__).resolve().parents[1] / "examples" / "code" / "config.yaml"
+TOOL = f"{Path(__file__).with_name('algorithms_tool.py')}:python"
 RATES = ("3.0e-4", "6.0e-4")
 TUNING_SEED = 9
 SEEDS = (0, 1, 2)
@@ -89,7 +92,6 @@ DAPO: Mapping[str, tuple[str, ...]] = {
     "dapo": (),
     "dapo without clip-higher": ("algorithm.clip_high=0.2",),
     "dapo without dynamic sampling": ("algorithm.filter_zero_variance=false",),
-    "dapo with dynamic sampling": ("algorithm.filter_zero_variance=true",),
     "dapo without the mean over tokens": ("algorithm.reduction=trajectory_mean",),
     "dapo without overlong shaping": (
         "algorithm.overlong.max_tokens=null",
@@ -100,14 +102,15 @@ DAPO: Mapping[str, tuple[str, ...]] = {
 NOTES = (
     "Accuracy: one sampled episode of each of 500 held-out problems. Each row is the mean of the "
     "seeds named above, with the lowest and the highest; the rate is the better of 3e-4 and 6e-4 "
-    f"on seed {TUNING_SEED}. Seconds are of a run beside another one, without its start.",
+    f"on seed {TUNING_SEED}, and DAPO's for its variants. Seconds are of a run beside another one, "
+    "without its start. The code example's tool runs without a sandbox here.",
     "Every algorithm sees as many episodes, but for those that filter groups of equal rewards and "
     "play others in their place, and for ReMax, which plays one more a group. An order of "
     "algorithms cannot be read off one small task.",
-    "PPO with 16 prompts sees twice the episodes. Its critic's rate and warm-up, and the batch, "
-    f"were chosen on seed {TUNING_SEED}, of six settings; then the policy's rate of {JUDGED_RATE}, "
-    "since at 3e-4 nearly every episode was right after half of the steps, and of what chance "
-    "leaves the critic foretold .25 on seed 2.",
+    "PPO with 16 prompts, in the example's sandbox, sees twice the episodes. Its critic's rate and "
+    f"warm-up, and the batch, were chosen on seed {TUNING_SEED}, of six settings; then the policy's "
+    f"rate of {JUDGED_RATE}, since at 3e-4 nearly every episode was right after half of the steps, "
+    "and of what chance leaves the critic foretold .25 on seed 2.",
     "DAPO's intervals: 95%, of the mean over the seeds, by Student's t.",
 )
 STUDENT_T = 4.303
@@ -134,8 +137,9 @@ class Run:
 def run_of(algorithm: str, rate: str, seed: int) -> Run:
     """The run of an algorithm, or of a variant of DAPO."""
     known = {**ALGORITHMS, **{name: (*ALGORITHMS["dapo"], *own) for name, own in DAPO.items()}}
+    tool = () if algorithm == JUDGED else (f"env.tools=[{TOOL}]",)
     folder = algorithm.replace(", ", "-").replace(" ", "_")
-    return Run(f"{folder}-{rate}-{seed}", known[algorithm], seed, rate)
+    return Run(f"{folder}-{rate}-{seed}", (*tool, *known[algorithm]), seed, rate)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -171,12 +175,17 @@ def run_all(folder: Path, names: Sequence[str], at_once: int) -> None:
     """The warm-up, the teacher, the runs that choose a rate, then those that are reported."""
     warm_up(folder)
     if "distillation" in names:
-        train(folder, Run("teacher", ("train.steps=36", "train.batch_prompts=16"), 8, RATES[-1]))
-    tuning = [run_of(name, rate, TUNING_SEED) for name in names for rate in rates_of(name)]
+        teacher = ("train.steps=36", "train.batch_prompts=16", f"env.tools=[{TOOL}]")
+        train(folder, Run("teacher", teacher, 8, RATES[-1]))
     with ThreadPoolExecutor(at_once) as pool:
-        list(pool.map(lambda run: train(folder, run), tuning))
-        chosen = [run_of(name, best_rate(folder, name), seed) for seed in SEEDS for name in names]
-        list(pool.map(lambda run: train(folder, run), chosen))
+        for start in range(0, len(names), at_once):  # so that what is finished can be reported
+            some = names[start : start + at_once]
+            tuning = dict.fromkeys(run for name in some for run in tuning_runs(name))
+            list(pool.map(lambda run: train(folder, run), tuning))
+            chosen = [
+                run_of(name, best_rate(folder, name), seed) for seed in SEEDS for name in some
+            ]
+            list(pool.map(lambda run: train(folder, run), chosen))
 
 
 def warm_up(folder: Path) -> None:
@@ -240,15 +249,16 @@ def agentrl_train(place: Path, settings: Sequence[str]) -> None:
         raise RuntimeError(f"{place.name} ended with {done.returncode}; see {told}")
 
 
-def rates_of(name: str) -> tuple[str, ...]:
-    """The learning rates that are tried."""
-    return (JUDGED_RATE,) if name == JUDGED else RATES
+def tuning_runs(name: str) -> list[Run]:
+    """A run for each rate that is tried; a variant of DAPO has DAPO's."""
+    tuned = "dapo" if name in DAPO else name
+    rates = (JUDGED_RATE,) if name == JUDGED else RATES
+    return [run_of(tuned, rate, TUNING_SEED) for rate in rates]
 
 
 def best_rate(folder: Path, name: str) -> str:
     """The rate whose run is the better one at its end, on the seed that is for this."""
-    runs = {rate: folder / run_of(name, rate, TUNING_SEED).name for rate in rates_of(name)}
-    return max(runs, key=lambda rate: accuracies(runs[rate])[AT[-1]])
+    return max(tuning_runs(name), key=lambda run: accuracies(folder / run.name)[AT[-1]]).rate
 
 
 def report(figures: Figures, folder: Path, names: Sequence[str]) -> None:
@@ -257,7 +267,7 @@ def report(figures: Figures, folder: Path, names: Sequence[str]) -> None:
     figures.report("warm-up, accuracy", before, "")
     gains: dict[str, float] = {}
     for name in names:
-        if not all(finished(folder, run_of(name, rate, TUNING_SEED)) for rate in rates_of(name)):
+        if not all(finished(folder, run) for run in tuning_runs(name)):
             continue
         rate = best_rate(folder, name)
         runs = [folder / run_of(name, rate, seed).name for seed in SEEDS]

@@ -9,6 +9,7 @@ import pytest
 
 from agentrl.algorithms import ALGORITHMS as RECORDS
 from agentrl.config.load import load_config
+from agentrl.tools import ToolContext
 from benchmarks.algorithms import (
     ALGORITHMS,
     AT,
@@ -19,11 +20,12 @@ from benchmarks.algorithms import (
     SEEDS,
     TUNING_SEED,
     best_rate,
-    rates_of,
     report,
     run_of,
     settings_of,
+    tuning_runs,
 )
+from benchmarks.algorithms_tool import python
 from benchmarks.figures import Figures
 
 
@@ -64,7 +66,7 @@ def test_figures_are_of_the_rate_that_is_better_on_the_tuning_seed(tmp_path: Pat
     before = {"eval": {"code": {"before": {"sampled": 0.25}}}}
     (tmp_path / "warmup/summary.json").write_text(json.dumps(before))
     for name, worth in (("grpo", 0.8), ("gspo", 0.5), (JUDGED, 0.7)):
-        *worse, rate = rates_of(name)
+        *worse, rate = (run.rate for run in tuning_runs(name))
         for other in worse:
             finished(tmp_path, name, other, TUNING_SEED, (0.9, 0.1))
         finished(tmp_path, name, rate, TUNING_SEED, (0.1, 0.9))
@@ -84,3 +86,35 @@ def test_figures_are_of_the_rate_that_is_better_on_the_tuning_seed(tmp_path: Pat
     assert found[f"{JUDGED}, seed 0, accuracy at 50"] == (pytest.approx(0.6), True)
     assert found[f"{JUDGED}, seed 0, explained variance"] == (pytest.approx(0.3), True)
     assert not any(name.startswith("dapo") for name in found)  # none of its runs is there
+
+
+def test_variants_of_dapo_have_its_rate(tmp_path: Path) -> None:
+    for rate, accuracy in zip(RATES, (0.9, 0.8), strict=True):
+        finished(tmp_path, "dapo", rate, TUNING_SEED, (0.1, accuracy))
+    assert {best_rate(tmp_path, name) for name in DAPO} == {RATES[0]}
+
+
+def test_only_the_judged_runs_have_a_sandbox(tmp_path: Path) -> None:
+    with_sandbox = {
+        name
+        for name in (*ALGORITHMS, *DAPO)
+        if not any("tools" in one for one in settings_of(tmp_path, run_of(name, RATES[0], 0)))
+    }
+    assert with_sandbox == {JUDGED}
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("print(12*(3+4)-5)", "79"),
+        ("print(10**99999999)", "Error:"),
+        ("print(open('/etc/passwd'))", "Error:"),
+        ("print(*[1])", "Error:"),
+        ("print(1", "Error:"),
+        ("import os", "Error:"),
+    ],
+)
+async def test_the_tool_prints_arithmetic_alone(code: str, said: str) -> None:
+    found = await python.call({"code": code}, ToolContext())
+    assert found.content.startswith(said)
+    assert (found.error is None) == (said == "79")

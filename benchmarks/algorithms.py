@@ -109,8 +109,8 @@ NOTES = (
     "algorithms cannot be read off one small task.",
     "PPO with 16 prompts, in the example's sandbox, sees twice the episodes. Its critic's rate and "
     f"warm-up, and the batch, were chosen on seed {TUNING_SEED}, of six settings; then the policy's "
-    f"rate of {JUDGED_RATE}, since at 3e-4 nearly every episode was right after half of the steps, "
-    "and of what chance leaves the critic foretold .25 on seed 2.",
+    f"rate of {JUDGED_RATE}: at 3e-4 nearly every episode was right after half of the steps, and "
+    "of what chance leaves the critic foretold .25 on seed 2.",
     "DAPO's intervals: 95%, of the mean over the seeds, by Student's t.",
 )
 STUDENT_T = 4.303

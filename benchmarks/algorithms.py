@@ -108,9 +108,9 @@ NOTES = (
     "play others in their place, and for ReMax, which plays one more a group. An order of "
     "algorithms cannot be read off one small task.",
     "PPO with 16 prompts, in the example's sandbox, sees twice the episodes. Its critic's rate and "
-    f"warm-up, and the batch, were chosen on seed {TUNING_SEED}, of six settings; then the policy's "
-    f"rate of {JUDGED_RATE}: at 3e-4 nearly every episode was right after half of the steps, and "
-    "of what chance leaves the critic foretold .25 on seed 2.",
+    f"warm-up, and the batch, were chosen on seed {TUNING_SEED}, of six settings; then the "
+    f"policy's rate of {JUDGED_RATE}: at 3e-4 nearly every episode was right after half of the "
+    "steps, and of what chance leaves the critic foretold .25 on seed 2.",
     "DAPO's intervals: 95%, of the mean over the seeds, by Student's t.",
 )
 STUDENT_T = 4.303

@@ -20,7 +20,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, median, stdev
 
@@ -35,6 +35,8 @@ TUNING_SEED = 9
 SEEDS = (0, 1, 2)
 STEPS = 50
 AT = (25, 50)
+QUIET_STEPS = 10
+"""Of a run that is alone on the machine, for its seconds."""
 LAST = 20
 """Steps over whose median a critic is judged."""
 
@@ -102,8 +104,9 @@ DAPO: Mapping[str, tuple[str, ...]] = {
 NOTES = (
     "Accuracy: one sampled episode of each of 500 held-out problems. Each row is the mean of the "
     "seeds named above, with the lowest and the highest; the rate is the better of 3e-4 and 6e-4 "
-    f"on seed {TUNING_SEED}, and DAPO's for its variants. Seconds are of a run beside another one, "
-    "without its start. The code example's tool runs without a sandbox here.",
+    f"on seed {TUNING_SEED}, and DAPO's for its variants. Seconds are the median of the first "
+    f"{QUIET_STEPS} steps of a run with nothing beside it. The code example's tool runs without a "
+    "sandbox here.",
     "Every algorithm sees as many episodes, but for those that filter groups of equal rewards and "
     "play others in their place, and for ReMax, which plays one more a group. An order of "
     "algorithms cannot be read off one small task.",
@@ -186,6 +189,8 @@ def run_all(folder: Path, names: Sequence[str], at_once: int) -> None:
                 run_of(name, best_rate(folder, name), seed) for seed in SEEDS for name in some
             ]
             list(pool.map(lambda run: train(folder, run), chosen))
+    for name in names:
+        train(folder, quiet_run(folder, name))
 
 
 def warm_up(folder: Path) -> None:
@@ -256,6 +261,13 @@ def tuning_runs(name: str) -> list[Run]:
     return [run_of(tuned, rate, TUNING_SEED) for rate in rates]
 
 
+def quiet_run(folder: Path, name: str) -> Run:
+    """A short run that nothing is beside."""
+    run = run_of(name, best_rate(folder, name), SEEDS[0])
+    own = (*run.settings, f"train.steps={QUIET_STEPS}", "stages.rl.eval.sets={}")
+    return replace(run, name=f"{run.name}-quiet", settings=own)
+
+
 def best_rate(folder: Path, name: str) -> str:
     """The rate whose run is the better one at its end, on the seed that is for this."""
     return max(tuning_runs(name), key=lambda run: accuracies(folder / run.name)[AT[-1]]).rate
@@ -279,7 +291,9 @@ def report(figures: Figures, folder: Path, names: Sequence[str]) -> None:
             figures.report(f"{told}, lowest at {step}", min(values), "")
             figures.report(f"{told}, highest at {step}", max(values), "")
         if done:
-            figures.report(f"{told}, seconds", median(map(seconds, done)), "s")
+            quiet = quiet_run(folder, name)
+            if finished(folder, quiet):
+                figures.report(f"{told}, a step alone", seconds(folder / quiet.name), "s")
             gains[name] = mean(accuracies(run)[AT[-1]] for run in done) - before
         report_targets(figures, name, told, done, gains)
 
@@ -319,8 +333,8 @@ def warm_up_accuracy(folder: Path) -> float:
 
 
 def seconds(run: Path) -> float:
-    """Of the run's steps."""
-    return sum(value for _, value in logged(run, "time/step_s"))
+    """The median of the run's steps."""
+    return median(value for _, value in logged(run, "time/step_s"))
 
 
 def logged(run: Path, metric: str) -> Iterator[tuple[int, float]]:

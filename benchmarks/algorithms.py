@@ -162,7 +162,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     arguments = parser.parse_args(argv)
     folder = arguments.runs or Path(tempfile.mkdtemp(prefix="agentrl-algorithms-"))
-    names = arguments.only or [*ALGORITHMS, *(DAPO if arguments.dapo else ())]
+    names = arguments.only or list({**ALGORITHMS, **(DAPO if arguments.dapo else {})})
     if unknown := set(names) - ALGORITHMS.keys() - DAPO.keys():
         parser.error(f"--only has {sorted(unknown)}; known are {[*ALGORITHMS, *DAPO]}")
     if not arguments.report:

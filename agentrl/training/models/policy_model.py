@@ -89,11 +89,14 @@ class PolicyModel(PackedModel):
     entropy_gradient = False
     """Whether a loss reads the gradient of the entropy."""
 
+    _runs_on_gpu = False
+    _pick: Callable[..., tuple[Tensor, Tensor]] | None = None
+    """The compiled ``_pick``; None computes uncompiled."""
+
     def __init__(self, hf: nn.Module, attention: str, device: torch.device) -> None:
         super().__init__(hf, attention, device)
         self.vocabulary: VocabularyShard | None = None
         self.scorer = TokenScorer(self.head, self._score)
-        self._pick = _pick
         self._runs_on_gpu = device.type == "cuda"
 
     @property
@@ -196,7 +199,8 @@ class PolicyModel(PackedModel):
             return self.vocabulary.logprobs(
                 logits, logit_of, targets, entropy_gradient=self.entropy_gradient
             )
-        return self._pick(head(hidden), temperature, logit_of, targets, self.entropy_gradient)
+        pick = self._pick or _pick
+        return pick(head(hidden), temperature, logit_of, targets, self.entropy_gradient)
 
     def _logits_a_row(self) -> int:
         if self.vocabulary is not None:

@@ -66,7 +66,14 @@ def by_turns() -> Reward:
 
 
 RUNS: Mapping[str, tuple[Reward, tuple[str, ...]]] = {
-    "entropy_collapse": (correct, ()),
+    "entropy_collapse": (
+        correct,
+        (
+            "stages.rl.algorithm.filter_zero_variance=false",  # so that every step has an entropy
+            "stages.rl.steps=20",
+            "health.entropy_min_frac=0.4",
+        ),
+    ),
     "reward_stuck": (by_turns(), ("health.reward_stuck_steps=12", "stages.rl.optim.lr=1.0e-5")),
     "no_signal": (equal, ()),
     "length_explosion": (long, ()),

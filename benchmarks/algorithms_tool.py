@@ -1,8 +1,7 @@
 """The code example's tool without a sandbox: ``print`` of arithmetic, which is all that the policy
 of this task is shown to write.
 
-A sandbox takes three quarters of a step of that example and has no part in what an algorithm
-learns.
+A sandbox takes most of a step of that example and has no part in what an algorithm learns.
 """
 
 from __future__ import annotations

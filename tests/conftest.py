@@ -44,7 +44,7 @@ ALLOWED_IN_CI = (
     "no time is left",
 )
 
-UNTIL = float(os.environ.get("AGENTRL_TESTS_UNTIL", "inf"))
+UNTIL = float(os.environ.get("AGENTRL_TESTS_UNTIL") or "inf")
 """No test begins at a later second since the epoch; the files of those left out are told."""
 
 LEFT_OUT: Counter[str] = Counter()

@@ -70,8 +70,7 @@ RUNS: Mapping[str, tuple[Reward, tuple[str, ...]]] = {
         correct,
         (
             "stages.rl.algorithm.filter_zero_variance=false",  # so that every step has an entropy
-            "stages.rl.steps=20",
-            "health.entropy_min_frac=0.4",
+            "stages.rl.steps=30",
         ),
     ),
     "reward_stuck": (by_turns(), ("health.reward_stuck_steps=12", "stages.rl.optim.lr=1.0e-5")),

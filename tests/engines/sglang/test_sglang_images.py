@@ -95,7 +95,28 @@ def asked(folder: Path, name: str, *parts: str | bytes, **sampling: Any) -> Gene
     )
 
 
-def wanted(reference: Any, folder: Path, request: GenerateRequest, ids: list[int]) -> np.ndarray:
+def assert_own_logprobs(
+    reference: Any,
+    folder: Path,
+    request: GenerateRequest,
+    sampled: list[int],
+    recorded: np.ndarray,
+) -> None:
+    """The recorded logprobs are those of transformers' own forward.
+
+    They are compared up to an image's token that the policy sampled by chance: it ends an
+    episode, and the reference takes none without an image.
+    """
+    images = {reference.config.image_token_id, reference.config.video_token_id}
+    known = list(takewhile(lambda token: token not in images, sampled))
+    np.testing.assert_allclose(
+        recorded[: len(known)], own_logprobs(reference, folder, request, known), atol=1e-4
+    )
+
+
+def own_logprobs(
+    reference: Any, folder: Path, request: GenerateRequest, ids: list[int]
+) -> np.ndarray:
     """log p of each of ``ids`` after the request, by transformers' own forward."""
     pictures = [Pictures.open(io.BytesIO(image.bytes())) for image in request.images]
     seen = load_image_processor(folder)(images=pictures, return_tensors="pt") if pictures else {}
@@ -120,9 +141,7 @@ async def test_logprobs_are_the_models_own(
     answers = await asyncio.gather(*(engine.generate(request) for request in requests))
     for request, answer in zip(requests, answers, strict=True):
         assert_token_consistency(request, answer, engine.info().vocab_size)
-        np.testing.assert_allclose(
-            logprobs(answer), wanted(reference, folder, request, made(answer)), atol=1e-4
-        )
+        assert_own_logprobs(reference, folder, request, made(answer), logprobs(answer))
 
 
 async def test_the_ids_around_an_image_are_not_encoded_anew(
@@ -146,9 +165,7 @@ async def test_the_ids_around_an_image_are_not_encoded_anew(
     )
     answer = await engine.generate(request)
     assert_token_consistency(request, answer, engine.info().vocab_size)
-    np.testing.assert_allclose(
-        logprobs(answer), wanted(reference, folder, request, made(answer)), atol=1e-4
-    )
+    assert_own_logprobs(reference, folder, request, made(answer), logprobs(answer))
 
 
 async def test_another_image_gives_another_distribution(engine: SGLangEngine, folder: Path) -> None:
@@ -184,19 +201,14 @@ async def test_an_episode_with_images_from_the_task_and_from_a_tool(
     assert all(trajectory.status.finished for trajectory in played)
     assert max(len(trajectory.turns) for trajectory in played) == 3
     for trajectory in played:
-        check_logprobs(trajectory, reference, folder, renderer.image_token_ids)
+        check_logprobs(trajectory, reference, folder)
 
 
-def check_logprobs(
-    trajectory: Trajectory, reference: Any, folder: Path, image_token_ids: frozenset[int]
-) -> None:
-    """Every turn's recorded logprobs are the model's own, up to an image's token that the policy
-    sampled: it ends the episode, and the reference takes none without an image.
-    """
+def check_logprobs(trajectory: Trajectory, reference: Any, folder: Path) -> None:
+    """Every turn's recorded logprobs are the model's own."""
     for turn in trajectory.turns:
         ids = trajectory.sequence(turn.index)
         sampled = [int(i) for s in turn.completion for i in s.token_ids]
-        known = list(takewhile(lambda token: token not in image_token_ids, sampled))
         segments = [
             s for index in trajectory.path(turn.index) for s in trajectory.turns[index].segments
         ]
@@ -211,9 +223,7 @@ def check_logprobs(
             images=tuple(trajectory.images()[span.sha256] for span in media),
         )
         recorded = np.concatenate([s.logprobs for s in turn.completion if s.logprobs is not None])
-        np.testing.assert_allclose(
-            recorded[: len(known)], wanted(reference, folder, given, known), atol=1e-4
-        )
+        assert_own_logprobs(reference, folder, given, sampled, recorded)
 
 
 class Gallery(ToolEnv):

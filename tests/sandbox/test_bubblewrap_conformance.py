@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,10 @@ def suite_as_nobody(checks: list[str] | None) -> tuple[int, list[str], int, list
         str(Path(agentrl.__file__).parents[1]),
         *(path for path in sys.path if path.endswith("-packages")),
     ]
+    for path in paths:
+        for folder in (Path(path), *Path(path).parents):
+            if not folder.stat().st_mode & stat.S_IXOTH:
+                pytest.skip(f"{folder} is closed to other users; clone to where they can read")
     done = subprocess.run(
         [python, "-c", SUITE, json.dumps(checks)],
         env={

@@ -24,7 +24,7 @@ class StoredSchedule(Schedule):
 
     Args:
         groups_of: the groups of a step, in the order of its batch.
-        ledger: of this run, which gets the groups anew.
+        ledger: of this run, which gets the groups again.
         keep_group: whether a group may be trained on.
         on_outcome: called with every group (store, metrics).
         on_dropped: is told of each group that is in no batch, and why.

@@ -17,7 +17,7 @@ _REMEMBERED = 256
 class LineFollower:
     """Follows one file that grows by whole lines; a partial last line waits for its end.
 
-    A file that was replaced, cut back before the last look's end or written anew is told by
+    A file that was replaced, cut back before the last look's end or rewritten is told by
     ``is_same``, and then read from its beginning. Used by one thread.
 
     Args:

@@ -86,7 +86,7 @@ class Given:
         (-1, "from 0 to 6, got -1, which is out of range"),
         ("3", "from 0 to 6, got '3' of type str"),
         (3.0, r"from 0 to 6, got 3\.0 of type float"),
-        (StopIteration, r"ended \(StopIteration\), but training goes on; begin anew instead"),
+        (StopIteration, r"ended \(StopIteration\), but training goes on; start over instead"),
         (ZeroDivisionError, r"raised ZeroDivisionError: no idea \(.*:\d+\); correct it"),
     ],
 )

@@ -50,7 +50,7 @@ def test_a_vocabulary_that_tp_does_not_divide_is_refused_with_the_remedy() -> No
     message = (
         f"TrainConfig.tp_size must divide the 297 entries of the vocabulary of {NAMED}, got 2; set "
         "one of 1, or add unused entries: transformers' resize_token_embeddings(None, "
-        "pad_to_multiple_of=2), and save the model anew"
+        "pad_to_multiple_of=2), and save the model again"
     )
     with pytest.raises(ConfigError, match=re.escape(message)):
         check_tensor_parallel(Qwen3Config(**SHAPE | {"vocab_size": 297}), 2, NAMED)

@@ -177,7 +177,7 @@ class PromptSampler:
             return function(*arguments)
         except StopIteration as error:
             raise self._broken(
-                method, "ended (StopIteration), but training goes on; begin anew instead"
+                method, "ended (StopIteration), but training goes on; start over instead"
             ) from error
         except Exception as error:
             raise self._broken(method, f"raised {described(error)}; correct it") from error

@@ -97,7 +97,7 @@ def _labelled(
         else:
             logger.warning(
                 "the run played %s again after it was labelled, so its labels are passed over; "
-                "label it anew in agentrl view",
+                "label it again in agentrl view",
                 name,
                 extra={"event": "outdated_label", "trajectory": name},
             )

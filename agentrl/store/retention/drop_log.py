@@ -125,7 +125,7 @@ class DropCounts:
         """
         for path in sorted(self._folder.glob("*.jsonl")):
             follower = self._files.setdefault(path, LineFollower(path))
-            follower.is_same()  # where it is another file, its lines come anew
+            follower.is_same()  # where it is another file, its lines come again
             for start, line in follower.lines():
                 try:
                     self._count(parse_line(f"the line at {start} of {path}", line))

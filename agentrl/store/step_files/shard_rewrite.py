@@ -50,7 +50,7 @@ def shrink_shard(
             sync_path(path.parent)
         return True
     except (OSError, pa.ArrowException) as error:
-        raise write_failure(f"{path} cannot be written anew", path, error) from error
+        raise write_failure(f"{path} cannot be rewritten", path, error) from error
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -226,7 +226,7 @@ class TrajectoryReader:
                     (summary,) = place.listing.summaries([place.position])
                     return summary, row, arrays
             self._look()  # it was live and has been sealed since, or its shard was rewritten
-        raise StoreError(f"{path} is written anew all the time; read {trajectory_id!r} again")
+        raise StoreError(f"{path} is rewritten all the time; read {trajectory_id!r} again")
 
     def _missing(self, trajectory_id: str) -> NoTrajectoryError:
         why = "; `agentrl ls` lists its own"

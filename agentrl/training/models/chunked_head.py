@@ -79,7 +79,7 @@ class _GradientSum:
         self._sum = found if self._sum is None else self._sum.add_(found)
 
     def take(self) -> Tensor | None:
-        """The sum, which begins anew."""
+        """The sum, which starts over at 0."""
         found, self._sum = self._sum, None
         return found
 

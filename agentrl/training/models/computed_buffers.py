@@ -40,7 +40,7 @@ def compute_buffers(hf: nn.Module) -> None:
 
 @torch.no_grad()
 def check_buffers(hf: nn.Module, named: str) -> None:
-    """Compares the buffers that no file holds with those of modules built anew, where a module is
+    """Compares the buffers that no file holds with those of rebuilt modules, where a module is
     built from a configuration alone.
 
     Args:
@@ -53,12 +53,12 @@ def check_buffers(hf: nn.Module, named: str) -> None:
     fresh: dict[nn.Module, nn.Module | None] = {}
     for module, name, buffer in _computed(hf):
         if module not in fresh:
-            fresh[module] = _built_anew(module)
-        anew = fresh[module]
+            fresh[module] = _rebuilt(module)
+        rebuilt = fresh[module]
         found = buffer.cpu()
         same = not bool((found == torch.tensor(_NEVER).to(found.dtype)).any())
-        if anew is not None:
-            expected = anew._buffers[name]
+        if rebuilt is not None:
+            expected = rebuilt._buffers[name]
             same = expected is not None and torch.equal(found, expected)
         if not same:
             raise ConfigError(
@@ -75,7 +75,7 @@ def _computed(hf: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
                 yield module, name, buffer
 
 
-def _built_anew(module: nn.Module) -> nn.Module | None:
+def _rebuilt(module: nn.Module) -> nn.Module | None:
     config = getattr(module, "config", None)
     needed = [
         name

@@ -59,7 +59,7 @@ def check_tensor_parallel(config: Any, tp: int, named: str) -> None:
     if undivided.endswith(_VOCABULARY):
         remedy += (
             ", or add unused entries: transformers' resize_token_embeddings(None, "
-            f"pad_to_multiple_of={tp}), and save the model anew"
+            f"pad_to_multiple_of={tp}), and save the model again"
         )
     raise ConfigError(
         f"TrainConfig.tp_size must divide the {undivided} of {named}, got {tp}; {remedy}"

@@ -1,4 +1,4 @@
-"""Retokenise: a turn's recorded ids against those of its text, encoded and rendered anew.
+"""Retokenise: a turn's recorded ids against those of its text, encoded and rendered again.
 
 Nothing of this was trained. It shows what a framework that sends histories as text would have
 changed, and why.
@@ -76,7 +76,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class TemplateComparison:
-    """A turn's input against the chat template applied anew to its messages.
+    """A turn's input against the chat template applied again to its messages.
 
     Args:
         equal: whether the ids are equal; None where it could not be rendered.
@@ -91,13 +91,13 @@ class TemplateComparison:
 
 @dataclass(frozen=True, slots=True)
 class Retokenised:
-    """What encoding anew would change.
+    """What encoding again would change.
 
     Args:
         turns: those whose sequences were compared.
         equal: whether ``encode(decode(ids))`` gives the recorded ids.
         differences: in order.
-        template: their inputs against the template applied anew.
+        template: their inputs against the template applied again.
     """
 
     turns: tuple[int, ...]

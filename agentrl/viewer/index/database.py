@@ -1,7 +1,7 @@
 """Index database: the SQLite file of an index, which is disposable.
 
 - One process writes at a time: it holds ``flock`` on the file ``.lock`` beside. Any number reads.
-- A file that is damaged or of another version is removed and made anew.
+- A file that is damaged or of another version is removed and rebuilt.
 - A folder that takes nothing more is left for the next one, at last for memory.
 """
 
@@ -24,7 +24,7 @@ from agentrl.viewer.index.place import MEMORY, index_places
 logger = logging.getLogger(__name__)
 
 VERSION = 2
-"""Of the tables below; an index of another one is made anew."""
+"""Of the tables below; an index of another one is rebuilt."""
 
 _TYPES = {"integer": "INTEGER", "real": "REAL", "text": "TEXT", "list": "TEXT", "json": "TEXT"}
 _EMPTY = {"integer": "0", "real": "0", "text": "''", "list": "''", "json": "'{}'"}
@@ -123,13 +123,13 @@ class IndexDatabase:
             os.close(file)  # which releases the lock
 
     def follow(self) -> None:
-        """Opens the file again where another process has made it anew."""
+        """Opens the file again where another process has rebuilt it."""
         if self.place != MEMORY and self._identity != _identity(self.place):
             self.close()
             self._open_somewhere()
 
     def recover(self, error: sqlite3.Error) -> None:
-        """Makes the index anew after an error, here or in the next place; it is empty then.
+        """Rebuilds the index after an error, here or in the next place; it is empty then.
 
         Raises:
             StoreError: another index would help nothing.
@@ -138,7 +138,7 @@ class IndexDatabase:
         self.close()
         if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")) or "no such" in str(error):
             told = {"event": "index_rebuilt", "path": self.place, "why": str(error)}
-            logger.warning("the index %s is made anew: %s", self.place, error, extra=told)
+            logger.warning("the index %s is rebuilt: %s", self.place, error, extra=told)
             self._remove()
         elif name.startswith(
             ("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM")
@@ -169,7 +169,7 @@ class IndexDatabase:
                 name = getattr(error, "sqlite_errorname", "") or ""
                 if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
                     told = {"event": "index_rebuilt", "path": self.place, "why": str(error)}
-                    logger.warning("the index %s is made anew: %s", self.place, error, extra=told)
+                    logger.warning("the index %s is rebuilt: %s", self.place, error, extra=told)
                     self._remove()
                 else:
                     self._move(error)
@@ -196,7 +196,7 @@ class IndexDatabase:
         if found not in (0, VERSION):
             why = f"it has version {found}, this agentrl makes {VERSION}"
             told = {"event": "index_rebuilt", "path": self.place, "why": why}
-            logger.warning("the index %s is made anew: %s", self.place, why, extra=told)
+            logger.warning("the index %s is rebuilt: %s", self.place, why, extra=told)
             self.writer.close()
             self._remove()
             self.writer = _connect(Path(self.place).as_uri())
@@ -229,9 +229,7 @@ def _connect(uri: str) -> sqlite3.Connection:
     connection = sqlite3.connect(
         uri, uri=True, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
     )
-    connection.execute(
-        "PRAGMA synchronous = OFF"
-    )  # what a crash of the machine leaves is made anew
+    connection.execute("PRAGMA synchronous = OFF")  # what a crash of the machine leaves is rebuilt
     connection.execute("PRAGMA temp_store = MEMORY")
     connection.execute("PRAGMA cache_size = -16384")
     connection.execute("PRAGMA mmap_size = 268435456")

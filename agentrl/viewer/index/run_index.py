@@ -77,7 +77,7 @@ class RunIndex(Closing):
         self._counted = (0, 0, 0)  # what _facets has: opened, removals, change
         self._listing = Listing(run)
         self._told: set[str] = set()
-        self._regrown = 0  # trajectories taken while an index was made anew
+        self._regrown = 0  # trajectories taken while an index was rebuilt
         self._taken: tuple[int, Snapshot | None] = (0, None)  # what the index has
         self._matched: dict[str, tuple[int, int]] = {}  # needles in text_match: opened, change
 
@@ -278,7 +278,7 @@ class RunIndex(Closing):
         run.execute("COMMIT")
 
     def _recovering(self, work: Callable[[], Result]) -> Result:
-        """Does ``work``; makes the index anew where it is damaged, or its folder takes no more."""
+        """Does ``work``; rebuilds the index where it is damaged, or its folder takes no more."""
         for _ in range(_RECOVERIES):
             opened = self._database.opened
             try:

@@ -1,4 +1,4 @@
-"""Analysis routes: groups, tasks, pairs, behaviour, blame and encoding anew."""
+"""Analysis routes: groups, tasks, pairs, behaviour, blame and re-encoding."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class AppendedLines:
         """What came since the last call.
 
         Returns:
-            Whether the file began anew, as when a run goes back to a checkpoint, so that all that
+            Whether the file started over, as when a run goes back to a checkpoint, so that all that
             was taken before is void; and the new objects.
 
         Raises:
@@ -36,21 +36,22 @@ class AppendedLines:
         try:
             state = self._path.stat()
         except FileNotFoundError:
-            anew = self._offset > 0
+            restarted = self._offset > 0
             self._offset = 0
-            return anew, []
-        anew = self._offset > 0 and (state.st_ino != self._file_id or state.st_size < self._offset)
-        if anew:
+            return restarted, []
+        replaced = state.st_ino != self._file_id or state.st_size < self._offset
+        restarted = self._offset > 0 and replaced
+        if restarted:
             self._offset = 0
         self._file_id = state.st_ino
         if state.st_size == self._offset:
-            return anew, []
+            return restarted, []
         with self._path.open("rb") as file:
             file.seek(self._offset)
             data = file.read()
         end = data.rfind(b"\n") + 1
         self._offset += end
-        return anew, self._parsed(data[:end])
+        return restarted, self._parsed(data[:end])
 
     def _parsed(self, data: bytes) -> list[dict[str, Any]]:
         records = []

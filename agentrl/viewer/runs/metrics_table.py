@@ -40,12 +40,12 @@ class MetricsTable:
         Raises:
             OSError: the file cannot be read.
         """
-        anew, records = self._lines.take()
-        if anew:
+        restarted, records = self._lines.take()
+        if restarted:
             self.columns = {name: [] for name in _AXES}
         for record in records:
             self._add(record)
-        return anew or bool(records)
+        return restarted or bool(records)
 
     def names(self) -> list[str]:
         """All metrics, sorted."""

@@ -153,8 +153,8 @@ class OpenRun:
 
     def events(self) -> list[dict[str, Any]]:
         """The lines of ``events.jsonl`` so far."""
-        anew, records = self._event_lines.take()
-        self._events = records if anew else [*self._events, *records]
+        restarted, records = self._event_lines.take()
+        self._events = records if restarted else [*self._events, *records]
         return self._events
 
     def num_trajectories(self) -> int:

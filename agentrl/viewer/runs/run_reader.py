@@ -50,7 +50,7 @@ class RunReader(TrajectoryReader):
                     continue
                 try:
                     return self._read_of(path, trajectory_id)
-                except StoreError:  # it was sealed since, or its shard was written anew
+                except StoreError:  # it was sealed since, or its shard was rewritten
                     if looking:
                         raise
             raise self._missing(trajectory_id)

@@ -191,7 +191,7 @@ export function follow(run, handlers) {
   };
 }
 
-/** Holds a connection, made anew when it breaks, until `stop`. */
+/** Holds a connection, made again when it breaks, until `stop`. */
 function connected(run, stop, deliver) {
   return new Promise((resolve) => {
     let source = null;

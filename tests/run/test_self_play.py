@@ -10,6 +10,7 @@ import pytest
 
 from agentrl import Trainer, load_config
 from agentrl.errors import ConfigError
+from agentrl.run.replay import Replayer
 from agentrl.store import RunDirectory, TrajectoryReader
 from tests.run.tiny_run import TASK, metrics
 
@@ -60,6 +61,28 @@ def test_a_game_of_two_is_trained_for_two_steps(tmp_path: Path, train: bool) -> 
         assert weights[of_black].any() <= train
         if train:  # lead and -lead: both have a spread, or neither
             assert weights[of_black].all() == weights[~of_black].all()
+    replayed = Replayer(RunDirectory.open(tmp_path / "run")).replay(list(found))
+    assert {str(one.difference or one.failure) for one in replayed} == {""}
+
+
+HASTY = """
+import time
+
+from agentrl.envs import EpisodeView
+
+
+def hasty(view: EpisodeView) -> float:
+    return time.monotonic() if view.agent == "black" else 0.5
+"""
+
+
+def test_a_replay_names_the_agent_whose_reward_differs(tmp_path: Path) -> None:
+    (tmp_path / "hasty.py").write_text(HASTY, encoding="utf-8")
+    _, reader = played(tmp_path, 'reward.functions=["hasty.py:hasty"]', "train.steps=1")
+    ids = [one.id for one in reader.summaries()]
+    replayed = Replayer(RunDirectory.open(tmp_path / "run")).replay(ids)
+    assert len(ids) == 8
+    assert {str(one.difference or one.failure) for one in replayed} == {"reward hasty of black"}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from agentrl.store.json_text import to_json
-from agentrl.types import Blob, CallRecord, Trajectory, Turn
+from agentrl.types import Blob, CallRecord, Seat, Trajectory, Turn
 
 Mask: TypeAlias = Callable[[str], str]
 
@@ -19,7 +19,8 @@ class Difference:
 
     Args:
         what: ``observation``, ``observation info``, ``tool result``, ``step reward``,
-            ``step info``, ``state``, ``files``, ``end``, ``reward PART`` or ``reward``.
+            ``step info``, ``state``, ``files``, ``end``, ``reward PART``, ``reward``; with several
+            agents also ``reward PART of AGENT`` and ``reward of AGENT``.
         turn: the turn after which it was seen; None for what comes from ``reset``, the end and the
             rewards.
         recorded, replayed: the two values, as the store writes them.
@@ -78,11 +79,10 @@ def _pairs(recorded: Trajectory, replayed: Trajectory, mask: Mask) -> Iterator[_
         last = len(recorded.turns) - 1
         yield _Pair("observation", last, recorded.last_observed, replayed.last_observed)
         yield _Pair("observation info", last, recorded.last_info, replayed.last_info)
-    for name, value in recorded.rewards.items():
-        if name in replayed.rewards:
-            yield _Pair(f"reward {name}", None, value, replayed.rewards[name])
-    if recorded.rewards.keys() == replayed.rewards.keys():
-        yield _Pair("reward", None, recorded.reward, replayed.reward)
+    yield from _rewards("", recorded, replayed)
+    for agent, seat in recorded.seats.items():
+        if agent in replayed.seats:
+            yield from _rewards(f" of {agent}", seat, replayed.seats[agent])
 
 
 def _effects(was: Turn, found: Turn, mask: Mask) -> Iterator[_Pair]:
@@ -95,6 +95,14 @@ def _effects(was: Turn, found: Turn, mask: Mask) -> Iterator[_Pair]:
         yield _states("state", turn, was.state, found.state, mask)
     if was.files:
         yield _states("files", turn, was.files, found.files, mask)
+
+
+def _rewards(whose: str, was: Trajectory | Seat, found: Trajectory | Seat) -> Iterator[_Pair]:
+    for name, value in was.rewards.items():
+        if name in found.rewards:
+            yield _Pair(f"reward {name}{whose}", None, value, found.rewards[name])
+    if was.rewards.keys() == found.rewards.keys():
+        yield _Pair(f"reward{whose}", None, was.reward, found.reward)
 
 
 def _states(what: str, turn: int | None, was: Any, found: Any, mask: Mask) -> _Pair:

@@ -44,6 +44,13 @@ not ASCII.
 """
 _PARTS = '"content":['
 """A content that is a list of parts, not a text."""
+_AFTER_ROLE = ',"content":'
+_AFTER_VALUE = "|".join(
+    ("[^:,]", *(_AFTER_ROLE[:at] + f"[^{_AFTER_ROLE[at]}]" for at in range(1, len(_AFTER_ROLE))))
+)
+"""What follows the quotation mark after a text: not the colon that follows a key, and not what
+follows the role of a message, since no searched text lies before a ``content``.
+"""
 _MANY = 400
 """Shards in one statement of DuckDB; bounds what a shard that vanished costs."""
 
@@ -166,12 +173,12 @@ def _pattern(needle: str) -> str:
     """A regular expression, for RE2 and for Python, that stored turns match which have ``needle``
     in a text.
 
-    It begins with the needle, so that RE2 leaps from one to the next, and leaves out keys, which go
-    on to a quotation mark and a colon.
+    It begins with the needle, so that RE2 leaps from one to the next, and leaves out keys and the
+    names of roles by what follows them.
     """
     spelled = json.dumps(needle, ensure_ascii=False)[1:-1]
     flags = "i" if _folds(needle) else "s"
-    return rf'(?{flags}:{re.escape(spelled)})[A-Za-z0-9_]*(?:[^A-Za-z0-9_"]|"[^:])'
+    return rf'(?{flags}:{re.escape(spelled)})[A-Za-z0-9_]*(?:[^A-Za-z0-9_"]|"(?:{_AFTER_VALUE}))'
 
 
 def _scan_live(needle: str, path: Path) -> Iterator[Match]:

@@ -147,16 +147,18 @@ def test_facets_count_what_a_query_holds_for(
         ('text:"say \\"hi\\""', ["2-0-0"]),
         ('"back\\\\slash"', ["2-0-0"]),
         ('"ünïcode"', ["2-0-0"]),
-        ("how", ["1-0-0", "2-0-0", "4-0-0"]),
+        ("how", ["1-0-0", "2-0-0", "4-0-0", "5-0-0"]),
         ("observed", []),  # a word of the format, in no text
         ("num_tokens", []),
         ("null", []),
         ("assistant", []),  # a value of the format
+        ("tooled", ["5-0-0"]),  # a whole text
+        ("robot", ["5-0-0"]),  # as the format spells a role, in a text
         ("0", ["4-0-0"]),  # a number of the format; the final text names half a pair by it
         ("nback", []),  # a letter of an escape
         ("1b", []),
         ('"content: it"', ["3-0-0"]),  # looks like a key
-        ('"content"', ["3-0-0"]),
+        ('"content"', ["3-0-0", "5-0-0"]),
         ('"tool that"', ["3-0-0"]),
         ('"of parts"', ["3-0-0"]),
         ("type", []),  # a key of a part
@@ -177,6 +179,7 @@ def test_text_is_found_live_and_sealed(
         writer.write(make(3, text="content: it is a tool that", question=parts), step=1)
         # DuckDB refuses the JSON of half a surrogate pair
         writer.write(make(4, text="\ud800 and", output="the rest É \x1b[31mRed"), step=1)
+        writer.write(make(5, text="tooled", output='"robot","content":'), step=1)
         if sealed:
             writer.seal(1)
         writer.flush()
@@ -198,8 +201,9 @@ def test_a_search_that_names_the_turns_keys_parses_none_of_them(
     pq.write_table(table.set_column(place, table.schema.field(place), broken), shard)
     index.refresh()
     assert index.ids("observed") == []
+    assert index.ids("assistant") == []
     with pytest.raises(StoreError, match="cannot be searched"):
-        index.ids("assistant")
+        index.ids("main")
 
 
 def test_lists_are_sorted_by_an_index_once_the_first_rows_are_there(

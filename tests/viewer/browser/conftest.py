@@ -47,24 +47,40 @@ def live(tmp_path: Path) -> Recorder:
 
 
 class Complaints(list[str]):
-    """What the browser said in the console, and what broke in the page."""
+    """What the browser said in the console, and what broke in the page, but for what is expected:
+    a page has several requests on their way, so what one mistake brings comes at several times.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: tuple[str, ...] = ()
+        self.met: list[str] = []
+        """What came of the expected."""
 
     def of(self, page: Page) -> None:
         """Listens to a page."""
-        page.on("pageerror", lambda error: self.append(f"error: {error}"))
+        page.on("pageerror", lambda error: self._note(f"error: {error}"))
         page.on(
             "console",
             lambda told: (
-                self.append(f"{told.type}: {told.text}")
+                self._note(f"{told.type}: {told.text}")
                 if told.type in ("error", "warning")
                 else None
             ),
         )
 
+    def expect(self, text: str) -> None:
+        """From now on a complaint with this text is as it should be."""
+        self.texts += (text,)
+
+    def _note(self, complaint: str) -> None:
+        expected = any(text in complaint for text in self.texts)
+        (self.met if expected else self).append(complaint)
+
 
 @pytest.fixture
 def complaints() -> Complaints:
-    """What was complained of so far; a test that expects some clears it."""
+    """What was complained of so far; a test says what it expects."""
     return Complaints()
 
 

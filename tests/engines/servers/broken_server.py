@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 from collections import defaultdict
@@ -117,6 +118,38 @@ def passes_on(url: str, *, after_s: float = 0.0) -> Behaviour:
             trust_env=False,
         )
         handler.answer(answer.content, status=answer.status_code)
+
+    return behave
+
+
+def holds_back(url: str, seen: threading.Event, *, events: int) -> Behaviour:
+    """A stream of the server at ``url``, but for what follows so many events: that comes once
+    ``seen`` is set. Another answer is passed on.
+    """
+
+    def behave(handler: Handler) -> None:
+        if not json.loads(handler.body or b"{}").get("stream"):
+            return passes_on(url)(handler)
+        handler.send_response(200)
+        handler.send_header("connection", "close")
+        handler.end_headers()
+        handler.close_connection = True
+        told = 0
+        headers = {"content-type": "application/json"}
+        with httpx.stream(
+            "POST",
+            url + handler.path,
+            content=handler.body,
+            headers=headers,
+            timeout=600,
+            trust_env=False,
+        ) as answer:
+            answer.raise_for_status()
+            for line in answer.iter_lines():  # an event is a line and an empty one
+                if told == events:
+                    seen.wait(60)
+                handler.wfile.write(f"{line}\n".encode())
+                told += not line
 
     return behave
 

@@ -5,6 +5,7 @@ logprobs.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -23,6 +24,8 @@ from agentrl.rollouts import EpisodeContext
 from agentrl.tools.parsers import load_parser
 from agentrl.types import SamplingParams, Trajectory, concat_ids
 from agentrl.weight_sync import HttpSender
+from tests.engines.servers.broken_server import holds_back
+from tests.engines.sglang.conftest import Neighbour
 from tests.engines.sglang.models import CONTEXT, HuggingFace, publish
 from tests.rollouts.bytewise import rollout_spec
 
@@ -88,10 +91,17 @@ async def test_an_agents_turns_have_the_servers_ids_and_the_models_logprobs(
 
 
 async def test_the_first_piece_of_a_stream_comes_while_the_server_still_generates(
-    engine: SGLangEngine, model: Path
+    build: Callable[..., SGLangEngine],
+    server: str,
+    neighbour: Neighbour,
+    reference: HuggingFace,
+    model: Path,
 ) -> None:
     kept: list[Trajectory] = []
     running, pieces, logprobs = [], [], []
+    seen = threading.Event()
+    engine = build(neighbour(holds_back(server, seen, events=10)).url, sender=HttpSender)
+    publish(engine, reference, 1)
     async with served(engine, model, kept, temperature=0.0) as (client, http, url):
         stream = await client.chat.completions.create(
             model="policy", messages=[HI], stream=True, logprobs=True
@@ -101,6 +111,7 @@ async def test_the_first_piece_of_a_stream_comes_while_the_server_still_generate
             if chunk.choices[0].delta.content:
                 running.append(engine.health().running)
                 pieces.append(chunk.choices[0].delta.content)
+                seen.set()  # the server's other tokens come only now
         (await http.post(f"{url}/end")).raise_for_status()
     (turn,) = kept[0].turns
     assert "".join(pieces) == turn.message["content"]

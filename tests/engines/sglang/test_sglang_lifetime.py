@@ -115,13 +115,16 @@ def driver(tmp_path: Path, model: Path, python: str, others: set[str]) -> Iterat
             stderr=log,
         )
     try:
-        wait_for(lambda: bool(metrics(tmp_path / "run")) or process.poll() is not None, START_S)
+        started = lambda: bool(metrics(tmp_path / "run")) or process.poll() is not None  # noqa: E731
+        wait_for(started, START_S, tmp_path / "log")
         assert process.poll() is None, (tmp_path / "log").read_text()
         yield process
     finally:
         process.kill()
         process.wait()
-        wait_for(lambda: not reap_servers(), END_S)
+        end = time.monotonic() + END_S
+        while left := reap_servers():
+            assert time.monotonic() < end, left
 
 
 def test_a_server_ends_when_its_lifeline_or_then_its_driver_is_killed(
@@ -135,7 +138,7 @@ def test_a_server_ends_when_its_lifeline_or_then_its_driver_is_killed(
 
     run = tmp_path / "run"
     events = lambda: [row["event"] for row in read_jsonl(run / "events.jsonl")]  # noqa: E731
-    wait_for(lambda: "server_restarted" in events(), START_S)
+    wait_for(lambda: "server_restarted" in events(), START_S, tmp_path / "log")
     assert events().index("server_lost") < events().index("server_restarted")
     shown = (tmp_path / "log").read_text()
     # the watch sees the process end, or a request in flight breaks off first
@@ -143,7 +146,8 @@ def test_a_server_ends_when_its_lifeline_or_then_its_driver_is_killed(
     assert "; it is started again, requests wait for it (restart 1 " in shown
     assert "! server 0 serves again after " in shown
     rows = lambda: read_jsonl(run / "metrics.jsonl")  # noqa: E731
-    wait_for(lambda: any(row.get("time/server_away_s", 0) > 0 for row in rows()), START_S)
+    away = lambda: any(row.get("time/server_away_s", 0) > 0 for row in rows())  # noqa: E731
+    wait_for(away, START_S, tmp_path / "log")
     assert sum(row.get("count/lost_servers", 0) for row in rows()) == 1
 
     second = Server(tmp_path, model, others | {first.marker})
@@ -166,8 +170,9 @@ def wait_until_gone(server: Server) -> None:
         time.sleep(0.1)
 
 
-def wait_for(condition: Callable[[], bool], seconds: float) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float, log: Path) -> None:
+    """``log``: of the run, shown where what it waits for does not come."""
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end
+        assert time.monotonic() < end, log.read_text()
         time.sleep(0.1)

@@ -30,6 +30,7 @@ from agentrl.tools import TOOL_THREADS
 from agentrl.tools.parsers import parser_for
 from agentrl.types import Status, Trajectory, TrajectoryGroup
 from agentrl.types.machine.loop_thread import LoopThread
+from agentrl.types.machine.loop_watch import LoopWatch
 from agentrl.types.user_code.place import described
 
 logger = logging.getLogger(__name__)
@@ -82,6 +83,7 @@ class EpisodeRunner:
         # Runs the episodes from here to ``close``.
         self._thread = LoopThread(name, self._finished.put)
         self._loop = self._thread.loop
+        self._watch = LoopWatch(self._thread)
 
     def submit(self, requests: Sequence[GroupRequest]) -> None:
         """Starts groups; each comes back by ``collect``."""
@@ -157,6 +159,7 @@ class EpisodeRunner:
         if not self._thread.thread.is_alive():
             return
         self._thread.submit(self._cancel_all()).result(_CLOSE_DEADLINE_S)
+        self._watch.close()
         self._thread.stop(_CLOSE_DEADLINE_S)
         if self._thread.thread.is_alive():
             raise EngineError(
@@ -215,6 +218,7 @@ class EpisodeRunner:
             TrajectoryGroup(request.group_index, request.task, scored),
             tuple(group.retried),
             None if sandboxes is None else sandboxes.counts(),
+            lag=self._watch.take(),
         )
 
     def _cancelled_itself(self, group: GroupInFlight, rollout_index: int) -> Trajectory:

@@ -35,7 +35,9 @@ def load_named(reference: str, base_dir: str | Path | None, broken: Broken) -> A
     try:
         return load_object(reference, base_dir)
     except ConfigError as error:
-        raise broken(f"={reference!r} cannot be loaded: {error}") from error
+        made = broken(f"={reference!r} cannot be loaded: {error}")
+        made.exit_code = max(error.exit_code, made.exit_code)
+        raise made from error
 
 
 def load_function(

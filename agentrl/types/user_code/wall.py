@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
 
-from agentrl.errors import AgentRLError
+from agentrl.errors import AgentRLError, RunInterruptedError
 from agentrl.types.user_code.place import is_stdlib
 
 Failed: TypeAlias = Callable[[BaseException], BaseException]
@@ -112,6 +112,8 @@ def _is_ours(error: BaseException, asked: int) -> bool:
     """Whether an exit comes from outside of the user's code."""
     if isinstance(error, asyncio.CancelledError):
         return _num_asked() > asked
+    if isinstance(error, RunInterruptedError):  # of our handler of signals
+        return True
     return isinstance(error, KeyboardInterrupt | GeneratorExit) and not _was_raised_by_hand(error)
 
 

@@ -1,8 +1,9 @@
 """One tree of errors, named for the boundary that a failure crossed.
 
 A message says the setting or thing, the rule, the value found and what to do. ``exit_code`` is what
-the command line returns: 2 configuration and tools, 3 data, 4 the machine (no GPU, server or
-sandbox), 5 a reward that `agentrl check` finds wrong, 143 interrupted by a signal, 1 otherwise.
+the command line returns: 2 configuration and tools, 3 data or a user's code that exited, 4 the
+machine (no GPU, server or sandbox), 5 a reward that `agentrl check` finds wrong, 143 interrupted by
+a signal, 1 otherwise.
 """
 
 from __future__ import annotations

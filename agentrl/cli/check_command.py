@@ -30,8 +30,9 @@ def check_command(config: Path, /, *overrides: str, tasks: PositiveCount = 2) ->
     MCP servers are asked. Of each data set, tasks are played twice by a scripted policy: an empty
     answer must not get full marks, and the reference solution, where there is one, must.
 
-    It ends with 0 where all is well, 2 for a fault of the configuration or its code, 3 of the data,
-    4 where a service or the machine does not answer, 5 where a reward is wrong.
+    It ends with 0 where all is well, 2 for a fault of the configuration or its code, 3 of the data
+    or where your code exited, 4 where a service or the machine does not answer, 5 where a reward is
+    wrong.
 
     Parameters
     ----------
@@ -165,7 +166,9 @@ def _check_rollouts(stage: StageConfig, renderer: Renderer | None, num_tasks: in
         try:
             check_env(env, first, seed=stage.run.seed)
         except EnvError as error:
-            raise ConfigError(f"stage {stage.name}: {error}") from error
+            broken = ConfigError(f"stage {stage.name}: {error}")
+            broken.exit_code = max(error.exit_code, broken.exit_code)
+            raise broken from error
         say(f"  environment: keeps its contract on task {first.id!r}")
     if renderer is not None:
         chosen = spread(tasks, _MEASURED)

@@ -85,11 +85,14 @@ def eval_command(
     else:
         if samples is not None and samples < 1:
             raise ConfigError(f"--samples must be at least 1, got {samples}")
+        from agentrl.controller.failures import check_some_finished
         from agentrl.run.policy_source import named_policy
         from agentrl.run.trainer import Trainer
 
         with Trainer(named_policy(model, config, overrides, command="agentrl eval")) as trainer:
-            evaluated = _by_source(trainer.evaluate_sets(only, samples=samples, greedy=False))
+            results = trainer.evaluate_sets(only, samples=samples, greedy=False)
+        check_some_finished([t for result in results for t in result.trajectories])
+        evaluated = _by_source(results)
     if out is not None:
         write_eval_file(out, evaluated)
     _report(evaluated, as_json=json)

@@ -81,9 +81,9 @@ def run(tokens: Sequence[str]) -> int:
     """Runs one command line.
 
     Returns:
-        The exit code: 0 success, 2 a mistake in the configuration or on the command line, 3 data, 4
-        the machine, 5 a reward that `agentrl check` finds wrong, 130 interrupted by Ctrl-C, 143 by
-        SIGTERM or SIGUSR1, 1 anything else.
+        The exit code: 0 success, 2 a mistake in the configuration or on the command line, 3 data
+        or a user's code that exited, 4 the machine, 5 a reward that `agentrl check` finds wrong,
+        130 interrupted by Ctrl-C, 143 by SIGTERM or SIGUSR1, 1 anything else.
     """
     try:
         with warnings_on(lambda text: _tell(f"! {text}")):
@@ -95,6 +95,13 @@ def run(tokens: Sequence[str]) -> int:
         return _fail(ConfigError(f"{error}; `agentrl --help` lists commands and options"))
     except AgentRLError as error:
         return _fail(error)
+    except SystemExit as error:  # of a task that a user's code started beside its own
+        from agentrl.types.user_code.place import described
+        from agentrl.types.user_code.wall import EXIT_CODE
+
+        failed = AgentRLError(f"your code raised {described(error)}; let it return or raise")
+        failed.exit_code = EXIT_CODE
+        return _fail(failed)
     except KeyboardInterrupt as error:
         _tell(_interrupted(error))
         return 130

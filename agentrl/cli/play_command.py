@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from agentrl.types import Message, ToolSpec, Trajectory
 
 
-def play_command(config: Path, /, *overrides: str, task: str | None = None) -> None:
+def play_command(config: Path, /, *overrides: str, task: str | None = None) -> int:
     """Play an episode yourself, in place of the policy.
 
     Each turn is a line: the assistant's text, or a call as JSON, {"name": "add", "arguments":
     {"a": 1}}. An empty line is the empty answer. At the end the rewards are shown. Ctrl-D or Ctrl-C
-    leaves the episode.
+    leaves the episode. It ends with 0 where the episode finished, 3 where your own code exited, and
+    otherwise 1.
 
     Parameters
     ----------
@@ -41,7 +42,9 @@ def play_command(config: Path, /, *overrides: str, task: str | None = None) -> N
     chosen = task_named(stage, task)
     say(f"task {chosen.id} ({chosen.data_source})")
     policy = PersonPolicy(_show, _LineReader().line)
-    _print_end(asyncio.run(play(stage, chosen, policy)))
+    played = asyncio.run(play(stage, chosen, policy))
+    _print_end(played)
+    return 0 if played.status.finished else int(played.info.get("exit_code", 1))
 
 
 class _LineReader:

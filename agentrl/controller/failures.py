@@ -49,7 +49,9 @@ class FailureCause:
     def error(self, what: str) -> EpisodesFailedError:
         """The error of a run that stops for it, with the user's traceback where there is one."""
         told = "\n".join(filter(None, (f"{what}: {self.reason}", self.traceback)))
-        return EpisodesFailedError(f"{told}\nfix that, then continue with --resume")
+        made = EpisodesFailedError(f"{told}\nfix that, then continue with --resume")
+        made.exit_code = self._commonest.info.get("exit_code", made.exit_code)
+        return made
 
     @property
     def _commonest(self) -> Trajectory:
@@ -72,6 +74,18 @@ def failure_causes(episodes: Iterable[Trajectory]) -> list[FailureCause]:
         for boundary, own in found.items()
     ]
     return sorted(causes, key=lambda cause: -len(cause.episodes))
+
+
+def check_some_finished(episodes: Sequence[Trajectory]) -> None:
+    """Refuses episodes, played for their own sake, of which not one finished.
+
+    Raises:
+        EpisodesFailedError: with the commonest reason.
+    """
+    causes = failure_causes(episodes)
+    if causes and not any(trajectory.status.finished for trajectory in episodes):
+        kind = causes[0].episodes[0].status
+        raise causes[0].error(f"every one of the {len(episodes)} episodes failed, as {kind}")
 
 
 @dataclass(frozen=True, slots=True)

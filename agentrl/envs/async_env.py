@@ -9,13 +9,16 @@ import json
 import pickle
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Literal
 
 from agentrl.envs.contract import Finding, observation_findings, step_findings
 from agentrl.envs.env import Env
-from agentrl.errors import AgentRLError, EnvError
-from agentrl.tools import BoundedThreads
+from agentrl.errors import EnvError
+from agentrl.tools import BoundedThreads, TokenEnds
 from agentrl.types import Action, Blob, Observation, StepResult
+from agentrl.types.user_code.place import described
+from agentrl.types.user_code.wall import Failed, call_user, wall
 
 ENV_THREADS = BoundedThreads(32, "agentrl-env")
 """The threads of every environment with synchronous methods in this process."""
@@ -66,18 +69,13 @@ async def call_env(
     Raises:
         EnvError: the method raised; an AgentRLError, such as SandboxError, passes as it is.
     """
-    method: Callable[..., Any] = getattr(env, verb)
-    try:
-        if inspect.iscoroutinefunction(method):
-            return await method(*args, **kwargs)
-        result = await ENV_THREADS.run(lambda: method(*args, **kwargs))
-        return await result if inspect.isawaitable(result) else result
-    except AgentRLError:
-        raise
-    except Exception as error:
-        raise EnvError(
-            f"{type(env).__name__}.{verb} raised {type(error).__name__}: {error}"
-        ) from error
+    failed = partial(_raised, f"{type(env).__name__}.{verb} raised")
+    method = partial(getattr(env, verb), *args, **kwargs)
+    return await call_user(method, failed=failed, in_thread=ENV_THREADS.run)
+
+
+def _raised(what: str, error: BaseException) -> EnvError:
+    return EnvError(f"{what} {described(error)}")
 
 
 class AsyncEnv:
@@ -94,6 +92,15 @@ class AsyncEnv:
         self._state: Literal["new", "running", "ended", "closed"] = "new"
         self.has_snapshot = getattr(inner.snapshot, "__func__", None) is not Env.snapshot
         """Whether the environment has a state for people to look at."""
+
+    def use_tokenizer(self, token_ends: TokenEnds) -> None:
+        """See ``Env.use_tokenizer``.
+
+        Raises:
+            EnvError: the environment raised.
+        """
+        with wall(partial(_raised, f"{self._name}.use_tokenizer raised")):
+            self.env.use_tokenizer(token_ends)
 
     async def reset(self, *, seed: int) -> Observation:
         """The opening observation.
@@ -139,7 +146,11 @@ class AsyncEnv:
             EnvError: the environment raised, or gave something that is no JSON.
         """
         state = await call_env(self.env, "snapshot")
-        return None if state is None else await ENV_THREADS.run(lambda: self._as_json(state))
+        if state is None:
+            return None
+        what = f"{self._name}.snapshot must give JSON, got {type(state).__name__}:"
+        with wall(partial(_raised, what)):
+            return Blob.of(await ENV_THREADS.run(lambda: _json(state)))
 
     async def save(self) -> bytes:
         """The state between two steps, as ``restore`` takes it.
@@ -147,7 +158,8 @@ class AsyncEnv:
         Raises:
             EnvError: it cannot be kept: there is none, it cannot be pickled, or it is too large.
         """
-        return await ENV_THREADS.run(self._pickled)
+        with wall(self._of_state("pickled")):
+            return await ENV_THREADS.run(self._pickled)
 
     async def restore(self, state: bytes) -> None:
         """Goes on from a state that ``save`` gave, in place of ``reset``.
@@ -158,12 +170,8 @@ class AsyncEnv:
         if self._state != "new":
             raise EnvError(f"{self._name}: a state is restored first and once; build another Env")
         self._state = "running"
-        try:
+        with wall(self._of_state("read back"), passes=()):
             await ENV_THREADS.run(lambda: self.env.load_state_dict(pickle.loads(state)))
-        except Exception as error:  # boundary: whatever a state's own classes raise
-            raise EnvError(
-                f"the state of {self._name} cannot be read back: {type(error).__name__}: {error}"
-            ) from error
 
     async def close(self) -> None:
         """Close the environment, once; later calls do nothing.
@@ -175,34 +183,27 @@ class AsyncEnv:
             self._state = "closed"
             await call_env(self.env, "close")
 
-    def _as_json(self, state: object) -> Blob:
-        try:
-            text = _ENCODER.encode(state)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise EnvError(
-                f"{self._name}.snapshot must give JSON, got {type(state).__name__} ({error})"
-            ) from error
-        return Blob.of(text.encode(errors="backslashreplace"))
+    def _of_state(self, done: str) -> Failed:
+        return partial(_raised, f"the state of {self._name} cannot be {done}:")
 
     def _pickled(self) -> bytes:
-        try:
-            state = self.env.state_dict()
-            if state is None:
-                raise EnvError(f"{self._name}.state_dict gives none here")
-            file = _BoundedFile()
-            pickle.Pickler(file, pickle.HIGHEST_PROTOCOL).dump(state)
-            return file.getvalue()
-        except EnvError:
-            raise
-        except Exception as error:  # boundary: whatever a state's own classes raise
-            raise EnvError(
-                f"the state of {self._name} cannot be pickled: {type(error).__name__}: {error}"
-            ) from error
+        state = self.env.state_dict()
+        if state is None:
+            raise EnvError(f"{self._name}.state_dict gives none here")
+        file = _BoundedFile()
+        pickle.Pickler(file, pickle.HIGHEST_PROTOCOL).dump(state)
+        return file.getvalue()
 
     def _hold(self, findings: Iterator[Finding]) -> None:
-        if broken := "; ".join(map(str, findings)):
+        with wall(partial(_raised, f"what {self._name} gave cannot be read:")):
+            broken = "; ".join(map(str, findings))
+        if broken:
             self._state = "ended"
             raise EnvError(f"{self._name} breaks the contract of an Env: {broken}")
+
+
+def _json(state: object) -> bytes:
+    return _ENCODER.encode(state).encode(errors="backslashreplace")
 
 
 class _BoundedFile(io.BytesIO):

@@ -68,12 +68,15 @@ async def _trial(spec: EnvSpec, task: Task, seed: int) -> tuple[list[Finding], l
     try:
         env = spec.build(task)
     except EnvError as error:
-        return [Finding("builds", str(error))], said
+        return [Finding("builds", _broken_rule(error))], said
     try:
         await _play(env, seed, findings, said)
     except EnvError as error:
         findings.append(
-            Finding("raises", f"{error}; tell the model of its own mistakes in the observation")
+            Finding(
+                "raises",
+                f"{_broken_rule(error)}; tell the model of its own mistakes in the observation",
+            )
         )
     finally:
         for rule in ("close", "close-twice"):
@@ -81,7 +84,10 @@ async def _trial(spec: EnvSpec, task: Task, seed: int) -> tuple[list[Finding], l
                 await call_env(env, "close")
             except EnvError as error:
                 findings.append(
-                    Finding(rule, f"{error}; close must work in any state, and a second time")
+                    Finding(
+                        rule,
+                        f"{_broken_rule(error)}; close must work in any state, and a second time",
+                    )
                 )
                 break
     return findings, said
@@ -170,7 +176,9 @@ async def _closed_unused(spec: EnvSpec, task: Task) -> list[Finding]:
     try:
         await call_env(spec.build(task), "close")
     except EnvError as error:
-        return [Finding("close-unused", f"{error}; close also runs where reset never did")]
+        return [
+            Finding("close-unused", f"{_broken_rule(error)}; close also runs where reset never did")
+        ]
     return []
 
 
@@ -207,6 +215,17 @@ async def _resumed(spec: EnvSpec, task: Task, seed: int, said: Sequence[str]) ->
             f"{said[2][:200]!r}"
         )
     return [Finding("state-restored", f"{fault}; {remedy}")]
+
+
+def _broken_rule(error: EnvError) -> str:
+    """What an environment raised, as a finding.
+
+    Raises:
+        EnvError: it exited, after which nothing of it can be tried.
+    """
+    if error.exit_code != EnvError.exit_code:
+        raise error
+    return str(error)
 
 
 def _told(result: StepResult) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
-import numbers
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from agentrl.errors import DataError
 from agentrl.types import CallRecord, Observation, StepResult, ToolSpec, with_images
+from agentrl.types.user_code.returned import finite_number, shown
 
 _ROLES = ("system", "user", "assistant", "tool")
 _FORMS: Mapping[str, Mapping[str, type]] = {
@@ -98,7 +97,7 @@ def step_findings(result: object) -> Iterator[Finding]:
         isinstance(record, CallRecord) for record in result.calls
     ):
         yield Finding(
-            "step-calls", f"step: calls must be a tuple of CallRecord, got {_short(result.calls)}"
+            "step-calls", f"step: calls must be a tuple of CallRecord, got {shown(result.calls)}"
         )
     yield from _json_findings(result.info, "step: info")
     if not result.terminated and not result.truncated:
@@ -109,12 +108,11 @@ def _reward_findings(reward: Any) -> Iterator[Finding]:
     given = reward if isinstance(reward, Mapping) else {"": reward}
     for agent, value in given.items():
         whose = f" of agent {agent!r}" if isinstance(reward, Mapping) else ""
-        is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value):
+        if isinstance(value, bool) or finite_number(value) is None:
             yield Finding(
                 "step-reward",
-                f"step: reward{whose} must be a finite number, got {value!r}; 0.0 where there is "
-                "none",
+                f"step: reward{whose} must be a finite number, got {shown(value)}; 0.0 where there "
+                "is none",
             )
         if not isinstance(agent, str):
             yield Finding(
@@ -132,7 +130,7 @@ def state_form_findings(state: object) -> Iterator[Finding]:
     if fields is None:
         known = ", ".join(_FORMS)
         yield Finding(
-            "snapshot-form", f"snapshot: form must be one of {known}, got {_short(form)}; or none"
+            "snapshot-form", f"snapshot: form must be one of {known}, got {shown(form)}; or none"
         )
         return
     for name, kind in fields.items():
@@ -140,7 +138,7 @@ def state_form_findings(state: object) -> Iterator[Finding]:
             yield Finding(
                 "snapshot-form",
                 f"snapshot: the form {form!r} needs {name!r}, a {kind.__name__}, got "
-                f"{_short(state.get(name))}",
+                f"{shown(state.get(name))}",
             )
 
 
@@ -148,12 +146,12 @@ def _message_findings(messages: object, where: str, *, own_turns: bool) -> Itera
     if not isinstance(messages, tuple):
         yield Finding(
             "messages-type",
-            f"{where} must be a tuple of messages, got {_short(messages)}; wrap it in tuple()",
+            f"{where} must be a tuple of messages, got {shown(messages)}; wrap it in tuple()",
         )
         return
     for position, message in enumerate(messages):
         for fault in _message_faults(message, own_turns=own_turns):
-            yield Finding("message-shape", f"{where}[{position}] {fault}, got {_short(message)}")
+            yield Finding("message-shape", f"{where}[{position}] {fault}, got {shown(message)}")
 
 
 def _message_faults(message: Any, *, own_turns: bool) -> Iterator[str]:
@@ -217,7 +215,7 @@ def _tool_findings(tools: Sequence[Any], verb: str) -> Iterator[Finding]:
     if not isinstance(tools, tuple) or not all(isinstance(tool, ToolSpec) for tool in tools):
         yield Finding(
             "tool-specs",
-            f"{verb}: tools must be a tuple of ToolSpec, got {_short(tools)}; use tool.spec",
+            f"{verb}: tools must be a tuple of ToolSpec, got {shown(tools)}; use tool.spec",
         )
         return
     names = [tool.name for tool in tools]
@@ -227,18 +225,13 @@ def _tool_findings(tools: Sequence[Any], verb: str) -> Iterator[Finding]:
 
 def _json_findings(info: object, where: str) -> Iterator[Finding]:
     if not isinstance(info, Mapping):
-        yield Finding("json-info", f"{where} must be a mapping, got {_short(info)}")
+        yield Finding("json-info", f"{where} must be a mapping, got {shown(info)}")
         return
     try:
         json.dumps(dict(info), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         yield Finding(
             "json-info",
-            f"{where} must be JSON, since it is stored with the turn, got {_short(info)} "
+            f"{where} must be JSON, since it is stored with the turn, got {shown(info)} "
             f"({error}); convert it to str, int, float, bool, list and dict",
         )
-
-
-def _short(value: object, limit: int = 160) -> str:
-    text = repr(value)
-    return text if len(text) <= limit else f"{text[:limit]}…"

@@ -9,9 +9,11 @@ from typing import Any
 from agentrl.envs.env import Env
 from agentrl.envs.tool_env import ToolEnv
 from agentrl.envs.wrappers import WrapperReference, wrapped
-from agentrl.errors import AgentRLError, EnvError
+from agentrl.errors import EnvError
 from agentrl.sandbox import SandboxPool, SandboxSpec
 from agentrl.types import Task, load_object
+from agentrl.types.user_code.place import described
+from agentrl.types.user_code.wall import wall
 
 
 @dataclass(frozen=True)
@@ -76,23 +78,22 @@ class EnvSpec:
                 f"{type(factory).__name__}"
             )
         extra = {} if self.sandbox is None else {"sandbox": sandboxes or self.sandbox}
-        try:
+
+        def failed(error: BaseException) -> EnvError:
+            return EnvError(f"{name} raised for task {task.id!r}: {described(error)}")
+
+        with wall(failed):
             env: object = factory(task, **self.kwargs, **extra)
-        except AgentRLError:
-            raise
-        except Exception as error:
-            raise EnvError(
-                f"{name} raised for task {task.id!r}: {type(error).__name__}: {error}"
-            ) from error
         if not isinstance(env, Env):
             raise EnvError(
                 f"{name} must make an agentrl.envs.Env, got {type(env).__name__}; let it subclass "
                 "Env"
             )
         plain = env
-        env = wrapped(env, self.wrappers, self.base_dir)
-        if episode_id:
-            env.episode_id = episode_id
+        with wall(failed):
+            env = wrapped(env, self.wrappers, self.base_dir)
+            if episode_id:
+                env.episode_id = episode_id
         if env is plain and type(env) is factory and isinstance(env, ToolEnv) and env.is_plain:
             self._seen_plain.add(True)
         return env

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
+from agentrl.envs.async_env import ENV_THREADS
 from agentrl.envs.env import Env
 from agentrl.envs.user_env import without_thoughts
 from agentrl.errors import ConfigError, EnvError
@@ -117,7 +117,9 @@ class GymnasiumEnv(Env):
             info["invalid_action"] = True
             told = f"This is no valid action. {self._remedy()}"
         else:
-            seen, given, terminated, truncated, _ = await asyncio.to_thread(self.inner.step, chosen)
+            seen, given, terminated, truncated, _ = await ENV_THREADS.run(
+                lambda: self.inner.step(chosen)
+            )
             terminated = bool(terminated)
             truncated = bool(truncated) and not terminated
             reward = float(given)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import math
 import numbers
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from agentrl.envs.async_env import ENV_THREADS
@@ -16,7 +16,9 @@ from agentrl.envs.score import Scope, Score, scope_of
 from agentrl.envs.view import EpisodeView
 from agentrl.errors import ConfigError, RewardError
 from agentrl.types import REWARD_STYLE, Task, place_of_object
-from agentrl.types.user_code.function import described
+from agentrl.types.user_code.place import described
+from agentrl.types.user_code.returned import finite_number, shown
+from agentrl.types.user_code.wall import DeadlineError, call_user, wall
 
 logger = logging.getLogger(__name__)
 
@@ -140,9 +142,10 @@ class Rubric:
             if part.scope == "group" and part.scores(task):
                 given = await self._called(part, views, task)
                 who = self._who(part, task)
-                values = self._listed(part, given, len(views), f"{who}, of a group,", "episode")
-                for own, value in zip(found, values, strict=True):
-                    own[part.name] = self._checked(part, value, who)
+                with wall(partial(_failed, part, who), passes=(RewardError,)):
+                    values = self._listed(part, given, len(views), f"{who}, of a group,", "episode")
+                    for own, value in zip(found, values, strict=True):
+                        own[part.name] = self._checked(part, value, who)
         return found
 
     async def close(self) -> None:
@@ -152,7 +155,9 @@ class Rubric:
         for part in self._parts:
             close_connections = getattr(part.reward, "close_connections", None)
             if close_connections is not None:
-                await close_connections()
+                what = f"reward {part.name!r}: close_connections raised"
+                with wall(partial(_unclosed, what)):
+                    await close_connections()
 
     def total(
         self, parts: Mapping[str, float], *, step_reward: float = 0.0, step_weight: float = 1.0
@@ -166,24 +171,21 @@ class Rubric:
     async def _score(self, part: _Part, view: EpisodeView) -> Score:
         who = self._who(part, view.task)
         given = await self._called(part, view, view.task)
-        if part.scope == "episode":
-            return self._checked(part, given, who)
-        values = self._listed(part, given, len(view.turns), f"{who}, of turns,", "turn")
-        turns = tuple(self._checked(part, value, who).value for value in values)
-        return Score(math.fsum(turns), turns=turns)
+        with wall(partial(_failed, part, who), passes=(RewardError,)):
+            if part.scope == "episode":
+                return self._checked(part, given, who)
+            values = self._listed(part, given, len(view.turns), f"{who}, of turns,", "turn")
+            turns = tuple(self._checked(part, value, who).value for value in values)
+            return Score(math.fsum(turns), turns=turns)
 
     async def _called(self, part: _Part, argument: Any, task: Task) -> Any:
-        who = self._who(part, task)
-        try:
-            async with asyncio.timeout(self._deadline_s) as deadline:
-                return await _call(part.reward, argument)
-        except Exception as error:
-            if isinstance(error, TimeoutError) and deadline.expired():
-                raise RewardError(
-                    f"{who} took longer than {self._deadline_s:g} s; raise deadline_s"
-                    + _in_brackets(place_of_object(part.reward))
-                ) from error
-            raise RewardError(f"{who} raised {described(error)}") from error
+        return await call_user(
+            partial(part.reward, argument),
+            failed=partial(_failed, part, self._who(part, task)),
+            in_thread=ENV_THREADS.run,
+            deadline_s=self._deadline_s,
+            passes=(),
+        )
 
     def _listed(self, part: _Part, given: Any, number: int, who: str, each: str) -> Sequence[Any]:
         if isinstance(given, str | bytes) or not hasattr(given, "__len__") or len(given) != number:
@@ -198,12 +200,13 @@ class Rubric:
     def _checked(self, part: _Part, given: Any, who: str) -> Score:
         score = given if isinstance(given, Score) else Score(given)
         value = score.value
-        if not isinstance(value, numbers.Real) or not math.isfinite(value):
+        number = finite_number(value)
+        if number is None:
             raise RewardError(
-                f"{who} must be a finite number, got {value!r:.200}; return one whatever the "
+                f"{who} must be a finite number, got {shown(value)}; return one whatever the "
                 "episode was" + _in_brackets(place_of_object(part.reward))
             )
-        if isinstance(value, bool) and part.name not in self._bools:
+        if type(value).__name__ in ("bool", "bool_") and part.name not in self._bools:
             self._bools.add(part.name)
             logger.warning(
                 "reward %r gave %r, a bool, which counts as %.1f; return a float",
@@ -212,18 +215,22 @@ class Rubric:
                 value,
                 extra={"event": "reward_is_bool", "reward": part.name},
             )
-        return Score(float(value), score.why)
+        return Score(number, score.why)
 
     @staticmethod
     def _who(part: _Part, task: Task) -> str:
         return f"reward {part.name!r} of task {task.id!r}"
 
 
-async def _call(reward: Callable[..., Any], argument: Any) -> Any:
-    if inspect.iscoroutinefunction(reward):
-        return await reward(argument)
-    value = await ENV_THREADS.run(lambda: reward(argument))
-    return await value if inspect.isawaitable(value) else value
+def _failed(part: _Part, who: str, error: BaseException) -> RewardError:
+    if isinstance(error, DeadlineError):
+        place = _in_brackets(place_of_object(part.reward))
+        return RewardError(f"{who} {error}; raise deadline_s{place}")
+    return RewardError(f"{who} raised {described(error)}")
+
+
+def _unclosed(what: str, error: BaseException) -> RewardError:
+    return RewardError(f"{what} {described(error)}")
 
 
 def _unless_raised(value: Score | BaseException) -> Score:

@@ -158,6 +158,8 @@ NAMES: Mapping[str, str] = MappingProxyType(
         # speed
         "perf/tokens_per_s": "tokens that the step trained on or prepared, by its seconds",
         "perf/rollout_tokens_per_s": "sampled tokens by the seconds of the rollouts",
+        "perf/loop_lag_s": "most seconds that the event loop of a host's episodes stood still, by "
+        "code that blocks in an async function",
         "time/step_s": "seconds of the step",
         "time/{phase}_s": "seconds of one phase; phases may overlap",
         # evaluation

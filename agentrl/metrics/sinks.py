@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from agentrl.errors import MachineError
 from agentrl.metrics.names import with_verl_names
+from agentrl.types.user_code.place import described
+from agentrl.types.user_code.wall import wall
+
+logger = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
@@ -79,7 +85,8 @@ class TensorBoardSink:
             ) from error
         self._event = Event
         self._summary = Summary
-        self._writer = EventFileWriter(str(folder))
+        self._open = partial(EventFileWriter, str(folder))
+        self._writer: Any = None
 
     def log(self, step: int, values: Mapping[str, float], prefix: str = "") -> None:
         head = f"{prefix}/" if prefix else ""
@@ -87,33 +94,77 @@ class TensorBoardSink:
             self._summary.Value(tag=head + name, simple_value=float(value))
             for name, value in values.items()
         ]
-        self._writer.add_event(
-            self._event(wall_time=time.time(), step=step, summary=self._summary(value=numbers))
-        )
+        event = self._event(wall_time=time.time(), step=step, summary=self._summary(value=numbers))
+        self._writer = self._writer or self._open()
+        try:
+            self._writer.add_event(event)
+        except BaseException:
+            self._writer = None  # one that failed takes nothing more: the next step has another
+            raise
 
     def close(self) -> None:
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
 
 class Sinks:
-    """Several sinks as one.
+    """Several sinks as one. One that fails is told and tried again at the next step; only the
+    vital one ends the run.
 
     Args:
-        sinks: each gets every step.
+        vital: what a run cannot do without.
+        others: each gets every step too.
         verl_names: log each number that verl has a name for under that name too.
+        told: is told that a sink begins to fail, beside the log.
     """
 
-    def __init__(self, sinks: Iterable[Sink], *, verl_names: bool = False) -> None:
-        self._sinks = tuple(sinks)
+    def __init__(
+        self,
+        vital: Sink,
+        others: Iterable[Sink] = (),
+        *,
+        verl_names: bool = False,
+        told: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._vital = vital
+        self._others = tuple(others)
         self._verl_names = verl_names
+        self._told = told
+        self._failing: set[Sink] = set()
 
     def log(self, step: int, values: Mapping[str, float], prefix: str = "") -> None:
         """Writes the metrics of ``step`` of the stage ``prefix`` to every sink."""
         named = with_verl_names(values) if self._verl_names else values
-        for sink in self._sinks:
-            sink.log(step, named, prefix)
+        self._vital.log(step, named, prefix)
+        for sink in self._others:
+            self._try(sink, partial(sink.log, step, named, prefix))
 
     def close(self) -> None:
         """Closes every sink."""
-        for sink in self._sinks:
-            sink.close()
+        self._vital.close()
+        for sink in self._others:
+            self._try(sink, sink.close)
+
+    def _try(self, sink: Sink, work: Callable[[], None]) -> None:
+        try:
+            with wall(_SinkError, passes=()):
+                work()
+        except _SinkError as error:
+            if sink not in self._failing:
+                self._failing.add(sink)
+                text = (
+                    f"{type(sink).__name__} failed, and is tried again at each step: "
+                    f"{described(error.cause)}; metrics.jsonl has every number"
+                )
+                logger.warning("%s", text, extra={"event": "sink_failed"})
+                self._told(text)
+        else:
+            self._failing.discard(sink)
+
+
+class _SinkError(Exception):
+    """What a sink raised."""
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__()
+        self.cause = cause

@@ -106,7 +106,7 @@ class EnvDriver:
         )
         self._env = AsyncEnv(make() if self._spec.is_plain else await build_env(make))
         if context.renderer is not None:
-            self._env.env.use_tokenizer(context.renderer.token_ends)
+            self._env.use_tokenizer(context.renderer.token_ends)
         if self._saved is None:
             key = builder.key
             seed = seed_for(context.spec.root_seed, "env", key.label, key.group_index)

@@ -27,11 +27,10 @@ from agentrl.types import (
     Status,
     Task,
     Trajectory,
-    raised_at,
-    users_traceback,
 )
 from agentrl.types.env import MAIN_AGENT
 from agentrl.types.trajectory import SEATS
+from agentrl.types.user_code.place import told_of
 
 _DEADLINES = frozenset({"episode_timeout", "turn_timeout"})
 
@@ -89,7 +88,7 @@ async def run_episode(
             )
     except AgentRLError as error:
         status = Status("failed", error.boundary, str(error))
-        builder.info |= {"retryable": error.retryable, "fault": builder.fault, **_raised(error)}
+        builder.info |= {"retryable": error.retryable, "fault": builder.fault, **told_of(error)}
     finally:
         problem = await _clean_up(turns, driver)
     if problem:
@@ -156,12 +155,6 @@ def _without_turns(turns: TurnGenerator, reason: str) -> Status:
     return Status("failed", "env", f"{reason} before the policy was asked for its first turn")
 
 
-def _raised(error: BaseException) -> dict[str, str]:
-    """The place in the user's code that raised an error; empty if none of it took part."""
-    place = raised_at(error)
-    return {"raised_at": place, "traceback": users_traceback(error)} if place else {}
-
-
 def _caused_by_policy(
     turns: TurnGenerator, error: EnvError | ToolFaultError, previous: Trajectory | None
 ) -> Status | None:
@@ -172,7 +165,7 @@ def _caused_by_policy(
         return Status("truncated", "tool_crash", str(error)) if crashed else None
     if not _repeats(builder, previous):
         return None
-    builder.info.update(_raised(error))
+    builder.info.update(told_of(error))
     return Status("truncated", "env_exception", str(error))
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from agentrl.envs import EpisodeView, Rubric
 from agentrl.errors import RewardError
 from agentrl.types import Status, Trajectory
+from agentrl.types.user_code.place import told_of
 
 
 async def with_group_scores(
@@ -30,7 +31,10 @@ async def with_group_scores(
         scores = await rubric.group_scores([EpisodeView.of(t) for t in finished])
     except RewardError as error:
         failed = Status("failed", "reward", str(error))
-        changed = {t.id: replace(t, status=failed, reward=None) for t in finished}
+        told = told_of(error)
+        changed = {
+            t.id: replace(t, status=failed, reward=None, info={**t.info, **told}) for t in finished
+        }
         return tuple(changed.get(t.id, t) for t in trajectories)
     changed = {}
     for trajectory, own in zip(finished, scores, strict=True):

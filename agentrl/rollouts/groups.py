@@ -14,6 +14,7 @@ from agentrl.rollouts.rollout_spec import EpisodeKey
 from agentrl.rollouts.states.snapshots import GroupState, NotResumable, StateSlot
 from agentrl.sandbox import PoolCounts
 from agentrl.types import Purpose, SamplingParams, Status, Task, Trajectory, TrajectoryGroup
+from agentrl.types.machine.loop_watch import LoopLag
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ class GroupOutcome:
         group: the last attempt of every rollout.
         retried: attempts that failed by infrastructure and were repeated.
         sandboxes: the counts of the runner's sandbox pool at that time; None without a pool.
+        lag: of the runner's event loop, since the group before.
         ended: of a cancelled group, the rollouts that had ended before; in ``group`` they are
             cancelled like the others, since no statistic may count the quick ones alone.
     """
@@ -90,6 +92,7 @@ class GroupOutcome:
     retried: tuple[Trajectory, ...] = ()
     sandboxes: PoolCounts | None = None
     ended: tuple[Trajectory, ...] = ()
+    lag: LoopLag | None = None
 
     @property
     def played(self) -> TrajectoryGroup:

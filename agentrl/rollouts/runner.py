@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import queue
-import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from agentrl.engines.base import RolloutEngine
 from agentrl.envs import ENV_THREADS, EnvSpec
 from agentrl.errors import EngineError
+from agentrl.rollouts.builder import TrajectoryBuilder
 from agentrl.rollouts.context import EpisodeContext, PhaseSemaphores
 from agentrl.rollouts.deadlines import Deadlines, StragglerCancel
 from agentrl.rollouts.episode import run_episode
@@ -27,7 +28,10 @@ from agentrl.rollouts.states.snapshots import EpisodeState, GroupState, StateSlo
 from agentrl.sandbox import SandboxPool
 from agentrl.tools import TOOL_THREADS
 from agentrl.tools.parsers import parser_for
-from agentrl.types import Trajectory, TrajectoryGroup
+from agentrl.types import Status, Trajectory, TrajectoryGroup
+from agentrl.types.machine.loop_thread import LoopThread
+from agentrl.types.machine.loop_watch import LoopWatch
+from agentrl.types.user_code.place import described
 
 logger = logging.getLogger(__name__)
 
@@ -76,15 +80,15 @@ class EpisodeRunner:
         self._in_flight: dict[tuple[str, int], GroupInFlight] = {}
         TOOL_THREADS.resize(permits.tool_threads)
         ENV_THREADS.resize(permits.env_threads)
-        self._loop = asyncio.new_event_loop()
-        # Runs the loop from here to ``close``; a daemon, so that a crashed process can exit.
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        # Runs the episodes from here to ``close``.
+        self._thread = LoopThread(name, self._finished.put)
+        self._loop = self._thread.loop
+        self._watch = LoopWatch(self._thread)
 
     def submit(self, requests: Sequence[GroupRequest]) -> None:
         """Starts groups; each comes back by ``collect``."""
         for request in requests:
-            self._loop.call_soon_threadsafe(self._start, request)
+            self._thread.call(partial(self._start, request))
 
     def collect(self, timeout_s: float) -> list[GroupOutcome]:
         """The groups that have ended: waits for the first one, then takes all that are there.
@@ -100,8 +104,9 @@ class EpisodeRunner:
             item = self._finished.get(timeout=timeout_s)
             while True:
                 if isinstance(item, BaseException):
+                    self._finished.put(item)  # whoever asks next is told too
                     raise EngineError(
-                        f"the episode runner broke: {item!r}", retryable=False
+                        f"the episode runner broke: {described(item)}", retryable=False
                     ) from item
                 outcomes.append(item)
                 self._in_flight.pop((item.request.label, item.request.group_index), None)
@@ -126,7 +131,7 @@ class EpisodeRunner:
                 if (group := self._in_flight.get((label, group_index))) is not None:
                     group.cancel()
 
-        self._loop.call_soon_threadsafe(end)
+        self._thread.call(end)
 
     def in_flight(self) -> list[GroupState]:
         """The present states of the training groups that were submitted and not collected.
@@ -139,7 +144,7 @@ class EpisodeRunner:
             groups = self._in_flight.values()
             return [group.save() for group in groups if group.request.purpose == "train"]
 
-        return asyncio.run_coroutine_threadsafe(save(), self._loop).result(_SAVE_DEADLINE_S)
+        return self._thread.submit(save()).result(_SAVE_DEADLINE_S)
 
     async def run_group(self, request: GroupRequest) -> GroupOutcome:
         """Plays all rollouts of a group in the caller's event loop, for notebooks and tests."""
@@ -151,22 +156,15 @@ class EpisodeRunner:
         Raises:
             EngineError: the thread did not end within its deadline.
         """
-        if not self._thread.is_alive():
+        if not self._thread.thread.is_alive():
             return
-        asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop).result(_CLOSE_DEADLINE_S)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_CLOSE_DEADLINE_S)
-        if self._thread.is_alive():
+        self._thread.submit(self._cancel_all()).result(_CLOSE_DEADLINE_S)
+        self._watch.close()
+        self._thread.stop(_CLOSE_DEADLINE_S)
+        if self._thread.thread.is_alive():
             raise EngineError(
                 f"the episode runner did not end within {_CLOSE_DEADLINE_S} s", retryable=False
             )
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_forever()
-        finally:
-            self._loop.close()
 
     def _start(self, request: GroupRequest) -> None:
         group = GroupInFlight(request)
@@ -210,14 +208,29 @@ class EpisodeRunner:
             async with asyncio.TaskGroup() as rollouts:
                 tasks = [rollouts.create_task(play(n)) for n in range(request.num_rollouts)]
         sandboxes = self._context.sandboxes
-        played = tuple(task.result() for task in tasks)
+        played = tuple(
+            task.result() if not task.cancelled() else self._cancelled_itself(group, number)
+            for number, task in enumerate(tasks)
+        )
         scored = await with_group_scores(self._context.rubric, played)
         return GroupOutcome(
             replace(request, saved=None),
             TrajectoryGroup(request.group_index, request.task, scored),
             tuple(group.retried),
             None if sandboxes is None else sandboxes.counts(),
+            lag=self._watch.take(),
         )
+
+    def _cancelled_itself(self, group: GroupInFlight, rollout_index: int) -> Trajectory:
+        """A rollout whose task ended as cancelled, though nobody had cancelled its group."""
+        request = group.request
+        attempt = sum(one.rollout_index == rollout_index for one in group.retried)
+        builder = TrajectoryBuilder(request.key(rollout_index, attempt), request.task)
+        why = (
+            "code of the episode cancelled the task that it ran in; let it cancel only what it "
+            "started itself"
+        )
+        return builder.finish(Status("failed", "env", why))
 
     async def _rollout(
         self, group: GroupInFlight, rollout_index: int, straggler: StragglerCancel

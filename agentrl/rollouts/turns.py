@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from agentrl.errors import EngineError
+from agentrl.errors import EngineError, ToolError
 from agentrl.render.retokenize import retok_frac, template_frac
 from agentrl.rollouts.builder import SequenceState, TrajectoryBuilder, TurnRequest
 from agentrl.rollouts.context import EpisodeContext
@@ -39,6 +39,8 @@ from agentrl.types import (
     seed_for,
 )
 from agentrl.types.completion import OnTokens
+from agentrl.types.user_code.place import described
+from agentrl.types.user_code.wall import wall
 
 _PROMPT_END = 16
 """Tokens at the end of a turn's prompt that are searched for an open reasoning block."""
@@ -368,7 +370,9 @@ class TurnGenerator:
             return text, completion.parsed
         whole = self.opened_reasoning(turn) + text
         tools = (*turn.tools, *self.tools_in_messages)
-        return text, await read_completion(self.context.parser, whole, tools)
+        parser = self.context.parser
+        with wall(functools.partial(_unread, type(parser).__name__)):
+            return text, await read_completion(parser, whole, tools)
 
     def _no_room(self, setting: str, length: int) -> Status:
         """The end of an episode whose sequence is too long; a prompt that is too long is a data
@@ -383,6 +387,10 @@ class TurnGenerator:
             f"the prompt of task {self.builder.task.id!r} has {length} tokens, {setting} is "
             f"{getattr(self.context.spec.limits, limit)}; raise it or leave the task out",
         )
+
+
+def _unread(parser: str, error: BaseException) -> ToolError:
+    return ToolError(f"the parser {parser} raised {described(error)} for a completion; correct it")
 
 
 @functools.lru_cache(maxsize=1024)

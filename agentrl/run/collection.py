@@ -8,7 +8,8 @@ from contextlib import closing
 from pathlib import Path
 
 from agentrl.config import RunConfig, StageConfig, load_config, to_yaml
-from agentrl.errors import ConfigError, EngineError
+from agentrl.controller.failures import check_some_finished
+from agentrl.errors import ConfigError
 from agentrl.rollouts import GroupRequest
 from agentrl.run.build import LiveObjects
 from agentrl.run.data.datasets import DataSet, rows_hash
@@ -65,7 +66,7 @@ def collect(
         ConfigError: there is no ``data.train``, or ``out`` holds something else, such as what other
             settings made.
         DataError: the tasks cannot be read.
-        EngineError: every episode failed.
+        EpisodesFailedError: every episode failed.
     """
     (stage,) = config.resolved_stages()
     samples = samples or stage.rollout.group_size
@@ -101,13 +102,9 @@ def collect(
     stored = [s for s in TrajectoryReader(directory).summaries() if s.group_index < len(chosen)]
     newest = {(summary.group_index, summary.rollout_index): summary for summary in stored}
     collected = [newest[key] for key in sorted(newest)]
-    if collected and all(summary.reward is None for summary in collected):
-        first = collected[0]
-        raise EngineError(
-            f"every one of the {len(collected)} episodes ended as "
-            f"{first.status}({first.status_reason}); see {directory.events_path}",
-            retryable=False,
-        )
+    if all(summary.reward is None for summary in collected):
+        ids = [summary.id for summary in collected]
+        check_some_finished([s.trajectory for s in TrajectoryReader(directory).get_many(ids)])
     return collected
 
 

@@ -310,10 +310,13 @@ class Trainer(Closing):
                 events.log("resumed", f"attempt {ledger.attempt} of the run begins", boundary="run")
             writer = stack.enter_context(TrajectoryWriter(directory, keep=self.config.store.keep))
             metrics = self.config.metrics
-            sinks: list[Sink] = [JsonlSink(JsonlWriter(directory.metrics_path)), heartbeat]
+            lines = JsonlSink(JsonlWriter(directory.metrics_path))
+            others: list[Sink] = [heartbeat]
             if metrics.tensorboard:
-                sinks.append(TensorBoardSink(directory.root / "tensorboard"))
-            sink = stack.enter_context(closing(Sinks(sinks, verl_names=metrics.verl_names)))
+                others.append(TensorBoardSink(directory.root / "tensorboard"))
+            failed = partial(events.log, "sink_failed", boundary="metrics", level="warning")
+            sinks = Sinks(lines, others, verl_names=metrics.verl_names, told=failed)
+            sink = stack.enter_context(closing(sinks))
             parts = RunContext(
                 directory,
                 processes,

@@ -30,7 +30,8 @@ from agentrl.tools.search.retriever import Document, Hit, Retriever
 from agentrl.tools.search.search_tool import SearchTool
 from agentrl.tools.shared import close_shared_tools, close_tools, share
 from agentrl.tools.signature import Resource
-from agentrl.tools.threads import TOOL_THREADS, BoundedThreads, DeadlineError
+from agentrl.tools.threads import TOOL_THREADS, BoundedThreads
+from agentrl.types.user_code.wall import DeadlineError
 
 __all__ = [
     "TOOL_THREADS",

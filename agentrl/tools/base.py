@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import inspect
-import json
 import re
 import sys
 from abc import ABC, abstractmethod
@@ -27,14 +26,13 @@ from typing import (
     overload,
 )
 
-from pydantic_core import to_jsonable_python
-
 from agentrl.errors import ToolError
 from agentrl.tools.context import ToolContext, ToolOutput
 from agentrl.tools.signature import Signature, context_parameter, read_signature
 from agentrl.tools.threads import TOOL_THREADS
 from agentrl.tools.validate import schema_validator
-from agentrl.types import Image, ToolSpec
+from agentrl.types import Image, ToolSpec, place_of_object
+from agentrl.types.user_code.returned import to_json
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
@@ -303,10 +301,12 @@ class FunctionTool(Tool, Generic[P, R]):
             return merged([piece async for piece in self.stream(arguments, context)])
         keywords = self._keywords(arguments, context)
         if not self.keeps_deadline:
-            return _as_output(await function(**keywords))
-        return _as_output(
-            await TOOL_THREADS.run(lambda: function(**keywords), deadline_s=context.deadline_s)
-        )
+            given = await function(**keywords)
+        else:
+            given = await TOOL_THREADS.run(
+                lambda: function(**keywords), deadline_s=context.deadline_s
+            )
+        return _as_output(given, self)
 
     async def stream(
         self, arguments: Mapping[str, Any], context: ToolContext
@@ -315,7 +315,7 @@ class FunctionTool(Tool, Generic[P, R]):
         function: Callable[..., Any] = self.function
         async with aclosing(function(**self._keywords(arguments, context))) as pieces:
             async for piece in pieces:
-                yield _as_output(piece)
+                yield _as_output(piece, self)
 
     def _keywords(self, arguments: Mapping[str, Any], context: ToolContext) -> dict[str, Any]:
         try:
@@ -435,7 +435,7 @@ def merged(pieces: Sequence[str | ToolOutput]) -> ToolOutput:
     )
 
 
-def _as_output(value: Any) -> str | ToolOutput:
+def _as_output(value: Any, tool: FunctionTool[..., Any]) -> str | ToolOutput:
     if isinstance(value, (str, ToolOutput)) and not isinstance(value, enum.Enum):
         return value
     if isinstance(value, (bytes, bytearray)):
@@ -443,4 +443,11 @@ def _as_output(value: Any) -> str | ToolOutput:
     pictures = sys.modules.get("PIL.Image")  # there is none of its images without it
     if isinstance(value, Image) or (pictures is not None and isinstance(value, pictures.Image)):
         return ToolOutput("", images=(value,))
-    return json.dumps(value, ensure_ascii=False, default=to_jsonable_python)
+    try:
+        return to_json(value)
+    except TypeError as error:
+        raise ToolError(
+            f"tool {tool.spec.name!r} must give text, a ToolOutput or what becomes JSON, got "
+            f"{type(value).__name__} ({error}); return texts, numbers, and lists and mappings of "
+            f"them ({place_of_object(tool.function)})"
+        ) from error

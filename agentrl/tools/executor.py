@@ -31,7 +31,6 @@ from agentrl.tools.execution.outputs import (
     valid_text,
     with_images_read,
 )
-from agentrl.tools.threads import DeadlineError
 from agentrl.tools.validate import found_faults, schema_validator
 from agentrl.types import (
     CallProblem,
@@ -44,6 +43,8 @@ from agentrl.types import (
     seed_for,
 )
 from agentrl.types.clock import epoch_at
+from agentrl.types.user_code.place import described, said_by
+from agentrl.types.user_code.wall import DeadlineError, wall
 
 logger = logging.getLogger(__name__)
 
@@ -348,7 +349,7 @@ class ToolExecutor:
             text = f"{call.name} took longer than {context.deadline_s:g} s and was ended."
             failed = error_output("timeout", text)
         except Exception as error:  # noqa: BLE001 - the boundary: what a tool raises goes to the model as text
-            text = f"{call.name} raised {type(error).__name__}: {error}"
+            text = f"{call.name} raised {said_by(error)}"
             failed = error_output("exception", text)
         else:
             output = checked_output(output, call.name)
@@ -476,18 +477,29 @@ async def _all(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 async def _contained(
     tool: Tool, call: ToolCall, context: ToolContext, pieces: list[str | ToolOutput]
 ) -> str | ToolOutput:
-    """The tool's output, but an ``exit()`` in its body ends the call and not the process.
+    """The tool's output. An exit in its body is an error like any other, for the model to read; a
+    cancellation that nobody asked for is a failure of ours.
 
     Args:
         tool, call, context: what is called.
         pieces: takes the output of a tool that gives it piece by piece.
     """
-    try:
+
+    def failed(error: BaseException) -> BaseException:
+        if isinstance(error, asyncio.CancelledError):
+            return ToolError(
+                f"tool {call.name!r} was cancelled by nobody who runs it: {described(error)}; "
+                "await nothing that another call may cancel",
+                retryable=True,
+            )
+        if isinstance(error, SystemExit):
+            return RuntimeError(f"it called exit({error.code!r})")
+        return error if isinstance(error, Exception) else RuntimeError(said_by(error))
+
+    with wall(failed):
         if not tool.in_pieces:
             return await tool.call(call.arguments, context)
         return await _in_pieces(tool, call, context, pieces)
-    except SystemExit as error:
-        raise RuntimeError(f"it called exit({error.code!r})") from None
 
 
 async def _in_pieces(

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
-from agentrl.errors import AgentRLError, ToolError
+from agentrl.errors import ToolError
 from agentrl.tools.base import Tool
 from agentrl.tools.context import ToolContext
 from agentrl.tools.threads import TOOL_THREADS
 from agentrl.types import users_traceback
-from agentrl.types.user_code.function import described
+from agentrl.types.user_code.place import described
+from agentrl.types.user_code.wall import call_user, wall
 
 
 def owners_of(tools: Iterable[Tool]) -> list[object]:
@@ -33,28 +35,31 @@ async def set_up(owner: object, context: ToolContext) -> None:
     if setup is None:
         return
     given = {"context": context} if "context" in inspect.signature(setup).parameters else {}
-    try:
-        if inspect.iscoroutinefunction(setup):
-            await setup(**given)
-        else:
-            await TOOL_THREADS.run(lambda: setup(**given))
-    except AgentRLError:
-        raise
-    except Exception as error:  # boundary: the user's own code
-        failed = ToolError(
+
+    def failed(error: BaseException) -> ToolError:
+        made = ToolError(
             f"{type(owner).__name__}.setup raised {described(error)}; no call was made yet",
             retryable=True,
         )
-        failed.add_note(users_traceback(error))
-        raise failed from error
+        made.add_note(users_traceback(error))
+        return made
+
+    await call_user(partial(setup, **given), failed=failed, in_thread=TOOL_THREADS.run)
 
 
 async def close_owner(owner: object) -> None:
-    """Await the owner's ``close``, where it has one."""
+    """Await the owner's ``close``, where it has one. It is called here also where it is
+    synchronous: at the interpreter's exit no thread can be started.
+
+    Raises:
+        ToolError: it raised.
+    """
     closing = getattr(owner, "close", None)
-    result = None if closing is None else closing()
-    if inspect.isawaitable(result):
-        await result
+    name = type(owner).__name__
+    with wall(lambda error: ToolError(f"{name}.close raised {described(error)}")):
+        result = None if closing is None else closing()
+        if inspect.isawaitable(result):
+            await result
 
 
 def states_of(owners: Sequence[object]) -> list[Any] | None:

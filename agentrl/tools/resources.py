@@ -17,10 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentrl.errors import AgentRLError, ConfigError, ToolError
+from agentrl.errors import ConfigError, ToolError
 from agentrl.tools.base import FunctionTool, Tool
 from agentrl.tools.factory import EPISODE_PARAMETERS
-from agentrl.types.user_code.function import check_takes, described, load_function
+from agentrl.types.user_code.function import check_takes, load_function
+from agentrl.types.user_code.place import described
+from agentrl.types.user_code.wall import wall
 
 logger = logging.getLogger(__name__)
 
@@ -144,20 +146,17 @@ def _open(name: str, entry: ResourceReference, base_dir: str | Path | None) -> A
     with _opened.lock:
         if key not in _opened.values:
             function = load_function(entry.function, base_dir, partial(_broken, name), "()")
-            try:
+            what = f"ToolEnv.resources: {name}: {entry.function} raised"
+            with wall(partial(_unopened, what)):
                 _opened.values[key] = function(**entry.args)
-            except AgentRLError:
-                raise
-            except Exception as error:  # boundary: the user's own code
-                raise ToolError(
-                    f"ToolEnv.resources: {name}: {entry.function} raised {described(error)}; it "
-                    "could not be opened",
-                    retryable=True,
-                ) from error
             logger.info(
                 "opened the resource %s", name, extra={"event": "resource_opened", "resource": name}
             )
         return _opened.values[key]
+
+
+def _unopened(what: str, error: BaseException) -> ToolError:
+    return ToolError(f"{what} {described(error)}; it could not be opened", retryable=True)
 
 
 def _broken(name: str, rule: str) -> ConfigError:

@@ -16,13 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from agentrl.types.user_code.wall import DeadlineError
+
 R = TypeVar("R")
-
-
-class DeadlineError(TimeoutError):
-    """The deadline of a call passed; a TimeoutError that the call itself raised is another
-    thing.
-    """
 
 
 @dataclass(eq=False)

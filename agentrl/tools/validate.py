@@ -21,7 +21,8 @@ from referencing.jsonschema import DRAFT202012
 from agentrl.errors import ToolError, did_you_mean
 from agentrl.tools.execution.plain_check import plainly_right
 from agentrl.tools.patterns import BoundedValidator, SlowPatternError, compiled, pattern_budget
-from agentrl.tools.threads import BoundedThreads, DeadlineError
+from agentrl.tools.threads import BoundedThreads
+from agentrl.types.user_code.wall import DeadlineError
 
 _MAX_FAULTS = 3
 _MAX_FOUND = 100  # of which the first are told

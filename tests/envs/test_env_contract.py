@@ -185,7 +185,8 @@ def test_an_env_that_raises_is_named() -> None:
             raise KeyError("board")
 
     with pytest.raises(
-        EnvError, match=r"\[raises\] Raises\.step raised KeyError: 'board'; tell the model"
+        EnvError,
+        match=r"\[raises\] Raises\.step raised KeyError: 'board' \(.*:\d+\); tell the model",
     ):
         check_env(Raises, TASK)
 

@@ -102,6 +102,13 @@ CASES: Mapping[str, tuple[Numbers, Numbers, str, tuple[str, ...]]] = {
         "0.739 to 0.183, below 0.25 of it",
         ("0-0-0", "0-2-0", "1-1-0"),
     ),
+    "loop_blocked": (
+        {"perf/loop_lag_s": peak(0.01, 3.0)},
+        {"perf/loop_lag_s": peak(0.01, 1.5)},
+        "the event loop of the episodes stood still for 3 s, more than 2 s: an async tool, "
+        "environment or reward blocks it",
+        ("0-0-0", "0-1-0", "0-2-0"),
+    ),
 }
 
 
@@ -135,6 +142,7 @@ OFF = {
     "tool_collapse": "tool_calls_min_frac",
     "length_explosion": "length_max_factor",
     "template_collapse": "information_min_frac",
+    "loop_blocked": "loop_lag_max_s",
 }
 
 

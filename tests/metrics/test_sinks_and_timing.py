@@ -7,6 +7,7 @@ import math
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -57,10 +58,82 @@ def test_a_float_is_written_to_its_last_digit(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "metrics.jsonl").read_text())["a"] == 0.1 + 0.2
 
 
+class Lost:
+    """A sink that keeps nothing."""
+
+    def log(self, step: int, values: Mapping[str, float], prefix: str = "") -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class Failing(Lost):
+    """A sink that fails at given steps.
+
+    Args:
+        error: what it raises.
+        steps: at which.
+    """
+
+    def __init__(self, error: BaseException, steps: Sequence[int]) -> None:
+        self._error = error
+        self._steps = steps
+        self.kept: list[int] = []
+
+    def log(self, step: int, values: Mapping[str, float], prefix: str = "") -> None:
+        """Keeps the step, or raises."""
+        if step in self._steps:
+            raise self._error
+        self.kept.append(step)
+
+    def close(self) -> None:
+        """Raises."""
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SystemExit(3)])
+def test_a_sink_that_fails_is_told_once_and_tried_again_at_each_step(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    vital, failing, behind = Failing(error, []), Failing(error, [1, 2, 4]), Failing(error, [])
+    told: list[str] = []
+    sinks = Sinks(vital, [failing, behind], told=told.append)
+    for step in range(1, 6):
+        sinks.log(step, {"a": 1.0})
+    assert (vital.kept, failing.kept, behind.kept) == ([1, 2, 3, 4, 5], [3, 5], [1, 2, 3, 4, 5])
+    # it failed at step 1, went on at 3, and failed again at 4
+    assert [record.getMessage() for record in caplog.records] == told
+    assert len(told) == 2
+    assert told[0].startswith("Failing failed, and is tried again at each step: ")
+    assert f"{type(error).__name__}: {error}" in told[0]
+
+
+def test_only_the_vital_sink_ends_a_run() -> None:
+    with pytest.raises(OSError, match="no disk"):
+        Sinks(Failing(OSError("no disk"), [1])).log(1, {})
+
+
+def test_a_tensorboard_writer_that_broke_is_opened_again(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = tmp_path / "events"
+    folder.write_text("in its way")  # a folder that cannot be made
+    sinks = Sinks(Lost(), [TensorBoardSink(folder)])
+    sinks.log(1, {"a": 1.0})
+    folder.unlink()
+    sinks.log(2, {"a": 2.0})
+    sinks.close()
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    assert [(point.step, point.value) for point in events.Scalars("a")] == [(2, 2.0)]
+
+
 def test_tensorboard_reads_what_was_logged(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    sinks = Sinks([TensorBoardSink(tmp_path)], verl_names=True)
+    sinks = Sinks(Lost(), [TensorBoardSink(tmp_path)], verl_names=True)
     sinks.log(3, {"turns/mean": 2.5}, "grpo")
     sinks.close()
 

@@ -20,8 +20,9 @@ from referencing.exceptions import Unresolvable
 
 from agentrl.agent_server.api.api_error import bad_request
 from agentrl.tools.patterns import BoundedValidator, SlowPatternError, pattern_budget
-from agentrl.tools.threads import BoundedThreads, DeadlineError
+from agentrl.tools.threads import BoundedThreads
 from agentrl.types import Action, Message, ToolCall
+from agentrl.types.user_code.wall import DeadlineError
 
 _PATTERNS_S = 2.0
 _DEADLINE_S = 10.0

@@ -65,7 +65,8 @@ def replay_command(
     replayed = replayer.replay(chosen)
     result = report(replayed)
     print_json(result) if json else print_report(result)
-    return int(any(one.difference or one.failure for one in replayed))
+    wrong = [one.replayed for one in replayed if one.difference or one.failure]
+    return max((played.info.get("exit_code", 1) for played in wrong), default=0)
 
 
 def _found(run: RunDirectory, query: str, limit: int) -> Sequence[str]:

@@ -21,9 +21,11 @@ from agentrl.controller.state import TrainState
 from agentrl.errors import StoreError
 from agentrl.metrics import PhaseTimer, Sink, StepDisplay, no_signal, rollout_metrics, tokens_per_s
 from agentrl.metrics.health.health import Health
+from agentrl.metrics.health.monitors import LAG
 from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState
 from agentrl.store import AnnotationColumn, Detail, EventLog, TrajectoryWriter
 from agentrl.types import Batch, Stats, Trajectory, TrajectoryGroup
+from agentrl.types.machine.loop_watch import tell_blocked
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +77,7 @@ class Recorder:
         """The step whose weights were evaluated last, and its numbers by metric."""
         self._evaluated_step = self.step
         self._failure_counts: Counter[str] = Counter()
+        self._blocking: set[str] = set()  # functions that were told
         self._step_start = time.monotonic()
         self._store_wait_s = self.writer.counts.wait_s
 
@@ -159,6 +162,7 @@ class Recorder:
             (outcome.group for outcome in outcomes), key=lambda group: group.group_index
         )
         values = (rollout_metrics(played) if played else {}) | _sandboxes(outcomes)
+        values |= self._lag(outcomes)
         values |= _numbers(stats)
         wait_s = self.writer.counts.wait_s
         self.timer.add("wait_store", wait_s - self._store_wait_s)
@@ -289,6 +293,17 @@ class Recorder:
             self.events.log(
                 "episodes_failed", text, boundary=cause.boundary, level="warning", **numbers
             )
+
+    def _lag(self, outcomes: Sequence[GroupOutcome]) -> dict[str, float]:
+        """The longest that an event loop of the step's episodes stood still; a function that kept
+        it is told once, in a worker's place too."""
+        lags = [outcome.lag for outcome in outcomes if outcome.lag is not None]
+        for where in {lag.where for lag in lags if lag.where} - self._blocking:
+            self._blocking.add(where)
+            self.events.log(
+                "loop_blocked", tell_blocked(where), boundary="rollout", level="warning"
+            )
+        return {LAG: max(lag.seconds for lag in lags)} if lags else {}
 
     def _tell_health(
         self, step: int, values: Mapping[str, float], played: Sequence[TrajectoryGroup]

@@ -18,7 +18,8 @@ from agentrl.controller.samplers.uniform import Uniform
 from agentrl.errors import DataError
 from agentrl.rollouts import GroupOutcome, GroupRequest, cancelled_outcome
 from agentrl.types import Task
-from agentrl.types.user_code.function import described
+from agentrl.types.user_code.place import described
+from agentrl.types.user_code.wall import wall
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,14 +174,14 @@ class PromptSampler:
         return state
 
     def _call(self, method: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        try:
+        def failed(error: BaseException) -> DataError:
+            if isinstance(error, StopIteration):
+                rule = "ended (StopIteration), but training goes on; start over instead"
+                return self._broken(method, rule)
+            return self._broken(method, f"raised {described(error)}; correct it")
+
+        with wall(failed, passes=()):
             return function(*arguments)
-        except StopIteration as error:
-            raise self._broken(
-                method, "ended (StopIteration), but training goes on; start over instead"
-            ) from error
-        except Exception as error:
-            raise self._broken(method, f"raised {described(error)}; correct it") from error
 
     def _broken(self, method: str, what: str) -> DataError:
         setting = "SamplerSettings.name"

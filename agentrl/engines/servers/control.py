@@ -290,4 +290,9 @@ class ServerControl:
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._closed.wait())
+            while not self._closed.is_set():
+                try:
+                    runner.run(self._closed.wait())
+                except (SystemExit, KeyboardInterrupt) as error:
+                    # of a task: its own caller is told, and the others go on
+                    logger.error("the servers' thread met %r", error)

@@ -66,7 +66,7 @@ class EngineThread:
         def run() -> None:
             try:
                 future.set_result(function())
-            except Exception as error:  # noqa: BLE001  (handed to the caller, who raises it)
+            except BaseException as error:  # noqa: BLE001  (handed to the caller, who raises it)
                 future.set_exception(error)
 
         self.submit(run)
@@ -95,7 +95,7 @@ class EngineThread:
         try:
             with torch.inference_mode():
                 self._loop()
-        except Exception as error:  # noqa: BLE001  (the engine's boundary: a crash becomes the state "closed")
+        except BaseException as error:  # noqa: BLE001  (the engine's boundary: a crash becomes the state "closed")
             crash = f"its thread failed: {type(error).__name__}: {error}"
         self._end(crash)
 

@@ -35,6 +35,9 @@ class HealthSpec(Section):
     """``tool_collapse``: least number of tool calls, as a share of the first steps'."""
     length_max_factor: Factor | None = 3.0
     """``length_explosion``: greatest length of a response, as a multiple of the first steps'."""
+    loop_lag_max_s: Positive | None = 2.0
+    """``loop_blocked``: most seconds that the event loop of the episodes may stand still at
+    once."""
     information_min_frac: Fraction | None = 0.25
     """``template_collapse``: least ``answer/question_mi``, as a share of the first steps', while
     entropy has not collapsed."""

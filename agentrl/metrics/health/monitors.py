@@ -19,7 +19,19 @@ EQUAL_GROUPS = "group/zero_std_frac"
 CALLS = "tool/calls_per_traj"
 LENGTH = "length/response/mean"
 INFORMATION = "answer/question_mi"
-WATCHED = (ENTROPY, RATIO, MISMATCH, REWARD, ACCURACY, EQUAL_GROUPS, CALLS, LENGTH, INFORMATION)
+LAG = "perf/loop_lag_s"
+WATCHED = (
+    ENTROPY,
+    RATIO,
+    MISMATCH,
+    REWARD,
+    ACCURACY,
+    EQUAL_GROUPS,
+    CALLS,
+    LENGTH,
+    INFORMATION,
+    LAG,
+)
 
 _SOLVED = 0.95
 """Accuracy from which a reward that rises no more is no fault."""
@@ -197,6 +209,18 @@ def _no_signal(numbers: Numbers, spec: HealthSpec) -> Reading | None:
     return Reading(EQUAL_GROUPS, series.now, most, text)
 
 
+def _loop_blocked(numbers: Numbers, spec: HealthSpec) -> Reading | None:
+    most = spec.loop_lag_max_s
+    lag = max(numbers[LAG].tail(1), default=0.0)
+    if most is None or lag <= most:
+        return None
+    text = (
+        f"the event loop of the episodes stood still for {lag:.3g} s, more than {most:g} s: an "
+        "async tool, environment or reward blocks it"
+    )
+    return Reading(LAG, lag, most, text)
+
+
 MONITORS: Mapping[str, Monitor] = {
     "entropy_collapse": _entropy_collapse,
     "ratio_jump": _ratio_jump,
@@ -206,6 +230,7 @@ MONITORS: Mapping[str, Monitor] = {
     "tool_collapse": _tool_collapse,
     "length_explosion": _length_explosion,
     "template_collapse": _template_collapse,
+    "loop_blocked": _loop_blocked,
 }
 
 

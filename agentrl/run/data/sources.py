@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config.sections import CustomDataConfig
-from agentrl.errors import AgentRLError, ConfigError, DataError
+from agentrl.errors import ConfigError, DataError
 from agentrl.run.data.row_tables import (
     HeldTable,
     JoinedTable,
@@ -22,12 +22,9 @@ from agentrl.run.data.row_tables import (
     located,
 )
 from agentrl.run.data.verl_dataset import custom_rows
-from agentrl.types.user_code.function import (
-    check_takes,
-    described,
-    load_function,
-    signature_of,
-)
+from agentrl.types.user_code.function import check_takes, load_function, signature_of
+from agentrl.types.user_code.place import described
+from agentrl.types.user_code.wall import wall
 
 HUB = "hf://"
 _SUFFIXES = (".jsonl", ".parquet")
@@ -192,12 +189,8 @@ class Source:
         """``read``, whose faults are those of the data."""
 
         def guarded() -> Any:
-            try:
+            with wall(lambda error: DataError(f"{self._fault} {described(error)}")):
                 return read()
-            except AgentRLError:
-                raise
-            except Exception as error:  # boundary: the user's own code or file
-                raise DataError(f"{self._fault} {described(error)}") from error
 
         return guarded
 
@@ -250,12 +243,9 @@ def call_named(
         DataError: it raised.
     """
     function = bind_named(setting, reference, base_dir, seed, keywords, *args)
-    try:
+    what = f"{setting}={reference!r} raised"
+    with wall(lambda error: DataError(f"{what} {described(error)}; correct it")):
         return function()
-    except AgentRLError:
-        raise
-    except Exception as error:  # boundary: the user's own code
-        raise DataError(f"{setting}={reference!r} raised {described(error)}; correct it") from error
 
 
 def bind_named(

@@ -11,18 +11,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from agentrl.config import StageConfig
-from agentrl.envs import AsyncEnv, EnvSpec, Rubric, build_env, solution_of
+from agentrl.envs import ENV_THREADS, AsyncEnv, EnvSpec, Rubric, build_env, solution_of
 from agentrl.envs.rewards.costs import length_cost, tool_cost
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, EnvError
 from agentrl.rollouts import DriverSpec, EpisodeContext, EpisodeKey, RolloutSpec, run_episode
 from agentrl.rollouts.group_scores import with_group_scores
 from agentrl.run.build import LiveObjects, env_spec, rollout_spec
 from agentrl.run.rehearsal.scripted_policy import ScriptedPolicy
 from agentrl.tools.parsers import load_parser
 from agentrl.types import Message, Observation, Task, ToolSpec, Trajectory, seed_for
+from agentrl.types.user_code.place import described
+from agentrl.types.user_code.wall import call_user
 
 _MAX_TURNS = 32
 _LABEL = "check"
@@ -145,10 +148,16 @@ async def opening_of(
     built = AsyncEnv(await build_env(lambda: env.build(task)))
     try:
         observation = await built.reset(seed=seed_for(spec.root_seed, "env", _LABEL, 0))
-        solution = await asyncio.to_thread(solution_of, task, built.env)
+        solution = await call_user(
+            partial(solution_of, task, built.env), failed=_no_solution, in_thread=ENV_THREADS.run
+        )
     finally:
         await built.close()
     return observation, solution
+
+
+def _no_solution(error: BaseException) -> EnvError:
+    return EnvError(f"its solution raised {described(error)}")
 
 
 async def _play(
@@ -169,10 +178,12 @@ async def _play(
     finally:
         await parts.close()
     if not trajectory.status.finished:
-        raise ConfigError(
+        failed = ConfigError(
             f"stage {stage.name}: {setting}: an episode of task {task.id!r} with a scripted policy "
             f"(the {script.kind}) failed ({trajectory.status.reason}): {trajectory.status.detail}"
         )
+        failed.exit_code = trajectory.info.get("exit_code", failed.exit_code)
+        raise failed
     tools = (opening.tools if opening else None) or ()
     marks = marks_of(stage, rubric, trajectory)
     return Rehearsed(setting, script, trajectory, rubric.bools, *marks, tools)

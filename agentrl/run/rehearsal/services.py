@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from agentrl.envs import EnvSpec
-from agentrl.errors import AgentRLError, ConfigError, MachineError
+from agentrl.errors import AgentRLError, ConfigError, MachineError, ToolError
 from agentrl.tools import (
     McpServerSpec,
     Tool,
@@ -27,6 +27,8 @@ from agentrl.tools import (
     owners_of,
     resolve_tools,
 )
+from agentrl.types.user_code.place import described
+from agentrl.types.user_code.wall import wall
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,8 @@ def ping_services(env: EnvSpec) -> Iterator[Pinged]:
         if isinstance(entry, Tool) and hasattr(entry.owner, "ping"):
             yield _asked("tool", entry.spec.name, partial(_ping, entry.owner))
         elif isinstance(entry, ToolFactory) and not entry.injected:
-            made = entry.build()
+            with wall(partial(_unmade, type(entry).__name__)):
+                made = entry.build()
             try:
                 for owner in owners_of(made):
                     if hasattr(owner, "ping"):
@@ -75,19 +78,21 @@ def ping_services(env: EnvSpec) -> Iterator[Pinged]:
         yield _asked("mcp", name, partial(_server, name, spec))
 
 
+def _unmade(name: str, error: BaseException) -> ToolError:
+    return ToolError(f"{name} of ToolEnv.tools raised {described(error)}; correct it")
+
+
 def _asked(kind: str, name: str, ask: Callable[[], str]) -> Pinged:
     start = time.monotonic()
-    try:
+
+    def failed(error: BaseException) -> MachineError:
+        what = f"{kind} {name!r} does not answer:"
+        if isinstance(error, AgentRLError):
+            return MachineError(f"{what} {error}")
+        return MachineError(f"{what} {described(error)}; start it, or correct what names it")
+
+    with wall(failed, passes=(ConfigError,)):
         told = ask()
-    except ConfigError:
-        raise
-    except AgentRLError as error:
-        raise MachineError(f"{kind} {name!r} does not answer: {error}") from error
-    except Exception as error:  # boundary: the user's own code
-        raise MachineError(
-            f"{kind} {name!r} does not answer: {type(error).__name__}: {error}; start it, or "
-            "correct what names it"
-        ) from error
     return Pinged(kind, name, told, time.monotonic() - start)
 
 

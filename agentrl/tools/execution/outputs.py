@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -11,6 +10,7 @@ from agentrl.errors import DataError, ToolError
 from agentrl.tools.base import Tool, merged
 from agentrl.tools.context import ToolOutput
 from agentrl.types import Image, ToolErrorKind
+from agentrl.types.user_code.returned import finite_number, shown
 
 MAX_PIECES_CHARS = 2**20
 """Characters of an output in pieces after which it is ended."""
@@ -42,15 +42,10 @@ def checked_output(output: object, name: str) -> ToolOutput:
         raise ToolError(
             f"tool {name!r}: call must give a str or a ToolOutput of one, got {output.content!r}"
         )
-    reward = output.reward
-    if (
-        isinstance(reward, bool)
-        or not isinstance(reward, (int, float))
-        or not math.isfinite(reward)
-    ):
+    if isinstance(output.reward, bool) or finite_number(output.reward) is None:
         raise ToolError(
-            f"tool {name!r}: ToolOutput.reward must be a finite number, got {reward!r}; leave it "
-            "out where there is none"
+            f"tool {name!r}: ToolOutput.reward must be a finite number, got "
+            f"{shown(output.reward)}; leave it out where there is none"
         )
     return output
 

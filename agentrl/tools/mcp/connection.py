@@ -25,6 +25,7 @@ from agentrl.tools.execution.faults import EndpointError
 from agentrl.tools.mcp.server_spec import McpServerSpec
 from agentrl.tools.mcp.stdio import environment, program
 from agentrl.tools.validate import schema_validator
+from agentrl.types.machine.loop_thread import LoopThread
 
 logger = logging.getLogger(__name__)
 
@@ -37,17 +38,14 @@ class _Loop:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards _loop
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: LoopThread | None = None
 
     def submit(self, work: Any) -> Future[Any]:
         """Runs a coroutine there."""
         with self._lock:
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(
-                    target=self._loop.run_forever, name="agentrl-mcp", daemon=True
-                ).start()
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+                self._loop = LoopThread("agentrl-mcp")
+        return self._loop.submit(work)
 
 
 _LOOP = _Loop()

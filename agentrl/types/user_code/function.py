@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.types.user_code.load import load_object
-from agentrl.types.user_code.place import raised_at
+from agentrl.types.user_code.place import described
+from agentrl.types.user_code.wall import wall
 
 Broken: TypeAlias = Callable[[str], AgentRLError]
 """Makes a setting's error of the rule that it breaks, as ``partial(Section.broken, "name")`` does.
@@ -34,7 +35,9 @@ def load_named(reference: str, base_dir: str | Path | None, broken: Broken) -> A
     try:
         return load_object(reference, base_dir)
     except ConfigError as error:
-        raise broken(f"={reference!r} cannot be loaded: {error}") from error
+        made = broken(f"={reference!r} cannot be loaded: {error}")
+        made.exit_code = max(error.exit_code, made.exit_code)
+        raise made from error
 
 
 def load_function(
@@ -91,12 +94,6 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
         return inspect.Signature([inspect.Parameter(kind.name.lower(), kind) for kind in kinds])
 
 
-def described(error: BaseException) -> str:
-    """``ValueError: its text (file.py:12)``, with the user's line that it came from."""
-    place = raised_at(error)
-    return f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
-
-
 @dataclass(frozen=True, slots=True)
 class UserFunction:
     """A user's function; where it raises or returns another type, the error names its setting.
@@ -123,12 +120,8 @@ class UserFunction:
             AgentRLError: as ``broken`` makes it, or the function's own.
         """
         whose = f"={self.reference!r}" + (f": its {self.part}" if self.part else "")
-        try:
+        with wall(lambda error: self.broken(f"{whose} raised {described(error)}; correct it")):
             found = self.function(*arguments, **keywords)
-        except AgentRLError:
-            raise
-        except Exception as error:  # boundary: the user's own code
-            raise self.broken(f"{whose} raised {described(error)}; correct it") from error
         if not isinstance(found, self.returns):
             name = self.returns.__name__
             raise self.broken(

@@ -8,12 +8,14 @@ import importlib.util
 import os
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from agentrl.errors import AgentRLError, ConfigError, did_you_mean
-from agentrl.types.user_code.place import raised_at
+from agentrl.types.user_code.place import described, raised_at
+from agentrl.types.user_code.wall import wall
 
 _FILE_PREFIX = "agentrl_file_"
 # Held while a file is run, by one thread; reentrant, as a file may load another.
@@ -57,14 +59,14 @@ def load_object(text: str, base_dir: str | Path | None = None) -> Any:
 
 
 def _module_of_name(name: str) -> ModuleType:
-    try:
+    def failed(error: BaseException) -> ConfigError:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is None or not f"{name}.".startswith(f"{missing}."):
+            return _import_failure(name, error)
+        return ConfigError(_missing_module(name, missing))
+
+    with wall(failed, passes=()):
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise _import_failure(name, error) from error
-        raise ConfigError(_missing_module(name, error.name)) from None
-    except Exception as error:
-        raise _import_failure(name, error) from error
 
 
 def file_modules() -> list[ModuleType]:
@@ -102,12 +104,11 @@ def _load_file(source: str, base_dir: str | Path | None) -> ModuleType:
         # before it runs: dataclasses and pickle look their own module up
         sys.modules[name] = module
         try:
-            spec.loader.exec_module(module)
-        except BaseException as error:
+            with wall(partial(_import_failure, str(path)), passes=()):
+                spec.loader.exec_module(module)
+        except BaseException:
             del sys.modules[name]
-            if not isinstance(error, Exception):
-                raise
-            raise _import_failure(str(path), error) from error
+            raise
         return module
 
 
@@ -124,9 +125,7 @@ def _missing_module(name: str, missing: str) -> str:
     )
 
 
-def _import_failure(what: str, error: Exception) -> ConfigError:
-    place = raised_at(error)
+def _import_failure(what: str, error: BaseException) -> ConfigError:
     if isinstance(error, AgentRLError):  # it names the remedy
-        return ConfigError(f"{place or what}: {error}")
-    where = f" ({place})" if place else ""
-    return ConfigError(f"{what} raised when imported: {type(error).__name__}: {error}{where}")
+        return ConfigError(f"{raised_at(error) or what}: {error}")
+    return ConfigError(f"{what} raised when imported: {described(error)}")

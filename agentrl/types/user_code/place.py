@@ -40,7 +40,7 @@ def raised_at(error: BaseException) -> str:
     has one. Where none has, the innermost line of an installed package that raised an error of its
     own: a user's environment may be installed too.
     """
-    cause: BaseException | None = error
+    cause: BaseException | None = _single(error)
     users: list[tuple[str, int]] = []
     while cause is not None:
         frames = [
@@ -49,10 +49,25 @@ def raised_at(error: BaseException) -> str:
             if not (file := frame.f_code.co_filename).startswith(_OWN)
         ]
         users = [place for place in frames if not _installed(place[0])] or users
-        cause = cause.__cause__
+        cause = cause.__cause__ and _single(cause.__cause__)
     if not users and not isinstance(_root(error), AgentRLError):
         users = [place for place in frames if not place[0].startswith((_STDLIB, "<"))]
     return f"{users[-1][0]}:{users[-1][1]}" if users else ""
+
+
+def described(error: BaseException) -> str:
+    """``ValueError: its text (file.py:12)``, with the user's line that it came from."""
+    place = raised_at(error)
+    return said_by(error) + (f" ({place})" if place else "")
+
+
+def said_by(error: BaseException) -> str:
+    """``ValueError: its text``; of a group of errors, the first one's."""
+    error = _single(error)
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001  boundary: the text of a user's own error
+        return f"{type(error).__name__}, whose text cannot be had"
 
 
 def users_traceback(error: BaseException) -> str:
@@ -71,17 +86,48 @@ def users_traceback(error: BaseException) -> str:
     return f"{text[: _LONGEST // 2]}\n ...\n{text[-_LONGEST // 2 :]}"
 
 
+def is_stdlib(file: str) -> bool:
+    """Whether a frame's file is of the standard library, or none."""
+    return file.startswith((_STDLIB, "<"))
+
+
+def is_users(file: str) -> bool:
+    """Whether a frame's file is neither agentrl's, nor installed."""
+    return not file.startswith(_OWN) and not _installed(file)
+
+
+def told_of(error: AgentRLError) -> dict[str, Any]:
+    """What a trajectory keeps of the failure that ended it: the user's line and traceback, and the
+    exit code of a user's exit; empty where none of a user's code took part.
+    """
+    place = raised_at(error)
+    told: dict[str, Any] = {}
+    if place:
+        told = {"raised_at": place, "traceback": users_traceback(error)}
+    if error.exit_code != type(error).exit_code:
+        told["exit_code"] = error.exit_code
+    return told
+
+
 def _foreign(file: str) -> bool:
     """Whether a frame before the user's is only how it was called."""
-    return file.startswith((_OWN, _STDLIB, "<"))
+    return file.startswith(_OWN) or is_stdlib(file)
 
 
 def _installed(file: str) -> bool:
-    return file.startswith((_STDLIB, "<")) or not set(_PACKAGES).isdisjoint(Path(file).parts)
+    return is_stdlib(file) or not set(_PACKAGES).isdisjoint(Path(file).parts)
 
 
 def _root(error: BaseException) -> BaseException:
     """What was raised first, where each error names the one that it was raised from."""
+    error = _single(error)
     while error.__cause__ is not None:
-        error = error.__cause__
+        error = _single(error.__cause__)
+    return error
+
+
+def _single(error: BaseException) -> BaseException:
+    """The first error of a group, as a ``TaskGroup`` raises one."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
     return error

@@ -1,0 +1,130 @@
+"""Wall: every call of a user's Python goes through it, and what is raised behind it leaves as an
+error of the boundary.
+
+- An exit (``exit()``, a KeyboardInterrupt that a line of code raised) ends the call alone.
+- A cancellation passes where the task was asked to end; one that nobody asked for is a failure.
+- Ctrl-C passes, and so does the end of a coroutine that Python closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dis
+import inspect
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeAlias
+
+from agentrl.errors import AgentRLError, RunInterruptedError
+from agentrl.types.user_code.place import is_stdlib
+
+Failed: TypeAlias = Callable[[BaseException], BaseException]
+"""Makes a boundary's error of what was raised behind it; what it gives back as it is stays so."""
+
+EXIT_CODE = 3
+"""What a command returns where a user's code exited instead of returning or raising."""
+
+_RAISE = dis.opmap["RAISE_VARARGS"]
+
+
+class DeadlineError(TimeoutError):
+    """The deadline of a call passed; a TimeoutError that the call itself raised is another
+    thing.
+    """
+
+
+class InThread(Protocol):
+    """Runs a synchronous call in a thread, as ``BoundedThreads.run`` does."""
+
+    def __call__(self, work: Callable[[], Any], /) -> Awaitable[Any]:
+        """What ``work`` gives."""
+
+
+@contextmanager
+def wall(
+    failed: Failed, *, passes: tuple[type[BaseException], ...] = (AgentRLError,)
+) -> Iterator[None]:
+    """A user's code runs within.
+
+    Args:
+        failed: makes the boundary's error of what was raised.
+        passes: errors whose boundary is known already.
+
+    Raises:
+        BaseException: what ``failed`` made; a cancellation that was asked for; Ctrl-C.
+    """
+    asked = _num_asked()
+    try:
+        yield
+    except passes:
+        raise
+    except BaseException as error:
+        if _is_ours(error, asked):
+            raise
+        made = failed(error)
+        if made is error:
+            raise
+        if not isinstance(error, Exception) and isinstance(made, AgentRLError):
+            made.exit_code = EXIT_CODE
+        raise made from error
+
+
+async def call_user(
+    function: Callable[[], Any],
+    *,
+    failed: Failed,
+    in_thread: InThread,
+    deadline_s: float | None = None,
+    passes: tuple[type[BaseException], ...] = (AgentRLError,),
+) -> Any:
+    """What a user's function gives: on the event loop where it is async, in a thread where it is
+    not.
+
+    Args:
+        function: what is called; ``functools.partial`` gives it arguments.
+        failed, passes: see ``wall``; ``failed`` is given a DeadlineError where the deadline passed.
+        in_thread: runs what is synchronous.
+        deadline_s: seconds that it may take; None sets no limit.
+    """
+    with wall(failed, passes=passes):
+        try:
+            async with asyncio.timeout(deadline_s) as deadline:
+                if inspect.iscoroutinefunction(function):
+                    return await function()
+                given = await in_thread(function)
+                return await given if inspect.isawaitable(given) else given
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+        raise DeadlineError(f"took longer than {deadline_s:g} s")
+
+
+def _num_asked() -> int:
+    """How often the running task was asked to end, as ``Task.cancelling`` counts it."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # a thread without a loop
+        return 0
+    return 0 if task is None else task.cancelling()
+
+
+def _is_ours(error: BaseException, asked: int) -> bool:
+    """Whether an exit comes from outside of the user's code."""
+    if isinstance(error, asyncio.CancelledError):
+        return _num_asked() > asked
+    if isinstance(error, RunInterruptedError):  # of our handler of signals
+        return True
+    return isinstance(error, KeyboardInterrupt | GeneratorExit) and not _was_raised_by_hand(error)
+
+
+def _was_raised_by_hand(error: BaseException) -> bool:
+    """Whether a ``raise`` of the user's raised it, and neither the interpreter, as at a signal or
+    at the end of a coroutine, nor a handler of the standard library.
+    """
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return False
+    code = trace.tb_frame.f_code
+    return code.co_code[trace.tb_lasti] == _RAISE and not is_stdlib(code.co_filename)

@@ -36,8 +36,6 @@ def make_ppo(settings: PPOSettings) -> AlgorithmSpec:
             length_alpha=settings.gae.length_alpha,
             bootstrap=settings.gae.bootstrap,
             kl_coef=settings.kl_coef,
-            kl_estimator=settings.kl_estimator,
-            kl_cap=settings.kl_cap,
         ),
         normalize_advantages=True,
         partition="trajectory",  # a return goes on into the trajectory's next sample

@@ -53,6 +53,7 @@ from agentrl.algorithms.settings import (
     SAPOSettings,
     SFTSettings,
     TurnGRPOSettings,
+    VAPOGAESettings,
     VAPOSettings,
 )
 from agentrl.algorithms.traits import LearnsFrom, Needs, OldLogprobs, Traits
@@ -107,6 +108,7 @@ __all__ = [
     "TokenStat",
     "Traits",
     "TurnGRPOSettings",
+    "VAPOGAESettings",
     "VAPOSettings",
     "ValueInputs",
     "make_algorithm",

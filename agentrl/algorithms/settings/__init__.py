@@ -29,6 +29,7 @@ from agentrl.algorithms.settings.policy_gradient import (
     RLOOSettings,
     SAPOSettings,
     TurnGRPOSettings,
+    VAPOGAESettings,
     VAPOSettings,
 )
 from agentrl.algorithms.settings.supervised import RewardModelSettings, SFTSettings
@@ -62,5 +63,6 @@ __all__ = [
     "SAPOSettings",
     "SFTSettings",
     "TurnGRPOSettings",
+    "VAPOGAESettings",
     "VAPOSettings",
 ]

@@ -301,12 +301,21 @@ class PFPPOSettings(PPOSettings):
     """Beside the best of a group the worst, or a random one of the others."""
 
 
+class VAPOGAESettings(GAESettings):
+    """VAPO's: λ by length, and whole returns for the critic (arXiv:2504.05118, sec. 4.1, 4.2)."""
+
+    lam_value: Fraction | None = 1.0
+    """See ppo."""
+    length_alpha: Positive | None = 0.05
+    """See ppo."""
+
+
 class VAPOSettings(PPOSettings):
     """Value-augmented PPO for long chains of thought (arXiv:2504.05118)."""
 
     clip_high: Weight = 0.28
     """See grpo."""
-    gae: GAESettings = Field(default_factory=lambda: GAESettings(lam_value=1.0, length_alpha=0.05))
+    gae: VAPOGAESettings = Field(default_factory=VAPOGAESettings)
     """See ppo."""
     critic_warmup_steps: Natural = 50
     """See ppo."""

@@ -97,7 +97,8 @@ def _learner(recipe: StageRecipe) -> dict[str, Any]:
         "model_path": str(recipe.model),
         "algorithm": recipe.algorithm,
         "optim": stage.optim,
-        "total_steps": recipe.optimizer_steps,
+        # while a critic warms up the policy takes no step
+        "total_steps": recipe.optimizer_steps(after=recipe.algorithm.critic_warmup_steps),
         **model_settings(stage),
         "gradient_checkpointing": stage.train.gradient_checkpointing,
         "deterministic": stage.run.deterministic,
@@ -115,7 +116,11 @@ def _critic(recipe: StageRecipe) -> RoleSpec | None:
         return None
     check_vocabulary(recipe.model, recipe.critic, "CriticSpec.model_path")
     seed = seed_for(recipe.stage.run.seed, "critic_head")
-    own = {"model_path": str(recipe.critic), "optim": recipe.stage.critic.optim}
+    own = {
+        "model_path": str(recipe.critic),
+        "optim": recipe.stage.critic.optim,
+        "total_steps": recipe.optimizer_steps(),
+    }
     return CriticSpec(**(_learner(recipe) | own), head_seed=seed)
 
 

@@ -59,6 +59,8 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "count/effective": "those that finished, and so enter the statistics",
         "count/with_signal": "those that finished in a group whose rewards differ",
         "count/groups": "groups",
+        "count/trained_tokens": "tokens that the policy learned from; 0 while a critic warms up",
+        "count/trained_trajectories": "trajectories of the batch",
         "excluded_frac": "share of trajectories that failed or were cancelled",
         "failed/{boundary}": "trajectories that failed at this boundary",
         "cancelled/{reason}": "trajectories that were cancelled for this reason",

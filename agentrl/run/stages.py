@@ -11,6 +11,7 @@ from typing import Any
 
 from agentrl.algorithms import AlgorithmSpec, LearnsFrom
 from agentrl.config import StageConfig
+from agentrl.config.algorithm_rules import check_warmup
 from agentrl.controller.admission import RolloutState
 from agentrl.controller.checkpoints import CheckpointCopies, Checkpoints, Manifest
 from agentrl.controller.cluster.role_handle import RoleHandle
@@ -205,6 +206,7 @@ def run_stage(
     tasks = _tasks(context, stage, model) if plays and batches is None else ()
     finite = plays and not isinstance(tasks, TaskStream)
     num_steps = batches.num_steps if batches else _num_steps(stage, len(tasks) if finite else None)
+    check_warmup(algorithm, num_steps)  # epochs are steps just now
     _announce(context, stage, algorithm, model, num_steps, done=manifest.step if manifest else 0)
     critic = other_folder(stage, models, "critic")
     reference = other_folder(stage, models, "reference")

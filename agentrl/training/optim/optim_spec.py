@@ -33,8 +33,8 @@ class OptimSpec(Section):
     warmup_steps: Natural = 0
     """Optimizer steps of linear rise: the first has its share of the peak, the last the peak."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """What follows the rise and the flat part: from the peak down to ``final_fraction``, which stands
-    behind the last step."""
+    """What follows the rise and the flat part: from the peak down to ``final_fraction``, which
+    stands behind the last step."""
     flat_fraction: Fraction = 0.0
     """Share of the stage's optimizer steps before the decay begins, the rise included."""
     final_fraction: Fraction = 0.0

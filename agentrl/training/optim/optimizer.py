@@ -15,9 +15,9 @@ def learning_rate_factor(spec: OptimSpec, step: int, total_steps: int | None) ->
     """The share of the learning rate in optimizer step ``step``, counted from 0; a pure function,
     so resume is exact.
 
-    Rises linearly over ``warmup_steps``, stays until ``flat_fraction`` of ``total_steps``, begins to
-    decay from the peak, and would be at ``final_fraction`` one step after the last, as transformers'
-    ``get_linear_schedule_with_warmup`` and ``get_cosine_schedule_with_warmup`` are.
+    Rises linearly over ``warmup_steps`` and stays until ``flat_fraction`` of ``total_steps``. Then
+    it decays as transformers' ``get_linear_schedule_with_warmup`` and its cosine do: the first step
+    has the peak, and ``final_fraction`` is that of the step after the last.
 
     Raises:
         ConfigError: the schedule decays, and ``total_steps`` is None.

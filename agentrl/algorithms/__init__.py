@@ -39,6 +39,7 @@ from agentrl.algorithms.settings import (
     GroupScaled,
     GRPOSettings,
     GSPOSettings,
+    KLInReward,
     Overlong,
     PFPPOSettings,
     PolicyGradientSettings,
@@ -52,6 +53,7 @@ from agentrl.algorithms.settings import (
     SAPOSettings,
     SFTSettings,
     TurnGRPOSettings,
+    VAPOGAESettings,
     VAPOSettings,
 )
 from agentrl.algorithms.traits import LearnsFrom, Needs, OldLogprobs, Traits
@@ -80,6 +82,7 @@ __all__ = [
     "GiGPOSettings",
     "GroupScaled",
     "GroupSummary",
+    "KLInReward",
     "LearnsFrom",
     "Needs",
     "OldLogprobs",
@@ -105,6 +108,7 @@ __all__ = [
     "TokenStat",
     "Traits",
     "TurnGRPOSettings",
+    "VAPOGAESettings",
     "VAPOSettings",
     "ValueInputs",
     "make_algorithm",

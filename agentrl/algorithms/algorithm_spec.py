@@ -96,6 +96,8 @@ class AlgorithmSpec:
         normalize_advantages: centre and scale advantages by their moments over the whole batch.
         num_epochs: passes over a batch; ``train.updates_per_batch`` of a run decides.
         critic_warmup_steps: steps in which the critic alone is updated.
+        concern: what is wrong with the algorithm's settings for a batch, told once; empty for
+            nothing.
         group_size_min: rollouts that a group needs at least.
         terms: names of ``TokenLoss.terms``.
         columns: what ``TokenLoss.columns`` holds, for who looks at it; a name that is not here is a
@@ -129,6 +131,7 @@ class AlgorithmSpec:
     normalize_advantages: bool = False
     num_epochs: int = 1
     critic_warmup_steps: int = 0
+    concern: Callable[[Rewards], str] | None = None
     group_size_min: int = 1
     terms: tuple[str, ...] = ()
     columns: tuple[AnnotationColumn, ...] = ()

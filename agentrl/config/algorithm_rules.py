@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from agentrl.algorithms import AlgorithmSettings, AlgorithmSpec, Traits
@@ -34,12 +35,26 @@ def algorithm_faults(stage: StageConfig) -> Iterator[Fault]:
             "rollout.group_size",
         )
     yield from _other_model_faults(stage, learner)
+    try:
+        check_warmup(learner, stage.train.steps or math.inf)
+    except ConfigError as error:
+        yield fault(str(error), "algorithm.critic_warmup_steps", "train.steps")
     if learner.learns_from == "rollouts":
         yield from sampler_faults(stage)
     if isinstance(learner, AlgorithmSpec):
         yield from _own_staleness_faults(stage, learner)
     else:
         yield from _built_in_faults(stage, learner)
+
+
+def check_warmup(learner: Traits, steps: float) -> None:
+    """Raises ConfigError where the critic's warm-up takes all ``steps`` of a stage."""
+    warmup = getattr(learner, "critic_warmup_steps", 0)
+    if warmup >= steps:
+        raise ConfigError(
+            f"algorithm.critic_warmup_steps must be less than train.steps={steps} (the policy "
+            f"learns nothing in a critic's warm-up), got {warmup}; lower it, or raise train.steps"
+        )
 
 
 def _other_model_faults(stage: StageConfig, learner: Traits) -> Iterator[Fault]:

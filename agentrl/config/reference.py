@@ -35,9 +35,9 @@ def settings_reference() -> str:
 
 def _algorithms() -> Iterator[str]:
     """What algorithms that learn from rewards share, then what is each one's own; a section that
-    several have stands once."""
+    several have stands once, one with defaults of its own by its algorithm's name."""
     shared = PolicyGradientSettings
-    told: set[type[Section]] = set()
+    told: dict[type[Section], str] = {}
     rows: list[tuple[str, type[Section]]] = [("`algorithm` that learns from rewards", shared)]
     for name in sorted(ALGORITHMS):
         rows.append((f"`algorithm` with `name: {name}`", ALGORITHMS[name].settings))
@@ -52,8 +52,9 @@ def _algorithms() -> Iterator[str]:
         yield _table(title, settings, fields)
         for key, section in sections_within(settings):
             if section not in told:
-                told.add(section)
-                yield _table(f"`algorithm.{key}`", section)
+                own = title.removeprefix("`algorithm`") if key in told.values() else ""
+                told[section] = key
+                yield _table(f"`algorithm.{key}`{own}", section)
 
 
 _NEW = FieldInfo(default=object())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from agentrl.algorithms import ALGORITHMS, KLInReward
 from agentrl.config.document import Document, dotted, matching_keys, stage_roots, value_at
 from agentrl.config.stage_merge import merge
 from agentrl.engines.find import BUILT_IN
@@ -71,10 +72,21 @@ def rename_keys(document: Document) -> None:
                 new = f"rollout.{engine}"
             for key in matching_keys(tree, old.split(".")):
                 _move(document, root, key, _key(new, str(key[2]) if "*" in old else ""))
+        _forget_k3(document, (*root, "algorithm"))
         servers = rollout.get("sglang") or {}
         for name, renamed in RENAMED_VALUES.items():
             if name in servers:
                 servers[name] = renamed.get(servers[name], servers[name])
+
+
+def _forget_k3(document: Document, at: Key) -> None:
+    """Leaves out the defaults that an older version wrote for a KL that the run did not have."""
+    own = value_at(document.tree, at)
+    entry = ALGORITHMS.get(str(own.get("name"))) if isinstance(own, dict) else None
+    if entry and issubclass(entry.settings, KLInReward) and not own.get("kl_coef"):
+        for name in own.keys() & {"kl_estimator", "kl_cap"}:
+            del own[name]
+            document.forget((*at, name))
 
 
 def _move(document: Document, root: Key, old: Key, new: Key) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -164,6 +164,9 @@ class StageRun:
         self._learned: LearnedTokens | None = None
         self._oldest_version = 0
         self._step = 0
+        self._concerned = False
+        self._start: Mapping[str, int] = {}
+        """Checksums of the weights that the stage starts from."""
         self._pending: _Pending | None = None
         self._interrupted = self.restored[1].evaluating if self.restored else ""
         """The evaluation that started and did not end."""
@@ -174,6 +177,7 @@ class StageRun:
 
     def restore(self) -> TrainState:
         """The state of the checkpoint to go on from, its tensors loaded; step 0 without one."""
+        self._start = self._first.call(LearningRole.checksum)
         if self.restored is None:
             return TrainState(algorithm=self.algorithm.initial_state)
         folder, manifest = self.restored
@@ -216,6 +220,10 @@ class StageRun:
         if self.schedule.on_stale == "drop":
             self._assert_fresh(groups, state)
         rewards = rewards_of(groups, seed_for(self.settings.seed, "credit", state.step))
+        concern = None if self._concerned else self.algorithm.concern
+        if concern is not None and (told := concern(rewards)):
+            self._concerned = True
+            self.recorder.warn("algorithm_concern", f"step {self._step}: {told}", step=self._step)
         credit = checked_credit(
             self.algorithm.credit(rewards, state.algorithm), rewards, self.algorithm.told("credit")
         )
@@ -266,7 +274,7 @@ class StageRun:
             StoreError: the batch of a skipped step cannot be written.
         """
         stats = Stats()
-        warms_up = self._step <= self.algorithm.critic_warmup_steps
+        warms_up = self._warms_up
         for learner in self.learners[1:] if warms_up else self.learners:
             if self.skipped.ended:
                 break
@@ -281,6 +289,11 @@ class StageRun:
                 learned.add(learner.name, mini_batch, own.columns, own, skipped=skipped)
             stats += Stats({prefix + name: stat for name, stat in own.items()})
         return stats
+
+    @property
+    def _warms_up(self) -> bool:
+        """Whether the critic learns alone in this step."""
+        return self._step <= self.algorithm.critic_warmup_steps
 
     def _learned_of(self, batch: PlannedBatch) -> LearnedTokens:
         """What the step learns of its tokens, from its first update on."""
@@ -313,8 +326,12 @@ class StageRun:
             **counts,
             "trajectories": float(batch.batch.num_trajectories),
             "tokens": float(batch.batch.num_tokens),
-            "trained_tokens": float(np.count_nonzero(batch.batch.loss_mask)),
+            "trained_tokens": float(self._trained_tokens(batch)),
         }
+
+    def _trained_tokens(self, batch: PlannedBatch) -> int:
+        """Those that the first learner learns from."""
+        return 0 if self._warms_up else int(np.count_nonzero(batch.batch.loss_mask))
 
     def record(
         self,
@@ -331,6 +348,12 @@ class StageRun:
             versions = batch.batch.policy_versions
             masked = np.count_nonzero((versions >= 0) & (versions < self._oldest_version))
             counts["async/masked_tokens"] = int(masked)
+        note = ""
+        if batch is not None:
+            counts["count/trained_tokens"] = self._trained_tokens(batch)
+            if self._warms_up:
+                steps = self.algorithm.critic_warmup_steps
+                note = f"the critic alone was trained (warm-up, {self._step} of {steps})"
         packed = batch.batch if batch else None
         self.recorder.record_step(
             state,
@@ -339,6 +362,7 @@ class StageRun:
             stats,
             counts,
             has_signal=self._has_signal(batch),
+            note=note,
             learned=self._learned_of(batch) if batch else None,
         )
         self._learned = None
@@ -379,7 +403,7 @@ class StageRun:
                 checkpoint.
         """
         try:
-            return self.schedule.publish(state, changed=changed)
+            return self.schedule.publish(state, changed=changed and not self._warms_up)
         except WeightMismatchError:
             self._checkpoint(state.published())
             raise
@@ -526,6 +550,13 @@ class StageRun:
             RunInterruptedError: the run was asked to end.
         """
         self.stop.check()
+        if self._start == self._first.call(LearningRole.checksum):
+            self.recorder.warn(
+                "weights_unchanged",
+                f"stage {self.settings.name} ends with the very weights that it began with: in "
+                f"{state.step} steps its {self._first.name} learned nothing; see optim/lr and "
+                "optim/grad_norm, and how many steps had no signal",
+            )
         with self.timer.phase("checkpoint"), replacing_folder(self.model_folder) as part:
             for learner in self.learners:
                 folder = part if learner is self._first else part / learner.name

@@ -59,6 +59,8 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "count/effective": "those that finished, and so enter the statistics",
         "count/with_signal": "those that finished in a group whose rewards differ",
         "count/groups": "groups",
+        "count/trained_tokens": "tokens that the policy learned from; 0 while a critic warms up",
+        "count/trained_trajectories": "trajectories of the batch",
         "excluded_frac": "share of trajectories that failed or were cancelled",
         "failed/{boundary}": "trajectories that failed at this boundary",
         "cancelled/{reason}": "trajectories that were cancelled for this reason",
@@ -80,8 +82,8 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "in nats (algorithm echo)",
         "policy/positive_nll": "mean negative logprob of the policy's tokens in trajectories that "
         "were right, in nats (algorithm vapo)",
-        "policy/kl_ref": "KL divergence from the reference in nats, mean over tokens, each at most "
-        "algorithm.kl_cap",
+        "policy/kl_ref": "KL divergence from the reference in nats, mean over tokens, by "
+        "algorithm.kl_estimator; that of a KL in the reward, k1, may be negative",
         "policy/kl_coef": "the step's weight of the KL to the reference, where algorithm.kl_target "
         "adapts it",
         "policy/kl_old": "KL divergence from the policy before the step in nats, estimator k3",

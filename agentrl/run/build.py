@@ -82,11 +82,10 @@ class StageRecipe:
     critic: Path | None = None
     reference: Path | None = None
 
-    @property
-    def optimizer_steps(self) -> int:
-        """Of the whole stage."""
+    def optimizer_steps(self, *, after: int = 0) -> int:
+        """Of the stage, without those of its first ``after`` batches."""
         train = self.stage.train
-        updates = self.num_steps * train.updates_per_batch
+        updates = (self.num_steps - after) * train.updates_per_batch
         return updates * math.ceil(train.batch_prompts / train.mini_batch_prompts)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from agentrl.algorithms import AlgorithmSpec, LearnsFrom
 from agentrl.config import StageConfig
+from agentrl.config.algorithm_rules import check_warmup
 from agentrl.controller.admission import RolloutState
 from agentrl.controller.checkpoints import CheckpointCopies, Checkpoints, Manifest
 from agentrl.controller.cluster.role_handle import RoleHandle
@@ -97,7 +98,8 @@ def _learner(recipe: StageRecipe) -> dict[str, Any]:
         "model_path": str(recipe.model),
         "algorithm": recipe.algorithm,
         "optim": stage.optim,
-        "total_steps": recipe.optimizer_steps,
+        # while a critic warms up the policy takes no step
+        "total_steps": recipe.optimizer_steps(after=recipe.algorithm.critic_warmup_steps),
         **model_settings(stage),
         "gradient_checkpointing": stage.train.gradient_checkpointing,
         "deterministic": stage.run.deterministic,
@@ -115,7 +117,11 @@ def _critic(recipe: StageRecipe) -> RoleSpec | None:
         return None
     check_vocabulary(recipe.model, recipe.critic, "CriticSpec.model_path")
     seed = seed_for(recipe.stage.run.seed, "critic_head")
-    own = {"model_path": str(recipe.critic), "optim": recipe.stage.critic.optim}
+    own = {
+        "model_path": str(recipe.critic),
+        "optim": recipe.stage.critic.optim,
+        "total_steps": recipe.optimizer_steps(),
+    }
     return CriticSpec(**(_learner(recipe) | own), head_seed=seed)
 
 
@@ -200,6 +206,7 @@ def run_stage(
     tasks = _tasks(context, stage, model) if plays and batches is None else ()
     finite = plays and not isinstance(tasks, TaskStream)
     num_steps = batches.num_steps if batches else _num_steps(stage, len(tasks) if finite else None)
+    check_warmup(algorithm, num_steps)  # epochs are steps just now
     _announce(context, stage, algorithm, model, num_steps, done=manifest.step if manifest else 0)
     critic = other_folder(stage, models, "critic")
     reference = other_folder(stage, models, "reference")

@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from agentrl.config import RunConfig, StageConfig
+from agentrl.config.algorithm_rules import check_warmup
 from agentrl.config.engine_section import stage_engine
 from agentrl.config.key_names import naming_keys
 from agentrl.controller.cluster.episode_host import EpisodeHost
@@ -154,6 +155,7 @@ class Trainer(Closing):
         if steps is not None:
             train = stages[-1].train.replace(steps=steps, epochs=None)
             stages[-1] = stages[-1].replace(train=train)
+            check_warmup(stages[-1].make_algorithm(), steps)
         stop = StopRequest()
         with stopping_signals(stop) as take_signals:
             stop.deferred = True  # until it can be told how the run goes on

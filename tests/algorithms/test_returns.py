@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, tensor
 
-from agentrl.algorithms import TokenCredit
+from agentrl.algorithms import (
+    ALGORITHMS,
+    KLInReward,
+    PolicyGradientSettings,
+    TokenCredit,
+    make_algorithm,
+)
 from agentrl.algorithms.functions.returns import (
     Bootstrap,
     critic_advantages,
     discounted_returns,
     generalized_advantages,
+    kl_reward,
     length_adaptive_lambda,
     return_advantages,
     reverse_kl_advantages,
 )
+from agentrl.errors import ConfigError
 from tests.algorithms.made import token_credit
 
 # trajectory 0 has turns 0 and 1; turn 1 lies in the shard before turn 0, and a tool's token within.
@@ -42,7 +53,7 @@ def test_the_kl_is_taken_off_each_tokens_reward() -> None:
         old_logprobs=tensor([-1.0, -1.0, 0.0, -2.0, 0.0, -3.0]),
         ref_logprobs=tensor([-2.0, -1.0, 0.0, -2.0, 0.0, -1.0]),
     )
-    found = return_advantages(given, discount=1.0, kl_coef=0.5, kl_estimator="k1").advantages
+    found = return_advantages(given, discount=1.0, kl_coef=0.5).advantages
     assert found.tolist() == [7.5, 8.0, 0.0, 11.5, 0.0, 2.0]
 
 
@@ -53,7 +64,7 @@ def test_an_adapted_kl_has_the_current_weight() -> None:
         ref_logprobs=torch.full((6,), -1.0),
         state={"kl_coef": 2.0},
     )
-    found = return_advantages(given, discount=1.0, kl_coef=0.5, kl_estimator="k1").advantages
+    found = return_advantages(given, discount=1.0, kl_coef=0.5).advantages
     assert found.tolist() == [4.0, 6.0, 0.0, 6.0, 0.0, -1.0]
 
 
@@ -149,3 +160,51 @@ def test_distillation_pays_what_the_teacher_thinks_more_of_a_token() -> None:
         ref_logprobs=tensor([-2.0, -1.0, -7.0, -3.0, 0.0, -1.0]),
     )
     assert reverse_kl_advantages(given).advantages.tolist() == [-1.0, 1.0, 0.0, 0.0, 0.0, 3.0]
+
+
+IN_REWARD = ("ppo", "pf_ppo", "vapo", "remax", "reinforce_plus_plus")
+
+
+def test_a_kl_in_the_reward_has_the_gradient_of_the_kl() -> None:
+    # exact over six tokens: credit times the gradient of a logprob, weighed by the policy
+    logits = torch.tensor([0.3, -1.0, 2.0, 0.1, -0.4, 0.7], dtype=torch.float64)
+    logits.requires_grad_(True)
+    logprobs = logits.log_softmax(0)
+    reference = torch.linspace(-1.0, 1.0, 6, dtype=torch.float64).log_softmax(0)
+    given = credit([0.0] * 6, old_logprobs=logprobs.detach(), ref_logprobs=reference)
+    given = replace(given, mask=torch.ones(6))
+    reward = kl_reward(given, kl_coef=0.5)
+    surrogate = (logprobs.exp().detach() * reward * logprobs).sum()
+    (found,) = torch.autograd.grad(surrogate, logits, retain_graph=True)
+    kl = (logprobs.exp() * (logprobs - reference)).sum()
+    (wanted,) = torch.autograd.grad(-0.5 * kl, logits)
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
+
+
+def test_who_has_the_kl_in_the_reward() -> None:
+    kinds = {name: entry.settings for name, entry in ALGORITHMS.items()}
+    assert {name for name, kind in kinds.items() if issubclass(kind, KLInReward)} == {*IN_REWARD}
+    for name, kind in kinds.items():
+        if issubclass(kind, PolicyGradientSettings) and name != "distillation":
+            in_loss = "kl" in make_algorithm(name, {"kl_coef": 0.1}).terms
+            assert in_loss == (name not in IN_REWARD), name
+
+
+@pytest.mark.parametrize("name", IN_REWARD)
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        *(("kl_estimator", one) for one in ("k2", "k3", "k1+", "k3+")),
+        ("kl_cap", 10.0),
+        ("kl_weighted", True),
+    ],
+)
+def test_a_kl_in_the_reward_is_k1_alone(name: str, setting: str, value: object) -> None:
+    pattern = (
+        rf"\.{setting} must be .*whose KL is in the reward.*got {re.escape(repr(value))}; leave"
+    )
+    with pytest.raises(ConfigError, match=pattern):
+        make_algorithm(name, {"kl_coef": 0.1, setting: value})
+    assert make_algorithm(name, {"kl_coef": 0.1, "kl_target": 0.5}).initial_state == {
+        "kl_coef": 0.1
+    }

@@ -37,6 +37,21 @@ def test_what_needs_a_critic_says_which_settings_give_one(problems: Problems, na
     assert "critic.stage=model starts it from the model of the run" in line
 
 
+@pytest.mark.parametrize(
+    ("settings", "warmup"), [("{name: vapo}", 50), ("{name: ppo, critic_warmup_steps: 3}", 3)]
+)
+def test_a_warm_up_of_the_critic_leaves_steps_for_the_policy(
+    problems: Problems, write: Write, settings: str, warmup: int
+) -> None:
+    text = f"algorithm: {settings}\ncritic: {{stage: model}}\n"
+    (line,) = problems(f"{text}train: {{steps: {warmup}}}\n")
+    assert (
+        f"algorithm.critic_warmup_steps must be less than train.steps={warmup} (the policy learns "
+        f"nothing in a critic's warm-up), got {warmup}; lower it, or raise train.steps"
+    ) in line
+    assert load_config(write(f"{text}train: {{steps: {warmup + 1}}}\n")).train.steps
+
+
 @pytest.mark.parametrize("name", ["remax", "grpo", "reinforce_plus_plus"])
 def test_training_samples_at_a_temperature_above_zero(problems: Problems, name: str) -> None:
     # ReMax plays its greedy baseline beside the group, which is sampled all the same

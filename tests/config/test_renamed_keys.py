@@ -12,6 +12,7 @@ import pytest
 from agentrl.config import RunConfig, load_config, to_yaml
 from agentrl.config.renamed_keys import RENAMED
 from agentrl.config.schema import StageConfig
+from agentrl.errors import ConfigError
 from agentrl.types.section import sections_within
 from tests.run.tiny_run import TASK
 
@@ -123,6 +124,21 @@ def test_a_setting_of_a_users_own_algorithm_keeps_its_name(tmp_path: Path) -> No
     )
     config: RunConfig = load_config(path)
     assert config.algorithm.settings == {"scale": 2.0}
+
+
+@pytest.mark.parametrize("kl_coef", [0.0, 0.1])
+def test_an_old_run_without_a_kl_in_its_reward_opens(tmp_path: Path, kl_coef: float) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    path = tmp_path / "config.resolved.yaml"
+    path.write_text(
+        "model: {path: m}\ndata: {train: t.py:f}\ncritic: {stage: model}\n"
+        f"algorithm: {{name: ppo, kl_coef: {kl_coef}, kl_estimator: k3, kl_cap: 10.0}}\n"
+    )
+    if kl_coef:
+        with pytest.raises(ConfigError, match="kl_estimator must be 'k1'"):
+            load_config(path)
+    else:
+        assert load_config(path).algorithm.settings == {"kl_coef": 0.0}
 
 
 @pytest.mark.parametrize("engine", ["torch", "sglang", "openai"])

@@ -33,6 +33,9 @@ def logged() -> set[str]:
                     and key.value == "event"
                     and isinstance(value, ast.Constant)
                 }
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                if node.func.attr == "warn" and isinstance(node.args[0], ast.Constant):
+                    found.add(str(node.args[0].value))
             elif isinstance(node, ast.Constant) and "engines/servers" in str(path):
                 found |= set(
                     re.findall(r"^server_(?:gone|lost|re[a-z]+|start[a-z_]*)$", str(node.value))

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from agentrl.config.load import load_config
 from agentrl.errors import ConfigError
+from agentrl.run.build import StageRecipe
+from agentrl.run.stages import role_specs
 from agentrl.run.trainer import Trainer
 from agentrl.store import RunDirectory, TrajectoryReader
+from agentrl.training.models.tiny import build_tiny_model
 from tests.run.tiny_run import CONFIG, metrics
+from tests.run.tiny_task import demonstrations
 
 PPO = [
     "stages.1.algorithm.name=ppo",
@@ -32,14 +38,21 @@ def write_config(folder: Path) -> Path:
 
 def test_a_critic_is_trained_beside_the_policy_and_resumed(tmp_path: Path) -> None:
     config = write_config(tmp_path)
+    shown = Console(file=io.StringIO(), width=200)
     for name, steps in (("whole", 4), ("cut", 2)):
         overrides = [*PPO, f"run.dir={tmp_path / name}", f"train.steps={steps}"]
-        with Trainer(load_config(config, overrides)) as trainer:
+        with Trainer(load_config(config, overrides), console=shown) as trainer:
             trainer.train()
+    lines = shown.file.getvalue().splitlines()
+    assert sum("the critic alone was trained (warm-up, 1 of 1)" in line for line in lines) == 2
+    assert not any("the very weights that it began with" in line for line in lines)
     rows = [row for row in metrics(tmp_path / "whole") if row["stage"] == "rl" and row["step"]]
     # in the first step the critic learns alone
     assert "policy/loss" not in rows[0]
     assert all("policy/loss" in row for row in rows[1:])
+    assert [row["count/trained_tokens"] > 0 for row in rows] == [False, True, True, True]
+    # what did not change is not published
+    assert [row["policy_version"] for row in rows] == [0, 1, 2, 3]
     assert all(row["critic/optim/grad_norm"] > 0 for row in rows)
     assert all(row["critic/explained_variance"] <= 1 for row in rows)
     assert (tmp_path / "whole" / "models" / "rl" / "critic" / "config.json").is_file()
@@ -52,6 +65,27 @@ def test_a_critic_is_trained_beside_the_policy_and_resumed(tmp_path: Path) -> No
     assert [[row.get(name) for name in names] for row in resumed] == [
         [row.get(name) for name in names] for row in rows
     ]
+
+
+def test_the_rates_of_policy_and_critic_end_with_their_own_steps(tmp_path: Path) -> None:
+    sizes = {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 8, "ff": 16}
+    model = tmp_path / "model"
+    build_tiny_model(model, demonstrations(0), num_demonstrations=40, vocab_size=300, **sizes)
+    overrides = [*PPO, "stages.1.train.mini_batch_prompts=1", "train.updates_per_batch=2"]
+    stage = load_config(write_config(tmp_path), overrides).resolved_stages()[1]
+    recipe = StageRecipe(stage, stage.make_algorithm(), model, None, 4, critic=model)
+    specs = role_specs(recipe)
+    # 2 passes over 3 mini-batches, in 3 steps of the policy and 4 of the critic
+    assert {name: spec.total_steps for name, spec in specs.items()} == {"actor": 18, "critic": 24}
+
+
+def test_steps_that_are_asked_for_in_python_go_beyond_the_warm_up(tmp_path: Path) -> None:
+    with (
+        Trainer(load_config(write_config(tmp_path), [*PPO, f"run.dir={tmp_path / 'run'}"])) as own,
+        pytest.raises(ConfigError, match=r"must be less than train\.steps=1 .*, got 1; lower it"),
+    ):
+        own.train(1)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
@@ -107,3 +141,20 @@ def test_a_policy_is_distilled_from_another_model(tmp_path: Path) -> None:
     ]
     assert advantages
     assert np.nanmean(np.concatenate(advantages)) < -0.1
+
+
+def test_epochs_that_end_within_the_warm_up_are_refused(tmp_path: Path) -> None:
+    overrides = [
+        "stages.1.algorithm.name=ppo",
+        "stages.1.algorithm.critic_warmup_steps=500",
+        "stages.1.critic.stage=model",
+        "stages.1.from=model",
+        "stages.1.train.epochs=1",
+        "stages.0.steps=1",
+        f"run.dir={tmp_path / 'run'}",
+    ]
+    with (
+        Trainer(load_config(write_config(tmp_path), overrides)) as trainer,
+        pytest.raises(ConfigError, match=r"must be less than train.steps=\d+ .*, got 500"),
+    ):
+        trainer.train()

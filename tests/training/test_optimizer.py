@@ -8,6 +8,7 @@ import re
 import pytest
 import torch
 from torch import nn
+from transformers import get_scheduler
 
 from agentrl.errors import ConfigError
 from agentrl.training.fsdp.gradients import clip_gradients
@@ -26,21 +27,40 @@ def test_a_constant_rate_rises_over_its_warm_up() -> None:
 
 def test_a_line_goes_down_to_its_final_fraction_and_stays() -> None:
     spec = OptimSpec(schedule="linear", final_fraction=0.2)
-    assert factors(spec, 6, total_steps=4) == pytest.approx([0.8, 0.6, 0.4, 0.2, 0.2, 0.2])
+    assert factors(spec, 6, total_steps=4) == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2, 0.2])
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+def test_a_single_step_has_the_whole_rate(schedule: str) -> None:
+    assert factors(OptimSpec(schedule=schedule), 1, total_steps=1) == [1.0]
+
+
+@pytest.mark.parametrize(("warmup", "total"), [(0, 1), (0, 2), (0, 5), (1, 2), (3, 4), (3, 50)])
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_the_decay_is_that_of_transformers(schedule: str, warmup: int, total: int) -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    theirs = get_scheduler(
+        schedule, optimizer, num_warmup_steps=warmup, num_training_steps=total
+    ).lr_lambdas[0]
+    ours = factors(OptimSpec(schedule=schedule, warmup_steps=warmup), total, total_steps=total)
+    # the rise alone is a step earlier: their first step has a rate of 0, and moves nothing
+    wanted = [theirs(step + (step < warmup)) for step in range(total)]
+    assert ours == pytest.approx(wanted, abs=1e-12)
+    assert min(ours) > 0
 
 
 def test_a_flat_part_comes_first() -> None:
-    # flat through step 4 of 8, then four equal parts down to 0
+    # flat through step 5 of 8, then three of four equal parts towards 0
     spec = OptimSpec(schedule="linear", warmup_steps=2, flat_fraction=0.5)
     assert factors(spec, 8, total_steps=8) == pytest.approx(
-        [0.5, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
+        [0.5, 1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25]
     )
 
 
 def test_half_a_cosine_is_at_the_middle_in_the_middle() -> None:
     spec = OptimSpec(schedule="cosine")
     assert factors(spec, 4, total_steps=4) == pytest.approx(
-        [(1 + math.cos(math.pi * k / 4)) / 2 for k in (1, 2, 3, 4)]
+        [(1 + math.cos(math.pi * k / 4)) / 2 for k in (0, 1, 2, 3)]
     )
 
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from agentrl.algorithms.algorithm_spec import AlgorithmSpec, AuxiliaryLoss
 from agentrl.algorithms.builtin.policy_gradient import clipped_loss, policy_gradient
-from agentrl.algorithms.functions.credit import rank_weights, reward_credit
+from agentrl.algorithms.functions.credit import lambda_concern, rank_weights, reward_credit
 from agentrl.algorithms.functions.losses import imitation_loss
 from agentrl.algorithms.functions.returns import critic_advantages
 from agentrl.algorithms.functions.values import clipped_value_loss
@@ -18,6 +18,7 @@ from agentrl.types import Batch, SegmentKind
 
 def make_ppo(settings: PPOSettings) -> AlgorithmSpec:
     """PPO with ``settings``; the KL to the reference is taken off each token's reward."""
+    alpha = settings.gae.length_alpha
     spec = policy_gradient(
         "ppo",
         settings,
@@ -33,15 +34,14 @@ def make_ppo(settings: PPOSettings) -> AlgorithmSpec:
             discount=settings.gae.discount,
             lam=settings.gae.lam,
             lam_value=settings.gae.lam_value,
-            length_alpha=settings.gae.length_alpha,
+            length_alpha=alpha,
             bootstrap=settings.gae.bootstrap,
             kl_coef=settings.kl_coef,
-            kl_estimator=settings.kl_estimator,
-            kl_cap=settings.kl_cap,
         ),
         normalize_advantages=True,
         partition="trajectory",  # a return goes on into the trajectory's next sample
         critic_warmup_steps=settings.critic_warmup_steps,
+        concern=partial(lambda_concern, alpha=alpha) if alpha else None,
     )
 
 

@@ -10,7 +10,7 @@ from agentrl.algorithms.builtin.policy_gradient import clipped_loss, policy_grad
 from agentrl.algorithms.functions.credit import greedy_baseline_credit, reward_credit
 from agentrl.algorithms.functions.returns import return_advantages
 from agentrl.algorithms.settings import (
-    ClippedSettings,
+    KLInReward,
     ReinforcePlusPlusSettings,
     ReMaxSettings,
 )
@@ -42,9 +42,7 @@ def make_remax(settings: ReMaxSettings) -> AlgorithmSpec:
     return _with_returns(spec, settings, discount=1.0)
 
 
-def _with_returns(
-    spec: AlgorithmSpec, settings: ClippedSettings, *, discount: float
-) -> AlgorithmSpec:
+def _with_returns(spec: AlgorithmSpec, settings: KLInReward, *, discount: float) -> AlgorithmSpec:
     """The advantage of a token is its return, with the KL off its reward."""
     return replace(
         spec,
@@ -52,8 +50,6 @@ def _with_returns(
             return_advantages,
             discount=discount,
             kl_coef=settings.kl_coef,
-            kl_estimator=settings.kl_estimator,
-            kl_cap=settings.kl_cap,
         ),
         partition="trajectory",  # a return goes on into the trajectory's next sample
     )

@@ -290,3 +290,17 @@ def turn_level_credit(
     """Turns get their advantages among turns of the same number; trajectories none of their own."""
     turns = turn_advantages(rewards, discount=discount, scale=scale_rewards == "std", eps=eps)
     return Credit(np.zeros(rewards.reward.shape), turns)
+
+
+def lambda_concern(rewards: Rewards, *, alpha: float) -> str:
+    """What to tell where a λ by length (arXiv:2504.05118, eq. 9) is below 0.5 for most
+    trajectories."""
+    short = int(np.count_nonzero(alpha * rewards.num_tokens < 2))
+    if 2 * short <= rewards.num_tokens.size:
+        return ""
+    return (
+        f"algorithm.gae.length_alpha={alpha:g} gives a λ of max(0, 1 - 1 / (α · l)) below 0.5 to "
+        f"{short} of {rewards.num_tokens.size} trajectories, whose l trained tokens are fewer than "
+        f"{2 / alpha:g}, so that a token's advantage hardly knows the reward; raise it, or "
+        "set it to null for gae.lam"
+    )

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from agentrl.algorithms.functions.adaptive_kl import KL_COEF
-from agentrl.algorithms.functions.kl import KLEstimator, estimate
+from agentrl.algorithms.functions.kl import k1
 from agentrl.algorithms.functions.losses import given
 from agentrl.algorithms.records import Advantages, TokenCredit
 
@@ -82,33 +82,24 @@ def discounted_returns(credit: TokenCredit, *, discount: float, reward: Tensor) 
     return order.column(returns.float(), credit.mask)
 
 
-def return_advantages(
-    credit: TokenCredit,
-    *,
-    discount: float,
-    kl_coef: float = 0.0,
-    kl_estimator: KLEstimator = "k1",
-    kl_cap: float | None = None,
-) -> Advantages:
+def return_advantages(credit: TokenCredit, *, discount: float, kl_coef: float = 0.0) -> Advantages:
     """Each token's discounted return, from which the KL to the reference is taken token by token
     (arXiv:2501.03262, eq. 6 to 8).
     """
-    reward = kl_reward(credit, kl_coef=kl_coef, kl_estimator=kl_estimator, kl_cap=kl_cap)
+    reward = kl_reward(credit, kl_coef=kl_coef)
     return Advantages(discounted_returns(credit, discount=discount, reward=reward))
 
 
-def kl_reward(
-    credit: TokenCredit, *, kl_coef: float, kl_estimator: KLEstimator, kl_cap: float | None
-) -> Tensor:
-    """``[T]`` credits that fall due, less the weighted KL estimate of each trained token; the
-    algorithm's state has the current weight where it is adapted.
+def kl_reward(credit: TokenCredit, *, kl_coef: float) -> Tensor:
+    """``[T]`` credits that fall due, less the weighted k1 of each trained token; the algorithm's
+    state has the current weight where it is adapted.
     """
     if kl_coef == 0:
         return credit.reward
     weight = credit.state.get(KL_COEF, kl_coef)
     old = given(credit.old_logprobs, "old_logprobs")
     reference = given(credit.ref_logprobs, "ref_logprobs")
-    kl = estimate(old, reference, kl_estimator, kl_cap)
+    kl = k1(old, reference)
     return credit.reward - torch.where(credit.mask != 0, weight * kl, torch.zeros_like(kl))
 
 
@@ -163,8 +154,6 @@ def critic_advantages(
     lam_value: float | None = None,
     length_alpha: float | None = None,
     kl_coef: float = 0.0,
-    kl_estimator: KLEstimator = "k1",
-    kl_cap: float | None = None,
 ) -> Advantages:
     """Generalised advantages of rewards less their KL, and what the critic's values should be: the
     advantages plus the values (arXiv:1506.02438).
@@ -176,9 +165,9 @@ def critic_advantages(
             arXiv:2504.05118, sec. 4.1).
         length_alpha: α of a λ for each trajectory of l trained tokens in the place of ``lam``:
             max(0, 1 - 1 / (α · l)) (arXiv:2504.05118, eq. 9).
-        kl_coef, kl_estimator, kl_cap: see ``kl_reward``.
+        kl_coef: see ``kl_reward``.
     """
-    reward = kl_reward(credit, kl_coef=kl_coef, kl_estimator=kl_estimator, kl_cap=kl_cap)
+    reward = kl_reward(credit, kl_coef=kl_coef)
     values = given(credit.values, "values")
 
     def estimated(decay: float | Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from agentrl.algorithms.settings.policy_gradient import (
     GroupScaled,
     GRPOSettings,
     GSPOSettings,
+    KLInReward,
     Overlong,
     PFPPOSettings,
     PolicyGradientSettings,
@@ -28,6 +29,7 @@ from agentrl.algorithms.settings.policy_gradient import (
     RLOOSettings,
     SAPOSettings,
     TurnGRPOSettings,
+    VAPOGAESettings,
     VAPOSettings,
 )
 from agentrl.algorithms.settings.supervised import RewardModelSettings, SFTSettings
@@ -46,6 +48,7 @@ __all__ = [
     "GSPOSettings",
     "GiGPOSettings",
     "GroupScaled",
+    "KLInReward",
     "Overlong",
     "PFPPOSettings",
     "PPOSettings",
@@ -60,5 +63,6 @@ __all__ = [
     "SAPOSettings",
     "SFTSettings",
     "TurnGRPOSettings",
+    "VAPOGAESettings",
     "VAPOSettings",
 ]

@@ -5,6 +5,7 @@ Defaults are those of each algorithm's paper.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -167,7 +168,35 @@ class RLOOSettings(ClippedSettings):
     """See grpo."""
 
 
-class ReinforcePlusPlusSettings(ClippedSettings):
+class KLInReward(ClippedSettings):
+    """The KL to the reference is taken off each token's reward. Credit multiplies the gradient of a
+    logprob there, and no gradient of the estimate: k1 alone has that of the KL in expectation."""
+
+    kl_estimator: KLEstimator = "k1"
+    """Always ``k1``: as a reward, k2 and k3 have next to no gradient near the reference and another
+    sign far from it, and a ``+`` changes a loss alone."""
+    kl_cap: Positive | None = None
+    """Always null: it bounds ``k3``."""
+
+    @property
+    def needs(self) -> Needs:
+        """See ``Traits``."""
+        return dataclasses.replace(super().needs, old_logprobs=self.kl_coef > 0)
+
+    @model_validator(mode="after")
+    def _check_estimator(self) -> Self:
+        for name, only in (("kl_estimator", "k1"), ("kl_cap", None), ("kl_weighted", False)):
+            if (found := getattr(self, name)) != only:
+                raise self.broken(
+                    name,
+                    f" must be {only!r} for an algorithm whose KL is in the reward (credit "
+                    "multiplies the gradient of a logprob there, and k1 alone, without a bound or "
+                    f"a ratio, then has the gradient of the KL), got {found!r}; leave it out",
+                )
+        return self
+
+
+class ReinforcePlusPlusSettings(KLInReward):
     """REINFORCE++: returns normalised over the whole batch, with the KL in the reward
     (arXiv:2501.03262)."""
 
@@ -182,12 +211,6 @@ class ReinforcePlusPlusSettings(ClippedSettings):
     filter_zero_variance: bool = False
     """See grpo; without a baseline a group of equal rewards does teach something."""
 
-    @property
-    def needs(self) -> Needs:
-        """See ``Traits``."""
-        has_kl = self.kl_coef > 0
-        return Needs(old_logprobs=has_kl, reference=has_kl, entropy=self.entropy_coef > 0)
-
     @model_validator(mode="after")
     def _check_group(self) -> Self:
         if self.filter_zero_variance and self.baseline == "none":
@@ -199,7 +222,7 @@ class ReinforcePlusPlusSettings(ClippedSettings):
         return self
 
 
-class ReMaxSettings(ClippedSettings):
+class ReMaxSettings(KLInReward):
     """ReMax: the baseline is the reward of a greedy rollout of the same task, played beside the
     group and never trained; the KL is in the reward (arXiv:2310.10505)."""
 
@@ -213,10 +236,7 @@ class ReMaxSettings(ClippedSettings):
     @property
     def needs(self) -> Needs:
         """See ``Traits``."""
-        has_kl = self.kl_coef > 0
-        return Needs(
-            old_logprobs=has_kl, reference=has_kl, baseline=True, entropy=self.entropy_coef > 0
-        )
+        return dataclasses.replace(super().needs, baseline=True)
 
     @model_validator(mode="after")
     def _check_filter(self) -> Self:
@@ -248,7 +268,7 @@ class GAESettings(Section):
     pays what the critic hopes for."""
 
 
-class PPOSettings(ClippedSettings):
+class PPOSettings(KLInReward):
     """Proximal policy optimisation with a critic (arXiv:1707.06347); the section ``critic`` says
     what it starts from."""
 
@@ -268,13 +288,7 @@ class PPOSettings(ClippedSettings):
     @property
     def needs(self) -> Needs:
         """See ``Traits``."""
-        has_kl = self.kl_coef > 0
-        return Needs(
-            old_logprobs=has_kl,
-            reference=has_kl,
-            critic=True,
-            entropy=self.entropy_coef > 0,
-        )
+        return dataclasses.replace(super().needs, critic=True)
 
 
 class PFPPOSettings(PPOSettings):
@@ -287,12 +301,21 @@ class PFPPOSettings(PPOSettings):
     """Beside the best of a group the worst, or a random one of the others."""
 
 
+class VAPOGAESettings(GAESettings):
+    """VAPO's: λ by length, and whole returns for the critic (arXiv:2504.05118, sec. 4.1, 4.2)."""
+
+    lam_value: Fraction | None = 1.0
+    """See ppo."""
+    length_alpha: Positive | None = 0.05
+    """See ppo."""
+
+
 class VAPOSettings(PPOSettings):
     """Value-augmented PPO for long chains of thought (arXiv:2504.05118)."""
 
     clip_high: Weight = 0.28
     """See grpo."""
-    gae: GAESettings = Field(default_factory=lambda: GAESettings(lam_value=1.0, length_alpha=0.05))
+    gae: VAPOGAESettings = Field(default_factory=VAPOGAESettings)
     """See ppo."""
     critic_warmup_steps: Natural = 50
     """See ppo."""

@@ -139,6 +139,7 @@ class Recorder:
         counts: Mapping[str, int],
         *,
         has_signal: bool = True,
+        note: str = "",
         learned: LearnedTokens | None = None,
     ) -> None:
         """A step's numbers, to every sink and the display.
@@ -150,6 +151,7 @@ class Recorder:
             stats: of the updates.
             counts: what else happened to groups, by the metric's name.
             has_signal: whether anything could be learned of them; where not, the display says why.
+            note: what else the display says at the end of the step's line.
             learned: what the learners left of each token.
         """
         outcomes = self._taken
@@ -187,7 +189,6 @@ class Recorder:
             self._dropped = []
         if batch is not None:
             values |= _staleness(batch, state)
-            values["count/trained_tokens"] = float(np.count_nonzero(batch.loss_mask))
             values["count/trained_trajectories"] = float(batch.num_trajectories)
         if learned is not None:
             values |= learned.last_pass
@@ -199,7 +200,7 @@ class Recorder:
         self._alert(played, state.step)
         self._tell_health(state.step, values, played)
         self.sink.log(state.step, values, self.stage)
-        self.view.step(state.step, values, "" if has_signal else no_signal(played))
+        self.view.step(state.step, values, note or ("" if has_signal else no_signal(played)))
         self.view.status("")
         self.writer.seal(state.step, self.stage)
 
@@ -267,10 +268,13 @@ class Recorder:
         text = f"{what}; the one before stays and the run goes on: {error}"
         with self._lock:
             self._failure_counts["count/failed_checkpoints"] += 1
-        logger.warning("%s", text, extra={"event": "checkpoint_failed", "stage": self.stage})
-        self.events.log(
-            "checkpoint_failed", text, boundary="store", level="warning", stage=self.stage
-        )
+        self.warn("checkpoint_failed", text, boundary="store")
+
+    def warn(self, event: str, text: str, *, boundary: str = "training", **record: Any) -> None:
+        """A warning in the log, and so on the terminal, that is an event too."""
+        record["stage"] = self.stage
+        logger.warning("%s", text, extra={"event": event, **record})
+        self.events.log(event, text, boundary=boundary, level="warning", **record)
 
     def sync(self) -> None:
         """Returns when everything given so far is durable."""
@@ -310,11 +314,7 @@ class Recorder:
     ) -> None:
         """What goes wrong since this step: a warning, and an event with its evidence."""
         for alert in self.health.watch(step, values, played) if self.health is not None else ():
-            record = {**alert.record(), "stage": self.stage}
-            logger.warning("%s", alert, extra={"event": "health_alert", **record})
-            self.events.log(
-                "health_alert", str(alert), boundary="training", level="warning", **record
-            )
+            self.warn("health_alert", str(alert), **alert.record())
 
     def _annotate(
         self, learned: LearnedTokens, groups: Sequence[TrajectoryGroup], state: TrainState

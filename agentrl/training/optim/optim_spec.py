@@ -31,10 +31,11 @@ class OptimSpec(Section):
     muon_weight_decay: Weight = 0.01
     """Decoupled weight decay of Muon's matrices."""
     warmup_steps: Natural = 0
-    """Optimizer steps of linear rise from 0."""
+    """Optimizer steps of linear rise: the first has its share of the peak, the last the peak."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """What follows the rise and the flat part, down to ``final_fraction``."""
+    """What follows the rise and the flat part: from the peak down to ``final_fraction``, which
+    stands behind the last step."""
     flat_fraction: Fraction = 0.0
     """Share of the stage's optimizer steps before the decay begins, the rise included."""
     final_fraction: Fraction = 0.0
-    """Learning rate at the end, as a share of the peak."""
+    """Learning rate behind the last step, as a share of the peak."""

@@ -15,8 +15,9 @@ def learning_rate_factor(spec: OptimSpec, step: int, total_steps: int | None) ->
     """The share of the learning rate in optimizer step ``step``, counted from 0; a pure function,
     so resume is exact.
 
-    Rises linearly over ``warmup_steps``, stays until ``flat_fraction`` of ``total_steps``, and
-    decays to ``final_fraction`` at the last step, where it stays.
+    Rises linearly over ``warmup_steps`` and stays until ``flat_fraction`` of ``total_steps``. Then
+    it decays as transformers' ``get_linear_schedule_with_warmup`` and its cosine do: the first step
+    has the peak, and ``final_fraction`` is that of the step after the last.
 
     Raises:
         ConfigError: the schedule decays, and ``total_steps`` is None.
@@ -28,7 +29,7 @@ def learning_rate_factor(spec: OptimSpec, step: int, total_steps: int | None) ->
         raise spec.broken("schedule", f"={spec.schedule!r} needs total_steps, got None; set it")
     start = max(spec.flat_fraction * total_steps, float(spec.warmup_steps))
     length = max(total_steps - start, 1.0)
-    progress = min(max((step + 1 - start) / length, 0.0), 1.0)
+    progress = min(max((step - start) / length, 0.0), 1.0)
     left = (
         1.0 - progress if spec.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
     )

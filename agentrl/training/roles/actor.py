@@ -122,11 +122,6 @@ class Actor(PolicyRole, LearningRole):
         with self.backend.residency.holding("params"):
             yield from self.backend.weights(self.dtype if dtype is None else torch_dtype(dtype))
 
-    @register(Dispatch.FIRST)
-    def checksum(self, dtype: DType | None = None) -> dict[str, int]:
-        """Checksums by name of what ``weights(dtype)`` yields (docs/controller.md)."""
-        return self.backend.checksums(self.dtype if dtype is None else torch_dtype(dtype))
-
     def _backward(
         self,
         packed: Packed,

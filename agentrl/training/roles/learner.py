@@ -14,6 +14,7 @@ from agentrl.algorithms import AlgorithmSpec
 from agentrl.errors import TrainingError
 from agentrl.training.backends.backend import StepResult
 from agentrl.training.fsdp.checkpoint import SaveResult
+from agentrl.training.models.names import DType, torch_dtype
 from agentrl.training.models.packed_model import ModelSpec
 from agentrl.training.optim.optim_spec import OptimSpec
 from agentrl.training.optim.optimizer import learning_rate_factor
@@ -136,6 +137,11 @@ class LearningRole(Role):
     def load(self, folder: str | Path) -> None:
         """Go on from a checkpoint, exactly; see ``TrainBackend.load``."""
         self.steps = self.backend.load(Path(folder))
+
+    @register(Dispatch.FIRST)
+    def checksum(self, dtype: DType | None = None) -> dict[str, int]:
+        """Checksums by name of what ``weights(dtype)`` yields (docs/controller.md)."""
+        return self.backend.checksums(self.dtype if dtype is None else torch_dtype(dtype))
 
     @register(Dispatch.FIRST)
     def export(self, folder: str | Path) -> None:

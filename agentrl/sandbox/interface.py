@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, Self
 
+from .host.files.safe_fs import cut_lines
 from .limits import Limits
 
 Persist = Literal["files", "interpreter"]
@@ -82,6 +83,21 @@ class FileHash:
 
     num_bytes: int
     sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class FileLines:
+    """Lines of a file of a working folder.
+
+    Attributes:
+        data: theirs.
+        num_lines: of the whole file.
+        cut: whether not all that were asked for are there.
+    """
+
+    data: bytes
+    num_lines: int
+    cut: bool
 
 
 class Sandbox(ABC):
@@ -173,6 +189,23 @@ class Sandbox(ABC):
             FileRefusedError: absent, outside, a link, a device, or larger than
                 ``limits.file_bytes``.
         """
+
+    async def read_lines(
+        self, path: str, first: int = 1, last: int | None = None, *, max_bytes: int
+    ) -> FileLines:
+        """Some lines of a regular file of the working folder, without moving the others.
+
+        A backend may do without a method of its own: this one reads the whole file.
+
+        Args:
+            path: of the file.
+            first, last: numbers of lines from 1, both inclusive; None is the end.
+            max_bytes: after which the lines are cut.
+
+        Raises:
+            FileRefusedError: as :meth:`read_file`.
+        """
+        return FileLines(*cut_lines(await self.read_file(path), first, last, max_bytes))
 
     @abstractmethod
     async def list_files(self) -> Mapping[str, int]:

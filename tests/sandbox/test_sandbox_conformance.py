@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.sandbox import GUARANTEES, BackendReport, Limits, Sandbox, SandboxSpec
+from agentrl.sandbox import GUARANTEES, BackendReport, FileLines, Limits, Sandbox, SandboxSpec
 from agentrl.sandbox.conformance import CHECKS, Check, check_sandbox
 from agentrl.sandbox.conformance.excuses import EXCUSES
 from agentrl.sandbox.forkserver.hosts import shared_server
@@ -33,7 +33,7 @@ async def test_unsafe_has_the_same_semantics(check: Check) -> None:
     assert result.passed, result.detail
 
 
-async def test_a_backend_that_reads_each_file_hashes_them_alike() -> None:
+async def test_a_backend_that_reads_whole_files_hashes_and_cuts_them_alike() -> None:
     async with SandboxSpec("unsafe").build() as sandbox:
         await sandbox.run(
             "import os\nos.mkdir('d')\nopen('d/a', 'w').write('one')\n"
@@ -41,6 +41,9 @@ async def test_a_backend_that_reads_each_file_hashes_them_alike() -> None:
         )
         found, complete = await Sandbox.hash_files(sandbox, 8)
         assert (found, complete) == await sandbox.hash_files(8)
+        lines = await sandbox.read_lines("d/a", 1, 1, max_bytes=2)
+        assert await Sandbox.read_lines(sandbox, "d/a", 1, 1, max_bytes=2) == lines
+        assert lines == FileLines(b"on", 1, True)
         assert {path: entry.num_bytes for path, entry in found.items()} == {
             "b": 9,
             "d/a": 3,

@@ -70,6 +70,9 @@ os.fchmod(fd, 0o600); os.utime(fd, (1, 1)); os.fchown(fd, -1, -1)
 print(oct(os.fstat(fd).st_mode), os.fstat(fd).st_mtime)
 with sqlite3.connect("db") as db: print(db.execute("pragma journal_mode=wal").fetchone())
 subprocess.run(["cp", "-p", "d/x", "g"], check=True)
+# which read attributes
+subprocess.run(["cp", "-a", "d", "h"], check=True)
+subprocess.run(["ls", "-l", "h"], check=True, stdout=subprocess.DEVNULL)
 """
     result = await ran(backend, code)
     assert (result.stdout, result.stderr) == (b"b'ran\\n'\n0o100600 1.0\n('wal',)\n", b"")

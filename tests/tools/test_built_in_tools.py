@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import tracemalloc
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -113,6 +114,28 @@ async def test_what_a_file_does_not_allow_is_told(
     (result,) = await run(FilesTool(), sandbox, given)
     assert result.error == error
     assert why in result.content
+
+
+async def test_files_of_any_size_are_cut_where_they_lie(sandbox: Sandbox) -> None:
+    await sandbox.run("open('a', 'wb').write(b'\\n' * (60 * 2**20))")
+    await sandbox.run("open('b', 'w').write('\u20ac' * 2**16)")
+    tool = FilesTool(max_output_chars=10**9)
+    views = [{"command": "view", "path": "a"}, {"command": "view", "path": "a", "first_line": 9**6}]
+    change = {"command": "replace", "path": "a", "old": "x", "new": "y"}
+    tracemalloc.start()
+    try:
+        first, second, refused = await run(tool, sandbox, *views, change)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # whole files took 240 MiB
+    assert most < 64 * 2**20
+    assert first.content.endswith("\n[... cut; the file has 62914560 lines ...]")
+    assert second.content.startswith("531441  \n")
+    assert refused.content == "Error: a is larger than 2097152 bytes; change it by a program"
+    (half,) = await run(tool, sandbox, {"command": "view", "path": "b"})
+    shown = "\u20ac" * (2**17 // 3)
+    assert half.content == f"     1  {shown}\n[... cut; the file has 1 lines ...]"
 
 
 async def test_changes_of_one_turn_lose_nothing(sandbox: Sandbox) -> None:

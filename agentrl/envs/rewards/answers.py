@@ -8,8 +8,10 @@ from decimal import Decimal, InvalidOperation
 from agentrl.envs.view import EpisodeView
 from agentrl.errors import RewardError
 
-_LABEL = re.compile(r"\banswer\s*(?:is|:|=)\s*:?\s*(.+)", re.IGNORECASE)
+# possessive, since the policy writes the text: otherwise spaces are tried in every split
+_LABEL = re.compile(r"\banswer\s*+(?:is|:|=)\s*+(?::\s*+)?(.+)", re.IGNORECASE)
 _NUMBER = re.compile(r"(?:(?<!\d)[-+])?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:[eE][-+]?\d+)?")
+_FENCE = "```"
 _EDGES = " \t\r\n.,;:!?\"'`*_$()[]{}<>"
 
 
@@ -60,6 +62,21 @@ def stated_answer(text: str) -> str:
     """
     stated = _LABEL.findall(text)
     return str(stated[-1]) if stated else text
+
+
+def last_block(text: str) -> str | None:
+    """What stands in the last closed block between lines of three backticks; None where there is
+    none. In time linear in the text, whatever it is.
+    """
+    found = None
+    start = text.find(_FENCE)
+    while start >= 0 and (begin := text.find("\n", start + len(_FENCE)) + 1):
+        end = text.find(_FENCE, begin)
+        if end < 0:
+            break
+        found = text[begin:end]
+        start = text.find(_FENCE, end + len(_FENCE))
+    return found
 
 
 def _agrees(text: str, truth: str) -> bool:

@@ -7,25 +7,31 @@ sees what they expect (``programs``). It is given arguments and gives plain valu
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.envs.rewards.answers import said_text
+from agentrl.envs.rewards.answers import last_block, said_text
 from agentrl.envs.rewards.programs import CALLS, TESTS
 from agentrl.envs.score import Score
 from agentrl.envs.view import EpisodeView
 from agentrl.errors import RewardError
 from agentrl.sandbox import ExecResult, Limits, Sandbox, SandboxSpec
 
-_FENCE = re.compile(r"```[^\n]*\n(.*?)```", re.DOTALL)
 _MAX_ROUNDS = 20
 _OUTPUT_BYTES = 16 * 2**20
+_SPARE_BYTES = 2**16  # of a program's output beyond twice what is expected
+_LEAST_S = 0.01
+_READ_BYTES = 2000  # of standard error
 
 
 async def unit_tests(
-    view: EpisodeView, *, timeout_s: float = 10.0, partial: bool = False, backend: str = "auto"
+    view: EpisodeView,
+    *,
+    timeout_s: float = 10.0,
+    total_s: float = 40.0,
+    partial: bool = False,
+    backend: str = "auto",
 ) -> Score:
     """1.0 where the code passes every test, else 0.0; with ``partial`` the share that it passes.
 
@@ -35,11 +41,15 @@ async def unit_tests(
     outputs a program must print. ``task.info["test_setup"]`` goes before each Python text.
 
     Functions are given and give numbers, texts, bytes, None, and lists, tuples, sets and dicts of
-    these; what they change in place is not seen.
+    these; what they change in place is not seen. Where the tests run on such values and do not end
+    within their limits, the code passes none of them.
 
     Args:
         view: the episode.
-        timeout_s: seconds for the code, of all calls of a round together, or for one input.
+        timeout_s: seconds for the code, of all calls of a round together, or for one input; and for
+            the tests of a round.
+        total_s: seconds for all of that together; later runs end at once. Keep the rubric's
+            deadline above it, so that slow code is wrong and no failure.
         partial: give the share of tests that pass.
         backend: of the sandboxes.
 
@@ -49,17 +59,19 @@ async def unit_tests(
     """
     tests = view.task.info.get("tests", view.task.answer)
     text = said_text(view)
-    fenced = _FENCE.findall(text)
-    code = fenced[-1] if fenced else text
-    spec = SandboxSpec(backend, limits=Limits(wall_s=timeout_s, output_bytes=_OUTPUT_BYTES))
+    block = last_block(text)
+    code = text if block is None else block
+    time = _Time(Limits(wall_s=timeout_s, output_bytes=_OUTPUT_BYTES), total_s)
+    spec = SandboxSpec(backend, limits=time.limits)
     async with spec.build() as sandbox:
         if isinstance(tests, Mapping):
-            passed = await _passed_outputs(sandbox, code, tests, view.task.id)
+            passed = await _passed_outputs(sandbox, time, code, tests, view.task.id)
         else:
             texts = _texts(tests, view.task.id)
             setup = str(view.task.info.get("test_setup", ""))
             async with spec.build() as apart:
-                passed = await _Tests(sandbox, apart, code, texts, setup, view.task.id).passed()
+                own = _Tests(sandbox, apart, time, code, texts, setup, view.task.id)
+                passed = await own.passed()
     good = sum(problem == "" for problem in passed)
     share = good / len(passed)
     why = {"passed": good, "tests": len(passed), "problems": [one for one in passed if one][:5]}
@@ -78,7 +90,7 @@ def _texts(tests: Any, task_id: str) -> list[str]:
 
 
 async def _passed_outputs(
-    sandbox: Sandbox, code: str, tests: Mapping[str, Any], task_id: str
+    sandbox: Sandbox, time: _Time, code: str, tests: Mapping[str, Any], task_id: str
 ) -> list[str]:
     """For each input an empty text, or what is wrong with the output."""
     inputs, outputs = tests.get("inputs") or (), tests.get("outputs") or ()
@@ -90,7 +102,9 @@ async def _passed_outputs(
     problems = []
     for given, wanted in zip(inputs, outputs, strict=True):
         await sandbox.reset()
-        result = await sandbox.run(code, stdin=str(given).encode())
+        # what is compared on the event loop is no longer than the task itself
+        output_bytes = min(2 * len(str(wanted).encode()) + _SPARE_BYTES, _OUTPUT_BYTES)
+        result = await time.run(sandbox, code, stdin=str(given).encode(), output_bytes=output_bytes)
         printed = result.stdout.decode(errors="replace")
         if result.status != "ok":
             problems.append(_ended(result))
@@ -106,8 +120,31 @@ def _lines(text: str) -> list[str]:
 
 
 def _ended(result: ExecResult) -> str:
-    last = result.stderr.decode(errors="replace").rstrip().rpartition("\n")[2]
+    last = result.stderr[-_READ_BYTES:].decode(errors="replace").rstrip().rpartition("\n")[2]
     return f"{result.status}: {result.detail or last[:200]}".rstrip(": ")
+
+
+@dataclass(slots=True)
+class _Time:
+    """What runs may take.
+
+    Args:
+        limits: of each.
+        left_s: seconds of execution, of all together.
+    """
+
+    limits: Limits
+    left_s: float
+
+    async def run(
+        self, sandbox: Sandbox, code: str, *, output_bytes: int = _OUTPUT_BYTES, **options: Any
+    ) -> ExecResult:
+        """A run within the time that is left."""
+        wall_s = max(min(self.limits.wall_s, self.left_s), _LEAST_S)
+        limits = self.limits.replace(wall_s=wall_s, output_bytes=output_bytes)
+        result = await sandbox.run(code, limits=limits, **options)
+        self.left_s -= result.wall_s
+        return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +154,7 @@ class _Tests:
     Args:
         sandbox: of the policy's code.
         apart: of the tests.
+        time: that both may take.
         code: the policy's.
         texts: the tests, as Python.
         setup: Python before each.
@@ -125,6 +163,7 @@ class _Tests:
 
     sandbox: Sandbox
     apart: Sandbox
+    time: _Time
     code: str
     texts: Sequence[str]
     setup: str
@@ -136,83 +175,34 @@ class _Tests:
         Raises:
             RewardError: the tests cannot be run.
         """
-        table: dict[str, Any] = {}
-        verdicts: list[Any] = [None] * len(self.texts)
-        for _ in range(_MAX_ROUNDS):
-            verdicts, asked = await self._verdicts(table)
+        calls = b"[]"
+        results = b""
+        given = {"setup": self.setup, "tests": self.texts, "lost": ""}
+        for number in range(_MAX_ROUNDS):
+            told = json.dumps(given).encode()
+            files = {"tests.json": told, "calls.json": calls, "results": results}
+            fetch = ["verdicts.json", "calls.json"]
+            result = await self.time.run(self.apart, TESTS, files=files, fetch=fetch)
+            if result.status != "ok" or len(result.files) < len(fetch):
+                if number == 0:
+                    raise RewardError(
+                        f"unit_tests: the tests of task {self.task_id!r} cannot be run "
+                        f"({_ended(result)}); correct them"
+                    )
+                why = f"the tests did not end on what the code gave ({_ended(result)})"
+                return [why] * len(self.texts)
+            verdicts, asked = json.loads(result.files["verdicts.json"])
             if not asked:
                 break
-            keys = [*table, *asked]
-            table = dict(zip(keys, await self._results(keys), strict=True))
+            calls = result.files["calls.json"]
+            # made one after the other in a fresh process
+            await self.sandbox.reset()
+            source = self.code.encode(errors="replace")
+            files = {"calls.json": calls, "solution.py": source}
+            result = await self.time.run(self.sandbox, CALLS, files=files)
+            results = result.stdout
+            given["lost"] = f"no result ({_ended(result)})"
         return [
             "too many calls that depend on each other" if verdict is None else verdict[1]
             for verdict in verdicts
         ]
-
-    async def _verdicts(self, table: Mapping[str, Any]) -> tuple[list[Any], list[str]]:
-        """What passed and failed on a table of results, and the calls that it lacks."""
-        given = {"setup": self.setup, "tests": self.texts, "table": list(table.items())}
-        files = {"tests.json": json.dumps(given).encode()}
-        result = await self.apart.run(TESTS, files=files, fetch=["verdicts.json"])
-        if "verdicts.json" not in result.files or result.status != "ok":
-            raise RewardError(
-                f"unit_tests: the tests of task {self.task_id!r} cannot be run ({_ended(result)}); "
-                "correct them"
-            )
-        verdicts, asked = json.loads(result.files["verdicts.json"])
-        return verdicts, asked
-
-    async def _results(self, keys: Sequence[str]) -> list[Any]:
-        """What the code gives for calls, made one after the other in a fresh process."""
-        files = {
-            "calls.json": f"[{', '.join(keys)}]".encode(),
-            "solution.py": self.code.encode(errors="replace"),
-        }
-        await self.sandbox.reset()
-        result = await self.sandbox.run(CALLS, files=files)
-        found: list[Any] = [None] * len(keys)
-        for line in result.stdout.splitlines():
-            _take(line, found)
-        lost = ["raised", ["RuntimeError", f"no result ({_ended(result)})"]]
-        return [one or lost for one in found]
-
-
-def _take(line: bytes, found: list[Any]) -> None:
-    """A call's result from a line, which the code may have written itself: a value is all that it
-    can choose.
-    """
-    try:
-        number, kind, value = json.loads(line)
-        if kind == "gave":
-            _check_packed(value)
-        elif kind != "raised" or not all(isinstance(text, str) for text in value):
-            return
-        if found[number] is None and number >= 0:
-            found[number] = [kind, value]
-    except (ValueError, TypeError, IndexError, RecursionError):
-        return
-
-
-_CHECKED_KINDS = {"i": int, "f": float, "c": complex}
-
-
-def _check_packed(value: Any) -> None:
-    """Raises where a value is none that the tests' sandbox can read, such as a set of lists."""
-    if not isinstance(value, list):
-        if value is not None and not isinstance(value, str | bool):
-            raise TypeError("no packed value")
-        return
-    kind, inner = value
-    if kind in _CHECKED_KINDS:
-        _CHECKED_KINDS[kind](inner)
-    elif kind == "b" and isinstance(inner, list):  # of a number it would be that many bytes
-        bytes(inner)
-    elif kind == "d":
-        for key, own in inner:
-            _check_packed(key)
-            _check_packed(own)
-    elif kind in ("l", "t", "s", "z"):
-        for own in inner:
-            _check_packed(own)
-    else:
-        raise ValueError("no packed value")

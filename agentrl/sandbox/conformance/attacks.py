@@ -13,7 +13,7 @@ import json
 import os
 import socket
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
@@ -59,6 +59,8 @@ async def _attack(code: str, factory: Factory) -> None:
         with open(canary, "w") as file:
             file.write("canary")
         os.chmod(canary, 0o666)
+        with suppress(OSError, AttributeError):  # not on every file system and machine
+            os.setxattr(canary, "user.agentrl", b"canary")
         before = _state(canary)
         made = [
             f"{place}/made-by-{os.path.basename(folder)}"

@@ -37,6 +37,11 @@ FILES = {
     "read outside": """
 for path in (T["canary"], "/etc/shadow", "/etc/passwd", "/proc/1/cmdline", "/proc/self/mountinfo"):
     attempt(path, lambda: open(path, "rb").read(1))
+for follow in (True, False):
+    for path in (T["canary"], "/etc/passwd"):
+        attempt("attributes", lambda: os.listxattr(path, follow_symlinks=follow))
+    named = dict(attribute="user.agentrl", follow_symlinks=follow)
+    attempt("attribute", lambda: os.getxattr(T["canary"], **named))
 for path in ("/", "/etc", "/home", "/root", "/proc", "/dev", T["folder"]):
     attempt(path, lambda: os.listdir(path))
 for path in ("/tmp", "/dev/shm", "/var/tmp"):  # it may have its own
@@ -254,6 +259,14 @@ context = ctypes.c_ulong(0)
 syscall("io_setup", 206, 0, 1, ctypes.byref(context))
 syscall("inotify_init1", 294, 26, 0)
 syscall("fanotify_init", 300, 262, 0, 0)
+""",
+    "signals and timers that are counted by user": """
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGRTMIN])
+queued = sum(libc.sigqueue(os.getpid(), signal.SIGRTMIN, None) == 0 for _ in range(1000))
+timer = ctypes.c_int()
+number = ctypes.c_long(222 if os.uname().machine == "x86_64" else 107)
+made = sum(libc.syscall(number, 1, None, ctypes.byref(timer)) == 0 for _ in range(1000))
+if queued > 500 or made > 500: print("BREACH", queued, made)
 """,
     "calls of newer kernels": """
 for number in range(470, 548):

@@ -20,10 +20,10 @@ from agentrl.sandbox.host.proc import rounds
 from agentrl.sandbox.owner_id import Owner
 
 _PREFIX = "agentrl-sandbox-"  # of a cgroup's name, before its owner
-# by version: the limit, the count of kills, and what forbids swap
+# by version: the limit, the counts of kills and of reached limits, and what forbids swap
 _FILES = {
-    1: ("memory.limit_in_bytes", "memory.oom_control", "memory.swappiness"),
-    2: ("memory.max", "memory.events", "memory.swap.max"),
+    1: ("memory.limit_in_bytes", "memory.oom_control", "memory.failcnt", "memory.swappiness"),
+    2: ("memory.max", "memory.events", "memory.events", "memory.swap.max"),
 }
 _EMPTY_S = 2.0  # in which the processes of a sandbox that has ended leave its cgroup
 
@@ -71,6 +71,33 @@ def candidate_nodes(proc: str = "/proc/self") -> Iterator[Node]:
     Raises:
         OSError: it says nothing.
     """
+    for node in _own_nodes(proc):
+        if node.version == 1:
+            yield node
+            continue
+        # the nearest whose children are bounded
+        with contextlib.suppress(OSError), open(f"{node.path}/cgroup.subtree_control") as file:
+            if "memory" in file.read().split():
+                yield node
+
+
+def open_kill_count(proc: str = "/proc/self") -> tuple[int, ...]:
+    """A descriptor of the count of processes that the kernel killed in the memory cgroup of this
+    process; where none has a count, of those of the machine. Empty where there is neither.
+    """
+    counts = [_FILES[1][1], "memory.events.local", "memory.events"]
+    try:
+        paths = [f"{node.path}/{count}" for node in _own_nodes(proc) for count in counts]
+    except OSError:  # no /proc
+        return ()
+    for path in (*paths, "/proc/vmstat"):
+        with contextlib.suppress(OSError):
+            return (os.open(path, os.O_RDONLY | os.O_CLOEXEC),)
+    return ()
+
+
+def _own_nodes(proc: str) -> Iterator[Node]:
+    """The cgroups that this process is in: of version 2 also those above, the nearest first."""
     with open(f"{proc}/cgroup") as file:
         own = [line.rstrip("\n").split(":", 2) for line in file]
     for kind, root, place, options in _mounts(proc):
@@ -81,10 +108,8 @@ def candidate_nodes(proc: str = "/proc/self") -> Iterator[Node]:
             node = _seen(
                 next((path for number, _, path in own if number == "0"), root), root, place
             )
-            while node.startswith(place):  # the nearest whose children are bounded
-                with contextlib.suppress(OSError), open(f"{node}/cgroup.subtree_control") as file:
-                    if "memory" in file.read().split():
-                        yield Node(node, 2)
+            while node.startswith(place):
+                yield Node(node, 2)
                 node = os.path.dirname(node)
 
 
@@ -111,19 +136,20 @@ class Cgroup:
 
     Attributes:
         files: descriptors of what its sandbox writes to and reads: the processes in it, its limit,
-            its count of kills.
+            its counts of kills and of reached limits.
     """
 
     def __init__(self, node: Node) -> None:
         path = self._path = f"{node.path}/{_PREFIX}{Owner.current()}-{os.urandom(4).hex()}"
         os.mkdir(path)
         self.files: tuple[int, ...] = ()
-        limit, kills, swap = _FILES[node.version]
+        limit, kills, hits, swap = _FILES[node.version]
         try:
             for name, flags in (
                 ("cgroup.procs", os.O_WRONLY),
                 (limit, os.O_WRONLY),
                 (kills, os.O_RDONLY),
+                (hits, os.O_RDONLY),
             ):
                 self.files += (os.open(f"{path}/{name}", flags | os.O_CLOEXEC),)
             # version 2 names it where there is swap
@@ -155,19 +181,22 @@ class CgroupPool:
 
     def __init__(self) -> None:
         self._node = find_node()
+        self._kill_count = open_kill_count()
         self._idle: list[Cgroup] = []
         self._lent: dict[int, Cgroup] = {}
 
     def lend(self, number: int) -> tuple[int, ...]:
-        """The descriptors of a cgroup for sandbox ``number``; none where none can be made."""
+        """The descriptors of a cgroup for sandbox ``number``; where none can be made, of the count
+        of kills in this process's, if there is one.
+        """
         if self._node is None:
-            return ()
+            return self._kill_count
         try:
             cgroup = self._idle.pop() if self._idle else Cgroup(self._node)
         except (
             OSError
         ):  # the machine's number of cgroups is bounded too; the rlimits and the watch remain
-            return ()
+            return self._kill_count
         self._lent[number] = cgroup
         return cgroup.files
 
@@ -182,6 +211,9 @@ class CgroupPool:
             cgroup.remove()
         self._idle = []
         self._lent = {}
+        for fd in self._kill_count:
+            os.close(fd)
+        self._kill_count = ()
 
 
 def remove_orphaned_cgroups() -> list[str]:

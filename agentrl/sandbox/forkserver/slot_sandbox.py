@@ -14,6 +14,7 @@ from agentrl.sandbox.host.frames import Frame
 from agentrl.sandbox.interface import (
     ExecResult,
     FileHash,
+    FileLines,
     FileRefusedError,
     Persist,
     Sandbox,
@@ -139,6 +140,13 @@ class ForkedSandbox(Sandbox):
     async def read_file(self, path: str) -> bytes:
         _, blobs = await self._ask({"op": "read", "path": path, "limit": self.limits.file_bytes})
         return blobs[0]
+
+    async def read_lines(
+        self, path: str, first: int = 1, last: int | None = None, *, max_bytes: int
+    ) -> FileLines:
+        header = {"op": "lines", "path": path, "limit": self.limits.file_bytes}
+        reply, blobs = await self._ask({**header, "range": [first, last, max_bytes]})
+        return FileLines(blobs[0], reply["num_lines"], reply["cut"])
 
     async def list_files(self) -> Mapping[str, int]:
         reply, _ = await self._ask({"op": "list"})

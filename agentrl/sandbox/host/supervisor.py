@@ -101,7 +101,7 @@ class Supervisor:
             abi=abi,
             namespaced=self.namespaced,
             index=0,
-            claims=Claims(len(self.roots)) if self.roots else None,
+            claims=Claims(len(self.roots) or uids.SLOTS),
             read_exec=(*interpreter.read_exec, *settings.get("readable", ())),
             read=interpreter.read,
             proxy_port=None if self.listener is None else self.listener.getsockname()[1],

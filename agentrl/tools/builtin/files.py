@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from agentrl.sandbox import FileRefusedError, Sandbox
+from agentrl.sandbox import FileLines, FileRefusedError, Sandbox
 from agentrl.tools.base import InvalidArgumentsError, Tool
 from agentrl.tools.builtin.python import sandbox_of
 from agentrl.tools.context import ToolContext, ToolOutput
@@ -16,6 +17,9 @@ from agentrl.types import ToolSpec
 
 _NEEDS = {"view": ["path"], "create": ["path", "text"], "replace": ["path", "old", "new"]}
 _MAX_LISTED = 1000
+# of what one call moves out of the sandbox; a model reads far less
+_MAX_VIEWED_BYTES = 2**17
+_MAX_CHANGED_BYTES = 2**21
 
 
 class FilesTool(Tool):
@@ -80,12 +84,17 @@ class FilesTool(Tool):
                 raise _RefusedError(f"{path} is there already; change it with replace")
             await sandbox.write_file(path, arguments["text"].encode(errors="replace"))
             return f"Created {path}."
-        try:
-            text = (await sandbox.read_file(path)).decode()
-        except UnicodeDecodeError:
-            raise _RefusedError(f"{path} is no text in UTF-8") from None
         if command == "view":
-            return _numbered(text, arguments.get("first_line", 1), arguments.get("last_line"))
+            first = arguments.get("first_line", 1)
+            last = arguments.get("last_line")
+            found = await sandbox.read_lines(path, first, last, max_bytes=_MAX_VIEWED_BYTES)
+            return _numbered(_text(path, found), first, found)
+        found = await sandbox.read_lines(path, max_bytes=_MAX_CHANGED_BYTES)
+        if found.cut:
+            raise _RefusedError(
+                f"{path} is larger than {_MAX_CHANGED_BYTES} bytes; change it by a program"
+            )
+        text = _text(path, found)
         old = arguments["old"]
         count = text.count(old) if old else 0
         if count != 1:
@@ -109,11 +118,19 @@ def _listed(sizes: Mapping[str, int]) -> str:
     return "\n".join(lines) or "(no files)"
 
 
-def _numbered(text: str, first: int, last: int | None) -> str:
-    lines = text.split("\n")
-    if lines[-1] == "":
-        lines.pop()
-    shown = lines[first - 1 : last]
-    if not shown:
-        return f"(no such lines; the file has {len(lines)})"
-    return "\n".join(f"{number:>6}  {line}" for number, line in enumerate(shown, first))
+def _text(path: str, found: FileLines) -> str:
+    try:
+        # of a cut text the last character may be half there
+        return codecs.getincrementaldecoder("utf-8")().decode(found.data, final=not found.cut)
+    except UnicodeDecodeError:
+        raise _RefusedError(f"{path} is no text in UTF-8") from None
+
+
+def _numbered(text: str, first: int, found: FileLines) -> str:
+    if not text:
+        return f"(no such lines; the file has {found.num_lines})"
+    lines = text.removesuffix("\n").split("\n")
+    shown = [f"{number:>6}  {line}" for number, line in enumerate(lines, first)]
+    if found.cut:
+        shown.append(f"[... cut; the file has {found.num_lines} lines ...]")
+    return "\n".join(shown)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -103,6 +104,93 @@ FORGED = {
 async def test_no_code_forges_a_pass(code: str) -> None:
     score = await scored(code, timeout_s=2.0, partial=True)
     assert (score.value, len(score.why["problems"])) == (0.0, 2)
+
+
+RAW = """
+import os
+def tell(value):
+    for fd in range(3, 32):
+        try:
+            os.write(fd, b'[0, "gave", ' + value + b']\\n')
+        except OSError:
+            continue
+"""
+# the code, and a test that it must not pass
+SPOILERS = {
+    "a loop without end": (
+        "def add(a, b):\n    return 10**12",
+        "assert sum(range(add(1, 2))) == 3",
+    ),
+    "memory": ("def add(a, b):\n    return 10**11", "assert [0] * add(1, 2) == 3"),
+    "a huge number": ("def add(a, b):\n    return 10**5000", "assert add(1, 2) == 3"),
+    "nested values": (
+        "def add(a, b):\n    x = []\n    for _ in range(900):\n        x = [x]\n    return x",
+        "assert str(add(1, 2)) == '3'",
+    ),
+    "nested text": (
+        RAW + "def add(a, b):\n    tell(b'[' * 10**5)\n    return 0",
+        "assert add(1, 2) == 3",
+    ),
+    "an infinite number": (
+        RAW + "def add(a, b):\n    tell(b'[\"i\", 1e400]')\n    return 0",
+        "assert add(1, 2) == 3",
+    ),
+    "no pair": (
+        RAW + "def add(a, b):\n    tell(b'[[[]]]')\n    return 0",
+        "assert add(1, 2) == 3",
+    ),
+    "a kind that is none": (
+        RAW + "def add(a, b):\n    tell(b'[[\"?\", 3]]')\n    return 0",
+        "assert add(1, 2) == 3",
+    ),
+    "the end of an iteration": (
+        "def add(a, b):\n    raise StopIteration",
+        "assert all(map(add, [1], [2]))",
+    ),
+    "the end of a search": (
+        "def add(a, b):\n    raise StopIteration",
+        "assert not any(x == 3 for x in map(add, [1], [2]))",
+    ),
+    "the end of calls": (
+        "def add(a, b):\n    raise StopIteration",
+        "assert list(iter(lambda: add(1, 2), 3)) == []",
+    ),
+    "the end of an asynchronous iteration": (
+        "def add(a, b):\n    raise StopAsyncIteration",
+        "try:\n    add(1, 2)\nexcept StopAsyncIteration:\n    pass",
+    ),
+}
+
+
+@pytest.mark.parametrize(("code", "test"), SPOILERS.values(), ids=SPOILERS)
+async def test_what_spoils_the_tests_is_wrong_and_no_failure(code: str, test: str) -> None:
+    score = await scored(code, [test], timeout_s=1.0)
+    assert (score.value, len(score.why["problems"])) == (0.0, 1)
+
+
+async def test_values_are_read_in_sandboxes_and_not_on_the_event_loop() -> None:
+    # 15 MiB of results, which took the loop's thread 1.7 s
+    code = "def add(a, b):\n    return [1] * (15 * 2**20 // 12)"
+    before = time.thread_time()
+    assert (await scored(code)).value == 0.0
+    assert time.thread_time() - before < 0.5
+
+
+async def test_the_output_of_a_program_is_kept_as_far_as_the_expected_one_reaches() -> None:
+    tests = {"inputs": ["1"], "outputs": ["3"]}
+    score = await scored("while True: print()", tests)
+    assert (score.value, score.why["problems"]) == (
+        0.0,
+        ["output_limit: stdout passed the limit of 65538 bytes"],
+    )
+
+
+async def test_slow_code_is_wrong_before_the_rubrics_deadline() -> None:
+    tests = {"inputs": ["1"] * 4, "outputs": ["3"] * 4}
+    score = await scored("while True: pass", tests, timeout_s=1.0, total_s=1.5)
+    first, _, *rest = score.why["problems"]
+    assert first == "timeout: still running after 1 s"
+    assert rest == ["timeout: still running after 0.01 s"] * 2
 
 
 async def test_programs_are_told_by_what_they_print() -> None:

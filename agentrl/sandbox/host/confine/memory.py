@@ -66,17 +66,22 @@ def lies_in_memory(path: str) -> bool:
 class Bound:
     """The memory cgroup of one sandbox: its runs are in it, the slot that drives them is not.
 
+    The kernel kills in it where this limit is reached, and also where a cgroup above it or the
+    machine has no memory left. Its own count of reached limits tells which: only the first is the
+    code's doing. Version 1 counts there also what made room for itself by dropping cached files, so
+    a run that did so before it was killed is blamed in both cases.
+
     Args:
-        files: descriptors of the processes in it, its limit, and its count of kills, as the owner
-            opened them.
+        files: descriptors of the processes in it, its limit, its count of kills and its count of
+            reached limits, as the owner opened them.
         disk: the sandbox's files take memory, which is charged here too.
     """
 
     def __init__(self, files: Sequence[int], *, disk: bool) -> None:
-        self._procs, self._limit, self._kills = files
+        self._procs, self._limit, self._kills, self._hits = files
         self._disk = disk
         self._bytes = 0
-        self._seen = 0
+        self._seen = self._counts()
 
     def begin(self, limits: dict[str, int], num_runs: int) -> None:
         """Let the next run have what its limits allow, beside interpreters that rest.
@@ -98,7 +103,7 @@ class Bound:
                     error.errno != errno.EBUSY
                 ):  # files of earlier runs hold more: the old limit stays
                     raise
-        self._seen = self._count()
+        self._seen = self._counts()
 
     def enter(self) -> None:
         """Move the calling process into it.
@@ -110,8 +115,20 @@ class Bound:
 
     @property
     def is_spent(self) -> bool:
-        """Whether the kernel ended a process in it since :meth:`begin`."""
-        return self._count() > self._seen
+        """Whether the kernel ended a process in it since :meth:`begin`, for its own limit."""
+        kills, hits = self._counts()
+        return kills > self._seen[0] and hits > self._seen[1]
 
-    def _count(self) -> int:
-        return number(os.pread(self._kills, 4096, 0), b"oom_kill ")
+    def harmed(self, status: str = "", killed_by: int | None = None) -> bool:
+        """Whether the kernel ended a process in it since :meth:`begin`, for want of memory
+        elsewhere.
+        """
+        kills, hits = self._counts()
+        return kills > self._seen[0] and hits == self._seen[1]
+
+    def _counts(self) -> tuple[int, int]:
+        """Kills, and reached limits."""
+        hits = os.pread(self._hits, 4096, 0)
+        # a lone number in version 1
+        reached = number(hits, b"oom ") if b" " in hits else int(hits)
+        return number(os.pread(self._kills, 4096, 0), b"oom_kill "), reached

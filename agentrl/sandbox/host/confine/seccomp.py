@@ -203,6 +203,7 @@ def build_filter(
     for table, answer in (
         (syscalls.ALLOWED, _RET_ALLOW),
         (syscalls.OWNERS, _RET_ALLOW if own_uid else _REFUSED),
+        (syscalls.ATTRIBUTES, _RET_ERRNO | errno.ENOTSUP),
         (syscalls.REFUSED, _REFUSED),
         (syscalls.NAMED_SOCKETS, _REFUSED),
         (syscalls.UNCOPIED, _RET_ERRNO | errno.EINVAL),

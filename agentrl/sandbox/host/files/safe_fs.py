@@ -15,6 +15,7 @@ MAX_DEPTH = 64
 # of one listing: a name of the code's choosing may be long, and longer as JSON
 _MAX_NAMES_BYTES = 2**20
 _MAX_HASHED_BYTES = 64 * 2**20  # of one look
+_BLOCK = 2**20
 # non-blocking: opening a named pipe must not wait for a writer
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -114,6 +115,34 @@ def read_file(root: str, path: str, limit: int) -> bytes:
             f"{path!r}: larger than the limit of {limit} bytes; raise Limits.file_bytes"
         )
     return data
+
+
+def cut_lines(data: bytes, first: int, last: int | None, max_bytes: int) -> tuple[bytes, int, bool]:
+    """Lines of a file, the number of all its lines, and whether these were cut.
+
+    Args:
+        data: of the file.
+        first, last: numbers from 1, both inclusive; None is the end.
+        max_bytes: of the lines, at most.
+    """
+    total = data.count(b"\n") + bool(data and not data.endswith(b"\n"))
+    start = _offset(data, first - 1)
+    end = len(data) if last is None else max(start, _offset(data, last))
+    return data[start : min(end, start + max_bytes)], total, end - start > max_bytes
+
+
+def _offset(data: bytes, num_lines: int) -> int:
+    """Where the line after so many others begins."""
+    at = 0
+    # by blocks, as long as it lies behind them: a file may be nothing but newlines
+    while (skipped := data.count(b"\n", at, at + _BLOCK)) < num_lines:
+        at += _BLOCK
+        num_lines -= skipped
+        if at >= len(data):
+            return len(data)
+    for _ in range(num_lines):
+        at = data.index(b"\n", at) + 1
+    return at
 
 
 def list_files(root: str, max_files: int) -> list[tuple[str, int]]:

@@ -18,7 +18,7 @@ import traceback
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
-from .. import frames
+from .. import frames, proc
 from ..confine import landlock, marks, namespaced_slot, namespaces, seccomp
 from ..confine.libc import prctl
 from .session import InterpreterSession, serve
@@ -30,7 +30,9 @@ NOT_EXECUTABLE = 126
 NOT_FOUND = 127
 _OOM_HEADROOM = 16 * 2**20  # lets an interpreter that ran out of memory still print that it did
 _SHARED_UID_MARGIN = 256  # processes that the user may start meanwhile
+_QUEUED_SIGNALS = 64  # of a run, POSIX timers among them: the kernel counts them by user
 _PR_SET_PDEATHSIG = 1
+_RLIMIT_SIGPENDING = 11  # of Linux, on every architecture here; Python 3.11 has no name for it
 _PR_SET_DUMPABLE = 4
 
 
@@ -89,7 +91,9 @@ def _prepare(
 ) -> None:
     os.setsid()
     config = slot.config
-    mapped_bytes = _mapped_bytes()  # before /proc is out of sight
+    # before /proc is out of sight
+    mapped_bytes = _mapped_bytes()
+    queued_signals = _queued_signals()
     if slot.bound is not None:
         slot.bound.enter()
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
@@ -124,7 +128,7 @@ def _prepare(
     )
     # the owner sees to it that the other limits are the same in each run of an interpreter
     cpu_s = None if session is not None else header["limits"]["cpu_s"]
-    _set_limits(slot, {**header["limits"], "cpu_s": cpu_s}, mapped_bytes)
+    _set_limits(slot, {**header["limits"], "cpu_s": cpu_s}, mapped_bytes, queued_signals)
     if config.abi is not None:
         _confine(slot, config.abi)
 
@@ -161,6 +165,15 @@ def _mapped_bytes() -> int | None:
         return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def _queued_signals() -> int | None:
+    """How many of this user's are queued now; None where RLIMIT_SIGPENDING does not exist
+    (macOS).
+    """
+    lines = proc.read("self", "status").splitlines()
+    used = (line.split()[1] for line in lines if line.startswith(b"SigQ:"))
+    return next((int(word.partition(b"/")[0]) for word in used), None)
+
+
 def _close_all_but(keep: set[int]) -> None:
     """No descriptor of the host may be forged or read by the code."""
     start = 0
@@ -171,7 +184,9 @@ def _close_all_but(keep: set[int]) -> None:
     os.closerange(start, os.sysconf("SC_OPEN_MAX"))
 
 
-def _set_limits(slot: Slot, limits: dict[str, Any], mapped_bytes: int | None) -> None:
+def _set_limits(
+    slot: Slot, limits: dict[str, Any], mapped_bytes: int | None, queued_signals: int | None
+) -> None:
     config = slot.config
     wanted: list[tuple[int, int, int]] = [
         (resource.RLIMIT_CORE, 0, 0),
@@ -188,6 +203,9 @@ def _set_limits(slot: Slot, limits: dict[str, Any], mapped_bytes: int | None) ->
         processes = limits["processes"] + config.process_base + _SHARED_UID_MARGIN
     if processes is not None:
         wanted.append((resource.RLIMIT_NPROC, processes, processes))
+    if queued_signals is not None:
+        most = queued_signals + _QUEUED_SIGNALS
+        wanted.append((_RLIMIT_SIGPENDING, most, most))
     if mapped_bytes is not None:
         soft = mapped_bytes + limits["memory_bytes"]
         wanted.append((resource.RLIMIT_AS, soft, soft + _OOM_HEADROOM))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 import select
 import selectors
 import signal
 import sys
 import time
 from dataclasses import dataclass, field
-from resource import struct_rusage
 from typing import Any
 
 from .. import frames
@@ -28,7 +28,10 @@ _SETTLE_S = (
 _MAX_FETCHED_BYTES = 2**30  # of one run
 _LOST = "the interpreter ended, and its variables with it"
 _FRESH = "the variables of earlier runs are lost: their interpreter had ended"
-_OOM_SHARE = 0.7  # of the memory limit: a SIGKILL with that much in use was the kernel's
+_HARMED = (
+    "the kernel ended a process of the run for want of memory, and the run was within its limit: a "
+    "cgroup above it, its container or the machine is full"
+)
 
 
 class HostFailure(Exception):  # noqa: N818
@@ -70,11 +73,12 @@ class _Execution:
     stdin: memoryview
     pid: int = 0
     session: InterpreterSession | None = None
+    harmed_at_rest: bool = False  # the kernel ended processes of the memory since the last run
     starts_afresh: bool = False  # untold: the session's interpreter had ended
     status: int | None = None  # as waitpid tells it
     reported: int | None = None  # the exit code of a run whose interpreter lives on
     cpu_s: float = 0.0
-    peak_bytes: int = 0
+    held_bytes: int = 0  # by the processes that were killed, each at its most
     reason: str = ""
     detail: str = ""
     failure: str = ""  # of the machine
@@ -120,7 +124,9 @@ class _Execution:
                 slot.session.begin(code, self.header["env"], stdio)
             except (
                 SessionBroken
-            ):  # what earlier runs did to it costs their variables, and not this run
+            ) as broken:  # what earlier runs did to it costs their variables, and not this run
+                if self.harmed_at_rest:
+                    raise HostFailure(_HARMED) from broken
                 slot.kill_all()
                 slot.end_session()
                 process_tree.reap_all()
@@ -142,11 +148,13 @@ class _Execution:
         """
         return process_tree.reap_all(self.reaped)
 
-    def reaped(self, pid: int, status: int, used: struct_rusage) -> None:
+    def reaped(self, pid: int, status: int, used: resource.struct_rusage) -> None:
         """A child has ended."""
         used_s = used.ru_utime + used.ru_stime
-        unit = 1 if sys.platform == "darwin" else 1024
-        self.peak_bytes = max(self.peak_bytes, used.ru_maxrss * unit)
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+            inherited = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            unit = 1 if sys.platform == "darwin" else 1024
+            self.held_bytes += max(0, used.ru_maxrss - inherited) * unit
         if pid == self.pid:
             self.status = status
             used_s = used_s if self.session is None else self.session.used_s(used_s)
@@ -358,7 +366,7 @@ class _Execution:
 
     def classify(self, exit_code: int | None, killed_by: int | None) -> tuple[str, str]:
         cpu_limit = self.limits["cpu_s"]
-        if self.slot.memory_is_spent:
+        if self.slot.memory.is_spent:
             return (
                 "oom",
                 f"the kernel ended a process: all together passed {self.limits['memory_bytes']} "
@@ -379,11 +387,8 @@ class _Execution:
                 "timeout",
                 f"used {self.cpu_s:.2f} s of processor time; the limit is {cpu_limit:g} s",
             )
-        if (
-            killed_by == signal.SIGKILL
-            and self.peak_bytes > _OOM_SHARE * self.limits["memory_bytes"]
-        ):
-            return "oom", f"killed with {self.peak_bytes} bytes in use"
+        if killed_by == signal.SIGKILL and self.held_bytes > self.limits["memory_bytes"]:
+            return "oom", f"killed with {self.held_bytes} bytes in use"
         name = next(
             (named.name for named in signal.Signals if named == killed_by), f"signal {killed_by}"
         )
@@ -402,19 +407,16 @@ def execute(slot: Slot, header: frames.Header, blobs: list[bytes]) -> frames.Fra
     for path, data in zip(header["files"], uploads, strict=True):
         safe_fs.write_file(slot.work, path, data)
     execution = _Execution(slot, header, memoryview(stdin))
-    if slot.pressure is not None:
-        slot.pressure.begin()
-    if slot.bound is not None:  # also of an interpreter that rests beside a fresh one
-        rests = header["persist"] != "interpreter" and slot.resting_pid
-        slot.bound.begin(header["limits"], 2 if rests else 1)
+    execution.harmed_at_rest = slot.resting_pid != 0 and slot.memory.harmed()
+    # also of an interpreter that rests beside a fresh one
+    rests = header["persist"] != "interpreter" and slot.resting_pid
+    slot.memory.begin(header["limits"], 2 if rests else 1)
     execution.start(code)
     execution.drive()
     execution.finish()
     result = execution.result()
-    if slot.pressure is not None and slot.pressure.spoils(result["status"], result["signal"]):
-        raise HostFailure(
-            "the container ran out of memory meanwhile: the kernel may have ended any process in it"
-        )
+    if slot.memory.harmed(result["status"], result["signal"]):
+        raise HostFailure(_HARMED)
     fetched = []
     refused = {}
     contents = []

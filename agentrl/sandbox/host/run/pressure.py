@@ -1,8 +1,9 @@
-"""Memory pressure: attributes kills in a full container to the runs that caused them.
+"""Memory pressure: attributes kills in a memory that runs share to those that caused them.
 
-The kernel counts them for the container as a whole and ends any process in it. A run that used up
-its memory, or was killed itself, claims those of its time; a run beside it that ended by itself is
-then known to be whole, and only kills that nobody claims spoil it.
+That memory is a container's, or the owner's where a sandbox has no cgroup of its own. The kernel
+counts kills for it as a whole and ends any process in it. A run that used up its memory, or was
+killed itself, claims those of its time; a run beside it that ended by itself is then known to be
+whole, and only kills that nobody claims spoil it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import signal
 
 from ..proc import number, rounds
 
-# cgroup 2, cgroup 1
+# of a container, in cgroup 2 and cgroup 1
 _COUNTERS = (
     "/sys/fs/cgroup/memory.events",
     "/sys/fs/cgroup/memory/memory.oom_control",
@@ -56,21 +57,27 @@ class Pressure:
     """One slot's view of it.
 
     Args:
-        claims: of all slots of the container.
+        claims: of all slots.
         index: of this one.
+        counter: a descriptor of the file that counts the kills; None looks for a container's.
     """
 
-    def __init__(self, claims: Claims, index: int) -> None:
+    is_spent = False  # each process of a run, and the watch over all of them, ends at its own limit
+
+    def __init__(self, claims: Claims, index: int, counter: int | None) -> None:
         self._claims = claims
         self._index = index
-        self._path = next((path for path in _COUNTERS if os.path.exists(path)), None)
-        self._before = 0
+        path = next((path for path in _COUNTERS if os.path.exists(path)), None)
+        if counter is None and path is not None:
+            counter = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._counter = counter
+        self._before = self._kills()
 
-    def begin(self) -> None:
+    def begin(self, limits: dict[str, int], num_runs: int) -> None:
         """A run begins."""
         self._before = self._kills()
 
-    def spoils(self, status: str, killed_by: int | None) -> bool:
+    def harmed(self, status: str = "", killed_by: int | None = None) -> bool:
         """Whether the run that ended may have been harmed by what others used.
 
         Args:
@@ -87,7 +94,6 @@ class Pressure:
         return not any(self._claims.cover(self._before, last) for _ in looks)
 
     def _kills(self) -> int:
-        if self._path is None:
-            return 0  # the container does not say (gVisor)
-        with open(self._path, "rb") as file:
-            return number(file.read(), b"oom_kill ")
+        if self._counter is None:
+            return 0  # nothing tells (gVisor, macOS)
+        return number(os.pread(self._counter, 4096, 0), b"oom_kill ")

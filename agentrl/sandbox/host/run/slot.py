@@ -36,7 +36,7 @@ class SlotConfig:
         abi: the Landlock ABI, 0 without one; None runs unconfined.
         namespaced: the slot is in namespaces of its own, and each run is to have its own.
         index: of the slot among those of the host.
-        claims: where all slots are in one container, whose memory is bounded as a whole.
+        claims: of the kills in a memory that the slots share.
         read_exec: folders and files that the code may read and execute.
         read: folders and files that the code may read.
         proxy_port: where the code finds the proxy on its loopback interface; None gives it no
@@ -44,7 +44,8 @@ class SlotConfig:
         path: the value of PATH for the code.
         env: further variables of every run.
         keep: descriptors that the child inherits, for a standard library behind a closed folder.
-        cgroup: descriptors of the memory cgroup of its runs; empty where there is none.
+        cgroup: descriptors of the memory cgroup of its runs; where there is none, of the count of
+            kills in the owner's, or nothing.
         process_base: processes that the user runs already, for RLIMIT_NPROC; None where the uid is
             the slot's own.
         bounded: the slot's folders are a file system of their own, whose size is its limit.
@@ -55,7 +56,7 @@ class SlotConfig:
     abi: int | None
     namespaced: bool
     index: int
-    claims: Claims | None
+    claims: Claims
     read_exec: tuple[str, ...]
     read: tuple[str, ...]
     proxy_port: int | None
@@ -93,7 +94,7 @@ class Slot:
         self.seen_work, self.seen_temp = (WORK, TEMP) if config.namespaced else self.own_folders
         self.namespaces: SlotNamespaces | None = None
         self.ruleset: int | None = None
-        self.pressure = None if config.claims is None else Pressure(config.claims, config.index)
+        self.memory: memory.Bound | Pressure
         self.bound: memory.Bound | None = None
         self.scoped = False
         self.session: InterpreterSession | None = None
@@ -112,8 +113,11 @@ class Slot:
         if config.namespaced:
             self.namespaces = SlotNamespaces()
             self.scoped = True  # the first process of its pid namespace
-        if config.cgroup:
-            self.bound = memory.Bound(config.cgroup, disk=memory.lies_in_memory(self.work))
+        if len(config.cgroup) > 1:
+            disk = memory.lies_in_memory(self.work)
+            self.memory = self.bound = memory.Bound(config.cgroup, disk=disk)
+        else:
+            self.memory = Pressure(config.claims, config.index, *(config.cgroup or (None,)))
         signals = None
         if config.abi:
             self.ruleset = landlock.run_ruleset(
@@ -212,13 +216,6 @@ class Slot:
         if self.session is not None:
             self.session.close()
             self.session = None
-
-    @property
-    def memory_is_spent(self) -> bool:
-        """Whether the kernel ended a process of this run in its cgroup; False where there is
-        none.
-        """
-        return self.bound is not None and self.bound.is_spent
 
     def kill_all(self) -> None:
         """End whatever runs in this slot but the slot itself."""

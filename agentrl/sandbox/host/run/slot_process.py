@@ -84,6 +84,10 @@ def _done(slot: Slot, header: frames.Header, blobs: list[bytes]) -> frames.Frame
             return {}, []
         case "read":
             return {}, [safe_fs.read_file(slot.work, header["path"], header["limit"])]
+        case "lines":
+            data = safe_fs.read_file(slot.work, header["path"], header["limit"])
+            lines, num_lines, cut = safe_fs.cut_lines(data, *header["range"])
+            return {"num_lines": num_lines, "cut": cut}, [lines]
         case "list":
             return {"listed": safe_fs.list_files(slot.work, _MAX_LISTED)}, []
         case "hash":

@@ -71,7 +71,7 @@ class Watch:
         pids = [pid for pid in process_tree.descendants(os.getpid()) if pid not in own]
         if len(pids) > limits["processes"]:
             return "killed", f"more than {limits['processes']} processes"
-        if slot.memory_is_spent or (len(pids) > 1 and self._passes_memory(pids)):
+        if slot.memory.is_spent or (len(pids) > 1 and self._passes_memory(pids)):
             return "oom", f"all processes together passed {limits['memory_bytes']} bytes"
         if self.session is not None and limits["cpu_s"] is not None:
             used_s = self.session.used_s()  # RLIMIT_CPU counts a process's whole life

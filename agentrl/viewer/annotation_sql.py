@@ -24,12 +24,13 @@ Damage = Callable[[StoreError], None]
 
 _SAME = ("id", "step", "learner", "pass_index", "resumes", "recorded_at")
 """As ``StoredAnnotation.key`` has it."""
+_STAGE = "coalesce(found.values_json ->> '$.stage', '')"
 _STANDING = """
-SELECT found.* FROM ({found}) AS found LEFT JOIN index_table AS newest USING (id)
+SELECT found.*, {stage} AS stage FROM ({found}) AS found LEFT JOIN index_table AS newest USING (id)
 WHERE NOT EXISTS (
     SELECT 1 FROM resumes_table AS resume
     WHERE found.resumes >= 0 AND resume.number >= found.resumes
-      AND resume.stage = coalesce(found.values_json ->> '$.stage', '')
+      AND resume.stage = {stage}
       AND found.step > resume.step
 ) AND (found.resumes >= {resumes} OR newest.recorded_at IS NULL
        OR found.recorded_at >= newest.recorded_at)
@@ -78,7 +79,7 @@ def create_annotations(
         sealed = read_parquet(shards)
         found += f" WHERE NOT EXISTS (SELECT 1 FROM {sealed} AS shard WHERE {same})"
         found += f" UNION ALL BY NAME SELECT * FROM {sealed}"
-    standing = _STANDING.format(found=found, resumes=rollbacks.count)
+    standing = _STANDING.format(found=found, stage=_STAGE, resumes=rollbacks.count)
     connection.execute(f"CREATE VIEW annotations AS {standing}")
 
 

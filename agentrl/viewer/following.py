@@ -19,7 +19,7 @@ from typing import Any
 from agentrl.errors import AgentRLError, StoreError
 from agentrl.store.json_text import to_json
 from agentrl.viewer.runs.open_run import OpenRun
-from agentrl.viewer.views.overview import alert
+from agentrl.viewer.views.overview import alert, located
 
 _QUIET_S = 0.3
 """Between two looks after the first that found nothing new."""
@@ -146,7 +146,7 @@ class RunWatcher:
             return changed
         with run.lock:
             run.metrics.refresh()
-            step = {"step": run.metrics.last("step"), "stage": run.metrics.last("stage")}
+            step = {"step": run.metrics.newest_step, "stage": run.metrics.newest_stage}
             changed_rows = run.refresh_index()
             total = run.num_trajectories()
             events = run.events()
@@ -159,7 +159,7 @@ class RunWatcher:
         told = len(events) if self._num_events is None else min(self._num_events, len(events))
         for event in events[told:]:
             if event.get("level") != "info":
-                self._publish("alert", alert(event))
+                self._publish("alert", alert(located(run, event)))
         self._num_events = len(events)
         return True
 

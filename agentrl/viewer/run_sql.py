@@ -31,7 +31,7 @@ _EVENT_FIELDS = ("time", "level", "event", "boundary", "message", "step", "stage
 _FORMER = {column.old: name for name, column in COLUMNS.items() if column.old}
 _TURNS = """
 CREATE VIEW turns AS
-SELECT id, step, task_id, reward, status,
+SELECT id, stage, step, task_id, reward, status,
        CAST(turn ->> '$.index' AS INTEGER) AS turn,
        CAST(turn ->> '$.parent' AS INTEGER) AS parent,
        turn ->> '$.agent' AS agent,
@@ -44,7 +44,7 @@ SELECT id, step, task_id, reward, status,
        turn -> '$.rewards' AS rewards,
        turn -> '$.timings' AS timings,
        turn -> '$.info' AS info
-FROM (SELECT id, step, task_id, reward, status, unnest(json_extract(turns, '$[*]')) AS turn
+FROM (SELECT id, stage, step, task_id, reward, status, unnest(json_extract(turns, '$[*]')) AS turn
       FROM trajectories)
 """
 

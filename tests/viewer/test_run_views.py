@@ -145,6 +145,17 @@ def test_a_step_far_from_the_others_leads_to_its_blame() -> None:
     assert findings([{**row, "policy/loss": "x"} for row in rows]) == []
 
 
+def test_links_to_a_step_name_the_stage_that_the_rows_have() -> None:
+    rows = [{**row, "stage": "r l", "policy/loss": 9.0 * (row["step"] == 4)} for row in METRICS]
+    event = {"level": "error", "query": "step:3 purpose:train", "step": 3, "stage": "r l"}
+
+    links = {one.kind: one.link for one in findings(rows, [event])}
+
+    assert {links[kind]["stage"] for kind in ("mismatch", "spike", "change")} == {"r l"}
+    assert links["tool"]["query"] == 'tool:python tool_errors>=1 step:5 stage:"r l"'
+    assert links["alert"]["query"] == 'step:3 purpose:train stage:"r l"'
+
+
 def test_one_alert_and_one_reason_are_told_plainly() -> None:
     event = {"time": 3.0, "level": "warning", "message": "it broke", "step": 1}
     found = {one.kind: one.text for one in findings([], [event], {"stale": 3})}

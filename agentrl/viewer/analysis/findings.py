@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from agentrl.viewer.analysis.blame import LOGGED, BlameRow, Signal
+from agentrl.viewer.index.query import term
 
 FindingKind = Literal["mismatch", "alert", "spike", "tool", "dropped", "change"]
 
@@ -68,7 +69,7 @@ def findings(
     """The lines, the most urgent first.
 
     Args:
-        metrics: rows of ``metrics.jsonl``, of one stage.
+        metrics: rows of ``metrics.jsonl``, of one stage; with ``stage`` where links name it.
         events: rows of ``events.jsonl``.
         dropped: trajectories that were not trained, by reason (``ledger.jsonl``).
         worst_token: the token of the largest mismatch of a step (``blame``); None where the run
@@ -97,7 +98,7 @@ def _mismatch(metrics: Metrics, worst_token: WorstToken | None) -> Finding | Non
     text = f"{verdict}largest mismatch {size:.3g} nats, in step {step}"
     token = worst_token(step) if worst_token is not None else None
     if token is None:
-        link = {"page": "blame", "step": step, "signal": "mismatch", "level": "token"}
+        link = _blame_link(row, "mismatch")
         return Finding("mismatch", text, link)
     link = {
         "page": "trajectory",
@@ -124,13 +125,13 @@ def _alert(events: Iterable[Mapping[str, Any]]) -> Finding | None:
 def alert_link(event: Mapping[str, Any]) -> dict[str, Any]:
     """Where the evidence of an event is."""
     if event.get("blame"):
-        return {"page": "blame", "step": event["step"], "signal": event["blame"], "level": "token"}
+        return _blame_link(event, event["blame"])
     if event.get("query"):
-        return {"page": "trajectories", "query": event["query"]}
+        return {"page": "trajectories", "query": _of_stage(event["query"], event)}
     if event.get("trajectory"):
         return {"page": "trajectory", "id": event["trajectory"]}
     if event.get("step") is not None:
-        query = f"step:{event['step']}"
+        query = _step_term(event)
         if event.get("event") == "episodes_failed":
             query += " status:failed"
         return {"page": "trajectories", "query": query}
@@ -157,7 +158,7 @@ def _spike(metrics: Metrics) -> Finding | None:
                 f"{' + '.join(names)} was {values[place]:.3g} in step {step}, where {middle:.3g} "
                 "is usual"
             )
-            link = {"page": "blame", "step": step, "signal": signal, "level": "token"}
+            link = _blame_link(rows[place], signal)
             best = size, Finding("spike", text, link)
     return best[1] if best is not None else None
 
@@ -165,17 +166,18 @@ def _spike(metrics: Metrics) -> Finding | None:
 def _tool(metrics: Metrics) -> Finding | None:
     """The tool and step with the largest share of failed calls."""
     shares = [
-        (float(value), name.split("/")[1], int(row["step"]))
-        for row in metrics
+        (float(value), name.split("/")[1], place)
+        for place, row in enumerate(metrics)
         for name, value in row.items()
         if _TOOL_ERRORS.fullmatch(name) and _number(value)
     ]
     if not shares:
         return None
-    share, tool, step = max(shares)
+    share, tool, place = max(shares)
     if share < ALARMING_TOOL_ERRORS:
         return None
-    query = f"tool:{tool} tool_errors>=1 step:{step}"
+    query = f"tool:{tool} tool_errors>=1 {_step_term(metrics[place])}"
+    step = int(metrics[place]["step"])
     text = f"tool {tool} failed in {share:.0%} of its calls, in step {step}"
     return Finding("tool", text, {"page": "trajectories", "query": query})
 
@@ -206,13 +208,32 @@ def _change(metrics: Metrics) -> Finding | None:
         error = math.sqrt((before.var(ddof=1) + after.var(ddof=1)) / quarter)
         size = abs(change) / (error + 0.02 * max(abs(before.mean()), abs(after.mean())))
         if change and (best is None or size > best[0]):
-            link = {"page": "behaviour", "a": _range(first), "b": _range(last)}
+            link = {"page": "behaviour", "a": _range(first), "b": _range(last), **_stage(last[0])}
             text = (
                 f"{name} went from {before.mean():.3g} (steps {link['a']}) to {after.mean():.3g} "
                 f"(steps {link['b']})"
             )
             best = size, Finding("change", text, link)
     return best[1] if best is not None else None
+
+
+def _blame_link(row: Mapping[str, Any], signal: str) -> dict[str, Any]:
+    step = {"step": int(row["step"]), **_stage(row)}
+    return {"page": "blame", **step, "signal": signal, "level": "token"}
+
+
+def _step_term(row: Mapping[str, Any]) -> str:
+    """A step in a query; with its stage where the row has one, since each stage counts its own."""
+    return _of_stage(f"step:{int(row['step'])}", row)
+
+
+def _of_stage(query: str, row: Mapping[str, Any]) -> str:
+    return " ".join([query, *(term("stage", stage) for stage in _stage(row).values())])
+
+
+def _stage(row: Mapping[str, Any]) -> dict[str, str]:
+    stage = row.get("stage")
+    return {"stage": stage} if isinstance(stage, str) and stage else {}
 
 
 def _range(rows: Metrics) -> str:

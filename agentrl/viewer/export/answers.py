@@ -65,8 +65,7 @@ class ExportedAnswers:
             self._add("/api/runs", {"runs": [run_row(run)]})
             self._add(self._root, run_view(run))
             self._add(f"{self._root}/overview", self._overview())
-            metrics = {"names": run.metrics.names(), "rows": run.metrics.rows(run.metrics.names())}
-            self._add(f"{self._root}/metrics", metrics)
+            self._add(f"{self._root}/metrics", run.metrics.as_json(run.metrics.names()))
             shown = {"total": len(self._rows), "rows": self._rows}
             self._add(f"{self._root}/trajectories", shown)
             self._add(f"{self._root}/facets", self._facets())

@@ -53,10 +53,11 @@
   };
 
   const metrics = async (answer, params) => {
-    const { names, rows } = await answer.json();
-    const wanted = ["step", "time", "stage", ...(params.get("names") ?? "").split(",")];
-    const chosen = wanted.filter((name) => has(rows, name)).map((name) => [name, rows[name]]);
-    return json({ names, rows: Object.fromEntries(chosen) });
+    const { names, stages } = await answer.json();
+    const wanted = ["step", "time", ...(params.get("names") ?? "").split(",")];
+    const chosen = (columns) => wanted.filter((name) => has(columns, name)).map((name) => [name, columns[name]]);
+    const of = ({ stage, columns }) => ({ stage, columns: Object.fromEntries(chosen(columns)) });
+    return json({ names, stages: stages.map(of) });
   };
 
   const idsOf = ({ ids }) => new Int32Array(bytesOf(ids.data).buffer);

@@ -21,6 +21,8 @@ from agentrl.viewer.index.columns import FIELDS, SEPARATOR, Field
 
 _MAX_LENGTH = 2000
 _MAX_DEPTH = 50
+_LONGEST_TERM = 1000
+"""A longer value is in no query."""
 _TERM = re.compile(
     r"(?P<name>[A-Za-z_]\w*(?:\.[^\s:<>=!()\"]+)?)(?P<operator>:|<=|>=|!=|<|>|=)", re.ASCII
 )
@@ -345,6 +347,16 @@ class _Parser:
     def _error(self, rule: str, remedy: str) -> QueryError:
         found = self._peek_word() or self._text[self._at : self._at + 1]
         return QueryError(rule, position=self._at + 1, found=found, remedy=remedy)
+
+
+def term(name: str, value: str) -> str:
+    """A term of a query that holds for exactly this value; empty where it is too long for one."""
+    if not value:
+        return f"{name}:none"
+    if len(value) > _LONGEST_TERM:
+        return ""
+    quoted = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'{name}:"{quoted}"'
 
 
 def _glob(text: str, field: Field) -> str:

@@ -38,8 +38,8 @@ def routes(runs: RunFolder) -> APIRouter:
         return answer(comparisons.diff(runs.get(key), a, b))
 
     @router.get("/behaviour")
-    def behaviour(key: str, a: str, b: str, query: str = "") -> Response:
-        return answer(comparisons.behaviour_between(runs.get(key), a, b, query))
+    def behaviour(key: str, a: str, b: str, query: str = "", stage: str | None = None) -> Response:
+        return answer(comparisons.behaviour_between(runs.get(key), a, b, query, stage=stage))
 
     @router.get("/blame")
     def blame(

@@ -1,4 +1,4 @@
-"""Run routes: the list of runs, one run, its metrics."""
+"""Run routes: the list of runs, one run, its metrics and settings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fastapi import APIRouter, Response
 
 from agentrl.viewer.runs.run_folder import RunFolder
 from agentrl.viewer.views.overview import overview
-from agentrl.viewer.views.run_view import run_row, run_view
+from agentrl.viewer.views.run_view import run_row, run_view, settings_of
 from agentrl.viewer.wire import answer
 
 
@@ -36,6 +36,12 @@ def routes(runs: RunFolder) -> APIRouter:
         with run.lock:
             run.metrics.refresh()
             wanted = [name for name in names.split(",") if name]
-            return answer({"names": run.metrics.names(), "rows": run.metrics.rows(wanted)})
+            return answer(run.metrics.as_json(wanted))
+
+    @router.get("/runs/{key}/settings")
+    def settings(key: str) -> Response:
+        run = runs.get(key)
+        with run.lock:
+            return answer(settings_of(run.config))
 
     return router

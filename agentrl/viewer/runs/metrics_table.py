@@ -1,19 +1,75 @@
-"""Metrics table: ``metrics.jsonl`` in columns, grown by what was appended."""
+"""Metrics table: ``metrics.jsonl`` by stage, in columns, grown by what was appended.
+
+Each stage counts its steps from 1, so that a step alone names no row. A step may have several
+lines, one for each evaluation before the first step: they make one row.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from agentrl.viewer.runs.appended import AppendedLines
 
-_AXES = ("step", "time", "stage")
+_AXES = ("step", "time")
+
+
+class StageMetrics:
+    """The steps of one stage, a row each; of two values of one metric and step the later counts."""
+
+    def __init__(self) -> None:
+        self._places: dict[float, int] = {}
+        self._columns: dict[str, list[Any]] = {name: [] for name in _AXES}
+
+    def names(self) -> set[str]:
+        """All metrics."""
+        return set(self._columns) - set(_AXES)
+
+    def add(self, record: dict[str, Any]) -> float:
+        """Takes a line of the file; its step, which is the next one where the line has none."""
+        step = _number(record.get("step"))
+        step = len(self._places) if step is None else step
+        place = self._places.setdefault(step, len(self._places))
+        if place == len(self._columns["step"]):
+            for column in self._columns.values():
+                column.append(None)
+        known = {name: _number(value) for name, value in record.items()}
+        for name, value in {**known, "step": step}.items():
+            if value is not None:
+                column = self._columns.setdefault(name, [None] * len(self._places))
+                column[place] = value
+        return step
+
+    def columns(self, names: Iterable[str]) -> dict[str, list[Any]]:
+        """Step, time (epoch seconds) and the named metrics, by step; None where a row lacks it."""
+        order = sorted(range(len(self._places)), key=self._columns["step"].__getitem__)
+        empty: list[Any] = [None] * len(order)
+        chosen = {name: self._columns.get(name, empty) for name in (*_AXES, *names)}
+        return {name: [column[place] for place in order] for name, column in chosen.items()}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A mapping a step of all that it logged, by step."""
+        columns = self.columns(self._columns)
+        cells = zip(*columns.values(), strict=True)
+        return [dict(zip(columns, values, strict=True)) for values in cells]
+
+    def row(self, step: int) -> dict[str, Any]:
+        """What a step logged; empty where it logged nothing."""
+        if step not in self._places:
+            return {}
+        return {name: column[self._places[step]] for name, column in self._columns.items()}
+
+    def series(self, name: str) -> list[tuple[int, float]]:
+        """The finite values of a metric with their steps."""
+        columns = self.columns([name])
+        pairs = zip(columns["step"], columns[name], strict=True)
+        return [(step, value) for step, value in pairs if value is not None]
 
 
 class MetricsTable:
-    """One row a logged step, in the order of the file. Used under its run's lock.
+    """The metrics of a run. Used under its run's lock.
 
     Args:
         path: ``RunDirectory.metrics_path``.
@@ -21,13 +77,15 @@ class MetricsTable:
 
     def __init__(self, path: Path) -> None:
         self._lines = AppendedLines(path)
-        self.columns: dict[str, list[Any]] = {name: [] for name in _AXES}
-        """Step, time (epoch seconds), stage, and every metric by name; None where a row lacks
-        it.
-        """
+        self._clear()
 
-    def __len__(self) -> int:
-        return len(self.columns["step"])
+    def _clear(self) -> None:
+        self.stages: dict[str | None, StageMetrics] = {}
+        """By name, as they began; None is what format 1 names no stage of."""
+        self.newest_stage: str | None = None
+        """Of the last line."""
+        self.newest_step: float | None = None
+        """Of the last line; None without any."""
 
     @property
     def damage(self) -> list[str]:
@@ -42,47 +100,32 @@ class MetricsTable:
         """
         restarted, records = self._lines.take()
         if restarted:
-            self.columns = {name: [] for name in _AXES}
+            self._clear()
         for record in records:
-            self._add(record)
+            stage = record.get("stage")
+            self.newest_stage = stage if isinstance(stage, str) else None
+            own = self.stages.setdefault(self.newest_stage, StageMetrics())
+            self.newest_step = own.add(record)
         return restarted or bool(records)
+
+    def stage(self, name: str | None) -> StageMetrics:
+        """A stage's; an empty one where it logged nothing."""
+        return self.stages.get(name) or StageMetrics()
 
     def names(self) -> list[str]:
         """All metrics, sorted."""
-        return sorted(name for name in self.columns if name not in _AXES)
+        return sorted({name for own in self.stages.values() for name in own.names()})
 
-    def rows(self, names: Iterable[str]) -> dict[str, list[Any]]:
-        """The axes and the named metrics; an unknown name gets a column of None."""
-        empty: list[Any] = [None] * len(self)
-        return {name: self.columns.get(name, empty) for name in (*_AXES, *names)}
-
-    def series(self, name: str, stage: str | None = None) -> list[tuple[int, float]]:
-        """The finite values of a metric with their steps, of one stage or of all."""
-        rows = zip(
-            self.columns["step"],
-            self.columns["stage"],
-            self.columns.get(name, [None] * len(self)),
-            strict=True,
-        )
-        return [
-            (step, value) for step, own, value in rows if value is not None and stage in (None, own)
+    def as_json(self, names: Iterable[str]) -> dict[str, Any]:
+        """As the viewer's API sends it: of each stage the axes, and those of the named metrics that
+        it has.
+        """
+        wanted = list(names)
+        stages = [
+            {"stage": name, "columns": own.columns([one for one in wanted if one in own.names()])}
+            for name, own in self.stages.items()
         ]
-
-    def last(self, name: str) -> Any:
-        """The newest row's value of an axis or metric; None without one."""
-        column: Sequence[Any] = self.columns.get(name, ())
-        return column[-1] if column else None
-
-    def _add(self, record: dict[str, Any]) -> None:
-        count = len(self)
-        for name in record:
-            if name not in self.columns:
-                self.columns[name] = [None] * count
-        for name, column in self.columns.items():
-            value = record.get(name)
-            column.append(value if name == "stage" else _number(value))
-        if self.columns["step"][-1] is None:
-            self.columns["step"][-1] = count
+        return {"names": self.names(), "stages": stages}
 
 
 def _number(value: object) -> float | None:

@@ -33,11 +33,11 @@ from agentrl.viewer.analysis.blame import Decode, Level, Signal
 from agentrl.viewer.analysis.stored_rows import stored_rows
 from agentrl.viewer.analysis.turn_diff import turn_diff
 from agentrl.viewer.api_error import ApiError, bad_request, not_found
+from agentrl.viewer.index.query import term
 from agentrl.viewer.pieces import HIDDEN_PIECE, REDACTED_ID
 from agentrl.viewer.runs.open_run import OpenRun
 from agentrl.viewer.secret_tokens import HIDDEN, has_marks
 from agentrl.viewer.template import ChatTemplateText
-from agentrl.viewer.views.neighbours import term
 from agentrl.viewer.views.token_view import pieces_of
 from agentrl.viewer.wire import packed
 
@@ -108,8 +108,11 @@ def diff(run: OpenRun, a: str, b: str) -> dict[str, Any]:
     return turn_diff(one, other)
 
 
-def behaviour_between(run: OpenRun, a: str, b: str, query: str) -> dict[str, Any]:
-    """What changed from the steps ``a`` to the steps ``b``, of the trajectories of a query.
+def behaviour_between(
+    run: OpenRun, a: str, b: str, query: str, *, stage: str | None = None
+) -> dict[str, Any]:
+    """What changed from the steps ``a`` to the steps ``b``, of the trajectories of a query; of one
+    stage, or of all where None.
 
     Raises:
         DataError: a range is none.
@@ -120,6 +123,7 @@ def behaviour_between(run: OpenRun, a: str, b: str, query: str) -> dict[str, Any
     for name, text in (("a", a), ("b", b)):
         steps = StepRange.parse(text, name)
         within = f"step:{steps.first}..{steps.last}" + (f" ({query})" if query.strip() else "")
+        within += "" if stage is None else f" {term('stage', stage)}"
         rows = run.index().page(within, "step", limit=None).rows
         stride = -(-len(rows) // _MOST_EPISODES) or 1
         complete &= stride == 1
@@ -252,14 +256,10 @@ def summary_of(row: Mapping[str, Any]) -> TrajectorySummary:
 
 
 def _logged(run: OpenRun, step: int, stage: str | None) -> dict[str, Any]:
-    """A step's row of the metrics; of several stages the newest one's."""
-    columns = run.metrics.columns
-    rows = [
-        {name: column[place] for name, column in columns.items()}
-        for place, own in enumerate(columns["step"])
-        if own == step and stage in (None, columns["stage"][place])
-    ]
-    return rows[-1] if rows else {}
+    """A step's row of the metrics; of several stages the newest one's that has the step."""
+    stages = run.metrics.stages
+    rows = [own.row(step) for name, own in stages.items() if stage in (None, name)]
+    return next((row for row in reversed(rows) if row), {})
 
 
 def _decode(run: OpenRun, stage: str | None) -> Decode | None:

@@ -6,29 +6,29 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentrl.viewer.index import RunIndex
+from agentrl.viewer.index.query import term
 
 _WITHIN_STEP = "stage,label,group_index,rollout_index,attempt"
 _BEFORE = "-step,-stage,-label,-group_index,-rollout_index,-attempt"
 _AFTER = f"step,{_WITHIN_STEP}"
-_LONGEST = 1000
-"""A longer value is in no query: what has it has no neighbours by it."""
 
 
 def neighbours(index: RunIndex, columns: Mapping[str, Any]) -> dict[str, Any]:
-    """The ids beside a trajectory; None where there is none.
+    """The ids beside a trajectory of its stage; None where there is none.
 
     Args:
         index: of the run.
         columns: of the trajectory.
     """
     own = columns["id"]
-    step = f"step:{columns['step']}"
+    stage = term("stage", columns["stage"])
+    step = f"step:{columns['step']} {stage}"
     before, after = beside(index.ids(step, _WITHIN_STEP), own)
     if before is None:
-        before = _first(index, f"step<{columns['step']}", _BEFORE)
+        before = _first(index, f"step<{columns['step']} {stage}", _BEFORE)
     if after is None:
-        after = _first(index, f"step>{columns['step']}", _AFTER)
-    group = f"group:{columns['group_index']} {step} {term('stage', columns['stage'])}"
+        after = _first(index, f"step>{columns['step']} {stage}", _AFTER)
+    group = f"group:{columns['group_index']} {step}"
     group += f" {term('label', columns['label'])}"
     task = term("task", columns["task_id"])
     task_before, task_after = beside(index.ids(task, _AFTER) if task else [], own)
@@ -39,16 +39,6 @@ def neighbours(index: RunIndex, columns: Mapping[str, Any]) -> dict[str, Any]:
         "same_task_previous": task_before,
         "same_task_next": task_after,
     }
-
-
-def term(name: str, value: str) -> str:
-    """A term of a query that holds for exactly this value; empty where it is too long for one."""
-    if not value:
-        return f"{name}:none"
-    if len(value) > _LONGEST:
-        return ""
-    quoted = value.replace("\\", "\\\\").replace('"', '\\"')
-    return f'{name}:"{quoted}"'
 
 
 def beside(ids: Sequence[str], own: str) -> tuple[str | None, str | None]:

@@ -42,7 +42,7 @@ def overview(run: OpenRun) -> dict[str, Any]:
         run: the run, under its lock.
     """
     run.metrics.refresh()
-    alerts = [event for event in run.events() if event.get("level") != "info"]
+    alerts = [located(run, event) for event in run.events() if event.get("level") != "info"]
     stage = _trained_by_rewards(run)
     found = findings(
         _rows(run, stage),
@@ -78,22 +78,23 @@ def alert(event: Mapping[str, Any]) -> dict[str, Any]:
     return {**shown, "text": event.get("message"), "link": alert_link(event)}
 
 
+def located(run: OpenRun, row: Mapping[str, Any], stage: str | None = None) -> dict[str, Any]:
+    """A line of events or metrics, with its stage where a link to its step must name it: where the
+    run has several, and its trajectories know theirs, as they do since format 2.
+    """
+    several = len(run.metrics.stages) > 1 and run.record.get("format") != 1
+    return {**row, "stage": (stage or row.get("stage")) if several else None}
+
+
 def _trained_by_rewards(run: OpenRun) -> str | None:
     """The newest stage that logs rewards; else the newest."""
-    columns = run.metrics.columns
-    stages: list[str | None] = columns["stage"]
-    rewards = columns.get("reward/mean", [None] * len(stages))
-    rewarded = [stage for stage, value in zip(stages, rewards, strict=True) if value is not None]
-    return (rewarded or stages or [None])[-1]
+    stages = run.metrics.stages
+    rewarded = [name for name, own in stages.items() if "reward/mean" in own.names()]
+    return [None, *stages, *rewarded][-1]
 
 
 def _rows(run: OpenRun, stage: str | None) -> list[dict[str, Any]]:
-    columns = run.metrics.columns
-    return [
-        {name: column[place] for name, column in columns.items()}
-        for place, own in enumerate(columns["stage"])
-        if own == stage
-    ]
+    return [located(run, row, stage) for row in run.metrics.stage(stage).rows()]
 
 
 def _dropped(run: OpenRun) -> dict[str, int]:
@@ -131,8 +132,11 @@ def _evaluations(run: OpenRun) -> dict[str, dict[str, Any]]:
             for kind, value in values.items() if isinstance(values, dict) else ():
                 found[f"{name}/{when}/{kind}"] = {"score": value}
     if not found:
-        for name in run.metrics.names():
-            if name.startswith("eval/"):
-                last = run.metrics.series(name)[-1:]
-                found[name.removeprefix("eval/")] = {f"step {step}": value for step, value in last}
+        for stage, own in run.metrics.stages.items():
+            of_stage = f" of {stage}" if len(run.metrics.stages) > 1 else ""
+            for name in sorted(own.names()):
+                if name.startswith("eval/"):
+                    step, value = own.series(name)[-1]
+                    values = found.setdefault(name.removeprefix("eval/"), {})
+                    values[f"step {step:g}{of_stage}"] = value
     return found

@@ -27,7 +27,7 @@ def run_row(run: OpenRun) -> dict[str, Any]:
         except (OSError, StoreError) as error:
             return {"key": run.key, "name": run.name, "state": "stopped", "error": str(error)}
         name, points = _sparkline(run)
-        stage = run.metrics.last("stage")
+        stage = run.metrics.newest_stage
         return {
             "key": run.key,
             "name": run.name,
@@ -35,7 +35,7 @@ def run_row(run: OpenRun) -> dict[str, Any]:
             "created": record.get("created"),
             "command": " ".join(map(str, record.get("command") or [])),
             "seed": record.get("seed"),
-            "step": run.metrics.last("step"),
+            "step": run.metrics.newest_step,
             "steps_total": steps_of(run.config, stage),
             "stage": stage,
             "trajectories": trajectories,
@@ -86,6 +86,16 @@ def stages_of(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
+def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The resolved configuration, its stages by name, so that those of two runs can be compared."""
+    stages = {
+        str(stage.get("name")): {name: value for name, value in stage.items() if name != "name"}
+        for stage in config.get("stages") or []
+        if isinstance(stage, dict)
+    }
+    return {**config, "stages": stages}
+
+
 def steps_of(config: Mapping[str, Any], stage: object) -> int | None:
     """How many steps a stage is to make; None where nobody knows."""
     named = [entry["steps"] for entry in stages_of(config) if entry["name"] == stage]
@@ -94,9 +104,9 @@ def steps_of(config: Mapping[str, Any], stage: object) -> int | None:
 
 def _sparkline(run: OpenRun) -> tuple[str | None, Sequence[tuple[int, float]]]:
     """The first headline metric of the newest stage, thinned out."""
-    stage = run.metrics.last("stage")
+    stage = run.metrics.stage(run.metrics.newest_stage)
     for name in _HEADLINES:
-        points = run.metrics.series(name, stage)
+        points = stage.series(name)
         if len(points) > 1:
             stride = -(-len(points) // _POINTS)
             return name, [*points[:-1:stride], points[-1]]

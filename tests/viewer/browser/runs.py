@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -175,3 +176,21 @@ def record(root: Path, words: str = "", steps: int = STEPS) -> Recorder:
     events.log("gradient", words or "gradient norm 14.2", boundary="train", level="warning", step=2)
     events.close()
     return recorder
+
+
+def record_two_stages(root: Path, lr: float) -> None:
+    """Metrics alone: a warm-up of 60 steps with rewards near 1, then 50 steps of ``rl`` whose
+    reward is the step times ``lr``, with two held-out sets: one evaluated before and after, one
+    before alone.
+    """
+    stages = [{"name": "warmup"}, {"name": "rl", "optim": {"lr": lr}}]
+    directory = RunDirectory.create(root, {"seed": 3}, json.dumps({"stages": stages}))
+    lines = JsonlWriter(directory.metrics_path)
+    for step in range(1, 61):
+        lines.append({"step": step, "stage": "warmup", "time": 100.0 + step, "reward/mean": 0.9})
+    for name in ("code", "search"):
+        lines.append({"step": 0, "stage": "rl", "time": 200.0, f"eval/{name}/greedy": 0.25})
+    for step in range(1, 51):
+        row = {"step": step, "stage": "rl", "time": 200.0 + step, "reward/mean": step * lr}
+        lines.append(row | ({"eval/code/greedy": 0.75} if step == 50 else {}))
+    lines.close()

@@ -11,8 +11,18 @@ from playwright.sync_api import Page, expect
 
 from agentrl.viewer.launch import Address
 from tests.viewer.browser.conftest import Complaints, Open
+from tests.viewer.browser.runs import record_two_stages
+from tests.viewer.server.viewers import Client, viewing
 
 AXE = (Path(__file__).parents[1] / "vendor" / "axe.js").read_text()
+COLOURED = """() => Object.fromEntries([...document.querySelectorAll(".chart")].map((chart) => {
+    const canvas = chart.querySelector("canvas");
+    const drawn = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+    const isColoured = (i) => i % 4 === 0 && Math.abs(drawn[i] - drawn[i + 2]) > 60;
+    const coloured = [...drawn.keys()].filter(isColoured);
+    return [chart.querySelector("h3").title, coloured.length];
+}))"""
+"""How many pixels of each chart are no grey, by its title."""
 PAGES = {
     "runs": ("#/", "sums"),
     "overview": ("#/run/KEY", "Look here"),
@@ -112,3 +122,27 @@ def test_a_run_that_is_gone_is_said(
 
     expect(page.locator(".banner.bad")).to_contain_text("000000000000")
     assert complaints.met
+
+
+def test_compare_draws_one_stage_and_names_the_settings_that_differ(
+    tmp_path: Path, open_page: Open
+) -> None:
+    rates = {"low": 0.001, "high": 0.01}
+    for name, lr in rates.items():
+        record_two_stages(tmp_path / name, lr)
+    with viewing(tmp_path) as address:
+        with Client(address) as client:
+            keys = {run["name"]: run["key"] for run in client.get("/api/runs").json()["runs"]}
+        page = open_page(address, f"#/compare?runs={keys['low']},{keys['high']}")
+        plot = page.locator(".plot")
+
+        # 51 steps of rl, none of the 60 of the warm-up; the last ones are 50 times the rate
+        expect(plot.first).to_have_attribute(
+            "aria-label", re.compile("51 points by step; low 0.05 now, high 0.5 now")
+        )
+        expect(page.locator("tr", has_text="stages.rl.optim.lr")).to_contain_text("0.0010.01")
+        # of one evaluation alone there is no line, but a point
+        assert page.evaluate(COLOURED)["eval/search/greedy"] > 0
+        page.get_by_label("Stage").select_option("warmup")
+        expect(plot).to_have_count(1)
+        expect(plot).to_have_attribute("aria-label", re.compile("60 points by step; low 0.9 now"))

@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from agentrl.store import EventLog, KeepSpec, RunDirectory, TrajectoryWriter, write_json
+from agentrl.store import (
+    EventLog,
+    JsonlWriter,
+    KeepSpec,
+    RunDirectory,
+    TrajectoryWriter,
+    write_json,
+)
 from agentrl.types import Blob
 from tests.viewer.server.viewers import TEXTS, Client, make_trajectory, viewing
 
@@ -62,6 +69,31 @@ def test_an_overview_says_where_to_look_first(client: Client, run: RunDirectory)
     for finding in answer["findings"]:
         query = finding["link"].get("query", "")
         assert client.of_run("/trajectories", query=query).status_code == 200
+
+
+def test_what_leads_to_a_step_names_its_stage_where_there_are_several(
+    client: Client, run: RunDirectory
+) -> None:
+    lines = JsonlWriter(run.metrics_path)
+    for step in range(1, 9):
+        logged = {"policy/nll": 9.0, "policy/loss": 8.0 * (step == 5), "eval/sums/greedy": 0.5}
+        lines.append({"step": step, "stage": "sft", "time": 200.0 + step, **logged})
+    lines.close()
+    log = EventLog(run)
+    log.log("spike", "it grew", boundary="train", level="warning", step=2, stage="sft")
+    log.close()
+
+    answer = client.of_run("/overview").json()
+    links = {one["kind"]: one["link"] for one in answer["findings"]}
+
+    # sft is newer, rl is what logs rewards: 8 / 1 is no spike of its three steps
+    assert links == {
+        "mismatch": {**links["mismatch"], "id": "2-0-0"},
+        "alert": {"page": "trajectories", "query": 'step:2 stage:"sft"'},
+    }
+    assert answer["evaluations"] == {"sums/greedy": {"step 8 of sft": 0.5}}
+    behaviour = client.of_run("/behaviour", a="1..1", b="2..2", stage="sft").json()
+    assert (behaviour["num_a"], behaviour["num_b"]) == (0, 0)
 
 
 @pytest.mark.parametrize(

@@ -33,10 +33,15 @@ def test_the_list_of_runs_tells_how_far_each_is(client: Client, run: RunDirector
 def test_metrics_come_in_columns_with_gaps_as_null(client: Client) -> None:
     answer = client.of_run("/metrics", names="reward/mean,none").json()
     assert answer["names"] == ["mismatch/logp_abs/max", "policy/loss", "reward/mean"]
-    assert answer["rows"]["step"] == [1, 2, 3]
-    assert answer["rows"]["time"] == [101.0, 102.0, 103.0]
-    assert answer["rows"]["reward/mean"] == [0.25, 0.5, 0.75]
-    assert answer["rows"]["none"] == [None, None, None]
+    columns = {"step": [1, 2, 3], "time": [101.0, 102.0, 103.0], "reward/mean": [0.25, 0.5, 0.75]}
+    assert answer["stages"] == [{"stage": "rl", "columns": columns}]
+    loss = client.of_run("/metrics", names="policy/loss").json()["stages"][0]
+    assert loss["columns"]["policy/loss"] == [2.5, None, None]
+
+
+def test_settings_are_those_that_the_run_resolved(client: Client) -> None:
+    stages = {"rl": {"train": {"steps": 9}, "algorithm": {"name": "grpo"}}}
+    assert client.of_run("/settings").json() == {"stages": stages}
 
 
 def test_a_list_is_a_page_of_all(client: Client) -> None:

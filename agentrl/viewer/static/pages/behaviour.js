@@ -8,13 +8,14 @@ import { useCursor } from "../ui/cursor.js";
 import { Draft } from "../ui/draft.js";
 import { Name } from "../ui/name.js";
 import { Empty, Loaded } from "../ui/state.js";
+import { StageChoice } from "../ui/stage_choice.js";
 import { outerRanges, useSteps } from "../ui/steps.js";
 
 const RANGE = /^\s*(\d+)\s*(?:\.\.|-|–|to)\s*(\d+)\s*$|^\s*(\d+)\s*$/;
 
 /** The page; the two ranges and a query are in the address. */
 export function BehaviourPage({ run, params }) {
-  const steps = useSteps(run);
+  const steps = useSteps(run, params.stage);
   return html`
     <div class="page">
       <div class="head">
@@ -22,23 +23,24 @@ export function BehaviourPage({ run, params }) {
         <span class="muted">what changed most from a to b, of what the policy sampled</span>
       </div>
       <${Loaded} of=${steps}>
-        ${({ steps: made }) =>
+        ${({ steps: made, ...stages }) =>
           made.length < 2
             ? html`<${Empty}>It takes two steps that logged reward/mean to compare; this run has made ${made.length}.<//>`
-            : html`<${Ranges} run=${run} params=${params} steps=${made} />`}
+            : html`<${Ranges} run=${run} params=${params} steps=${made} ...${stages} />`}
       <//>
     </div>
   `;
 }
 
-function Ranges({ run, params, steps }) {
+function Ranges({ run, params, steps, stages, stage }) {
   const [first, last] = outerRanges(steps);
   const a = params.a ?? first;
   const b = params.b ?? last;
   const query = params.query ?? "purpose:train";
-  const found = useApi(ofRun(run, "behaviour"), { a, b, query });
+  const found = useApi(ofRun(run, "behaviour"), { a, b, query, stage });
   return html`
     <form class="panel controls" onSubmit=${(event) => event.preventDefault()}>
+      <${StageChoice} names=${stages} chosen=${stage} />
       <${RangeField} name="a" value=${a} onRange=${(range) => update({ a: range })} />
       <${RangeField} name="b" value=${b} onRange=${(range) => update({ b: range })} />
       <label>of the trajectories

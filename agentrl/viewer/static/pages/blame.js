@@ -7,6 +7,7 @@ import { go, link, update } from "../lib/router.js";
 import { useCursor } from "../ui/cursor.js";
 import { Name } from "../ui/name.js";
 import { Empty, Loaded } from "../ui/state.js";
+import { StageChoice } from "../ui/stage_choice.js";
 import { useSteps } from "../ui/steps.js";
 
 const SIGNALS = ["loss", "mismatch", "entropy", "clipped"];
@@ -16,7 +17,7 @@ const CLOSE = 1e-6; // of the total against the logged number
 
 /** The page; step, signal and level are in the address. */
 export function BlamePage({ run, params }) {
-  const steps = useSteps(run);
+  const steps = useSteps(run, params.stage);
   return html`
     <div class="page">
       <div class="head">
@@ -24,20 +25,20 @@ export function BlamePage({ run, params }) {
         <span class="muted">what carries a step's number, the largest first</span>
       </div>
       <${Loaded} of=${steps}>
-        ${({ steps: made }) =>
+        ${({ steps: made, ...stages }) =>
           made.length === 0
             ? html`<${Empty}>No step has ended yet that logged reward/mean; blame ranks the tokens of such a step.<//>`
-            : html`<${Step} run=${run} params=${params} steps=${made} />`}
+            : html`<${Step} run=${run} params=${params} steps=${made} ...${stages} />`}
       <//>
     </div>
   `;
 }
 
-function Step({ run, params, steps }) {
+function Step({ run, params, steps, stages, stage }) {
   const step = params.step ?? String(steps[steps.length - 1]);
   const signal = SIGNALS.includes(params.signal) ? params.signal : "loss";
   const level = LEVELS.includes(params.level) ? params.level : "token";
-  const found = useApi(ofRun(run, "blame"), { step, signal, level });
+  const found = useApi(ofRun(run, "blame"), { step, signal, level, stage });
   const at = steps.indexOf(Number(step));
   const move = (by) => {
     const next = steps[Math.max(0, Math.min(steps.length - 1, (at < 0 ? steps.length - 1 : at) + by))];
@@ -52,6 +53,7 @@ function Step({ run, params, steps }) {
   ]);
   return html`
     <div class="panel controls">
+      <${StageChoice} names=${stages} chosen=${stage} />
       <span>
         <button class="button" onClick=${() => move(-1)} disabled=${at === 0} aria-label="The step before">←</button>
         <label class="inline">Step

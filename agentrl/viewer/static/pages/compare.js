@@ -1,4 +1,4 @@
-/** Compare runs: two to four runs in the same charts, and what of their records differs. */
+/** Compare runs: two to four runs in the same charts, stage by stage, and what of their settings and records differs. */
 import { useEffect, useMemo, useState } from "../vendor/hooks.js";
 import { html } from "../lib/html.js";
 import { get, ofRun, revived } from "../lib/api.js";
@@ -8,6 +8,7 @@ import { link, update } from "../lib/router.js";
 import { useKeys } from "../lib/keys.js";
 import { Chart } from "../ui/chart.js";
 import { Name } from "../ui/name.js";
+import { StageChoice } from "../ui/stage_choice.js";
 import { Empty, Loaded } from "../ui/state.js";
 
 const MOST_CHARTS = 24;
@@ -33,7 +34,7 @@ export function ComparePage({ params }) {
           <button class="button" aria-pressed=${relative} onClick=${() => update({ x: "time" })}>by time since start</button>
         </div>
       </div>
-      <${Loaded} of=${runs}>${(data) => html`<${Runs} runs=${data} relative=${relative} />`}<//>
+      <${Loaded} of=${runs}>${(data) => html`<${Runs} runs=${data} relative=${relative} wanted=${params.stage} />`}<//>
     </div>
   `;
 }
@@ -55,27 +56,34 @@ function useRuns(keys) {
 }
 
 async function load(key, signal) {
-  const [about, overview] = await Promise.all([
+  const [about, overview, settings] = await Promise.all([
     get(ofRun(key), {}, { signal }),
     get(ofRun(key, "overview"), {}, { signal }),
+    get(ofRun(key, "settings"), {}, { signal }),
   ]);
   const names = [...new Set(overview.charts.flatMap((chart) => chart.names))].join(",");
-  const { rows } = await get(ofRun(key, "metrics"), { names }, { signal });
-  return { key, about, charts: overview.charts, rows };
+  const { stages } = await get(ofRun(key, "metrics"), { names }, { signal });
+  return { key, about, settings, charts: overview.charts, stages };
 }
 
-function Runs({ runs, relative }) {
+function Runs({ runs, relative, wanted }) {
   const names = runs.map(({ about }) => about.name);
-  const charts = useMemo(() => joinedCharts(runs, relative), [runs, relative]);
+  const stages = [...new Set(runs.flatMap((run) => run.stages.map(({ stage }) => stage)))];
+  const shared = stages.filter((name) => runs.every((run) => run.stages.some((one) => one.stage === name)));
+  // runs that share no stage are compared by the newest of each; the legend says which that is
+  const stage = stages.includes(wanted) ? wanted : shared.at(-1);
+  const shown = runs.map((run) => (stage === undefined ? run.stages.at(-1) : run.stages.find((one) => one.stage === stage)));
+  const charts = useMemo(() => joinedCharts(runs, shown, relative), [runs, stage, relative]);
   return html`
     <ul class="run-legend">
       ${runs.map(
         ({ key, about }, index) => html`<li key=${key}>
           <i class=${`swatch s${index + 1}`}></i>
           <a href=${link("overview", { run: key })}><${Name} text=${about.name} limit=${80} /></a>
-          <span class="muted"> ${about.state}</span>
+          <span class="muted"> ${about.state}${stages.length > 1 && `, ${shown[index] ? `stage ${line(shown[index].stage ?? "", 40)}` : "has no such stage"}`}</span>
         </li>`,
       )}
+      ${stages.length > 1 && html`<li><${StageChoice} names=${stages} chosen=${stage} first=${shared.length === 0 && "the newest of each"} /></li>`}
     </ul>
     ${charts.length === 0
       ? html`<${Empty}>The runs have no metric in common to draw.<//>`
@@ -92,23 +100,24 @@ function Runs({ runs, relative }) {
 }
 
 /** A chart a metric, with a line a run, over the union of their places. */
-function joinedCharts(runs, relative) {
+function joinedCharts(runs, shown, relative) {
   const names = [...new Set(runs.flatMap(({ charts }) => charts.flatMap((chart) => chart.names)))];
-  const places = runs.map(({ rows }) => placesOf(rows, relative));
+  const columns = shown.map((own) => own?.columns ?? { step: [], time: [] });
+  const places = columns.map((own) => placesOf(own, relative));
   const x = [...new Set(places.flat())].filter(Number.isFinite).sort((a, b) => a - b);
   const found = names.map((title) => ({
     title,
     x,
-    values: runs.map(({ rows }, index) => spread(x, places[index], Object.hasOwn(rows, title) ? rows[title] : [])),
+    values: columns.map((own, index) => spread(x, places[index], Object.hasOwn(own, title) ? own[title] : [])),
   }));
   const known = ({ values }) => values.filter((own) => own.some((value) => value !== null)).length;
   return found.filter((chart) => known(chart) > 0).slice(0, MOST_CHARTS);
 }
 
-function placesOf(rows, relative) {
-  if (!relative) return rows.step;
-  const first = Math.min(...rows.time.filter(Number.isFinite));
-  return rows.time.map((time) => (Number.isFinite(time) ? (time - first) / 3600 : null));
+function placesOf({ step, time }, relative) {
+  if (!relative) return step;
+  const first = time.filter(Number.isFinite).reduce((a, b) => Math.min(a, b), Infinity);
+  return time.map((at) => (Number.isFinite(at) ? (at - first) / 3600 : null));
 }
 
 /** The values at their places on the common axis; of two at one place the later one. */
@@ -118,10 +127,13 @@ function spread(x, places, values) {
 }
 
 function Differences({ runs, names }) {
-  const rows = useMemo(() => differences(runs.map(({ about }) => about.record ?? {})), [runs]);
+  const rows = useMemo(() => {
+    const [settings, records] = [runs.map((run) => run.settings), runs.map(({ about }) => about.record ?? {})];
+    return [...differences(settings), ...differences(records)];
+  }, [runs]);
   return html`
     <section class="panel scroll-x" aria-labelledby="differences">
-      <h2 id="differences">What differs <span class="muted">in the runs' records</span></h2>
+      <h2 id="differences">What differs <span class="muted">in the resolved settings, then in the runs' records</span></h2>
       ${rows.length === 0
         ? html`<p class="muted">Nothing.</p>`
         : html`<table class="rows">

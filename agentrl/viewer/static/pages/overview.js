@@ -1,14 +1,16 @@
 /** Overview: what to look at first, how the run's numbers went, its alerts and evaluations; live. */
-import { useMemo, useState } from "../vendor/hooks.js";
+import { useMemo } from "../vendor/hooks.js";
 import { html } from "../lib/html.js";
 import { ofRun, useApi } from "../lib/api.js";
 import { ago, count, line, number, when } from "../lib/format.js";
 import { useLatest } from "../lib/live.js";
-import { go, link, route, update } from "../lib/router.js";
+import { term } from "../lib/query.js";
+import { go, link, update } from "../lib/router.js";
 import { useKeys } from "../lib/keys.js";
 import { Chart } from "../ui/chart.js";
 import { Name } from "../ui/name.js";
 import { Empty, Loaded } from "../ui/state.js";
+import { StageChoice, stageOf } from "../ui/stage_choice.js";
 import { linkOf } from "../ui/target.js";
 
 const ALERTS = 30;
@@ -33,7 +35,7 @@ export function OverviewPage({ run, params }) {
         ${(data) => html`
           <${Findings} run=${run} findings=${data.findings} />
           <${Kept} kept=${data.kept} />
-          <${Charts} run=${run} charts=${data.charts} alerts=${data.alerts} metrics=${metrics} byTime=${byTime} />
+          <${Charts} run=${run} charts=${data.charts} alerts=${data.alerts} metrics=${metrics} byTime=${byTime} wanted=${params.stage} />
           <div class="columns">
             <${Alerts} run=${run} alerts=${data.alerts} />
             <${Evaluations} run=${run} evaluations=${data.evaluations} />
@@ -73,32 +75,25 @@ function Kept({ kept }) {
   </p>`;
 }
 
-const ALL = " all";
-
-function Charts({ run, charts, alerts, metrics, byTime }) {
-  const [stage, setStage] = useState("");
-  const rows = metrics.data?.rows;
-  const stages = useMemo(() => [...new Set(rows?.stage ?? [])].filter(Boolean), [rows]);
-  // each stage counts its steps from 1, so the newest one is shown unless all are asked for
-  const chosen = stage === ALL ? "" : stages.includes(stage) ? stage : stages[stages.length - 1] ?? "";
-  const table = useMemo(() => (rows ? sorted(rows, byTime, chosen) : null), [rows, byTime, chosen]);
-  const marks = useMemo(() => alerts.map((alert) => (byTime ? alert.time : alert.step)).filter(Number.isFinite), [alerts, byTime]);
+function Charts({ run, charts, alerts, metrics, byTime, wanted }) {
+  const stages = metrics.data?.stages ?? [];
+  const shown = stageOf(stages, wanted);
+  const stage = stages.length > 1 ? shown.stage : null; // of several the one that is shown
+  const table = useMemo(() => (shown ? sorted(shown.columns, byTime) : null), [shown, byTime]);
+  const marks = useMemo(() => {
+    const own = alerts.filter((alert) => stage === null || alert.stage === stage || (byTime && !alert.stage));
+    return own.map((alert) => (byTime ? alert.time : alert.step)).filter(Number.isFinite);
+  }, [alerts, byTime, stage]);
   const open = (index) => {
-    const step = table.steps[index];
-    go(link("trajectories", { run, query: `step:${step}${chosen && stages.length > 1 ? ` stage:"${chosen}"` : ""}` }));
+    const query = `step:${table.steps[index]}${stage === null ? "" : ` ${term("stage", stage)}`}`;
+    go(link("trajectories", { run, query }));
   };
   return html`
     <section aria-labelledby="charts">
       <div class="head">
         <h2 id="charts">Metrics</h2>
         <div class="end">
-          ${stages.length > 1 &&
-          html`<label>Stage
-            <select class="field" value=${chosen || ALL} onChange=${(event) => setStage(event.target.value)}>
-              <option value=${ALL}>all</option>
-              ${stages.map((name) => html`<option key=${name} value=${name}>${line(name, 40)}</option>`)}
-            </select>
-          </label>`}
+          <${StageChoice} names=${stages.map((one) => one.stage)} chosen=${shown?.stage} />
           <button class="button" aria-pressed=${!byTime} onClick=${() => update({ x: "" })}>by step</button>
           <button class="button" aria-pressed=${byTime} onClick=${() => update({ x: "time" })}>by time</button>
         </div>
@@ -122,17 +117,17 @@ function Charts({ run, charts, alerts, metrics, byTime }) {
   `;
 }
 
-/** The rows of metrics in ascending order of the axis; uPlot needs that, a resumed run has none. */
-function sorted(rows, byTime, stage) {
-  const axis = byTime ? rows.time : rows.step;
+/** A stage's metrics in ascending order of the axis; uPlot needs that, the times of a resumed run have none. */
+function sorted(columns, byTime) {
+  const axis = byTime ? columns.time : columns.step;
   const order = axis
     .map((_, index) => index)
-    .filter((index) => Number.isFinite(axis[index]) && (!stage || rows.stage[index] === stage))
+    .filter((index) => Number.isFinite(axis[index]))
     .sort((a, b) => axis[a] - axis[b] || a - b);
   return {
     x: order.map((index) => axis[index]),
-    steps: order.map((index) => rows.step[index]),
-    column: (name) => (Object.hasOwn(rows, name) ? order.map((index) => rows[name][index]) : null),
+    steps: order.map((index) => columns.step[index]),
+    column: (name) => (Object.hasOwn(columns, name) ? order.map((index) => columns[name][index]) : null),
   };
 }
 

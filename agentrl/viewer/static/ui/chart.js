@@ -103,6 +103,10 @@ function described(title, x, series, xName, opens) {
   return `${title}: ${range}; ${lines.join(", ")}. Arrows move${opens ? ", Enter opens the point" : ""}.`;
 }
 
+function known(values) {
+  return values.filter((value) => value !== null && value !== undefined).length;
+}
+
 function lastKnown(values) {
   for (let i = values.length - 1; i >= 0; i -= 1) {
     if (values[i] !== null && values[i] !== undefined) return values[i];
@@ -167,7 +171,7 @@ function optionsOf({ width, height, series, time, marks, sync, setAt }) {
         stroke: colour(`--series-${(index % COLOURS) + 1}`),
         width: 1.6,
         spanGaps: true,
-        points: { show: series[index].values.length < 40, size: 4 },
+        points: { show: known(series[index].values) < 40, size: 4 }, // an evaluation has few, far apart
       })),
     ],
     hooks: {

@@ -1,19 +1,32 @@
-/** Steps: the steps of a run for which episodes were played, as the pages that choose some of them need. */
+/** Steps: the steps of a run's stage for which episodes were played, as the pages that choose some of them need. */
 import { ofRun, useApi } from "../lib/api.js";
+import { stageOf } from "./stage_choice.js";
+
+/**
+ * @typedef {object} Steps
+ * @property {number[]} steps ascending, each once
+ * @property {string[]} stages that played any
+ * @property {string} stage whose steps they are; "" where the run has one alone
+ */
 
 /**
  * @param {string} run the run's key
- * @returns {{data: {steps: number[]}|null, error: Error|null, loading: boolean}} ascending, each once
+ * @param {string|undefined} wanted a stage's name
+ * @returns {{data: Steps|null, error: Error|null, loading: boolean}}
  */
-export function useSteps(run) {
+export function useSteps(run, wanted) {
   const metrics = useApi(ofRun(run, "metrics"), { names: "reward/mean" });
-  const data = metrics.data && { steps: played(metrics.data.rows) };
-  return { ...metrics, data };
+  return { ...metrics, data: metrics.data && chosen(metrics.data.stages, wanted) };
 }
 
-function played({ step = [], "reward/mean": reward = [] }) {
-  const steps = step.filter((number, index) => Number.isFinite(number) && Number.isFinite(reward[index]));
-  return [...new Set(steps)].sort((a, b) => a - b);
+function chosen(all, wanted) {
+  const played = all.filter(({ columns }) => Object.hasOwn(columns, "reward/mean"));
+  const { stage = "", columns = { step: [] } } = stageOf(played, wanted) ?? {};
+  return {
+    steps: columns.step.filter((_, index) => columns["reward/mean"][index] !== null),
+    stages: played.map((one) => one.stage),
+    stage: all.length > 1 ? stage : "",
+  };
 }
 
 /**

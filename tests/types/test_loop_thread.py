@@ -75,3 +75,13 @@ def test_where_the_loop_breaks_what_waits_for_it_fails_with_the_cause(made: Made
     with pytest.raises(AttributeError) as caught:
         waiting.result(DEADLINE_S)
     assert told.get(timeout=DEADLINE_S) is caught.value
+
+
+def test_by_default_it_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    thread = LoopThread("tested")
+    thread.call(exits)
+    assert thread.submit(answered()).result(DEADLINE_S) == "answered"
+    thread.stop(DEADLINE_S)
+    (record,) = caplog.records
+    assert (record.levelname, record.__dict__["event"]) == ("ERROR", "loop_interrupted")
+    assert "the thread tested met SystemExit(3)" in record.getMessage()

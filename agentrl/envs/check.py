@@ -20,6 +20,7 @@ from agentrl.envs.env import Env
 from agentrl.envs.env_spec import EnvSpec
 from agentrl.errors import EnvError
 from agentrl.types import Action, CallProblem, Observation, StepResult, Task, ToolCall
+from agentrl.types.user_code.place import exited
 
 _MAX_STEPS = 8
 
@@ -223,7 +224,7 @@ def _broken_rule(error: EnvError) -> str:
     Raises:
         EnvError: it exited, after which nothing of it can be tried.
     """
-    if error.exit_code != EnvError.exit_code:
+    if exited(error):
         raise error
     return str(error)
 

@@ -147,24 +147,16 @@ class Sinks:
 
     def _try(self, sink: Sink, work: Callable[[], None]) -> None:
         try:
-            with wall(_SinkError, passes=()):
+            with wall(lambda error: MachineError(described(error)), passes=()):
                 work()
-        except _SinkError as error:
+        except MachineError as error:
             if sink not in self._failing:
                 self._failing.add(sink)
                 text = (
-                    f"{type(sink).__name__} failed, and is tried again at each step: "
-                    f"{described(error.cause)}; metrics.jsonl has every number"
+                    f"{type(sink).__name__} failed, and is tried again at each step: {error}; "
+                    "metrics.jsonl has every number"
                 )
                 logger.warning("%s", text, extra={"event": "sink_failed"})
                 self._told(text)
         else:
             self._failing.discard(sink)
-
-
-class _SinkError(Exception):
-    """What a sink raised."""
-
-    def __init__(self, cause: BaseException) -> None:
-        super().__init__()
-        self.cause = cause

@@ -254,6 +254,12 @@ def test_a_snapshot_of_another_form_is_named(state: Any) -> None:
     assert rules(Shown) == ["snapshot-form"]
 
 
+@pytest.mark.parametrize("reward", [10**400, "1", 1j, True, float("nan")])
+async def test_a_step_reward_that_no_float_holds_is_found(reward: Any) -> None:
+    (finding,) = await env_findings(lambda task: Guess(task, result=goes_on(reward=reward)), TASK)
+    assert finding.rule == "step-reward"
+
+
 async def test_findings_come_without_raising() -> None:
     (finding,) = await env_findings(lambda task: Guess(task, result=goes_on(reward=None)), TASK)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from agentrl.envs import EpisodeView, Rubric, exact_answer, stated_answer
+from agentrl.envs import EpisodeView, Rubric, exact_answer, group_rewards, stated_answer
 from agentrl.errors import ConfigError, RewardError
 from agentrl.types import Message, Status, Task
 
@@ -55,7 +56,7 @@ def test_an_empty_rubric_leaves_the_steps_rewards() -> None:
     assert Rubric([]).total({}, step_reward=2.5) == 2.5
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), None, "1", 1j])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), None, "1", 1j, 10**400])
 async def test_a_reward_that_is_no_finite_number_is_an_error(value: Any) -> None:
     def odd(view: EpisodeView) -> Any:
         return value
@@ -64,6 +65,28 @@ async def test_a_reward_that_is_no_finite_number_is_an_error(value: Any) -> None
         RewardError, match="reward 'odd' of task 't-1' must be a finite number, got"
     ):
         await Rubric([odd]).score(view())
+
+
+async def test_a_score_of_a_group_or_a_turn_is_held_to_the_same() -> None:
+    @group_rewards
+    def huge(views: Sequence[EpisodeView]) -> list[int]:
+        return [10**400] * len(views)
+
+    with pytest.raises(RewardError, match="reward 'huge' of task 't-1' must be a finite number"):
+        await Rubric([huge]).group_scores([view()])
+
+
+async def test_a_list_of_scores_that_exits_when_it_is_looked_at_is_an_error() -> None:
+    class Leaving(list[float]):
+        def __len__(self) -> int:
+            raise SystemExit(3)
+
+    @group_rewards
+    def leaving(views: Sequence[EpisodeView]) -> list[float]:
+        return Leaving()
+
+    with pytest.raises(RewardError, match=r"raised SystemExit: 3 \(.*test_rubric\.py:\d+\)"):
+        await Rubric([leaving]).group_scores([view()])
 
 
 async def test_a_reward_that_raises_is_an_error_named_with_the_task() -> None:

@@ -104,6 +104,7 @@ def test_a_sink_that_fails_is_told_once_and_tried_again_at_each_step(
     assert (vital.kept, failing.kept, behind.kept) == ([1, 2, 3, 4, 5], [3, 5], [1, 2, 3, 4, 5])
     # it failed at step 1, went on at 3, and failed again at 4
     assert [record.getMessage() for record in caplog.records] == told
+    assert {record.__dict__["event"] for record in caplog.records} == {"sink_failed"}
     assert len(told) == 2
     assert told[0].startswith("Failing failed, and is tried again at each step: ")
     assert f"{type(error).__name__}: {error}" in told[0]

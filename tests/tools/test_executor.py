@@ -9,6 +9,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 
 from agentrl.errors import SandboxError, ToolError
@@ -185,6 +186,56 @@ async def test_a_tool_that_raises_tells_the_model() -> None:
 @pytest.mark.parametrize("how", ["exit", "stop"])
 async def test_a_tool_cannot_end_the_process_or_the_loop(how: str) -> None:
     assert (await only(ToolExecutor([fail]), "fail", how=how)).error == "exception"
+
+
+@tool
+def give(what: str) -> object:
+    """Give something."""
+    given = {
+        "array": np.arange(3),
+        "scalar": np.float32(1.5),
+        "view": {"a": 1}.values(),
+        "object": object(),
+        "digits": 10**5000,
+        "reward": ToolOutput("x", reward=np.float32(0.5)),
+        "huge": ToolOutput("x", reward=10**400),
+    }
+    return given[what]
+
+
+@pytest.mark.parametrize(
+    ("what", "text"), [("array", "[0, 1, 2]"), ("scalar", "1.5"), ("view", "[1]")]
+)
+async def test_what_a_tool_gives_becomes_numbers_and_lists(what: str, text: str) -> None:
+    result = await only(ToolExecutor([give]), "give", what=what)
+    assert (result.error, result.content) == (None, text)
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        (
+            "object",
+            r"tool 'give' must give text, a ToolOutput or what becomes JSON, got object \(object "
+            r"is no JSON\); .* \(.*test_executor\.py:\d+\)",
+        ),
+        ("huge", r"tool 'give': ToolOutput\.reward must be a finite number, got 1000"),
+    ],
+)
+async def test_what_a_tool_must_not_give_is_told_to_its_author(what: str, told: str) -> None:
+    with pytest.raises(ToolError, match=told) as caught:
+        await only(ToolExecutor([give]), "give", what=what)
+    assert not caught.value.retryable
+
+
+async def test_what_the_call_made_too_large_is_told_to_the_model() -> None:
+    result = await only(ToolExecutor([give]), "give", what="digits")
+    assert result.error == "exception"
+    assert "Exceeds the limit" in result.content
+
+
+async def test_numpys_numbers_are_rewards() -> None:
+    assert (await only(ToolExecutor([give]), "give", what="reward")).reward == 0.5
 
 
 async def test_a_failure_of_ours_is_raised_and_ends_the_other_calls() -> None:

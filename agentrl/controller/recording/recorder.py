@@ -77,7 +77,6 @@ class Recorder:
         """The step whose weights were evaluated last, and its numbers by metric."""
         self._evaluated_step = self.step
         self._failure_counts: Counter[str] = Counter()
-        self._blocking: set[str] = set()  # functions that were told
         self._step_start = time.monotonic()
         self._store_wait_s = self.writer.counts.wait_s
 
@@ -163,8 +162,7 @@ class Recorder:
         played = sorted(
             (outcome.group for outcome in outcomes), key=lambda group: group.group_index
         )
-        values = (rollout_metrics(played) if played else {}) | _sandboxes(outcomes)
-        values |= self._lag(outcomes)
+        values = (rollout_metrics(played) if played else {}) | _sandboxes(outcomes) | _lag(outcomes)
         values |= _numbers(stats)
         wait_s = self.writer.counts.wait_s
         self.timer.add("wait_store", wait_s - self._store_wait_s)
@@ -298,17 +296,6 @@ class Recorder:
                 "episodes_failed", text, boundary=cause.boundary, level="warning", **numbers
             )
 
-    def _lag(self, outcomes: Sequence[GroupOutcome]) -> dict[str, float]:
-        """The longest that an event loop of the step's episodes stood still; a function that kept
-        it is told once, in a worker's place too."""
-        lags = [outcome.lag for outcome in outcomes if outcome.lag is not None]
-        for where in {lag.where for lag in lags if lag.where} - self._blocking:
-            self._blocking.add(where)
-            self.events.log(
-                "loop_blocked", tell_blocked(where), boundary="rollout", level="warning"
-            )
-        return {LAG: max(lag.seconds for lag in lags)} if lags else {}
-
     def _tell_health(
         self, step: int, values: Mapping[str, float], played: Sequence[TrajectoryGroup]
     ) -> None:
@@ -356,6 +343,15 @@ def _sandboxes(outcomes: Sequence[GroupOutcome]) -> dict[str, float]:
     seen = [asdict(outcome.sandboxes) for outcome in outcomes if outcome.sandboxes is not None]
     names = ("running", "starting", "waiting", "failed") if seen else ()
     return {f"sandbox/{name}": float(max(counts[name] for counts in seen)) for name in names}
+
+
+def _lag(outcomes: Sequence[GroupOutcome]) -> dict[str, float]:
+    """The longest that an event loop of the step's episodes stood still; what kept one in a worker
+    is told here too."""
+    lags = [outcome.lag for outcome in outcomes if outcome.lag is not None]
+    for where in filter(None, (lag.where for lag in lags)):
+        tell_blocked(where)
+    return {LAG: max(lag.seconds for lag in lags)} if lags else {}
 
 
 def _numbers(stats: Stats) -> dict[str, float]:

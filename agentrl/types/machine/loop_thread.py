@@ -70,10 +70,10 @@ class LoopThread:
             while not self._stopping:
                 self._run()
         except BaseException as error:  # noqa: BLE001 - handed to those who wait
-            self._on_death(error)
             for future in list(self._open):
                 with contextlib.suppress(InvalidStateError):  # it was answered just now
                     future.set_exception(error)
+            self._on_death(error)
         finally:
             self.loop.close()
 
@@ -90,5 +90,5 @@ class LoopThread:
             "the thread %s met %r",
             self.thread.name,
             error,
-            extra={"event": "loop_interrupted", "thread": self.thread.name},
+            extra={"event": "loop_interrupted", "of": self.thread.name},
         )

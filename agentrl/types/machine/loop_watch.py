@@ -39,16 +39,16 @@ class LoopLag:
     where: str = ""
 
 
-def tell_blocked(where: str) -> str:
-    """The warning of a function that keeps the loop; logged once in a process."""
-    text = (
-        f"{where} keeps the event loop of all episodes: nothing else goes on meanwhile; write it "
-        "as a plain def, which gets a thread, or await what it waits for"
-    )
+def tell_blocked(where: str) -> None:
+    """Warns of a function that keeps the loop, once in a process."""
     if where not in _told:
         _told.add(where)
-        logger.warning("%s", text, extra={"event": "loop_blocked", "where": where})
-    return text
+        logger.warning(
+            "%s keeps the event loop of all episodes: nothing else goes on meanwhile; write it as "
+            "a plain def, which gets a thread, or await what it waits for",
+            where,
+            extra={"event": "loop_blocked", "where": where},
+        )
 
 
 class LoopWatch:

@@ -96,6 +96,13 @@ def is_users(file: str) -> bool:
     return not file.startswith(_OWN) and not _installed(file)
 
 
+def exited(error: BaseException) -> bool:
+    """Whether it is an exit of a user's code, or the error that one became."""
+    if isinstance(error, AgentRLError):
+        return error.exit_code != type(error).exit_code
+    return not isinstance(error, Exception)
+
+
 def told_of(error: AgentRLError) -> dict[str, Any]:
     """What a trajectory keeps of the failure that ended it: the user's line and traceback, and the
     exit code of a user's exit; empty where none of a user's code took part.
@@ -104,7 +111,7 @@ def told_of(error: AgentRLError) -> dict[str, Any]:
     told: dict[str, Any] = {}
     if place:
         told = {"raised_at": place, "traceback": users_traceback(error)}
-    if error.exit_code != type(error).exit_code:
+    if exited(error):
         told["exit_code"] = error.exit_code
     return told
 

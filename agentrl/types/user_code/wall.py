@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
 
 from agentrl.errors import AgentRLError, RunInterruptedError
-from agentrl.types.user_code.place import is_stdlib
+from agentrl.types.user_code.place import exited, is_stdlib
 
 Failed: TypeAlias = Callable[[BaseException], BaseException]
 """Makes a boundary's error of what was raised behind it; what it gives back as it is stays so."""
@@ -64,7 +64,7 @@ def wall(
         made = failed(error)
         if made is error:
             raise
-        if not isinstance(error, Exception) and isinstance(made, AgentRLError):
+        if exited(error) and isinstance(made, AgentRLError):
             made.exit_code = EXIT_CODE
         raise made from error
 

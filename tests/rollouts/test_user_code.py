@@ -1,0 +1,274 @@
+"""The wall around a user's code: every boundary ends as docs/rollouts.md says, whatever is raised
+there, from a plain function and from a coroutine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from agentrl.controller.cluster.rollout_pool import RolloutPool, RolloutWorkerSpec, collect_groups
+from agentrl.envs import Env, EnvSpec
+from agentrl.errors import EngineError
+from agentrl.rollouts import EpisodeRunner, GroupRequest
+from agentrl.tools import tool
+from agentrl.types import Action, Observation, StepResult, Task, Trajectory
+from agentrl.types.user_code.wall import EXIT_CODE
+from tests.rollouts.bytewise import TASK, call, rollout_spec, say, scripted
+from tests.rollouts.user_code import (
+    RAISED,
+    ScriptedPlan,
+    conformance_spec,
+    env_of,
+    raising_line,
+)
+
+DEADLINE_S = 60.0
+ENDS = {
+    "env.init": "failed(env)",
+    "env.reset": "failed(env)",
+    "env.step": "failed(env)",
+    "wrapper": "failed(env)",
+    "env.snapshot": "terminated",
+    "env.close": "terminated",
+    "tool.init": "failed(env)",
+    "tool.setup": "failed(tool)",
+    "tool.call": "terminated",
+    "tool.close": "terminated",
+    "resource": "failed(tool)",
+    "reward": "failed(reward)",
+    "group reward": "failed(reward)",
+}
+"""How an episode ends whose user code raises at a boundary."""
+NOTED = {"env.snapshot": "snapshot_error", "env.close": "cleanup_error"}
+NOTED["tool.close"] = "cleanup_error"
+EXITS = ("SystemExit", "KeyboardInterrupt", "GeneratorExit", "CancelledError", "BaseException")
+CASES = [(at, raises, kind) for at in ENDS for raises in RAISED for kind in ("plain", "async")]
+
+Outcomes = Mapping[tuple[str, str, str], Trajectory]
+
+
+def requests() -> list[GroupRequest]:
+    """An episode of every case."""
+    found = []
+    for group_index, (at, raises, kind) in enumerate(CASES):
+        info = {"at": at, "raises": raises, "kind": kind}
+        task = Task(f"{at} {raises} {kind}", ({"role": "user", "content": "go"},), info=info)
+        found.append(GroupRequest(group_index, task, 1, env=env_of(task)))
+    return found
+
+
+def outcomes_of(pool: RolloutPool) -> Outcomes:
+    played = collect_groups(pool, requests(), DEADLINE_S)
+    ended = [outcome.group.trajectories[0] for outcome in played]
+    return dict(zip(CASES, ended, strict=True))
+
+
+def check_end(trajectory: Trajectory, at: str, raises: str) -> None:
+    """The status, the line, and that no exit reads as a success."""
+    info = trajectory.info
+    expected = ENDS[at]
+    if (at, raises) == ("tool.call", "CancelledError"):
+        expected = "failed(tool)"
+    assert str(trajectory.status) == expected, (trajectory.task.id, trajectory.status)
+    if expected.startswith("failed"):
+        assert trajectory.reward is None
+        assert info["raised_at"] == raising_line()
+        assert raising_line() in trajectory.status.detail
+        assert info.get("exit_code") == (EXIT_CODE if raises in EXITS else None)
+        return
+    assert trajectory.reward == 4.0
+    if at == "tool.call":
+        result = trajectory.turns[0].calls[0].result
+        assert result is not None
+        assert result.error == "exception"
+        assert raising_line() not in result.content  # the policy is told no path
+    else:
+        assert raising_line() in info[NOTED[at]]
+
+
+@pytest.fixture(scope="module")
+def inline() -> Iterator[Outcomes]:
+    runner = EpisodeRunner(conformance_spec(), ScriptedPlan().build())
+    try:
+        yield outcomes_of(runner)  # type: ignore[arg-type]
+    finally:
+        runner.close()
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+@pytest.mark.parametrize("at", ENDS)
+def test_whatever_is_raised_at_a_boundary_ends_there(inline: Outcomes, at: str, kind: str) -> None:
+    for raises in RAISED:
+        check_end(inline[at, raises, kind], at, raises)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_same_holds_in_rays_workers() -> None:
+    import ray
+
+    from agentrl.controller.cluster.ray_rollout_pool import rollout_workers
+    from agentrl.controller.cluster.ray_runtime import start_ray
+
+    started = start_ray(2)
+    try:
+        pool = rollout_workers(1, threads=1)
+        try:
+            pool.setup(RolloutWorkerSpec(ScriptedPlan(), conformance_spec()))  # type: ignore[arg-type]
+            for (at, raises, _), trajectory in outcomes_of(pool).items():
+                check_end(trajectory, at, raises)
+            loop_ender = GroupRequest(0, Task("t"), 1, env=EnvSpec(EndsTheLoop))
+            with pytest.raises(EngineError, match=r"SystemExit: 5 \(.*test_user_code\.py:\d+\)"):
+                collect_groups(pool, [loop_ender], DEADLINE_S)
+        finally:
+            pool.close()
+    finally:
+        if started:
+            ray.shutdown()
+
+
+class Single(Env):
+    """Ends with its first step."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    async def reset(self, *, seed: int) -> Observation:
+        return Observation(({"role": "user", "content": "go"},))
+
+    async def step(self, action: Action) -> StepResult:
+        return StepResult(Observation(), terminated=True)
+
+
+class EndsTheLoop(Single):
+    """Exits in a task of its own, where no wall stands: asyncio lets that end the loop."""
+
+    async def step(self, action: Action) -> StepResult:
+        async def leave() -> None:
+            raise SystemExit(5)
+
+        await asyncio.gather(asyncio.create_task(leave()), return_exceptions=True)
+        return await super().step(action)
+
+
+class StopsTheLoop(Single):
+    """Stops the loop that it runs on."""
+
+    async def step(self, action: Action) -> StepResult:
+        asyncio.get_running_loop().stop()
+        return await super().step(action)
+
+
+class CancelsItself(Single):
+    """Cancels the task that it runs in."""
+
+    async def step(self, action: Action) -> StepResult:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(0)
+        return await super().step(action)
+
+
+@pytest.fixture
+def runner() -> Iterator[EpisodeRunner]:
+    runner = EpisodeRunner(rollout_spec(), scripted(lambda request: say("x")))
+    yield runner
+    runner.close()
+
+
+def collect_two(runner: EpisodeRunner) -> None:
+    """What the episode itself comes to may be told before the loop's end is."""
+    runner.collect(DEADLINE_S)
+    runner.collect(DEADLINE_S)
+
+
+@pytest.mark.timeout(5)
+@pytest.mark.parametrize(
+    ("env", "told"),
+    [
+        (EndsTheLoop, r"SystemExit: 5 \(.*test_user_code\.py:\d+\)"),
+        (StopsTheLoop, r"RuntimeError: somebody called stop\(\) on its event loop"),
+    ],
+)
+def test_what_ends_the_loop_ends_the_run_with_its_cause(
+    runner: EpisodeRunner, env: type[Env], told: str
+) -> None:
+    runner.submit([GroupRequest(0, Task("t"), 1, env=EnvSpec(env))])
+    for _ in range(2):  # whoever asks next is told too
+        with pytest.raises(EngineError, match=f"the episode runner broke: {told}"):
+            collect_two(runner)
+    assert runner.in_flight() is not None  # the loop goes on, and can be closed
+
+
+def test_an_episode_that_cancels_itself_has_failed_and_is_not_cancelled(
+    runner: EpisodeRunner,
+) -> None:
+    runner.submit([GroupRequest(0, Task("t"), 1, env=EnvSpec(CancelsItself))])
+    (outcome,) = runner.collect(DEADLINE_S)
+    (trajectory,) = outcome.group.trajectories
+    assert str(trajectory.status) == "failed(env)"
+    assert "cancelled the task that it ran in" in trajectory.status.detail
+
+
+def test_a_group_that_the_runner_cancels_is_cancelled_whatever_its_code_does() -> None:
+    begun = threading.Event()
+
+    class Waits(Single):
+        async def reset(self, *, seed: int) -> Observation:
+            begun.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    runner = EpisodeRunner(rollout_spec(), scripted(lambda request: say("x")))
+    try:
+        runner.submit([GroupRequest(0, Task("t"), 2, env=EnvSpec(Waits))])
+        assert begun.wait(DEADLINE_S)
+        runner.cancel([0])
+        (outcome,) = runner.collect(DEADLINE_S)
+        assert [str(t.status) for t in outcome.group.trajectories] == ["cancelled(cancelled)"] * 2
+    finally:
+        runner.close()
+
+
+def test_what_blocks_the_loop_is_named_with_its_line_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    told = threading.Event()
+
+    class Told(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if getattr(record, "event", "") == "loop_blocked":
+                told.set()
+
+    handler = Told()
+    watch = logging.getLogger("agentrl.types.machine.loop_watch")
+    watch.addHandler(handler)
+
+    @tool
+    async def blocks() -> str:
+        """Blocks until the watch has seen it."""
+        assert told.wait(DEADLINE_S)
+        return "done"
+
+    answers = [say(call("blocks")), say("end")]
+    runner = EpisodeRunner(rollout_spec(tools=[blocks]), scripted(answers))
+    try:
+        for group_index in range(2):
+            runner.submit([GroupRequest(group_index, TASK, 1)])
+            (outcome,) = runner.collect(DEADLINE_S)
+            assert outcome.lag is not None
+            if group_index == 0:
+                assert outcome.lag.seconds >= 1.0
+                assert "blocks (" in outcome.lag.where
+                assert f"{__file__}:" in outcome.lag.where
+    finally:
+        watch.removeHandler(handler)
+        runner.close()
+    (record,) = [one for one in caplog.records if getattr(one, "event", "") == "loop_blocked"]
+    assert "keeps the event loop of all episodes" in record.getMessage()

@@ -49,10 +49,18 @@ class GroupSummary:
 
 @dataclass(frozen=True, slots=True)
 class FilterResult:
-    """Whether a group is trained; ``reason`` names why not, as counted in metrics and ledger."""
+    """Whether a group is trained.
+
+    Args:
+        keep: it is.
+        reason: why not, as counted in metrics and ledger.
+        credit_alone: what it lacks is the reward's credit alone: where an auxiliary loss reads its
+            tokens it is kept for that, and weighs nothing in any other loss.
+    """
 
     keep: bool
     reason: str = ""
+    credit_alone: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

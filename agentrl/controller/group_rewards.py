@@ -5,13 +5,14 @@ return, checked.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from agentrl.algorithms import AlgorithmSpec, Credit, FilterResult, GroupSummary, Rewards
 from agentrl.errors import TrainingError
-from agentrl.rollouts import turns_of
+from agentrl.rollouts import make_batch, turns_of
 from agentrl.types import Trajectory, TrajectoryGroup
 
 F64 = npt.NDArray[np.float64]
@@ -35,7 +36,39 @@ def comparable(algorithm: AlgorithmSpec, group: TrajectoryGroup) -> FilterResult
         return FilterResult(False, "too_few_finished")
     if algorithm.needs.baseline and group.baseline is None:
         return FilterResult(False, "no_baseline")
-    return algorithm.keep_group(summary_of(group))
+    result = algorithm.keep_group(summary_of(group))
+    return (
+        replace(result, keep=True) if result.credit_alone and _is_read(algorithm, group) else result
+    )
+
+
+def _is_read(algorithm: AlgorithmSpec, group: TrajectoryGroup) -> bool:
+    """Whether an auxiliary loss reads any token of a group that weighs nothing."""
+    if not algorithm.auxiliary:
+        return False
+    nothing = np.zeros(len(group.finished))
+    credit = nothing.astype(np.float32)
+    batch = make_batch([group], credit=credit, weight=nothing, trained=algorithm.trains)
+    return any(one.coef and one.select(batch).any() for one in algorithm.auxiliary)
+
+
+def weights_of(
+    algorithm: AlgorithmSpec, groups: Sequence[TrajectoryGroup], rewards: Rewards
+) -> F64 | None:
+    """``[J]`` weights of the trajectories of a batch; None weighs them alike.
+
+    Raises:
+        TrainingError: what ``select`` returned is not one weight a trajectory.
+    """
+    weights = None
+    if algorithm.select is not None:
+        told = algorithm.told("select")
+        weights = checked_weights(algorithm.select(rewards), rewards, told)
+    if not algorithm.auxiliary:
+        return weights
+    credited = [not algorithm.keep_group(summary_of(one)).credit_alone for one in groups]
+    own = np.repeat(_float64(credited), [len(group.finished) for group in groups])
+    return own if weights is None else own * weights
 
 
 def seat_groups(

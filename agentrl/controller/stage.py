@@ -22,10 +22,10 @@ from agentrl.controller.evaluator import Evaluator
 from agentrl.controller.failures import FailureBound
 from agentrl.controller.group_rewards import (
     checked_credit,
-    checked_weights,
     comparable,
     rewards_of,
     seat_groups,
+    weights_of,
 )
 from agentrl.controller.recording.learned_tokens import LearnedTokens
 from agentrl.controller.recording.recorder import Recorder
@@ -227,7 +227,6 @@ class StageRun:
         credit = checked_credit(
             self.algorithm.credit(rewards, state.algorithm), rewards, self.algorithm.told("credit")
         )
-        select = self.algorithm.select
         trained = self.algorithm.trains
         if self.settings.train_on_tool_tokens:
             trained = trained | {SegmentKind.OBSERVATION, SegmentKind.TEMPLATE}
@@ -235,9 +234,7 @@ class StageRun:
             groups,
             credit=credit.trajectory.astype(np.float32),
             turn_credit=credit.turn.astype(np.float32),
-            weight=None
-            if select is None
-            else checked_weights(select(rewards), rewards, self.algorithm.told("select")),
+            weight=weights_of(self.algorithm, groups, rewards),
             group_rows=group_rows,
             trained=trained,
             oldest_version=self._oldest_version,
@@ -369,12 +366,15 @@ class StageRun:
 
     def _has_signal(self, batch: PlannedBatch | None) -> bool:
         """Whether a batch says of any token that it was better or worse; what is imitated need
-        not. A critic or a teacher may say so where all rewards are equal."""
+        not, also by an auxiliary loss. A critic or a teacher may say so where all rewards are
+        equal."""
         if self.algorithm.learns_from != "rollouts":
             return True
         if batch is None:
             return False
         packed = batch.batch
+        if any(tokens.any() for tokens in batch.auxiliary.values()):
+            return True
         if packed.advantages is not None:
             return bool(packed.advantages.any())
         return bool(packed.credit.any() or packed.turn_credit.any())

@@ -65,7 +65,12 @@ def make_vapo(settings: VAPOSettings) -> AlgorithmSpec:
 
 
 def of_positive(batch: Batch, *, above: float) -> Bool:
-    """``[T]`` the policy's tokens of trajectories with a reward above ``above``."""
-    right = (batch.reward > above)[batch.trajectory].repeat(batch.lengths)
-    found: Bool = (batch.kind == SegmentKind.POLICY) & right & (batch.loss_mask != 0)
+    """``[T]`` the policy's tokens of trajectories with a reward above ``above``, also of those that
+    weigh nothing in its own loss."""
+    right, is_left_out = (
+        column[batch.trajectory].repeat(batch.lengths)
+        for column in (batch.reward > above, batch.weight == 0)
+    )
+    is_read = (batch.loss_mask != 0) | is_left_out
+    found: Bool = (batch.kind == SegmentKind.POLICY) & right & is_read
     return found

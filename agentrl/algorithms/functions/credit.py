@@ -105,7 +105,7 @@ def keep_informative_group(
     if group.rewards.size < group_size_min:
         return FilterResult(False, "too_few_finished")
     if filter_zero_variance and float(group.rewards.max()) == float(group.rewards.min()):
-        return FilterResult(False, "no_spread")
+        return FilterResult(False, "no_spread", credit_alone=True)
     return FilterResult(True)
 
 

@@ -1,6 +1,7 @@
 """Policy-gradient settings: of the algorithms that learn from rewards of episodes.
 
-Defaults are those of each algorithm's paper.
+Defaults are those of each algorithm's paper; ``tests/algorithms/test_paper_values.py`` names those
+that differ, and why.
 """
 
 from __future__ import annotations

@@ -200,7 +200,9 @@ class RewardError(AgentRLError):
 
 
 class CheckError(AgentRLError):
-    """A reference solution without full marks, or an empty answer with them."""
+    """A reference solution without full marks, an empty or hostile answer with them, or a hostile
+    answer that fails an episode or stalls the event loop.
+    """
 
     boundary = "check"
     exit_code = 5

@@ -28,7 +28,8 @@ def check_command(config: Path, /, *overrides: str, tasks: PositiveCount = 2) ->
 
     Lengths of prompts are told in tokens where the model's tokenizer is here. Resources, tools and
     MCP servers are asked. Of each data set, tasks are played twice by a scripted policy: an empty
-    answer must not get full marks, and the reference solution, where there is one, must.
+    answer must not get full marks, and the reference solution, where there is one, must. Hostile
+    answers to the first task must get a reward, but not full marks, and not stall the event loop.
 
     It ends with 0 where all is well, 2 for a fault of the configuration or its code, 3 of the data
     or where your code exited, 4 where a service or the machine does not answer, 5 where a reward is
@@ -187,7 +188,7 @@ def _check_rewards(
     Returns:
         Rewards that are wrong.
     """
-    from agentrl.run.rehearsal.episodes import rehearse
+    from agentrl.run.rehearsal.episodes import hostile_faults, rehearse
 
     bools: set[str] = set()
     faults: list[str] = []
@@ -210,6 +211,10 @@ def _check_rewards(
     for name in sorted(bools):
         say(f"  reward: {name} gives a bool, which counts as 1.0 or 0.0; return a float to say so")
     assert shown_one is not None, "a data set has at least one task"
+    if shown_one.trajectory.rewards:
+        setting, (tasks, _) = next(iter(sets.items()))
+        say(f"  reward: hostile answers to task {tasks[0].id!r} of {setting}")
+        faults += hostile_faults(stage, setting, tasks[0])
     _show(shown_one, renderer)
     return faults
 

@@ -10,6 +10,7 @@ from agentrl.envs.env_spec import EnvSpec
 from agentrl.envs.gymnasium_env import GymnasiumEnv
 from agentrl.envs.openenv import OpenEnv
 from agentrl.envs.rewards import exact_answer, stated_answer
+from agentrl.envs.rewards.reward_check import check_reward
 from agentrl.envs.rubric import AnyRewardFn, RewardFn, Rubric
 from agentrl.envs.score import Score, group_rewards, turn_rewards
 from agentrl.envs.solution import solution_of
@@ -56,6 +57,7 @@ __all__ = [
     "build_env",
     "call_env",
     "check_env",
+    "check_reward",
     "env_findings",
     "exact_answer",
     "group_rewards",

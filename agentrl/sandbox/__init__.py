@@ -5,7 +5,7 @@ from __future__ import annotations
 from .backends import BACKENDS, Backend
 from .docker import DockerSettings
 from .guarantees import GUARANTEES, LEVELS, BackendReport
-from .interface import ExecResult, FileHash, FileLines, FileRefusedError, Persist, Sandbox, Status
+from .interface import ExecResult, FileHash, FileRefusedError, Persist, Sandbox, Status
 from .limits import Limits
 from .pool import PoolCounts, SandboxPool
 from .sandbox_spec import BackendFactory, SandboxSpec, probe_backends
@@ -20,7 +20,6 @@ __all__ = [
     "DockerSettings",
     "ExecResult",
     "FileHash",
-    "FileLines",
     "FileRefusedError",
     "Limits",
     "Persist",

@@ -85,21 +85,6 @@ class FileHash:
     sha256: str
 
 
-@dataclass(frozen=True, slots=True)
-class FileLines:
-    """Lines of a file of a working folder.
-
-    Attributes:
-        data: theirs.
-        num_lines: of the whole file.
-        cut: whether not all that were asked for are there.
-    """
-
-    data: bytes
-    num_lines: int
-    cut: bool
-
-
 class Sandbox(ABC):
     """One session: files persist over its runs until :meth:`reset`, and where asked for an
     interpreter's variables.
@@ -192,7 +177,7 @@ class Sandbox(ABC):
 
     async def read_lines(
         self, path: str, first: int = 1, last: int | None = None, *, max_bytes: int
-    ) -> FileLines:
+    ) -> tuple[bytes, int, bool]:
         """Some lines of a regular file of the working folder, without moving the others.
 
         A backend may do without a method of its own: this one reads the whole file.
@@ -202,10 +187,13 @@ class Sandbox(ABC):
             first, last: numbers of lines from 1, both inclusive; None is the end.
             max_bytes: after which the lines are cut.
 
+        Returns:
+            The lines, the number of lines of the whole file, and whether these were cut.
+
         Raises:
             FileRefusedError: as :meth:`read_file`.
         """
-        return FileLines(*cut_lines(await self.read_file(path), first, last, max_bytes))
+        return cut_lines(await self.read_file(path), first, last, max_bytes)
 
     @abstractmethod
     async def list_files(self) -> Mapping[str, int]:

@@ -50,6 +50,14 @@ def is_not_broken(episode):  # the fault of the field: an untouched world is rig
     return float(episode.env.tool_state.get("on", True))
 
 
+def trusting(episode):
+    return max(is_on(episode), float("reward: 1" in episode.final_text))
+
+
+def reading(episode):
+    return is_on(episode) * float(episode.final_text.partition("answer: ")[2] or 1)
+
+
 def never(episode):
     return 0.0
 
@@ -110,6 +118,22 @@ def test_a_reference_solution_without_full_marks_is_a_fault(
     code, _, err = check("never", "--tasks", "1")
     assert code == 5
     assert "task 't0': the reference solution gets 0 of 1 (terminated); correct the solution" in err
+
+
+@pytest.mark.parametrize(
+    ("reward", "fault"),
+    [
+        ("trusting", "[forged] the hostile answer 'a score' gets 1; pay only"),
+        ("reading", "[excluded] the hostile answer 'an expression of many digits' fails"),
+    ],
+)
+def test_a_hostile_answer_that_is_paid_or_fails_the_episode_is_a_fault(
+    check: Callable[..., tuple[int, str, str]], reward: str, fault: str
+) -> None:
+    code, out, err = check(reward, "--tasks", "1")
+    assert code == 5
+    assert "reward: hostile answers to task 't0' of data.train" in out
+    assert f"data.train: task 't0': {fault}" in err
 
 
 def test_what_calls_cost_is_held_against_no_solution(

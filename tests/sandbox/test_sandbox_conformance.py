@@ -2,12 +2,20 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.sandbox import GUARANTEES, BackendReport, FileLines, Limits, Sandbox, SandboxSpec
+from agentrl.sandbox import (
+    GUARANTEES,
+    BackendReport,
+    FileRefusedError,
+    Limits,
+    Sandbox,
+    SandboxSpec,
+)
 from agentrl.sandbox.conformance import CHECKS, Check, check_sandbox
 from agentrl.sandbox.conformance.excuses import EXCUSES
 from agentrl.sandbox.forkserver.hosts import shared_server
 from agentrl.sandbox.forkserver.server import HostSettings
 from agentrl.sandbox.forkserver.slot_sandbox import ForkedSandbox
+from agentrl.sandbox.host.files.safe_fs import cut_lines
 
 SEMANTICS = [check for check in CHECKS if check.guarantee is None]
 
@@ -43,7 +51,9 @@ async def test_a_backend_that_reads_whole_files_hashes_and_cuts_them_alike() -> 
         assert (found, complete) == await sandbox.hash_files(8)
         lines = await sandbox.read_lines("d/a", 1, 1, max_bytes=2)
         assert await Sandbox.read_lines(sandbox, "d/a", 1, 1, max_bytes=2) == lines
-        assert lines == FileLines(b"on", 1, True)
+        assert lines == (b"on", 1, True)
+        with pytest.raises(FileRefusedError):
+            await sandbox.read_lines("../a", max_bytes=9)
         assert {path: entry.num_bytes for path, entry in found.items()} == {
             "b": 9,
             "d/a": 3,
@@ -90,3 +100,23 @@ def test_every_guarantee_has_an_attack() -> None:
 
 def test_every_check_has_a_name_of_its_own() -> None:
     assert len({check.name for check in CHECKS}) == len(CHECKS)
+
+
+@pytest.mark.parametrize(
+    ("data", "first", "last", "max_bytes", "found"),
+    [
+        (b"one\ntwo\nthree", 1, None, 99, (b"one\ntwo\nthree", 3, False)),
+        (b"one\ntwo\nthree", 2, 2, 4, (b"two\n", 3, False)),
+        (b"one\ntwo\nthree", 2, None, 4, (b"two\n", 3, True)),
+        (b"one\ntwo\n", 3, 9, 99, (b"", 2, False)),
+        (b"one\ntwo\n", 2, 1, 99, (b"", 2, False)),
+        (b"", 1, None, 99, (b"", 0, False)),
+        # beyond two blocks of a mebibyte, of which the second ends with a line
+        (b"\n" * 2**21 + b"end", 2**21, None, 99, (b"\nend", 2**21 + 1, False)),
+        (b"\n" * 2**21 + b"end", 2**21 + 1, None, 99, (b"end", 2**21 + 1, False)),
+    ],
+)
+def test_lines_are_cut_by_number_and_bytes(
+    data: bytes, first: int, last: int | None, max_bytes: int, found: tuple[bytes, int, bool]
+) -> None:
+    assert cut_lines(data, first, last, max_bytes) == found

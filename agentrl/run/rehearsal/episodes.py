@@ -4,6 +4,7 @@ model.
 - The empty answer calls a tool that does not exist, where tools are on offer, and then says
   nothing: it must not get full marks.
 - The reference solution, where the task or its environment gives one, must get them.
+- Hostile answers must get a reward, but not them, and in time.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Literal
 from agentrl.config import StageConfig
 from agentrl.envs import ENV_THREADS, AsyncEnv, EnvSpec, Rubric, build_env, solution_of
 from agentrl.envs.rewards.costs import length_cost, tool_cost
+from agentrl.envs.rewards.reward_check import hostile_findings, scorer
 from agentrl.errors import ConfigError, EnvError
 from agentrl.rollouts import DriverSpec, EpisodeContext, EpisodeKey, RolloutSpec, run_episode
 from agentrl.rollouts.group_scores import with_group_scores
@@ -28,11 +30,12 @@ from agentrl.types.user_code.place import described
 from agentrl.types.user_code.wall import call_user
 
 _MAX_TURNS = 32
+_HOSTILE_TURNS = 2
 _LABEL = "check"
 _MARGIN = 1e-6  # of sums of weights in floating point
 _COSTS = (length_cost.__name__, tool_cost.__name__)
 
-ScriptKind = Literal["empty answer", "reference solution", "task's answer"]
+ScriptKind = Literal["empty answer", "reference solution", "task's answer", "hostile answer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +103,47 @@ def marks_of(stage: StageConfig, rubric: Rubric, trajectory: Trajectory) -> tupl
     assert reward is not None, "the episode has finished"
     if stage.reward.full_marks is not None:
         return reward, stage.reward.full_marks
-    costs = {
+    costs = _costs(stage)
+    paid = sum(rubric.weights[name] * trajectory.rewards[name] for name in costs)
+    return reward - paid, _full_marks(stage, rubric)
+
+
+def _full_marks(stage: StageConfig, rubric: Rubric) -> float:
+    if stage.reward.full_marks is not None:
+        return stage.reward.full_marks
+    costs = _costs(stage)
+    full = sum(max(weight, 0.0) for name, weight in rubric.weights.items() if name not in costs)
+    return full or 1.0
+
+
+def _costs(stage: StageConfig) -> set[str]:
+    return {
         entry.function
         for entry in stage.reward.functions
         if entry.function in _COSTS and entry.weight > 0
     }
-    paid = sum(rubric.weights[name] * trajectory.rewards[name] for name in costs)
-    full = sum(max(weight, 0.0) for name, weight in rubric.weights.items() if name not in costs)
-    return reward - paid, full or 1.0
+
+
+def hostile_faults(stage: StageConfig, setting: str, task: Task) -> list[str]:
+    """What is wrong about the rewards of hostile answers to a task of the stage; one line each.
+
+    Args:
+        stage: whole; one that plays episodes.
+        setting: names the data set.
+        task: of it.
+    """
+    spec = rollout_spec(stage, LiveObjects(), None)
+    spec = replace(spec, limits=replace(spec.limits, max_turns=_HOSTILE_TURNS))
+    rubric = spec.rubric.build()
+
+    async def played(text: str) -> float:
+        script = Script("hostile answer", ({"role": "assistant", "content": text},))
+        return (await _play(stage, spec, task, spec.env, script, setting, None)).marks
+
+    # a program that plays its episodes itself would be started for each answer
+    score = played if isinstance(spec.env, EnvSpec) else scorer(rubric, task)
+    found = hostile_findings(score, rubric, full_marks=_full_marks(stage, rubric))
+    return [f"stage {stage.name}: {setting}: task {task.id!r}: {finding}" for finding in found]
 
 
 def rehearse(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Awaitable
 
-from agentrl.sandbox.interface import FileHash, FileLines, FileRefusedError, Sandbox
+from agentrl.sandbox.interface import FileHash, FileRefusedError, Sandbox
 from agentrl.sandbox.limits import Limits
 
 from .verdict import Factory, checks, expect, step
@@ -149,26 +149,6 @@ async def _hashes(factory: Factory) -> None:
         expect(dict(found) == {"a": two}, "a file of the same size has another hash", found)
 
 
-async def _lines(factory: Factory) -> None:
-    async with factory() as sandbox:
-        await sandbox.write_file("a", b"one\ntwo\nthree")
-        for asked, wanted in (
-            ((1, None, 99), FileLines(b"one\ntwo\nthree", 3, False)),
-            ((2, 2, 4), FileLines(b"two\n", 3, False)),
-            ((2, None, 4), FileLines(b"two\n", 3, True)),
-            ((4, 9, 99), FileLines(b"", 3, False)),
-            ((3, 1, 99), FileLines(b"", 3, False)),
-        ):
-            first, last, max_bytes = asked
-            found = await sandbox.read_lines("a", first, last, max_bytes=max_bytes)
-            expect(found == wanted, f"lines {first} to {last} of a file", found)
-        await sandbox.run("open('a', 'wb').write(b'\\n' * 3_000_000 + b'end')")
-        found = await sandbox.read_lines("a", 3_000_000, max_bytes=99)
-        wanted = FileLines(b"\nend", 3_000_001, False)
-        expect(found == wanted, "the end of a file of many lines", found)
-        await _refused(sandbox.read_lines("../a", max_bytes=9), "lines outside must be refused")
-
-
 async def _closed_folder(factory: Factory) -> None:
     async with factory() as sandbox:
         await sandbox.run(
@@ -209,7 +189,6 @@ FILE_CHECKS = checks(
         "links and devices are refused": _links_and_devices,
         "file size limit": _sizes,
         "file hashes": _hashes,
-        "lines of a file": _lines,
         "a closed working folder": _closed_folder,
         "folders that are hard to remove": _hard_to_remove,
     },

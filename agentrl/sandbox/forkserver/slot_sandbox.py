@@ -14,7 +14,6 @@ from agentrl.sandbox.host.frames import Frame
 from agentrl.sandbox.interface import (
     ExecResult,
     FileHash,
-    FileLines,
     FileRefusedError,
     Persist,
     Sandbox,
@@ -143,10 +142,10 @@ class ForkedSandbox(Sandbox):
 
     async def read_lines(
         self, path: str, first: int = 1, last: int | None = None, *, max_bytes: int
-    ) -> FileLines:
+    ) -> tuple[bytes, int, bool]:
         header = {"op": "lines", "path": path, "limit": self.limits.file_bytes}
         reply, blobs = await self._ask({**header, "range": [first, last, max_bytes]})
-        return FileLines(blobs[0], reply["num_lines"], reply["cut"])
+        return blobs[0], reply["num_lines"], reply["cut"]
 
     async def list_files(self) -> Mapping[str, int]:
         reply, _ = await self._ask({"op": "list"})

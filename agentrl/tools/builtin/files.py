@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from agentrl.sandbox import FileLines, FileRefusedError, Sandbox
+from agentrl.sandbox import FileRefusedError, Sandbox
 from agentrl.tools.base import InvalidArgumentsError, Tool
 from agentrl.tools.builtin.python import sandbox_of
 from agentrl.tools.context import ToolContext, ToolOutput
@@ -88,13 +88,13 @@ class FilesTool(Tool):
             first = arguments.get("first_line", 1)
             last = arguments.get("last_line")
             found = await sandbox.read_lines(path, first, last, max_bytes=_MAX_VIEWED_BYTES)
-            return _numbered(_text(path, found), first, found)
-        found = await sandbox.read_lines(path, max_bytes=_MAX_CHANGED_BYTES)
-        if found.cut:
+            return _numbered(path, first, *found)
+        data, _, cut = await sandbox.read_lines(path, max_bytes=_MAX_CHANGED_BYTES)
+        if cut:
             raise _RefusedError(
                 f"{path} is larger than {_MAX_CHANGED_BYTES} bytes; change it by a program"
             )
-        text = _text(path, found)
+        text = _text(path, data, cut)
         old = arguments["old"]
         count = text.count(old) if old else 0
         if count != 1:
@@ -118,19 +118,19 @@ def _listed(sizes: Mapping[str, int]) -> str:
     return "\n".join(lines) or "(no files)"
 
 
-def _text(path: str, found: FileLines) -> str:
+def _text(path: str, data: bytes, cut: bool) -> str:
     try:
         # of a cut text the last character may be half there
-        return codecs.getincrementaldecoder("utf-8")().decode(found.data, final=not found.cut)
+        return codecs.getincrementaldecoder("utf-8")().decode(data, final=not cut)
     except UnicodeDecodeError:
         raise _RefusedError(f"{path} is no text in UTF-8") from None
 
 
-def _numbered(text: str, first: int, found: FileLines) -> str:
-    if not text:
-        return f"(no such lines; the file has {found.num_lines})"
-    lines = text.removesuffix("\n").split("\n")
+def _numbered(path: str, first: int, data: bytes, num_lines: int, cut: bool) -> str:
+    if not data:
+        return f"(no such lines; the file has {num_lines})"
+    lines = _text(path, data, cut).removesuffix("\n").split("\n")
     shown = [f"{number:>6}  {line}" for number, line in enumerate(lines, first)]
-    if found.cut:
-        shown.append(f"[... cut; the file has {found.num_lines} lines ...]")
+    if cut:
+        shown.append(f"[... cut; the file has {num_lines} lines ...]")
     return "\n".join(shown)

@@ -56,10 +56,12 @@ class LoopWatch:
 
     Args:
         watched: the thread.
+        beat_s: seconds between two looks; a lag is as exact.
     """
 
-    def __init__(self, watched: LoopThread) -> None:
+    def __init__(self, watched: LoopThread, *, beat_s: float = _BEAT_S) -> None:
         self._watched = watched
+        self._beat_s = beat_s
         # written on the loop; the watching thread reads single values
         self._due = time.monotonic()
         self._longest_s = 0.0
@@ -83,9 +85,9 @@ class LoopWatch:
     def _beat(self) -> None:
         now = time.monotonic()
         self._longest_s = max(self._longest_s, now - self._due)
-        self._due = now + _BEAT_S
+        self._due = now + self._beat_s
         if not self._ended.is_set():
-            self._watched.loop.call_later(_BEAT_S, self._beat)
+            self._watched.loop.call_later(self._beat_s, self._beat)
 
     def _watch(self) -> None:
         while not self._ended.wait(_OVERDUE_S / 4):

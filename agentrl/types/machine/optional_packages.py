@@ -25,6 +25,15 @@ def install(extra: str) -> str:
     return f"pip install {' '.join(map(repr, PACKAGES[extra]))}"
 
 
+def remedy(error: BaseException) -> str:
+    """``; pip install ...`` where a user's module misses a package of an extra; else empty."""
+    missing = (getattr(error, "name", None) or "").partition(".")[0].replace("_", "-")
+    for extra, packages in PACKAGES.items():
+        if missing in (package.partition(">")[0] for package in packages):
+            return f"; {install(extra)}"
+    return ""
+
+
 @contextmanager
 def needed(what: str, extra: str) -> Iterator[None]:
     """Around the import of an optional package.

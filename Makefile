@@ -71,7 +71,7 @@ $(AGENTS_VENV)/.installed: $(AGENTS_PINS) | $(VENV)/bin/python
 	$(AGENTS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $(AGENTS_PINS)
 	@touch $@
 
-# Libraries alone, beside those of .venv: of its packages one has another version (python-dateutil).
+# Libraries alone, beside those of .venv: an AWS SDK and a server that stands for S3, which no other test needs.
 s3: $(S3_LIBS)/.installed
 
 $(S3_LIBS)/.installed: $(S3_PINS) | $(VENV)/bin/python

@@ -127,7 +127,7 @@ def _check_rollouts(stage: StageConfig, renderer: Renderer | None, num_tasks: in
     """Checks a stage that plays episodes.
 
     Returns:
-        Rewards that are wrong.
+        Rewards that are wrong, and that no prompt fits.
     """
     from agentrl.agent_server import AgentProgramSpec
     from agentrl.envs import check_env
@@ -140,7 +140,7 @@ def _check_rollouts(stage: StageConfig, renderer: Renderer | None, num_tasks: in
         task_sampler,
     )
     from agentrl.run.data.datasets import DataSet
-    from agentrl.run.rehearsal.prompt_lengths import measured, spread
+    from agentrl.run.rehearsal.prompt_lengths import spread
     from agentrl.run.rehearsal.services import ping_services
     from agentrl.tools.parsers import load_parser
 
@@ -171,13 +171,32 @@ def _check_rollouts(stage: StageConfig, renderer: Renderer | None, num_tasks: in
             broken.exit_code = max(error.exit_code, broken.exit_code)
             raise broken from error
         say(f"  environment: keeps its contract on task {first.id!r}")
-    if renderer is not None:
-        chosen = spread(tasks, _MEASURED)
-        if lengths := measured(stage, chosen, renderer):
-            _print_lengths("prompts of data.train", lengths, len(tasks))
-        else:
-            say("  prompts of data.train: made by the environment; episodes tell their lengths")
-    return _check_rewards(stage, sets, renderer)
+    faults = [] if renderer is None else _check_prompts(stage, tasks, renderer)
+    return faults + _check_rewards(stage, sets, renderer)
+
+
+def _check_prompts(stage: StageConfig, tasks: Sequence[Task], renderer: Renderer) -> list[str]:
+    """Tells how long prompts are.
+
+    Returns:
+        That none of them fits, since then no task is played.
+    """
+    from agentrl.run.rehearsal.prompt_lengths import measured, spread
+
+    found = measured(stage, spread(tasks, _MEASURED), renderer)
+    if found is None:
+        say("  prompts of data.train: made by the environment; episodes tell their lengths")
+        return []
+    if found.too_long == found.count < len(tasks) and not stage.data.stream:
+        found = measured(stage, tasks, renderer) or found
+    _print_lengths("prompts of data.train", found, len(tasks))
+    if found.too_long < found.count:
+        return []
+    return [
+        f"stage {stage.name}: data.max_prompt_tokens={found.limit} leaves out every task of "
+        f"data.train: of {counted(found.count, 'prompt')} the shortest has {found.shortest} tokens "
+        f"and the longest {found.longest}; raise it to at least {found.shortest}"
+    ]
 
 
 def _check_rewards(

@@ -35,6 +35,12 @@ def reading_stored_files() -> Iterator[None]:
         raise DataError(str(error)) from error
 
 
+def say_passed_over(damage: Iterable[str]) -> None:
+    """Names what of a run cannot be read and is in no answer, on standard error."""
+    for text in damage:
+        say(shown(f"! passed over: {text}"), file=sys.stderr)
+
+
 def console() -> Console:
     """Colours and the terminal's width on a terminal; plain and wide lines otherwise."""
     terminal = sys.stdout.isatty()

@@ -136,8 +136,8 @@ class MetricsConfig(Section):
     """Where numbers go beside ``metrics.jsonl``."""
 
     tensorboard: bool = False
-    """Also TensorBoard event files in the run directory; needs the extra,
-    ``pip install 'agentrl[tensorboard]'``.
+    """Also TensorBoard event files in the run directory; needs
+    ``pip install 'tensorboard>=2.18'``.
     """
     verl_names: bool = False
     """Also under verl's names, where the two mean the same."""
@@ -366,7 +366,7 @@ class ResourceConfig(Section):
 
 
 class McpServerConfig(Section):
-    """One MCP server, whose tools are on offer (needs ``pip install agentrl[mcp]``)."""
+    """One MCP server, whose tools are on offer (needs ``pip install 'mcp>=2'``)."""
 
     command: Words = ()
     """A program and its arguments that speaks on its standard streams. It starts in the

@@ -15,6 +15,7 @@ from agentrl.envs.user_env import without_thoughts
 from agentrl.errors import ConfigError, EnvError
 from agentrl.tools import ToolExecutor, tool
 from agentrl.types import Action, Message, Observation, StepResult, Task, load_object
+from agentrl.types.machine.optional_packages import needed
 
 _UNREAD = object()
 _NO_ARGS: Mapping[str, Any] = {}
@@ -25,7 +26,7 @@ class GymnasiumEnv(Env):
 
     Its reward, ``terminated`` and ``truncated`` are passed on as they are. An action that is not in
     the action space is told to the model, has reward 0 and costs a turn; the inner environment does
-    not see it. Needs ``pip install agentrl[gymnasium]``.
+    not see it. Needs ``pip install 'gymnasium>=1.0'``.
 
     Args:
         task: its messages open the conversation, before the first observation;
@@ -55,12 +56,8 @@ class GymnasiumEnv(Env):
         max_turns: int | None = None,
         base_dir: str | Path | None = None,
     ) -> None:
-        try:
-            import gymnasium  # an extra
-        except ImportError as error:
-            raise ConfigError(
-                "GymnasiumEnv needs gymnasium; pip install 'agentrl[gymnasium]'"
-            ) from error
+        with needed("GymnasiumEnv", "gymnasium"):
+            import gymnasium
         if max_turns is not None and max_turns < 1:
             raise ConfigError(f"GymnasiumEnv.max_turns must be at least 1, got {max_turns}")
         self.task = task

@@ -34,6 +34,7 @@ from agentrl.tools.execution.gates import gate_of
 from agentrl.tools.strict_json import JSONFault, read_json
 from agentrl.types import Action, Message, Observation, StepResult, Task, ToolCall
 from agentrl.types.clock import clock_paused
+from agentrl.types.machine.optional_packages import needed
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -58,7 +59,7 @@ class OpenEnv(Env):
     """An environment on an OpenEnv server; each episode is a session of its own.
 
     The server's reward counts as it is, and ``done`` terminates. Needs ``pip install
-    agentrl[openenv]``.
+    'websockets>=15'``.
 
     Args:
         task: its messages open the conversation, before the first observation;
@@ -257,10 +258,8 @@ class _Session:
     """One session of a server, over one socket; belongs to one event loop."""
 
     def __init__(self, url: str, deadline_s: float, wait_s: float, max_bytes: int) -> None:
-        try:
-            import websockets  # noqa: F401 - an extra
-        except ImportError as error:
-            raise ConfigError("OpenEnv needs websockets; pip install 'agentrl[openenv]'") from error
+        with needed("OpenEnv", "openenv"):
+            import websockets  # noqa: F401
         self._ws_url, self._http_url, self._is_local = _addresses(url)
         self.name = f"the server {self._http_url}"
         self._deadline_s = deadline_s

@@ -35,6 +35,7 @@ from agentrl.tools import (
     with_resources,
 )
 from agentrl.types import Action, CallRecord, Message, Observation, StepResult, Task, seed_for
+from agentrl.types.machine.optional_packages import needed
 
 _MADE_BY_INIT = frozenset(
     {
@@ -220,8 +221,8 @@ class ToolEnv(Env):
         """The tools of MCP servers, which are started where they do not run."""
         built: list[Tool] = []
         for name, spec in servers.items():
-            # imported where it is needed: the package is an extra
-            from agentrl.tools.mcp.mcp_tool import mcp_tools
+            with needed("ToolEnv.mcp", "mcp"):
+                from agentrl.tools.mcp.mcp_tool import mcp_tools
 
             made = mcp_tools(name, spec)
             if spec.scope == "episode":

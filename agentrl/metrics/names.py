@@ -22,8 +22,8 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "reward/{data_source}/std": "standard deviation of the reward by data set",
         "reward_part/{part}/mean": "mean of one part of the rubric",
         "reward_agent/{agent}/mean": "mean reward of one agent of several, where it acted",
-        "accuracy/mean": "mean of the rubric's part `correct`; where there is none, the share of "
-        "rewards above 0",
+        "accuracy/mean": "mean of the rubric's part `correct`; where there is none, of `acc` in a "
+        "part's reason, as verl's `compute_score` gives; else the share of rewards above 0",
         "accuracy/{data_source}/mean": "accuracy by data set",
         "group/baseline_reward": "mean reward of the groups' greedy rollouts (algorithm remax)",
         "group/zero_std_frac": "share of groups whose rewards are all equal, which teach nothing "

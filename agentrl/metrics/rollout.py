@@ -6,6 +6,8 @@ bias every mean.
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -19,20 +21,27 @@ CORRECT = "correct"
 
 
 def correctness(trajectory: Trajectory) -> float:
-    """Whether a finished trajectory solved its task: the rubric's ``correct``, or 1 for a reward
-    above
-    0.
+    """Whether a finished trajectory solved its task: the rubric's ``correct``; else ``acc``, where
+    a part's reason has it, as verl's ``compute_score`` gives; else 1 for a reward above 0.
 
     Raises:
         ValueError: the trajectory has no reward, because it failed or was cancelled.
     """
     if CORRECT in trajectory.rewards:
         return float(trajectory.rewards[CORRECT])
+    told = (why["acc"] for why in trajectory.reasons.values() if _tells_accuracy(why))
+    if (accuracy := next(told, None)) is not None:
+        return float(accuracy)
     if trajectory.reward is None:
         raise ValueError(
             f"trajectory {trajectory.id} has no reward: its status is {trajectory.status}"
         )
     return float(trajectory.reward > 0)
+
+
+def _tells_accuracy(why: object) -> bool:
+    accuracy = why.get("acc") if isinstance(why, Mapping) else None
+    return isinstance(accuracy, numbers.Real) and math.isfinite(accuracy)
 
 
 def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from agentrl.errors import MachineError
 from agentrl.metrics.names import with_verl_names
+from agentrl.types.machine.optional_packages import needed
 from agentrl.types.user_code.place import described
 from agentrl.types.user_code.wall import wall
 
@@ -70,19 +70,14 @@ class TensorBoardSink:
         folder: the folder of the files.
 
     Raises:
-        MachineError: the package ``tensorboard`` is not installed.
+        ConfigError: the package ``tensorboard`` is not installed.
     """
 
     def __init__(self, folder: Path) -> None:
-        try:
+        with needed("metrics.tensorboard", "tensorboard"):
             from tensorboard.compat.proto.event_pb2 import Event
             from tensorboard.compat.proto.summary_pb2 import Summary
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
-        except ImportError as error:
-            raise MachineError(
-                "metrics for TensorBoard need the package tensorboard, which is not installed; "
-                "pip install 'agentrl[tensorboard]', or switch them off"
-            ) from error
         self._event = Event
         self._summary = Summary
         self._open = partial(EventFileWriter, str(folder))

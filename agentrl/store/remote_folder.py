@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import ConfigError, StoreError
+from agentrl.types.machine.optional_packages import install
 
 __all__ = ["RemoteFolder", "is_url"]
 
@@ -47,9 +48,10 @@ class RemoteFolder:
         try:
             fs, self._root = url_to_fs(self.url, **options)
         except (ImportError, ValueError) as error:
-            package = "'agentrl[s3]'" if protocol in ("s3", "s3a") else "its package of fsspec"
+            is_s3 = protocol in ("s3", "s3a")
+            remedy = install("s3") if is_s3 else "install its package of fsspec"
             raise ConfigError(
-                f"{setting}={url!r} cannot be reached from here: {error}; install {package}"
+                f"{setting}={url!r} cannot be reached from here: {error}; {remedy}"
             ) from error
         self._fs: Any = fs
 

@@ -210,3 +210,12 @@ def test_what_is_no_solution_is_named(given: object, told: str) -> None:
     with pytest.raises(DataError, match="the solution of task 't'") as raised:
         solution_of(Task("t", info={"solution": given}))
     assert told in str(raised.value)
+
+
+@pytest.mark.parametrize(("limit", "code"), [(19, 5), (20, 0)])
+def test_a_limit_that_leaves_no_task_is_a_fault(agentrl: Agentrl, limit: int, code: int) -> None:
+    example = EXAMPLES / "code" / "config.yaml"
+    found, out, err = agentrl("check", example, f"data.max_prompt_tokens={limit}", "--tasks", "1")
+    assert found == code, out + err
+    told = "leaves out every task of data.train: of 4000 prompts the shortest has 20 tokens"
+    assert (told in err) == bool(code)

@@ -140,6 +140,23 @@ def test_show_of_a_run_as_json(agentrl: Agentrl, run_dir: Path) -> None:
     assert (shown["steps"], shown["record"]["seed"]) == (1, 7)
 
 
+def test_one_bad_line_hides_itself_alone_and_is_named(agentrl: Agentrl, run_dir: Path) -> None:
+    run = RunDirectory.open(run_dir)
+    good = run.metrics_path.read_text()
+    run.metrics_path.write_text("{no JSON\n" + good)
+    run.summary_path.write_text("{")
+
+    code, out, err = agentrl("show", run_dir)
+
+    assert code == 0
+    assert ["reward/mean", "0.500"] in [line.split() for line in out.splitlines()]
+    assert f"! passed over: {run.metrics_path}:1 must be a JSON object" in err
+    assert f"! passed over: {run.summary_path} must be JSON" in err
+    code, out, _ = agentrl("tail", run_dir)
+    assert code == 0
+    assert "warning passed over: a line of" in out
+
+
 def test_a_run_tells_how_much_store_keep_dropped(agentrl: Agentrl, run_dir: Path) -> None:
     assert json.loads(agentrl("show", run_dir, "--json")[1])["dropped_by_keep"] == 0
     assert "store.keep" not in agentrl("show", run_dir)[1]

@@ -6,17 +6,14 @@ import math
 from pathlib import Path
 
 import pytest
-from ruamel.yaml import YAML
 
 from agentrl.cli.main import run as run_command_line
 from agentrl.config.load import load_config
-from agentrl.envs import EpisodeView
 from agentrl.run.trainer import Trainer
 from agentrl.store import read_jsonl
 from tests.examples.published import SAMPLES, build_model, prepared
+from tests.examples.shipped import CONFIGS, ROOT, small
 
-ROOT = Path(__file__).parents[2]
-CONFIGS = {path.parent.name: path for path in sorted((ROOT / "examples").glob("*/config.yaml"))}
 TRAINED_ELSEWHERE = {
     "maze": "tests/examples/test_newcomers.py",
     "openai_agents": "tests/agent_server/agents/test_openai_agents_example.py",
@@ -24,11 +21,6 @@ TRAINED_ELSEWHERE = {
     "till": "tests/examples/test_newcomers.py",
 }
 """Tests that train the very file, longer than here."""
-
-
-def length(episode: EpisodeView) -> float:
-    """A reward that differs between episodes of a model that has learned nothing yet."""
-    return sum(len(turn.text) for turn in episode.turns) / 1000
 
 
 @pytest.mark.parametrize("example", CONFIGS)
@@ -58,23 +50,6 @@ def test_it_trains_two_steps(example: str, tmp_path: Path) -> None:
         norms = [row["optim/grad_norm"] for row in rows if row["stage"] == stage]
         assert len(norms) == 2
         assert all(math.isfinite(norm) and norm > 0 for norm in norms)
-
-
-def small(config: Path) -> list[str]:
-    """Two steps a stage, of few episodes, with a reward that has a spread; no evaluation."""
-    settings = [
-        *(
-            "train.steps=2",
-            "train.batch_prompts=2",
-            "rollout.group_size=4",
-            "rollout.max_running=8",
-        ),
-        *("rollout.max_turn_tokens=24", "eval.sets={}", f"reward.functions=[{__file__}:length]"),
-    ]
-    for stage in YAML(typ="safe").load(config.read_text(encoding="utf-8")).get("stages", []):
-        own = f"stages.{stage['name']}"
-        settings += [f"{own}.steps=2", f"{own}.eval.sets={{}}", f"{own}.train.batch_prompts=1"]
-    return settings
 
 
 @pytest.mark.parametrize("example", TRAINED_ELSEWHERE)

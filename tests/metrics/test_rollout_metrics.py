@@ -166,6 +166,10 @@ def test_a_tool_counts_its_waits_bytes_retries_and_kinds_of_error() -> None:
     [
         ({"rewards": {"correct": 0.0, "format": 0.1}, "reward": 0.1}, 0.0),
         ({"rewards": {"correct": 0.5}, "reward": 2.0}, 0.5),
+        ({"reward": 0.1, "reasons": {"own": {"acc": 0.0}}}, 0.0),
+        ({"reward": -1.0, "reasons": {"form": "short", "own": {"acc": True}}}, 1.0),
+        ({"reward": 0.1, "reasons": {"own": {"acc": "high"}, "form": {"acc": math.nan}}}, 1.0),
+        ({"rewards": {"correct": 0.0}, "reasons": {"own": {"acc": 1.0}}}, 0.0),
         ({"reward": 0.1}, 1.0),
         ({"reward": 0.0}, 0.0),
         ({"reward": -1.0}, 0.0),

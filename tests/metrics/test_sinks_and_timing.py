@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.errors import MachineError
+from agentrl.errors import ConfigError
 from agentrl.metrics import JsonlSink, PhaseTimer, Sinks, TensorBoardSink, tokens_per_s
 from agentrl.store import JsonlWriter
 
@@ -152,7 +152,9 @@ def test_a_missing_tensorboard_is_said_with_its_mend(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "tensorboard", None)  # type: ignore[arg-type]
 
-    with pytest.raises(MachineError, match=r"pip install 'agentrl\[tensorboard\]'"):
+    with pytest.raises(
+        ConfigError, match=r"metrics.tensorboard needs .* pip install 'tensorboard>=2\.18'"
+    ):
         TensorBoardSink(tmp_path)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import importlib.metadata
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from agentrl.algorithms import ALGORITHMS
+from agentrl.types.machine.optional_packages import PACKAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "agentrl"
@@ -214,7 +217,6 @@ def test_every_import_of_the_package_is_a_declared_dependency() -> None:
 
 def test_the_pins_meet_the_floors_of_the_package() -> None:
     requirements = [Requirement(text) for text in importlib.metadata.requires("agentrl") or []]
-    # s3fs needs another python-dateutil, so that its pins lie apart
     pinned = pins("tests/controller/s3_requirements.txt") | pins()
 
     unmet = [
@@ -223,3 +225,34 @@ def test_the_pins_meet_the_floors_of_the_package() -> None:
         if pinned[canonicalize_name(item.name)] not in item.specifier
     ]
     assert unmet == []
+
+
+def test_the_extra_s3_is_solved_beside_the_pins() -> None:
+    mine, theirs = pins(), pins("tests/controller/s3_requirements.txt")
+
+    assert {name for name in mine.keys() & theirs.keys() if mine[name] != theirs[name]} == set()
+
+
+def test_messages_name_the_packages_of_the_extras() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = {name: tuple(own) for name, own in project["optional-dependencies"].items()}
+    del extras["test"]
+
+    assert extras == PACKAGES
+
+
+def test_nothing_tells_to_install_this_package_by_name() -> None:
+    # on the public registry the name is another project's
+    tracked = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split("\0")
+    told = [
+        name
+        for name in tracked
+        if name.endswith((".py", ".md", ".yaml", ".toml", ".txt", "Makefile"))
+        and name not in ("CHANGELOG.md", "tests/project/test_layout.py")
+        and re.search(
+            r"agentrl\[|pip install '?agentrl(?![\w-])", (ROOT / name).read_text(encoding="utf-8")
+        )
+    ]
+    assert told == []

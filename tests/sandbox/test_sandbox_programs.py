@@ -8,6 +8,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -154,18 +156,31 @@ async def test_a_program_with_a_c_library_of_its_own_runs(
     assert result.stdout == b"b'thread 7\\nclone3 -1\\nchild 3, system 0\\n'\n", result
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-async def test_numpy_multiplies_with_the_threads_of_its_blas(
-    backend: str, landlock: BackendReport
-) -> None:
+@pytest.fixture(scope="module")
+def numpy_folder() -> Iterator[str]:
+    """numpy alone, where any backend can show it: bubblewrap gives each run a /tmp of its own, and
+    the clone that is tested may lie there.
+    """
     import numpy
 
+    installed = Path(numpy.__file__).parents[1]
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        Path(folder).chmod(0o755)
+        for name in ("numpy", "numpy.libs"):
+            shutil.copytree(installed / name, Path(folder) / name)
+        yield folder
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_numpy_multiplies_with_the_threads_of_its_blas(
+    backend: str, landlock: BackendReport, numpy_folder: str
+) -> None:
     from agentrl.sandbox.forkserver.bubblewrap import BubblewrapLauncher
     from agentrl.sandbox.forkserver.launcher import LocalLauncher
     from agentrl.sandbox.forkserver.server import ForkServer, HostSettings
     from agentrl.sandbox.forkserver.slot_sandbox import ForkedSandbox
 
-    folders = (str(Path(numpy.__file__).parents[1]),)
+    folders = (numpy_folder,)
     launcher = BubblewrapLauncher(folders) if backend == "bubblewrap" else LocalLauncher()
     server = ForkServer(HostSettings(confine=True, folders=folders, launcher=launcher))
     code = "import numpy as np\na = np.eye(600) * 2\nprint(int(np.trace(a @ np.linalg.inv(a @ a) @ a)))"  # noqa: E501

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from agentrl.store import Annotation, TokenArrays
+from agentrl.types import SegmentKind
 from agentrl.viewer.analysis import BlameRow, findings, group_view, task_view
 
 
@@ -22,11 +23,17 @@ def row(rollout: int, reward: float | None, **columns: Any) -> dict[str, Any]:
     }
 
 
-def tokens(*ids: int) -> TokenArrays:
+def tokens(*ids: int, turns: tuple[int, ...] = ()) -> TokenArrays:
     size = len(ids)
+    kinds = np.full(size, SegmentKind.POLICY, np.int8)
     zeros = np.zeros(size, np.int32)
     return TokenArrays(
-        np.array(ids, np.int32), zeros.astype(np.float32), zeros, zeros, zeros.astype(np.int8), b""
+        np.array(ids, np.int32),
+        zeros.astype(np.float32),
+        zeros,
+        np.array(turns or zeros, np.int32),
+        kinds,
+        b"",
     )
 
 
@@ -39,13 +46,28 @@ def test_a_group_has_its_rewards_advantages_and_first_divergence() -> None:
     view = group_view(
         [row(1, 0.0), row(0, 1.0), row(2, None)],
         {"3-0-0": tokens(1, 2, 3, 9), "3-1-0": tokens(1, 2, 3), "3-2-0": tokens(1, 2, 7, 8)},
-        [annotation("3-0-0", 0.5, 0.5, 9.0, weight=(0.1, 0.1, 0.0))],
+        [annotation("3-0-0", 0.5, 0.5, 9.0, 9.0, weight=(0.1, 0.1, 0.0, 0.0))],
     )
 
     assert [one["id"] for one in view.rows] == ["3-0-0", "3-1-0", "3-2-0"]
     assert (view.reward_mean, view.reward_std, view.zero_std) == (0.5, 0.5, False)
-    assert view.advantages == {"3-0-0": 0.5, "3-1-0": None, "3-2-0": None}
+    assert view.advantages == {"3-0-0": {"": 0.5}}
     assert view.shared_tokens == 2
+
+
+def test_each_agent_of_an_episode_has_its_own_advantage() -> None:
+    # the mean over the episode would be 0
+    view = group_view(
+        [row(0, 1.0)],
+        {"3-0-0": tokens(1, 2, 3, 4, turns=(0, 1, 1, 2))},
+        [
+            annotation("3-0-0", 0.5, -0.25, -0.75, 0.5, weight=(0.1, 0.1, 0.1, 0.1)),
+            Annotation("3-0-0", 4, learner="critic", arrays={"values": np.zeros(4)}),
+        ],
+        {"3-0-0": ["planner", "solver", "planner"]},
+    )
+
+    assert view.advantages == {"3-0-0": {"planner": 0.5, "solver": -0.5}}
 
 
 def test_a_group_of_equal_rewards_teaches_nothing() -> None:
@@ -74,20 +96,44 @@ def test_a_task_by_policy_version() -> None:
         row(3, None, policy_version_max=None),
     ]
 
+    (course,) = task_view(rows).courses
+
+    assert course.version == [1, 5]
+    assert course.ways["train"] == {
+        "count": [1.0, 2.0],
+        "reward": [0.5, 0.5],
+        "num_turns": [6.0, 3.0],
+        "num_tool_errors": [None, 0.0],
+        "num_policy_tokens": [None, None],
+        "num_calls": [None, None],
+    }
+    assert (course.first, course.last) == ("3-2-0", "3-0-0")
+
+
+def test_a_task_averages_neither_stages_nor_ways_of_sampling() -> None:
+    greedy = {"purpose": "eval", "label": "code/before/greedy", "policy_version_max": 0}
+    sampled = {**greedy, "label": "code/step 4/sampled"}
+    rows = [
+        row(0, 1.0, **greedy, stage="rl", recorded_at=9.0),
+        row(1, 0.0, **sampled, stage="rl", recorded_at=9.0),
+        row(2, 0.5, purpose="train", policy_version_max=0, stage="warmup", recorded_at=1.0),
+    ]
+
     view = task_view(rows)
 
-    assert view.series["version"] == [1.0, 5.0]
-    assert view.series["count"] == [1.0, 2.0]
-    assert view.series["reward"] == [0.5, 0.5]
-    assert view.series["num_turns"] == [6.0, 3.0]
-    assert view.series["num_tool_errors"] == [None, 0.0]
-    assert (view.first, view.last) == ("3-2-0", "3-0-0")
+    warmup, rl = view.courses
+    assert (warmup.stage, rl.stage, view.rows[0]["id"]) == ("warmup", "rl", "3-2-0")
+    assert {way: own["reward"] for way, own in rl.ways.items()} == {
+        "code greedy": [1.0],
+        "code sampled": [0.0],
+    }
+    assert warmup.ways["train"]["reward"] == [0.5]
 
 
 def test_a_task_that_nobody_played() -> None:
-    view = task_view([])
-
-    assert (view.rows, view.first, view.series["reward"]) == ((), None, [])
+    assert (task_view([]).rows, task_view([]).courses) == ((), ())
+    (course,) = task_view([row(0, None, policy_version_max=None)]).courses
+    assert (course.version, course.ways, course.first) == ([], {}, None)
 
 
 METRICS = [

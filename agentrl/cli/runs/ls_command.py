@@ -9,7 +9,14 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from agentrl.cli.arguments import Count
-from agentrl.cli.terminal import counted, print_json, print_table, reading_stored_files, say
+from agentrl.cli.terminal import (
+    counted,
+    print_json,
+    print_table,
+    reading_stored_files,
+    say,
+    say_passed_over,
+)
 from agentrl.store import RunDirectory
 
 _ORDER = "step,stage,label,group_index,rollout_index,attempt"
@@ -60,6 +67,7 @@ def ls_command(
     whole = " ".join([*terms, f"({query})" if query.strip() else ""])
     with RunIndex(RunDirectory.open(run)) as index:
         index.refresh(timeout_s=60.0)
+        say_passed_over(index.damage())
         found = index.page(whole, sort, limit=None if json else 0)
         if json:
             print_json(found.rows)

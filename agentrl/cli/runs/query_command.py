@@ -9,7 +9,14 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from agentrl.cli.arguments import PositiveCount, Seconds
-from agentrl.cli.terminal import counted, print_json, print_table, reading_stored_files, say
+from agentrl.cli.terminal import (
+    counted,
+    print_json,
+    print_table,
+    reading_stored_files,
+    say,
+    say_passed_over,
+)
 from agentrl.store import RunDirectory
 
 
@@ -46,8 +53,7 @@ def query_command(
 
     directory = RunDirectory.open(run)
     with RunIndex(directory) as index, RunSql(directory, index, memory=memory) as database:
-        for text in database.damage:
-            say(f"! passed over: {text}", file=sys.stderr)
+        say_passed_over(database.damage)
         found = database.query(sql, rows=limit, timeout_s=timeout)
     told = f"{counted(len(found.rows), 'row')} in {found.seconds:.2f} s"
     if found.cut:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from agentrl.cli.terminal import print_json, reading_stored_files
+from agentrl.cli.terminal import print_json, reading_stored_files, say_passed_over
 from agentrl.cli.views.run_overview import overview, print_overview
 from agentrl.cli.views.token_text import shown_trajectory, token_text_of
 from agentrl.cli.views.trajectory_json import trajectory_json
@@ -45,5 +45,7 @@ def show_command(
             shown = shown_trajectory(directory, reader, trajectory)
             print_trajectory(replace(stored, trajectory=shown), token_text_of(directory))
     else:
-        found = overview(directory)
+        damage: list[str] = []
+        found = overview(directory, damage)
+        say_passed_over(damage)
         print_json(found) if json else print_overview(found)

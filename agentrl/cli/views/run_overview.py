@@ -24,14 +24,25 @@ _HEADLINES = (
 )
 
 
-def overview(run: RunDirectory) -> dict[str, Any]:
-    """What is known of a run, as JSON; parts that it has not come to yet are None or empty."""
-    metrics = list(read_jsonl(run.metrics_path)) if run.metrics_path.is_file() else []
-    summary = from_json(run.summary_path.read_bytes()) if run.summary_path.is_file() else None
+def overview(run: RunDirectory, damage: list[str]) -> dict[str, Any]:
+    """What is known of a run, as JSON; parts that it has not come to yet are None or empty.
+
+    Args:
+        run: the run.
+        damage: takes what cannot be read and is left out.
+    """
+    metrics = list(read_jsonl(run.metrics_path, lambda error: damage.append(str(error))))
+    summary = None
+    try:
+        if run.summary_path.is_file():
+            summary = from_json(run.summary_path.read_bytes())
+    except ValueError as error:
+        damage.append(f"{run.summary_path} must be JSON: {error}")
     reader = TrajectoryReader(run)
     trajectories = reader.summaries()
     kept = reader.kept_by_step().values()
     state = RunWatch(run).look()
+    damage += reader.damage
     return {
         "run_dir": str(run.root),
         "record": run.read_record(),
@@ -56,7 +67,7 @@ def print_overview(found: Mapping[str, Any]) -> None:
         "command": " ".join(record.get("command", [])),
         "commit": git.get("commit", "")[:12] + (" (changed)" if git.get("diff_sha256") else ""),
         "seed": record.get("seed"),
-        "steps": found["steps"],
+        "steps": _steps(found),
         "trajectories": ", ".join(
             f"{count} {status}" for status, count in found["trajectories"].items()
         ),
@@ -82,6 +93,12 @@ def print_overview(found: Mapping[str, Any]) -> None:
             rows.append((name, entry.get("num_tasks"), *values))
         columns = ("held-out set", "tasks", "sampled before", "after", "greedy before", "after")
         print_table(columns, rows)
+
+
+def _steps(found: Mapping[str, Any]) -> str | None:
+    """The newest step, with its stage: each counts its own."""
+    stage = (found["last_metrics"] or {}).get("stage")
+    return f"{found['steps']} of stage {stage}" if stage else found["steps"]
 
 
 def _state(found: Mapping[str, Any]) -> str:

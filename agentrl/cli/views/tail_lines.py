@@ -57,6 +57,7 @@ class RunTail(Closing):
         self._index = RunIndex(run)
         self._offsets: dict[Path, int] = {}
         self._newest: float | None = None
+        self._damage: list[str] = []
 
     def follow(self, interval_s: float) -> Iterator[Entry]:
         """What happens, until the run ends; at last its state.
@@ -87,6 +88,9 @@ class RunTail(Closing):
         ]
         yield from self._few("alert", alerts, first)
         yield from self._few("step", self._lines(self._run.metrics_path), first)
+        for text in self._damage:
+            yield Entry("alert", {"level": "warning", "message": f"passed over: {text}"})
+        self._damage.clear()
 
     def _few(
         self, kind: Literal["step", "trajectory", "alert"], found: list[dict[str, Any]], first: bool
@@ -111,6 +115,7 @@ class RunTail(Closing):
             offset = 0  # a resumed run took lines back: the latest come again
         new = appended(path, offset)
         self._offsets[path] = new.end
+        self._damage += [new.damage] if new.damage else []
         return new.records
 
 

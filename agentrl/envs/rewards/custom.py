@@ -9,6 +9,8 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from agentrl.envs.score import Score, group_rewards
 from agentrl.envs.view import EpisodeView
 from agentrl.errors import ConfigError, RewardError
@@ -120,12 +122,16 @@ def _verl_arguments(view: EpisodeView) -> dict[str, Any]:
 
 
 def _verl_score(given: Any) -> Any:
-    """A number, or a mapping whose ``score`` is one and whose other entries are for people."""
+    """A number, or a mapping whose ``score`` is one and whose other entries are for people; but
+    ``acc`` is the episode's accuracy (``agentrl.metrics.rollout.correctness``).
+    """
     if not isinstance(given, Mapping):
         return given
     if "score" not in given:
         raise RewardError(f"a mapping of compute_score needs 'score', got {sorted(given)}")
     why = {key: own for key, own in given.items() if key != "score"}
+    if isinstance(why.get("acc"), bool | np.bool_ | np.number):
+        why["acc"] = float(why["acc"])
     return Score(given["score"], why or None)
 
 

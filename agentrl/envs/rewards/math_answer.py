@@ -1,4 +1,5 @@
-"""Math answers: whether two expressions are equal, by math-verify (``pip install agentrl[math]``).
+"""Math answers: whether two expressions are equal, by math-verify (``pip install
+'math-verify>=0.9'``).
 
 - Expressions are compared in worker processes, since computer algebra has no bound of its own.
 - The policy's text can end a worker by its time or memory; that is a wrong answer. A worker that
@@ -23,6 +24,7 @@ from agentrl.envs.rewards.answers import said_text, true_answers
 from agentrl.envs.score import Score
 from agentrl.envs.view import EpisodeView
 from agentrl.errors import ConfigError, RewardError
+from agentrl.types.machine.optional_packages import install
 
 _WORKER = Path(__file__).with_name("math_worker.py")
 _START_S = 60.0
@@ -43,7 +45,7 @@ def math_answer(view: EpisodeView, *, cpu_s: float = 5.0) -> Score:
         RewardError: the task has no answer that can be read, or the machine was too slow.
     """
     if importlib.util.find_spec("math_verify") is None:
-        raise ConfigError("math_answer needs math-verify; pip install 'agentrl[math]'")
+        raise ConfigError(f"math_answer needs math-verify; {install('math')}")
     golds = true_answers(view, "math_answer")
     with _workers_allowed:
         answer = _compare(golds, said_text(view)[-_READ_CHARS:], cpu_s, view.task.id)

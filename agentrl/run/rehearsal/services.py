@@ -27,6 +27,7 @@ from agentrl.tools import (
     owners_of,
     resolve_tools,
 )
+from agentrl.types.machine.optional_packages import needed
 from agentrl.types.user_code.place import described
 from agentrl.types.user_code.wall import wall
 
@@ -112,7 +113,8 @@ def _ping(owner: Any) -> str:
 
 
 def _server(name: str, spec: McpServerSpec) -> str:
-    from agentrl.tools.mcp.mcp_tool import mcp_tools
+    with needed("env.mcp", "mcp"):
+        from agentrl.tools.mcp.mcp_tool import mcp_tools
 
     tools = mcp_tools(name, spec)
     try:

@@ -81,7 +81,7 @@ class DiskIndex:
         return [self.search(query, top_k) for query in queries]
 
     def _open(self) -> None:
-        from bm25s import BM25  # here, because it loads scipy, which no other tool needs
+        from bm25s import BM25  # here, because only what searches needs it
 
         self._num_documents: int = json.loads((self.folder / _DONE).read_text())["documents"]
         self._bm25 = BM25.load(self.folder, mmap=True, load_vocab=False, show_progress=False)
@@ -183,8 +183,7 @@ def _build(corpus: Path, folder: Path) -> None:
         _sort(vocabulary, tokens, part)
         numbers = {number: number for number in range(len(vocabulary))}
         del vocabulary  # the words lie sorted in a file of their own
-        # scipy's way to the columns takes half the memory of numpy's, to the same end
-        index = BM25(method=METHOD, k1=K1, b=B, backend="numpy", csc_backend="scipy")
+        index = BM25(method=METHOD, k1=K1, b=B, backend="numpy", csc_backend="numpy")
         index.index((tokens, numbers), show_progress=False, create_empty_token=False)
         index.vocab_dict = {}
         index.save(part, show_progress=False)

@@ -64,7 +64,7 @@ class SearchIndex:
     def _retriever(self) -> tuple[Any, dict[str, int]]:
         with self._lock:
             if self._built is None:
-                from bm25s import BM25  # here, because it loads scipy, which no other tool needs
+                from bm25s import BM25  # here, because only what searches needs it
 
                 vocabulary: dict[str, int] = {}
                 ids = [
@@ -78,7 +78,7 @@ class SearchIndex:
                     raise DataError(
                         "a search index needs at least one word in its documents, got none"
                     )
-                retriever = BM25(method=METHOD, k1=K1, b=B, backend="numpy")
+                retriever = BM25(method=METHOD, k1=K1, b=B, backend="numpy", csc_backend="numpy")
                 retriever.index((ids, vocabulary), show_progress=False)
                 self._built = retriever, vocabulary
             return self._built

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from agentrl.errors import AgentRLError, ConfigError, did_you_mean
+from agentrl.types.machine.optional_packages import remedy
 from agentrl.types.user_code.place import described, raised_at
 from agentrl.types.user_code.wall import wall
 
@@ -128,4 +129,4 @@ def _missing_module(name: str, missing: str) -> str:
 def _import_failure(what: str, error: BaseException) -> ConfigError:
     if isinstance(error, AgentRLError):  # it names the remedy
         return ConfigError(f"{raised_at(error) or what}: {error}")
-    return ConfigError(f"{what} raised when imported: {described(error)}")
+    return ConfigError(f"{what} raised when imported: {described(error)}{remedy(error)}")

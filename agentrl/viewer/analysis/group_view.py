@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from agentrl.store import Annotation, TokenArrays
+from agentrl.types import SegmentKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,8 @@ class GroupView:
         reward_mean, reward_std: of those with a reward; None without any. The greedy baseline of
             ReMax is none of them: it is what they are compared with.
         zero_std: whether all rewards are equal, so that a comparison teaches nothing.
-        advantages: by id, the mean over trained tokens; None where it was not trained.
+        advantages: by id, the mean over trained tokens of each agent that has any; agents of one
+            episode may have opposite ones.
         shared_tokens: the tokens that all sequences begin with.
         drop_reason: why the group was not trained; empty where it was, or is to be.
     """
@@ -29,7 +31,7 @@ class GroupView:
     reward_mean: float | None
     reward_std: float | None
     zero_std: bool
-    advantages: Mapping[str, float | None]
+    advantages: Mapping[str, Mapping[str, float]]
     shared_tokens: int
     drop_reason: str = ""
 
@@ -42,37 +44,48 @@ def group_view(
     rows: Sequence[Mapping[str, Any]],
     tokens: Mapping[str, TokenArrays],
     annotations: Iterable[Annotation] = (),
+    agents: Mapping[str, Sequence[str]] | None = None,
 ) -> GroupView:
     """The view of a group.
 
     Args:
         rows: its summaries (columns of docs/trajectory-format.md).
         tokens: by id.
-        annotations: of its trajectories; of two of one id the later one counts.
+        annotations: of its trajectories; of two of one id the later one with advantages counts.
+        agents: by id, the agent of each turn.
     """
     ordered = sorted(rows, key=lambda row: (row["rollout_index"], row["attempt"]))
     compared = [row for row in ordered if row.get("purpose") != "baseline"]
     rewards = [float(row["reward"]) for row in compared if row["reward"] is not None]
-    means = {annotation.trajectory_id: _mean_advantage(annotation) for annotation in annotations}
+    learned = {one.trajectory_id: one for one in annotations if "advantages" in one.arrays}
     return GroupView(
         rows=tuple(ordered),
         reward_mean=float(np.mean(rewards)) if rewards else None,
         reward_std=float(np.std(rewards)) if rewards else None,
         zero_std=len(rewards) > 1 and len(set(rewards)) == 1,
-        advantages={row["id"]: means.get(row["id"]) for row in ordered},
+        advantages={
+            name: _mean_advantages(one, tokens[name], (agents or {}).get(name, ()))
+            for name, one in learned.items()
+        },
         shared_tokens=_shared([tokens[row["id"]].token_ids for row in ordered]),
         drop_reason=next((row["drop_reason"] for row in ordered if row.get("drop_reason")), ""),
     )
 
 
-def _mean_advantage(annotation: Annotation) -> float | None:
-    advantages = annotation.arrays.get("advantages")
-    if advantages is None:
-        return None
+def _mean_advantages(
+    annotation: Annotation, tokens: TokenArrays, agents: Sequence[str]
+) -> dict[str, float]:
+    """By agent; "" is the agent of a turn that names none."""
+    advantages = np.asarray(annotation.arrays["advantages"], dtype=np.float64)
     weight = annotation.arrays.get("loss_weight", annotation.arrays.get("loss_mask"))
     trained = np.ones(advantages.size, dtype=bool) if weight is None else np.asarray(weight) != 0
-    chosen = np.asarray(advantages, dtype=np.float64)[trained]
-    return float(chosen.mean()) if chosen.size else None
+    turns = tokens.turn_index[tokens.kinds == SegmentKind.POLICY]
+    if not turns.size == advantages.size == trained.size:  # of another record of this id
+        return {}
+    own: dict[str, list[float]] = {}
+    for turn, advantage in zip(turns[trained].tolist(), advantages[trained].tolist(), strict=True):
+        own.setdefault(agents[turn] if turn < len(agents) else "", []).append(advantage)
+    return {agent: float(np.mean(values)) for agent, values in own.items()}
 
 
 def _shared(sequences: Sequence[Any]) -> int:

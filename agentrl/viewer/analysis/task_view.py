@@ -1,4 +1,8 @@
-"""Task view: one task over training, by the policy version that played it."""
+"""Task view: one task over training, by the policy version that played it.
+
+What is not comparable is no mean: each stage counts its versions from 0, and rollouts, the greedy
+baseline and each evaluation sample in ways of their own.
+"""
 
 from __future__ import annotations
 
@@ -11,67 +15,104 @@ import numpy as np
 SERIES = ("reward", "num_policy_tokens", "num_turns", "num_calls", "num_tool_errors")
 """The columns whose means are shown."""
 
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCourse:
+    """How one stage played the task.
+
+    Args:
+        stage: its name.
+        version: policy versions that played it, ascending.
+        ways: by the way of playing (``way_of``), ``count`` (trajectories) and the mean of each of
+            ``SERIES``; an entry for each version, None where no trajectory has a value.
+        first, last: of the oldest and the newest version, the trajectory with the median reward,
+            of the way that has most: the pair that a reader compares first; None without any.
+    """
+
+    stage: str
+    version: list[int]
+    ways: Mapping[str, Mapping[str, list[float | None]]]
+    first: str | None
+    last: str | None
+
 
 @dataclass(frozen=True, slots=True)
 class TaskView:
     """One task's trajectories and what became of them.
 
     Args:
-        rows: their summaries, by policy version, step and id.
-        series: ``version`` and ``count`` (trajectories), and the mean of each of ``SERIES``; an
-            entry for each version, None where no trajectory has a value.
-        first, last: of the oldest and the newest version, the trajectory with the median reward:
-            the pair that a reader compares first; None without trajectories.
+        rows: their summaries with ``way``, by stage as they began, policy version, step and id.
+        courses: of each stage, as they began.
     """
 
-    rows: tuple[Mapping[str, Any], ...]
-    series: Mapping[str, list[float | None]]
-    first: str | None
-    last: str | None
+    rows: tuple[Row, ...]
+    courses: tuple[TaskCourse, ...]
 
     def as_json(self) -> dict[str, Any]:
         """As the viewer's API sends it."""
         return asdict(self)
 
 
-def task_view(rows: Iterable[Mapping[str, Any]]) -> TaskView:
+def task_view(rows: Iterable[Row]) -> TaskView:
     """The view of a task.
 
     Args:
         rows: its summaries (columns of docs/trajectory-format.md), in any order; one without a
-            policy version counts in no series.
+            policy version counts in no course.
     """
-    ordered = sorted(rows, key=lambda row: (_version(row), row["step"], row["id"]))
-    by_version: dict[int, list[Mapping[str, Any]]] = {}
-    for row in ordered:
-        if _version(row) >= 0:
-            by_version.setdefault(_version(row), []).append(row)
-    series: dict[str, list[float | None]] = {
-        "version": [float(version) for version in by_version],
-        "count": [float(len(own)) for own in by_version.values()],
-    }
-    for name in SERIES:
-        series[name] = [_mean(own, name) for own in by_version.values()]
-    versions = list(by_version.values())
-    return TaskView(
-        tuple(ordered),
-        series,
-        _median(versions[0]) if versions else None,
-        _median(versions[-1]) if versions else None,
-    )
+    told = [{**row, "way": way_of(row)} for row in rows]
+    by_stage: dict[str, list[Row]] = {}
+    for row in sorted(told, key=lambda row: row.get("recorded_at") or 0.0):
+        by_stage.setdefault(row.get("stage") or "", []).append(row)
+    for own in by_stage.values():
+        own.sort(key=lambda row: (_version(row), row["step"], row["id"]))
+    ordered = tuple(row for own in by_stage.values() for row in own)
+    return TaskView(ordered, tuple(_course(stage, own) for stage, own in by_stage.items()))
 
 
-def _version(row: Mapping[str, Any]) -> int:
+def way_of(row: Row) -> str:
+    """How a trajectory was sampled: ``train``, ``baseline``, or an evaluation's set and kind, such
+    as ``code greedy`` of the label ``code/before/greedy``.
+    """
+    if row.get("purpose") != "eval":
+        return str(row.get("purpose") or "train")
+    name, *parts = str(row.get("label") or "eval").split("/")
+    return " ".join([name, *parts[-1:]])
+
+
+def _course(stage: str, rows: list[Row]) -> TaskCourse:
+    known = [row for row in rows if _version(row) >= 0]
+    versions = sorted({_version(row) for row in known})
+    by_way: dict[str, dict[int, list[Row]]] = {}
+    for row in known:
+        by_way.setdefault(row["way"], {}).setdefault(_version(row), []).append(row)
+    ways: dict[str, dict[str, list[float | None]]] = {}
+    for way, own in by_way.items():
+        played = [own.get(version, []) for version in versions]
+        ways[way] = {name: [_mean(one, name) for one in played] for name in SERIES}
+        ways[way]["count"] = [float(len(one)) for one in played]
+    main = list(max(by_way.values(), key=_size).values()) if by_way else []
+    first, last = (_median(main[0]), _median(main[-1])) if main else (None, None)
+    return TaskCourse(stage, versions, ways, first, last)
+
+
+def _size(versions: Mapping[int, list[Row]]) -> int:
+    return sum(map(len, versions.values()))
+
+
+def _version(row: Row) -> int:
     version = row.get("policy_version_max")
     return -1 if version is None else int(version)
 
 
-def _mean(rows: Iterable[Mapping[str, Any]], name: str) -> float | None:
+def _mean(rows: Iterable[Row], name: str) -> float | None:
     values = [row[name] for row in rows if row.get(name) is not None]
     return float(np.mean(values)) if values else None
 
 
-def _median(rows: list[Mapping[str, Any]]) -> str | None:
+def _median(rows: list[Row]) -> str | None:
     rewarded = sorted(
         (row for row in rows if row["reward"] is not None),
         key=lambda row: (row["reward"], row["id"]),

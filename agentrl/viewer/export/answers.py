@@ -13,13 +13,14 @@ from typing import Any
 
 from agentrl.errors import DataError
 from agentrl.store.json_text import to_json
-from agentrl.viewer.analysis import group_view, task_view
+from agentrl.viewer.analysis import task_view
 from agentrl.viewer.api_error import ApiError
 from agentrl.viewer.export.modules import data_url
 from agentrl.viewer.export.redaction import Redaction
 from agentrl.viewer.images import image_type
 from agentrl.viewer.index.columns import FACETS
 from agentrl.viewer.runs.open_run import OpenRun
+from agentrl.viewer.views.comparisons import group_of_rows
 from agentrl.viewer.views.overview import overview
 from agentrl.viewer.views.rendered_view import rendered_view
 from agentrl.viewer.views.run_view import run_row, run_view
@@ -112,10 +113,7 @@ class ExportedAnswers:
         for (number, stage, label, step), rows in groups.items():
             if step is not None and len(rows) == len(groups[number, stage, label, None]):
                 continue
-            stored = {row["id"]: self._run.row(row["id"]) for row in rows}
-            arrays = {name: one.arrays for name, one in stored.items()}
-            learned = [one for row in stored.values() for one in row.annotations]
-            view = group_view(rows, arrays, learned).as_json()
+            view = group_of_rows(rows, [self._run.row(row["id"]) for row in rows])
             asked = self._redaction.json([number, stage, label, "" if step is None else step])
             self._add_named("group", to_json([str(value) for value in asked]), view)
 

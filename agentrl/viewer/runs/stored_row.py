@@ -124,8 +124,12 @@ class StoredRow:
 
     def positions(self, path: Sequence[int]) -> npt.NDArray[np.int64]:
         """The positions of the tokens of some turns, turn after turn."""
-        own = [np.flatnonzero(self.arrays.turn_index == turn) for turn in path]
-        return np.concatenate([np.zeros(0, np.int64), *own])
+        order = np.argsort(self.arrays.turn_index, kind="stable")
+        turns = self.arrays.turn_index[order]
+        bounds = zip(
+            np.searchsorted(turns, path), np.searchsorted(turns, path, "right"), strict=True
+        )
+        return np.concatenate([np.zeros(0, np.int64), *(order[slice(*own)] for own in bounds)])
 
 
 def _widened(array: npt.NDArray[Any], width: int, empty: float) -> npt.NDArray[Any]:

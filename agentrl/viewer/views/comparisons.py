@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from agentrl.errors import DataError
-from agentrl.store import Annotation, TrajectorySummary
+from agentrl.store import TrajectorySummary
 from agentrl.types import Trajectory
 from agentrl.viewer.analysis import (
     Blame,
@@ -36,6 +36,7 @@ from agentrl.viewer.api_error import ApiError, bad_request, not_found
 from agentrl.viewer.index.query import term
 from agentrl.viewer.pieces import HIDDEN_PIECE, REDACTED_ID
 from agentrl.viewer.runs.open_run import OpenRun
+from agentrl.viewer.runs.stored_row import StoredRow
 from agentrl.viewer.secret_tokens import HIDDEN, has_marks
 from agentrl.viewer.template import ChatTemplateText
 from agentrl.viewer.views.token_view import pieces_of
@@ -65,14 +66,12 @@ def group(
     if not rows:
         raise not_found(f"the run {run.name} has no group {group_index} of this stage and label")
     tokens = {}
-    arrays = {}
-    annotations: list[Annotation] = []
+    kept: list[StoredRow] = []
     for row in rows:
         with run.lock:
             stored = run.row(row["id"])
             pieces, _ = pieces_of(run, stored, {})
-        arrays[row["id"]] = stored.arrays
-        annotations += stored.annotations
+        kept.append(stored)
         tokens[row["id"]] = {
             "ids": packed(stored.arrays.token_ids),
             "pieces": pieces,
@@ -80,8 +79,22 @@ def group(
             "turn": packed(stored.arrays.turn_index),
             "sequence": packed(stored.sequences[stored.arrays.turn_index]),
         }
-    view = group_view(rows, arrays, annotations).as_json()
-    return {**view, "task": stored.json("task"), "tokens": tokens}
+    return {**group_of_rows(rows, kept), "task": stored.json("task"), "tokens": tokens}
+
+
+def group_of_rows(rows: Sequence[Mapping[str, Any]], kept: Sequence[StoredRow]) -> dict[str, Any]:
+    """A group as the API sends it, without its tokens.
+
+    Args:
+        rows: of the index.
+        kept: the same trajectories as they are stored.
+    """
+    return group_view(
+        rows,
+        {one.columns["id"]: one.arrays for one in kept},
+        [annotation for one in kept for annotation in one.annotations],
+        {one.columns["id"]: [turn.get("agent", "") for turn in one.turns] for one in kept},
+    ).as_json()
 
 
 def task(run: OpenRun, task_id: str) -> dict[str, Any]:

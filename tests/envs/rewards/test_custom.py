@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from trl.rewards import accuracy_reward, think_format_reward
 
@@ -35,7 +36,7 @@ async def test_verls_function_gets_what_verl_gives_it() -> None:
 
 async def test_the_other_entries_of_verls_mapping_are_the_reason() -> None:
     def compute(data_source: str, solution_str: str, ground_truth: str, **extra: Any) -> Any:
-        return {"score": 0.5, "acc": 1.0, "pred": solution_str, "kind": extra["kind"]}
+        return {"score": 0.5, "acc": np.True_, "pred": solution_str, "kind": extra["kind"]}
 
     scores = await Rubric([reward(compute, args={"kind": "x"})]).scores(episode("4"))
     assert scores == {"own": Score(0.5, {"acc": 1.0, "pred": "4", "kind": "x"})}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -194,3 +195,29 @@ def record_two_stages(root: Path, lr: float) -> None:
         row = {"step": step, "stage": "rl", "time": 200.0 + step, "reward/mean": step * lr}
         lines.append(row | ({"eval/code/greedy": 0.75} if step == 50 else {}))
     lines.close()
+
+
+def record_long(root: Path, turns: int) -> None:
+    """One trajectory, ``0-3-0``, of many short turns; each third calls a tool, which fails."""
+    recorder = Recorder(root)
+    first, second = (played := recorder.trajectory(1, 0, 3)).turns
+    made = [replace(first, started_at=1.0)]
+    for index in range(1, turns):
+        said = f"answer {index}" + "." * (index % 40)
+        made.append(
+            replace(
+                second,
+                index=index,
+                parent=index - 1,
+                completion=(recorder._sampled(said[:6], 0),),
+                text=said,
+                message={"role": "assistant", "content": said},
+                calls=first.calls if index % 3 == 0 else (),
+                started_at=1.0 + index,
+                timings={"generate_s": 0.5, "step_s": 0.25},
+            )
+        )
+    with TrajectoryWriter(recorder.directory) as writer:
+        writer.write(replace(played, turns=tuple(made)), 1)
+        writer.seal(1)
+    recorder.metrics(1)

@@ -134,7 +134,7 @@ def test_evaluations_are_listed_by_label(client: Client, run: RunDirectory) -> N
 def test_a_group_has_its_rollouts_with_advantages_and_tokens(client: Client) -> None:
     answer = client.of_run("/group", group_index=2, stage="", step=1).json()
     assert [row["id"] for row in answer["rows"]] == ["2-0-0", "2-1-0"]
-    assert answer["advantages"] == {"2-0-0": -0.5, "2-1-0": 0.5}
+    assert answer["advantages"] == {"2-0-0": {"main": -0.5}, "2-1-0": {"main": 0.5}}
     assert answer["task"]["id"] == "task-0"
     assert "".join(answer["tokens"]["2-1-0"]["pieces"]).startswith(TEXTS[0])
     assert client.of_run("/group", group_index=99).status_code == 404
@@ -155,9 +155,10 @@ def test_a_group_is_of_training_where_no_evaluation_is_named(
 
 def test_a_task_is_followed_over_versions(client: Client) -> None:
     answer = client.of_run("/task", task_id="task-1").json()
-    assert answer["series"]["version"] == [3.0, 5.0, 7.0]
-    assert answer["series"]["reward"] == [0.5, 0.5, 0.5]
-    assert (answer["first"], answer["last"]) == ("3-1-0", "7-1-0")
+    [course] = answer["courses"]
+    assert course["version"] == [3, 5, 7]
+    assert course["ways"]["train"]["reward"] == [0.5, 0.5, 0.5]
+    assert (course["first"], course["last"]) == ("3-1-0", "7-1-0")
     for unknown in ("none", "", "x" * 5000, 'a" or step>0'):
         assert client.of_run("/task", task_id=unknown).status_code == 404
 

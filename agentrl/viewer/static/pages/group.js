@@ -90,7 +90,7 @@ function Siblings({ run, rows, group, sequences, reference, alignment }) {
             <td><span class=${`chip ${statusClass(row.status)}`}>${row.status}</span></td>
             <td class="num"><span class=${rewardClass(row.reward)}>${number(row.reward)}</span></td>
             <td><${RewardParts} rewards=${row.rewards} /></td>
-            <td class="num"><span class=${rewardClass(group.advantages[row.id])}>${number(group.advantages[row.id])}</span></td>
+            <td class="num"><${Advantages} of=${group.advantages[row.id] ?? {}} /></td>
             <td class="num">${number(row.num_turns)}</td>
             <td class="num">${count(row.num_tokens)}</td>
             <td class="num">${number(row.num_tool_errors)}</td>
@@ -104,11 +104,20 @@ function Siblings({ run, rows, group, sequences, reference, alignment }) {
         })}
       </tbody>
     </table>
-    ${!rows.some(({ id }) => Number.isFinite(group.advantages[id])) &&
+    ${!rows.some(({ id }) => Object.keys(group.advantages[id] ?? {}).length > 0) &&
     html`<p class="muted small">
       No advantage is recorded: ${group.drop_reason ? "the group was not trained" : "a step that trains the group records it, with store.detail: tokens"}.
     </p>`}
   `;
+}
+
+/** The mean advantage of each agent of an episode, named where there are several. */
+function Advantages({ of }) {
+  const own = Object.entries(of);
+  if (own.length === 0) return "–";
+  return html`<span class="pairs">${own.map(
+    ([agent, value]) => html`<span key=${agent}>${own.length > 1 && html`<span class="muted"><${Name} text=${agent} limit=${30} /></span> `}<span class=${rewardClass(value)}>${number(value)}</span></span>`,
+  )}</span>`;
 }
 
 function RewardParts({ rewards }) {

@@ -8,6 +8,7 @@ import { go, link, update } from "../lib/router.js";
 import { Chart } from "../ui/chart.js";
 import { useCursor } from "../ui/cursor.js";
 import { Name } from "../ui/name.js";
+import { StageChoice, stageOf } from "../ui/stage_choice.js";
 import { Empty, Loaded } from "../ui/state.js";
 import { rewardClass, statusClass } from "../ui/status.js";
 import { TokenDiff } from "./diff.js";
@@ -42,34 +43,34 @@ export function TaskPage({ run, id, params }) {
 }
 
 function Course({ run, data, params }) {
-  const { series, rows } = data;
-  const a = params.a ?? data.first;
+  const { courses, rows } = data;
+  const { stage, version, ways, first, last } = stageOf(courses, params.stage);
+  const a = params.a ?? first;
   // a task of one version has one typical episode: any other is compared with it
-  const other = data.last === data.first ? rows.find(({ id }) => id !== data.first)?.id : data.last;
+  const other = last === first ? rows.find(({ id }) => id !== first)?.id : last;
   const b = params.b ?? other;
-  const charts = useMemo(
-    () =>
-      CHARTS.map(([name, title]) => ({ title, series: [{ name: title, values: series[name] ?? [] }] })).filter(
-        ({ series: [{ values }] }) => values.some((value) => value !== null),
-      ),
-    [data],
-  );
+  const charts = useMemo(() => {
+    const known = ({ values }) => values.some((value) => value !== null);
+    const linesOf = (name) => Object.entries(ways).map(([way, own]) => ({ name: way, values: own[name] })).filter(known);
+    return CHARTS.map(([name, title]) => ({ title, lines: linesOf(name) })).filter(({ lines }) => lines.length > 0);
+  }, [ways]);
   const open = (index) => {
-    const version = series.version[index];
-    const row = rows.find((one) => one.policy_version_max === version);
+    const row = rows.find((one) => one.stage === stage && one.policy_version_max === version[index]);
     if (row) update({ b: row.id });
   };
   return html`
-    <h2 class="sr-only">Course over training</h2>
+    <div class="head">
+      <h2 class="sr-only">Course over training</h2>
+      <${StageChoice} names=${courses.map((one) => one.stage)} chosen=${stage} />
+    </div>
     <div class="charts">
-      ${series.version.length > 0 &&
-      charts.map(
-        ({ title, series: lines }) => html`<div class="panel" key=${title}>
-          <${Chart} title=${title} x=${series.version} series=${lines} xName="version" onPoint=${open} sync=${`task ${run}`} />
+      ${charts.map(
+        ({ title, lines }) => html`<div class="panel" key=${title}>
+          <${Chart} title=${title} x=${version} series=${lines} xName="version" onPoint=${open} sync=${`task ${run}`} />
         </div>`,
       )}
     </div>
-    <${Episodes} run=${run} rows=${rows.slice(0, ROWS)} total=${rows.length} a=${a} b=${b} />
+    <${Episodes} run=${run} several=${courses.length > 1} rows=${rows.slice(0, ROWS)} total=${rows.length} a=${a} b=${b} />
     <section class="task-diff" aria-labelledby="diff-title">
       <div class="head">
         <h2 id="diff-title">Diff of a against b</h2>
@@ -82,7 +83,7 @@ function Course({ run, data, params }) {
   `;
 }
 
-function Episodes({ run, rows, total, a, b }) {
+function Episodes({ run, several, rows, total, a, b }) {
   const [active, setActive] = useCursor({
     scope: "Episodes",
     noun: "episode",
@@ -99,7 +100,7 @@ function Episodes({ run, rows, total, a, b }) {
       <table class="rows">
         <thead>
           <tr>
-            <th>Diff</th><th class="num">Version</th><th class="num">Step</th><th>Episode</th><th>Status</th>
+            <th>Diff</th>${several && html`<th>Stage</th>`}<th>Played as</th><th class="num">Version</th><th class="num">Step</th><th>Episode</th><th>Status</th>
             <th class="num">Reward</th><th class="num">Turns</th><th class="num">Tokens</th><th class="num">Tool errors</th>
           </tr>
         </thead>
@@ -112,6 +113,8 @@ function Episodes({ run, rows, total, a, b }) {
                     aria-label=${`${side} of the diff`} onClick=${() => update({ [side]: row.id })}>${side}</button>`,
                 )}
               </td>
+              ${several && html`<td><${Name} text=${row.stage} limit=${30} /></td>`}
+              <td><${Name} text=${row.way} limit=${40} /></td>
               <td class="num">${number(row.policy_version_max)}</td>
               <td class="num">${number(row.step)}</td>
               <td><a href=${link("trajectory", { run, id: row.id })}><${Name} text=${row.id} limit=${60} /></a></td>

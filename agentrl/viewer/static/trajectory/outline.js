@@ -1,7 +1,8 @@
 /** Outline: the turns of the episode, each with its agent, calls, errors, reward and version. */
 import { html } from "../lib/html.js";
-import { useEffect, useRef } from "../vendor/hooks.js";
+import { useMemo, useRef } from "../vendor/hooks.js";
 import { count, number } from "../lib/format.js";
+import { VirtualList } from "../ui/virtual_list.js";
 import { shortName } from "./tokens/display.js";
 import { isBranch, problemsOf, rewardOf, toolsOf } from "./data.js";
 
@@ -10,26 +11,24 @@ import { isBranch, problemsOf, rewardOf, toolsOf } from "./data.js";
  *   props
  */
 export function Outline({ turns, current, notes, onTurn }) {
-  const list = useRef(null);
-  useEffect(() => {
-    list.current?.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest" });
-  }, [current]);
-  const several = new Set(turns.map((turn) => turn.agent)).size > 1;
-  return html`<nav class="outline" aria-label="Turns" ref=${list} tabindex="0">
-    <ol>
-      ${turns.map(
-        (turn) =>
-          html`<li key=${turn.index}>
-            <button
-              type="button"
-              aria-current=${turn.index === current ? "step" : null}
-              onClick=${() => onTurn(turn.index)}
-            >
-              <${TurnLine} turn=${turn} several=${several} notes=${notes} />
-            </button>
-          </li>`,
-      )}
-    </ol>
+  const box = useRef(null);
+  const several = useMemo(() => new Set(turns.map((turn) => turn.agent)).size > 1, [turns]);
+  const entry = (place) => {
+    const turn = turns[place];
+    return html`<li key=${turn.index} aria-setsize=${turns.length} aria-posinset=${place + 1}>
+      <button
+        type="button"
+        aria-current=${turn.index === current ? "step" : null}
+        onClick=${() => onTurn(turn.index)}
+      >
+        <${TurnLine} turn=${turn} several=${several} notes=${notes} />
+      </button>
+    </li>`;
+  };
+  const heightOf = (place) => 46.25 + 16.6 * problemsOf(turns[place]).length;
+  const goal = useMemo(() => turns.findIndex((turn) => turn.index === current), [turns, current]);
+  return html`<nav class="outline" aria-label="Turns" ref=${box} tabindex="0">
+    <${VirtualList} box=${box} tag="ol" count=${turns.length} estimate=${heightOf} entry=${entry} goal=${goal} block="nearest" />
   </nav>`;
 }
 

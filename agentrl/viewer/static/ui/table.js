@@ -5,6 +5,7 @@
 import { useEffect, useLayoutEffect, useRef, useState } from "../vendor/hooks.js";
 import { html } from "../lib/html.js";
 import { useKeys } from "../lib/keys.js";
+import { useWatch } from "./virtual_list.js";
 
 const ROW = 30; // pixels, as in app.css
 const BLOCK = 100; // rows asked for at once
@@ -44,7 +45,7 @@ export function Table(props) {
   const scale = total * ROW > MOST_PIXELS ? (total * ROW - view.height) / (height - view.height) : 1;
   const first = Math.max(0, Math.floor((view.top * scale) / ROW) - SPARE);
   const last = Math.min(total, first + Math.ceil(view.height / ROW) + 2 * SPARE);
-  useWatch(box, setView);
+  useWatch(box, () => setView({ top: box.current.scrollTop, height: box.current.clientHeight }));
   useEffect(() => blocks.need(first, last), [first, last, blocks.version, total]);
   const inView = Math.max(1, Math.floor((view.height - ROW) / ROW));
   const show = (index) => {
@@ -238,29 +239,6 @@ function reveal(box, index, inView, scale) {
   const low = index * ROW;
   if (low < top) box.scrollTop = low / scale;
   else if (low > top + (inView - 1) * ROW) box.scrollTop = (low - (inView - 1) * ROW) / scale;
-}
-
-function useWatch(box, setView) {
-  useEffect(() => {
-    const element = box.current;
-    let frame = 0;
-    const look = () => {
-      frame = 0;
-      setView({ top: element.scrollTop, height: element.clientHeight });
-    };
-    const later = () => {
-      frame ||= requestAnimationFrame(look);
-    };
-    look();
-    element.addEventListener("scroll", later, { passive: true });
-    const resized = new ResizeObserver(later);
-    resized.observe(element);
-    return () => {
-      cancelAnimationFrame(frame);
-      element.removeEventListener("scroll", later);
-      resized.disconnect();
-    };
-  }, []);
 }
 
 function rowId(index) {

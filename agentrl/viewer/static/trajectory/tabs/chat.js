@@ -1,8 +1,9 @@
 /** Chat: the conversation as the environment and the model wrote it. */
 import { html } from "../../lib/html.js";
-import { useEffect, useRef } from "../../vendor/hooks.js";
+import { useMemo, useRef } from "../../vendor/hooks.js";
 import { duration, number } from "../../lib/format.js";
 import { shortName, showUnseen } from "../tokens/display.js";
+import { VirtualList } from "../../ui/virtual_list.js";
 import { lanesOf, laneTitle, rowsOf } from "../data.js";
 import { Content } from "../parts/content.js";
 import { CodeBlock } from "../parts/code_block.js";
@@ -13,31 +14,23 @@ import { StoredImage } from "../parts/stored_image.js";
 /** @param {{run: string, answer: object, turn: number | null}} props */
 export function ChatTab({ run, answer, turn, onNote }) {
   const pane = useRef(null);
-  const lanes = lanesOf(answer.turns);
-  useEffect(() => {
-    if (turn === null) return;
-    pane.current?.querySelector(`[data-turn="${turn}"]`)?.scrollIntoView({ block: "start" });
-  }, [turn, answer.summary.id]); // not with each answer: what a step learned must not move the reader
-  const heads = lanes.length > 1;
-  const rows = rowsOf(answer.turns);
+  const { turns } = answer;
+  const lanes = useMemo(() => lanesOf(turns), [turns]);
+  const rows = useMemo(() => inRows(turns, lanes), [turns]);
+  const goal = useMemo(() => rows.findIndex((row) => row.some(([one]) => one.index === turn)), [rows, turn]);
+  const cell = ([one, lane]) => html`<div key=${one.index} ref=${placed(lane + 1)}>
+    <${ChatTurn} run=${run} turn=${one} current=${one.index === turn} onNote=${onNote} />
+  </div>`;
+  const entry = (place) =>
+    html`<div key=${place} class="lanes" ref=${setLanes(lanes.length)}>${rows[place].map(cell)}</div>`;
   return html`<div class="chat" ref=${pane} tabindex="0" role="group" aria-label="Conversation">
-    <div class=${heads ? "lanes" : ""} ref=${setLanes(lanes.length)}>
-      ${
-        heads &&
-        lanes.map(
-          (lane, at) =>
-            html`<div class="lane-head" ref=${placed(at + 1, 1)}>
-              ${laneTitle(lane)}
-            </div>`,
-        )
-      }
-      ${answer.turns.map((one, place) => {
-        const lane = lanes.findIndex((entry) => entry.turns.includes(one));
-        return html`<div key=${one.index} ref=${heads ? placed(lane + 1, rows[place] + 2) : null}>
-          <${ChatTurn} run=${run} turn=${one} current=${one.index === turn} onNote=${onNote} />
-        </div>`;
-      })}
-    </div>
+    ${
+      lanes.length > 1 &&
+      html`<div class="lanes heads" ref=${setLanes(lanes.length)}>
+        ${lanes.map((lane) => html`<div class="lane-head">${laneTitle(lane)}</div>`)}
+      </div>`
+    }
+    <${VirtualList} key=${answer.summary.id} box=${pane} count=${rows.length} estimate=${() => 240} entry=${entry} goal=${goal} />
     ${
       (answer.last_observed ?? []).length > 0 &&
       html`<section class="chat-turn" role="group" aria-label="After the last turn">
@@ -48,15 +41,22 @@ export function ChatTab({ run, answer, turn, onNote }) {
   </div>`;
 }
 
+/** The turns that lie side by side, each with its lane; row below row. */
+function inRows(turns, lanes) {
+  const laneOf = new Map(lanes.flatMap((lane, at) => lane.turns.map((turn) => [turn, at])));
+  const places = rowsOf(turns);
+  const rows = [];
+  turns.forEach((turn, place) => (rows[places[place]] ??= []).push([turn, laneOf.get(turn)]));
+  return rows;
+}
+
 /** The number of columns is set on the element: the page's policy allows no style attribute. */
 const setLanes = (count) => (element) => {
   if (element && count > 1) element.style.gridTemplateColumns = `repeat(${count}, minmax(22rem, 1fr))`;
 };
 
-const placed = (column, row) => (element) => {
-  if (!element) return;
-  element.style.gridColumn = String(column);
-  element.style.gridRow = String(row);
+const placed = (column) => (element) => {
+  if (element) element.style.gridColumn = String(column);
 };
 
 function ChatTurn({ run, turn, current, onNote }) {

@@ -1,7 +1,9 @@
 /** Differences: this trajectory against the pinned one, turn by turn. */
 import { html } from "../../lib/html.js";
+import { useMemo, useRef } from "../../vendor/hooks.js";
 import { number } from "../../lib/format.js";
 import { link } from "../../lib/router.js";
+import { VirtualList } from "../../ui/virtual_list.js";
 import { ask } from "../data.js";
 import { DiffView } from "../parts/diff_view.js";
 import { Empty } from "../parts/notice.js";
@@ -16,11 +18,25 @@ export function DiffTab({ run, answer, other }) {
       <kbd>d</kbd>.
     <//>`;
   }
-  const count = Math.max(answer.turns.length, other.turns.length);
-  const pairs = Array.from({ length: count }, (_, index) => [other.turns[index], answer.turns[index]]);
-  const texts = pairs.map(([before, after]) => [turnText(before), turnText(after)]);
-  const first = texts.findIndex(([before, after]) => before !== after);
-  return html`<div class="pad" tabindex="0" role="group" aria-label="Differences">
+  return html`<${Differences} run=${run} answer=${answer} other=${other} />`;
+}
+
+function Differences({ run, answer, other }) {
+  const pane = useRef(null);
+  const differing = useMemo(() => {
+    const count = Math.max(answer.turns.length, other.turns.length);
+    const texts = Array.from({ length: count }, (_, index) => [index, turnText(other.turns[index]), turnText(answer.turns[index])]);
+    return texts.filter(([, before, after]) => before !== after);
+  }, [answer, other]);
+  const first = differing[0]?.[0] ?? -1;
+  const entry = (place) => {
+    const [index, before, after] = differing[place];
+    return html`<section key=${index} role="group" aria-label=${`Turn ${index}`}>
+      <h2>turn ${index}</h2>
+      <${DiffView} before=${before} after=${after} label=${`Differences of turn ${index}`} />
+    </section>`;
+  };
+  return html`<div class="pad" ref=${pane} tabindex="0" role="group" aria-label="Differences">
     <table>
       <thead>
         <tr>
@@ -42,14 +58,7 @@ export function DiffTab({ run, answer, other }) {
     </table>
     <p>${first < 0 ? "Their turns are equal." : `They first differ in turn ${first}.`}</p>
     <${FirstToken} run=${run} before=${other.summary.id} after=${answer.summary.id} />
-    ${texts.map(
-      ([before, after], index) =>
-        before !== after &&
-        html`<section key=${index} role="group" aria-label=${`Turn ${index}`}>
-          <h2>turn ${index}</h2>
-          <${DiffView} before=${before} after=${after} label=${`Differences of turn ${index}`} />
-        </section>`,
-    )}
+    <${VirtualList} key=${`${other.summary.id} ${answer.summary.id}`} box=${pane} count=${differing.length} estimate=${() => 200} entry=${entry} />
   </div>`;
 }
 

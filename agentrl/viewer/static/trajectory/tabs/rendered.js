@@ -1,6 +1,8 @@
 /** Rendered: the exact text that the engine was given and made, by the kind of its tokens. */
 import { html } from "../../lib/html.js";
-import { useEffect, useRef, useState } from "../../vendor/hooks.js";
+import { useMemo, useRef, useState } from "../../vendor/hooks.js";
+import { line } from "../../lib/format.js";
+import { VirtualList } from "../../ui/virtual_list.js";
 import { ask } from "../data.js";
 import { CopyButton } from "../parts/code_block.js";
 import { cutAt, More } from "../parts/long_text.js";
@@ -17,9 +19,6 @@ export function RenderedTab({ run, answer, turn }) {
   const id = answer.summary.id;
   const loaded = useResource(() => ask(run, "rendered", { id }), [run, id]);
   const pane = useRef(null);
-  useEffect(() => {
-    if (turn !== null) pane.current?.querySelector(`[data-turn="${turn}"]`)?.scrollIntoView();
-  }, [turn, loaded.value]);
   if (loaded.error?.status === 404) return html`<${Empty}>There is no exact text: ${showUnseen(loaded.error.message)}<//>`;
   if (loaded.error) return html`<${Failure} error=${loaded.error} onRetry=${loaded.reload} />`;
   if (loaded.loading || !loaded.value) return html`<${Empty}>Decoding the tokens …<//>`;
@@ -28,34 +27,32 @@ export function RenderedTab({ run, answer, turn }) {
   return html`<div class="rendered" ref=${pane} tabindex="0" role="group" aria-label="Exact text">
     <p class="kind-key">${KINDS.map((kind) => html`<span class="kind-${kind}">${kind}</span>`)}</p>
     ${numbered(sequences, answer.turns).map(
-      ([number, sequence]) => html`<${Sequence} key=${number} sequence=${sequence} index=${number} />`,
+      ([number, sequence]) => html`<${Sequence} key=${`${id} ${number}`} pane=${pane} sequence=${sequence} index=${number} current=${turn} />`,
     )}
   </div>`;
 }
 
-function Sequence({ sequence, index }) {
+function Sequence({ pane, sequence, index, current }) {
+  const groups = useMemo(() => byTurn(sequence.spans), [sequence]);
+  const goal = useMemo(() => groups.findIndex(({ turn }) => turn === current), [groups, current]);
+  const entry = (place) => {
+    const { turn, spans } = groups[place];
+    return html`<div key=${place} class="rendered-turn" data-turn=${turn}>
+      <span class="turn-no">${turn}</span>
+      <div class="rendered-text">
+        ${spans.map(
+          ([start, end, kind]) =>
+            html`<${Span} key=${start} text=${sequence.text.slice(start, end)} kind=${kind} turn=${turn} />`,
+        )}
+      </div>
+    </div>`;
+  };
   return html`<section role="group" aria-label=${`Sequence ${index}`}>
     <h2>
-      sequence ${index} <span class="muted">turns ${(sequence.turns ?? []).join(", ")}</span>
+      sequence ${index} <span class="muted">turns ${line((sequence.turns ?? []).join(", "), 400)}</span>
       <${CopyButton} text=${sequence.text} />
     </h2>
-    ${byTurn(sequence.spans).map(
-      ({ turn, spans }) =>
-        html`<div key=${turn} class="rendered-turn" data-turn=${turn}>
-          <span class="turn-no">${turn}</span>
-          <div class="rendered-text">
-            ${spans.map(
-              ([start, end, kind]) =>
-                html`<${Span}
-                  key=${start}
-                  text=${sequence.text.slice(start, end)}
-                  kind=${kind}
-                  turn=${turn}
-                />`,
-            )}
-          </div>
-        </div>`,
-    )}
+    <${VirtualList} box=${pane} count=${groups.length} estimate=${() => 80} entry=${entry} goal=${goal} />
   </section>`;
 }
 

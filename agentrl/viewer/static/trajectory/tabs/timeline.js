@@ -21,7 +21,7 @@ export function TimelineTab({ answer, turn, onTurn }) {
   return html`<div class="timeline pad" tabindex="0" role="group" aria-label="Timeline">
     ${!known && html`<p class="muted">Starts are not recorded here: turns are drawn end to end.</p>`}
     <svg viewBox="0 0 ${WIDTH} ${used.length * ROW + 20}" role="img" aria-label="Bars of time, listed below">
-      ${used.map(([row, own], index) => own.map((bar) => html`<${Bar} bar=${bar} row=${index} total=${total} current=${bar.turn === turn} onTurn=${onTurn} />`))}
+      ${used.map(([row, own], index) => drawn(own, total, turn).map((bar) => html`<${Bar} bar=${bar} row=${index} total=${total} current=${bar.turn === turn} onTurn=${onTurn} />`))}
       ${Array.from({ length: TICKS + 1 }, (_, tick) => {
         const x = (WIDTH * tick) / TICKS;
         const anchor = tick === 0 ? "start" : tick === TICKS ? "end" : "middle";
@@ -44,6 +44,17 @@ export function TimelineTab({ answer, turn, onTurn }) {
       </tbody>
     </table>
   </div>`;
+}
+
+/** The bars that can be told apart: of those that begin at one place and are a line, the longest. */
+function drawn(bars, total, turn) {
+  const lines = new Map();
+  for (const bar of bars) {
+    const isWide = (WIDTH * bar.length) / total >= 1;
+    const key = isWide || bar.turn === turn ? bar : Math.floor((WIDTH * bar.start) / total);
+    if (!lines.has(key) || lines.get(key).length < bar.length) lines.set(key, bar);
+  }
+  return [...lines.values()];
 }
 
 function Bar({ bar, row, total, current, onTurn }) {

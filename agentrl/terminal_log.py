@@ -2,6 +2,8 @@
 
 - One place shows them at a time: the command line's standard error, or a run's display while it
   lasts.
+- Of warnings that differ by numbers and names alone, one a minute is shown; the next one shown, or
+  the end, says how many there were.
 - What an engine or a worker overcame reaches the display as an incident, once for the whole run;
   the records of their loggers are kept in the log file alone.
 """
@@ -10,10 +12,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections.abc import Callable, Iterator
 
 _PACKAGE = "agentrl"
 _TOLD_AS_INCIDENTS = ("agentrl.engines.", "agentrl.controller.cluster.")
+_APART_S = 60.0
+_MOST_KINDS = 1000
+_NAME = re.compile(r"(?<!\.py:)\b[\w-]*\d[\w-]*")
+"""What tells one case from another: a number, or a word with one in it; no line of a program."""
 
 
 class _TerminalLog(logging.Handler):
@@ -22,11 +29,34 @@ class _TerminalLog(logging.Handler):
     def __init__(self, show: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
         self._show = show
+        # By kind: when one was shown, and how many came since. Guarded by the handler's own lock.
+        self._shown: dict[str, tuple[float, int]] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
         """Called under the handler's own lock, from any thread."""
-        if not record.name.startswith(_TOLD_AS_INCIDENTS):
-            self._show(record.getMessage())
+        if record.name.startswith(_TOLD_AS_INCIDENTS):
+            return
+        text = record.getMessage()
+        kind = _NAME.sub("#", text)
+        shown_at, more = self._shown.get(kind, (-_APART_S, 0))
+        if record.created - shown_at < _APART_S:
+            self._shown[kind] = (shown_at, more + 1)
+        else:
+            if len(self._shown) == _MOST_KINDS:
+                self._tell_rest()
+            self._shown[kind] = (record.created, 0)
+            self._show(text + (f" (and {more} more like it before)" if more else ""))
+
+    def close(self) -> None:
+        """Says how many there were that nobody saw."""
+        self._tell_rest()
+        super().close()
+
+    def _tell_rest(self) -> None:
+        for kind, (_, more) in self._shown.items():
+            if more:
+                self._show(f"{more} more like: {kind.partition(chr(10))[0]}")
+        self._shown.clear()
 
 
 @contextlib.contextmanager
@@ -44,5 +74,6 @@ def warnings_on(show: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         logger.removeHandler(handler)
+        handler.close()
         for other in before:
             logger.addHandler(other)

@@ -17,8 +17,8 @@ from agentrl.errors import ConfigError, EnvError
 from agentrl.rollouts.turns import TurnGenerator
 from agentrl.types import Status
 from agentrl.types.machine.program import program_path
+from agentrl.types.machine.program_output import keep_end, told_end
 
-_TAIL_BYTES = 4096
 _LEAVE_S = 2.0
 _PIPE_LEFT_OPEN_S = 1.0
 _NOT_OURS = ("OPENAI_ORG_ID", "OPENAI_PROJECT_ID", "OPENAI_ORGANIZATION")
@@ -118,7 +118,8 @@ class ProgramDriver(ServedDriver):
         self._spec = spec
         self._process: asyncio.subprocess.Process | None = None
         # Read standard output and standard error to their ends; cancelled by ``close``.
-        self._outputs: list[asyncio.Task[bytes]] = []
+        self._said, self._errors = bytearray(), bytearray()
+        self._outputs: list[asyncio.Task[None]] = []
 
     async def _wait(self) -> Status:
         """Waits for the exit or the end; an exit with 0 terminates the episode.
@@ -174,8 +175,8 @@ class ProgramDriver(ServedDriver):
         stdin = process.stdin
         assert stdin is not None, "a pipe was asked for"
         self._outputs = [
-            asyncio.create_task(_tail(stream))
-            for stream in (process.stdout, process.stderr)
+            asyncio.create_task(keep_end(stream, kept))
+            for stream, kept in ((process.stdout, self._said), (process.stderr, self._errors))
             if stream is not None
         ]
         task_json = {
@@ -216,21 +217,8 @@ class ProgramDriver(ServedDriver):
         """The end of the program's output, for an error message."""
         # a process that the program started may hold its pipes open
         await asyncio.wait(self._outputs, timeout=_PIPE_LEFT_OPEN_S)
-        out, err = (
-            task.result().decode(errors="replace").strip() if task.done() else ""
-            for task in self._outputs
-        )
-        if err:
-            return f"its standard error ends with: {err}"
-        return f"its output ends with: {out or '(nothing)'}"
-
-
-async def _tail(stream: asyncio.StreamReader) -> bytes:
-    """The last bytes of a stream, which is read to its end so that the program never blocks."""
-    kept = b""
-    while chunk := await stream.read(65536):
-        kept = (kept + chunk)[-_TAIL_BYTES:]
-    return kept
+        said = self._said.decode(errors="replace").strip() or "(nothing)"
+        return told_end(self._errors) or f"its output ends with: {said}"
 
 
 def _signal_group(pid: int, number: signal.Signals) -> None:

@@ -223,6 +223,11 @@ def _check_rewards(
             f"  {played.setting}: {episode.task.id!r}: the {played.script.kind} is scored "
             f"{played.marks:g} of {played.full_marks:g} ({parts}), {episode.status}"
         )
+        if played.changed:
+            say(
+                f"  environment, tools or rewards change the {', '.join(played.changed)} of this "
+                "task; each changes a copy of its own, and no other part sees it"
+            )
         bools |= set(played.bools)
         faults += [f"stage {stage.name}: {played.fault}"] if played.fault else []
         if shown_one is None or shown_one.script.kind == "empty answer":

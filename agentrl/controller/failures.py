@@ -36,10 +36,7 @@ class FailureCause:
     @property
     def reason(self) -> str:
         """The commonest one, with the user's line where there is one."""
-        first = self._commonest
-        detail = first.status.detail or "no reason was given"
-        place = str(first.info.get("raised_at", ""))
-        return f"{detail}, at {place}" if place not in detail else detail
+        return self._commonest.failure
 
     @property
     def traceback(self) -> str:
@@ -55,7 +52,7 @@ class FailureCause:
 
     @property
     def _commonest(self) -> Trajectory:
-        keys = [_key(trajectory) for trajectory in self.episodes]
+        keys = [trajectory.failure_kind for trajectory in self.episodes]
         ((common, _),) = Counter(keys).most_common(1)
         return self.episodes[keys.index(common)]
 
@@ -128,9 +125,3 @@ class FailureBound:
             and not any(trajectory.status.finished for trajectory in ended)
         ):
             raise causes[0].error(f"every one of the {number} {where} failed")
-
-
-def _key(trajectory: Trajectory) -> tuple[str, str]:
-    """What makes two failures the same: the line that raised, or else what is told of them."""
-    place = str(trajectory.info.get("raised_at", ""))
-    return (place, "") if place else ("", trajectory.status.detail)

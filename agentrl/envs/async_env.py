@@ -18,6 +18,7 @@ from agentrl.errors import EnvError
 from agentrl.tools import BoundedThreads, TokenEnds
 from agentrl.types import Action, Blob, Observation, StepResult
 from agentrl.types.user_code.place import described
+from agentrl.types.user_code.private_copy import private_copy
 from agentrl.types.user_code.wall import Failed, call_user, wall
 
 ENV_THREADS = BoundedThreads(32, "agentrl-env")
@@ -81,6 +82,8 @@ def _raised(what: str, error: BaseException) -> EnvError:
 class AsyncEnv:
     """Drives one Env and holds both sides to the contract.
 
+    Neither sees what the other does to an action or an answer later: each is copied.
+
     Args:
         env: fresh from its factory.
     """
@@ -117,7 +120,7 @@ class AsyncEnv:
         observation = await call_env(self.env, "reset", seed=seed)
         self._hold(observation_findings(observation, verb="reset"))
         assert isinstance(observation, Observation)
-        return observation
+        return private_copy(observation)
 
     async def step(self, action: Action) -> StepResult:
         """What ``action`` caused.
@@ -132,12 +135,12 @@ class AsyncEnv:
                 else "the episode has ended; build another Env"
             )
             raise EnvError(f"{self._name}: step comes after reset and before the end; {remedy}")
-        result = await call_env(self.env, "step", action)
+        result = await call_env(self.env, "step", private_copy(action))
         self._hold(step_findings(result))
         assert isinstance(result, StepResult)
         if result.terminated or result.truncated:
             self._state = "ended"
-        return result
+        return private_copy(result)
 
     async def snapshot(self) -> Blob | None:
         """The state for people to look at, as JSON; None where there is nothing to see.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from typing import Any
 
-from agentrl.envs.async_env import AsyncEnv, call_env
+from agentrl.envs.async_env import AsyncEnv, build_env, call_env
 from agentrl.envs.contract import (
     Finding,
     observation_findings,
@@ -20,7 +21,9 @@ from agentrl.envs.env import Env
 from agentrl.envs.env_spec import EnvSpec
 from agentrl.errors import EnvError
 from agentrl.types import Action, CallProblem, Observation, StepResult, Task, ToolCall
-from agentrl.types.user_code.place import exited
+from agentrl.types.user_code.place import described, exited
+
+logger = logging.getLogger(__name__)
 
 _MAX_STEPS = 8
 
@@ -60,6 +63,35 @@ async def env_findings(
     if not findings:
         findings = await _resumed(spec, task, seed, said)
     return tuple(dict.fromkeys(findings))
+
+
+async def first_step(spec: EnvSpec, task: Task, *, seed: int) -> None:
+    """Builds, resets and closes an environment as an episode does, with one step between: a
+    malformed call where tools are on offer, else plain text. What that step or ``close`` raises is
+    a warning, since another action may fare better.
+
+    Raises:
+        AgentRLError: there is no environment, ``reset`` raised, or it or the step broke a rule.
+    """
+    env = AsyncEnv(await build_env(lambda: spec.build(task)))
+    env.env.use_tokenizer(lambda text: range(1, len(text) + 1))
+    try:
+        opening = await env.reset(seed=seed)
+        try:
+            await env.step(_actions(bool(opening.tools))[0])
+            await env.close()
+        except EnvError as error:
+            if error.__cause__ is None:  # a broken rule
+                raise
+            logger.warning(
+                "tried on task %r before the first step, %s; tell the model of its own mistakes in "
+                "the observation",
+                task.id,
+                described(error),
+                extra={"event": "env_raised"},
+            )
+    finally:
+        await env.close()
 
 
 async def _trial(spec: EnvSpec, task: Task, seed: int) -> tuple[list[Finding], list[str]]:

@@ -13,6 +13,7 @@ from agentrl.errors import EnvError
 from agentrl.sandbox import SandboxPool, SandboxSpec
 from agentrl.types import Task, load_object
 from agentrl.types.user_code.place import described
+from agentrl.types.user_code.private_copy import private_copy, private_task
 from agentrl.types.user_code.wall import wall
 
 
@@ -28,6 +29,7 @@ class EnvSpec:
         sandbox: passed to the factory as ``sandbox=``, where given: the spec, or its host's pool of
             them.
         wrappers: around the environment, the first one innermost.
+        copied: names of those ``kwargs`` of which each environment gets a copy of its own.
     """
 
     factory: Callable[..., Env] | str
@@ -35,6 +37,7 @@ class EnvSpec:
     base_dir: str | None = None
     sandbox: SandboxSpec | None = None
     wrappers: tuple[WrapperReference, ...] = ()
+    copied: tuple[str, ...] = ()
     _seen_plain: set[bool] = field(default_factory=set, init=False, compare=False, repr=False)
 
     @property
@@ -54,7 +57,7 @@ class EnvSpec:
     def build(
         self, task: Task, *, sandboxes: SandboxPool | None = None, episode_id: str = ""
     ) -> Env:
-        """A fresh environment for ``task``.
+        """A fresh environment for ``task``, of which it gets a copy of its own.
 
         Args:
             task: the problem.
@@ -63,6 +66,7 @@ class EnvSpec:
             episode_id: becomes ``Env.episode_id``.
 
         Raises:
+            DataError: the task holds what cannot be copied.
             ConfigError: ``factory`` or a wrapper is text that names nothing.
             EnvError: the factory raised, or gave something else than an Env.
         """
@@ -78,12 +82,14 @@ class EnvSpec:
                 f"{type(factory).__name__}"
             )
         extra = {} if self.sandbox is None else {"sandbox": sandboxes or self.sandbox}
+        own = {name: self.kwargs[name] for name in self.copied if name in self.kwargs}
+        given = private_task(task)
 
         def failed(error: BaseException) -> EnvError:
             return EnvError(f"{name} raised for task {task.id!r}: {described(error)}")
 
         with wall(failed):
-            env: object = factory(task, **self.kwargs, **extra)
+            env: object = factory(given, **{**self.kwargs, **private_copy(own)}, **extra)
         if not isinstance(env, Env):
             raise EnvError(
                 f"{name} must make an agentrl.envs.Env, got {type(env).__name__}; let it subclass "

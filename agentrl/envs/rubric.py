@@ -17,6 +17,7 @@ from agentrl.envs.view import EpisodeView
 from agentrl.errors import ConfigError, RewardError
 from agentrl.types import REWARD_STYLE, Task, place_of_object
 from agentrl.types.user_code.place import described
+from agentrl.types.user_code.private_copy import private_copy
 from agentrl.types.user_code.returned import finite_number, shown
 from agentrl.types.user_code.wall import DeadlineError, call_user, wall
 
@@ -140,7 +141,7 @@ class Rubric:
         found: list[dict[str, Score]] = [{} for _ in views]
         for part in self._parts:
             if part.scope == "group" and part.scores(task):
-                given = await self._called(part, views, task)
+                given = await self._called(part, views)
                 who = self._who(part, task)
                 with wall(partial(_failed, part, who), passes=(RewardError,)):
                     values = self._listed(part, given, len(views), f"{who}, of a group,", "episode")
@@ -170,7 +171,7 @@ class Rubric:
 
     async def _score(self, part: _Part, view: EpisodeView) -> Score:
         who = self._who(part, view.task)
-        given = await self._called(part, view, view.task)
+        given = await self._called(part, [view])
         with wall(partial(_failed, part, who), passes=(RewardError,)):
             if part.scope == "episode":
                 return self._checked(part, given, who)
@@ -178,10 +179,11 @@ class Rubric:
             turns = tuple(self._checked(part, value, who).value for value in values)
             return Score(math.fsum(turns), turns=turns)
 
-    async def _called(self, part: _Part, argument: Any, task: Task) -> Any:
+    async def _called(self, part: _Part, views: Sequence[EpisodeView]) -> Any:
+        own = [view.private() for view in views]
         return await call_user(
-            partial(part.reward, argument),
-            failed=partial(_failed, part, self._who(part, task)),
+            partial(part.reward, own if part.scope == "group" else own[0]),
+            failed=partial(_failed, part, self._who(part, views[0].task)),
             in_thread=ENV_THREADS.run,
             deadline_s=self._deadline_s,
             passes=(),
@@ -215,7 +217,7 @@ class Rubric:
                 value,
                 extra={"event": "reward_is_bool", "reward": part.name},
             )
-        return Score(number, score.why)
+        return Score(number, private_copy(score.why))
 
     @staticmethod
     def _who(part: _Part, task: Task) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agentrl.envs.env import Env
@@ -11,11 +11,14 @@ from agentrl.envs.tool_env import ToolEnv
 from agentrl.errors import EnvError
 from agentrl.types import Message, Status, Task, Trajectory, Turn
 from agentrl.types.env import MAIN_AGENT
+from agentrl.types.user_code.private_copy import private_copy, private_task
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EpisodeView:
     """An episode at its end, its environment still alive.
+
+    Each reward function gets a copy of its own: what it changes, nobody else sees.
 
     Args:
         task: the problem, with its answer.
@@ -44,6 +47,19 @@ class EpisodeView:
         answered = [call.result for turn in turns[-1:] for call in turn.calls if call.result]
         messages += [result.message() for result in answered]
         return cls(trajectory.task, tuple(messages), turns, trajectory.status)
+
+    def private(self) -> EpisodeView:
+        """A copy that shares nothing that can be changed but the environment.
+
+        Raises:
+            DataError: the task holds what cannot be copied.
+        """
+        return replace(
+            self,
+            task=private_task(self.task),
+            messages=private_copy(self.messages),
+            turns=private_copy(self.turns),
+        )
 
     @property
     def final_text(self) -> str:

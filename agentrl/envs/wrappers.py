@@ -15,6 +15,7 @@ from agentrl.tools import TokenEnds
 from agentrl.tools.execution.outputs import clip_text
 from agentrl.types import Action, Message, Observation, StepResult, load_object
 from agentrl.types.clock import WaitClock, counted_by
+from agentrl.types.user_code.private_copy import private_copy
 
 
 class Wrapper(Env):
@@ -321,7 +322,7 @@ class WrapperReference:
             EnvError: it gave no Env.
         """
         make = self.load(base_dir)
-        args = dict(self.args)
+        args = private_copy(dict(self.args))
         if make is RewardShaping:
             args["base_dir"] = base_dir
         try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import queue
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -37,6 +38,9 @@ logger = logging.getLogger(__name__)
 
 _CLOSE_DEADLINE_S = 30.0
 _SAVE_DEADLINE_S = 60.0
+_ALIKE = 4
+"""Attempts of a host, its first ones, after which one fault of user code counts as everybody's."""
+_OF_USER_CODE = ("env", "env_exception", "reward")
 
 
 class EpisodeRunner:
@@ -69,6 +73,9 @@ class EpisodeRunner:
             None if sandbox is None else SandboxPool(sandbox, max_running=permits.sandboxes),
         )
         self._on_close = on_close
+        # How attempts ended: kinds of faults of user code, and "" for any other end. Used in the
+        # event loop alone.
+        self._ends: Counter[str] = Counter()
         self._permits = PhaseSemaphores(permits.preparing, permits.running, permits.scoring)
         self.deadlines = Deadlines()
         """The deadlines of all episodes here."""
@@ -261,14 +268,19 @@ class EpisodeRunner:
                 saved=saved,
                 slot=slot if keeps_state else None,
             )
+            of_user = trajectory.status.reason in _OF_USER_CODE
+            if len(self._ends) < 2:  # else nothing more is to be learned
+                self._ends[trajectory.failure_kind if of_user else ""] += 1
             if trajectory.status.kind != "failed" or not trajectory.info.get("retryable"):
                 return trajectory
+            if of_user and len(self._ends) == 1 and self._ends.total() >= _ALIKE:
+                return trajectory  # every attempt so far failed so, and another one would
             if attempt < spec.max_retries:
                 logger.warning(
                     "episode %s failed (%s) and is retried: %s",
                     trajectory.id,
                     trajectory.status.reason,
-                    trajectory.status.detail,
+                    trajectory.failure,
                     extra={
                         "event": "episode_retried",
                         "trajectory_id": trajectory.id,

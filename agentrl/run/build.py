@@ -43,6 +43,7 @@ from agentrl.training import RewardModelSpec
 from agentrl.training.parallel.rank_mesh import Sharding
 from agentrl.types import SamplingParams, Task
 from agentrl.types.user_code.function import check_takes, load_function
+from agentrl.types.user_code.private_copy import private_copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ def _bound(part: RewardFunctionConfig, base_dir: str) -> RewardFn:
     check_takes(function, part.function, broken, takes, "episode", **args)
 
     def reward(view: EpisodeView) -> float | Score | Awaitable[float | Score]:
-        value: float | Score | Awaitable[float | Score] = function(view, **args)
+        value: float | Score | Awaitable[float | Score] = function(view, **private_copy(args))
         return value
 
     reward.__dict__.update(getattr(function, "__dict__", {}))  # what it scores, above all
@@ -256,6 +257,7 @@ def env_spec(stage: StageConfig, live: LiveObjects, *, with_tools: bool = True) 
     return EnvSpec(
         entry,
         kwargs=asked | dict(stage.env.args),
+        copied=tuple(stage.env.args),
         base_dir=base_dir,
         sandbox=stage.sandbox if needs_sandbox else None,
         wrappers=_wrappers(stage),

@@ -4,6 +4,7 @@ built.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,19 @@ from agentrl.config import RunConfig, StageConfig
 from agentrl.controller.checkpoints import Checkpoints, Manifest
 from agentrl.controller.checkpoints.checkpoint_copies import SETTING as COPY_TO
 from agentrl.controller.ledger import Ledger
-from agentrl.errors import DataError
+from agentrl.envs import EnvSpec
+from agentrl.envs.check import first_step
+from agentrl.errors import ConfigError, DataError, EnvError
 from agentrl.run.build import LiveObjects, player_spec
 from agentrl.run.data.datasets import DataSet, call_named, rows_hash
+from agentrl.run.data.task_table import TaskStream, TaskTable
 from agentrl.run.engine import engine_plan
 from agentrl.run.lifetime.record import new_run
 from agentrl.run.model_folder import given_model, pinned, with_commit
 from agentrl.store import RunDirectory, keep_lines, record_resume
 from agentrl.store.atomic import replacing_folder
 from agentrl.store.remote_folder import RemoteFolder
+from agentrl.types import Task, load_object, place_of_object, raised_at, users_traceback
 
 
 def make_directory(
@@ -29,7 +34,8 @@ def make_directory(
     stages: Sequence[StageConfig],
     live: LiveObjects,
 ) -> RunDirectory:
-    """Probes what the rollouts need, then makes the run directory with its record.
+    """Probes what the rollouts need and plays one step in each environment, then makes the run
+    directory with its record.
 
     Args:
         config: the whole configuration.
@@ -38,8 +44,8 @@ def make_directory(
 
     Raises:
         MachineError: the sandbox that is required is not to be had here.
-        ConfigError: ``run.dir`` holds a run or other files, or the sandbox's host holds fewer than
-            may run at one time.
+        ConfigError: ``run.dir`` holds a run or other files, the sandbox's host holds fewer than
+            may run at one time, or an environment cannot be made or breaks its contract.
         DataError: a data set cannot be used, or the model's folder does not exist.
     """
     assert config.run.dir is not None, "load_config fills it in"
@@ -48,6 +54,7 @@ def make_directory(
     if parent is not None:
         parent = with_commit(parent, given_model(parent, config.base_dir))
     sandbox: Mapping[str, Any] = {}
+    envs: list[tuple[StageConfig, EnvSpec]] = []
     for stage in stages:
         if stage.checkpoint.copy_to is not None:
             RemoteFolder(stage.checkpoint.copy_to, COPY_TO)
@@ -58,7 +65,9 @@ def make_directory(
         driver = player_spec(stage, live)
         if isinstance(driver, AgentProgramSpec):
             driver.check()
-        elif driver.sandbox is not None:
+            continue
+        envs.append((stage, driver))
+        if driver.sandbox is not None:
             report = driver.sandbox.check()
             driver.sandbox.resolved().check_room(stage.sandboxes_a_host)
             sandbox = {
@@ -66,11 +75,14 @@ def make_directory(
                 "guarantees": dict(report.guarantees),
                 "notes": report.notes,
             }
+    tables = data_tables(stages)
+    for stage, env in envs:
+        _play_contract(stage, env, tables[f"{stage.name}/train"][0])
     return new_run(
         config.run.dir,
         config,
         parent,
-        data=data_hashes(stages),
+        data={name: rows_hash(tasks) for name, tasks in tables.items()},
         sandbox=sandbox,
         stages=whole_stages(config, stages),
     )
@@ -142,13 +154,35 @@ def roll_back(directory: RunDirectory, stages: Sequence[StageConfig], ledger: Le
         )
 
 
-def data_hashes(stages: Iterable[StageConfig]) -> dict[str, str]:
-    """SHA-256 of the tasks of each stage that plays episodes, and of each of its held-out sets; a
-    stage that replays stored ones reads neither.
+def _play_contract(stage: StageConfig, env: EnvSpec, task: Task) -> None:
+    """Finds an environment that no episode could be played in, before anything is made.
+
+    Raises:
+        ConfigError: it cannot be made, its ``reset`` raised, it broke a rule, or it took longer
+            than an episode may; with the user's file and line.
+    """
+    trial = first_step(env, task, seed=stage.run.seed)
+    try:
+        asyncio.run(asyncio.wait_for(trial, stage.rollout.episode_timeout_s))
+    except (EnvError, TimeoutError) as error:
+        factory = env.factory
+        made = load_object(factory, env.base_dir) if isinstance(factory, str) else factory
+        what = str(error) or f"{env.name} took longer than rollout.episode_timeout_s"
+        place = raised_at(error) or place_of_object(made)
+        what += "" if place in what else f" ({place})"
+        raise ConfigError(
+            f"stage {stage.name}: tried on task {task.id!r} before the first step, {what}\n"
+            f"{users_traceback(error)}".rstrip()
+        ) from error
+
+
+def data_tables(stages: Iterable[StageConfig]) -> dict[str, TaskTable | TaskStream]:
+    """The tasks of each stage that plays episodes, and of each of its held-out sets; a stage that
+    replays stored ones reads neither.
     """
     sets = {}
     for stage in (stage for stage in stages if stage.plays and not stage.replays):
         sets[f"{stage.name}/train"] = DataSet.of_training(stage)
         for name in stage.eval.sets:
             sets[f"{stage.name}/eval/{name}"] = DataSet.held_out(stage, name)
-    return {name: rows_hash(data.tasks()) for name, data in sets.items()}
+    return {name: data.tasks() for name, data in sets.items()}

@@ -75,11 +75,10 @@ class EventLog(JsonlWriter):
         Raises:
             StoreError: the line cannot be written.
         """
-        status = trajectory.status
         self.log(
             "trajectory_failed",
-            status.detail or str(status),
-            boundary=status.reason,
+            trajectory.failure,
+            boundary=trajectory.status.reason,
             level="warning",
             trajectory=trajectory.id,
             **fields,

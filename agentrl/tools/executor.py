@@ -44,6 +44,7 @@ from agentrl.types import (
 )
 from agentrl.types.clock import epoch_at
 from agentrl.types.user_code.place import described, said_by
+from agentrl.types.user_code.private_copy import private_copy
 from agentrl.types.user_code.wall import DeadlineError, wall
 
 logger = logging.getLogger(__name__)
@@ -497,9 +498,10 @@ async def _contained(
         return error if isinstance(error, Exception) else RuntimeError(said_by(error))
 
     with wall(failed):
+        own = replace(call, arguments=private_copy(call.arguments))
         if not tool.in_pieces:
-            return await tool.call(call.arguments, context)
-        return await _in_pieces(tool, call, context, pieces)
+            return await tool.call(own.arguments, context)
+        return await _in_pieces(tool, own, context, pieces)
 
 
 async def _in_pieces(

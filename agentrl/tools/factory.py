@@ -25,6 +25,7 @@ from agentrl.tools.base import (
 from agentrl.tools.context import ToolContext
 from agentrl.tools.signature import read_signature
 from agentrl.types import place_of_object
+from agentrl.types.user_code.private_copy import private_copy
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +106,8 @@ class ToolFactory:
         """
         context = context or ToolContext()
         known = {**resources, "task": context.task, "context": context}
-        made = self.make(**{name: known[name] for name in self.injected}, **self.args)
+        injected = {name: known[name] for name in self.injected}
+        made = self.make(**injected, **private_copy(self.args))
         tools = tuple(made) if isinstance(made, Sequence) else (made,)
         for made_tool in tools:
             if not isinstance(made_tool, Tool):

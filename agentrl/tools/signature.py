@@ -14,6 +14,7 @@ from pydantic_core import PydanticSerializationError
 
 from agentrl.errors import ToolError, did_you_mean
 from agentrl.tools.context import ToolContext
+from agentrl.types.user_code.private_copy import private_copy
 
 T = TypeVar("T")
 
@@ -38,6 +39,8 @@ class Signature:
         description: from the docstring, without its sections.
         schema: a closed JSON Schema object (Draft 2020-12) with a property for each parameter.
         adapters: for each parameter, what turns JSON into the annotated type.
+        defaults: those of the parameters that are lists, dicts or sets: no call changes them for
+            the next one.
         context: the parameter that takes the ToolContext, where there is one.
         resources: the parameters that take resources.
         source: the function and its tool's name, of which another process makes the same.
@@ -46,6 +49,7 @@ class Signature:
     description: str
     schema: dict[str, Any]
     adapters: Mapping[str, TypeAdapter[Any]]
+    defaults: Mapping[str, Any]
     context: str | None
     resources: frozenset[str]
     source: tuple[Callable[..., Any], str]
@@ -60,7 +64,7 @@ class Signature:
             ValueError: a value breaks a rule that JSON Schema does not tell; the message names the
                 argument.
         """
-        converted: dict[str, Any] = {}
+        converted: dict[str, Any] = private_copy(dict(self.defaults))
         for name, value in arguments.items():
             try:
                 converted[name] = self.adapters[name].validate_python(value)
@@ -116,7 +120,13 @@ def read_signature(function: Callable[..., Any], name: str) -> Signature:
                 )
     required = [key for key in properties if parameters[key].default is inspect.Parameter.empty]
     schema = closed_schema(properties, required) | ({"$defs": definitions} if definitions else {})
-    return Signature(description, schema, adapters, context, resources, (function, name))
+    defaults = {
+        key: parameters[key].default
+        for key in adapters
+        if isinstance(parameters[key].default, list | dict | set)
+    }
+    source = (function, name)
+    return Signature(description, schema, adapters, defaults, context, resources, source)
 
 
 def closed_schema(properties: Mapping[str, Any], required: Sequence[str]) -> dict[str, Any]:

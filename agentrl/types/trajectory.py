@@ -217,6 +217,20 @@ class Trajectory:
         return "/".join([*filter(None, places), own])
 
     @property
+    def failure(self) -> str:
+        """Why it failed, with the user's line where there is one."""
+        detail = self.status.detail or "no reason was given"
+        place = str(self.info.get("raised_at", ""))
+        return f"{detail}, at {place}" if place not in detail else detail
+
+    @property
+    def failure_kind(self) -> str:
+        """What makes two failures the same: the user's line that raised, or else what is told of
+        them.
+        """
+        return str(self.info.get("raised_at") or self.status.detail)
+
+    @property
     def seats(self) -> Mapping[str, Seat]:
         """What each agent that acted got, by name; empty for an episode of a single one."""
         return {name: Seat(**own) for name, own in self.info.get(SEATS, {}).items()}

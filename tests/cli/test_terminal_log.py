@@ -30,6 +30,44 @@ def test_a_display_takes_over_while_it_lasts() -> None:
     assert (outside, inside) == (["before", "after"], ["within"])
 
 
+def said(text: str, at: float) -> logging.LogRecord:
+    record = logging.LogRecord("agentrl.rollouts.runner", logging.WARNING, "", 0, text, (), None)
+    record.created = at
+    return record
+
+
+def test_warnings_that_differ_by_numbers_and_names_are_counted() -> None:
+    shown: list[str] = []
+    line = "episode %d-0-0 failed (env) and is retried: KeyError for task 'q-%d' (env.py:12)"
+    with warnings_on(shown.append):
+        logger = logging.getLogger("agentrl.rollouts.runner")
+        for number in range(100):
+            logger.handle(said(line % (number, number), at=1000.0 + number / 10))
+        logger.handle(said(line % (7, 8) + " and more", at=1010.0))  # another text
+        logger.handle(said((line % (7, 8)).replace(":12", ":40"), at=1010.0))  # another place
+        logger.handle(said(line % (500, 3), at=1060.0))  # a minute later
+        logger.handle(said(line % (501, 4), at=1060.0))
+    assert shown == [
+        line % (0, 0),
+        line % (7, 8) + " and more",
+        (line % (7, 8)).replace(":12", ":40"),
+        line % (500, 3) + " (and 99 more like it before)",
+        "1 more like: episode # failed (env) and is retried: KeyError for task '#' (env.py:12)",
+    ]
+
+
+def test_warnings_of_any_number_of_kinds_are_counted_in_bounded_memory() -> None:
+    shown: list[str] = []
+    with warnings_on(shown.append):
+        logger = logging.getLogger("agentrl.rollouts.runner")
+        for number in range(3000):
+            word = "".join(chr(ord("a") + int(digit)) for digit in str(number))
+            logger.handle(said(f"odd {word}", at=1.0))
+            (handler,) = logging.getLogger("agentrl").handlers
+            assert len(vars(handler)["_shown"]) <= 1000
+    assert len(shown) == 3000
+
+
 def test_what_comes_as_an_incident_is_not_shown_twice() -> None:
     shown: list[str] = []
     with warnings_on(shown.append):

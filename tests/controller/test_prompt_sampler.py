@@ -9,7 +9,8 @@ from agentrl.controller.samplers.prompt_sampler import PromptSampler
 from agentrl.controller.samplers.settings import UniformSettings
 from agentrl.controller.samplers.uniform import Uniform
 from agentrl.errors import DataError
-from agentrl.types import Task
+from agentrl.rollouts import GroupOutcome, GroupRequest
+from agentrl.types import Status, Task, Trajectory, TrajectoryGroup, Turn
 
 TASKS = [Task(id=str(i)) for i in range(7)]
 GOLDEN = "24365014160523"
@@ -94,6 +95,26 @@ def test_a_sampler_that_gives_no_task_is_named(found: Any, told: str) -> None:
     sampler = PromptSampler(TASKS, Given(found), name="own.py:f")
     with pytest.raises(DataError, match=rf"SamplerSettings\.name='own\.py:f': next\(\) .*{told}"):
         sampler.task(0)
+
+
+class Spoils(Given):
+    """A task sampler that changes what it is told of."""
+
+    def observe(self, task_index: int, outcome: Any) -> None:
+        for trajectory in outcome.group.trajectories:
+            trajectory.task.info["n"].clear()
+            trajectory.turns[0].message["content"] = "spoilt"
+
+
+def test_what_a_sampler_does_to_an_outcome_stays_its_own() -> None:
+    turn = Turn(0, None, (), (), "said", {"role": "assistant", "content": "said"})
+    task = Task("0", info={"n": [1]})
+    one = Trajectory(task, 0, 0, 0, "train", (turn,), Status("terminated"), reward=1.0)
+    sampler = PromptSampler(TASKS, Spoils(0), name="own.py:f")
+    sampler.task(0)
+    group = TrajectoryGroup(0, task, (one,))
+    sampler.observe(GroupOutcome(GroupRequest(0, task, 1), group))
+    assert (task.info, turn.message["content"]) == ({"n": [1]}, "said")
 
 
 @pytest.mark.parametrize("state", [None, {1, 2}, {"a": float("nan")}, {1: "a"}, (1,)])

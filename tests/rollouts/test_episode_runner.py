@@ -102,6 +102,63 @@ def test_an_attempt_that_the_engine_failed_is_made_again_from_the_same_seeds(ope
     assert engine.requests[0].seed == engine.requests[1].seed
 
 
+class Faulty(Env):
+    """Raises at its first step, but for the task that is fine."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    def reset(self, *, seed: int) -> Observation:
+        return Observation(self.task.messages)
+
+    def step(self, action: Action) -> StepResult:
+        if self.task.id != "fine":
+            raise KeyError(f"the map of {self.task.id}")
+        return StepResult(Observation(), terminated=True)
+
+
+RAISED_AT = Faulty.step.__code__.co_firstlineno + 2
+
+
+@pytest.mark.parametrize("running", [1, 8])
+def test_a_fault_that_every_attempt_so_far_shares_is_not_retried(
+    opened: Open, running: int
+) -> None:
+    permits = StagePermits(running=running)
+    engine = scripted(lambda request: say("x"))
+    runner = opened(engine, env=EnvSpec(Faulty), max_retries=2, permits=permits)
+    tasks = [Task(name, TASK.messages) for name in ("a", "b")]
+    runner.submit([GroupRequest(n, task, 4) for n, task in enumerate(tasks)])
+    outcomes = collect(runner, 2)
+    ended = [t for outcome in outcomes for t in outcome.group.trajectories]
+    assert {t.info["raised_at"] for t in ended} == {f"{__file__}:{RAISED_AT}"}
+    # three were retried at most before the fourth told that it is everybody's fault
+    assert sum(len(outcome.retried) for outcome in outcomes) <= 3
+
+
+def test_a_fault_is_retried_once_an_episode_went_well(opened: Open) -> None:
+    runner = opened(scripted(lambda request: say("x")), env=EnvSpec(Faulty), max_retries=1)
+    runner.submit([GroupRequest(0, Task("fine", TASK.messages), 1)])
+    collect(runner)
+    runner.submit([GroupRequest(1, TASK, 8)])
+    (outcome,) = collect(runner)
+    assert len(outcome.retried) == 8
+    # again after the same actions: the policy's doing
+    assert {str(t.status) for t in outcome.group.trajectories} == {"truncated(env_exception)"}
+
+
+def test_a_retry_is_told_with_the_users_file_and_line(
+    opened: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner = opened(scripted(lambda request: say("x")), env=EnvSpec(Faulty), max_retries=1)
+    runner.submit([GroupRequest(3, TASK, 1)])
+    collect(runner)
+    assert [record.getMessage() for record in caplog.records] == [
+        "episode 3-0-0 failed (env) and is retried: "
+        f"Faulty.step raised KeyError: 'the map of t' ({__file__}:{RAISED_AT})"
+    ]
+
+
 def test_after_its_retries_an_attempt_is_failed(
     opened: Open, caplog: pytest.LogCaptureFixture
 ) -> None:

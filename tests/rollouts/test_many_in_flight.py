@@ -70,9 +70,11 @@ def test_two_thousand_episodes_wait_for_the_engine_at_once(opened: Open) -> None
 class Slow(ToolEnv):
     """Takes its time for ``reset`` where the task is called so."""
 
+    held: Held
+
     async def reset(self, *, seed: int) -> Observation:
         if self.task.id == "reset":
-            await self.task.info["held"].hold()
+            await self.held.hold()
         return await super().reset(seed=seed)
 
 
@@ -125,10 +127,10 @@ def test_an_episode_that_is_kept_in_a_stage_keeps_no_other(opened: Open, stage: 
             else say("end")
         )
 
-    env = EnvSpec(Slow, kwargs={"tools": [wait], "describe_tools_in_prompt": False})
+    kept = type("Kept", (Slow,), {"held": held})
+    env = EnvSpec(kept, kwargs={"tools": [wait], "describe_tools_in_prompt": False})
     runner = opened(scripted(script, latency=latency), env=env, reward=reward)
-    kept = Task(stage, TASK.messages, info={"held": held})
-    runner.submit([GroupRequest(0, kept, 1)])
+    runner.submit([GroupRequest(0, Task(stage, TASK.messages), 1)])
     assert held.come.wait(DEADLINE_S)
     runner.submit([GroupRequest(group_index, TASK, 2) for group_index in range(1, 9)])
     assert sorted(outcome.request.group_index for outcome in collect(runner, 8)) == list(

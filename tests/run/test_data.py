@@ -114,6 +114,22 @@ def test_a_function_may_yield_rows_for_ever_where_there_is_a_limit(
     assert [task.id for task in load("task.py:tasks", limit=3)] == ["0", "1", "2"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "row", ["{'id': str(n), 'question': 'q', 'info': own}", "Task(str(n), info=own)"]
+)
+def test_a_function_may_yield_the_same_mapping_again_with_other_values(
+    load: Load, tmp_path: Path, row: str, stream: bool
+) -> None:
+    body = f"    own = {{}}\n    for n in range(3):\n        own['n'] = n\n        yield {row}"
+    write_function(tmp_path, f"def tasks():\n{body}")
+    tasks = load("task.py:tasks", stream=stream)
+    assert [tasks[n].info for n in range(3)] == [{"n": 0}, {"n": 1}, {"n": 2}]
+    if not stream:
+        tasks[0].info["n"] = 7  # as a sampler might that is given the tasks
+        assert tasks[0].info == {"n": 0}
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [

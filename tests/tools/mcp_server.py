@@ -42,6 +42,8 @@ def tools() -> list[dict[str, Any]]:
 
 def misbehave(name: str) -> None:
     if name == "die":
+        sys.stderr.write("x" * 100_000 + "\nOSError: no such index\n")
+        sys.stderr.flush()
         os._exit(3)
     if name == "hang":
         time.sleep(1000)
@@ -69,7 +71,7 @@ def called(number: object, name: str, text: str) -> None:
 
 def main() -> None:
     if MODE == "exit":
-        sys.exit(5)
+        sys.exit("ModuleNotFoundError: No module named 'server_of_mine'")
     if MODE == "mute":
         time.sleep(1000)
     note("start")

@@ -134,6 +134,22 @@ async def test_a_server_that_misbehaves_is_ours_sent_once_and_started_again(
     assert name == "bad" or "mcp_server_failed" in events
 
 
+async def test_what_a_dying_server_said_is_told_by_its_end(
+    log: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    env = await opened(log)
+    with pytest.raises(ToolFaultError) as caught:
+        await said(env, "die")
+    await said(env, "echo")  # by now the end of the first one is told
+    told = [str(caught.value)]
+    told += [r.getMessage() for r in caplog.records if vars(r)["event"] == "mcp_server_failed"]
+    assert len(told) == 2
+    for text in told:
+        assert "its standard error ends with: xxx" in text
+        assert text.split("(")[0].rstrip().endswith("OSError: no such index")
+        assert len(text) < 3000
+
+
 async def test_an_idempotent_call_is_sent_again(log: Path) -> None:
     env = await opened(log, idempotent=True)
     with pytest.raises(ToolFaultError):
@@ -157,7 +173,10 @@ async def test_one_that_died_between_two_calls_is_started_again_before_anything_
 
 @pytest.mark.parametrize(
     ("mode", "why"),
-    [("exit", "the MCP server 'fs' failed"), ("mute", "failed: TimeoutError")],
+    [
+        ("exit", "standard error ends with: ModuleNotFoundError: .* 'server_of_mine'"),
+        ("mute", "failed: TimeoutError"),
+    ],
 )
 async def test_one_that_does_not_start_is_ours(log: Path, mode: str, why: str) -> None:
     with pytest.raises(ToolError, match=why) as caught:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 from agentrl.controller.samplers.task_sampler import TaskSampler
@@ -19,6 +19,7 @@ from agentrl.errors import DataError
 from agentrl.rollouts import GroupOutcome, GroupRequest, cancelled_outcome
 from agentrl.types import Task
 from agentrl.types.user_code.place import described
+from agentrl.types.user_code.private_copy import private_copy
 from agentrl.types.user_code.wall import wall
 
 
@@ -126,6 +127,9 @@ class PromptSampler:
         draw = outcome.request.group_index
         if draw not in self._observed:
             self._observed.add(draw)
+            if ":" in self.name:  # a user's own, which may change what it is given
+                seen = {name: getattr(outcome, name) for name in ("group", "retried", "ended")}
+                outcome = replace(outcome, **private_copy(seen))
             self._call("observe", self.sampler.observe, self._indices[draw], outcome)
 
     def release(self, group_indices: Collection[int]) -> None:

@@ -16,6 +16,7 @@ from agentrl.envs.view import EpisodeView
 from agentrl.errors import ConfigError, RewardError
 from agentrl.types import Message
 from agentrl.types.user_code.function import signature_of
+from agentrl.types.user_code.private_copy import private_copy
 
 _VERL = ("data_source", "solution_str", "ground_truth")
 _VERL_BATCH = ("data_sources", "solution_strs", "ground_truths")
@@ -88,7 +89,10 @@ def _of_verl(
     def compute(view: EpisodeView) -> Any:
         given = _verl_arguments(view)
         return _then(
-            function(**{key: own for key, own in given.items() if key in takes}, **args),
+            function(
+                **{key: own for key, own in given.items() if key in takes},
+                **private_copy(args),
+            ),
             _verl_score,
         )
 
@@ -103,7 +107,10 @@ def _of_verl_batch(
         names = {"extra_info": "extra_infos"} | {key: f"{key}s" for key in _VERL}
         given = {names[key]: [row[key] for row in rows] for key in rows[0]}
         return _then(
-            function(**{key: own for key, own in given.items() if key in takes}, **args),
+            function(
+                **{key: own for key, own in given.items() if key in takes},
+                **private_copy(args),
+            ),
             lambda scores: [_verl_score(score) for score in scores],
         )
 
@@ -156,7 +163,7 @@ def _of_trl(
             "prompts": [_prompt(view, conversational) for view in views],
             "completions": [_completion(view, conversational) for view in views],
             "completion_ids": [_policy_ids(view) for view in views],
-            **args,
+            **private_copy(args),
         }
         if lacking := [name for name in needed if name not in given]:
             raise RewardError(

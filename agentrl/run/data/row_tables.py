@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from agentrl.errors import DataError
+from agentrl.types.user_code.private_copy import private_copy
 
 MOST_HELD_ROWS = 5_000_000
 """Rows of a function that are held; one that yields more is meant to be streamed."""
@@ -152,8 +153,8 @@ class HeldTable:
         return self._num
 
     def row(self, index: int) -> Any:
-        """A row as it is."""
-        return self._rows[index]
+        """A copy of a row, which its reader may change."""
+        return private_copy(self._rows[index])
 
     def where(self, index: int) -> str:
         return f"row {index} of {self._name}"
@@ -193,7 +194,8 @@ def held(rows: Iterable[Any], name: str, setting: str, limit: int | None) -> Hel
     if hasattr(rows, "__getitem__") and hasattr(rows, "__len__"):
         return HeldTable(rows, name, limit)
     most = MOST_HELD_ROWS if limit is None else limit
-    taken = list(islice(rows, most + (limit is None)))
+    # a function may yield one row again and again, each time with other values
+    taken = list(islice(map(private_copy, rows), most + (limit is None)))
     if limit is None and len(taken) > MOST_HELD_ROWS:
         raise DataError(
             f"{setting}='{name}' gave more than {MOST_HELD_ROWS:,} rows; if it yields for ever, "

@@ -24,6 +24,7 @@ from agentrl.run.data.row_tables import (
 from agentrl.run.data.verl_dataset import custom_rows
 from agentrl.types.user_code.function import check_takes, load_function, signature_of
 from agentrl.types.user_code.place import described
+from agentrl.types.user_code.private_copy import private_copy
 from agentrl.types.user_code.wall import wall
 
 HUB = "hf://"
@@ -100,7 +101,7 @@ class Source:
 
     def _rows(self) -> Iterator[tuple[str, Any]]:
         if self._is_function and self.custom.path is None:
-            for index, row in enumerate(self._called()):
+            for index, row in enumerate(map(private_copy, self._called())):
                 yield f"row {index} of {self.reference}", row
         else:
             yield from located(self._table())

@@ -15,8 +15,9 @@ from agentrl.config.dump import SHARED_SECTIONS
 from agentrl.controller.checkpoints import Checkpoints
 from agentrl.controller.checkpoints.checkpoint_copies import fetch_newest, fetch_run
 from agentrl.errors import ConfigError
+from agentrl.run.data.datasets import rows_hash
 from agentrl.run.lifetime.record import command_line, git_state, utc_time
-from agentrl.run.run_setup import data_hashes, finished_manifest, last_manifest, whole_stages
+from agentrl.run.run_setup import data_tables, finished_manifest, last_manifest, whole_stages
 from agentrl.store import RunDirectory, write_json, write_text
 
 logger = logging.getLogger(__name__)
@@ -196,7 +197,8 @@ def _order(old: Sequence[str], new: Sequence[str], begun: Collection[str]) -> It
 def _data(directory: RunDirectory, stages: Sequence[StageConfig]) -> Iterator[str]:
     """Training data that is not what it was: a draw would be another task than its number says."""
     kept = directory.read_record().get("data", {})
-    for name, found in data_hashes(stages).items():
+    for name, tasks in data_tables(stages).items():
+        found = rows_hash(tasks)
         if name.endswith("/train") and kept.get(name, found) != found:
             yield (
                 f"stages.{name.removesuffix('/train')}.data.train must give the same tasks as when "

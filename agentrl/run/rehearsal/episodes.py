@@ -27,6 +27,7 @@ from agentrl.run.rehearsal.scripted_policy import ScriptedPolicy
 from agentrl.tools.parsers import load_parser
 from agentrl.types import Message, Observation, Task, ToolSpec, Trajectory, seed_for
 from agentrl.types.user_code.place import described
+from agentrl.types.user_code.private_copy import changed_parts, watched_tasks
 from agentrl.types.user_code.wall import call_user
 
 _MAX_TURNS = 32
@@ -64,6 +65,8 @@ class Rehearsed:
         marks: its reward; without the built-in costs where ``reward.full_marks`` is not set.
         full_marks: what a right solution gets of these.
         tools: on offer in the opening.
+        changed: parts of its task that the environment, its tools or a reward changed in the copies
+            that they got.
     """
 
     setting: str
@@ -73,6 +76,7 @@ class Rehearsed:
     marks: float
     full_marks: float
     tools: tuple[ToolSpec, ...]
+    changed: tuple[str, ...]
 
     @property
     def fault(self) -> str | None:
@@ -209,8 +213,9 @@ async def _play(
     rubric = spec.rubric.build()
     parts = EpisodeContext(spec, engine, None, load_parser("none"), rubric)
     try:
-        played = await run_episode(parts, task, EpisodeKey(0, 0, label=_LABEL), env=env)
-        (trajectory,) = await with_group_scores(rubric, [played])
+        with watched_tasks() as given:
+            played = await run_episode(parts, task, EpisodeKey(0, 0, label=_LABEL), env=env)
+            (trajectory,) = await with_group_scores(rubric, [played])
     finally:
         await parts.close()
     if not trajectory.status.finished:
@@ -222,7 +227,8 @@ async def _play(
         raise failed
     tools = (opening.tools if opening else None) or ()
     marks = marks_of(stage, rubric, trajectory)
-    return Rehearsed(setting, script, trajectory, rubric.bools, *marks, tools)
+    changed = dict.fromkeys(part for pair in given for part in changed_parts(*pair))
+    return Rehearsed(setting, script, trajectory, rubric.bools, *marks, tools, tuple(changed))
 
 
 def _scripts(task: Task, solution: tuple[Message, ...] | None) -> Iterator[Script]:

@@ -26,6 +26,7 @@ from agentrl.tools.mcp.server_spec import McpServerSpec
 from agentrl.tools.mcp.stdio import environment, program
 from agentrl.tools.validate import schema_validator
 from agentrl.types.machine.loop_thread import LoopThread
+from agentrl.types.machine.program_output import told_end
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ class McpConnection:
         self._starting = asyncio.Lock()
         self._changed = False
         self._tools: tuple[types.Tool, ...] = ()
+        self._errors = bytearray()  # the end of a program's standard error
 
     def listed(self) -> tuple[types.Tool, ...]:
         """The server's tools; waits until it runs. For threads without a loop.
@@ -159,7 +161,8 @@ class McpConnection:
                     read, write = await stack.enter_async_context(remote)
                 else:
                     env = environment(self.spec.pass_env, self.spec.env)
-                    local = program(self.spec.command, env, self.spec.cwd)
+                    self._errors.clear()
+                    local = program(self.spec.command, env, self.spec.cwd, self._errors)
                     read, write, ended = await stack.enter_async_context(local)
                 session = await stack.enter_async_context(
                     ClientSession(read, write, message_handler=self._heard)
@@ -238,6 +241,7 @@ class McpConnection:
             await asyncio.gather(serving, return_exceptions=True)
 
     def _warn(self, reason: str) -> None:
+        reason = "; ".join(filter(None, (reason, told_end(self._errors))))
         logger.warning(
             "the MCP server %s failed, and is started again at the next call: %s",
             self.name,
@@ -247,5 +251,6 @@ class McpConnection:
 
     def _failed(self, error: BaseException, *, sent: bool) -> EndpointError:
         text = str(error).partition("\n")[0]  # what does not fit the protocol takes many lines
-        reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
+        parts = (f"{type(error).__name__}: {text}".removesuffix(": "), told_end(self._errors))
+        reason = "; ".join(filter(None, parts))
         return EndpointError(f"the MCP server {self.name!r} failed: {reason}", sent=sent)

@@ -18,10 +18,13 @@ from mcp import types
 from mcp.shared.message import SessionMessage
 
 from agentrl.types.machine.program import program_path
+from agentrl.types.machine.program_output import keep_end
 
 MAX_LINE_BYTES = 4 * 2**20
 MAX_UNASKED = 1000
 """Messages in a row that answer nothing."""
+_PIPE_LEFT_OPEN_S = 1.0
+"""For the standard error of a program that was ended; one of its own may hold it open."""
 _INHERITED = ("HOME", "LANG", "TMPDIR")
 
 
@@ -33,10 +36,16 @@ def environment(pass_env: Sequence[str], env: Mapping[str, str]) -> dict[str, st
 
 @asynccontextmanager
 async def program(
-    command: Sequence[str], env: Mapping[str, str], cwd: str | None = None
+    command: Sequence[str], env: Mapping[str, str], cwd: str | None, errors: bytearray
 ) -> AsyncIterator[Any]:
     """Starts a program in a folder and gives the streams of its messages, and an event for its end;
     ends it, and all that it started.
+
+    Args:
+        command: the program and its arguments.
+        env: its variables.
+        cwd: its folder; None for this process's.
+        errors: takes the end of its standard error.
 
     Raises:
         OSError: it cannot be started.
@@ -45,7 +54,7 @@ async def program(
         *command,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
         env=env,
         cwd=cwd,
         limit=MAX_LINE_BYTES,
@@ -54,8 +63,11 @@ async def program(
     said, read = anyio.create_memory_object_stream[SessionMessage | Exception](16)
     write, asked = anyio.create_memory_object_stream[SessionMessage](0)
     ended = asyncio.Event()
+    assert process.stderr is not None
+    complaints = asyncio.create_task(keep_end(process.stderr, errors))
     tasks = [
-        asyncio.create_task(_read_lines(process, said, ended)),
+        complaints,
+        asyncio.create_task(_read_lines(process, said, ended, complaints)),
         asyncio.create_task(_write_lines(process, asked)),
     ]
     try:
@@ -70,7 +82,12 @@ async def program(
             stream.close()
 
 
-async def _read_lines(process: asyncio.subprocess.Process, said: Any, ended: asyncio.Event) -> None:
+async def _read_lines(
+    process: asyncio.subprocess.Process,
+    said: Any,
+    ended: asyncio.Event,
+    complaints: asyncio.Task[None],
+) -> None:
     assert process.stdout is not None
     unasked = 0
     async with said:
@@ -90,6 +107,8 @@ async def _read_lines(process: asyncio.subprocess.Process, said: Any, ended: asy
             if unasked > MAX_UNASKED:
                 break
         _kill(process)
+        # before anybody hears of its end: the reason stands there
+        await asyncio.wait([complaints], timeout=_PIPE_LEFT_OPEN_S)
         ended.set()
 
 

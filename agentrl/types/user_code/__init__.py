@@ -1,1 +1,1 @@
-"""User code: loads objects, and tells where they are and where they raised."""
+"""User code: loads objects, tells where they are and raised, and copies what they are given."""

@@ -1,0 +1,112 @@
+"""Private copy: what user code is given to keep or change, so that nobody else sees what it does.
+
+- Containers, and agentrl's own records of them, are made anew; tokens and other objects are shared.
+- Of a task its objects are copied too, by ``copy.deepcopy``: nothing else is a user's to hold.
+- Trees like JSON take a part of what ``copy.deepcopy`` takes.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import is_dataclass, replace
+from functools import partial
+from types import MappingProxyType, NoneType
+from typing import Any, TypeVar
+
+from agentrl.errors import DataError
+from agentrl.types.env import Task
+from agentrl.types.segment import Segment
+from agentrl.types.user_code.place import described
+from agentrl.types.user_code.wall import wall
+
+T = TypeVar("T")
+
+_SHARED = frozenset({str, int, float, bool, NoneType, bytes, Segment})
+"""Types whose values do not change."""
+_text = json.JSONEncoder(skipkeys=True, default=lambda value: type(value).__name__).encode
+# Nested blocks of one thread; what they hold is filled from any.
+_watchers: list[list[tuple[Task, Task]]] = []
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def private_copy(value: T, leaf: Callable[[Any], Any] = _same) -> T:
+    """A copy whose dicts, lists and records are its own.
+
+    Args:
+        value: a tree.
+        leaf: what becomes of other objects in it; shared by default.
+    """
+    kind = type(value)
+    own: Any = value
+    if kind in _SHARED:
+        return value
+    if kind is dict or kind is MappingProxyType:
+        own = {key: private_copy(one, leaf) for key, one in own.items()}
+    elif kind is list or kind is tuple:
+        own = kind([private_copy(one, leaf) for one in own])  # type: ignore[call-arg]
+    elif kind.__module__.startswith("agentrl.types.") and is_dataclass(kind):
+        own = object.__new__(kind)
+        for name in kind.__dataclass_fields__:
+            object.__setattr__(own, name, private_copy(getattr(value, name), leaf))
+    else:
+        own = leaf(value)
+    copied: T = own
+    return copied
+
+
+def private_task(task: Task) -> Task:
+    """A task of its own for an episode, or for a function that scores one.
+
+    Raises:
+        DataError: the task holds an object that cannot be copied; its place is named.
+    """
+    deep = partial(copy.deepcopy, memo={})
+
+    def part(where: str, value: Any) -> Any:
+        def failed(error: BaseException) -> DataError:
+            return DataError(
+                f"task {task.id!r}: {where} cannot be copied, and each episode gets a copy of its "
+                f"own: {described(error)}; keep JSON in a task, and open what cannot be copied in "
+                "the environment, or by env.resources"
+            )
+
+        with wall(failed, passes=()):  # an object's own way of copying itself
+            return private_copy(value, deep)
+
+    own = replace(
+        task,
+        messages=part("messages", task.messages),
+        answer=part("answer", task.answer),
+        info={key: part(f"info[{key!r}]", own) for key, own in task.info.items()},
+    )
+    for given in _watchers:
+        given.append((task, own))
+    return own
+
+
+@contextmanager
+def watched_tasks() -> Iterator[list[tuple[Task, Task]]]:
+    """Collects each task that is copied in this process, with its copy, until the block ends."""
+    given: list[tuple[Task, Task]] = []
+    _watchers.append(given)
+    try:
+        yield given
+    finally:
+        _watchers.pop()
+
+
+def changed_parts(task: Task, own: Task) -> list[str]:
+    """What was changed in a copy of a task: ``messages``, ``answer`` or keys of ``info``. Objects
+    count as equal where their types are.
+    """
+    before, after = (
+        {"messages": one.messages, "answer": one.answer, **one.info} for one in (task, own)
+    )
+    names = {**before, **after}
+    return [name for name in names if _text(before.get(name)) != _text(after.get(name))]

@@ -9,7 +9,7 @@ from agentrl.algorithms import AlgorithmSettings, AlgorithmSpec, Traits
 from agentrl.config.rules import fault, sampler_faults
 from agentrl.config.schema import StageConfig
 from agentrl.errors import ConfigError
-from agentrl.types.section import Fault
+from agentrl.types.section import Fault, idle_settings
 
 
 def algorithm_faults(stage: StageConfig) -> Iterator[Fault]:
@@ -60,24 +60,13 @@ def check_warmup(learner: Traits, steps: float) -> None:
 def _other_model_faults(stage: StageConfig, learner: Traits) -> Iterator[Fault]:
     """What is wrong with the models beside the policy: its critic and its reference."""
     name, needs = stage.algorithm.name, learner.needs
-    for key, own, needed in (
-        ("critic", stage.critic, needs.critic),
-        ("reference", stage.reference, needs.reference),
-    ):
-        is_given = own.stage is not None or own.path is not None
+    for key, own in (("critic", stage.critic), ("reference", stage.reference)):
         if own.stage is not None and own.path is not None:
             yield fault(
                 f"{key}.stage and {key}.path exclude each other, got {own.stage!r} and "
                 f"{own.path!r}; keep one",
                 f"{key}.path",
                 f"{key}.stage",
-            )
-        if is_given and not needed:
-            yield fault(
-                f"algorithm.name={name!r} has no use for a {key} as it is set, got "
-                f"{key}.stage={own.stage!r} and {key}.path={own.path!r}; leave them out here, and "
-                f"where another stage has one set stages.NAME.{key}.stage, or choose {_USES[key]}",
-                f"{key}.stage" if own.stage is not None else f"{key}.path",
             )
     if needs.critic and stage.critic.stage is None and stage.critic.path is None:
         yield fault(
@@ -88,10 +77,33 @@ def _other_model_faults(stage: StageConfig, learner: Traits) -> Iterator[Fault]:
         )
 
 
-_USES = {
-    "critic": "an algorithm with one, such as ppo",
-    "reference": "an algorithm.kl_coef above 0, or algorithm.name=distillation",
-}
+def idle_faults(stage: StageConfig) -> Iterator[Fault]:
+    """Settings of a stage that were given and cannot act, beside others or with its algorithm."""
+    yield from idle_settings(stage)
+    learner = stage.algorithm.checked or stage.make_algorithm()
+    needs = learner.needs
+    for key, found, used, remedy in (
+        ("critic", stage.critic, needs.critic, "choose one with a critic, such as ppo"),
+        (
+            "reference",
+            stage.reference,
+            needs.reference,
+            "set algorithm.kl_coef above 0, or algorithm.name=distillation",
+        ),
+        (
+            "eval.sets",
+            stage.eval.sets,
+            learner.learns_from != "demonstrations",
+            "evaluate the trained model by `agentrl eval`",
+        ),
+    ):
+        if not used and found != type(found)():
+            yield fault(
+                f"{{key}} does nothing with algorithm.name={stage.algorithm.name!r} as it is set; "
+                f"leave it out, or {remedy}",
+                key,
+                "algorithm.name",
+            )
 
 
 def _built_in_faults(stage: StageConfig, settings: AlgorithmSettings) -> Iterator[Fault]:

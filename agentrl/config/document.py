@@ -33,6 +33,8 @@ class Origin:
 
     text: str
     position: tuple[int, int] = (sys.maxsize, 0)
+    overrides: bool = False
+    """Whether it was laid over a file."""
 
 
 @dataclass(slots=True)

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from agentrl.config.algorithm_rules import algorithm_faults
+from agentrl.config.algorithm_rules import algorithm_faults, idle_faults
 from agentrl.config.document import MISSING, Document, Origin, dotted, parse_document, value_at
 from agentrl.config.engine_section import engine_faults, engine_section_faults
 from agentrl.config.key_names import with_keys
 from agentrl.config.overrides import apply_overrides, expand_short_forms
 from agentrl.config.renamed_keys import rename_keys, with_new_name
-from agentrl.config.rules import lineage_faults, run_faults, stage_faults
+from agentrl.config.rules import lineage_faults, process_faults, run_faults, stage_faults
 from agentrl.config.schema import RunConfig, StageConfig
 from agentrl.config.stage_merge import stage_trees
 from agentrl.errors import ConfigError
 from agentrl.types.section import Fault, Key, Section, section_faults
+
+logger = logging.getLogger(__name__)
 
 
 class LoadedConfig:
@@ -88,10 +91,13 @@ def load_with_origins(
         name = folder.name if path.stem == "config" else path.stem
     document.raise_problems()
     expand_short_forms(document)
-    if path and path.name.startswith("config.resolved.") and (path.parent / "run.json").is_file():
-        rename_keys(document)  # a run wrote it, perhaps one of an older version
+    of_a_run = bool(
+        path and path.name.startswith("config.resolved.") and (path.parent / "run.json").is_file()
+    )
+    if of_a_run:
+        rename_keys(document)  # perhaps a run of an older version
     apply_overrides(document, overrides)
-    config = _check(document, folder, trains)
+    config = _check(document, folder, trains, of_a_run)
     document.raise_problems()
     assert config is not None, "what cannot be made has a problem"
     base_dir = str((folder / (config.run.base_dir or ".")).resolve())
@@ -110,8 +116,12 @@ def _read(path: Path) -> str:
         raise ConfigError(f"{path} cannot be read as a configuration: {error}") from None
 
 
-def _check(document: Document, folder: Path, trains: bool) -> RunConfig | None:
-    """The configuration of a document whose overrides are applied; adds all its problems."""
+def _check(document: Document, folder: Path, trains: bool, of_a_run: bool) -> RunConfig | None:
+    """The configuration of a document whose overrides are applied; adds all its problems.
+
+    What an older version accepted and a run was made of is not refused for a setting that did
+    nothing.
+    """
     tree = document.tree
     top: RunConfig | None
     top, top_faults = _validate(RunConfig, tree)
@@ -140,7 +150,33 @@ def _check(document: Document, folder: Path, trains: bool) -> RunConfig | None:
     if not document.problems:
         for index, stage in enumerate(sound):
             _tell(document, lineage_faults(stage, sound[:index]), index if stages else None)
+            if not of_a_run:
+                _tell(document, process_faults(stage, sound[0]), index)
+    if not document.problems and not of_a_run:
+        _tell_idle(document, sound)
     return top
+
+
+def _tell_idle(document: Document, stages: Sequence[StageConfig]) -> None:
+    """Refuses each setting that was given and cannot act where it was given: one of the top may act
+    in some stage alone. Where an override took what it acts with, it is told."""
+    idle = [{fault.keys[0]: fault for fault in idle_faults(stage)} for stage in stages]
+    trees = stage_trees(document.tree)
+
+    def inherited(key: Key, index: int) -> bool:
+        own = ("stages", index, *key) in document.origins
+        return not own and value_at(trees[index], key) is not MISSING
+
+    for index, faults in enumerate(idle):
+        for key, fault in faults.items():
+            sharing = [n for n in range(len(stages)) if inherited(key, n)]
+            if index in sharing and not all(key in idle[n] for n in sharing):
+                continue
+            origins = [_placed(document, one, index)[1] for one in fault.keys]
+            if not origins[0].overrides and any(origin.overrides for origin in origins):
+                logger.warning("%s: %s", *_told(document, fault, index))
+            else:
+                _tell(document, [fault], index)
 
 
 def _validate(model: type[Section], tree: dict[str, Any]) -> tuple[Any, list[Fault]]:
@@ -176,16 +212,25 @@ def _touches(fault: Fault, broken: list[Key]) -> bool:
 def _tell(document: Document, faults: Iterable[Fault], stage: int | None = None) -> None:
     """Adds each fault at the place of the innermost written key that it is about."""
     for fault in faults:
-        key = fault.keys[0]
-        length, written = next(
-            (length, written)
-            for length in range(len(key), -1, -1)
-            for written in _written_as(key[:length], stage)
-            if written in document.origins
-        )
-        shown = dotted(_with_stage_name(document, (*written, *key[length:])))
-        message = with_keys(fault.message.replace("{key}", shown, 1))
-        document.broken(document.origins[written], message)
+        document.broken(*_told(document, fault, stage))
+
+
+def _told(document: Document, fault: Fault, stage: int | None) -> tuple[Origin, str]:
+    """A fault's place and its words."""
+    shown, origin = _placed(document, fault.keys[0], stage)
+    return origin, with_keys(fault.message.replace("{key}", dotted(shown), 1))
+
+
+def _placed(document: Document, key: Key, stage: int | None) -> tuple[Key, Origin]:
+    """A key as it was written, and the place of the innermost part of it that was."""
+    length, written = next(
+        (length, written)
+        for length in range(len(key), -1, -1)
+        for written in _written_as(key[:length], stage)
+        if written in document.origins
+    )
+    shown = _with_stage_name(document, (*written, *key[length:]))
+    return shown, document.origins[written]
 
 
 def _written_as(key: Key, stage: int | None) -> Iterator[Key]:

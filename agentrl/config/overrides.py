@@ -43,10 +43,10 @@ def _read(
 ) -> Iterator[tuple[Origin, str, Any]]:
     if isinstance(overrides, Mapping):
         for key, value in overrides.items():
-            yield Origin(f"override {key}={value!r}"), key, value
+            yield Origin(f"override {key}={value!r}", overrides=True), key, value
         return
     for text in overrides:
-        origin = Origin(f"command line: {text}")
+        origin = Origin(f"command line: {text}", overrides=True)
         key, equals, raw = text.partition("=")
         if not equals or not key.strip("-"):
             document.broken(origin, f"an override is written key=value, got {text!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from agentrl.config.train_sections import TrainConfig
 from agentrl.controller.samplers.catalog import users_function
 from agentrl.errors import ConfigError
 from agentrl.metrics import REWARD_MODEL_PART
-from agentrl.types.section import Fault
+from agentrl.types.section import Fault, settings_of_the_run
 
 
 def fault(message: str, *keys: str) -> Fault:
@@ -244,22 +245,9 @@ def _layout_faults(train: TrainConfig) -> Iterator[Fault]:
                 "train.world_size",
             )
             return
-    if train.backend == "plain" and train.shard != "full":
-        yield fault(
-            f"train.shard={train.shard!r} is how train.backend=fsdp2 shards, and "
-            "train.backend='plain' does not; leave one of them out",
-            "train.shard",
-            "train.backend",
-        )
     if train.shard != "hybrid":
-        if train.shard_size is not None:
-            yield fault(
-                f"train.shard_size is for train.shard='hybrid' alone, got {train.shard_size} with "
-                f"{train.shard!r}; leave it out, or set train.shard=hybrid",
-                "train.shard_size",
-                "train.shard",
-            )
-    elif train.shard_size is None:
+        return
+    if train.shard_size is None:
         yield fault(
             "train.shard='hybrid' needs train.shard_size, the data-parallel ranks that share one "
             "copy of the weights, got none; set it, to those of a machine for example",
@@ -369,15 +357,6 @@ def _program_faults(stage: StageConfig) -> Iterator[Fault]:
     env = stage.env
     if not env.agent_command:
         return
-    for name in ("entry_point", "args", "tools", "system_prompt", "agents", "wrappers"):
-        if value := getattr(env, name):
-            yield fault(
-                f"env.agent_command={list(env.agent_command)} is the agent itself, so env.{name} "
-                f"would do nothing, got {value!r}; "
-                "give it to the program, or leave env.agent_command out",
-                f"env.{name}",
-                "env.agent_command",
-            )
     for name, item in stage.eval.sets.items():
         if not item.tools:
             yield Fault(
@@ -414,6 +393,20 @@ def _sandbox_faults(stage: StageConfig) -> Iterator[Fault]:
         )
 
 
+def process_faults(stage: StageConfig, first: StageConfig) -> Iterator[Fault]:
+    """Settings of the run's processes that a stage has otherwise than the first one."""
+    for key in settings_of_the_run(StageConfig):
+        name = ".".join(map(str, key))
+        own, others = (operator.attrgetter(name)(one) for one in (stage, first))
+        if own != others:
+            yield Fault(
+                (key,),
+                f"{name} must be the same in all stages, which the same processes serve, got "
+                f"{own!r} here and {others!r} in stage {first.name!r}; set it once, under "
+                f"{key[0]} at the top",
+            )
+
+
 def lineage_faults(stage: StageConfig, earlier: Sequence[StageConfig]) -> Iterator[Fault]:
     """What is wrong between whole stages.
 
@@ -421,17 +414,6 @@ def lineage_faults(stage: StageConfig, earlier: Sequence[StageConfig]) -> Iterat
         stage: the one to fix.
         earlier: those before it, also if they are skipped because ``model.path`` is given.
     """
-    for name in ("tp_size", "sp_size"):
-        own = getattr(stage.train, name)
-        for other in earlier[:1]:
-            first = getattr(other.train, name)
-            if own != first:
-                yield fault(
-                    f"train.{name} must be the same in all stages, whose ranks are the same "
-                    f"processes, got {own} here and {first} in stage {other.name!r}; set it once "
-                    "under train",
-                    f"train.{name}",
-                )
     kinds = {one.name: one.learns_from for one in earlier}
     if stage.learns_from != "preferences" and kinds.get(stage.starts_from) == "preferences":
         policies = [name for name, kind in kinds.items() if kind != "preferences"]

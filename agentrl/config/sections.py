@@ -14,6 +14,7 @@ from agentrl.controller.samplers.settings import SamplerSettings
 from agentrl.engines.openai_spec import OpenAIEngineSpec
 from agentrl.errors import ConfigError
 from agentrl.types.section import (
+    ActsWith,
     Arguments,
     Count,
     Listed,
@@ -27,6 +28,9 @@ from agentrl.types.section import (
 
 Dtype = Literal["float32", "bfloat16"]
 
+_OF_EVALUATIONS = ActsWith("sets", but=({},))
+_OF_A_PATH = ActsWith("path", but=(None,))
+_OF_AN_ENV = ActsWith("agent_command", only=((),))
 _SHARD = re.compile(r"\d{1,6}/[1-9]\d{0,5}")
 
 
@@ -55,7 +59,7 @@ class ControllerConfig(Section):
 
     mode: Literal["ray", "inline"] = "ray"
     """``ray`` starts worker processes; ``inline`` runs everything in this one, for a debugger."""
-    ray_address: str | None = None
+    ray_address: Annotated[str | None, ActsWith("mode", only=("ray",))] = None
     """Of a running Ray cluster (``auto`` finds this machine's); null starts a private one and ends
     it.
     """
@@ -86,17 +90,17 @@ class EvalConfig(Section):
 
     sets: dict[str, EvalSetConfig] = Field(default_factory=dict)
     """Held-out sets by name."""
-    before: bool = True
+    before: Annotated[bool, _OF_EVALUATIONS] = True
     """Also before the first step; the end is always evaluated."""
-    every: Count | None = None
+    every: Annotated[Count | None, _OF_EVALUATIONS] = None
     """Steps between evaluations; null evaluates at the ends only."""
-    samples: Count = 1
+    samples: Annotated[Count, _OF_EVALUATIONS] = 1
     """Episodes sampled a task."""
-    temperature: Weight = 1.0
+    temperature: Annotated[Weight, _OF_EVALUATIONS] = 1.0
     """Of the sampled episodes."""
-    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_p: Annotated[float, Field(gt=0, le=1), _OF_EVALUATIONS] = 1.0
     """Nucleus of the sampled episodes."""
-    greedy: bool = True
+    greedy: Annotated[bool, _OF_EVALUATIONS] = True
     """Also one greedy episode a task."""
 
 
@@ -154,7 +158,7 @@ class ModelConfig(Section):
     """Function ``(folder, **build_args)`` that writes such a folder: ``file.py:function`` or
     ``module:function``.
     """
-    build_args: Arguments = Field(default_factory=dict)
+    build_args: Annotated[Arguments, ActsWith("build", but=(None,))] = Field(default_factory=dict)
     """Keyword arguments of ``build``."""
     dtype: Dtype | None = None
     """Of the weights and the arithmetic; by default bfloat16 on CUDA, float32 on a CPU and with
@@ -234,9 +238,9 @@ class CustomDataConfig(Section):
 
     path: str | None = None
     """A Python file, from the configuration's folder on, or a module."""
-    name: str = "CustomDataset"
+    name: Annotated[str, _OF_A_PATH] = "CustomDataset"
     """Of the class, called as verl calls it (docs/data.md), or of a function."""
-    args: Arguments = Field(default_factory=dict)
+    args: Annotated[Arguments, _OF_A_PATH] = Field(default_factory=dict)
     """Further keys of the ``config`` that it is given."""
 
 
@@ -379,10 +383,10 @@ class McpServerConfig(Section):
     """Put before the names of its tools."""
     scope: Literal["episode", "process"] = "process"
     """``process``: the episodes of a process share the server; ``episode``: each starts its own."""
-    pass_env: Words = ()
+    pass_env: Annotated[Words, ActsWith("command", but=((),))] = ()
     """Names of environment variables that the program is given, beside PATH, HOME, LANG and
     TMPDIR."""
-    env: dict[str, str] = Field(default_factory=dict)
+    env: Annotated[dict[str, str], ActsWith("command", but=((),))] = Field(default_factory=dict)
     """Further variables of the program."""
     deadline_s: Seconds = 30.0
     """Seconds of a call; a server that does not answer by then has failed."""
@@ -411,7 +415,9 @@ class AgentConfig(Section):
     engine: Literal["policy", "openai"] = "policy"
     """``policy``: the policy itself, by the stage's engine; ``openai``: a server of its own, which
     is never trained."""
-    openai: OpenAIEngineSpec = Field(default_factory=OpenAIEngineSpec)
+    openai: Annotated[OpenAIEngineSpec, ActsWith("engine", only=("openai",))] = Field(
+        default_factory=OpenAIEngineSpec
+    )
     """Of ``engine: openai``, as ``rollout.openai``."""
 
     @model_validator(mode="after")
@@ -434,33 +440,33 @@ class AgentConfig(Section):
 class EnvConfig(Section):
     """The environment that an episode runs in."""
 
-    entry_point: str | None = None
+    entry_point: Annotated[str | None, _OF_AN_ENV] = None
     """``file.py:name`` or ``module:name`` of an Env class or factory; by default the built-in
     ToolEnv. It is given ``tools``, ``resources``, ``system_prompt`` and
     ``describe_tools_in_prompt`` where it has parameters of these names, as a subclass of ToolEnv
     has."""
-    args: Arguments = Field(default_factory=dict)
+    args: Annotated[Arguments, ActsWith("entry_point", but=(None,))] = Field(default_factory=dict)
     """Keyword arguments of ``entry_point``."""
-    tools: Listed[ToolConfig] = ()
+    tools: Annotated[Listed[ToolConfig], _OF_AN_ENV] = ()
     """Tools on offer in every episode."""
-    resources: dict[str, ResourceConfig] = Field(default_factory=dict)
+    resources: Annotated[dict[str, ResourceConfig], _OF_AN_ENV] = Field(default_factory=dict)
     """What tools share over all episodes of a process, by name: a client, an index, a database.
     Tools get it by a parameter of that name (docs/tools.md)."""
-    mcp: dict[str, McpServerConfig] = Field(default_factory=dict)
+    mcp: Annotated[dict[str, McpServerConfig], _OF_AN_ENV] = Field(default_factory=dict)
     """MCP servers by name, whose tools are on offer behind ``tools``."""
-    endpoints: Words = ()
+    endpoints: Annotated[Words, _OF_AN_ENV] = ()
     """URLs of services that tools ask, beside those in the arguments of ``tools`` and
     ``resources``: where they fail, the episode is tried again (docs/tools.md)."""
-    max_tool_seconds: Seconds | None = None
+    max_tool_seconds: Annotated[Seconds | None, _OF_AN_ENV] = None
     """Seconds that the calls of an episode may take together; further ones are answered with
     that."""
-    system_prompt: str | None = None
+    system_prompt: Annotated[str | None, _OF_AN_ENV] = None
     """Opens every conversation whose task has no system message of its own."""
-    describe_tools_in_prompt: bool = True
+    describe_tools_in_prompt: Annotated[bool, _OF_AN_ENV] = True
     """Describe the tools in the prompt, as the model's chat template does."""
-    wrappers: Listed[WrapperConfig] = ()
+    wrappers: Annotated[Listed[WrapperConfig], _OF_AN_ENV] = ()
     """Around the environment, the first one innermost (docs/envs.md)."""
-    agents: dict[str, AgentConfig] = Field(default_factory=dict)
+    agents: Annotated[dict[str, AgentConfig], _OF_AN_ENV] = Field(default_factory=dict)
     """Those of several agents that are not the policy in training, by name (docs/envs.md); an agent
     that is not listed is."""
     agent_command: Listed[str] = ()
@@ -495,7 +501,7 @@ class RewardModelConfig(Section):
     """Folder of a sequence classifier with one label in Hugging Face's layout, from the file's
     folder on, or a model of its hub. It reads the policy's tokens, so its tokenizer must be the
     policy's."""
-    weight: float = 1.0
+    weight: Annotated[float, ActsWith("given", only=(True,))] = 1.0
     """Weight of the score in the sum."""
 
     @property
@@ -510,13 +516,13 @@ class CustomRewardConfig(Section):
 
     path: str | None = None
     """A Python file, from the configuration's folder on, or a module."""
-    name: str = "compute_score"
+    name: Annotated[str, _OF_A_PATH] = "compute_score"
     """Of the function, and of the part."""
-    weight: float = 1.0
+    weight: Annotated[float, _OF_A_PATH] = 1.0
     """Weight in the sum."""
-    args: Arguments = Field(default_factory=dict)
+    args: Annotated[Arguments, _OF_A_PATH] = Field(default_factory=dict)
     """Further keyword arguments of each call."""
-    conversational: bool = True
+    conversational: Annotated[bool, _OF_A_PATH] = True
     """Give TRL's function completions as lists of messages, as for its conversational data sets;
     false gives texts."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -14,6 +14,8 @@ from agentrl.engines.sglang.sglang_spec import SGLangEngineSpec
 from agentrl.engines.torch.torch_spec import TorchEngineSpec
 from agentrl.training.optim.optim_spec import OptimSpec
 from agentrl.types.section import (
+    OF_THE_RUN,
+    ActsWith,
     Arguments,
     Count,
     Fraction,
@@ -23,6 +25,10 @@ from agentrl.types.section import (
     Section,
     Weight,
 )
+
+_OF_WORKERS = ActsWith("num_workers", but=(0,))
+_AHEAD = ActsWith("schedule", but=("sync",))
+_SHARDED = ActsWith("backend", only=("fsdp2",))
 
 
 class RolloutConfig(Section):
@@ -44,13 +50,13 @@ class RolloutConfig(Section):
     """Published versions that a trained token may lie behind; by default 1, or 0 with
     ``schedule: sync``.
     """
-    pause_mode: Literal["drain", "retract", "in_place"] = Field(
+    pause_mode: Annotated[Literal["drain", "retract", "in_place"], _AHEAD] = Field(
         default_factory=lambda data: "drain" if data["schedule"] == "one_step_off" else "retract"
     )
     """Model calls in flight when weights are published: ``drain`` lets them end, ``retract``
     interrupts them, and they go on with their KV recomputed; ``in_place`` keeps the old KV, where
     the engine can. By default ``retract``, or ``drain`` with ``schedule: one_step_off``."""
-    on_stale: Literal["drop", "mask_tokens"] = "drop"
+    on_stale: Annotated[Literal["drop", "mask_tokens"], _AHEAD] = "drop"
     """Groups with tokens older than ``max_staleness``: drop them, or leave those tokens out of the
     loss.
     """
@@ -95,17 +101,17 @@ class RolloutConfig(Section):
     """Texts that end a model call, beside the end-of-turn token."""
     max_running: Count = 32
     """Episodes in flight at once."""
-    num_workers: Natural = 0
+    num_workers: Annotated[Natural, OF_THE_RUN] = 0
     """Processes that play episodes with engines of their own, on any machine of the Ray cluster; 0
     plays them in the training processes."""
-    worker_resources: Arguments = Field(default_factory=dict)
+    worker_resources: Annotated[Arguments, OF_THE_RUN, _OF_WORKERS] = Field(default_factory=dict)
     """Ray resources that each of them asks for beside a CPU, such as ``{rollout: 1}``, to place
     them.
     """
-    worker_restarts: Natural = 3
+    worker_restarts: Annotated[Natural, OF_THE_RUN, _OF_WORKERS] = 3
     """Of them, how many may die and be started again between two publishes of weights (or ever,
     where nothing is trained); one more ends the run."""
-    worker_liveness_timeout_s: Seconds = 120.0
+    worker_liveness_timeout_s: Annotated[Seconds, OF_THE_RUN, _OF_WORKERS] = 120.0
     """Seconds in which one answers a call that costs it no work. One that does not, since it hangs
     or its machine is out of reach, is ended and replaced as if it had died."""
     kv_tokens: Count | None = None
@@ -152,7 +158,7 @@ class TrainConfig(Section):
     """Training steps, one batch each."""
     epochs: Count | None = None
     """Passes over the data, instead of ``steps``; 1 where neither is given."""
-    world_size: Count = 1
+    world_size: Annotated[Count, OF_THE_RUN] = 1
     """Training processes (ranks): those that get different data times ``tp_size`` times
     ``sp_size``."""
     batch_prompts: Count = 16
@@ -168,27 +174,26 @@ class TrainConfig(Section):
         default_factory=lambda data: data["micro_batch_tokens"]
     )
     """Tokens in one forward without gradients; by default ``micro_batch_tokens``."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Annotated[Literal["auto", "cpu", "cuda"], OF_THE_RUN] = "auto"
     """Where ranks, TorchEngine and evaluation compute: ``cuda`` gives each process a GPU of its
     own; ``auto`` is ``cuda`` where the machine of the driver has a GPU, else ``cpu``."""
     backend: Literal["fsdp2", "plain"] = "fsdp2"
     """``fsdp2`` shards weights, gradients and optimizer over the ranks; ``plain`` is one process
     without FSDP, with the same numbers."""
-    shard: Literal["full", "grad_op", "hybrid"] = "full"
+    shard: Annotated[Literal["full", "grad_op", "hybrid"], _SHARDED] = "full"
     """How ``fsdp2`` shards: ``full`` gathers each layer for its forward and again for its backward;
     ``grad_op`` keeps it gathered from a step's first forward to its last backward; ``hybrid``
     shards within groups of ``shard_size`` ranks, which are replicas of each other."""
-    shard_size: Count | None = None
+    shard_size: Annotated[Count | None, ActsWith("shard", only=("hybrid",))] = None
     """Data-parallel ranks of a group with ``shard: hybrid``, such as the GPUs of a machine."""
-    gradient_sync: Literal["micro_batch", "mini_batch"] = "micro_batch"
+    gradient_sync: Annotated[Literal["micro_batch", "mini_batch"], _SHARDED] = "micro_batch"
     """When ranks sum gradients: after each micro-batch, so that each keeps a shard; or once an
     optimizer step, for which each keeps the whole gradient in float32."""
-    tp_size: Count = 1
-    """Ranks that hold each layer together (tensor parallelism of Qwen2, Qwen3 and Llama); the same
-    in all stages."""
-    sp_size: Count = 1
+    tp_size: Annotated[Count, OF_THE_RUN] = 1
+    """Ranks that hold each layer together (tensor parallelism of Qwen2, Qwen3 and Llama)."""
+    sp_size: Annotated[Count, OF_THE_RUN] = 1
     """Ranks that hold each packed row together (sequence parallelism, Ulysses), so that
-    ``micro_batch_tokens`` are divided among them; the same in all stages."""
+    ``micro_batch_tokens`` are divided among them."""
     gradient_checkpointing: bool | Literal["selective"] = False
     """Compute activations again in the backward instead of keeping them. ``selective`` keeps what
     costs most to make again: the results of attention and of every second matrix product."""
@@ -198,7 +203,7 @@ class TrainConfig(Section):
     compile: bool = False
     """Compile layers with ``torch.compile``; rows are filled up to one of eight lengths an
     octave."""
-    threads_per_rank: Count = 1
+    threads_per_rank: Annotated[Count, OF_THE_RUN] = 1
     """CPU threads of a rank; more than one is slower for tiny models."""
 
     @property

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from agentrl.errors import ConfigError, MachineError
-from agentrl.types.section import Count, Listed, Seconds, Section, Words
+from agentrl.types.section import ActsWith, Count, Listed, Seconds, Section, Words
 
 from . import backends
 from .backends import BACKENDS, factory_of
@@ -33,6 +33,9 @@ _OFF_LINUX = (
 )
 
 _PROBE_START_S = 60.0
+_OF_CONTAINERS = ActsWith(
+    "backend", but=tuple(name for name, row in BACKENDS.items() if not row.images)
+)
 
 _log = logging.getLogger(__name__)
 _chosen: dict[SandboxSpec, BackendReport] = {}
@@ -84,7 +87,7 @@ class SandboxSpec(Section):
     for backends that have images. Never pulled in a run: ``agentrl doctor --prepare`` does it
     ahead. By default Python's own.
     """
-    docker: DockerSettings = Field(default_factory=DockerSettings)
+    docker: Annotated[DockerSettings, _OF_CONTAINERS] = Field(default_factory=DockerSettings)
     """Of the ``docker`` backend."""
     persist: Persist = "files"
     """What lasts over the calls of one episode: ``files``, or also the ``interpreter``'s variables.

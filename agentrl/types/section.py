@@ -5,6 +5,8 @@
 - Within a file all faults are collected: ``model_validate`` raises pydantic's error, and
   ``section_faults`` reads it.
 - A user of Python who constructs a section, or changes one by ``replace``, gets a ConfigError.
+- A field's annotation may mark it: ``ActsWith`` says beside what it acts, ``OF_THE_RUN`` that all
+  stages share it.
 """
 
 from __future__ import annotations
@@ -61,6 +63,42 @@ class Fault:
     keys: tuple[Key, ...]
     message: str
     value: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class ActsWith:
+    """Marks a field that does nothing but beside some values of another field of its section. Where
+    a subclass declares the field again, the rule stays.
+
+    Args:
+        other: the other field, or a property.
+        only: the values with which it acts; none stand for all others than ``but``.
+        but: the values with which it does nothing.
+    """
+
+    other: str
+    only: tuple[Any, ...] = ()
+    but: tuple[Any, ...] = ()
+
+    def fault(self, section: Section, key: Key) -> Fault | None:
+        """What is wrong with the field at ``key``, which was given; None where it acts."""
+        found = getattr(section, self.other)
+        if found in self.only or (not self.only and found not in self.but):
+            return None
+        other = (*key[:-1], self.other)
+        name = ".".join(map(str, other))
+        value = getattr(section, str(key[-1]))
+        shown = f"={value!r}" if isinstance(value, str | int | float | None) else ""
+        wanted = " or ".join(map(repr, self.only)) or "another value"
+        return Fault(
+            (key, other),
+            f"{{key}}{shown} does nothing with {name}={found!r}; leave it out, or set {name} to "
+            f"{wanted}",
+        )
+
+
+OF_THE_RUN = "of the run"
+"""Marks a setting of the run's processes, which serve all stages and so have one value."""
 
 
 class _NestedError(ValueError):
@@ -159,6 +197,61 @@ def sections_within(root: type[Section], prefix: Key = ()) -> Iterator[tuple[str
         elif (section := entry_section(annotation)) is not None:
             entry = "NAME" if typing.get_origin(annotation) is dict else "N"
             yield ".".join(map(str, (*key, entry))), section
+
+
+def _marks(section: type[Section], name: str) -> Iterator[Any]:
+    """What a field is marked with, by the section or one that it extends."""
+    for base in section.__mro__:
+        if issubclass(base, Section) and name in base.model_fields:
+            yield from base.model_fields[name].metadata
+
+
+def idle_settings(section: Section, at: Key = (), *, defaults: bool = False) -> Iterator[Fault]:
+    """Settings that were given and cannot act beside others.
+
+    Args:
+        section: whole.
+        at: its key.
+        defaults: tell of one that has its default too. Elsewhere such a value changes nothing, and
+            a configuration that was printed has them all.
+    """
+    if isinstance(own := getattr(section, "checked", None), Section):
+        yield from idle_settings(own, at, defaults=True)
+    for name in type(section).model_fields:
+        if name not in section.model_fields_set:
+            continue
+        value, key = getattr(section, name), (*at, name)
+        rules = [mark for mark in _marks(type(section), name) if isinstance(mark, ActsWith)]
+        faults = [fault for rule in rules if (fault := rule.fault(section, key)) is not None]
+        if faults and not defaults:
+            default = (
+                type(section)
+                .model_fields[name]
+                .get_default(call_default_factory=True, validated_data=section.__dict__)
+            )
+            faults = faults if value != default else []
+        yield from faults[:1]
+        for place, inner in () if faults else _sections_in(value, key):
+            yield from idle_settings(inner, place, defaults=defaults)
+
+
+def _sections_in(value: Any, key: Key) -> Iterator[tuple[Key, Section]]:
+    """The section that a field's value is, or those in its list or mapping, with their keys."""
+    if isinstance(value, Section):
+        yield key, value
+    elif isinstance(value, dict | tuple):
+        entries = value.items() if isinstance(value, dict) else enumerate(value)
+        for step, entry in entries:
+            yield from _sections_in(entry, (*key, step))
+
+
+def settings_of_the_run(root: type[Section], prefix: Key = ()) -> Iterator[Key]:
+    """The keys of the fields in ``root`` that are marked by ``OF_THE_RUN``."""
+    for key, annotation in _fields(root, prefix):
+        if OF_THE_RUN in _marks(root, str(key[-1])):
+            yield key
+        if (inner := plain_section(annotation)) is not None:
+            yield from settings_of_the_run(inner, key)
 
 
 _KINDS = {

@@ -91,12 +91,10 @@ def test_imitation_needs_no_siblings(write: Write) -> None:
         ("train: {world_size: 8, tp_size: 2, shard: hybrid, shard_size: 3}",
          "train.shard_size must divide the 4 data-parallel ranks (train.world_size / "
          "train.tp_size / train.sp_size), got 3"),
-        ("train: {shard_size: 2}", "train.shard_size is for train.shard='hybrid' alone, got 2"),
+        ("train: {shard_size: 2}", "train.shard_size=2 does nothing with train.shard='full'"),
         ("train: {backend: plain, shard: grad_op}",
-         "train.shard='grad_op' is how train.backend=fsdp2 shards"),
-        ("stages: [{name: a, algorithm: sft}, {name: b, train: {world_size: 2, sp_size: 2}}]",
-         "train.sp_size must be the same in all stages, whose ranks are the same processes, got 2 "
-         "here and 1 in stage 'a'"),
+         "train.shard='grad_op' does nothing with train.backend='plain'; leave it out, or set "
+         "train.backend to 'fsdp2'"),
         ("rollout: {min_group_size: "
          "9}", "rollout.min_group_size must be at most rollout.group_size=8, got 9"),
         ("rollout: {torch: {sampler_noise: -1}}", "rollout.torch.sampler_noise must be at least 0"),

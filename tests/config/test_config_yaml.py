@@ -65,5 +65,5 @@ def test_a_tag_is_refused(problems: Problems) -> None:
 
 
 def test_an_anchor_repeats_its_value(write: Callable[[str], Path]) -> None:
-    config = load_config(write("optim: {lr: &rate 0.5, muon_lr: *rate}\n"))
+    config = load_config(write("optim: {name: muon, lr: &rate 0.5, muon_lr: *rate}\n"))
     assert config.optim.muon_lr == 0.5

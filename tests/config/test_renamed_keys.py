@@ -98,7 +98,9 @@ def test_the_configuration_of_an_old_run_is_read_by_the_new_names(old_run: Path)
 
 def test_what_was_read_by_the_new_names_is_written_by_them(old_run: Path, tmp_path: Path) -> None:
     config = load_config(old_run)
-    again = tmp_path / "again.yaml"
+    again = tmp_path / "again" / "config.resolved.yaml"
+    again.parent.mkdir()
+    (again.parent / "run.json").write_text("{}")
     again.write_text(to_yaml(config))
     assert load_config(again).resolved_stages() == config.resolved_stages()
 

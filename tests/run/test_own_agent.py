@@ -137,9 +137,9 @@ def test_a_program_stands_in_place_of_an_environment(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(CONFIG, encoding="utf-8")
     with pytest.raises(
-        ConfigError, match=r"env\.agent_command=.* is the agent itself, so env\.system_prompt"
+        ConfigError, match=r"env\.system_prompt=.* does nothing with .*env\.agent_command="
     ):
-        load_config(path, ["env.system_prompt=hi"])
+        load_config(path, ["stages.rl.env.system_prompt=hi"])
 
 
 def test_a_program_that_is_not_there_is_refused_before_a_run_directory_is_made(

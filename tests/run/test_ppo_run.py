@@ -92,10 +92,13 @@ def test_steps_that_are_asked_for_in_python_go_beyond_the_warm_up(tmp_path: Path
     ("overrides", "message"),
     [
         (["stages.1.algorithm.name=ppo"], "needs a critic, got neither critic.stage nor"),
-        (["stages.1.critic.stage=warmup"], "has no use for a critic"),
+        (
+            ["stages.1.critic.stage=warmup"],
+            "critic does nothing with algorithm.name='grpo'",
+        ),
         (
             ["stages.1.reference.stage=warmup"],
-            "has no use for a reference as it is set",
+            "reference does nothing with algorithm.name='grpo' as it is set",
         ),
         (
             ["stages.1.algorithm.kl_coef=0.1", "stages.1.reference.stage=rl"],

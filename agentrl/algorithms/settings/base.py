@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
 from agentrl.algorithms.traits import LearnsFrom, Needs
-from agentrl.types.section import Count, Section
+from agentrl.types.section import ActsWith, Count, Section
 
 Reduction = Literal["token_mean", "trajectory_mean", "constant"]
 
@@ -51,8 +51,8 @@ class AlgorithmSettings(Section):
 class ReducedSettings(AlgorithmSettings):
     reduction: Reduction = "token_mean"
     """How the tokens of a mini-batch are weighted (``reductions.py``)."""
-    constant_tokens: Count | None = None
-    """The C of ``reduction='constant'``, tokens; needed there and unused elsewhere."""
+    constant_tokens: Annotated[Count | None, ActsWith("reduction", only=("constant",))] = None
+    """The C of ``reduction='constant'``, tokens; needed there."""
 
     @model_validator(mode="after")
     def _check_reduction(self) -> Self:

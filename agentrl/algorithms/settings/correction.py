@@ -6,9 +6,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from agentrl.types.section import Section
+from agentrl.types.section import ActsWith, Section
 
 Positive = Annotated[float, Field(gt=0)]
+_WEIGHTED = ActsWith("level", but=("none",))
+_REJECTED = ActsWith("reject", but=("none",))
 
 
 class RolloutCorrection(Section):
@@ -19,22 +21,22 @@ class RolloutCorrection(Section):
     level: Literal["none", "token", "sequence", "geometric"] = "none"
     """What is weighted: ``token`` by its own ratio π_old / π_rollout, ``sequence`` all tokens of a
     sample by the product of their ratios, ``geometric`` by the geometric mean of them."""
-    cap: float = Field(default=2.0, ge=1)
+    cap: Annotated[float, Field(ge=1), _WEIGHTED] = 2.0
     """Largest weight; at least 1."""
-    floor: Annotated[float, Field(ge=0, le=1)] = 0.0
+    floor: Annotated[float, Field(ge=0, le=1), _WEIGHTED] = 0.0
     """Smallest weight; from 0 to 1."""
-    outside: Literal["truncate", "mask"] = "truncate"
+    outside: Annotated[Literal["truncate", "mask"], _WEIGHTED] = "truncate"
     """``truncate`` moves a weight outside of [floor, cap] to that bound, ``mask`` to 0 (IcePop,
     arXiv:2510.18855)."""
     reject: Literal["none", "token", "sequence_sum", "sequence_mean", "sequence_max"] = "none"
     """What is left out for its distance: a ``token`` by its own, or all tokens of a sample by the
     sum, the mean or the largest of its tokens' distances. It combines with weights."""
-    reject_by: Literal["k1", "k2", "k3"] = "k3"
+    reject_by: Annotated[Literal["k1", "k2", "k3"], _REJECTED] = "k3"
     """The distance of the policy from the sampler, with d = log π_old - log π_rollout: ``k1`` -d,
     ``k2`` d²/2, ``k3`` exp(d) - d - 1."""
     reject_above: Positive | None = None
     """Largest distance that is trained, nats; above 0. Needed where ``reject`` is not ``none``."""
-    reject_below: Annotated[float, Field(lt=0)] | None = None
+    reject_below: Annotated[Annotated[float, Field(lt=0)] | None, _REJECTED] = None
     """Smallest ``k1`` that is trained, nats; below 0; null sets no such bound."""
 
     @property

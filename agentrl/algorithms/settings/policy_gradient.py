@@ -14,10 +14,11 @@ from pydantic import Field, model_validator
 from agentrl.algorithms.settings.base import ReducedSettings, Reduction
 from agentrl.algorithms.settings.correction import RolloutCorrection
 from agentrl.algorithms.traits import LearnsFrom, Needs
-from agentrl.types.section import Count, Decay, Fraction, Natural, Section, Weight
+from agentrl.types.section import ActsWith, Count, Decay, Fraction, Natural, Section, Weight
 
 Positive = Annotated[float, Field(gt=0)]
 Discount = Annotated[float, Field(gt=0, le=1)]
+_OF_A_KL = ActsWith("kl_coef", but=(0.0,))
 KLEstimator = Literal["k1", "k2", "k3", "k1+", "k3+"]
 
 
@@ -28,7 +29,7 @@ class Overlong(Section):
     """Sampled tokens from which on the penalty is whole; null penalises none."""
     buffer_tokens: Count | None = None
     """Tokens before that over which it grows from 0; needed with ``max_tokens``."""
-    penalty: Weight = 1.0
+    penalty: Annotated[Weight, ActsWith("max_tokens", but=(None,))] = 1.0
     """What a trajectory of ``max_tokens`` loses; at least 0."""
 
     @model_validator(mode="after")
@@ -54,19 +55,21 @@ class PolicyGradientSettings(ReducedSettings):
     kl_coef: Weight = 0.0
     """Weight of the estimate of KL(policy, reference); above 0 a reference is loaded. No correction
     multiplies this term."""
-    kl_estimator: KLEstimator = "k3"
+    kl_estimator: Annotated[KLEstimator, _OF_A_KL] = "k3"
     """With d = log π_ref - log π: ``k1`` -d, ``k2`` d²/2, ``k3`` exp(d) - d - 1. A ``+`` keeps the
     value and takes the gradient of ``k2``, the one whose expectation is the gradient of the KL."""
-    kl_cap: Positive | None = 10.0
+    kl_cap: Annotated[Positive | None, _OF_A_KL, ActsWith("kl_estimator", only=("k3", "k3+"))] = (
+        10.0
+    )
     """A ``k3`` above it counts as it and has no gradient; null leaves k3 as it is, whose gradient
     grows without bound. Above 0."""
-    kl_weighted: bool = False
+    kl_weighted: Annotated[bool, _OF_A_KL] = False
     """Multiply each estimate by the ratio π / π_old, which makes it unbiased for the current policy
     after the first update of a batch (arXiv:2512.02556, sec. 3.1)."""
     kl_target: Positive | None = None
     """Adapt ``kl_coef``, from its value on, so that the mean estimate comes to this many nats
     (arXiv:1909.08593, sec. 2.2); null keeps it fixed."""
-    kl_horizon: Count = 10
+    kl_horizon: Annotated[Count, ActsWith("kl_target", but=(None,))] = 10
     """Steps over which an adaptive ``kl_coef`` follows an error of the target."""
     entropy_coef: Weight = 0.0
     """Weight of the policy's entropy, which is added to what is maximised."""
@@ -130,7 +133,7 @@ class GroupScaled(PolicyGradientSettings):
     """``std`` divides centred rewards by their group's standard deviation, ``none`` keeps reward
     units.
     """
-    std_eps: Weight = 1e-4
+    std_eps: Annotated[Weight, ActsWith("scale_rewards", only=("std",))] = 1e-4
     """Added to the standard deviation."""
 
 
@@ -255,7 +258,7 @@ class GAESettings(Section):
 
     discount: Discount = 1.0
     """Of a later token's reward; above 0, at most 1."""
-    lam: Fraction = 0.95
+    lam: Annotated[Fraction, ActsWith("length_alpha", only=(None,))] = 0.95
     """λ, from 0 (one step) to 1 (the whole return)."""
     lam_value: Fraction | None = None
     """λ of the returns that the critic learns, where it is another (decoupled GAE,
@@ -322,7 +325,7 @@ class VAPOSettings(PPOSettings):
     """See ppo."""
     positive_coef: Weight = 0.1
     """Weight of minus the mean logprob of the tokens of trajectories that were right."""
-    positive_above: float = 0.0
+    positive_above: Annotated[float, ActsWith("positive_coef", but=(0.0,))] = 0.0
     """A reward above it was right."""
 
 
@@ -342,13 +345,17 @@ class DistillationSettings(ClippedSettings):
 
     @model_validator(mode="after")
     def _check_rewards(self) -> Self:
-        if self.filter_zero_variance or self.kl_coef > 0:
-            setting = "kl_coef" if self.kl_coef > 0 else "filter_zero_variance"
-            raise self.broken(
-                setting,
-                f" has no use here, since the teacher alone says what a token is worth, got "
-                f"{getattr(self, setting)}; leave it out",
-            )
+        for setting, given in (
+            ("kl_coef", self.kl_coef > 0),
+            ("filter_zero_variance", self.filter_zero_variance),
+            ("overlong", self.overlong.max_tokens is not None),
+        ):
+            if given:
+                raise self.broken(
+                    setting,
+                    " has no use here, since the teacher alone says what a token is worth, got "
+                    f"{getattr(self, setting)}; leave it out",
+                )
         return self
 
 
@@ -422,7 +429,7 @@ class GiGPOSettings(GRPOSettings):
 
     step_weight: Weight = 1.0
     """Weight of the step's credit beside the trajectory's."""
-    discount: Discount = 0.95
+    discount: Annotated[Discount, ActsWith("step_weight", but=(0.0,))] = 0.95
     """Of a later turn's reward; above 0, at most 1."""
     scale_rewards: Literal["none", "std"] = "none"
     """See grpo."""

@@ -43,12 +43,11 @@ class RunProcesses:
     rollouts: RolloutPool
 
     def __init__(self, config: RunConfig, log_folder: Path | None = None) -> None:
-        stages = config.resolved_stages()
-        ranks = max(stage.train.world_size for stage in stages)
+        stage = config.resolved_stages()[0]  # settings of processes are the same in all
+        train, rollout = stage.train, stage.rollout
+        ranks, threads, device = train.world_size, train.threads_per_rank, stage.device
         replays = config.run.replay is not None  # stored groups need nobody to play them
-        workers = 0 if replays else max(stage.rollout.num_workers for stage in stages)
-        threads = stages[0].train.threads_per_rank
-        device = stages[0].device
+        workers = 0 if replays else rollout.num_workers
         self.sync: WeightSync = ColocatedSync()
         with ExitStack() as opened:
             if config.controller.mode == "inline":
@@ -84,8 +83,8 @@ class RunProcesses:
                 group = RayRoleGroup(
                     ranks,
                     threads=threads,
-                    tp=stages[0].train.tp_size,
-                    sp=stages[0].train.sp_size,
+                    tp=train.tp_size,
+                    sp=train.sp_size,
                     device=device,
                     call_timeout_s=call_timeout_s,
                     log_folder=log_folder,
@@ -94,15 +93,14 @@ class RunProcesses:
                 self.roles = group
                 self.rollouts = group.rollouts
                 if workers:
-                    own = next(s.rollout for s in stages if s.rollout.num_workers == workers)
                     self.sync = ObjectStoreSync(group)
                     self.rollouts = rollout_workers(
                         workers,
                         threads=threads,
                         device=device,
-                        resources=own.worker_resources,
-                        max_restarts=own.worker_restarts,
-                        answer_s=own.worker_liveness_timeout_s,
+                        resources=rollout.worker_resources,
+                        max_restarts=rollout.worker_restarts,
+                        answer_s=rollout.worker_liveness_timeout_s,
                         call_timeout_s=call_timeout_s,
                         log_folder=log_folder,
                     )

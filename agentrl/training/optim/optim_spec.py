@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from agentrl.types.section import Decay, Fraction, Listed, Natural, Positive, Section, Weight
+from agentrl.types.section import (
+    ActsWith,
+    Decay,
+    Fraction,
+    Listed,
+    Natural,
+    Positive,
+    Section,
+    Weight,
+)
+
+_OF_MUON = ActsWith("name", only=("muon",))
+_OF_A_DECAY = ActsWith("schedule", but=("constant",))
 
 
 class OptimSpec(Section):
@@ -24,18 +36,18 @@ class OptimSpec(Section):
     """Decoupled weight decay (arXiv:1711.05101)."""
     clip_grad_norm: Positive | None = 1.0
     """Largest norm of the whole gradient; null clips nothing."""
-    muon_lr: Weight = 0.02
+    muon_lr: Annotated[Weight, _OF_MUON] = 0.02
     """Peak learning rate of Muon's matrices."""
-    muon_momentum: Decay = 0.95
+    muon_momentum: Annotated[Decay, _OF_MUON] = 0.95
     """Muon's momentum."""
-    muon_weight_decay: Weight = 0.01
+    muon_weight_decay: Annotated[Weight, _OF_MUON] = 0.01
     """Decoupled weight decay of Muon's matrices."""
     warmup_steps: Natural = 0
     """Optimizer steps of linear rise: the first has its share of the peak, the last the peak."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """What follows the rise and the flat part: from the peak down to ``final_fraction``, which
     stands behind the last step."""
-    flat_fraction: Fraction = 0.0
+    flat_fraction: Annotated[Fraction, _OF_A_DECAY] = 0.0
     """Share of the stage's optimizer steps before the decay begins, the rise included."""
-    final_fraction: Fraction = 0.0
+    final_fraction: Annotated[Fraction, _OF_A_DECAY] = 0.0
     """Learning rate behind the last step, as a share of the peak."""

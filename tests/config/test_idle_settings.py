@@ -1,0 +1,260 @@
+"""A setting that is given and cannot act is refused, or told; those of the run's processes are the
+same in all stages."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.algorithms import ALGORITHMS
+from agentrl.config.dump import to_yaml
+from agentrl.config.load import load_config
+from agentrl.config.schema import RunConfig, StageConfig
+from agentrl.config.stage_merge import merge
+from agentrl.errors import ConfigError
+from agentrl.types.section import (
+    ActsWith,
+    Key,
+    Section,
+    entry_section,
+    plain_section,
+    settings_of_the_run,
+)
+
+Problems = Callable[..., list[str]]
+Write = Callable[..., Path]
+
+
+def marked(section: type[Section], at: Key = ()) -> Iterator[tuple[Key, ActsWith]]:
+    """Every field below a section that is marked by ``ActsWith``."""
+    for name, field in section.model_fields.items():
+        for base in section.__mro__:
+            own = base.model_fields.get(name) if issubclass(base, Section) else None
+            for mark in own.metadata if own else ():
+                if isinstance(mark, ActsWith):
+                    yield (*at, name), mark
+        if (inner := plain_section(field.annotation)) is not None:
+            yield from marked(inner, (*at, name))
+        elif (inner := entry_section(field.annotation)) is not None:
+            yield from marked(inner, (*at, name, "*"))
+
+
+RULES = {
+    (".".join(map(str, key)).replace("*", "x"), mark.other): (key, mark, algorithm)
+    for algorithm, settings in [
+        *((name, ALGORITHMS[name].settings) for name in sorted(ALGORITHMS, reverse=True)),
+        ("grpo", ALGORITHMS["grpo"].settings),
+        ("grpo", RunConfig),
+    ]
+    for key, mark in marked(settings, () if settings is RunConfig else ("algorithm",))
+}
+"""Each rule by the field and what it acts with, and an algorithm that has it."""
+
+GIVEN: dict[str, Any] = {
+    "agents": {"b": {"train": False}}, "args": {"a": 1}, "before": False,
+    "build_args": {"a": 1}, "cap": 3.0, "constant_tokens": 7, "conversational": False,
+    "discount": 0.5, "describe_tools_in_prompt": False, "docker": {"cpus": 1.0},
+    "endpoints": ["http://127.0.0.1:1"], "entry_point": "a.py:E", "env": {"A": "b"},
+    "every": 3, "final_fraction": 0.5, "flat_fraction": 0.5, "floor": 0.5,
+    "gradient_sync": "mini_batch", "greedy": False, "kl_cap": 3.0, "kl_estimator": "k2",
+    "kl_horizon": 3, "kl_target": 0.5, "kl_weighted": True, "lam": 0.5,
+    "max_tool_seconds": 3.0, "mcp": {"x": {"command": ["x"]}}, "muon_lr": 0.5,
+    "muon_momentum": 0.5, "muon_weight_decay": 0.5, "name": "other", "on_stale": "mask_tokens",
+    "openai": {"base_url": "http://127.0.0.1:1/v1", "model": "m"}, "outside": "mask",
+    "pass_env": ["A"], "pause_mode": "in_place", "penalty": 0.5, "positive_above": 0.5,
+    "ray_address": "auto", "reject_below": -1.0, "reject_by": "k1", "samples": 3,
+    "shard": "grad_op", "shard_size": 1, "std_eps": 0.5,
+    "resources": {"x": "a.py:r"}, "system_prompt": "a", "tools": ["a.py:t"], "wrappers": ["a.py:w"],
+    "temperature": 0.5, "top_p": 0.5,
+    "weight": 0.5, "worker_liveness_timeout_s": 3.0, "worker_resources": {"x": 1},
+    "worker_restarts": 1,
+}  # fmt: skip
+"""A value of each field that is not its default."""
+ACTING: dict[str, Any] = {
+    "build": "m.py:f", "command": ["x"], "entry_point": "a.py:E", "kl_coef": 0.1,
+    "kl_target": 0.5, "level": "token", "max_tokens": 100, "num_workers": 1, "path": "x",
+    "positive_coef": 0.1, "reject": "token", "schedule": "async", "sets": {"a": "t.py:f"},
+    "step_weight": 1.0, "backend": "docker",
+}  # fmt: skip
+"""A value beside which a field acts, where all but some do."""
+IDLE: dict[str, Any] = {
+    "reduction": "token_mean", "scale_rewards": "none", "length_alpha": 0.05, "engine": "policy",
+    "mode": "inline", "backend": "plain", "shard": "full", "name": "adamw", "kl_estimator": "k1",
+    "schedule": "constant", "agent_command": ["x"],
+}  # fmt: skip
+"""A value beside which a field does nothing, where only some let it act."""
+CORRECTED = {"algorithm": {"rollout_correction": {"level": "token"}}}
+NEEDED: dict[str, dict[str, Any]] = {
+    "algorithm.kl_cap": {"algorithm": {"kl_coef": 0.1}},
+    "algorithm.kl_horizon": {"algorithm": {"kl_coef": 0.1}},
+    "algorithm.rollout_correction.reject_below": {
+        "algorithm": {"rollout_correction": {"reject_by": "k1"}}
+    },
+    "env.agents.x.openai": {"env": {"agents": {"x": {"train": False}}}},
+    "rollout.on_stale": CORRECTED,
+    "rollout.pause_mode": CORRECTED,
+}
+"""What other rules ask for beside a field."""
+NEEDED_TO_ACT: dict[str, dict[str, Any]] = {
+    "max_tokens": {"algorithm": {"overlong": {"buffer_tokens": 9}}},
+    "reject": {"algorithm": {"rollout_correction": {"reject_above": 1.0}}},
+}
+"""And beside what it acts with."""
+BASE = {"model": {"path": "m"}, "data": {"train": "task.py:tasks"}}
+
+
+def at(key: Key, value: Any) -> dict[str, Any]:
+    """A tree with one value."""
+    for part in reversed(key):
+        value = {("x" if part == "*" else part): value}
+    return dict(value)
+
+
+def tree(name: str, other: str, *, acts: bool) -> dict[str, Any]:
+    """A configuration with a setting, and what lets it act or not."""
+    key, mark, algorithm = RULES[name, other]
+    if other == "given":
+        other, found = "path", "x" if acts else None
+    elif acts:
+        found = mark.only[0] if mark.only else ACTING[other]
+    else:
+        found = IDLE[other] if mark.only else mark.but[0]
+    if "optim" in name and other == "schedule" and acts:
+        found = "linear"
+    made = merge(BASE, {"algorithm": {"name": algorithm}})
+    if algorithm in ("ppo", "vapo", "pf_ppo") or name.startswith("critic."):
+        made = merge(made, {"critic": {"stage": "model"}})
+    if name.startswith("critic."):
+        made["algorithm"] = {"name": "ppo"}
+    made = merge(made, at(key, GIVEN[str(key[-1])]))
+    made = merge(made, NEEDED.get(name, {}))
+    made = merge(made, NEEDED_TO_ACT.get(other, {}) if acts else {})
+    made = merge(made, at((*key[:-1], other), found))
+    if name.startswith("model.build_args"):
+        made["model"].pop("path" if acts else "build")
+    if name.startswith("env.mcp.") and not acts:
+        made = merge(made, at((*key[:-1], "url"), "http://127.0.0.1:1/mcp"))
+    return made
+
+
+@pytest.mark.parametrize(("name", "other"), RULES)
+def test_a_setting_is_refused_exactly_where_it_cannot_act(name: str, other: str) -> None:
+    load_config(tree(name, other, acts=True))
+    with pytest.raises(ConfigError) as caught:
+        load_config(tree(name, other, acts=False))
+    (line,) = [line for line in str(caught.value).splitlines() if f" {name}" in line]
+    assert "does nothing with" in line
+    assert "leave it out, or set" in line
+
+
+SHARED = """\
+algorithm: {name: grpo, kl_estimator: k1}
+stages:
+  - {name: sft, algorithm: sft, steps: 1}
+  - {name: a, steps: 1}
+  - {name: b, steps: 1, algorithm: {kl_coef: %s}}
+"""
+
+
+def test_what_stages_share_may_act_in_one_of_them_alone(write: Write, problems: Problems) -> None:
+    load_config(write(SHARED % 0.1))
+    (line,) = problems(SHARED % 0.0)  # it is in none
+    assert line.startswith("config.yaml:3:25: algorithm.kl_estimator='k1' does nothing with")
+
+
+def test_a_stages_own_setting_must_act_in_it(problems: Problems) -> None:
+    text = SHARED % "0.1}}\n  - {name: c, steps: 1, algorithm: {kl_weighted: true"
+    (line,) = problems(text)
+    assert "stages.c.algorithm.kl_weighted=True does nothing with algorithm.kl_coef=0.0" in line
+
+
+def test_what_an_override_makes_idle_is_told(
+    write: Write, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write("algorithm: {kl_coef: 0.1, kl_estimator: k1}\n")
+    with caplog.at_level(logging.WARNING):
+        load_config(path, ["optim.lr=1"])
+        assert not caplog.messages
+        load_config(path, ["algorithm.kl_coef=0"])
+    (message,) = caplog.messages
+    assert "algorithm.kl_estimator='k1' does nothing with algorithm.kl_coef=0" in message
+    with pytest.raises(ConfigError, match="kl_weighted=True does nothing"):
+        load_config(path, ["algorithm.kl_coef=0", "algorithm.kl_weighted=true"])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("algorithm: {name: grpo, rollout_correction: {level: none, cap: 2.0}}",
+         "algorithm.rollout_correction.cap=2.0 does nothing with "
+         "algorithm.rollout_correction.level='none'; leave it out, or set "
+         "algorithm.rollout_correction.level to another value"),
+        ("algorithm: {name: ppo, gae: {lam: 0.95, length_alpha: 0.1}}\ncritic: {stage: model}",
+         "algorithm.gae.lam=0.95 does nothing with algorithm.gae.length_alpha=0.1; leave it out, "
+         "or set algorithm.gae.length_alpha to None"),
+        ("algorithm: {name: distillation, kl_estimator: k1}",
+         "algorithm.kl_estimator='k1' does nothing with algorithm.kl_coef=0.0"),
+        ("algorithm: {name: distillation, overlong: {max_tokens: 9, buffer_tokens: 3}}",
+         "algorithm.overlong has no use here, since the teacher alone says"),
+        ("critic: {optim: {lr: 0.5}}",
+         "critic does nothing with algorithm.name='grpo' as it is set; leave it out, or choose one "
+         "with a critic, such as ppo"),
+        ("reference: {path: x}",
+         "reference does nothing with algorithm.name='grpo' as it is set"),
+        ("algorithm: sft\neval: {sets: {a: t.py:f}}",
+         "eval.sets does nothing with algorithm.name='sft' as it is set; leave it out, or evaluate "
+         "the trained model by `agentrl eval`"),
+    ],
+)  # fmt: skip
+def test_what_cannot_act_is_told(problems: Problems, text: str, words: str) -> None:
+    assert any(words in line for line in problems(text)), problems(text)
+
+
+def test_what_was_printed_of_a_configuration_loads(write: Write, tmp_path: Path) -> None:
+    """It has all defaults, of settings that cannot act too."""
+    config = load_config(write(SHARED % 0.1))
+    own = tmp_path / "own.yaml"
+    own.write_text(to_yaml(load_config(write("algorithm: {name: grpo, kl_coef: 0.0}"))))
+    assert load_config(own).train == RunConfig().train
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "run.json").write_text("{}")
+    (run / "config.resolved.yaml").write_text(to_yaml(config))
+    assert load_config(run / "config.resolved.yaml").resolved_stages() == config.resolved_stages()
+
+
+OTHER: dict[str, Any] = {
+    "train.world_size": 2, "train.tp_size": 2, "train.sp_size": 2, "train.device": "cpu",
+    "train.threads_per_rank": 3, "rollout.num_workers": 2,
+    "rollout.worker_resources": {"x": 1}, "rollout.worker_restarts": 5,
+    "rollout.worker_liveness_timeout_s": 7.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", [".".join(map(str, k)) for k in settings_of_the_run(StageConfig)])
+def test_a_setting_of_the_runs_processes_is_the_same_in_all_stages(key: str) -> None:
+    given = at(tuple(key.split(".")), OTHER[key])
+    top = {
+        "train": {"world_size": 2 * (key != "train.world_size") or 1},
+        "rollout": {"num_workers": 1},
+    }
+    stages = [{"name": "a", "steps": 1}, {"name": "b", "steps": 1}]
+    once = merge(merge(BASE, top), given)
+    (a, b) = load_config({**once, "stages": stages}).resolved_stages()
+    assert (a.train, a.rollout) == (b.train.replace(), b.rollout.replace())
+    for index in (0, 1):
+        own = [{**stage, **given} if n == index else stage for n, stage in enumerate(stages)]
+        with pytest.raises(ConfigError) as caught:
+            load_config({**merge(BASE, top), "stages": own})
+        message = f"{key} must be the same in all stages, which the same processes serve"
+        assert message in str(caught.value)
+        section = key.partition(".")[0]
+        assert f"set it once, under {section} at the top" in str(caught.value)
+
+
+def test_all_settings_of_processes_are_marked() -> None:
+    assert {".".join(map(str, key)) for key in settings_of_the_run(StageConfig)} == set(OTHER)

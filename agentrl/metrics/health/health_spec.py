@@ -35,6 +35,8 @@ class HealthSpec(Section):
     """``tool_collapse``: least number of tool calls, as a share of the first steps'."""
     length_max_factor: Factor | None = 3.0
     """``length_explosion``: greatest length of a response, as a multiple of the first steps'."""
+    unknown_max_frac: Fraction | None = 0.0
+    """``unknown_tokens``: greatest share of sampled tokens that the tokenizer has no text for."""
     information_min_frac: Fraction | None = 0.25
     """``template_collapse``: least ``answer/question_mi``, as a share of the first steps', while
     entropy has not collapsed."""

@@ -19,7 +19,11 @@ EQUAL_GROUPS = "group/zero_std_frac"
 CALLS = "tool/calls_per_traj"
 LENGTH = "length/response/mean"
 INFORMATION = "answer/question_mi"
-WATCHED = (ENTROPY, RATIO, MISMATCH, REWARD, ACCURACY, EQUAL_GROUPS, CALLS, LENGTH, INFORMATION)
+UNKNOWN = "mismatch/unknown_frac"
+WATCHED = (
+    *(ENTROPY, RATIO, MISMATCH, REWARD, ACCURACY, EQUAL_GROUPS, CALLS, LENGTH, INFORMATION),
+    UNKNOWN,
+)
 
 _SOLVED = 0.95
 """Accuracy from which a reward that rises no more is no fault."""
@@ -197,6 +201,19 @@ def _no_signal(numbers: Numbers, spec: HealthSpec) -> Reading | None:
     return Reading(EQUAL_GROUPS, series.now, most, text)
 
 
+def _unknown_tokens(numbers: Numbers, spec: HealthSpec) -> Reading | None:
+    most = spec.unknown_max_frac
+    share = next(iter(numbers[UNKNOWN].tail(1)), 0.0)
+    if most is None or share <= most:
+        return None
+    text = (
+        f"{share:.2%} of the sampled tokens are ids that the tokenizer has no text for, more than "
+        f"{most:.0%}: the model's padded vocabulary is trained; start from weights that were "
+        "trained, or give the model as many embeddings as the tokenizer has entries"
+    )
+    return Reading(UNKNOWN, share, most, text)
+
+
 MONITORS: Mapping[str, Monitor] = {
     "entropy_collapse": _entropy_collapse,
     "ratio_jump": _ratio_jump,
@@ -206,6 +223,7 @@ MONITORS: Mapping[str, Monitor] = {
     "tool_collapse": _tool_collapse,
     "length_explosion": _length_explosion,
     "template_collapse": _template_collapse,
+    "unknown_tokens": _unknown_tokens,
 }
 
 

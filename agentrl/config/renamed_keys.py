@@ -8,9 +8,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from agentrl.algorithms import ALGORITHMS, KLInReward
 from agentrl.config.document import Document, dotted, matching_keys, stage_roots, value_at
+from agentrl.config.foreign_keys import foreign_names
 from agentrl.config.stage_merge import merge
 from agentrl.engines.find import BUILT_IN
 from agentrl.engines.servers.section import RENAMED_VALUES
@@ -43,7 +45,7 @@ RENAMED: Mapping[str, str] = {  # * is any entry of eval.sets
 
 def with_new_name(fault: Fault) -> Fault:
     """The fault of an unknown key, in words that say what the key is called now if it had another
-    name.
+    name, or has one in verl or TRL.
     """
     key = fault.keys[0]
     entry = str(key[2]) if len(key) > 2 else ""
@@ -53,6 +55,9 @@ def with_new_name(fault: Fault) -> Fault:
             return Fault(
                 (key, now), f"{{key}} is called {dotted(now)} now; rename it, got {fault.value!r}"
             )
+    foreign = foreign_names(dotted(key), fault.value)
+    if foreign and fault.message.startswith("unknown key"):
+        return replace(fault, message=f"unknown key {{key}}{foreign}")
     return fault
 
 

@@ -114,9 +114,11 @@ class EngineControl(Protocol):
     def resume(self) -> None: ...
 
     def sleep(self, tags: Sequence[Tag]) -> None:
-        """Releases memory; requires idle or paused by ``retract``."""
+        """Releases memory; requires idle or paused by ``retract``. Where weights were released,
+        nothing is generated or scored until an update has committed."""
 
-    def wake(self, tags: Sequence[Tag]) -> None: ...
+    def wake(self, tags: Sequence[Tag]) -> None:
+        """Takes memory back; that of weights holds anything, and only an update fills it."""
 
     def layout(self) -> EngineLayout: ...
 

@@ -24,6 +24,8 @@ class EngineLife:
         clock: engine seconds, which deadlines of requests count in.
         paused: the mode of the last pause; None while it generates.
         asleep: what was released.
+        weightless: whether weights were released since the last update: memory that comes back
+            holds anything, so that only an update makes them whole.
         updating: whether a weight update is open.
         fault: why it answers nothing any more: corrupt weights; empty for a sound engine.
         closed: why it has ended; empty while it lives.
@@ -34,6 +36,7 @@ class EngineLife:
         self.clock = PausableClock()
         self.paused: PauseMode | None = None
         self.asleep: set[Tag] = set()
+        self.weightless = False
         self.updating = False
         self.fault = ""
         self.closed = ""
@@ -64,19 +67,20 @@ class EngineLife:
         self.paused = mode
 
     def require_resumable(self) -> None:
-        """Raises an EngineError where an update is open or memory is released."""
+        """Raises an EngineError where an update is open, memory is released, or weights were."""
         self.require_whole("resume")
         if self.updating or self.asleep:
             remedy = "commit the update" if self.updating else f"call wake({sorted(self.asleep)})"
             raise EngineError(
                 f"resume: the engine is {self.state}; {remedy} first", retryable=False
             )
+        self.require_weights("resume")
 
     def resume(self) -> None:
         """Generates again.
 
         Raises:
-            EngineError: an update is open, or memory is released.
+            EngineError: an update is open, memory is released, or weights were.
         """
         self.require_resumable()
         if self.paused is not None:
@@ -87,6 +91,7 @@ class EngineLife:
         """Memory was released; requests wait until ``wake`` and ``resume``."""
         self.require_whole("sleep")
         self.asleep |= set(tags)
+        self.weightless |= "weights" in tags
         if self.paused is None:
             self.pause("drain")
 
@@ -96,13 +101,18 @@ class EngineLife:
         self.asleep -= set(tags)
 
     def require_updatable(self, version: int) -> None:
-        """Raises an EngineError where the engine serves, or another update is open."""
+        """Raises an EngineError where the engine serves, another update is open, or the weights'
+        memory is released."""
         self.require_whole("begin_update")
-        if self.paused is None or self.updating:
-            problem = "another update is open" if self.updating else "it is serving"
+        if self.paused is None or self.updating or "weights" in self.asleep:
+            problem, remedy = "it is serving", "call pause('retract')"
+            if self.updating:
+                problem, remedy = "another update is open", "commit it"
+            elif self.paused is not None:
+                problem, remedy = "its weights are released", "call wake(['weights'])"
             raise EngineError(
-                f"begin_update({version}) needs a paused engine, but {problem}; "
-                "call pause('retract') first",
+                f"begin_update({version}) needs a paused engine that holds its weights, but "
+                f"{problem}; {remedy} first",
                 retryable=False,
             )
 
@@ -116,6 +126,7 @@ class EngineLife:
         self.updating = False
         if version is not None:
             self.policy_version = version
+            self.weightless = False
 
     def mark_corrupt(self, cause: str) -> None:
         """The weights are no longer those of one version: nothing is answered any more."""
@@ -136,6 +147,16 @@ class EngineLife:
         """Raises an EngineError where the engine has ended or its weights are corrupt."""
         if self.closed or self.fault:
             raise EngineError(f"{what}: {self.error()}", retryable=False)
+
+    def require_weights(self, what: str) -> None:
+        """Raises an EngineError where the engine holds no whole weights."""
+        self.require_whole(what)
+        if self.weightless:
+            raise EngineError(
+                f"{what}: the weights were released since version {self.policy_version} was "
+                "sent, and memory that is taken back holds anything; publish weights first",
+                retryable=False,
+            )
 
     def require_open(self, what: str) -> None:
         """Raises an EngineError where no update is open."""

@@ -134,6 +134,8 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "own text",
         "mismatch/template_frac": "share of the last turn's context that a new rendering of the "
         "template changes",
+        "mismatch/unknown_frac": "share of a trajectory's sampled tokens that the tokenizer has no "
+        "text for, such as ids of a padded vocabulary",
         "async/staleness/mean": "mean staleness of trained tokens in versions",
         "async/staleness/max": "largest staleness of a trained token in versions",
         "count/stragglers": "episodes cancelled because enough rollouts of their group had "

@@ -153,7 +153,7 @@ def _lengths(finished: Sequence[Trajectory]) -> dict[str, float]:
 def _mismatch(finished: Sequence[Trajectory]) -> dict[str, float]:
     """The measured differences between the episodes' ids and those of their text."""
     metrics = {}
-    for name in ("retok_frac", "template_frac"):
+    for name in ("retok_frac", "template_frac", "unknown_frac"):
         measured = [trajectory.info[name] for trajectory in finished if name in trajectory.info]
         if measured:
             metrics[f"mismatch/{name}"] = float(np.mean(measured))

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from agentrl.errors import MachineError
 from agentrl.metrics.names import with_verl_names
 from agentrl.types.machine.optional_packages import needed
 from agentrl.types.user_code.place import described

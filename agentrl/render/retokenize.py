@@ -49,6 +49,19 @@ def retok_frac(turns: Sequence[Turn], renderer: Renderer) -> float | None:
     return changed / sampled if sampled else None
 
 
+def unknown_frac(turns: Sequence[Turn], renderer: Renderer) -> float | None:
+    """The share of an episode's sampled tokens that the tokenizer has no text for: ids of a padded
+    vocabulary.
+
+    Returns:
+        From 0 to 1; None if no token was sampled.
+    """
+    made = [concat_ids(turn.completion) for turn in turns]
+    sampled = sum(ids.size for ids in made)
+    unknown = sum(int(np.count_nonzero(ids >= renderer.vocab_size)) for ids in made)
+    return unknown / sampled if sampled else None
+
+
 def template_frac(
     context: npt.NDArray[np.int32],
     messages: Sequence[Message],

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from agentrl.errors import EngineError, ToolError
-from agentrl.render.retokenize import retok_frac, template_frac
+from agentrl.render.retokenize import retok_frac, template_frac, unknown_frac
 from agentrl.rollouts.builder import SequenceState, TrajectoryBuilder, TurnRequest
 from agentrl.rollouts.context import EpisodeContext
 from agentrl.rollouts.deadlines import counted_now
@@ -262,15 +262,19 @@ class TurnGenerator:
         """How far the episode's ids differ from those of its re-encoded text.
 
         Returns:
-            ``retok_frac`` and ``template_frac``; empty if the spec does not ask for them.
+            ``unknown_frac``, and if the spec asks for them ``retok_frac`` and ``template_frac``.
         """
         renderer = self.context.renderer
         last = self._last_request
-        if renderer is None or last is None or not self.context.spec.measure_retokenization:
+        if renderer is None or last is None:
             return {}
+        unknown = unknown_frac(self.builder.turns, renderer)
+        measured = {} if unknown is None else {"unknown_frac": unknown}
+        if not self.context.spec.measure_retokenization:
+            return measured
         start = time.monotonic()
         share = retok_frac(self.builder.turns, renderer)
-        measured = {} if share is None else {"retok_frac": share}
+        measured |= {} if share is None else {"retok_frac": share}
         sequence = last.sequence
         if sequence.ids.size:
             ids = concat_ids(last.segments, after=sequence.ids)

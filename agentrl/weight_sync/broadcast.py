@@ -117,6 +117,8 @@ class BroadcastSender:
                 time.sleep(_POLL_S)
             update.wait(joining)
             return _Group(name, update.member_ids, own.result())
+        except RuntimeError as error:  # of gloo or NCCL
+            raise EngineError(f"the group {name!r} could not be joined: {error}") from error
         finally:
             with_us.shutdown(wait=False)
 
@@ -164,18 +166,19 @@ class _BroadcastSession(BatchSession):
         receiving = update.start(
             lambda client, _: client.receive(self._group.name, batch, label=label, flush=flush)
         )
-        if self._broadcast(batch, receiving):
+        fault = self._broadcast(batch, receiving)
+        if not fault:
             update.wait(receiving)
             return
         self._sender.group = None  # never used again, nor waited for
         if receiving.done():
             update.wait(receiving)  # a server that refused says why
-        update.lose_all("the broadcast of the weights broke off")
+        update.lose_all(f"the broadcast of the weights broke off: {fault}")
 
-    def _broadcast(self, batch: Sequence[WeightArray], receiving: Future[None]) -> bool:
-        """Whether all tensors went out; a server that refused or died would leave this side waiting
-        for ever. One that has all of them may say so before this side knows that the last is
-        out."""
+    def _broadcast(self, batch: Sequence[WeightArray], receiving: Future[None]) -> str:
+        """Why not all tensors went out; empty where they did. A server that refused or died would
+        leave this side waiting for ever. One that has all of them may say so before this side knows
+        that the last is out."""
         options = dist.BroadcastOptions()
         options.rootRank = 0
         for array in batch:
@@ -186,9 +189,9 @@ class _BroadcastSession(BatchSession):
                     if self.update.lost_any or (
                         receiving.done() and receiving.exception() is not None
                     ):
-                        return False
+                        return "a server took no part any more"
                     time.sleep(_POLL_S)
                 work.wait()
-            except RuntimeError:  # how gloo and NCCL say that a rank is gone
-                return False
-        return True
+            except RuntimeError as error:  # how gloo and NCCL say that a rank is gone, and why
+                return " ".join(str(error).split())
+        return ""

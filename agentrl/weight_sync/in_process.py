@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agentrl.engines import EngineControl, PauseMode, ServedDtype
+from agentrl.engines.probe import ProbeNoise
 from agentrl.engines.weights import WeightArray
 from agentrl.errors import EngineError
 from agentrl.weight_sync.tensor_bytes import to_array
@@ -56,7 +57,11 @@ def export_weights(actor: Actor, dtype: ServedDtype, *, keep: bool) -> TrainerWe
 
 
 def publish_in_process(
-    actor: Actor, engine: EngineControl | None, version: int, mode: PauseMode = "retract"
+    actor: Actor,
+    engine: EngineControl | None,
+    version: int,
+    mode: PauseMode = "retract",
+    noise: ProbeNoise | None = None,
 ) -> WeightsReport | None:
     """Moves the actor's weights to the engine beside it, one whole tensor at a time.
 
@@ -69,6 +74,7 @@ def publish_in_process(
         engine: paused meanwhile; None on a rank that only helps to gather.
         version: the policy version from now on.
         mode: what becomes of requests in flight; interrupted ones go on under ``version``.
+        noise: of the engine's earlier comparisons; None for its first.
 
     Raises:
         EngineError: a tensor is missing or misshapen, or the weights differ; the engine then
@@ -79,7 +85,12 @@ def publish_in_process(
         return None
     dtype = engine.layout().dtype
     return update_engine(
-        engine, actor.weights(dtype), lambda: trainer_reference(actor, dtype), version, mode
+        engine,
+        actor.weights(dtype),
+        lambda: trainer_reference(actor, dtype),
+        version,
+        mode,
+        noise or ProbeNoise(),
     )
 
 
@@ -89,6 +100,7 @@ def update_engine(
     trainer: Callable[[], Reference],
     version: int,
     mode: PauseMode,
+    noise: ProbeNoise,
 ) -> WeightsReport:
     """Gives an engine whole tensors by their Hugging Face names; it serves ``version`` when this
     returns.
@@ -99,6 +111,7 @@ def update_engine(
         trainer: its side of the comparison, asked for once all tensors are put.
         version: the policy version from now on.
         mode: what becomes of requests in flight.
+        noise: of the engine's earlier comparisons; this one is added.
 
     Raises:
         EngineError: a tensor is missing or misshapen, or the weights differ; the engine then
@@ -121,7 +134,7 @@ def update_engine(
     try:
         verify_checksums(reference.checksum, engine.checksum(), version)
         engine.resume()  # a paused server scores nothing
-        verify_probe(engine, reference.probe, engine.layout().dtype, version)
+        verify_probe(engine, reference.probe, engine.layout().dtype, version, noise)
     except EngineError as error:
         logger.warning(
             "%s: the engine is closed", error, extra={"event": "weights_differ", "version": version}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from agentrl.engines import EngineControl, ServedDtype
-from agentrl.engines.probe import Probe, probe_ids
+from agentrl.engines.probe import Probe, ProbeNoise, probe_ids
 from agentrl.errors import WeightMismatchError
 from agentrl.rollouts.batching import make_batch
 from agentrl.types import (
@@ -55,14 +55,16 @@ def trainer_reference(actor: Actor, dtype: ServedDtype) -> Reference:
     return Reference(checksum, Probe(ids, column[1:].astype(np.float32)))
 
 
-def verify_probe(engine: EngineControl, probe: Probe, dtype: ServedDtype, version: int) -> None:
+def verify_probe(
+    engine: EngineControl, probe: Probe, dtype: ServedDtype, version: int, noise: ProbeNoise
+) -> None:
     """Every server computes what the trainer computes, up to the rounding of the served dtype.
 
     Raises:
         WeightMismatchError: a server's logprobs differ; it is named.
     """
     for server, logprobs in engine.score(probe.token_ids).items():
-        if difference := probe.difference(logprobs, dtype):
+        if difference := noise.difference(server, probe, logprobs, dtype):
             raise WeightMismatchError(
                 f"after publish({version}) {server} computes with other weights than the trainer: "
                 f"{difference}; restart it, and look at its log",

@@ -11,9 +11,11 @@ from pydantic import BaseModel
 from ruamel.yaml import YAML
 
 from agentrl.algorithms import ALGORITHMS
+from agentrl.config.foreign_keys import TRL, VERL
 from agentrl.config.load import load_config
 from agentrl.config.reference import settings_reference
 from agentrl.config.train_sections import CriticConfig
+from agentrl.errors import ConfigError
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -24,6 +26,44 @@ def mapped(page: str) -> Iterator[tuple[str, str]]:
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if len(cells) == 3 and (ours := re.fullmatch(r"`(\S+?=.+)`", cells[1])):
             yield cells[0].strip("`"), ours[1]
+
+
+def names_on(page: str) -> dict[str, str]:
+    """The settings of a page's first table: theirs, and the first of ours for each."""
+    found: dict[str, str] = {}
+    for line in (DOCS / page).read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        said = cells[2] if len(cells) == 3 and cells[1] == "—" else cells[min(1, len(cells) - 1)]
+        if len(cells) == 3 and (ours := re.match(r"`([\w.]+)=", said)):
+            own = re.sub(r"^(eval\.sets|reward\.functions)\..*", r"\1", ours[1])
+            for theirs in re.findall(r"([a-z][\w.]*)=", cells[0]):
+                found.setdefault(theirs, own)
+    return {theirs: own for theirs, own in found.items() if theirs != own}
+
+
+def test_a_message_knows_the_names_of_the_pages() -> None:
+    assert names_on("coming-from-verl.md") == VERL
+    assert names_on("coming-from-trl.md") == TRL
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        (
+            "actor_rollout_ref.rollout.n=5",
+            "unknown key actor_rollout_ref; verl's actor_rollout_ref.rollout.n is "
+            "rollout.group_size here (docs/coming-from-verl.md)",
+        ),
+        ("data.train_batch_size=256", "verl's data.train_batch_size is train.batch_prompts here"),
+        ("algorithm.adv_estimator=grpo", "verl's algorithm.adv_estimator is algorithm.name here"),
+        ("rollout.num_generations=4", "TRL's num_generations is rollout.group_size here"),
+        ("num_generations=4", "TRL's num_generations is rollout.group_size here"),
+        ("train.learning_rate=1e-5", "TRL's learning_rate is optim.lr here"),
+    ],
+)
+def test_a_key_of_verl_or_trl_is_answered_with_ours(override: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        load_config({}, [override]).resolved_stages()
 
 
 MAPPED = [

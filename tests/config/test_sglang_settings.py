@@ -130,6 +130,10 @@ def test_an_api_key_is_not_shown(
             ["rollout.sglang.urls=[http://a:1]", "train.world_size=2"],
             "rollout.sglang.urls needs train.world_size of at most 1",
         ),
+        (
+            ["rollout.sglang.weight_sync=broadcast", "rollout.sglang.device=cuda"],
+            "goes through NCCL, which refuses two ranks on one GPU",
+        ),
         (["rollout.sglang.weight_sync=carrier"], "must be 'http', 'disk' or 'broadcast'"),
         (["rollout.top_p=0.9"], "rollout.top_p=1 and rollout.top_k=0 are needed for training"),
         (["rollout.min_p=0.1"], "unknown key rollout.min_p"),

@@ -109,6 +109,14 @@ CASES: Mapping[str, tuple[Numbers, Numbers, str, tuple[str, ...]]] = {
         "environment or reward blocks it",
         ("0-0-0", "0-1-0", "0-2-0"),
     ),
+    "unknown_tokens": (
+        {"mismatch/unknown_frac": [*level(0.0, 5), 0.146]},
+        {"mismatch/unknown_frac": level(0.0)},
+        "14.60% of the sampled tokens are ids that the tokenizer has no text for, more than 0%: "
+        "the model's padded vocabulary is trained; start from weights that were trained, or give "
+        "the model as many embeddings as the tokenizer has entries",
+        ("0-0-0", "0-1-0", "0-2-0"),
+    ),
 }
 
 
@@ -135,6 +143,7 @@ def test_it_does_not_fire_on_a_healthy_series(name: str) -> None:
 
 OFF = {
     "entropy_collapse": "entropy_min_frac",
+    "unknown_tokens": "unknown_max_frac",
     "ratio_jump": "ratio_jump",
     "mismatch_jump": "mismatch_jump",
     "reward_stuck": "reward_stuck_steps",

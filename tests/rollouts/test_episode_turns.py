@@ -122,6 +122,7 @@ async def test_an_id_of_the_padded_vocabulary_stays_as_sampled_and_reads_as_a_re
     trajectory = await play([[*ids("a"), 263, END]])
     assert laid_out(trajectory)[0][1] == ("POLICY", [97, 263, END])
     assert trajectory.turns[0].text == "a\ufffd"
+    assert trajectory.info["unknown_frac"] == 1 / 3
 
 
 async def test_text_of_a_tool_never_becomes_a_marker() -> None:

@@ -15,6 +15,7 @@ from agentrl.controller.cluster.rollout_pool import (
     RolloutWorkerSpec,
 )
 from agentrl.engines import EngineLayout, HostedEngine, MessageEngine, PauseMode
+from agentrl.engines.probe import ProbeNoise
 from agentrl.errors import ConfigError
 from agentrl.rollouts import (
     EpisodeRunner,
@@ -43,6 +44,8 @@ class EpisodeHost:
         self._runner: EpisodeRunner | None = None
         self.engine: HostedEngine | None = None
         """What generates; None outside of a stage with rollouts, and with an engine of messages."""
+        self.noise = ProbeNoise()
+        """Of the engine's comparisons with its trainer."""
 
     def setup(self, spec: RolloutWorkerSpec | None) -> None:
         self.close()
@@ -54,6 +57,7 @@ class EpisodeHost:
             on_close = None
             if _has_weights(engine):
                 self.engine = engine
+                self.noise = ProbeNoise()
                 opened.callback(engine.close)
             else:
                 on_close = cast(MessageEngine, engine).close
@@ -87,7 +91,11 @@ class EpisodeHost:
         assert self.engine is not None, "weights go to an engine"
         tensors = ((array.name, to_tensor(array)) for array in weights.arrays)
         with self.clock_paused():
-            return [update_engine(self.engine, tensors, lambda: weights.reference, version, mode)]
+            return [
+                update_engine(
+                    self.engine, tensors, lambda: weights.reference, version, mode, self.noise
+                )
+            ]
 
     def clock_paused(self) -> AbstractContextManager[None]:
         """No deadline of an episode here counts within: its engine is paused for new weights."""

@@ -102,7 +102,8 @@ class Worker:
         """Gives the engine of this rank, paused by ``mode``, the role's weights; None without an
         engine here. Collective, since weights are sharded."""
         with self.rollouts.clock_paused():
-            return publish_in_process(self._policy(role), self.rollouts.engine, version, mode)
+            host = self.rollouts
+            return publish_in_process(self._policy(role), host.engine, version, mode, host.noise)
 
     def export(self, role: str, dtype: ServedDtype) -> TrainerWeights | None:
         """The role's weights for engines elsewhere, by rank 0. Collective, since weights are

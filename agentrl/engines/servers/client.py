@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.engines.base import EnginePlace, PauseMode, Tag
+from agentrl.engines.checksum import HeldTensor
 from agentrl.engines.servers.section import ServersSpec
 from agentrl.engines.weights import WeightArray
 from agentrl.errors import ConfigError, DataError, EngineError
@@ -180,9 +181,9 @@ class ServerClient(Protocol):
         self, name: str, arrays: Sequence[WeightArray], *, label: str | None, flush: bool
     ) -> None: ...
 
-    async def digests(self) -> Mapping[str, str]:
+    async def digests(self) -> Mapping[HeldTensor, str]:
         """The server's own digests of its weights, by names that servers of the same kind share;
-        empty where it has none that can be compared."""
+        empty where it has none."""
         ...
 
     async def close(self) -> None: ...

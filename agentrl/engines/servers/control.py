@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.engines.base import PauseMode, Tag, WeightSender
-from agentrl.engines.probe import Probe
+from agentrl.engines.checksum import HeldTensor
+from agentrl.engines.probe import Probe, rounding
 from agentrl.engines.servers.client import ServerClient, ServerKind
 from agentrl.engines.servers.errors import ServerLostError
 from agentrl.engines.servers.pool import ServerPool
@@ -144,7 +145,7 @@ class ServerControl:
         """See ``EngineControl.score``: of every server that serves; one that is lost meanwhile is
         scored when it restarts.
         """
-        self.state.life.require_whole("score")
+        self.state.life.require_weights("score")
         scores = await self.on_members(
             self.pool.serving, lambda client, _: client.score(token_ids), may_lose_all=True
         )
@@ -226,30 +227,39 @@ class ServerControl:
         """No tensor was sent: the old weights go on being served."""
         self.state.life.end_update(None)
 
-    async def compare_digests(self, *started: Server) -> None:
-        """Servers that serve, and one that came up, tell the same digests of their weights.
+    async def compare_digests(self, *members: Server) -> dict[HeldTensor, str]:
+        """The digests of their weights that servers tell alike; none where they tell none.
 
         Raises:
-            EngineError: one tells another; nothing is compared where servers tell none.
+            EngineError: one tells another, or holds a tensor that the model has not, so that no
+                update would reach it.
         """
-        told: dict[str, tuple[str, str]] = {}
-        members = (*self.pool.serving, *started)
-        for server in members if len(members) > 1 else ():
-            for name, digest in (await server.client.digests()).items():
-                first, expected = told.setdefault(name, (server.name, digest))
+        told: dict[HeldTensor, tuple[str, str]] = {}
+        names = self.state.names
+        for server in members:
+            for held, digest in (await server.client.digests()).items():
+                first, expected = told.setdefault(held, (server.name, digest))
                 if digest != expected:
                     raise EngineError(
                         f"{server.name} holds other weights than {first}, by their own digests of "
-                        f"{name}; restart it, and look at its log",
+                        f"{held.name}; restart it, and look at its log",
                         retryable=False,
                     )
+                if not names.issuperset(held.parts):
+                    raise EngineError(
+                        f"{server.name} serves another model: {self.state.kind.place.model} has no "
+                        f"{held.name}; start it with this model",
+                        retryable=False,
+                    )
+        return {held: digest for held, (_, digest) in told.items()}
 
     # --- inside
 
     async def _start(self) -> None:
         await self.pool.start()
-        if self.sender is None:  # no update will make them agree
-            await self.compare_digests()
+        # no update will make them agree
+        if self.sender is None and len(self.pool.servers) > 1:
+            await self.compare_digests(*self.pool.serving)
 
     async def _start_server(self, server: Server) -> None:
         """Starts a server with the weights served now, by which the others were verified."""
@@ -268,10 +278,11 @@ class ServerControl:
                 await asyncio.to_thread(write_weights, folder, model, arrays)
             model = folder
         await server.start(model, self.state.labels.label(version))
-        await self.compare_digests(server)
+        if self.pool.serving and not life.weightless:
+            await self.compare_digests(*self.pool.serving, server)
         if (probe := self.state.probe) is not None:
             found = await server.client.score(probe.token_ids)
-            if difference := probe.difference(found, place.dtype):
+            if difference := probe.difference(found, place.dtype, rounding(place.dtype)):
                 raise EngineError(
                     f"{server.name} came up with other weights than version {version}: {difference}"
                 )

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from agentrl.engines.base import (
     EngineHealth,
     EngineLayout,
     EngineNotice,
     UpdateSession,
-    WeightSender,
 )
-from agentrl.engines.servers.client import ServerKind
+from agentrl.engines.checksum import HeldWeights
 from agentrl.engines.servers.control import ServerControl
 from agentrl.engines.servers.update import ServerUpdate
-from agentrl.engines.weights import array_checksum, tensor_shapes
-from agentrl.errors import EngineError
+from agentrl.engines.weights import array_checksum
+from agentrl.errors import EngineError, WeightMismatchError
 from agentrl.types import Completion, EngineInfo, GenerateRequest
 
 
@@ -37,10 +35,6 @@ class ServersEngine(ServerControl):
         EngineError: a given server serves another model.
         DataError: the model's folder cannot be read.
     """
-
-    def __init__(self, kind: ServerKind, sender: WeightSender | None = None) -> None:
-        self._shapes = tensor_shapes(Path(kind.place.model))
-        super().__init__(kind, sender)
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """See ``RolloutEngine.generate``. The servers may draw with seeds of their own."""
@@ -75,23 +69,34 @@ class ServersEngine(ServerControl):
                 retryable=False,
             )
         self.open_update(version)
-        return self.sender.begin(ServerUpdate(self, version, self._shapes))
+        return self.sender.begin(ServerUpdate(self, version, self.state.shapes))
 
     def checksum(self) -> Mapping[str, int]:
         """See ``EngineControl.checksum``: of what was put last, after the servers' own digests,
-        where they have any, were found to be the same on all of them.
+        where they have any, were found to be the same on all of them, and to have changed since the
+        last look in just those tensors whose bits are others.
 
         Raises:
-            EngineError: a server holds other weights than another, or nothing was put yet.
+            EngineError: a server holds other weights than another, or than were sent; or nothing
+                was put yet.
         """
+        self.state.life.require_weights("checksum")
         if self.state.weights is None:
             raise EngineError(
                 "checksum: no weights were sent yet, so that there is nothing to compare with; "
                 "publish first",
                 retryable=False,
             )
-        self.submit(self.compare_digests()).result()
-        return {name: array_checksum(array) for name, array in self.state.weights.items()}
+        told = self.submit(self.compare_digests(*self.pool.serving)).result()
+        sent = {name: array_checksum(array) for name, array in self.state.weights.items()}
+        found = HeldWeights(sent, told)
+        if self.state.held and (fault := found.fault_since(self.state.held)):
+            raise WeightMismatchError(
+                f"after publish({self.state.life.policy_version}) the servers hold {fault}, by "
+                "their own digests; restart them, and look at their logs"
+            )
+        self.state.held = found
+        return sent
 
     def health(self) -> EngineHealth:
         """See ``EngineControl.health``; answers at once, from what is known on this side."""

@@ -80,7 +80,19 @@ class ServersSpec(EngineSpec):
                 f"={list(self.command)} needs device, 'cpu' or 'cuda', since it cannot be asked "
                 "what it starts a server on; set it",
             )
+        if self.weight_sync == "broadcast" and self.device == "cuda" and self._shares_gpu:
+            raise self.broken(
+                "weight_sync",
+                "='broadcast' with device='cuda' goes through NCCL, which refuses two ranks on one "
+                "GPU, and a server that is started here takes the sender's; set weight_sync=http "
+                "or disk, leave device out (gloo), or give servers on other GPUs by urls",
+            )
         return self
+
+    @property
+    def _shares_gpu(self) -> bool:
+        """Whether servers come up on the first GPU of the process that sends weights."""
+        return not self.urls and "CUDA_VISIBLE_DEVICES" not in self.env
 
     def traits(self) -> EngineTraits:
         """See ``EngineSpec.traits``: given servers have one owner."""

@@ -5,16 +5,18 @@ loop alone.
 from __future__ import annotations
 
 import asyncio
+import functools
 import secrets
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from agentrl.engines.checksum import HeldWeights
 from agentrl.engines.life import EngineLife
 from agentrl.engines.probe import Probe
 from agentrl.engines.servers.client import ServerKind, WeightLabels
-from agentrl.engines.weights import WeightArray
+from agentrl.engines.weights import WeightArray, tensor_shapes
 from agentrl.types import EngineInfo, StaleKV
 
 
@@ -26,6 +28,7 @@ class ServersState:
 
     Attributes:
         weights: those that were sent last; None before the first update.
+        held: what the servers were found to hold last, by their own digests.
         probe: logprobs under the version served now, which a server started later must agree with.
         kv: tokens of each session in the servers' caches.
         tasks: what runs in the background until the engine closes.
@@ -36,12 +39,27 @@ class ServersState:
         self.life = EngineLife()
         self.labels = WeightLabels(secrets.token_hex(4))
         self.weights: Mapping[str, WeightArray] | None = None
+        self.held: HeldWeights | None = None
         self.probe: Probe | None = None
         self.stale_kv: StaleKV = "never"
         self.kv: dict[str, int] = {}
         self.tasks: set[asyncio.Task[None]] = set()
         # requests and starts wait here for any change of state; notified from the engine's loop
         self._changed = asyncio.Condition()
+
+    @functools.cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of every tensor of the model, by Hugging Face name.
+
+        Raises:
+            DataError: the model's folder cannot be read.
+        """
+        return tensor_shapes(Path(self.kind.place.model))
+
+    @property
+    def names(self) -> set[str]:
+        """Tensors that a server may hold; a tied head is the embedding under a second name."""
+        return {*self.shapes, *({"lm_head.weight"} if self.kind.sizes.ties_embeddings else ())}
 
     @property
     def flushes_updates(self) -> bool:

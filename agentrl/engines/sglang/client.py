@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.engines.base import EnginePlace, PauseMode, Tag
+from agentrl.engines.checksum import HeldTensor
 from agentrl.engines.servers.client import WeightLabels
 from agentrl.engines.servers.errors import RefusedError, ServerLostError, refusal
 from agentrl.engines.servers.http_client import CONNECT_S, HttpClient
@@ -20,7 +21,7 @@ from agentrl.engines.sglang.capabilities import (
     SPANS_SINCE,
     require_version,
 )
-from agentrl.engines.sglang.model_check import model_problem
+from agentrl.engines.sglang.model_check import model_problem, part_names
 from agentrl.engines.sglang.sglang_spec import SGLangEngineSpec
 from agentrl.engines.sglang.stream import events, tell_new
 from agentrl.engines.sglang.wire import generate_body, read_answer, read_score, score_body
@@ -85,8 +86,7 @@ class SGLangClient(HttpClient):
     async def check_model(self) -> None:
         """See ``ServerClient.check_model``."""
         served = await self._ask("/model_info")
-        names = {name for rank in await self._checksums() for name in rank}
-        if problem := model_problem(self._place, self._info, served, names):
+        if problem := model_problem(self._place, self._info, served):
             raise EngineError(f"{self.name} {problem}", retryable=False)
 
     async def attach(self) -> bool:
@@ -267,13 +267,14 @@ class SGLangClient(HttpClient):
         }
         await self._load("/update_weights_from_distributed", body, label, flush)
 
-    async def digests(self) -> Mapping[str, str]:
-        """See ``ServerClient.digests``. On a GPU they are made by another function, of which it is
-        not known that all servers answer alike.
+    async def digests(self) -> Mapping[HeldTensor, str]:
+        """See ``ServerClient.digests``: SHA-256 on a CPU, on a GPU a hash of SGLang's own, which is
+        as much a function of the bits alone.
         """
-        ranks = await self._checksums() if self._info.get("device") == "cpu" else []
+        ranks = await self._checksums()
+        where = self._info.get("device") or "cpu"
         return {
-            f"{name!r} (rank {rank} of {len(ranks)})": digest
+            HeldTensor(f"{name!r} ({where}, rank {rank} of {len(ranks)})", part_names(name)): digest
             for rank, digests in enumerate(ranks)
             for name, digest in digests.items()
         }

@@ -4,7 +4,7 @@ serve.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,6 @@ def model_problem(
     place: EnginePlace,
     info: Mapping[str, Any],
     served: Mapping[str, Any],
-    tensors: Collection[str],
 ) -> str:
     """The first fault of a server, and its remedy; empty for a sound one.
 
@@ -39,12 +38,15 @@ def model_problem(
         place: what it should serve.
         info: its ``/server_info``.
         served: its ``/model_info``.
-        tensors: its own names of them; none where it does not tell.
     """
     config = read_config(place.model)
-    other = config
-    with suppress(DataError):  # of another machine, or under another path
+    own = tensor_shapes(Path(place.model))
+    other, unknown = config, ""
+    # of another machine, or under another path: the first digests that it tells name its tensors
+    with suppress(DataError):
         other = read_config(str(info.get("model_path")))
+        held = tensor_shapes(Path(str(info.get("model_path"))))
+        unknown = next((name for name in held if name not in own and name != "lm_head.weight"), "")
     told = {key: served.get(key) for key in ("architectures", "model_type")}
     told = {key: value for key, value in told.items() if value is not None}
     shape = {key: other.get(key) for key in ("vocab_size", "hidden_size", "num_hidden_layers")}
@@ -64,10 +66,8 @@ def model_problem(
             f"samples with {preferred} what a request leaves open, so that logprobs would be those "
             "of another distribution; start it without --preferred-sampling-params"
         )
-    if unknown := unknown_names(tensor_shapes(Path(place.model)), tensors):
-        return (
-            f"serves another model: {place.model} has no {unknown[0]!r}; start it with this model"
-        )
+    if unknown:
+        return f"serves another model: {place.model} has no {unknown!r}; start it with this model"
     longest = int(info.get("max_req_input_len") or 0)
     if longest and longest < place.context_tokens:
         return (
@@ -79,26 +79,18 @@ def model_problem(
     return ""
 
 
-def unknown_names(own: Collection[str], served: Collection[str]) -> list[str]:
-    """A server's names that are not made of the tensors named ``own``."""
-    return [
-        name
-        for name in served
-        # the embedding under a second name, where they are tied, and tables of positions
-        if not (name.startswith("lm_head.") or ".rotary_emb." in name)
-        and not all(part in own for part in part_names(name))
-    ]
-
-
-def part_names(served: str) -> list[str]:
-    """The Hugging Face tensors that one of the server's is made of, in order."""
+def part_names(served: str) -> tuple[str, ...]:
+    """The Hugging Face tensors that one of the server's is made of, in order; none for a table of
+    positions."""
+    if ".rotary_emb." in served:
+        return ()
     if served.startswith("visual."):
         # Qwen's vision tower has queries, keys and values in one tensor of its own
         served = served.replace(".attn.qkv_proj.", ".attn.qkv.")
     for fused, names in _FUSED.items():
         if f".{fused}." in served:
-            return [served.replace(fused, name) for name in names]
-    return [served]
+            return tuple(served.replace(fused, name) for name in names)
+    return (served,)
 
 
 def _dtype(asked: str, config: Mapping[str, Any]) -> str:

@@ -69,6 +69,11 @@ class SGLangEngineSpec(ServersSpec):
                 )
         return value
 
+    @property
+    def _shares_gpu(self) -> bool:
+        names = {name.lstrip("-").replace("_", "-") for name in self.server_args}
+        return super()._shares_gpu and "base-gpu-id" not in names
+
     def build(self, place: EnginePlace, sender: WeightSender | None = None) -> HostedEngine:
         """Starts the servers, or looks at those given, and waits until all serve.
 

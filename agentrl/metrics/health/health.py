@@ -132,6 +132,7 @@ _SHOWING: Mapping[str, tuple[str, Callable[[Trajectory], Any], str]] = {
     "mismatch_jump": ("", _by_id, "mismatch"),
     "reward_stuck": ("", lambda trajectory: trajectory.reward, ""),
     "tool_collapse": ("calls=0", _calls, ""),
+    "unknown_tokens": ("", lambda trajectory: -trajectory.info.get("unknown_frac", 0.0), ""),
     "length_explosion": ("", lambda trajectory: -trajectory.num_policy_tokens, ""),
 }
 """A term of the query, what comes first among the ids, and a signal of blame."""

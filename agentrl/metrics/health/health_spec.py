@@ -38,6 +38,8 @@ class HealthSpec(Section):
     loop_lag_max_s: Positive | None = 2.0
     """``loop_blocked``: most seconds that the event loop of the episodes may stand still at
     once."""
+    unknown_max_frac: Fraction | None = 0.0
+    """``unknown_tokens``: greatest share of sampled tokens that the tokenizer has no text for."""
     information_min_frac: Fraction | None = 0.25
     """``template_collapse``: least ``answer/question_mi``, as a share of the first steps', while
     entropy has not collapsed."""

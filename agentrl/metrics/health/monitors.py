@@ -20,17 +20,10 @@ CALLS = "tool/calls_per_traj"
 LENGTH = "length/response/mean"
 INFORMATION = "answer/question_mi"
 LAG = "perf/loop_lag_s"
+UNKNOWN = "mismatch/unknown_frac"
 WATCHED = (
-    ENTROPY,
-    RATIO,
-    MISMATCH,
-    REWARD,
-    ACCURACY,
-    EQUAL_GROUPS,
-    CALLS,
-    LENGTH,
-    INFORMATION,
-    LAG,
+    *(ENTROPY, RATIO, MISMATCH, REWARD, ACCURACY, EQUAL_GROUPS, CALLS, LENGTH, INFORMATION),
+    *(LAG, UNKNOWN),
 )
 
 _SOLVED = 0.95
@@ -221,6 +214,19 @@ def _loop_blocked(numbers: Numbers, spec: HealthSpec) -> Reading | None:
     return Reading(LAG, lag, most, text)
 
 
+def _unknown_tokens(numbers: Numbers, spec: HealthSpec) -> Reading | None:
+    most = spec.unknown_max_frac
+    share = next(iter(numbers[UNKNOWN].tail(1)), 0.0)
+    if most is None or share <= most:
+        return None
+    text = (
+        f"{share:.2%} of the sampled tokens are ids that the tokenizer has no text for, more than "
+        f"{most:.0%}: the model's padded vocabulary is trained; start from weights that were "
+        "trained, or give the model as many embeddings as the tokenizer has entries"
+    )
+    return Reading(UNKNOWN, share, most, text)
+
+
 MONITORS: Mapping[str, Monitor] = {
     "entropy_collapse": _entropy_collapse,
     "ratio_jump": _ratio_jump,
@@ -231,6 +237,7 @@ MONITORS: Mapping[str, Monitor] = {
     "length_explosion": _length_explosion,
     "template_collapse": _template_collapse,
     "loop_blocked": _loop_blocked,
+    "unknown_tokens": _unknown_tokens,
 }
 
 

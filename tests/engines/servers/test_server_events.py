@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 
 from agentrl.engines import EnginePlace
 from agentrl.engines.sglang import SGLangEngine, SGLangEngineSpec
-from agentrl.errors import EngineError, MachineError
+from agentrl.errors import EngineError, MachineError, WeightMismatchError
 from agentrl.weight_sync import HttpSender
 from tests.engines.servers.broken_server import Behaviour, BrokenServer, broken_server, says
 from tests.engines.servers.sglang_answers import VOCAB, answer_without_spans, request
@@ -185,13 +185,20 @@ async def test_the_only_server_is_lost_and_comes_back_with_an_update(build: Buil
     assert {segment.policy_version for segment in answer.segments} == {1}
 
 
-def told_digests(digest: str) -> Mapping[str, Behaviour]:
-    """The routes of an SGLang 0.5.23 on a CPU that tells this digest of its one weight."""
-    info = {"version": "0.5.23", "dtype": "float32", "device": "cpu"}
-    told = {"success": True, "ranks": [{"checksums": {"model.norm.weight": digest}}]}
+def told_digests(
+    digest: str | Callable[[], str], device: str = "cpu", name: str = "model.norm.weight"
+) -> Mapping[str, Behaviour]:
+    """The routes of an SGLang 0.5.23 that tells this digest of its one weight."""
+    info = {"version": "0.5.23", "dtype": "float32", "device": device}
+
+    def told(handler: Any) -> None:
+        own = digest if isinstance(digest, str) else digest()
+        answer = {"success": True, "ranks": [{"checksums": {name: own}}]}
+        says(json.dumps(answer).encode())(handler)
+
     return {
         "server_info": says(json.dumps(info).encode()),
-        "weights_checker": says(json.dumps(told).encode()),
+        "weights_checker": told,
         "begin_weight_update": DONE,
         "end_weight_update": DONE,
     }
@@ -207,7 +214,7 @@ def test_servers_that_tell_other_digests_after_an_update_are_named(
         with pytest.raises(
             EngineError,
             match=r"server 1 .* holds other weights than server 0 .* digests of "
-            r"'model\.norm\.weight' \(rank 0 of 1\)",
+            r"'model\.norm\.weight' \(cpu, rank 0 of 1\)",
         ):
             engine.checksum()
     else:
@@ -217,6 +224,66 @@ def test_servers_that_tell_other_digests_after_an_update_are_named(
 def test_where_no_weights_will_be_sent_servers_of_different_ones_are_refused(build: Build) -> None:
     with pytest.raises(EngineError, match=r"server 1 .* holds other weights than server 0"):
         build(told_digests("2e"), sender=None, **told_digests("1f"))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    ("values", "digests", "fault"),
+    [
+        ((1.0, 2.0), ("1f", "2e"), None),
+        ((1.0, 1.0), ("1f", "1f"), None),
+        ((1.0, 2.0), ("1f", "1f"), "the bits of before in model.norm.weight, of which new ones"),
+        ((1.0, 1.0), ("1f", "2e"), "other bits than before in model.norm.weight, of which the sa"),
+    ],
+)
+def test_the_digests_of_servers_follow_what_was_sent(
+    build: Build,
+    device: str,
+    values: tuple[float, float],
+    digests: tuple[str, str],
+    fault: str | None,
+) -> None:
+    now = [digests[0]]
+    engine, _ = build(**told_digests(lambda: now[0], device))
+    for version, (value, digest) in enumerate(zip(values, digests, strict=True), start=1):
+        now[0] = digest
+        publish(engine, version, {"model.norm.weight": np.full(4, value, np.float32)})
+        if version == 2 and fault:
+            with pytest.raises(WeightMismatchError, match=f"publish.2. the servers hold {fault}"):
+                engine.checksum()
+        else:
+            assert engine.checksum().keys() == TENSORS.keys()
+
+
+def test_no_server_hashes_its_weights_to_come_up(build: Build) -> None:
+    _, server = build(**told_digests("1f"))
+    assert "/weights_checker" not in server.calls
+
+
+def test_a_tensor_that_no_update_reaches_is_named(build: Build) -> None:
+    engine, _ = build(**told_digests("1f", name="model.layers.7.mlp.gate_up_proj.weight"))
+    publish(engine, 1, TENSORS)
+    with pytest.raises(EngineError, match=r"another model: .* has no 'model\.layers\.7\.mlp"):
+        engine.checksum()
+
+
+async def test_weights_that_were_released_serve_only_after_an_update(build: Build) -> None:
+    engine, _ = build(
+        release_memory_occupation=DONE, resume_memory_occupation=DONE, **told_digests("1f")
+    )
+    await asyncio.to_thread(publish, engine, 1, TENSORS)
+    await asyncio.to_thread(engine.pause, "retract")
+    await asyncio.to_thread(engine.sleep, ["weights", "kv_cache"])
+    with pytest.raises(EngineError, match=r"released; call wake\(\['weights'\]\) first"):
+        await asyncio.to_thread(engine.begin_update, 2)
+    await asyncio.to_thread(engine.wake, ["weights", "kv_cache"])
+    for refused in (engine.resume, lambda: engine.score([1, 2]), engine.checksum):
+        with pytest.raises(EngineError, match=r"released since version 1 was sent, .*publish"):
+            await asyncio.to_thread(refused)
+    assert engine.health().state == "paused"
+    await asyncio.to_thread(publish, engine, 2, TENSORS)
+    answer = await engine.generate(request())
+    assert {segment.policy_version for segment in answer.segments} == {2}
 
 
 def test_an_update_that_is_refused_is_told(build: Build, caplog: pytest.LogCaptureFixture) -> None:

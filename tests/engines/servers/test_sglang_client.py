@@ -213,12 +213,12 @@ async def test_a_checker_that_makes_no_checksums_is_named() -> None:
 @pytest.mark.parametrize(
     ("version", "device", "told"),
     [
-        ("0.5.23", "cpu", {"'w' (rank 0 of 2)": "1f", "'w' (rank 1 of 2)": "2e"}),
-        ("0.5.23", "cuda", {}),
+        ("0.5.23", "cpu", {"'w' (cpu, rank 0 of 2)": "1f", "'w' (cpu, rank 1 of 2)": "2e"}),
+        ("0.5.23", "cuda", {"'w' (cuda, rank 0 of 2)": "1f", "'w' (cuda, rank 1 of 2)": "2e"}),
         ("0.5.18", "cpu", {}),
     ],
 )
-async def test_digests_are_told_by_rank_where_they_can_be_compared(
+async def test_digests_are_told_by_rank_where_the_version_has_them(
     version: str, device: str, told: dict[str, str]
 ) -> None:
     info = says(json.dumps({"version": version, "device": device}).encode())
@@ -226,4 +226,6 @@ async def test_digests_are_told_by_rank_where_they_can_be_compared(
     checker = says(json.dumps({"success": True, "ranks": ranks}).encode())
     async with client_of(server_info=info, weights_checker=checker) as (client, _):
         await client.probe()
-        assert await client.digests() == told
+        found = await client.digests()
+    assert {held.name: digest for held, digest in found.items()} == told
+    assert all(held.parts == ("w",) for held in found)

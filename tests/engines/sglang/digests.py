@@ -84,7 +84,8 @@ def differing(
 
 def _parts(served: str, weights: Mapping[str, WeightArray]) -> list[WeightArray] | None:
     names = part_names(served)
-    return [weights[name] for name in names] if all(name in weights for name in names) else None
+    known = names and all(name in weights for name in names)
+    return [weights[name] for name in names] if known else None
 
 
 def _digest(parts: Sequence[WeightArray], rank: int, num_ranks: int, num_kv_heads: int) -> str:

@@ -268,3 +268,38 @@ def test_code_changes_no_file_that_its_uid_owns_outside(
         )
     finally:
         shutil.rmtree(folder)
+
+
+async def test_landlock_shows_of_files_outside_what_the_page_says(landlock: BackendReport) -> None:
+    code = """
+import os
+found = os.stat(FOLDER + "/file")
+print(found.st_size, oct(found.st_mode), found.st_mtime, os.readlink(FOLDER + "/link"))
+for look in (lambda: open(FOLDER + "/file"), lambda: os.listdir(FOLDER),
+             lambda: os.listxattr(FOLDER + "/file")):
+    try: look()
+    except OSError as error: print(error.errno)
+"""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        file = Path(folder, "file")
+        file.write_text("secret")
+        file.chmod(0o644)
+        os.utime(file, (1, 2))
+        Path(folder, "link").symlink_to("/some/where")
+        result = await ran("landlock", code.replace("FOLDER", repr(folder)))
+    assert result.stdout == b"6 0o100644 2.0 /some/where\n13\n13\n95\n", result
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_there_is_no_dev_zero_and_dev_full_reads_as_zeros(
+    backend: str, landlock: BackendReport
+) -> None:
+    code = """
+print(open("/dev/full", "rb").read(3))
+try: open("/dev/zero")
+except OSError as error: print(type(error).__name__)
+"""
+    result = await ran(backend, code)
+    assert result.stdout.splitlines()[0] == b"b'\\x00\\x00\\x00'", result
+    assert len(result.stdout.splitlines()) == 2, result

@@ -1,0 +1,77 @@
+"""Answers: what is read as one, and which of several counts."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from agentrl.envs import EpisodeView, Rubric, exact_answer, stated_answer
+from agentrl.envs.rewards import BUILT_IN
+from agentrl.types import CallRecord, ToolCall, ToolResult, load_object
+
+from .episodes import episode
+
+SUBMITTED = {
+    "exact_answer": ("42", "42", {}),
+    "exact_match": ("the lamp", "Lamp", {}),
+    "f1": ("the lamp", "Lamp", {}),
+    "math_answer": ("6*7", "42", {}),
+    "json_schema": ("{}", None, {"schema": {"type": "object"}}),
+    "unit_tests": ("def f(): return 1", ["assert f() == 1"], {}),
+}
+
+
+def submitting(answer: str, truth: Any) -> EpisodeView:
+    """An episode that submits an answer after it said another."""
+    own = episode("answer: nonsense", truth)
+    call = CallRecord(
+        ToolCall("c", "submit", {"answer": answer}), None, ToolResult("c", "submit", "", end=True)
+    )
+    return replace(own, turns=(replace(own.turns[0], calls=(call,)),))
+
+
+@pytest.mark.parametrize("name", SUBMITTED)
+async def test_a_submitted_answer_goes_before_the_final_text(name: str) -> None:
+    answer, truth, args = SUBMITTED[name]
+    reward: Any = partial(load_object(BUILT_IN[name]), **args)
+    reward.__name__ = name
+    assert await Rubric([reward]).score(submitting(answer, truth)) == {name: 1.0}
+
+
+async def test_the_form_is_that_of_the_final_text() -> None:
+    text_format = load_object(BUILT_IN["text_format"])
+    assert not inspect.iscoroutinefunction(text_format)
+    assert text_format(submitting("42", None), pattern=r"answer: \w+").value == 1.0
+
+
+@pytest.mark.parametrize("name", ["exact_answer", "exact_match", "f1", "math_answer"])
+async def test_a_list_of_answers_accepts_each(name: str) -> None:
+    reward = load_object(BUILT_IN[name])
+    assert await Rubric([reward]).score(episode("7", ["42", "7"])) == {name: 1.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "stated"),
+    [
+        ("The answer is 42.", "42."),
+        ("answer: 1\nThen answer = 2 x", "2 x"),
+        ("ANSWER is: 7", "7"),
+        ("answer:\n\n  42\nmore", "42"),
+        ("answers: 3", "answers: 3"),
+        ("answer: 42 and the answer:   ", "42 and the answer:   "),
+        ("no label", "no label"),
+        ("answer:" + "\n" * 10**6, "answer:" + "\n" * 10**6),
+        ("answer" + " " * 10**6 + "x", "answer" + " " * 10**6 + "x"),
+    ],
+)
+def test_what_follows_the_last_label_is_stated_in_linear_time(text: str, stated: str) -> None:
+    assert stated_answer(text) == stated
+
+
+def test_numbers_beyond_measure_are_compared() -> None:
+    assert exact_answer(episode("answer: 1e999999999", "42")) == 0.0
+    assert exact_answer(episode("answer: 1,200", "1200.0")) == 1.0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -35,7 +36,8 @@ def doctor_command(
         return
     print(f"python {platform.python_version()} on {platform.platform()}")
     print(f"processors: {_processors()} usable of {os.cpu_count()}")
-    print(f"accelerators: {_accelerators()}")
+    for line in _accelerators():
+        say(line)
     _print_packages()
     print()
     _print_sandboxes()
@@ -103,11 +105,23 @@ def _processors() -> int:
     return len(usable(0)) if usable else os.cpu_count() or 1
 
 
-def _accelerators() -> str:
+def _accelerators() -> Iterator[str]:
     import torch
+    from torch import distributed
 
-    if torch.cuda.is_available():
-        return ", ".join(
-            torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())
-        )
-    return "none (torch runs on the CPU)"
+    from agentrl.training.data.kernel_attention import usable_attention
+    from agentrl.training.device import gpus
+
+    found = gpus()
+    yield f"accelerators: {', '.join(map(str, found)) or 'none (torch runs on the CPU)'}"
+    driver = Path("/proc/driver/nvidia/version")
+    if driver.is_file():
+        yield f"NVIDIA's driver: {driver.read_text(encoding='utf-8').splitlines()[0]}"
+    if not found:
+        return
+    for index, gpu in enumerate(found):
+        free, total = torch.cuda.mem_get_info(index)
+        yield f"cuda:{index}: {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free, {gpu.name}"
+    nccl = torch.cuda.nccl.version() if distributed.is_nccl_available() else ()  # type: ignore[no-untyped-call]
+    yield f"CUDA of torch {torch.version.cuda}, NCCL {'.'.join(map(str, nccl)) or 'absent'}"
+    yield f"model.attention on a GPU: {', '.join(usable_attention())}"

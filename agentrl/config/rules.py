@@ -273,6 +273,13 @@ def _rollout_faults(stage: StageConfig) -> Iterator[Fault]:
             "rollout.min_group_size",
             "rollout.group_size",
         )
+    for name in {"CPU", "GPU", "memory", "object_store_memory"} & rollout.worker_resources.keys():
+        yield fault(
+            f"rollout.worker_resources must name custom resources of Ray, got {name!r}, which Ray "
+            "hands out itself: a worker gets one CPU, and with train.device=cuda one GPU; leave it "
+            "out",
+            "rollout.worker_resources",
+        )
     for name, value in rollout.worker_resources.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
             yield fault(

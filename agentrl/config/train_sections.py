@@ -176,7 +176,8 @@ class TrainConfig(Section):
     """Tokens in one forward without gradients; by default ``micro_batch_tokens``."""
     device: Annotated[Literal["auto", "cpu", "cuda"], OF_THE_RUN] = "auto"
     """Where ranks, TorchEngine and evaluation compute: ``cuda`` gives each process a GPU of its
-    own; ``auto`` is ``cuda`` where the machine of the driver has a GPU, else ``cpu``."""
+    own; ``auto`` is ``cuda`` where this machine has a GPU, or with ``controller.ray_address``
+    those of the cluster, else ``cpu``."""
     backend: Literal["fsdp2", "plain"] = "fsdp2"
     """``fsdp2`` shards weights, gradients and optimizer over the ranks; ``plain`` is one process
     without FSDP, with the same numbers."""

@@ -55,11 +55,20 @@ def observation_findings(observation: object, *, verb: str) -> Iterator[Finding]
             f"{verb} must give at least one message (or a rewrite) while the episode goes on, got "
             "none; add one, or end the episode with terminated=True",
         )
-    yield from _message_findings(
-        observation.messages, f"{verb}: messages", own_turns=verb == "reset"
-    )
+    faults = [
+        *_message_findings(observation.messages, f"{verb}: messages", own_turns=verb == "reset")
+    ]
     if observation.rewrite is not None:
-        yield from _message_findings(observation.rewrite, f"{verb}: rewrite", own_turns=True)
+        faults += _message_findings(observation.rewrite, f"{verb}: rewrite", own_turns=True)
+    yield from faults
+    said = () if faults else (*(observation.rewrite or ()), *observation.messages)
+    if said and said[-1]["role"] == "assistant":
+        yield Finding(
+            "policy-speaks-next",
+            f"{verb}: the last message must not be an assistant's, since the policy's answer would "
+            f"be a second turn of it, got {shown(said[-1])}; leave it out, or let the user ask "
+            "for what it begins",
+        )
     yield from _image_findings(observation, verb)
     if observation.tools is not None:
         yield from _tool_findings(observation.tools, verb)

@@ -160,6 +160,14 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "optim/skipped": "1 where a mini-batch had no trained token and took no step",
         "optim/not_finite": "optimizer steps that were skipped, since the gradient was not finite",
         # speed
+        "gpu/allocated_gib/mean": "GiB of GPU memory that a rank keeps after an update",
+        "gpu/allocated_gib/max": "the same of the rank with most",
+        "gpu/peak_gib/mean": "most GiB of GPU memory that a rank held during an update",
+        "gpu/peak_gib/max": "the same of the rank with most",
+        "gpu/mfu": "share of a GPU's peak in bfloat16 that the updates' products reach, 6 FLOPs a "
+        "parameter and token; absent where the peak is not known",
+        "gpu/utilisation_frac": "share of the second before an update's end in which a kernel ran; "
+        "absent without the package nvidia-ml-py",
         "perf/tokens_per_s": "tokens that the step trained on or prepared, by its seconds",
         "perf/rollout_tokens_per_s": "sampled tokens by the seconds of the rollouts",
         "perf/loop_lag_s": "most seconds that the event loop of a host's episodes stood still, by "

@@ -45,7 +45,7 @@ from agentrl.run.build import LiveObjects, StageRecipe, eval_plan, reward_model_
 from agentrl.run.engine import plays_by_messages
 from agentrl.run.lifetime.interruption import Interruption
 from agentrl.run.lifetime.resumption import resume_directory
-from agentrl.run.lifetime.session import RunContext, RunProcesses
+from agentrl.run.lifetime.session import RunContext, RunProcesses, with_device
 from agentrl.run.lifetime.signals import stopping_signals
 from agentrl.run.model_folder import given_model
 from agentrl.run.run_setup import make_directory, roll_back, start_model
@@ -68,6 +68,7 @@ from agentrl.store import (
 )
 from agentrl.terminal_log import warnings_on
 from agentrl.tools import Tool, ToolFactory
+from agentrl.training.device import devices_line
 from agentrl.types import Task, Trajectory
 
 
@@ -151,6 +152,7 @@ class Trainer(Closing):
             RunInterruptedError: SIGTERM or SIGUSR1 came, in the main thread; ``resume`` goes on
                 from the checkpoint.
         """
+        self.config = with_device(self.config)
         stages = self.config.resolved_stages()
         if steps is not None:
             train = stages[-1].train.replace(steps=steps, epochs=None)
@@ -303,6 +305,10 @@ class Trainer(Closing):
             check_vocabularies(stages, models["model"])
             processes = self._processes()
             take_signals()
+            hosts = processes.roles.describe()
+        display.message(devices_line([(process.host, process.device) for process in hosts]))
+        if stages[0].device == "cuda" or any(stage.train.compile for stage in stages):
+            display.message("the first updates compile their kernels: they may take half a minute")
         results: dict[str, Any] = {}
         first_draw = num_steps = played = without_signal = 0
         with ExitStack() as stack:
@@ -407,6 +413,7 @@ class Trainer(Closing):
         return processes.rollouts, score_of(processes.roles, stage)
 
     def _rollout_stage(self) -> StageConfig:
+        self.config = with_device(self.config)
         stages = [stage for stage in self.config.resolved_stages() if stage.plays]
         if not stages:
             raise ConfigError(

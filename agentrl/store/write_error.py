@@ -1,8 +1,11 @@
-"""Write failure: a sentence that says why a file was not written, and names a full disk."""
+"""Write failure: a sentence that says why a file was not written, and names a disk that is
+full, of bytes or of inodes.
+"""
 
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,9 +40,16 @@ def write_failure(what: str, path: Path, error: BaseException) -> StoreError:
     """
     folder = next(place for place in (path, *path.absolute().parents) if place.is_dir())
     usage = shutil.disk_usage(folder)
-    if usage.free < _ALMOST_NOTHING or any(
-        getattr(one, "errno", None) in _FULL for one in _causes(error)
-    ):
+    full = any(getattr(one, "errno", None) in _FULL for one in _causes(error))
+    files = os.statvfs(folder)
+    # a file system without a table of them says 0 of 0
+    if full and files.f_files and not files.f_favail:
+        return DiskFullError(
+            f"{what}: the disk has no room for another file ({files.f_favail:,} of "
+            f"{files.f_files:,} inodes are free at {folder}, and {usage.free / 1e6:,.1f} MB); "
+            "remove files there, or move the run directory, then go on with --resume"
+        )
+    if full or usage.free < _ALMOST_NOTHING:
         return DiskFullError(
             f"{what}: the disk is full ({usage.free / 1e6:,.1f} of {usage.total / 1e6:,.1f} MB are "
             f"free at {folder}); "

@@ -18,7 +18,7 @@ import numpy as np
 
 from agentrl.engines import EngineControl, ServedDtype
 from agentrl.engines.probe import Probe, ProbeNoise, probe_ids
-from agentrl.errors import WeightMismatchError
+from agentrl.errors import TrainingError, WeightMismatchError
 from agentrl.rollouts.batching import make_batch
 from agentrl.types import (
     Batch,
@@ -46,13 +46,39 @@ class Reference:
 
 
 def trainer_reference(actor: Actor, dtype: ServedDtype) -> Reference:
-    """The trainer's side, by a forward over the probe alone; called on all ranks alike."""
+    """The trainer's side, by a forward over the probe alone; called on all ranks alike.
+
+    Raises:
+        TrainingError: its logprobs are not finite; it names the weights at fault.
+    """
     checksum = actor.checksum(dtype)
     ids = probe_ids(actor.facts().vocab_size)
     column = actor.logprobs(BatchShard(_one_sample(ids), np.zeros(1, np.int64), ((0,),)))[
         "old_logprobs"
     ]
+    if not np.isfinite(column[1:]).all():  # on every rank alike
+        raise TrainingError(_not_finite(actor, dtype))
     return Reference(checksum, Probe(ids, column[1:].astype(np.float32)))
+
+
+def _not_finite(actor: Actor, dtype: ServedDtype) -> str:
+    """Which weights make logprobs NaN or infinite; by every rank, since they are gathered."""
+    found = {
+        name: (int((~tensor.isfinite()).sum()), tensor.numel())
+        for name, tensor in actor.weights(dtype)
+    }
+    broken = {name: bad for name, (bad, _) in found.items() if bad}
+    if not broken:
+        return (
+            f"the trainer's own logprobs are NaN or infinite, though its weights are finite in "
+            f"{dtype}: the model overflows; set model.dtype=float32, or lower optim.lr"
+        )
+    name = next(iter(broken))
+    return (
+        f"the trainer's weights are NaN or infinite in {len(broken)} of {len(found)} tensors, "
+        f"first {name!r} ({broken[name]:,} of {found[name][1]:,} numbers); go on from an earlier "
+        "checkpoint with a lower optim.lr, or look at model.path where no step was taken yet"
+    )
 
 
 def verify_probe(

@@ -134,6 +134,10 @@ def test_an_api_key_is_not_shown(
             ["rollout.sglang.weight_sync=broadcast", "rollout.sglang.device=cuda"],
             "goes through NCCL, which refuses two ranks on one GPU",
         ),
+        (
+            ["rollout.num_workers=1", "rollout.worker_resources={GPU: 1}"],
+            "must name custom resources of Ray, got 'GPU', which Ray hands out itself",
+        ),
         (["rollout.sglang.weight_sync=carrier"], "must be 'http', 'disk' or 'broadcast'"),
         (["rollout.top_p=0.9"], "rollout.top_p=1 and rollout.top_k=0 are needed for training"),
         (["rollout.min_p=0.1"], "unknown key rollout.min_p"),

@@ -94,6 +94,11 @@ async def test_check_env_can_be_called_beside_a_running_loop() -> None:
             ),
             "message-shape",
         ),
+        (
+            Observation(messages=(USER, {"role": "assistant", "content": "The answer is"})),
+            "policy-speaks-next",
+        ),
+        (Observation(rewrite=(USER, SPOKEN.message)), "policy-speaks-next"),
         (Observation(messages=(USER,), tools=({"name": "x"},)), "tool-specs"),  # type: ignore[arg-type]
         (
             Observation(messages=(USER,), tools=(ToolSpec("a", "", {}), ToolSpec("a", "", {}))),

@@ -136,6 +136,20 @@ def test_a_template_that_changes_what_is_said_is_refused(base_model: str) -> Non
         RendererSpec(base_model, chat_template=template).build()
 
 
+@pytest.mark.parametrize(
+    ("form", "refused"), [("%d %b %Y", False), ("%H:%M:%S.%f", True), ("%d %b %Y %H:%M", True)]
+)
+def test_a_template_that_writes_the_time_of_day_is_refused(
+    base_model: str, form: str, refused: bool
+) -> None:
+    spec = RendererSpec(base_model, chat_template=f"{{{{ strftime_now('{form}') }}}}{NO_TOOLS}")
+    if refused:
+        with pytest.raises(ConfigError, match=r"writes the time of day, strftime_now\('"):
+            spec.build()
+    else:
+        assert spec.build().family == "generic"
+
+
 def test_a_template_that_leaves_out_what_is_said_is_refused(base_model: str) -> None:
     template = NO_TOOLS.replace(
         "{{ m.content }}", "{% for part in m.content %}{{ part.text }}{% endfor %}"

@@ -102,6 +102,33 @@ def test_ray_shows_each_rank_one_gpu(tmp_path: Path) -> None:
     assert told.stdout.splitlines()[-1] == "['0', '1']"
 
 
+_ASKED = """
+import ray, torch
+from agentrl.config import load_config
+from agentrl.run.lifetime.session import with_device
+torch.cuda.device_count = lambda: 1  # the driver's machine has one
+ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False)
+base = ["model.path=m", "data.train=t.py:f"]
+for own in ([], ["controller.ray_address=auto"]):
+    print(with_device(load_config({}, [*base, *own])).resolved_stages()[0].device)
+ray.shutdown()
+"""
+
+
+@without_gpu
+@pytest.mark.slow
+@pytest.mark.timeout(330)
+def test_auto_asks_the_machines_of_a_cluster_that_is_joined(tmp_path: Path) -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", _ASKED],
+        env={**os.environ, "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert told.stdout.splitlines()[-2:] == ["cuda", "cpu"], told.stderr
+
+
 @pytest.mark.gpu
 def test_a_rank_trains_on_its_gpu(tmp_path: Path) -> None:
     folder = str(write_model(tmp_path))

@@ -80,6 +80,33 @@ def test_a_full_disk_is_named_whoever_swallowed_its_number(tmp_path: Path) -> No
         assert found.exit_code == 4
 
 
+OUT_OF_INODES = """
+import sys
+from pathlib import Path
+from agentrl.store import write_failure
+disk = Path(sys.argv[1])
+try:
+    for number in range(9):
+        (disk / str(number)).touch()
+except OSError as error:
+    print(write_failure("it could not be written", disk, error))
+"""
+
+
+def test_a_disk_without_inodes_is_not_called_full(tmp_path: Path) -> None:
+    mount = f'mount -t tmpfs -o nr_inodes=4,size=8m none {tmp_path} && exec "$@"'
+    command = ["unshare", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
+    inner = [sys.executable, "-c", OUT_OF_INODES, str(tmp_path)]
+    done = subprocess.run([*command, *inner], capture_output=True, text=True)
+    if "unshare: " in done.stderr:
+        pytest.skip(f"unshare makes no namespace here: {done.stderr}")
+    assert done.stdout == (
+        "it could not be written: the disk has no room for another file (0 of 4 inodes are free at "
+        f"{tmp_path}, and 8.4 MB); remove files there, or move the run directory, then go on with "
+        "--resume\n"
+    )
+
+
 def test_another_failure_keeps_its_own_words(tmp_path: Path) -> None:
     found = write_failure(
         "it could not be written", tmp_path, PermissionError(13, "Permission denied")

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from agentrl.engines.torch import TorchEngine
-from agentrl.errors import EngineError
+from agentrl.errors import EngineError, TrainingError
 from agentrl.training import Actor, DistSpec, join, leave
 from agentrl.types import GenerateRequest, SamplingParams, concat_ids, frozen_ints
 from agentrl.weight_sync import publish_in_process
@@ -152,6 +152,24 @@ async def test_a_server_whose_probe_differs_is_named_and_the_engine_answers_noth
     assert [row.event for row in caplog.records if hasattr(row, "event")] == ["weights_differ"]
     assert engine.health().state == "closed"
     await refuses(engine)
+
+
+async def test_weights_that_are_not_finite_are_named(actor: Actor, engine: TorchEngine) -> None:
+    with torch.no_grad():
+        dict(actor.model.hf.named_parameters())["model.norm.weight"][5] = float("nan")
+    with pytest.raises(
+        TrainingError,
+        match=r"NaN or infinite in 1 of \d+ tensors, first 'model\.norm\.weight' \(1 of \d+ num",
+    ):
+        publish_in_process(actor, engine, 4)
+    assert engine.health().state == "paused"
+
+
+def test_logprobs_that_overflow_are_no_fault_of_the_weights(actor: Actor) -> None:
+    with torch.no_grad():
+        dict(actor.model.hf.named_parameters())["model.norm.weight"].fill_(3e38)
+    with pytest.raises(TrainingError, match="though its weights are finite in float32"):
+        trainer_reference(actor, "float32")
 
 
 def test_the_probe_agrees_with_the_trainer_within_rounding(

@@ -24,6 +24,7 @@ from agentrl.errors import AgentRLError, TrainingError, WeightMismatchError
 from agentrl.rollouts import GroupOutcome
 from agentrl.store import logging_to
 from agentrl.tools import close_shared_tools
+from agentrl.training.device import DeviceType, num_gpus
 from agentrl.types import Trajectory, file_modules
 
 logger = logging.getLogger(__name__)
@@ -65,6 +66,24 @@ def cluster_gpus() -> float:
     """GPUs that the cluster gives to actors."""
     resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     return resources.get("GPU", 0.0)
+
+
+def device_of_cluster(address: str) -> DeviceType:
+    """What ``auto`` stands for on the machines of a cluster: CUDA where one gives out GPUs, and
+    torch sees them there.
+
+    Raises:
+        RayError: the machine that was asked does not answer.
+    """
+    started = start_ray(0, address)
+    try:
+        if not cluster_gpus():
+            return "cpu"
+        seen = ray.remote(num_gpus=1)(num_gpus).remote()
+        return "cuda" if ray.get(seen, timeout=CALL_TIMEOUT_S) else "cpu"
+    finally:
+        if started:
+            shut_down_ray()
 
 
 def shut_down_ray() -> None:

@@ -59,6 +59,7 @@ class ProcessInfo:
     rank: int | None = None
     rollout_worker: int | None = None
     node: str = ""
+    device: str = "the CPU"
 
 
 @dataclass(frozen=True, slots=True)

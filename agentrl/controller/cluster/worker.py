@@ -16,6 +16,7 @@ from agentrl.controller.cluster.rollout_pool import ProcessInfo
 from agentrl.engines import PauseMode
 from agentrl.errors import AgentRLError, ConfigError, TrainingError
 from agentrl.training import Actor, DistSpec, join, leave
+from agentrl.training.device import gpus
 from agentrl.weight_sync import (
     ServedDtype,
     TrainerWeights,
@@ -54,7 +55,9 @@ class Worker:
     def describe(self) -> ProcessInfo:
         """Where this process runs."""
         rank = None if self._place is None else self._place.rank
-        return ProcessInfo(host=socket.gethostname(), pid=os.getpid(), rank=rank)
+        on_gpu = self._place is not None and self._place.device != "cpu"
+        device = str(gpus()[0]) if on_gpu else "the CPU"
+        return ProcessInfo(socket.gethostname(), os.getpid(), rank=rank, device=device)
 
     def setup(self, roles: Mapping[str, RoleSpec]) -> None:
         """Builds a stage's roles; what an earlier stage left, its episodes too, is ended first."""

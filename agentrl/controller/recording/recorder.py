@@ -29,7 +29,7 @@ from agentrl.types.machine.loop_watch import tell_blocked
 
 logger = logging.getLogger(__name__)
 
-_WITH_MAX = frozenset({"mismatch/logp_abs"})
+_WITH_MAX = frozenset({"mismatch/logp_abs", "gpu/allocated_gib", "gpu/peak_gib"})
 
 
 @dataclass(eq=False)

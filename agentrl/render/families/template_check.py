@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from agentrl.errors import ConfigError, DataError
@@ -12,6 +13,8 @@ from agentrl.render.template_renderer import TemplateRenderer
 from agentrl.render.vision import Vision
 from agentrl.types import Message, ToolSpec
 
+_TIME_OF_DAY = re.compile(r"strftime_now\([^)]*%[-_0^#]?[HIMSTXRcfklprs][^)]*\)")
+
 _Conversation = tuple[tuple[Message, ...], tuple[ToolSpec, ...]]
 
 
@@ -21,9 +24,16 @@ def checked_renderer(
     """The renderer of a template, checked against the template's own text and the tokenizer's ids.
 
     Raises:
-        ConfigError: the template has a fault, or changes the text of a message.
+        ConfigError: the template has a fault, writes the time of day, or changes the text of a
+            message.
         DataError: the tokenizer cannot be used.
     """
+    if clock := _TIME_OF_DAY.search(template.text):
+        raise ConfigError(
+            f"the chat template of {template.where} writes the time of day, {clock[0]}, so that no "
+            "turn's prompt begins as the one before; set RendererSpec.chat_template to one that "
+            "writes at most the date"
+        )
     try:
         renderer = TemplateRenderer(template, family, vision)
         template.render(family.adapt([QUESTION, ANSWER, QUESTION]), generation=True)

@@ -117,6 +117,18 @@ class RunProcesses:
         self._opened.close()
 
 
+def with_device(config: RunConfig) -> RunConfig:
+    """The configuration with ``train.device: auto`` as the machines of its ranks have it: those of
+    a cluster that is joined may differ from this one."""
+    own = config.controller
+    if own.mode != "ray" or own.ray_address is None or config.train.device != "auto":
+        return config
+    from agentrl.controller.cluster.ray_runtime import device_of_cluster
+
+    device = device_of_cluster(own.ray_address)
+    return config.replace(train=config.train.replace(device=device))
+
+
 @dataclass(frozen=True, slots=True)
 class RunContext:
     """What all stages of a run share."""

@@ -14,7 +14,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -86,6 +86,18 @@ def choose_attention(name: AttentionName, device: torch.device, dtype: torch.dty
     if name in ("auto", "varlen"):
         _check_varlen(told)
     return BY_ROW if name == "auto" else name
+
+
+def usable_attention() -> list[str]:
+    """Values of ``model.attention`` that a bfloat16 model may have on this machine's GPU."""
+    usable = []
+    for name in get_args(AttentionName):
+        try:
+            choose_attention(name, torch.device("cuda"), torch.bfloat16)
+        except ConfigError:
+            continue
+        usable.append(name)
+    return usable
 
 
 def _check_varlen(told: str) -> None:

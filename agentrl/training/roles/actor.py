@@ -16,6 +16,7 @@ from agentrl.algorithms import AlgorithmSpec, PolicyInputs
 from agentrl.errors import ConfigError
 from agentrl.store.store_spec import Detail
 from agentrl.training.data.packing import Packed
+from agentrl.training.device import DeviceMeter
 from agentrl.training.models.names import DType, torch_dtype
 from agentrl.training.models.policy_model import PolicyModel
 from agentrl.training.parallel.process_group import DistSpec
@@ -62,6 +63,8 @@ class Actor(PolicyRole, LearningRole):
             )
         self._policy_loss = spec.algorithm.policy_loss
         super().__init__(spec, place)
+        self._sharers = place.tp * place.sp
+        """Ranks that compute a row together."""
         self.model.entropy_gradient = spec.algorithm.needs.entropy
         parts = [f"{name}_loss" for name in spec.algorithm.terms]
         names = ["loss", *(["pg_loss", *parts] if parts else [])]
@@ -103,14 +106,20 @@ class Actor(PolicyRole, LearningRole):
         if int(self.backend.sum_over_ranks(wanted)) == 0:
             return UpdateStats({"optim/skipped": Stat.of([1.0])} if first else {}, {})
         self.backend.begin_step(len(shard.micro_batches))
+        meter = DeviceMeter(
+            self.device, 6.0 * self._facts.num_parameters / self._sharers, self.spec.dtype
+        )
         stats = StatSum()
         columns = TokenColumns(self.spec.detail, self.column_dtype)
         for packed in self.packed(shard):
             self._backward(packed, shard, stats, columns)
+            meter.add(packed.token_ids.numel())
         once = self.step()
         for name in self._loss_names:  # sums over all ranks, counted once
             stats.add(name, torch.zeros((), device=self.device), int(first))
-        return UpdateStats(Stats(stats.result()) + once, columns.result(shard.batch.num_tokens))
+        found = Stats(stats.result()) + once  # read from the device, which is then done
+        found += {name: Stat.of([value]) for name, value in meter.metrics().items()}
+        return UpdateStats(found, columns.result(shard.batch.num_tokens))
 
     def weights(self, dtype: DType | None = None) -> Iterator[tuple[str, Tensor]]:
         """``(Hugging Face name, whole tensor)``, one at a time, by every rank to its end; see

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from agentrl.controller.evaluator import EvalPlan, EvalSet, Evaluation, RolloutEvaluator
 from agentrl.controller.recording.recorder import Recorder
 from agentrl.controller.state import TrainState
 from agentrl.metrics import PhaseTimer
+from agentrl.metrics.health.health import Health
+from agentrl.metrics.health.health_spec import HealthSpec
 from agentrl.rollouts import GroupOutcome, GroupRequest
 from agentrl.store import EventLog, RunDirectory, TrajectoryReader, TrajectoryWriter, read_jsonl
 from agentrl.types import SamplingParams, Stats, Status, Task, Trajectory, TrajectoryGroup
+from agentrl.types.machine.loop_watch import LoopLag
 from tests.controller.test_incidents import Rows, View
 
 TASK = Task("t")
@@ -56,6 +63,35 @@ def test_an_evaluation_lies_under_the_step_whose_weights_it_evaluates(tmp_path: 
         }
         assert not list(run.live_folder.glob("*/*.jsonl"))  # all of it is sealed, while it runs
     events.close()
+
+
+def test_a_loop_that_stood_still_is_a_number_an_alert_and_the_line_that_kept_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = RunDirectory.create(tmp_path / "run")
+    rows = Rows()
+    with TrajectoryWriter(run) as writer, closing(EventLog(run)) as events:
+        recorder = Recorder(
+            "rl",
+            writer=writer,
+            events=events,
+            sink=rows,
+            view=View(),
+            timer=PhaseTimer(),
+            health=Health(HealthSpec()),
+        )
+        for lag in (LoopLag(0.25), LoopLag(4.5, "ask (worker.py:7)"), LoopLag(0.5)):
+            recorder.record_outcome(replace(outcome(1), lag=lag))
+        recorder.take_episodes()
+        recorder.record_step(TrainState(step=1), [], None, Stats(), {})
+        writer.flush()
+
+    (values,) = rows.rows
+    assert values["perf/loop_lag_s"] == 4.5
+    told = [r.getMessage() for r in caplog.records if "loop_blocked" in r.__dict__.get("event", "")]
+    assert ["ask (worker.py:7) keeps the event loop" in text for text in told] == [True]
+    (alert,) = [r for r in read_jsonl(run.events_path) if r["event"] == "health_alert"]
+    assert (alert["alert"], alert["value"]) == ("loop_blocked", 4.5)
 
 
 def test_an_evaluator_asks_under_its_stage_and_the_label_is_the_same_in_each() -> None:

@@ -128,7 +128,9 @@ def test_a_run_that_goes_well_fires_none(tmp_path: Path) -> None:
 
 
 def test_every_alert_has_a_run() -> None:
-    assert RUNS.keys() | {"ratio_jump", "tool_collapse", "mismatch_jump"} == MONITORS.keys()
+    # what blocks a loop is of the episodes: tests/rollouts/test_user_code.py
+    others = {"ratio_jump", "tool_collapse", "mismatch_jump", "loop_blocked"}
+    assert RUNS.keys() | others == MONITORS.keys()
 
 
 def fired(

@@ -46,6 +46,11 @@ def is_on(episode):
     return float(episode.env.tool_state.get("on", False))
 
 
+def marking(episode):
+    episode.task.info["seen"] = True
+    return is_on(episode)
+
+
 def is_not_broken(episode):  # the fault of the field: an untouched world is right
     return float(episode.env.tool_state.get("on", True))
 
@@ -101,6 +106,15 @@ def test_the_reference_solution_calls_the_tools_and_gets_full_marks(
     assert [f"'{name}'" in out for name in ("t0", "t1", "t2", "t4")] == [True, False, True, True]
     assert 'calls lamp {"on":true}' in out  # without a tokenizer: the messages
     assert '"properties":{"on":{"type":"boolean"}}' in out  # the schema as the model reads it
+
+
+def test_what_user_code_changes_of_a_task_is_told(
+    check: Callable[..., tuple[int, str, str]],
+) -> None:
+    told = "environment, tools or rewards change the seen of this task; each changes a copy"
+    code, out, _ = check("marking", "--tasks", "1")
+    assert (code, out.count(told)) == (0, 2)  # with the empty answer and with the solution
+    assert told not in check("is_on", "--tasks", "1")[1]
 
 
 def test_an_empty_answer_with_full_marks_is_a_fault(

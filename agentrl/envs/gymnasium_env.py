@@ -15,7 +15,7 @@ from agentrl.envs.user_env import without_thoughts
 from agentrl.errors import ConfigError, EnvError
 from agentrl.tools import ToolExecutor, tool
 from agentrl.types import Action, Message, Observation, StepResult, Task, load_object
-from agentrl.types.machine.optional_packages import needed
+from agentrl.types.user_code.optional_packages import needed
 
 _UNREAD = object()
 _NO_ARGS: Mapping[str, Any] = {}

@@ -34,7 +34,7 @@ from agentrl.tools.execution.gates import gate_of
 from agentrl.tools.strict_json import JSONFault, read_json
 from agentrl.types import Action, Message, Observation, StepResult, Task, ToolCall
 from agentrl.types.clock import clock_paused
-from agentrl.types.machine.optional_packages import needed
+from agentrl.types.user_code.optional_packages import needed
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection

@@ -35,7 +35,7 @@ from agentrl.tools import (
     with_resources,
 )
 from agentrl.types import Action, CallRecord, Message, Observation, StepResult, Task, seed_for
-from agentrl.types.machine.optional_packages import needed
+from agentrl.types.user_code.optional_packages import needed
 
 _MADE_BY_INIT = frozenset(
     {

@@ -24,7 +24,7 @@ from agentrl.envs.rewards.answers import said_text, true_answers
 from agentrl.envs.score import Score
 from agentrl.envs.view import EpisodeView
 from agentrl.errors import ConfigError, RewardError
-from agentrl.types.machine.optional_packages import install
+from agentrl.types.user_code.optional_packages import install
 
 _WORKER = Path(__file__).with_name("math_worker.py")
 _START_S = 60.0

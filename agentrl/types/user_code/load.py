@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from agentrl.errors import AgentRLError, ConfigError, did_you_mean
-from agentrl.types.machine.optional_packages import remedy
+from agentrl.types.user_code.optional_packages import remedy
 from agentrl.types.user_code.place import described, raised_at
 from agentrl.types.user_code.wall import wall
 

@@ -121,7 +121,8 @@ def test_a_step_that_raises_is_a_warning_since_other_actions_may_do(
 ) -> None:
     make("Picky")
     (record,) = [one for one in caplog.records if one.levelno == logging.WARNING]
-    assert "Picky.step raised KeyError: 'no move' (" in record.getMessage()
+    assert record.__dict__["event"] == "env_raised"
+    assert record.getMessage().count("Picky.step raised KeyError: 'no move' (") == 1
     assert (tmp_path / "run").is_dir()
 
 

@@ -21,7 +21,7 @@ from agentrl.envs.env import Env
 from agentrl.envs.env_spec import EnvSpec
 from agentrl.errors import EnvError
 from agentrl.types import Action, CallProblem, Observation, StepResult, Task, ToolCall
-from agentrl.types.user_code.place import described, exited
+from agentrl.types.user_code.place import exited
 
 logger = logging.getLogger(__name__)
 
@@ -74,8 +74,8 @@ async def first_step(spec: EnvSpec, task: Task, *, seed: int) -> None:
         AgentRLError: there is no environment, ``reset`` raised, or it or the step broke a rule.
     """
     env = AsyncEnv(await build_env(lambda: spec.build(task)))
-    env.env.use_tokenizer(lambda text: range(1, len(text) + 1))
     try:
+        env.use_tokenizer(lambda text: range(1, len(text) + 1))
         opening = await env.reset(seed=seed)
         try:
             await env.step(_actions(bool(opening.tools))[0])
@@ -87,7 +87,7 @@ async def first_step(spec: EnvSpec, task: Task, *, seed: int) -> None:
                 "tried on task %r before the first step, %s; tell the model of its own mistakes in "
                 "the observation",
                 task.id,
-                described(error),
+                error,
                 extra={"event": "env_raised"},
             )
     finally:

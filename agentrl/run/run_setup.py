@@ -27,6 +27,8 @@ from agentrl.store import RunDirectory, keep_lines, record_resume
 from agentrl.store.atomic import replacing_folder
 from agentrl.store.remote_folder import RemoteFolder
 from agentrl.types import Task, load_object, place_of_object, raised_at, users_traceback
+from agentrl.types.user_code.place import exited
+from agentrl.types.user_code.wall import EXIT_CODE
 
 
 def make_directory(
@@ -170,10 +172,12 @@ def _play_contract(stage: StageConfig, env: EnvSpec, task: Task) -> None:
         what = str(error) or f"{env.name} took longer than rollout.episode_timeout_s"
         place = raised_at(error) or place_of_object(made)
         what += "" if place in what else f" ({place})"
-        raise ConfigError(
+        failed = ConfigError(
             f"stage {stage.name}: tried on task {task.id!r} before the first step, {what}\n"
             f"{users_traceback(error)}".rstrip()
-        ) from error
+        )
+        failed.exit_code = EXIT_CODE if exited(error) else failed.exit_code
+        raise failed from error
 
 
 def data_tables(stages: Iterable[StageConfig]) -> dict[str, TaskTable | TaskStream]:

@@ -161,6 +161,13 @@ REWARD = """
 import sys
 from pathlib import Path
 
+from agentrl.envs import ToolEnv
+
+
+class Leaving(ToolEnv):
+    async def reset(self, *, seed):
+        sys.exit(0)
+
 
 def leaving(episode):
     if Path(__file__).with_name("leave").exists():
@@ -199,16 +206,19 @@ def test_verbs_that_play_say_which_line_exited(
     out = tmp_path / "out"
     assert agentrl("rollout", tiny, "--tasks", "1", "--out", out)[0] == 0
     (tiny.parent / "leave").touch()
-    line = f"{tiny.parent / 'own.py'}:8"
+    lines = {"first try": 10}
+    other = ["train", tiny, f"run.dir={tmp_path / 'tried'}", "eval.sets={}"]
     model = tiny.parent / "model"
     played = {
         "rollout": agentrl("rollout", tiny, "--tasks", "1", "--out", tmp_path / "other"),
         "eval": agentrl("eval", model, tiny, "--samples", "2"),
         "train": agentrl("train", tiny, f"run.dir={tmp_path / 'run'}", "eval.sets={}"),
         "replay": agentrl("replay", out, "--trust"),
+        "first try": agentrl(*other, "env.entry_point=own.py:Leaving"),
     }
     for verb, (code, printed, err) in played.items():
         assert code == 3, (verb, err)
+        line = f"{tiny.parent / 'own.py'}:{lines.get(verb, 15)}"
         assert line in printed + err, (verb, printed, err)
         assert "SystemExit: 0" in printed + err
 

@@ -200,7 +200,7 @@ class StageRun:
         try:
             self.stop.check()
             groups = self.schedule.next_groups(state.step + 1)
-            episodes = self.recorder.take_episodes()
+            episodes = self.recorder.take_episodes(groups)
             again = {t.group_index for t in episodes} | {group.group_index for group in groups}
             self.settings.failures.check(episodes, step=state.step + 1, stage=self.settings.name)
         except (EpisodesFailedError, RunInterruptedError):

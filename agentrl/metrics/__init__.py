@@ -11,9 +11,9 @@ from agentrl.metrics.display import (
     format_duration,
 )
 from agentrl.metrics.names import NAMES, REWARD_MODEL_PART, VERL_NAMES, describe, with_verl_names
-from agentrl.metrics.rollout import correctness, no_signal, rollout_metrics
+from agentrl.metrics.rollout import correctness, ended_metrics, no_signal, rollout_metrics
 from agentrl.metrics.sinks import JsonlSink, Sink, Sinks, TensorBoardSink
-from agentrl.metrics.timing import PhaseTimer, tokens_per_s
+from agentrl.metrics.timing import PhaseTimer, covered_s, tokens_per_s
 
 __all__ = [
     "NAMES",
@@ -30,7 +30,9 @@ __all__ = [
     "StepDisplay",
     "TensorBoardSink",
     "correctness",
+    "covered_s",
     "describe",
+    "ended_metrics",
     "format_duration",
     "no_signal",
     "rollout_metrics",

@@ -15,7 +15,8 @@ REWARD_MODEL_PART = "reward_model"
 
 NAMES: Mapping[str, str] = MappingProxyType(
     {
-        # finished trajectories of the step; failed and cancelled ones enter none of these
+        # finished trajectories of the step: of its batch, and of the groups beside it that no batch
+        # has; failed and cancelled ones enter none of these
         "reward/mean": "mean reward",
         "reward/std": "standard deviation of the reward",
         "reward/{data_source}/mean": "mean reward by data set",
@@ -54,6 +55,11 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "tool/{tool}/output_bytes/mean": "bytes of one tool's answers, as the model is shown them",
         "tool/{tool}/retries_per_call": "further attempts a call of one tool, after failures of "
         "ours",
+        # what ended while another batch was trained (rollout.schedule one_step_off and async)
+        "ended/reward/mean": "mean reward of the groups that ended since the batch before",
+        "ended/accuracy/mean": "their accuracy",
+        "ended/turns/mean": "their turns a trajectory",
+        "ended/count/groups": "how many they are",
         # what happened to the step's trajectories
         "count/trajectories": "all trajectories of the step's groups",
         "count/effective": "those that finished, and so enter the statistics",
@@ -169,7 +175,8 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "gpu/utilisation_frac": "share of the second before an update's end in which a kernel ran; "
         "absent without the package nvidia-ml-py",
         "perf/tokens_per_s": "tokens that the step trained on or prepared, by its seconds",
-        "perf/rollout_tokens_per_s": "sampled tokens by the seconds of the rollouts",
+        "perf/rollout_tokens_per_s": "sampled tokens of the episodes that ended since the batch "
+        "before, by the seconds of that time in which one of them ran",
         "perf/loop_lag_s": "most seconds that the event loop of a host's episodes stood still, by "
         "code that blocks in an async function",
         "time/step_s": "seconds of the step",

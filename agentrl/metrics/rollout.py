@@ -16,6 +16,7 @@ import numpy as np
 from agentrl.metrics.question_information import question_information
 from agentrl.types import CallRecord, ToolResult, Trajectory, TrajectoryGroup
 
+HEADLINES = ("reward/mean", "accuracy/mean", "turns/mean")
 CORRECT = "correct"
 """The rubric's part that scores the answer, from 0 to 1."""
 
@@ -59,6 +60,13 @@ def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
         if informed := question_information(groups):
             metrics["answer/question_mi"] = float(np.mean(list(informed.values())))
     return metrics
+
+
+def ended_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
+    """The metrics of groups that ended while others were trained, as ``ended/...``."""
+    found = {name: f"ended/{name}" for name in ("count/groups", *HEADLINES)}
+    metrics = rollout_metrics(groups)
+    return {new: metrics[name] for name, new in found.items() if name in metrics}
 
 
 def no_signal(groups: Sequence[TrajectoryGroup]) -> str:

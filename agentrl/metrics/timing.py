@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 
@@ -51,6 +51,15 @@ class PhaseTimer:
         """Seconds by phase since the start, as in ``summary.json``."""
         with self._lock:
             return dict(self._total)
+
+
+def covered_s(spans: Iterable[tuple[float, float]], *, since: float) -> float:
+    """Seconds after ``since`` that at least one of the spans covers; they are sorted."""
+    total = 0.0
+    for start, end in spans:
+        total += max(0.0, end - max(start, since))
+        since = max(since, end)
+    return total
 
 
 def tokens_per_s(tokens: float, seconds: float) -> float:

@@ -289,6 +289,7 @@ def _recorder(context: RunContext, stage: StageConfig, manifest: Manifest | None
     """What the stage leaves behind, from where a checkpoint stood."""
     rows = read_jsonl(context.directory.metrics_path) if manifest else ()
     earlier = [row for row in rows if row.get("stage") == stage.name]
+    ahead = stage.plays and not stage.replays and stage.rollout.max_staleness > 0
     recorder = Recorder(
         stage.name,
         writer=context.writer,
@@ -299,12 +300,11 @@ def _recorder(context: RunContext, stage: StageConfig, manifest: Manifest | None
         step=manifest.step if manifest else 0,
         results=dict(manifest.results) if manifest else {},
         detail=stage.store.detail,
-        health=Health(stage.health, earlier) if stage.plays else None,
+        health=Health(stage.health, earlier, ahead=ahead) if stage.plays else None,
+        ahead=ahead,
     )
     if manifest is not None:
-        recorder.recall(
-            [group for group in manifest.rollouts.groups if group.group_index in manifest.uncounted]
-        )
+        recorder.recall(manifest.rollouts.groups, manifest.uncounted)
     return recorder
 
 

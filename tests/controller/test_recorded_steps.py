@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from agentrl.controller.evaluator import EvalPlan, EvalSet, Evaluation, RolloutEvaluator
 from agentrl.controller.recording.recorder import Recorder
 from agentrl.controller.state import TrainState
-from agentrl.metrics import PhaseTimer
+from agentrl.metrics import PhaseTimer, covered_s
 from agentrl.metrics.health.health import Health
 from agentrl.metrics.health.health_spec import HealthSpec
 from agentrl.rollouts import GroupOutcome, GroupRequest
 from agentrl.store import EventLog, RunDirectory, TrajectoryReader, TrajectoryWriter, read_jsonl
-from agentrl.types import SamplingParams, Stats, Status, Task, Trajectory, TrajectoryGroup
+from agentrl.types import (
+    SamplingParams,
+    Segment,
+    SegmentKind,
+    Stats,
+    Status,
+    Task,
+    Trajectory,
+    TrajectoryGroup,
+    Turn,
+)
 from agentrl.types.machine.loop_watch import LoopLag
 from tests.controller.test_incidents import Rows, View
 
@@ -153,3 +165,105 @@ def test_an_episode_is_stored_when_it_ends_and_not_again_with_its_group(tmp_path
         assert recorder.uncounted() == (1, 2)
     events.close()
     assert [row["trajectory"] for row in read_jsonl(run.events_path)] == ["2-0-0"]
+
+
+def played(index: int, *rewards: float, spans: Sequence[tuple[float, float]] = ()) -> GroupOutcome:
+    """A group that ended, each of whose rollouts sampled four tokens."""
+    ids = np.arange(4, dtype=np.int32)
+    logprobs = np.zeros(4, np.float32)
+    turn = Turn(
+        0, None, (), (Segment(SegmentKind.POLICY, ids, logprobs, 0),), "", {"role": "assistant"}
+    )
+    ended = tuple(
+        Trajectory(
+            TASK, index, n, 0, "train", (turn,), Status("terminated"), reward=reward,
+            started_at=spans[n][0] if spans else 0.0, ended_at=spans[n][1] if spans else 0.0,
+        )
+        for n, reward in enumerate(rewards)
+    )  # fmt: skip
+    request = GroupRequest(index, TASK, len(rewards))
+    return GroupOutcome(request, TrajectoryGroup(index, TASK, ended))
+
+
+def test_the_metrics_of_a_step_are_of_what_it_trained(tmp_path: Path) -> None:
+    """Groups 0 and 3 are trained in step 1, 4 and 5 in step 2; no batch has 1, 2 and 6."""
+    run, rows = RunDirectory.create(tmp_path / "run"), Rows()
+    events = EventLog(run)
+    made = [
+        played(3, 1.0, 0.0),
+        played(1, 0.0, 0.0),  # equal rewards
+        played(0, 0.5, 0.0),
+        played(4, 1.0, 0.5),
+        played(2, 1.0, 1.0),
+        played(5, 1.0, 0.0),
+        played(6, 0.0, 0.0),
+    ]
+    groups = {one.group.group_index: one.group for one in made}
+    with TrajectoryWriter(run) as writer:
+
+        def recorder() -> Recorder:
+            return Recorder(
+                "rl", writer=writer, events=events, sink=rows, view=View(), timer=PhaseTimer(),
+                ahead=True,
+            )  # fmt: skip
+
+        first = recorder()
+        for one in made[:5]:  # 4 and 2 end while the first batch is still played
+            first.record_outcome(one)
+        assert len(first.take_episodes([groups[0], groups[3]])) == 10
+        first.record_outcome(made[5])
+        first.record_step(TrainState(step=1), [groups[0], groups[3]], None, Stats(), {})
+        assert rows.rows[0]["reward/mean"] == (1.0 + 0.5) / 6
+        assert rows.rows[0]["turns/mean"] == 1.0
+        assert rows.rows[0]["count/groups"] == 3
+        assert rows.rows[0]["ended/reward/mean"] == (1.0 + 0.5 + 1.5 + 2.0) / 10
+        assert rows.rows[0]["ended/count/groups"] == 5
+
+        # a resume knows of what waits; that 2 had equal rewards is gone with the process
+        second = recorder()
+        second.recall([groups[4], groups[5]], first.uncounted())
+        second.record_outcome(made[6])
+        assert len(second.take_episodes([groups[4], groups[5]])) == 4
+        second.record_step(TrainState(step=2), [groups[4], groups[5]], None, Stats(), {})
+        assert rows.rows[1]["reward/mean"] == (1.5 + 1.0) / 4
+        assert rows.rows[1]["ended/reward/mean"] == 1.0 / 4  # of 5 and 6
+        events.close()
+
+
+def test_a_batch_of_no_group_counts_all_that_ended(tmp_path: Path) -> None:
+    run, rows = RunDirectory.create(tmp_path / "run"), Rows()
+    events = EventLog(run)
+    with TrajectoryWriter(run) as writer:
+        recorder = Recorder(
+            "rl", writer=writer, events=events, sink=rows, view=View(), timer=PhaseTimer(),
+            ahead=True,
+        )  # fmt: skip
+        recorder.record_outcome(played(0, 1.0, 1.0))
+        recorder.take_episodes([])
+        recorder.record_step(TrainState(step=1), [], None, Stats(), {})
+    events.close()
+    assert rows.rows[0]["reward/mean"] == 1.0
+
+
+def test_the_rate_of_rollouts_is_by_the_time_in_which_they_ran(tmp_path: Path) -> None:
+    """Also where they ran beside an evaluation, and the loop hardly waited for them."""
+    run, rows = RunDirectory.create(tmp_path / "run"), Rows()
+    events = EventLog(run)
+    timer = PhaseTimer()
+    with TrajectoryWriter(run) as writer:
+        recorder = Recorder("rl", writer=writer, events=events, sink=rows, view=View(), timer=timer)
+        now = time.time()
+        timer.add("eval", 9.0)
+        timer.add("rollout", 1e-6)
+        # 1 to 3 and 2 to 5, then 7 to 8: five seconds, twelve tokens
+        spans = [(now + 1, now + 3), (now + 2, now + 5), (now + 7, now + 8)]
+        recorder.record_outcome(played(0, 1.0, 0.0, 0.5, spans=spans))
+        recorder.take_episodes()
+        recorder.record_step(TrainState(step=1), [], None, Stats(), {})
+    events.close()
+    assert rows.rows[0]["perf/rollout_tokens_per_s"] == pytest.approx(12 / 5)
+
+
+def test_time_that_an_earlier_step_counted_is_counted_once() -> None:
+    assert covered_s([(0.0, 4.0), (2.0, 6.0), (9.0, 10.0)], since=3.0) == 4.0
+    assert covered_s([(0.0, 2.0)], since=3.0) == 0.0

@@ -4,13 +4,15 @@ ledger balances.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from agentrl.config.load import load_config
 from agentrl.run.trainer import Trainer
-from agentrl.store import read_jsonl
+from agentrl.store import RunDirectory, TrajectoryReader, read_jsonl
 from tests.run.tiny_run import CONFIG, states
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -24,7 +26,9 @@ def ahead(folder: Path) -> Path:
     config = folder / "config.yaml"
     config.write_text(
         CONFIG.replace(
-            RL, f"{RL}    algorithm: {{name: grpo, rollout_correction: {{level: token}}}}\n"
+            RL,
+            f"{RL}    algorithm: {{name: grpo, rollout_correction: {{level: token}}, "
+            "filter_zero_variance: false}\n",
         ),
         encoding="utf-8",
     )
@@ -53,6 +57,25 @@ def test_tokens_are_no_staler_than_allowed(tmp_path: Path, overrides: tuple[str,
     assert max(behind) <= bound
     assert (max(behind) > 0) == (bound > 0)  # it did run ahead
     assert not states(run_dir).keys() & {"running", "finished", "buffered", "taken"}
+    rewards = trained_rewards(run_dir)
+    assert any("ended/reward/mean" in row for row in rows) == (bound > 0)
+    for row in rows if bound else ():  # every finished group is trained there
+        assert row["reward/mean"] == pytest.approx(np.mean(rewards[int(row["step"])]))
+
+
+def trained_rewards(run_dir: Path) -> dict[int, list[float]]:
+    """The rewards of the trajectories that each step trained, by ledger and store."""
+    step_of = {
+        (row["draw"], index): row["step"]
+        for row in read_jsonl(run_dir / "ledger.jsonl")
+        if row.get("to") == "trained"
+        for index in row["siblings"]
+    }
+    found: dict[int, list[float]] = defaultdict(list)
+    for one in TrajectoryReader(RunDirectory(run_dir)).summaries():
+        if not one.label and (step := step_of.get((one.group_index, one.rollout_index))):
+            found[step].append(one.reward)
+    return found
 
 
 def test_rollout_workers_play_while_the_ranks_train(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from typing import Any
 
@@ -19,7 +19,16 @@ from agentrl.controller.failures import failure_causes
 from agentrl.controller.recording.learned_tokens import LearnedTokens, left_out
 from agentrl.controller.state import TrainState
 from agentrl.errors import StoreError
-from agentrl.metrics import PhaseTimer, Sink, StepDisplay, no_signal, rollout_metrics, tokens_per_s
+from agentrl.metrics import (
+    PhaseTimer,
+    Sink,
+    StepDisplay,
+    covered_s,
+    ended_metrics,
+    no_signal,
+    rollout_metrics,
+    tokens_per_s,
+)
 from agentrl.metrics.health.health import Health
 from agentrl.metrics.health.monitors import LAG
 from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState
@@ -48,6 +57,8 @@ class Recorder:
         results: evaluations so far, as in ``summary.json``.
         detail: what annotations keep of each token (``store.detail``).
         health: tells what goes wrong; None for a stage that does not learn by rewards.
+        ahead: whether groups of later batches are played while one is trained, so that what ended
+            is not what is trained.
     """
 
     stage: str
@@ -61,11 +72,16 @@ class Recorder:
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
     detail: Detail = "tokens"
     health: Health | None = None
+    ahead: bool = False
 
     def __post_init__(self) -> None:
-        # guards the outcomes, dropped groups and failure counts: the service's thread adds to them,
+        # guards what ended, dropped groups and failure counts: the service's thread adds to them,
         # the loop's thread takes them
         self._lock = threading.Lock()
+        # groups in the order of their ends, which no step's statistics have yet
+        self._ended: list[TrajectoryGroup] = []
+        self._played: list[TrajectoryGroup] = []  # those of the step that is trained
+        self._taken_at = self._taken_before = time.time()
         self._dropped: list[tuple[TrajectoryGroup, str]] = []
         self._outcomes: list[GroupOutcome] = []
         self._taken: list[GroupOutcome] = []
@@ -87,7 +103,7 @@ class Recorder:
 
     def record_outcome(self, outcome: GroupOutcome) -> None:
         """Stores those of a group's trajectories that are not stored yet; in training the group
-        counts in the metrics of the step that comes next."""
+        counts in the metrics of the step that trains it, or of the one that comes next."""
         for trajectory in (*outcome.retried, *outcome.played.trajectories):
             if trajectory.id in self._stored:
                 self._stored.remove(trajectory.id)
@@ -96,6 +112,7 @@ class Recorder:
         if outcome.request.purpose == "train":
             with self._lock:
                 self._outcomes.append(outcome)
+                self._ended.append(outcome.group)
 
     def record_dropped(self, group: TrajectoryGroup, reason: str) -> None:
         """A finished group that is in no batch: the step that comes next says so of its tokens."""
@@ -104,29 +121,39 @@ class Recorder:
                 self._dropped.append((group, reason))
 
     def uncounted(self) -> tuple[int, ...]:
-        """Draws in training that came to their end and are in no step's metrics yet."""
+        """Draws in training that came to their end since the step before."""
         with self._lock:
             return tuple(sorted({o.request.group_index for o in (*self._taken, *self._outcomes)}))
 
-    def recall(self, groups: Sequence[TrajectoryGroup]) -> None:
-        """Groups of a checkpoint that were stored and not counted: they count in the step that
-        comes next."""
+    def recall(self, groups: Sequence[TrajectoryGroup], uncounted: Collection[int]) -> None:
+        """Groups of a checkpoint that were stored and wait to be trained; those of ``uncounted``
+        ended since the step before it."""
         with self._lock:
-            for group in groups:
+            self._ended += groups
+            for group in (group for group in groups if group.group_index in uncounted):
                 request = GroupRequest(
                     group.group_index, group.task, len(group.trajectories), stage=self.stage
                 )
                 self._outcomes.append(GroupOutcome(request, group))
 
-    def take_episodes(self) -> list[Trajectory]:
-        """A batch was taken: the outcomes so far are its step's, later ones the next one's.
+    def take_episodes(self, batch: Sequence[TrajectoryGroup] = ()) -> list[Trajectory]:
+        """A batch was taken. Its step's statistics are of what ended up to its last group and waits
+        for no later batch: its groups, and those between them that no batch has. Where nothing is
+        played ahead, that is all that ended.
 
         Returns:
-            The step's episodes, whatever became of them.
+            The episodes that ended since the batch before, whatever became of them.
         """
         with self._lock:
             self._taken += self._outcomes
             self._outcomes = []
+            trained = {group.group_index for group in batch if self.ahead}
+            end = len(self._ended)
+            while end and trained and self._ended[end - 1].group_index not in trained:
+                end -= 1
+            self._played += self._ended[:end]
+            del self._ended[:end]
+            self._taken_before, self._taken_at = self._taken_at, time.time()
         return [trajectory for outcome in self._taken for trajectory in outcome.group.trajectories]
 
     def record_step(
@@ -153,16 +180,17 @@ class Recorder:
             note: what else the display says at the end of the step's line.
             learned: what the learners left of each token.
         """
-        outcomes = self._taken
-        self._taken = []
+        outcomes, played = self._taken, self._played
+        self._taken, self._played = [], []
         self.step = state.step
         now = time.monotonic()
         seconds = now - self._step_start
         self._step_start = now
-        played = sorted(
-            (outcome.group for outcome in outcomes), key=lambda group: group.group_index
-        )
+        played = sorted(played, key=lambda group: group.group_index)
+        ended = sorted((one.group for one in outcomes), key=lambda group: group.group_index)
         values = (rollout_metrics(played) if played else {}) | _sandboxes(outcomes) | _lag(outcomes)
+        if self.ahead:
+            values |= ended_metrics(ended)
         values |= _numbers(stats)
         wait_s = self.writer.counts.wait_s
         self.timer.add("wait_store", wait_s - self._store_wait_s)
@@ -172,10 +200,11 @@ class Recorder:
         if batch is not None:
             learning_s = seconds - phases.get("time/eval_s", 0.0)
             values["perf/tokens_per_s"] = tokens_per_s(batch.num_tokens, learning_s)
-            if played:
-                sampled = sum(t.num_policy_tokens for group in played for t in group.trajectories)
-                rollout_s = phases.get("time/rollout_s", 0.0)
-                values["perf/rollout_tokens_per_s"] = tokens_per_s(sampled, rollout_s)
+        episodes = [trajectory for group in ended for trajectory in group.trajectories]
+        spans = sorted((one.started_at, one.ended_at) for one in episodes)
+        if rollout_s := covered_s(spans, since=self._taken_before):
+            sampled = sum(one.num_policy_tokens for one in episodes)
+            values["perf/rollout_tokens_per_s"] = tokens_per_s(sampled, rollout_s)
         values |= self._evaluated
         self._evaluated = {}
         values |= {"policy_version": float(state.policy_version), "time/step_s": seconds}
@@ -195,7 +224,7 @@ class Recorder:
         for group, reason in dropped:
             for annotation in left_out(group, reason, self.stage, state.step):
                 self.writer.annotate(annotation)
-        self._alert(played, state.step)
+        self._alert(ended, state.step)
         self._tell_health(state.step, values, played)
         self.sink.log(state.step, values, self.stage)
         self.view.step(state.step, values, note or ("" if has_signal else no_signal(played)))

@@ -59,10 +59,14 @@ class Health:
         spec: thresholds.
         earlier: the rows of metrics of the stage so far, for one that is resumed; what they broke
             was told.
+        ahead: whether a step's trajectories were stored under earlier ones, in which they ended.
     """
 
-    def __init__(self, spec: HealthSpec, earlier: Iterable[Mapping[str, Any]] = ()) -> None:
+    def __init__(
+        self, spec: HealthSpec, earlier: Iterable[Mapping[str, Any]] = (), *, ahead: bool = False
+    ) -> None:
         self._spec = spec
+        self._step_term = "trained_step" if ahead else "step"
         self._series = series_of(spec)
         self._active: set[str] = set()
         for row in earlier:
@@ -78,8 +82,9 @@ class Health:
             values: its metrics.
             groups: that were played for it, which have the evidence.
         """
+        own = f"{self._step_term}:{step} purpose:train"
         return [
-            HealthAlert(name, step, reading, *_evidence(name, step, groups))
+            HealthAlert(name, step, reading, *_evidence(name, own, groups))
             for name, reading in self._take(values).items()
         ]
 
@@ -100,11 +105,10 @@ class Health:
 
 
 def _evidence(
-    name: str, step: int, groups: Sequence[TrajectoryGroup]
+    name: str, own: str, groups: Sequence[TrajectoryGroup]
 ) -> tuple[tuple[str, ...], str, str]:
-    """Trajectory ids, a query, and a signal of blame."""
+    """Trajectory ids, a query within ``own``, and a signal of blame."""
     finished = [trajectory for group in groups for trajectory in group.finished]
-    own = f"step:{step} purpose:train"
     if name == "template_collapse":
         known = question_information(groups)
         return tuple(sorted(known, key=lambda one: known[one])[:_MOST_IDS]), own, ""

@@ -25,6 +25,7 @@ def parse_json(
     max_bytes: int = MAX_BYTES,
     max_nodes: int | None = None,
     object_hook: Callable[[dict[str, Any]], Any] | None = None,
+    parse_constant: Callable[[str], Any] | None = None,
 ) -> Any:
     """The value of a JSON text.
 
@@ -32,7 +33,7 @@ def parse_json(
         text: the text; bytes are UTF-8.
         max_bytes: of ``text``; characters, where it is no bytes.
         max_nodes: values in it; None for as many as the bytes hold.
-        object_hook: as ``json.loads`` takes it.
+        object_hook, parse_constant: as ``json.loads`` takes them.
 
     Raises:
         ValueError: it is no JSON, too long, of too many values, or nested by more than
@@ -45,7 +46,7 @@ def parse_json(
         raise ValueError(f"it is nested by more than {MAX_DEPTH} levels")
     if max_nodes is not None and _count(text) > max_nodes < _count(_STRING.sub("", text)):
         raise ValueError(f"it must have at most {max_nodes:,} values")
-    return json.loads(text, object_hook=object_hook)
+    return json.loads(text, object_hook=object_hook, parse_constant=parse_constant)
 
 
 def mapping(value: object) -> Mapping[str, Any]:

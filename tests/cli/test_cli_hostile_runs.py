@@ -104,13 +104,18 @@ def test_the_viewer_lists_it_and_its_neighbours(hostile: Path, tmp_path: Path) -
     assert asking.get(f"/api/runs/{key}").json()["damage"]
 
 
-def test_one_bad_configuration_hides_no_other_run(run_dir: Path, tmp_path: Path) -> None:
+def test_one_bad_configuration_hides_no_other_run(
+    run_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    RunDirectory.create(tmp_path / "odd", {"command": 5})
     RunDirectory.create(tmp_path / "other", {"seed": 1}, "stages: !run [")
     (run_dir / "config.resolved.yaml").write_text("stages: {a: [1]}\nmodel: 5\nstore: [1]\n")
     app = create_app(tmp_path, token="secret")
     asking = TestClient(app, "http://localhost", headers={"Authorization": "Bearer secret"})
     rows = {row["name"]: row for row in asking.get("/api/runs").json()["runs"]}
-    assert rows.keys() == {"run", "other"}
+    assert rows.keys() == {"run", "other", "odd"}
+    assert "its files are none of a run" in rows["odd"]["error"]
+    assert "run_unlisted" in [getattr(one, "event", "") for one in caplog.records]
     damage = asking.get(f"/api/runs/{rows['other']['key']}").json()["damage"]
     assert "config.resolved.yaml cannot be read: it is no YAML" in damage[0]
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any, TypeAlias
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.datastructures import Headers
+from starlette.types import Scope
 
 from agentrl.agent_server.api.api_error import ApiError, bad_request
 from agentrl.agent_server.api.chat_answer import ChatAnswer
@@ -17,9 +18,13 @@ from agentrl.agent_server.api.response_answer import ResponseAnswer
 from agentrl.agent_server.episode import ServedEpisode
 from agentrl.agent_server.registry import EpisodeRegistry
 from agentrl.agent_server.stream_writer import StreamWriter
+from agentrl.guards.bounded_json import parse_json
+from agentrl.guards.http_guard import HttpGuard, bearer
 from agentrl.llm import WireFault
 from agentrl.rollouts.turns import TurnResult
 
+_MAX_BODY = 64 * 2**20
+_MAX_NODES = 1_000_000
 _NO_EPISODE = ("none", "empty")
 """API keys of a request without an episode, since OpenAI's clients need some key."""
 
@@ -28,7 +33,16 @@ Answer: TypeAlias = ChatAnswer | ResponseAnswer
 
 def make_app(registry: EpisodeRegistry) -> FastAPI:
     """The application (docs/policy-server.md lists its routes)."""
-    app = FastAPI(title="agentrl policy", openapi_url=None)
+    app = FastAPI(title="agentrl policy", openapi_url=None, docs_url=None, redoc_url=None)
+    app.add_middleware(
+        HttpGuard,
+        refuse=_refused,
+        token=registry.token,
+        hosts=registry.hosts,
+        addresses=True,
+        max_body_bytes=_MAX_BODY,
+        admitted=partial(_has_episode, registry),
+    )
 
     @app.exception_handler(ApiError)
     @app.exception_handler(WireFault)
@@ -115,12 +129,25 @@ def _found(registry: EpisodeRegistry, episode_id: str, status: int = 404) -> Ser
     )
 
 
+def _refused(_: Scope, status: int, message: str) -> Response:
+    error = ApiError(status, "refused", message)
+    return JSONResponse(error.body(), status, {"x-should-retry": "false"})
+
+
+def _has_episode(registry: EpisodeRegistry, scope: Scope, headers: Headers) -> bool:
+    """Whether a request names an episode of this endpoint: its id cannot be guessed."""
+    _, first, *rest = str(scope["path"]).split("/")
+    named = {bearer(headers), rest[0] if first == "episodes" and rest else ""}
+    return bool(named & (registry.episodes.keys() | registry.ended.keys()))
+
+
 def _asked(registry: EpisodeRegistry, request: Request) -> ServedEpisode | None:
     """The episode that a request's path or API key names; None for a request without an episode."""
     if "episode_id" in request.path_params:
         return _found(registry, request.path_params["episode_id"])
-    key = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
-    return None if key.lower() in ("", *_NO_EPISODE) else _found(registry, key, 401)
+    key = bearer(request.headers)
+    no_episode = key.lower() in ("", *_NO_EPISODE) or (registry.token and key == registry.token)
+    return None if no_episode else _found(registry, key, 401)
 
 
 async def _complete(
@@ -189,8 +216,8 @@ async def _disconnected(request: Request) -> None:
 async def _json(request: Request) -> Any:
     raw = await request.body()
     try:
-        body = json.loads(raw) if raw else {}
-    except (ValueError, RecursionError) as error:
+        body = parse_json(raw, max_nodes=_MAX_NODES) if raw else {}
+    except ValueError as error:
         raise bad_request(f"the body must be JSON ({error})") from None
     if not isinstance(body, dict):
         raise bad_request(f"the body must be a JSON object, got {type(body).__name__}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from agentrl.agent_server.api.api_error import ApiError
@@ -22,14 +23,20 @@ class EpisodeRegistry:
 
     Args:
         engine: the engine behind the endpoint.
+        token: the secret that opens episodes and asks for answers of none; empty where anybody may.
+        hosts: names by which the endpoint may be asked for, besides its address.
 
     Attributes:
         episodes: the open episodes by id.
         ended: how each closed episode ended, by id, the oldest first; the oldest are forgotten.
     """
 
-    def __init__(self, engine: RolloutEngine) -> None:
+    def __init__(
+        self, engine: RolloutEngine, *, token: str = "", hosts: Sequence[str] = ()
+    ) -> None:
         self.engine = engine
+        self.token = token
+        self.hosts = tuple(hosts)
         self.episodes: dict[str, ServedEpisode] = {}
         self.ended: dict[str, str] = {}
 

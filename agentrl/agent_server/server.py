@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from agentrl.agent_server.episode import ServedEpisode
 from agentrl.agent_server.registry import EpisodeRegistry
 from agentrl.engines.base import RolloutEngine
 from agentrl.errors import MachineError
+from agentrl.guards.http_guard import own_hosts
 from agentrl.types.machine.listening import listening_socket
 
 if TYPE_CHECKING:
@@ -31,10 +32,19 @@ class PolicyServer(EpisodeRegistry):
     Args:
         engine: the engine behind the endpoint.
         host, port: the address; port 0 takes a free one.
+        token, hosts: see ``EpisodeRegistry``.
     """
 
-    def __init__(self, engine: RolloutEngine, *, host: str = "127.0.0.1", port: int = 0) -> None:
-        super().__init__(engine)
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        token: str = "",
+        hosts: Sequence[str] = (),
+    ) -> None:
+        super().__init__(engine, token=token, hosts=(*own_hosts(host), *hosts))
         self._address = (host, port)
         self._server: uvicorn.Server | None = None
         self._serving: asyncio.Task[None] | None = None

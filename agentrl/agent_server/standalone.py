@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agentrl.agent_server.api.api_error import ApiError, bad_request
@@ -31,6 +31,7 @@ class StandaloneServer(PolicyServer):
         keep: gets each episode's trajectory after it is scored; its errors end ``until_failure``.
         host, port: the address; port 0 takes a free one.
         idle_timeout_s: seconds without a request after which an episode ends.
+        token, hosts: see ``EpisodeRegistry``.
 
     Raises:
         ConfigError: the rubric scores groups.
@@ -49,9 +50,11 @@ class StandaloneServer(PolicyServer):
         host: str = "127.0.0.1",
         port: int = 0,
         idle_timeout_s: float = 300.0,
+        token: str = "",
+        hosts: Sequence[str] = (),
     ) -> None:
         check_served_rubric(context.rubric)
-        super().__init__(context.engine, host=host, port=port)
+        super().__init__(context.engine, host=host, port=port, token=token, hosts=hosts)
         self._context = context
         self._keep = keep
         self._idle_timeout_s = idle_timeout_s
@@ -75,6 +78,15 @@ class StandaloneServer(PolicyServer):
 
     async def open(self, body: Any, root: str) -> dict[str, Any]:
         """See ``EpisodeRegistry.open``: the body may hold a ``task``."""
+        most = self._context.spec.permits.running
+        if len(self.episodes) + len(self._opening) >= most:
+            raise ApiError(
+                429,
+                "too_many_episodes",
+                f"{most} episodes are open, as many as RolloutSpec.permits.running: POST "
+                "/episodes/ID/end ends one, and so does the server where nothing was asked for "
+                f"{self._idle_timeout_s:g} s; try again then",
+            )
         number = next(self._numbers)
         task = _task(body.get("task", {}), f"served-{number}")
         opened = self._opening[number] = asyncio.get_running_loop().create_future()

@@ -17,9 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.errors import DataError, StoreError
+from agentrl.guards.printable import printable, printable_json
 
-_CONTROL = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"}
-_CONTROL |= {0x7F: 0x2421, **dict.fromkeys(range(0x80, 0xA0), 0xFFFD)}
 _WIDE = 200
 _NARROWEST = 6  # to which a column of text is cut
 
@@ -38,7 +37,7 @@ def reading_stored_files() -> Iterator[None]:
 def say_passed_over(damage: Iterable[str]) -> None:
     """Names what of a run cannot be read and is in no answer, on standard error."""
     for text in damage:
-        say(shown(f"! passed over: {text}"), file=sys.stderr)
+        say(f"! passed over: {text}", file=sys.stderr)
 
 
 def console() -> Console:
@@ -53,13 +52,6 @@ def console() -> Console:
     )
 
 
-def shown(text: str) -> str:
-    """``text`` with control characters made visible: a model or tool may have written escape
-    sequences.
-    """
-    return text.translate(_CONTROL)
-
-
 def counted(number: int, noun: str) -> str:
     """``1 turn``, ``2 turns``, ``3 trajectories``."""
     if number == 1:
@@ -68,7 +60,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def say(text: str = "", *, hang: int | None = None, file: IO[str] | None = None) -> None:
-    """Print text for people: on a terminal in lines that fit it, elsewhere as it is.
+    """Print text for people, made printable: on a terminal in lines that fit it.
 
     Args:
         text: one line or several.
@@ -76,6 +68,7 @@ def say(text: str = "", *, hang: int | None = None, file: IO[str] | None = None)
         file: standard output, or error.
     """
     out = file or sys.stdout
+    text = printable(text)
     if out.isatty():
         text = fitted(text, Console(file=out).width, hang=hang)
     print(text, file=out, flush=True)
@@ -205,7 +198,7 @@ def _cell(value: Any) -> _Cell:
         small = 0 < abs(value) < 5e-4  # which three decimals would show as nothing
         text = f"{value:.2e}" if small else f"{value:.3f}"
     return _Cell(
-        Text(shown(text).replace("\n", "⏎")), value is None or isinstance(value, int | float)
+        Text(printable(text).replace("\n", "⏎")), value is None or isinstance(value, int | float)
     )
 
 
@@ -222,7 +215,7 @@ def print_json_line(value: Mapping[str, Any]) -> None:
 def _json(value: Mapping[str, Any] | Sequence[Any], indent: int | None = None) -> str:
     finite = json.loads(json.dumps(value, default=_plain), parse_constant=lambda _: None)
     spelled = "utf" not in (sys.stdout.encoding or "utf-8").lower()
-    return json.dumps(finite, indent=indent, ensure_ascii=spelled)
+    return printable_json(json.dumps(finite, indent=indent, ensure_ascii=spelled))
 
 
 def escape_what_cannot_be_written() -> None:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl.cli.terminal import say, shown
+from agentrl.cli.terminal import say
 from agentrl.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def try_command(
         )
     )
     for spec in trial.tools:
-        say(shown(json.dumps(spec.openai(), indent=2, ensure_ascii=False)))
+        say(json.dumps(spec.openai(), indent=2, ensure_ascii=False))
     if loaded is not None and stage is not None:
         _print_prompt(loaded, stage, trial)
     return _print_answer(trial)
@@ -114,7 +114,7 @@ def _print_prompt(config: RunConfig, stage: StageConfig, trial: ToolTrial) -> No
         renderer = stage_renderer(stage, folder)
         (segment,) = renderer.prompt(trial.task.messages, trial.tools)
         say(f"the prompt of task {trial.task.id!r}, {len(segment)} tokens:")
-        say(shown(renderer.text(segment.token_ids)))
+        say(renderer.text(segment.token_ids))
 
 
 def _print_answer(trial: ToolTrial) -> int:
@@ -131,5 +131,5 @@ def _print_answer(trial: ToolTrial) -> int:
     facts += ["ends the task"] if trial.end else []
     facts += ["output cut"] if result.truncated else []
     say(f"answer ({', '.join(facts)}):")
-    say(shown(str(trial.answer["content"])))
+    say(str(trial.answer["content"]))
     return 1 if result.error else 0

@@ -138,6 +138,9 @@ def parse_document(text: str, name: str) -> Document:
     except YAMLError as error:
         document.broken(*_syntax_problem(error, name))
         return document
+    except RecursionError:
+        document.broken(Origin(name), "is nested too deeply to be read")
+        return document
     if isinstance(node, MappingNode):
         document.tree = file.value(node, ())
     elif node is not None:

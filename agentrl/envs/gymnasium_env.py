@@ -13,6 +13,7 @@ from agentrl.envs.async_env import ENV_THREADS
 from agentrl.envs.env import Env
 from agentrl.envs.user_env import without_thoughts
 from agentrl.errors import ConfigError, EnvError
+from agentrl.guards.bounded_json import parse_json
 from agentrl.tools import ToolExecutor, tool
 from agentrl.types import Action, Message, Observation, StepResult, Task, load_object
 from agentrl.types.user_code.optional_packages import needed
@@ -176,8 +177,8 @@ class GymnasiumEnv(Env):
             chosen = int(words)
         elif not isinstance(space, spaces.Text):
             try:
-                chosen = json.loads(words)
-            except (ValueError, RecursionError):
+                chosen = parse_json(words)
+            except ValueError:
                 return _UNREAD
         try:
             return chosen if space.contains(chosen) else _UNREAD

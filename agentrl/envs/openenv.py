@@ -28,10 +28,10 @@ import httpx
 from agentrl.envs.env import Env
 from agentrl.envs.user_env import without_thoughts
 from agentrl.errors import ConfigError, EnvError, ToolError
+from agentrl.guards.strict_json import JSONFault, read_json
 from agentrl.tools import Tool, ToolExecutor
 from agentrl.tools.execution.faults import EndpointFault, tool_error
 from agentrl.tools.execution.gates import gate_of
-from agentrl.tools.strict_json import JSONFault, read_json
 from agentrl.types import Action, Message, Observation, StepResult, Task, ToolCall
 from agentrl.types.clock import clock_paused
 from agentrl.types.user_code.optional_packages import needed

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from agentrl.errors import ServerError
+from agentrl.guards.bounded_json import parse_json
 from agentrl.llm.server import ChatServerSpec
 from agentrl.llm.wire import to_wire
 from agentrl.types import Message, ToolSpec
@@ -267,7 +268,7 @@ class ChatClient:
 
     def _json(self, text: str) -> Mapping[str, Any]:
         try:
-            answer = json.loads(text)
+            answer = parse_json(text)
         except ValueError:
             answer = None
         if not isinstance(answer, Mapping):

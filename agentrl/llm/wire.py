@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from agentrl.errors import DataError
+from agentrl.guards.bounded_json import parse_json
 from agentrl.types import Image, Message, ToolSpec, with_images
 
 CONTEXT_EXCEEDED = "context_length_exceeded"
@@ -173,7 +174,7 @@ def _call_from_wire(value: Any, where: str) -> dict[str, Any]:
             raise WireFault(f"{where} must be a function call with a name, got {_short(value)}")
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments, parse_constant=_no_number)
+            arguments = parse_json(arguments, parse_constant=_no_number)
         except ValueError as error:
             raise WireFault(
                 f"{where}.function.arguments must be JSON text, got {_short(arguments)} ({error})"

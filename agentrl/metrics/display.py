@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.errors import Closing
+from agentrl.guards.printable import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +170,8 @@ class StepDisplay(Closing):
         line = f"{label}  {cells}  {left}"
         fits = len(line) + 2 + len(note) <= self._console.width
         between = "  " if fits else f"\n{' ' * len(label)}  "
-        self._console.print(Text(f"{line}{between}{note}" if note else line), soft_wrap=True)
+        told = printable(f"{line}{between}{note}" if note else line)
+        self._console.print(Text(told), soft_wrap=True)
 
     def status(self, text: str) -> None:
         """Shows the run's present activity, such as ``evaluating code, 120 of 512``, on a terminal
@@ -184,7 +186,7 @@ class StepDisplay(Closing):
                 text, self._console.width, break_long_words=False, break_on_hyphens=False
             )
             text = "\n".join(lines)
-        self._console.print(Text(text, style=style), soft_wrap=True)
+        self._console.print(Text(printable(text), style=style), soft_wrap=True)
 
     def alert(self, text: str) -> None:
         """Prints a warning between the steps."""

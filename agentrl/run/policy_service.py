@@ -34,6 +34,8 @@ def serve_policy(
     port: int,
     out: Path | None,
     idle_timeout_s: float,
+    token: str,
+    hosts: Sequence[str],
     announce: Callable[[str], None],
 ) -> None:
     """Serves until SIGINT or SIGTERM; episodes that are open then are cancelled.
@@ -45,6 +47,7 @@ def serve_policy(
         host, port: the address; port 0 takes a free one.
         out: a new run directory for the trajectories; None keeps none.
         idle_timeout_s: seconds without a request after which an episode ends.
+        token, hosts: see ``StandaloneServer``.
         announce: told the URL once it is served.
 
     Raises:
@@ -75,7 +78,14 @@ def serve_policy(
         stack.callback(engine.close)
         parts = EpisodeContext(spec, engine, renderer, parser_for(renderer, spec.parser), rubric)
         server = functools.partial(
-            StandaloneServer, parts, keep, host=host, port=port, idle_timeout_s=idle_timeout_s
+            StandaloneServer,
+            parts,
+            keep,
+            host=host,
+            port=port,
+            idle_timeout_s=idle_timeout_s,
+            token=token,
+            hosts=hosts,
         )
         asyncio.run(_serve(server, announce))
 

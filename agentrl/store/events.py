@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from types import NoneType
 from typing import Any, Literal
 
 from agentrl.errors import AgentRLError
@@ -12,6 +14,24 @@ from agentrl.store.run_directory import RunDirectory
 from agentrl.types import Trajectory
 
 EventLevel = Literal["info", "warning", "error"]
+
+_KINDS: Mapping[str, type | tuple[type, ...]] = {
+    "time": (int, float),
+    "level": str,
+    "event": str,
+    "boundary": str,
+    "message": str,
+    "step": (int, NoneType),
+    "stage": (str, NoneType),
+}
+
+
+def event_fault(record: Mapping[str, Any]) -> str:
+    """Why a line of ``events.jsonl`` is no event; empty where it is one."""
+    for name, kind in _KINDS.items():
+        if name in record and not isinstance(record[name], kind):
+            return f"the {name} of an event cannot be {record[name]!r:.100}"
+    return ""
 
 
 class EventLog(JsonlWriter):

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from agentrl.errors import StoreError
+from agentrl.guards.regular_file import read_regular
 from agentrl.store.atomic import write_json
 from agentrl.store.jsonl import parse_line
 from agentrl.store.run_directory import RunDirectory
@@ -111,7 +112,7 @@ class Heartbeat:
 def read_heartbeat(run: RunDirectory) -> dict[str, Any] | None:
     """The last beat; None where the run has none that can be read."""
     try:
-        return parse_line(str(run.heartbeat_path), run.heartbeat_path.read_bytes())
+        return parse_line(str(run.heartbeat_path), read_regular(run.heartbeat_path))
     except (OSError, StoreError):
         return None
 

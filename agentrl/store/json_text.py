@@ -17,10 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from agentrl.guards.bounded_json import nested_too_deeply, parse_json
 from agentrl.types import Blob, Image
 
 _IMAGE_FIELDS = tuple(field.name for field in fields(Image) if field.name != "data")
 _BLOB_FIELDS = tuple(field.name for field in fields(Blob) if field.name != "data")
+_MAX_BYTES = 2**28
 _MAX_DEPTH = 64
 _MAX_REPR = 1000
 _FLOAT = "$float"
@@ -41,6 +43,9 @@ def to_json(value: Any) -> str:
         # a NaN, a key that is no string, or a cycle: rare, so that only these pay for a walk
         value = _storable(value, 0)
         text = _ENCODER.encode(value)
+    if nested_too_deeply(text):  # nobody could read it
+        value = _storable(value, 0)
+        text = _ENCODER.encode(value)
     if text.isascii():
         return text
     try:
@@ -54,11 +59,14 @@ def from_json(text: str | bytes) -> Any:
     """What ``to_json`` was given, with lists for tuples.
 
     Raises:
-        ValueError: ``text`` is not JSON.
+        ValueError: ``text`` is not JSON, or out of bounds.
     """
     text = text if isinstance(text, str) else text.decode()
     marked = _FLOAT in text or _IMAGE in text or _BLOB in text
-    return json.loads(text, object_hook=_restore if marked else None)
+    try:
+        return parse_json(text, max_bytes=_MAX_BYTES, object_hook=_restore if marked else None)
+    except (TypeError, AttributeError) as error:  # an image or a blob whose fields are none
+        raise ValueError(str(error)) from error
 
 
 def _default(value: Any) -> Any:

@@ -9,14 +9,19 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from agentrl.errors import StoreError
+from agentrl.guards.regular_file import open_regular
 from agentrl.store.atomic import sync_path, write_bytes
 from agentrl.store.json_text import from_json, to_json
 from agentrl.store.masking import SecretMask
 from agentrl.store.write_error import os_refusals, write_failure
+
+MAX_LINE = 2**28
+"""Bytes of a line."""
 
 
 class JsonlWriter:
@@ -96,26 +101,38 @@ def read_jsonl(
 
     Args:
         path: the file.
-        on_damage: is told of a whole line that is no JSON object, which is then passed over.
+        on_damage: is told of a whole line that is no JSON object, which is then passed over, and
+            of a file that cannot be opened.
 
     Raises:
-        StoreError: the file cannot be read, or without ``on_damage`` such a line.
+        StoreError: without ``on_damage`` the same; the disk fails.
     """
-    with os_refusals(f"{path} cannot be read"):
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            return
-    *lines, _torn = data.split(b"\n")
-    for number, line in enumerate(lines, start=1):
-        try:
-            record = parse_line(f"{path}:{number}", line)
-        except StoreError as error:
-            if on_damage is None:
-                raise
-            on_damage(error)
-        else:
-            yield record
+    told = on_damage or _raise
+    refused = f"{path} cannot be read"
+    try:
+        with os_refusals(refused):
+            file = open_regular(path)
+    except StoreError as error:
+        if not isinstance(error.__cause__, FileNotFoundError):
+            told(error)
+        return
+    with file, os_refusals(refused):
+        for number, line in enumerate(iter(partial(file.readline, MAX_LINE), b""), start=1):
+            place = f"{path}:{number}"
+            if not line.endswith(b"\n"):
+                if len(line) == MAX_LINE:
+                    told(StoreError(f"{place} must have less than {MAX_LINE:,} bytes"))
+                return
+            try:
+                record = parse_line(place, line)
+            except StoreError as error:
+                told(error)
+            else:
+                yield record
+
+
+def _raise(error: StoreError) -> None:
+    raise error
 
 
 def parse_line(place: str, line: bytes) -> dict[str, Any]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from agentrl.guards.regular_file import check_regular, open_regular
 from agentrl.store.write_error import os_refusals
 
 _BLOCK = 1 << 22
@@ -47,7 +47,7 @@ class LineFollower:
         """
         with os_refusals(f"{self.path} cannot be read"):
             try:
-                found = os.stat(self.path)
+                found = check_regular(self.path)
             except FileNotFoundError:
                 found = None
             stamp = () if found is None else (found.st_ino, found.st_size, found.st_mtime_ns)
@@ -72,7 +72,7 @@ class LineFollower:
             return
         with os_refusals(f"{self.path} cannot be read"):
             try:
-                file = self.path.open("rb")
+                file = open_regular(self.path)
             except FileNotFoundError:  # removed since ``is_same``, which tells it the next time
                 return
             with file:
@@ -96,7 +96,7 @@ class LineFollower:
     def _has_marks(self) -> bool:
         if self._end < self._offset:
             return False
-        with self.path.open("rb") as file:
+        with open_regular(self.path) as file:
             for start, mark in self._marks:
                 file.seek(start)
                 if file.read(len(mark)) != mark:

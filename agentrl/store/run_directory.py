@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import ConfigError, StoreError
+from agentrl.guards.regular_file import read_regular
 from agentrl.store.atomic import write_bytes, write_json, write_text
 from agentrl.store.jsonl import parse_line
 from agentrl.store.write_error import os_refusals
@@ -24,6 +25,7 @@ _READ = (1, 2)
 """Versions that are read; a run of format 1 that goes on becomes one of format 2."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_MAX_BLOB = 2**30
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -149,7 +151,7 @@ class RunDirectory:
         """
         path = self.record_path
         with os_refusals(f"{path} must be a JSON object"):
-            return parse_line(str(path), path.read_bytes())
+            return parse_line(str(path), read_regular(path))
 
     config_path = _Place("config.resolved.yaml")
     """The resolved configuration."""
@@ -258,7 +260,7 @@ class RunDirectory:
         if not _SHA256.fullmatch(sha256):
             raise StoreError(f"a blob is named by 64 hexadecimal digits, got {sha256!r}")
         with os_refusals(f"blob {sha256} cannot be read"):
-            data = (self.blobs_folder / sha256).read_bytes()
+            data = read_regular(self.blobs_folder / sha256, max_bytes=_MAX_BLOB)
         if hashlib.sha256(data).hexdigest() != sha256:
             raise StoreError(f"blob {sha256} is damaged: its bytes have another hash")
         return data

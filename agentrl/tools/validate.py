@@ -1,26 +1,19 @@
-"""Argument validation: JSON Schema (Draft 2020-12), with errors that a model can act on.
-
-A schema refers to nothing outside itself: nothing is ever fetched.
-"""
+"""Argument validation: JSON Schema (Draft 2020-12), with errors that a model can act on."""
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Mapping
-from itertools import islice
 from typing import Any, cast
 
-import regex
 from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError, ValidationError
-from referencing import Registry
-from referencing.exceptions import Unresolvable
-from referencing.jsonschema import DRAFT202012
+from jsonschema.exceptions import ValidationError
 
 from agentrl.errors import ToolError, did_you_mean
-from agentrl.tools.execution.plain_check import plainly_right
-from agentrl.tools.patterns import BoundedValidator, SlowPatternError, compiled, pattern_budget
+from agentrl.guards.patterns import SlowPatternError
+from agentrl.guards.plain_check import plainly_right
+from agentrl.guards.schema import SchemaFault, broken_rules
+from agentrl.guards.schema import schema_validator as checked
 from agentrl.tools.threads import BoundedThreads
 from agentrl.types.user_code.wall import DeadlineError
 
@@ -29,7 +22,6 @@ _MAX_FOUND = 100  # of which the first are told
 _PATTERNS_S = 1.0
 _DEADLINE_S = 10.0
 _CHECKS = BoundedThreads(2, "agentrl-arguments")  # more would only wait for the interpreter's lock
-_REFERENCES = ("$ref", "$dynamicRef")
 _MAX_VALUE_CHARS = 80
 
 
@@ -42,73 +34,19 @@ def schema_validator(parameters: Mapping[str, Any], name: str) -> Draft202012Val
     """
     try:
         text = json.dumps(dict(parameters))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ToolError(f"tool {name!r}: its parameters are no JSON: {error}") from None
-    return _checked(text, name)
-
-
-@functools.lru_cache(maxsize=1024)
-def _checked(text: str, name: str) -> Draft202012Validator:
-    schema = json.loads(text)
     try:
-        Draft202012Validator.check_schema(schema)
-    except SchemaError as error:
-        raise ToolError(
-            f"tool {name!r}: its parameters are no JSON Schema at {error.json_path}: "
-            f"{error.message}"
-        ) from None
-    if schema.get("type") != "object":
+        validator = checked(text)
+    except SchemaFault as fault:
+        raise ToolError(f"tool {name!r}: the schema of its parameters {fault}") from None
+    if parameters.get("type") != "object":
         raise ToolError(
             f"tool {name!r}: the schema of its parameters must have type 'object', got "
-            f"{schema.get('type')!r}; "
+            f"{parameters.get('type')!r}; "
             'wrap the arguments as {"type": "object", "properties": {...}}'
         )
-    registry: Registry[Any] = Registry()  # that fetches nothing
-    validator = BoundedValidator(schema, registry=registry)
-    try:
-        _check_parts(schema, registry, name)
-        validator.is_valid({})
-    except RecursionError:
-        raise ToolError(
-            f"tool {name!r}: the schema of its parameters refers to itself without an end"
-        ) from None
     return validator
-
-
-def _check_parts(schema: Mapping[str, Any], registry: Registry[Any], name: str) -> None:
-    """Refuses a reference that leaves the schema, and a pattern that is none."""
-    root = DRAFT202012.create_resource(schema)
-    parts = [(root, registry.resolver_with_root(root))]
-    while parts:
-        part, resolver = parts.pop()
-        inner = [
-            DRAFT202012.create_resource(each) for each in DRAFT202012.subresources_of(part.contents)
-        ]
-        parts += [(each, resolver.in_subresource(each)) for each in inner]
-        rules = part.contents if isinstance(part.contents, Mapping) else {}
-        for reference in (rules[key] for key in _REFERENCES if key in rules):
-            try:
-                resolver.lookup(reference)
-            except Unresolvable:
-                raise ToolError(
-                    f"tool {name!r}: the schema of its parameters refers to {reference!r}, which "
-                    "is not in it, and "
-                    "nothing is fetched; copy it into '$defs' and refer to '#/$defs/NAME'"
-                ) from None
-        own_pattern = [rules["pattern"]] if "pattern" in rules else []
-        for pattern in (*own_pattern, *rules.get("patternProperties", ())):
-            try:
-                compiled(pattern)
-            except regex.error as error:
-                raise ToolError(
-                    f"tool {name!r}: {pattern!r} in its parameters is no regular expression: "
-                    f"{error}"
-                ) from None
-        if "unevaluatedProperties" in rules and "patternProperties" in rules:
-            raise ToolError(
-                f"tool {name!r}: unevaluatedProperties beside patternProperties is not supported "
-                "in its parameters; use additionalProperties"
-            )
 
 
 async def found_faults(
@@ -134,10 +72,11 @@ def argument_faults(
     and value.
     """
     try:
-        with pattern_budget(_PATTERNS_S):
-            found = list(islice(validator.iter_errors(dict(arguments)), _MAX_FOUND))
+        found = broken_rules(validator, dict(arguments), seconds=_PATTERNS_S, most=_MAX_FOUND)
     except SlowPatternError as error:
         return (f"{error}; give a shorter one",)
+    except SchemaFault as fault:
+        return (f"the tool's schema {fault}; give flatter arguments",)
     errors = sorted(found, key=lambda error: (list(map(str, error.path)), error.message))
     # two missing arguments are two equal sentences
     sentences = dict.fromkeys(_sentence(error) for error in errors)

@@ -52,7 +52,7 @@ def live_annotations(run: RunDirectory, on_damage: Damage) -> pa.Table:
 
 def create_annotations(
     connection: duckdb.DuckDBPyConnection,
-    run: RunDirectory,
+    rollbacks: Rollbacks,
     live: pa.Table,
     shards: Sequence[Path],
     read_parquet: Callable[[Iterable[Path]], str],
@@ -61,16 +61,12 @@ def create_annotations(
 
     Args:
         connection: to DuckDB.
-        run: the run.
+        rollbacks: of the run.
         live: of ``live_annotations``, read before the shards were listed: what is sealed meanwhile
             is then found twice, never missed.
         shards: those that can be read.
         read_parquet: DuckDB's name of some files.
-
-    Raises:
-        StoreError: the run's resumes cannot be read.
     """
-    rollbacks = Rollbacks(run)
     connection.register("annotations_table", live)
     connection.register("resumes_table", _resumes(rollbacks.steps))
     found = "SELECT * FROM annotations_table"

@@ -21,15 +21,14 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from agentrl.errors import MachineError
+from agentrl.guards.http_guard import LOOPBACK, own_hosts
 from agentrl.types.machine.listening import listening_socket
-from agentrl.viewer.security import LOOPBACK
 
 if TYPE_CHECKING:
     import uvicorn
 
 _M_ARENA_MAX = -8
 """Of mallopt(3)."""
-_ANY = ("0.0.0.0", "::", "")
 _OPENER = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>agentrl view</title>
 <meta http-equiv="refresh" content="0;url={url}"><p><a href="{url}">Open the viewer</a></p></html>
@@ -58,11 +57,6 @@ class Address:
         host = own_hosts(self.host)[0]
         place = f"{_in_url(host)}:{self.port}"
         return f"http://{place}/?token={self.token}{self.page}"
-
-
-def own_hosts(host: str) -> tuple[str, ...]:
-    """The names by which a viewer is asked for that listens on ``host``."""
-    return (socket.gethostname(), socket.getfqdn()) if host in _ANY else (host,)
 
 
 class _WithoutPandas(importlib.abc.MetaPathFinder):

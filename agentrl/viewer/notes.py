@@ -13,12 +13,13 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from agentrl.errors import StoreError
+from agentrl.guards.regular_file import descriptor
 from agentrl.store import SecretMask
 from agentrl.store.json_text import to_json
 from agentrl.store.jsonl import cut_torn_line, read_jsonl, write_all
@@ -77,13 +78,17 @@ class NoteBook:
         self._lock = threading.Lock()
         self._read: dict[str, Note] = {}
         self._signature: tuple[tuple[str, int, int], ...] = ()
+        self.damage: list[str] = []
+        """What could not be read of the notes when they were read last."""
 
     def all(self) -> list[Note]:
         """Every note, the oldest first."""
         signature = self._look()
         with self._lock:
             if signature != self._signature:
-                self._read = _read(self.folder)
+                damage: list[str] = []
+                self._read = _read(self.folder, lambda error: damage.append(str(error)))
+                self.damage = damage
                 self._signature = signature
             return sorted(self._read.values(), key=lambda note: note.time)
 
@@ -124,7 +129,13 @@ class NoteBook:
         try:
             with os_refusals(f"{path} cannot be written"):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+                # no link leads a note out of the run: neither the folder nor the file may be one
+                folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                try:
+                    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+                    file = descriptor(path.name, flags, folder=folder)
+                finally:
+                    os.close(folder)
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX)
                     cut_torn_line(file)
@@ -140,15 +151,15 @@ class NoteBook:
     def _look(self) -> tuple[tuple[str, int, int], ...]:
         if not self.folder.is_dir():
             return ()
-        states = [(path.name, path.stat()) for path in sorted(self.folder.glob("*.jsonl"))]
+        states = [(path.name, path.lstat()) for path in sorted(self.folder.glob("*.jsonl"))]
         return tuple((name, state.st_size, state.st_mtime_ns) for name, state in states)
 
 
-def _read(folder: Path) -> dict[str, Note]:
+def _read(folder: Path, on_damage: Callable[[StoreError], None]) -> dict[str, Note]:
     notes: dict[str, Note] = {}
     gone: set[tuple[str, str]] = set()
     for path in sorted(folder.glob("*.jsonl")):
-        for record in read_jsonl(path, on_damage=lambda error: None):
+        for record in read_jsonl(path, on_damage):
             if record.get("deleted"):
                 gone.add((path.stem, str(record.get("id"))))
                 continue

@@ -6,7 +6,6 @@ character: its piece is then U+FFFD, and its bytes are told beside it.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from functools import lru_cache
@@ -17,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.errors import DataError
+from agentrl.guards.bounded_json import parse_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -54,7 +54,7 @@ class TokenPieces:
         decoder = "null"
         if tokenizer.decoder is not None:
             decoder = tokenizer.decoder.__getstate__().decode()
-        self._kinds = _decoder_kinds(json.loads(decoder))
+        self._kinds = _decoder_kinds(parse_json(decoder))
         self._added = {
             token_id: added.content
             for token_id, added in tokenizer.get_added_tokens_decoder().items()

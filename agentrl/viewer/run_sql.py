@@ -19,7 +19,9 @@ import duckdb
 import pyarrow as pa
 
 from agentrl.errors import Closing, ConfigError, StoreError
+from agentrl.guards.printable import encodable
 from agentrl.store import RunDirectory, read_jsonl
+from agentrl.store.annotations.rollbacks import Rollbacks
 from agentrl.store.json_text import to_json
 from agentrl.store.trajectories.columns import COLUMNS, SCHEMA
 from agentrl.store.trajectories.live_record import live_texts
@@ -120,9 +122,10 @@ class RunSql(Closing):
         try:
             self._create_trajectories(index, live, sealed)
             self._connection.execute(_TURNS)
-            create_annotations(self._connection, run, learned, annotations, _read_parquet)
-            self._create("metrics", _columns_of(read_jsonl(run.metrics_path, _pass_over)))
-            self._create("events", _events(run))
+            rollbacks = Rollbacks.readable(run, self._pass_over)
+            create_annotations(self._connection, rollbacks, learned, annotations, _read_parquet)
+            self._create("metrics", _columns_of(read_jsonl(run.metrics_path, self._pass_over)))
+            self._create("events", _events(read_jsonl(run.events_path, self._pass_over)))
         except duckdb.OutOfMemoryException as error:
             self.close()
             raise self._too_large() from error
@@ -230,10 +233,6 @@ class RunSql(Closing):
         return ", ".join([*own, *former])
 
 
-def _pass_over(error: Exception) -> None:
-    """A damaged line is named by the index and by ``TrajectoryReader.damage``."""
-
-
 def _read_parquet(paths: Iterable[Path]) -> str:
     options = "union_by_name = true, hive_partitioning = false"
     return f"read_parquet({_sql_list(paths)}, {options})"
@@ -255,7 +254,7 @@ def _columns_of(rows: Iterable[Mapping[str, Any]], first: Sequence[str] = ()) ->
     """Rows of any keys as columns; what is neither number nor text is its JSON."""
     listed = list(rows)
     names = list(dict.fromkeys([*first, *(name for row in listed for name in row)]))
-    arrays = {name: _array([row.get(name) for row in listed]) for name in names}
+    arrays = {encodable(name): _array([row.get(name) for row in listed]) for name in names}
     return pa.table(arrays or {"step": pa.array([], pa.int64())})
 
 
@@ -263,19 +262,20 @@ def _array(values: Sequence[Any]) -> pa.Array:
     kinds = {type(value) for value in values if value is not None}
     if not kinds or kinds == {bool}:
         return pa.array(values, pa.bool_() if kinds else pa.float64())
-    if kinds == {int}:
-        return pa.array(values, pa.int64())
     if kinds <= {int, float}:
-        return pa.array(values, pa.float64())
-    return pa.array(
-        [value if value is None or isinstance(value, str) else to_json(value) for value in values],
-        pa.string(),
+        try:
+            return pa.array(values, pa.int64() if kinds == {int} else pa.float64())
+        except (OverflowError, pa.ArrowInvalid):  # a whole number of many digits: as its text
+            pass
+    texts = (
+        value if value is None or isinstance(value, str) else to_json(value) for value in values
     )
+    return pa.array([text and encodable(text) for text in texts], pa.string())
 
 
-def _events(run: RunDirectory) -> pa.Table:
+def _events(records: Iterable[Mapping[str, Any]]) -> pa.Table:
     rows = []
-    for record in read_jsonl(run.events_path, _pass_over):
+    for record in records:
         row = {name: record.get(name) for name in _EVENT_FIELDS}
         rest = {name: value for name, value in record.items() if name not in _EVENT_FIELDS}
         rows.append({**row, "fields": to_json(rest)})

@@ -73,7 +73,12 @@ class Episode:
 
 @asynccontextmanager
 async def serving(
-    script: Any, *, idle_timeout_s: float = 60.0, rubric: Rubric | None = None, **settings: Any
+    script: Any,
+    *,
+    idle_timeout_s: float = 60.0,
+    rubric: Rubric | None = None,
+    token: str = "",
+    **settings: Any,
 ) -> AsyncIterator[Serving]:
     """An endpoint on a free port; ``script`` is a ScriptedEngine or what one is made of."""
     engine = script if hasattr(script, "generate") else scripted(script)
@@ -82,7 +87,7 @@ async def serving(
     if rubric is not None:
         parts = type(parts)(spec, engine, parts.renderer, parts.parser, rubric)
     kept: list[Trajectory] = []
-    server = StandaloneServer(parts, kept.append, idle_timeout_s=idle_timeout_s)
+    server = StandaloneServer(parts, kept.append, idle_timeout_s=idle_timeout_s, token=token)
     try:
         url = await server.start()
         async with httpx.AsyncClient(base_url=url, timeout=30.0) as http:

@@ -21,6 +21,7 @@ import pytest
 
 from agentrl.cli.main import run as run_command_line
 from agentrl.engines.openai import OpenAIEngine
+from agentrl.guards.http_guard import TOKEN_VARIABLE
 from agentrl.llm import ChatServerSpec
 from agentrl.rollouts import EpisodeContext, run_episode
 from agentrl.store import RunDirectory, TrajectoryReader
@@ -51,7 +52,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
         [sys.executable, "-m", "agentrl", *command, "--out", str(folder / "run")],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", TOKEN_VARIABLE: "s3cret"},
     )
     try:
         yield announced(process), folder / "run"
@@ -74,8 +75,12 @@ def test_an_episode_over_http_is_kept_and_shown(
 ) -> None:
     url, run_dir = served
     opened = httpx.post(
-        f"{url}/episodes", json={"task": {"id": "sum", "answer": "7"}}, timeout=60
+        f"{url}/episodes",
+        json={"task": {"id": "sum", "answer": "7"}},
+        headers={"Authorization": "Bearer s3cret"},
+        timeout=60,
     ).json()
+    assert httpx.post(f"{url}/episodes", json={}, timeout=60).status_code == 401
     with openai.OpenAI(
         base_url=opened["base_url"], api_key="any", max_retries=0, timeout=60
     ) as client:

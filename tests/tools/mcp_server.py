@@ -35,6 +35,8 @@ def note(text: str) -> None:
 
 def tools() -> list[dict[str, Any]]:
     names = ["echo", "new one"] if swapped else NAMES
+    if MODE.startswith("names:"):
+        names = json.loads(MODE.removeprefix("names:"))
     rule = {"type": "no such type"} if MODE == "badschema" else {"type": "string"}
     schema = {"type": "object", "properties": {"text": rule}, "required": ["text"]}
     return [{"name": name, "description": f"To {name}.", "inputSchema": schema} for name in names]
@@ -86,7 +88,9 @@ def main() -> None:
             }
             say({"id": number, "result": answer})
         elif method == "tools/list":
-            say({"id": number, "result": {"tools": tools()}})
+            endless = MODE == "pages" or (MODE == "more_pages" and swapped)
+            page = {"tools": [], "nextCursor": str(number)} if endless else {"tools": tools()}
+            say({"id": number, "result": page})
         elif method == "tools/call":
             called(number, asked["params"]["name"], asked["params"]["arguments"]["text"])
         elif number is not None:

@@ -11,8 +11,9 @@ import httpcore
 import pytest
 
 from agentrl.errors import ToolError
+from agentrl.guards.addresses import is_public
 from agentrl.tools import FetchUrlTool, ToolExecutor
-from agentrl.tools.builtin.fetch_url import CheckedNetwork, is_public
+from agentrl.tools.builtin.fetch_url import CheckedNetwork
 from agentrl.types import ToolCall, ToolResult
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -191,8 +192,31 @@ async def test_one_that_is_no_program_is_ours(log: Path) -> None:
 
 
 async def test_a_schema_that_is_none_is_named(log: Path) -> None:
-    with pytest.raises(ToolError, match="the server 'fs': tool 'echo': its parameters are no JSON"):
+    with pytest.raises(ToolError, match="the server 'fs': tool 'echo': the schema of its"):
         await opened(log, "badschema")
+
+
+async def test_pages_without_an_end_are_given_up(log: Path) -> None:
+    with pytest.raises(ToolError, match="the server 'fs' lists its tools on more than 100 pages"):
+        await opened(log, "pages")
+    env = await opened(log, "more_pages")
+    with pytest.raises(ToolError, match="more than 100 pages"):
+        await said(env, "swap")
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        (["echo", ""], "lists a tool '', which a model would call by the name ''"),
+        (["echo", "??"], "a tool '[?]{2}', which a model would call by the name '__'"),
+        (["a b", "a_b"], "a tool 'a_b', .* by the name 'a_b' as that of 'a b'"),
+    ],
+)
+async def test_a_name_that_no_model_can_call_is_refused(
+    log: Path, names: list[str], why: str
+) -> None:
+    with pytest.raises(ToolError, match=why):
+        await opened(log, f"names:{json.dumps(names)}")
 
 
 async def test_a_changed_list_is_told_in_the_answer(log: Path) -> None:
@@ -213,17 +237,24 @@ server = MCPServer("demo")
 def add(a: int, b: int) -> int:
     return a + b
 
+@server.tool()
+def large(text: str) -> str:
+    return "x" * 5_000_000
+
 listening = socket.create_server(("127.0.0.1", 0))
 print(listening.getsockname()[1], flush=True)
-app = server.streamable_http_app()
+app = server.streamable_http_app(json_response=sys.argv[1] == "json")
 uvicorn.Server(uvicorn.Config(app, log_level="error")).run([listening])
 """
 
 
-async def test_one_that_speaks_http(log: Path) -> None:
+@pytest.mark.parametrize("shape", ["json", "events"])
+async def test_one_that_speaks_http(log: Path, shape: str) -> None:
     script = log.with_name("demo.py")
     script.write_text(HTTP)
-    process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, str(script), shape], stdout=subprocess.PIPE, text=True
+    )
     try:
         assert process.stdout is not None
         url = f"http://127.0.0.1:{int(process.stdout.readline())}/mcp"
@@ -233,6 +264,8 @@ async def test_one_that_speaks_http(log: Path) -> None:
         action = HermesParser().parse(call("add", a=2, b=3))
         act = Action("", action.message, action.tool_calls, action.problems)
         assert (await env.step(act)).observation.messages[0]["content"] == "5"
+        with pytest.raises(ToolFaultError, match=r"server 'demo' failed: .*(4,194,304|4194304)"):
+            await said(env, "large")
         process.kill()
         process.wait(30)
         with pytest.raises(ToolFaultError, match="the MCP server 'demo' failed"):

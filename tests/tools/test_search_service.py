@@ -43,7 +43,7 @@ def index() -> Counted:
 
 @pytest.fixture
 def http(index: Counted) -> TestClient:
-    return TestClient(search_app(index, cached=2))
+    return TestClient(search_app(index, cached=2), "http://localhost")
 
 
 def test_answers_have_search_r1s_shapes(http: TestClient) -> None:

@@ -96,7 +96,8 @@ def _event(body: dict[str, Any]) -> str:
 
 
 def _finish_reason(turn: TurnResult) -> str:
-    return "tool_calls" if turn.action.tool_calls else turn.action.finish_reason
+    cut = turn.action.finish_reason == "length"  # also behind a whole call
+    return "tool_calls" if turn.action.tool_calls and not cut else turn.action.finish_reason
 
 
 def _usage(turn: TurnResult) -> dict[str, Any]:

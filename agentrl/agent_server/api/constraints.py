@@ -12,14 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import regex
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError
-from referencing import Registry
-from referencing.exceptions import Unresolvable
-
 from agentrl.agent_server.api.api_error import bad_request
-from agentrl.tools.patterns import BoundedValidator, SlowPatternError, pattern_budget
+from agentrl.guards.bounded_json import parse_json
+from agentrl.guards.patterns import SlowPatternError
+from agentrl.guards.schema import SchemaFault, broken_rules, schema_validator
 from agentrl.tools.threads import BoundedThreads
 from agentrl.types import Action, Message, ToolCall
 from agentrl.types.user_code.wall import DeadlineError
@@ -147,16 +143,11 @@ def schema_text(schema: Mapping[str, Any]) -> str:
         ApiError: it is no JSON Schema (Draft 2020-12).
     """
     try:
-        Draft202012Validator.check_schema(schema)
-    except SchemaError as error:
-        raise bad_request(
-            f"the schema of the answer is no JSON Schema at {error.json_path}: {error.message}"
-        ) from None
-    except RecursionError:
-        raise bad_request(
-            "the schema of the answer is nested too deeply; make it flatter"
-        ) from None
-    return json.dumps(schema, ensure_ascii=False)
+        text = json.dumps(schema, ensure_ascii=False)
+        schema_validator(text)
+    except (SchemaFault, RecursionError) as fault:
+        raise bad_request(f"the schema of the answer {fault}") from None
+    return text
 
 
 async def schema_fault(schema: str, text: str) -> str:
@@ -168,20 +159,14 @@ async def schema_fault(schema: str, text: str) -> str:
 
 
 def _fault(schema: str, text: str) -> str:
-    registry: Registry[Any] = Registry()  # fetches nothing
     try:
-        value = json.loads(text)
-        with pattern_budget(_PATTERNS_S):
-            error = next(
-                iter(BoundedValidator(json.loads(schema), registry=registry).iter_errors(value)),
-                None,
-            )
-    except SlowPatternError as slow:
-        return str(slow)
-    except (Unresolvable, regex.error) as broken:
-        return f"the schema cannot be followed ({broken})"
-    except RecursionError:
-        return "text or schema is nested too deeply"
+        value = parse_json(text)
     except ValueError as broken:
         return f"the text is no JSON ({broken})"
-    return "" if error is None else f"{error.json_path} breaks the rule {error.validator}"
+    try:
+        errors = broken_rules(schema_validator(schema), value, seconds=_PATTERNS_S, most=1)
+    except SlowPatternError as slow:
+        return str(slow)
+    except SchemaFault as fault:
+        return f"the schema {fault}"
+    return f"{errors[0].json_path} breaks the rule {errors[0].validator}" if errors else ""

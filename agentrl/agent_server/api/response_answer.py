@@ -150,7 +150,7 @@ class ResponseAnswer:
         return f"event: {kind}\ndata: {json.dumps(data)}\n\n"
 
     def _response(self, turn: TurnResult, items: list[dict[str, Any]]) -> dict[str, Any]:
-        incomplete = turn.action.finish_reason == "length" and not turn.action.tool_calls
+        incomplete = turn.action.finish_reason == "length"
         head = self._head("incomplete" if incomplete else "completed")
         if incomplete:
             head["incomplete_details"] = {"reason": "max_output_tokens"}

@@ -12,8 +12,9 @@ from typing import Any
 from rich.cells import chop_cells
 from rich.text import Text
 
-from agentrl.cli.terminal import console, counted, shown
+from agentrl.cli.terminal import console, counted
 from agentrl.cli.views.token_text import TokenText
+from agentrl.guards.printable import printable
 from agentrl.types import Trajectory
 
 _STYLES = {"a": "red", "b": "green", "=": ""}
@@ -128,7 +129,7 @@ def _lines(changes: Sequence[Sequence[str]]) -> Iterator[tuple[str, str]]:
 def _print(text: str, side: str = "", style: str = "") -> None:
     out = console()
     mark = _MARKS.get(side, "")
-    for line in shown(text).split("\n"):
+    for line in printable(text).split("\n"):
         width = out.width - len(mark) - 1
         pieces = chop_cells(line, width) if out.is_terminal and line else [line]
         for piece in pieces:

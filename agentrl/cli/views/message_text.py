@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from agentrl.cli.terminal import say, shown
+from agentrl.cli.terminal import say
+from agentrl.guards.printable import printable
 from agentrl.store.json_text import to_json
 from agentrl.types import Message, content_text
 
@@ -15,6 +16,6 @@ def print_message(message: Message) -> None:
     for call in message.get("tool_calls", ()):
         function = call["function"]
         text += f"\ncalls {function['name']} {to_json(function['arguments'])}"
-    for number, line in enumerate(shown(text).strip("\n").split("\n")):
+    for number, line in enumerate(printable(text).strip("\n").split("\n")):
         role = message["role"] if number == 0 else ""
         say(f"  {role:>9} | {line}", hang=_MARGIN)

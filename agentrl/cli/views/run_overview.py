@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from agentrl.cli.terminal import print_table, say, shown
+from agentrl.cli.terminal import print_table, say
+from agentrl.guards.regular_file import read_regular
 from agentrl.store import RunDirectory, RunWatch, TrajectoryReader, read_jsonl
 from agentrl.store.json_text import from_json
 
@@ -35,8 +36,8 @@ def overview(run: RunDirectory, damage: list[str]) -> dict[str, Any]:
     summary = None
     try:
         if run.summary_path.is_file():
-            summary = from_json(run.summary_path.read_bytes())
-    except ValueError as error:
+            summary = from_json(read_regular(run.summary_path))
+    except (OSError, ValueError) as error:
         damage.append(f"{run.summary_path} must be JSON: {error}")
     reader = TrajectoryReader(run)
     trajectories = reader.summaries()
@@ -75,7 +76,7 @@ def print_overview(found: Mapping[str, Any]) -> None:
     }
     for name, value in facts.items():
         if value not in (None, ""):
-            say(shown(f"{name:>12}  {value}"), hang=14)
+            say(f"{name:>12}  {value}", hang=14)
     if found["last_metrics"]:
         print()
         rows = [

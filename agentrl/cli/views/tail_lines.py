@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from agentrl.cli.terminal import counted, print_json_line, say, shown
+from agentrl.cli.terminal import counted, print_json_line, say
 from agentrl.errors import Closing
 from agentrl.store import RunDirectory, RunWatch
+from agentrl.store.events import event_fault
 from agentrl.viewer.index import RunIndex
 from agentrl.viewer.index.query import parse_query
 from agentrl.viewer.index.sources import appended
@@ -58,6 +59,7 @@ class RunTail(Closing):
         self._offsets: dict[Path, int] = {}
         self._newest: float | None = None
         self._damage: list[str] = []
+        self._told: set[str] = set()
 
     def follow(self, interval_s: float) -> Iterator[Entry]:
         """What happens, until the run ends; at last its state.
@@ -84,7 +86,7 @@ class RunTail(Closing):
         alerts = [
             record
             for record in self._lines(self._run.events_path)
-            if record.get("level") in ("warning", "error")
+            if record.get("level") in ("warning", "error") and not event_fault(record)
         ]
         yield from self._few("alert", alerts, first)
         yield from self._few("step", self._lines(self._run.metrics_path), first)
@@ -115,7 +117,9 @@ class RunTail(Closing):
             offset = 0  # a resumed run took lines back: the latest come again
         new = appended(path, offset)
         self._offsets[path] = new.end
-        self._damage += [new.damage] if new.damage else []
+        if new.damage and new.damage not in self._told:
+            self._told.add(new.damage)
+            self._damage.append(new.damage)
         return new.records
 
 
@@ -124,22 +128,29 @@ def print_entry(entry: Entry, *, as_json: bool) -> None:
     if as_json:
         print_json_line({"kind": entry.kind, **entry.values})
         return
-    say(shown(_TEXTS[entry.kind](entry.values)), hang=11)
+    say(_TEXTS[entry.kind](entry.values), hang=11)
 
 
 def _step(values: Mapping[str, Any]) -> str:
     numbers = [
-        f"{short} {values[name]:.4g}"
+        f"{short} {_figure(values[name])}"
         for name, short in _NUMBERS.items()
         if isinstance(values.get(name), int | float)
     ]
     evaluated = [
-        f"{name.removeprefix('eval/')} {value:.4g}"
+        f"{name.removeprefix('eval/')} {_figure(value)}"
         for name, value in values.items()
         if name.startswith("eval/") and isinstance(value, int | float)
     ]
     stage = f" {values['stage']}" if values.get("stage") else ""
     return f"{'step':>10} {values.get('step')}{stage}: {', '.join([*numbers, *evaluated])}"
+
+
+def _figure(value: float) -> str:
+    try:
+        return f"{value:.4g}"
+    except OverflowError:  # a whole number beyond any float
+        return f"{str(value)[:8]}…"
 
 
 def _trajectory(row: Mapping[str, Any]) -> str:

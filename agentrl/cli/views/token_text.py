@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agentrl.cli.terminal import say
+from agentrl.errors import ConfigError
+from agentrl.guards.regular_file import is_regular
 from agentrl.store import RunDirectory, SecretMask, TrajectoryReader, decode_trajectory
 from agentrl.types import Trajectory
 from agentrl.viewer.pieces import HIDDEN_PIECE, REDACTED_ID, TokenPieces
@@ -95,9 +99,13 @@ def _candidates(run: RunDirectory) -> Iterator[Path]:
     from agentrl.config import load_config
     from agentrl.run.model_folder import cached_model, pinned
 
-    if not run.config_path.is_file():
+    if not is_regular(run.config_path):
         return
-    config = load_config(run.config_path, trains=False)
+    try:
+        config = load_config(run.config_path, trains=False)
+    except ConfigError as error:
+        say(f"! passed over: {error}", file=sys.stderr)
+        return
     if config.model.path is not None:
         setting = pinned(config.model.path, run.read_record().get("parent"))
         if folder := cached_model(setting, config.base_dir):

@@ -13,8 +13,9 @@ from rich.cells import chop_cells
 from rich.console import Console
 from rich.text import Text
 
-from agentrl.cli.terminal import console, counted, fitted, shown
+from agentrl.cli.terminal import console, counted, fitted
 from agentrl.cli.views.token_text import TokenText
+from agentrl.guards.printable import printable
 from agentrl.store import StoredTrajectory
 from agentrl.store.json_text import to_json
 from agentrl.types import CallRecord, Image, Segment, SegmentKind, Trajectory, Turn, content_text
@@ -116,7 +117,8 @@ def _print_head(out: Console, stored: StoredTrajectory) -> None:
 
 def _print(out: Console, text: str, style: str = "") -> None:
     """A line, which goes on right of its name where it is longer than the terminal is wide."""
-    fitting = fitted(shown(text), out.width, hang=_MARGIN) if out.is_terminal else shown(text)
+    text = printable(text)
+    fitting = fitted(text, out.width, hang=_MARGIN) if out.is_terminal else text
     out.print(Text(fitting, style=style), soft_wrap=True)
 
 
@@ -209,7 +211,7 @@ def _by_messages(turn: Turn) -> Iterator[tuple[SegmentKind, str]]:
 
 def _print_origin(out: Console, kind: SegmentKind, text: str) -> None:
     name, style, _ = _ORIGINS[kind]
-    for number, line in enumerate(shown(text).split("\n")):
+    for number, line in enumerate(printable(text).split("\n")):
         pieces = chop_cells(line, out.width - _MARGIN - 1) if out.is_terminal and line else [line]
         for piece, words in enumerate(pieces):  # a colon in the margin goes on with the line above
             margin = f"{name if number == piece == 0 else '':>9} {':' if piece else '|'}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from agentrl.errors import EngineError
+from agentrl.guards.bounded_json import parse_json
 
 _SHOWN_CHARACTERS = 400
 
@@ -48,7 +49,7 @@ def error_text(body: bytes) -> str:
     """What an error's body says, whichever shape it has: ``{"error": {"message"}}``, ``{"error"}``,
     ``{"message"}``, ``{"detail"}``, or plain text."""
     try:
-        value = json.loads(body)
+        value = parse_json(body)
     except ValueError:
         value = body.decode("utf-8", "replace").strip()
     for key in ("error", "message", "detail"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +10,7 @@ import httpx
 
 from agentrl.engines.servers.errors import ServerLostError, refusal
 from agentrl.engines.servers.section import ServersSpec
+from agentrl.guards.bounded_json import parse_json
 
 CONNECT_S = 10.0
 _KEPT_S = 2.0
@@ -67,7 +67,7 @@ class HttpClient:
     def object(self, route: str, content: bytes) -> Mapping[str, Any]:
         """The object that an answer is."""
         try:
-            answer = json.loads(content)
+            answer = parse_json(content, max_bytes=2**28)
         except ValueError as error:
             raise ServerLostError(
                 f"{self.name} answered {route} with {len(content)} bytes that are no JSON ({error})"

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import functools
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import regex
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError
 
 from agentrl.envs.rewards.answers import said_text
 from agentrl.envs.score import Score
 from agentrl.envs.view import EpisodeView
 from agentrl.errors import ConfigError, RewardError
+from agentrl.guards.bounded_json import parse_json
+from agentrl.guards.patterns import SlowPatternError, whole_match
+from agentrl.guards.schema import SchemaFault, broken_rules, schema_validator
 
-_FENCE = regex.compile(r"```(?:json)?\s*\n(.*?)\n\s*```", regex.DOTALL)
+# Without a way back: a block that nothing closes goes on to the end, and is read once.
+_FENCE = re.compile(r"```(?:json)?[^\S\n]*+\n((?:[^\n]++|\n(?![^\S\n]*+```))*+)(\n[^\S\n]*+```)?")
 _PATTERN_S = 1.0
+_MAX_NODES = 100_000
 
 
 def json_schema(view: EpisodeView, *, schema: Mapping[str, Any] | None = None) -> Score:
@@ -36,27 +39,20 @@ def json_schema(view: EpisodeView, *, schema: Mapping[str, Any] | None = None) -
             f"json_schema of task {view.task.id!r} needs a schema, in its args or as "
             f"task.info['schema'], got {own!r:.80}"
         )
-    validator = _validator(json.dumps(own, sort_keys=True))
+    try:
+        validator = schema_validator(json.dumps(own, sort_keys=True))
+    except (SchemaFault, TypeError) as fault:
+        raise RewardError(f"json_schema of task {view.task.id!r}: the schema {fault}") from fault
     text = said_text(view)
-    fenced = _FENCE.findall(text)
+    fenced = [block[1] for block in _FENCE.finditer(text) if block[2]]
     try:
-        value = json.loads(fenced[-1] if fenced else text)
-        error = next(iter(validator.iter_errors(value)), None)
-    except (ValueError, RecursionError) as unreadable:
-        return Score(0.0, {"json": str(unreadable)[:200] or "nested too deeply"})
-    if error is None:
+        value = parse_json(fenced[-1] if fenced else text, max_nodes=_MAX_NODES)
+        broken = broken_rules(validator, value, seconds=_PATTERN_S, most=1)
+    except ValueError as unreadable:
+        return Score(0.0, {"json": str(unreadable)[:200]})
+    if not broken:
         return Score(1.0)
-    return Score(0.0, {"path": error.json_path, "broken": error.message[:500]})
-
-
-@functools.lru_cache(maxsize=64)
-def _validator(schema: str) -> Draft202012Validator:
-    own = json.loads(schema)
-    try:
-        Draft202012Validator.check_schema(own)
-    except SchemaError as error:
-        raise RewardError(f"json_schema: the schema is none: {error.message[:500]}") from error
-    return Draft202012Validator(own)
+    return Score(0.0, {"path": broken[0].json_path, "broken": broken[0].message[:500]})
 
 
 def text_format(view: EpisodeView, *, pattern: str) -> Score:
@@ -71,11 +67,9 @@ def text_format(view: EpisodeView, *, pattern: str) -> Score:
         ConfigError: the pattern is none.
     """
     try:
-        compiled = regex.compile(pattern, regex.DOTALL)
+        fits = whole_match(f"(?s:{pattern})", view.final_text.strip(), seconds=_PATTERN_S)
     except regex.error as error:
         raise ConfigError(f"text_format: pattern={pattern!r} is none: {error}") from error
-    try:
-        fits = compiled.fullmatch(view.final_text.strip(), timeout=_PATTERN_S)
-    except TimeoutError:
+    except SlowPatternError:
         return Score(0.0, {"ended": f"more than {_PATTERN_S:g} s"})
-    return Score(float(fits is not None))
+    return Score(float(fits))

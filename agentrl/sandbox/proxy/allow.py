@@ -8,22 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from agentrl.errors import ConfigError
+from agentrl.guards.addresses import Address, is_public
 
 _USUAL_PORTS = frozenset({80, 443})
 _NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(\.(?!-)[a-z0-9_-]{1,63}(?<!-))*", re.ASCII)
 _MAX_NAME = 253  # characters (RFC 1035, sec. 2.3.4, without the root's own)
-# IANA gives public IPv6 addresses of this block alone. Outside it lie those that stand for IPv4
-# ones (mapped, compatible, NAT64), site-local ones (fec0::/10), and what is not yet given to
-# anybody.
-_GIVEN = ipaddress.IPv6Network("2000::/3")
-_NOT_PUBLIC = (
-    ipaddress.IPv6Network("2002::/16"),  # 6to4 (RFC 3056)
-    ipaddress.IPv6Network("2001::/32"),  # Teredo (RFC 4380)
-    ipaddress.IPv6Network("3fff::/20"),  # documentation (RFC 9637)
-    ipaddress.IPv4Network("192.88.99.0/24"),  # relays of 6to4 (RFC 7526)
-)
-
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +49,6 @@ class AllowList:
         """Whether ``host`` may be reached at ``address``, one of those that it resolved to."""
         found = ipaddress.ip_address(address.partition("%")[0])
         return is_public(found) or (str(found) == _normal(host) and not found.is_link_local)
-
-
-def is_public(address: Address) -> bool:
-    """Whether an address is one of the open internet, by whatever notation."""
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is not None:
-            return is_public(address.ipv4_mapped)
-        if address not in _GIVEN:
-            return False
-    return (
-        address.is_global
-        and not address.is_multicast
-        and not any(address in network for network in _NOT_PUBLIC)
-    )
 
 
 def is_host(text: str) -> bool:

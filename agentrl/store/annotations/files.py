@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from agentrl.errors import StoreError
+from agentrl.guards.bounded_json import parse_json
+from agentrl.guards.regular_file import read_regular
 from agentrl.store.annotations.annotation import Annotation, StoredAnnotation, encode_annotation
 from agentrl.store.annotations.columns import (
     FULL_COLUMNS,
@@ -122,7 +123,7 @@ def read_declared(path: Path) -> list[AnnotationColumn]:
         StoreError: it cannot be read.
     """
     try:
-        records = json.loads(path.read_bytes())
+        records = parse_json(read_regular(path))
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:

@@ -117,11 +117,7 @@ class AnnotationIndex:
         self, found: Iterable[StoredAnnotation], since: Callable[[str], float]
     ) -> Iterator[Annotation]:
         """Each annotation once, without those that a resume took back."""
-        try:
-            rollbacks = Rollbacks(self._run)
-        except StoreError as error:
-            self._on_damage(error)
-            rollbacks = Rollbacks()
+        rollbacks = Rollbacks.readable(self._run, self._on_damage)
         seen = set()
         for one in found:
             annotation = one.annotation

@@ -7,7 +7,7 @@ resumes before it, so that no clock decides.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from agentrl.errors import StoreError
 from agentrl.store.jsonl import JsonlWriter, read_jsonl
@@ -52,6 +52,15 @@ class Rollbacks:
             raise StoreError(
                 f"each line of {run.resumes_path} must have the steps of its stages: {error!r}"
             ) from error
+
+    @classmethod
+    def readable(cls, run: RunDirectory, on_damage: Callable[[StoreError], None]) -> Rollbacks:
+        """Those of a run; none where they cannot be read, which ``on_damage`` is told."""
+        try:
+            return cls(run)
+        except StoreError as error:
+            on_damage(error)
+            return cls()
 
     @property
     def count(self) -> int:

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from agentrl.errors import StoreError
 from agentrl.store.annotations.annotation import Annotation, StoredAnnotation
 from agentrl.store.annotations.columns import FIXED, AnnotationColumn
 from agentrl.store.json_text import from_json
 from agentrl.store.step_files.live import read_framed, read_frames
+from agentrl.store.step_files.shard_file import shard_file
 from agentrl.store.step_files.shard_writer import ShardLayout, ShardWriter
 
 FORMAT = 2
@@ -182,7 +182,7 @@ def read_ids(path: Path) -> list[str]:
     Raises:
         StoreError: the file is no shard of annotations.
     """
-    with _reading(path), pq.ParquetFile(path) as file:
+    with _reading(path), shard_file(path) as file:
         ids: list[str] = file.read(["id"])["id"].to_pylist()
         return ids
 
@@ -193,7 +193,7 @@ def read_row(path: Path, index: int) -> StoredAnnotation:
     Raises:
         StoreError: the file is no shard of annotations, or has no such row.
     """
-    with _reading(path), pq.ParquetFile(path) as file:
+    with _reading(path), shard_file(path) as file:
         for group in range(file.metadata.num_row_groups):
             size = file.metadata.row_group(group).num_rows
             if index < size:
@@ -208,7 +208,7 @@ def read_rows(path: Path) -> Iterator[StoredAnnotation]:
     Raises:
         StoreError: the file is no shard of annotations.
     """
-    with _reading(path), pq.ParquetFile(path) as file:
+    with _reading(path), shard_file(path) as file:
         for group in range(file.metadata.num_row_groups):
             yield from _rows(file.read_row_group(group))
 
@@ -219,9 +219,9 @@ def read_columns(path: Path) -> list[AnnotationColumn]:
     Raises:
         StoreError: the file is no shard of annotations.
     """
-    with _reading(path):
-        declared = (pq.read_schema(path).metadata or {})[b"agentrl.columns"]
-        return [AnnotationColumn.of_record(record) for record in json.loads(declared)]
+    with _reading(path), shard_file(path) as file:
+        declared = (file.schema_arrow.metadata or {})[b"agentrl.columns"]
+        return [AnnotationColumn.of_record(record) for record in from_json(declared)]
 
 
 def _rows(table: pa.Table) -> Iterator[StoredAnnotation]:

@@ -118,24 +118,26 @@ class DropCounts:
         """Step, trajectories kept and trajectories before, by shard."""
 
     def by_step(self) -> dict[int, tuple[int, int]]:
-        """``(kept, of)`` by step; a step that is whole is left out.
-
-        Raises:
-            StoreError: a file cannot be read.
-        """
+        """``(kept, of)`` by step; a step that is whole is left out."""
         for path in sorted(self._folder.glob("*.jsonl")):
             follower = self._files.setdefault(path, LineFollower(path))
-            follower.is_same()  # where it is another file, its lines come again
-            for start, line in follower.lines():
-                try:
-                    self._count(parse_line(f"the line at {start} of {path}", line))
-                except StoreError as error:
-                    self._on_damage(error)
+            try:
+                follower.is_same()  # where it is another file, its lines come again
+                for start, line in follower.lines():
+                    self._take(f"the line at {start} of {path}", line)
+            except StoreError as error:
+                self._on_damage(error)
         found: dict[int, tuple[int, int]] = {}
         for step, kept, of in self._shards.values():
             before = found.get(step, (0, 0))
             found[step] = (before[0] + kept, before[1] + of)
         return dict(sorted(found.items()))
+
+    def _take(self, place: str, line: bytes) -> None:
+        try:
+            self._count(parse_line(place, line))
+        except StoreError as error:
+            self._on_damage(error)
 
     def _count(self, line: dict[str, Any]) -> None:
         record = DropRecord.of_line(line)

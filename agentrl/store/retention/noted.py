@@ -32,7 +32,7 @@ class NotedTrajectories:
             UnreadableNotesError: a file of notes cannot be read.
         """
         try:
-            states = [(path, path.stat()) for path in sorted(self._folder.glob("*.jsonl"))]
+            states = [(path, path.lstat()) for path in sorted(self._folder.glob("*.jsonl"))]
             signature = [(path.name, state.st_size, state.st_mtime_ns) for path, state in states]
             if signature != self._signature:
                 self._ids = frozenset(one for path, _ in states for one in _noted(path))
@@ -57,3 +57,5 @@ def _noted(path: Path) -> set[str]:
 
 def _leave_to_the_viewer(error: StoreError) -> None:
     """A line that is no JSON is no note; the viewer names it."""
+    if isinstance(error.__cause__, OSError):
+        raise error

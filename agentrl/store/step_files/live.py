@@ -14,9 +14,13 @@ from typing import Any
 import zstandard
 
 from agentrl.errors import StoreError
+from agentrl.guards.regular_file import check_regular, open_regular
 from agentrl.store.json_text import to_json
 from agentrl.store.jsonl import cut_torn_line, read_jsonl, write_all
 from agentrl.store.write_error import os_refusals
+
+_MOST_BYTES = 2**30
+"""Of a frame, unpacked."""
 
 
 class FramedWriter:
@@ -125,7 +129,7 @@ def frame_of(place: str, record: Mapping[str, Any]) -> Sequence[int]:
 def frames_size(path: Path) -> int:
     """The bytes of frames beside the lines' file ``path``; 0 where there are none."""
     try:
-        return frames_path(path).stat().st_size
+        return check_regular(frames_path(path)).st_size
     except FileNotFoundError:
         return 0
 
@@ -150,11 +154,15 @@ def read_frames(path: Path, places: Sequence[Sequence[int]]) -> list[bytes]:
     found = []
     offset = 0
     try:
-        with frames.open("rb") as file:
+        with open_regular(frames) as file:
+            end = os.fstat(file.fileno()).st_size
             for offset, size in places:
                 file.seek(offset)
-                found.append(decompress(file.read(size)))
-    except (OSError, zstandard.ZstdError) as error:
+                frame = file.read(min(size, end))
+                if zstandard.frame_content_size(frame) > _MOST_BYTES:
+                    raise ValueError(f"it says that it has more than {_MOST_BYTES:,} bytes")
+                found.append(decompress(frame))
+    except (OSError, ValueError, TypeError, zstandard.ZstdError) as error:
         raise StoreError(
             f"the frame at {offset} of {frames} cannot be read: {error}; move it and {path.name} "
             "away"

@@ -82,7 +82,7 @@ class ShardFolders:
                 for entry in entries:
                     # what begins with a dot is still being written
                     if entry.name.endswith(".parquet") and not entry.name.startswith("."):
-                        stat = entry.stat()
+                        stat = entry.stat(follow_symlinks=False)
                         stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
                         shards.append((folder / entry.name, stamp))
         except FileNotFoundError:  # the folder, or a shard of it, went since it was listed

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from agentrl.errors import StoreError
 from agentrl.store.atomic import sync_path, take_place, temporary_beside
+from agentrl.store.step_files.shard_file import shard_file
 from agentrl.store.step_files.shard_writer import ShardLayout
 from agentrl.store.write_error import write_failure
 
@@ -57,7 +58,7 @@ def shrink_shard(
 
 def _copy(path: Path, temporary: Path, keeps: Sequence[bool], layout: ShardLayout) -> None:
     try:
-        file = pq.ParquetFile(path)
+        file = shard_file(path)
     except (OSError, pa.ArrowException) as error:
         raise DamagedShardError(f"{path} cannot be read as a shard: {error}") from error
     with file:

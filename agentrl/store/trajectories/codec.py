@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from agentrl.errors import StoreError
+from agentrl.guards.printable import encodable
 from agentrl.store.json_text import from_json, to_json
 from agentrl.store.trajectories.columns import Row, completed
 from agentrl.store.trajectories.token_arrays import TokenArrays, token_arrays
@@ -43,22 +44,22 @@ def encode_trajectory(
     turns = trajectory.turns
     opening = (turns[0].observed if turns else ()) or task.messages
     row = {
-        "id": _utf8(trajectory.id),
+        "id": encodable(trajectory.id),
         "group_index": trajectory.group_index,
         "rollout_index": trajectory.rollout_index,
         "attempt": trajectory.attempt,
         "group_size": trajectory.group_size,
-        "label": _utf8(trajectory.label),
+        "label": encodable(trajectory.label),
         "purpose": trajectory.purpose,
-        "stage": _utf8(trajectory.stage),
-        "env": _utf8(trajectory.env),
+        "stage": encodable(trajectory.stage),
+        "env": encodable(trajectory.env),
         "agents": _once(turn.agent for turn in turns),
         "step": step,
-        "task_id": _utf8(task.id),
-        "data_source": _utf8(task.data_source),
+        "task_id": encodable(task.id),
+        "data_source": encodable(task.data_source),
         "status": status.kind,
-        "status_reason": _utf8(status.reason),
-        "status_detail": _utf8(status.detail),
+        "status_reason": encodable(status.reason),
+        "status_detail": encodable(status.detail),
         "reward": None if trajectory.reward is None else float(trajectory.reward),
         "rewards": to_json(trajectory.rewards),
         "reasons": to_json(trajectory.reasons),
@@ -72,8 +73,8 @@ def encode_trajectory(
         "ended_at": float(trajectory.ended_at),
         "recorded_at": recorded_at,
         # what a search looks through: the words of the opening conversation
-        "prompt": _utf8("\n".join(content_text(message["content"]) for message in opening)),
-        "final_text": _utf8(turns[-1].text) if turns else "",
+        "prompt": encodable("\n".join(content_text(message["content"]) for message in opening)),
+        "final_text": encodable(turns[-1].text) if turns else "",
         "turns": to_json(list(map(encode_turn, turns, sequence_indices(turns)))),
         "task": to_json(fields_of(task)),
         "timings": to_json(trajectory.timings),
@@ -121,7 +122,7 @@ def decode_trajectory(row: Mapping[str, Any], arrays: TokenArrays) -> Trajectory
             last_observed=tuple(from_json(row["last_observed"])),
             last_info=from_json(row["last_info"]),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (LookupError, AttributeError, TypeError, ValueError) as error:
         raise StoreError(f"trajectory {row.get('id')!r} cannot be read back: {error!r}") from error
 
 
@@ -150,11 +151,4 @@ def _error(record: CallRecord) -> str | None:
 
 def _once(names: Iterable[str]) -> list[str]:
     """Each name once, in the order of first appearance."""
-    return [_utf8(name) for name in dict.fromkeys(names)]
-
-
-def _utf8(text: str) -> str:
-    """``text`` as a column can hold it: half of a surrogate pair, which UTF-8 lacks, is written out
-    as an escape.
-    """
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+    return [encodable(name) for name in dict.fromkeys(names)]

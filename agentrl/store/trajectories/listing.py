@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from agentrl.errors import StoreError
+from agentrl.guards.regular_file import open_regular
 from agentrl.store.jsonl import parse_line
 from agentrl.store.line_follower import LineFollower
 from agentrl.store.step_files.live import frame_of, frames_size
@@ -146,7 +147,7 @@ class LiveListing:
         """See ``Listing.read``."""
         start, size = self._lines[position]
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 file.seek(start)
                 line = file.read(size)
         except OSError as error:

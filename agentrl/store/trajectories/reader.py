@@ -204,9 +204,6 @@ class TrajectoryReader:
     def kept_by_step(self) -> dict[int, tuple[int, int]]:
         """How many trajectories ``store.keep`` left of each step, and of how many; steps that are
         whole are left out.
-
-        Raises:
-            StoreError: the record of drops cannot be read.
         """
         return self._drops.by_step()
 

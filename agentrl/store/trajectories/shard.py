@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.errors import StoreError
+from agentrl.store.step_files.shard_file import shard_file
 from agentrl.store.step_files.shard_writer import ShardLayout, ShardWriter
 from agentrl.store.trajectories.columns import (
     ARRAYS,
@@ -161,7 +162,7 @@ def _reading(failure: str) -> Iterator[None]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[pq.ParquetFile]:
-    with pq.ParquetFile(path) as file:
+    with shard_file(path) as file:
         found = int((file.metadata.metadata or {}).get(FORMAT_KEY, b"1"))
         if found > FORMAT:
             raise ValueError(

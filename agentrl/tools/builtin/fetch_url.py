@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import fnmatch
-import html.parser
-import ipaddress
 import re
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -20,6 +18,8 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 import httpcore
 
 from agentrl.errors import ToolError
+from agentrl.guards.addresses import is_public
+from agentrl.guards.html_text import html_text
 from agentrl.tools.base import Tool
 from agentrl.tools.context import ToolContext, ToolOutput
 from agentrl.tools.signature import closed_schema
@@ -31,8 +31,6 @@ _PORTS = {"http": 80, "https": 443}
 _HEADERS = [("User-Agent", "agentrl"), ("Accept-Encoding", "identity")]
 _REDIRECTS = (301, 302, 303, 307, 308)
 _TEXT = re.compile(r"text/|application/(json|xml|xhtml\+xml|[\w.+-]+\+(json|xml))")
-_TRANSLATED = [ipaddress.ip_network(net) for net in ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16")]
-"""Addresses that stand for others, which may be private."""
 
 
 class FetchUrlTool(Tool):
@@ -78,7 +76,7 @@ class FetchUrlTool(Tool):
         told = description or f"Read a page of the web as text. Hosts: {', '.join(self.hosts)}."
         url = {"type": "string", "description": "http:// or https://", "maxLength": 2000}
         self.spec = ToolSpec(name, told, closed_schema({"url": url}, ["url"]))
-        self.deadline_s = timeout_s
+        self.deadline_s = self._timeout_s = timeout_s
         self.max_output_chars = max_output_chars
         self._max_bytes = max_bytes
         self._max_redirects = max_redirects
@@ -135,7 +133,11 @@ class FetchUrlTool(Tool):
             if len(body) > self._max_bytes:
                 break
         cut = len(body) > self._max_bytes
-        text = await asyncio.to_thread(_as_text, bytes(body[: self._max_bytes]), kind, options)
+        page = bytes(body[: self._max_bytes])
+        try:
+            text = await asyncio.to_thread(_as_text, page, kind, options, self._timeout_s)
+        except TimeoutError as error:
+            raise _RefusedError(str(error)) from None
         if cut:
             text += f"\n[... cut after {self._max_bytes} bytes ...]"
         if answer.status >= 400:
@@ -195,17 +197,6 @@ class _RefusedError(Exception):
     """What is not fetched, in words for the model."""
 
 
-def is_public(address: str) -> bool:
-    """Whether an address is one of the public internet."""
-    found = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(found, ipaddress.IPv6Address):
-        if found.ipv4_mapped is not None:
-            return is_public(str(found.ipv4_mapped))
-        if any(found in net for net in _TRANSLATED):
-            return False
-    return found.is_global and not found.is_multicast
-
-
 async def _resolve(host: str, port: int) -> Sequence[str]:
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -226,43 +217,10 @@ def _percent(character: str) -> str:
     return "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "replace"))
 
 
-def _as_text(body: bytes, kind: str, options: str) -> str:
+def _as_text(body: bytes, kind: str, options: str, seconds: float) -> str:
     charset = re.search(r"charset=[\"']?([\w.-]+)", options)
     try:
         text = body.decode(charset[1] if charset else "utf-8", "replace")
     except LookupError:
         text = body.decode("utf-8", "replace")
-    if "html" not in kind:
-        return text
-    page = _Page()
-    page.feed(text)
-    page.close()
-    return re.sub(r"\n\s*\n+", "\n\n", "".join(page.texts)).strip()
-
-
-class _Page(html.parser.HTMLParser):
-    """The text of a page."""
-
-    _HIDDEN = frozenset({"script", "style", "noscript", "template", "svg"})
-    _BLOCKS = frozenset(
-        {"p", "div", "br", "li", "tr", "h1", "h2", "h3", "h4", "pre", "table", "ul"}
-    )
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.texts: list[str] = []
-        self._hidden = 0
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self._hidden += tag in self._HIDDEN
-        if tag in self._BLOCKS:
-            self.texts.append("\n")
-
-    def handle_endtag(self, tag: str) -> None:
-        self._hidden -= tag in self._HIDDEN and self._hidden > 0
-        if tag in self._BLOCKS:
-            self.texts.append("\n")
-
-    def handle_data(self, data: str) -> None:
-        if not self._hidden:
-            self.texts.append(re.sub(r"\s+", " ", data))
+    return html_text(text, seconds=seconds) if "html" in kind else text

@@ -17,11 +17,11 @@ from typing import Any
 
 from mcp import types
 from mcp.client.session import ClientSession
-from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
 from agentrl.errors import ToolError
 from agentrl.tools.execution.faults import EndpointError
+from agentrl.tools.mcp.http import bounded_client, server_at
 from agentrl.tools.mcp.server_spec import McpServerSpec
 from agentrl.tools.mcp.stdio import environment, program
 from agentrl.tools.validate import schema_validator
@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 _PING_S = 5.0
 _MAX_TOOLS = 1000
+_MAX_PAGES = 100
 
 
 class _Loop:
@@ -108,6 +109,7 @@ class McpConnection:
     async def _call(
         self, tool: str, arguments: dict[str, Any], deadline_s: float
     ) -> tuple[types.CallToolResult, tuple[types.Tool, ...]]:
+        ends_at = asyncio.get_running_loop().time() + deadline_s
         session = await self._running()
         params = types.CallToolRequestParams(name=tool, arguments=arguments)
         try:
@@ -125,7 +127,14 @@ class McpConnection:
             await self._end()
             raise self._failed(error, sent=True) from error
         if self._changed:
-            await self._list(session)
+            try:
+                async with asyncio.timeout_at(ends_at):
+                    await self._list(session)
+            except ToolError:
+                raise
+            except Exception as error:
+                await self._end()
+                raise self._failed(error, sent=True) from error
         return result, self._tools
 
     async def _running(self) -> ClientSession:
@@ -157,7 +166,8 @@ class McpConnection:
             async with AsyncExitStack() as stack:
                 ended = asyncio.Event()
                 if self.spec.url is not None:
-                    remote = streamable_http_client(self.spec.url)
+                    client = await stack.enter_async_context(bounded_client())
+                    remote = server_at(self.spec.url, client)
                     read, write = await stack.enter_async_context(remote)
                 else:
                     env = environment(self.spec.pass_env, self.spec.env)
@@ -190,7 +200,7 @@ class McpConnection:
         self._changed = False
         found: list[types.Tool] = []
         cursor: str | None = None
-        while True:
+        for _ in range(_MAX_PAGES):
             params = types.PaginatedRequestParams(cursor=cursor) if cursor else None
             page = await session.send_request(
                 types.ListToolsRequest(params=params), types.ListToolsResult, _PING_S * 2
@@ -198,8 +208,12 @@ class McpConnection:
             found += page.tools
             cursor = page.next_cursor
             if not cursor or len(found) > _MAX_TOOLS:
-                break
-        self._tools = self._wanted(found)
+                self._tools = self._wanted(found)
+                return
+        raise ToolError(
+            f"ToolEnv.mcp: the server {self.name!r} lists its tools on more than {_MAX_PAGES} "
+            "pages; it may not come to an end"
+        )
 
     def _wanted(self, found: Sequence[types.Tool]) -> tuple[types.Tool, ...]:
         names = [tool.name for tool in found]
@@ -215,7 +229,17 @@ class McpConnection:
                 f"{len(set(names))} have different names; at most {_MAX_TOOLS} are taken"
             )
         wanted = tuple(tool for tool in found if asked is None or tool.name in asked)
+        called: dict[str, str] = {}
         for tool in wanted:
+            name = self.spec.offered(tool.name)
+            if not any(map(str.isalnum, tool.name)) or name in called:
+                other = f" as that of {called[name]!r}" if name in called else ""
+                raise ToolError(
+                    f"ToolEnv.mcp: the server {self.name!r} lists a tool {tool.name!r}, which a "
+                    f"model would call by the name {name!r}{other}; name in tools those that are "
+                    "to be on offer"
+                )
+            called[name] = tool.name
             try:
                 schema_validator(tool.input_schema, tool.name)
             except ToolError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,8 +30,8 @@ class McpTool(Tool):
     def __init__(self, listed: types.Tool, server: McpTools) -> None:
         self._listed = listed
         self._server = server
-        name = server.connection.spec.prefix + re.sub(r"[^a-zA-Z0-9_-]", "_", listed.name)
-        self.spec = ToolSpec(name[:64], listed.description or "", dict(listed.input_schema))
+        name = server.connection.spec.offered(listed.name)
+        self.spec = ToolSpec(name, listed.description or "", dict(listed.input_schema))
         self.deadline_s = server.connection.spec.deadline_s
         self.idempotent = server.connection.spec.idempotent
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -42,6 +43,10 @@ class McpServerSpec:
     deadline_s: float = 30.0
     start_timeout_s: float = 30.0
     idempotent: bool = False
+
+    def offered(self, name: str) -> str:
+        """The name by which a model calls the tool that the server lists under ``name``."""
+        return (self.prefix + re.sub(r"[^a-zA-Z0-9_-]", "_", name))[:64]
 
     def __post_init__(self) -> None:
         if bool(self.command) == bool(self.url):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from agentrl.guards.strict_json import JSONFault, read_json
 from agentrl.tools.parsers.reading import BlockParser, Body, Call, CallFault, Marks, object_call
-from agentrl.tools.strict_json import JSONFault, read_json
 from agentrl.types import ToolSpec
 
 _FORM = '{"name": "...", "arguments": {...}}'

@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from agentrl.guards.strict_json import JSONFault, read_json
 from agentrl.tools.parsers.reading import (
     Call,
     CallFault,
@@ -20,7 +21,6 @@ from agentrl.tools.parsers.reading import (
     object_call,
     split_reasoning,
 )
-from agentrl.tools.strict_json import JSONFault, read_json
 from agentrl.types import ParsedMessage, ToolSpec
 
 _TAG = "<|python_tag|>"

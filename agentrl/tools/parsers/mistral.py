@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from functools import partial
 
+from agentrl.guards.strict_json import JSONFault, read_json
 from agentrl.tools.parsers.reading import (
     Marks,
     Reading,
@@ -18,7 +19,6 @@ from agentrl.tools.parsers.reading import (
     object_call,
     split_reasoning,
 )
-from agentrl.tools.strict_json import JSONFault, read_json
 from agentrl.types import ParsedMessage, ToolSpec
 
 _MARK = "[TOOL_CALLS]"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
-from agentrl.tools.strict_json import JSONFault, read_json
+from agentrl.guards.strict_json import JSONFault, read_json
 from agentrl.types import CallProblem, Message, ParsedMessage, ProblemKind, ToolCall, ToolSpec
 
 THOUGHTS_OPEN = "<think>"

@@ -16,14 +16,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI, HTTPException
+from fastapi import FastAPI, HTTPException, Response
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
+from starlette.types import Scope
 
 from agentrl.errors import MachineError
+from agentrl.guards.http_guard import HttpGuard
 from agentrl.tools.search.retriever import Hit, Retriever
 from agentrl.types.machine.listening import listening_socket
 
+_MAX_BODY = 64 * 2**20
 _MAX_QUERIES = 1024
 _MAX_QUERY_CHARS = 10_000
 _MAX_TOP_K = 100
@@ -77,15 +81,21 @@ class CachedRetriever:
         return self._kept[key]
 
 
-def search_app(retriever: Retriever, *, top_k: int = 3, cached: int = 10_000) -> FastAPI:
+def search_app(
+    retriever: Retriever, *, top_k: int = 3, cached: int = 10_000, hosts: Sequence[str] = ()
+) -> FastAPI:
     """The application.
 
     Args:
         retriever: what finds.
         top_k: documents of a request that does not say how many.
         cached: answers kept in memory.
+        hosts: names by which it may be asked for, besides the loopback ones and addresses.
     """
-    app = FastAPI(title="agentrl search")
+    app = FastAPI(title="agentrl search", openapi_url=None, docs_url=None, redoc_url=None)
+    app.add_middleware(
+        HttpGuard, refuse=_refused, hosts=hosts, addresses=True, max_body_bytes=_MAX_BODY
+    )
     cache = CachedRetriever(retriever, cached)
     size = getattr(retriever, "__len__", None)
 
@@ -126,6 +136,10 @@ def serve_search(app: FastAPI, host: str, port: int, announce: Callable[[str], N
         named = f"[{host}]" if ":" in host else host
         announce(f"http://{named}:{listening.getsockname()[1]}")
         uvicorn.Server(config).run(sockets=[listening])
+
+
+def _refused(_: Scope, status: int, message: str) -> Response:
+    return JSONResponse({"detail": message}, status)
 
 
 def _listen(host: str, port: int) -> socket.socket:

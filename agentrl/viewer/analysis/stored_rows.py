@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from agentrl.errors import StoreError
 from agentrl.store import NoTrajectoryError, RunDirectory, TrajectoryReader, TrajectorySummary
+from agentrl.store.step_files.shard_file import shard_file
 
 ARRAYS = ("token_ids", "kinds", "turn_index", "logprobs", "policy_versions")
 _BATCH = 64
@@ -64,7 +64,7 @@ def stored_rows(
 
 def _sealed(path: Path, names: Sequence[str]) -> Iterator[Row]:
     try:
-        with pq.ParquetFile(path) as file:
+        with shard_file(path) as file:
             there = [name for name in names if name in file.schema_arrow.names]
             for batch in file.iter_batches(batch_size=_BATCH, columns=there):
                 yield from _rows(batch)

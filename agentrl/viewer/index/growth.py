@@ -21,7 +21,6 @@ from agentrl.viewer.index.sources import (
     appended,
     ledger_rows,
     note_labels,
-    row_of,
     shard_rows,
 )
 
@@ -111,8 +110,9 @@ class Growth:
                 continue
             start = known.size if known.size <= state.size else 0
             new = appended(self._run.root / path, start)
-            self._put((row_of(record) for record in new.records), key)
-            self._note_file(key, path, FileState(new.end, state.modified), new.damage)
+            rows, damage = new.rows()
+            self._put(rows, key)
+            self._note_file(key, path, FileState(new.end, state.modified), damage)
 
     def _take_sealed(self) -> None:
         def read(path: str) -> _Read:

@@ -67,7 +67,7 @@ class Listing:
         sealed = self._sealed(everywhere=sealed_some)
         notes = dict(self._entries(str(self._run.root / "notes"), ".jsonl"))
         try:
-            state = self._run.ledger_path.stat()
+            state = self._run.ledger_path.lstat()
         except FileNotFoundError:
             ledger = None
         else:
@@ -119,7 +119,7 @@ class Listing:
             return
         for entry in found:
             try:
-                state = entry.stat()
+                state = entry.stat(follow_symlinks=False)
             except FileNotFoundError:
                 continue
             if not entry.name.startswith("."):

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sqlite3
 import threading
@@ -22,6 +21,7 @@ import numpy.typing as npt
 
 from agentrl.errors import Closing, ConfigError, StoreError, did_you_mean
 from agentrl.store import RunDirectory
+from agentrl.store.json_text import from_json
 from agentrl.store.write_error import os_refusals
 from agentrl.viewer.index.columns import COLUMNS, JOINED, NULLABLE, split
 from agentrl.viewer.index.database import IndexDatabase
@@ -358,5 +358,5 @@ def _shown(row: Sequence[Any]) -> dict[str, Any]:
     for name, kind in _KINDS.items():
         if kind == "list":
             shown[name] = split(shown[name])
-    shown["rewards"] = json.loads(shown["rewards"])
+    shown["rewards"] = from_json(shown["rewards"])
     return shown

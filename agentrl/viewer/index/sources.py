@@ -5,17 +5,22 @@ A row is a tuple of the values of ``columns.COLUMNS``, in that order.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from agentrl.errors import StoreError
+from agentrl.guards.printable import encodable
+from agentrl.guards.regular_file import NotRegularError, open_regular
 from agentrl.store import RunDirectory, read_jsonl
+from agentrl.store.json_text import from_json, to_json
 from agentrl.store.jsonl import parse_line
+from agentrl.store.step_files.live import frame_of
+from agentrl.store.step_files.shard_file import shard_file
 from agentrl.store.write_error import os_refusals
 from agentrl.viewer.index.columns import COLUMNS, NULLABLE, SEPARATOR, joined
 
@@ -24,6 +29,13 @@ Row = tuple[Any, ...]
 _FORMER = {"group_index": "draw", "rollout_index": "sibling"}
 """Names of columns in shards of format 1."""
 
+_TYPES: Mapping[str, pa.DataType] = {
+    "integer": pa.int64(),
+    "real": pa.float64(),
+    "text": pa.string(),
+    "json": pa.string(),
+    "list": pa.list_(pa.string()),
+}
 _EMPTY: Mapping[str, Any] = {
     name: None
     if name in NULLABLE
@@ -45,6 +57,18 @@ class Appended(NamedTuple):
     end: int
     damage: str
 
+    def rows(self) -> tuple[list[Row], str]:
+        """Those that are rows of the index, and what could not be read, these included."""
+        rows = []
+        damage = [self.damage] * bool(self.damage)
+        for record in self.records:
+            try:
+                frame_of("it", record)
+                rows.append(row_of(record))
+            except (StoreError, ValueError, TypeError, AttributeError, OverflowError) as error:
+                damage.append(f"trajectory {str(record.get('id'))[:200]!r}: {error}")
+        return rows, "; ".join(damage)
+
 
 def shard_rows(path: Path) -> list[Row]:
     """The rows of a sealed shard, in order.
@@ -53,7 +77,7 @@ def shard_rows(path: Path) -> list[Row]:
         StoreError: the file is no shard.
     """
     try:
-        with pq.ParquetFile(path) as file:
+        with shard_file(path) as file:
             names = set(file.schema_arrow.names)
             stored = {
                 name: own
@@ -62,15 +86,16 @@ def shard_rows(path: Path) -> list[Row]:
                 if own in names
             }
             table = file.read(columns=list(stored.values()), use_threads=False)
-    except (OSError, pa.ArrowException) as error:
+        if "id" not in stored:
+            raise ValueError("it has no column 'id'")
+        columns = [
+            _values(name, table[stored[name]].cast(_TYPES[kind]))
+            if name in stored
+            else [_EMPTY[name]] * table.num_rows
+            for name, kind in COLUMNS.items()
+        ]
+    except (OSError, ValueError, AttributeError, OverflowError, pa.ArrowException) as error:
         raise StoreError(f"{path} cannot be read as a shard: {error}") from error
-    if "id" not in stored:
-        raise StoreError(f"{path} cannot be read as a shard: it has no column 'id'")
-    count = table.num_rows
-    columns = [
-        _values(name, table[stored[name]]) if name in stored else [_EMPTY[name]] * count
-        for name in COLUMNS
-    ]
     return list(zip(*columns, strict=True))
 
 
@@ -89,24 +114,35 @@ def _values(name: str, column: pa.ChunkedArray) -> list[Any]:
 
 def _numbers_alone(rewards: str | None) -> str:
     """Reward parts as SQLite compares them: a NaN, which the store marks, is no number."""
-    if not rewards or "$float" not in rewards:
-        return rewards or "{}"
-    import json
-
-    kept = {name: part for name, part in json.loads(rewards).items() if not isinstance(part, dict)}
-    return json.dumps(kept)
+    if not rewards or rewards == "{}":
+        return "{}"
+    kept = {
+        name: part
+        for name, part in from_json(rewards).items()
+        if isinstance(part, int | float) and math.isfinite(part)
+    }
+    return to_json(kept)
 
 
 def row_of(record: Mapping[str, Any]) -> Row:
-    """The row of a line of a live file, which has the columns of a list and no texts."""
+    """The row of a line of a live file, which has the columns of a list and no texts.
+
+    Raises:
+        ValueError: a column has a value of another type.
+    """
+    if not record.get("id"):
+        raise ValueError("a trajectory needs an id")
     values = []
     for name, kind in COLUMNS.items():
         value = record.get(name, record.get(_FORMER.get(name, name)))
-        if kind == "list":
-            value = joined(value)
-        elif name == "rewards":
-            value = _numbers_alone(value)
-        values.append(_EMPTY[name] if value is None else value)
+        if value is None:
+            value = _EMPTY[name]
+        elif kind == "list":
+            value = encodable(joined(value))
+        else:
+            value = encodable(value) if isinstance(value, str) else value
+            value = pa.scalar(value, _TYPES[kind]).as_py()
+        values.append(_numbers_alone(value) if name == "rewards" else value)
     return tuple(values)
 
 
@@ -118,11 +154,13 @@ def appended(path: Path, offset: int) -> Appended:
     """
     with os_refusals(f"{path} cannot be read"):
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 file.seek(offset)
                 *lines, _partial = file.read().split(b"\n")
         except FileNotFoundError:
             return Appended([], offset, "")
+        except NotRegularError as error:
+            return Appended([], offset, f"{path} cannot be read: {error.strerror}")
     records = []
     damage: list[str] = []
     end = offset
@@ -146,14 +184,19 @@ def ledger_rows(records: list[dict[str, Any]]) -> list[LedgerRow]:
     for record in records:
         group = record.get("group_index", record.get("draw"))
         rollouts = record.get("rollout_indices", record.get("siblings"))
-        if not isinstance(group, int) or not isinstance(rollouts, list):
+        if not (isinstance(rollouts, list) and _is_place(group) and all(map(_is_place, rollouts))):
             continue  # a row of another kind
         to = record.get("to")
-        trained = record.get("step") if to == "trained" else None
+        step = record.get("step")
+        trained = step if to == "trained" and _is_place(step) else None
         dropped = str(record.get("reason") or "dropped") if to == "dropped" else ""
         for rollout in rollouts:
             newest[group, rollout] = (group, rollout, trained, dropped)
     return list(newest.values())
+
+
+def _is_place(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and abs(value) < 2**63
 
 
 def note_labels(run: RunDirectory, on_damage: Callable[[StoreError], None]) -> dict[str, str]:

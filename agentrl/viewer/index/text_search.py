@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentrl.errors import StoreError
+from agentrl.store.json_text import from_json
 from agentrl.store.trajectories.live_record import live_texts
 from agentrl.types import content_text
 
@@ -201,7 +202,7 @@ def _has_any(needle: str, texts: Iterable[str]) -> bool:
 
 
 def _texts_of(turns: str) -> Iterator[str]:
-    for turn in json.loads(turns):
+    for turn in from_json(turns):
         yield turn["text"]
         for message in turn["observed"]:
             yield content_text(message.get("content"))

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from agentrl.viewer.api_error import ApiError, bad_request
+from agentrl.guards.bounded_json import parse_json
+from agentrl.viewer.api_error import bad_request
 from agentrl.viewer.runs.run_folder import RunFolder
 from agentrl.viewer.wire import answer
-
-_MOST_BYTES = 1 << 20
 
 
 def routes(runs: RunFolder) -> APIRouter:
@@ -47,15 +45,10 @@ def routes(runs: RunFolder) -> APIRouter:
 
 
 async def _json(request: Request) -> dict[str, Any]:
-    """The body's object, read no further than it may be long."""
-    data = b""
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > _MOST_BYTES:
-            raise ApiError(413, f"a note must have at most {_MOST_BYTES:,} bytes of JSON")
+    """The body's object."""
     try:
-        body = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        body = parse_json(await request.body())
+    except ValueError as error:
         raise bad_request(f"the body must be JSON ({error})") from None
     if not isinstance(body, dict):
         raise bad_request(f"the body must be a JSON object, got {type(body).__name__}")

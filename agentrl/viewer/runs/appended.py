@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import StoreError
+from agentrl.guards.regular_file import NotRegularError, check_regular, open_regular
 from agentrl.store.jsonl import parse_line
 
 
@@ -21,7 +22,7 @@ class AppendedLines:
         self._file_id = 0
         self._offset = 0
         self.damage: list[str] = []
-        """Lines that are no JSON object, which are passed over."""
+        """Lines that are no JSON object, which are passed over; or why the file is."""
 
     def take(self) -> tuple[bool, list[dict[str, Any]]]:
         """What came since the last call.
@@ -34,8 +35,10 @@ class AppendedLines:
             OSError: the file is there and cannot be read.
         """
         try:
-            state = self._path.stat()
-        except FileNotFoundError:
+            state = check_regular(self._path)
+        except (FileNotFoundError, NotRegularError) as error:
+            if isinstance(error, NotRegularError) and not self.damage:
+                self.damage.append(f"{self._path} cannot be read: {error.strerror}")
             restarted = self._offset > 0
             self._offset = 0
             return restarted, []
@@ -46,7 +49,7 @@ class AppendedLines:
         self._file_id = state.st_ino
         if state.st_size == self._offset:
             return restarted, []
-        with self._path.open("rb") as file:
+        with open_regular(self._path) as file:
             file.seek(self._offset)
             data = file.read()
         end = data.rfind(b"\n") + 1

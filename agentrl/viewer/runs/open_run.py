@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import DataError, StoreError
+from agentrl.guards.bounded_json import mapping
+from agentrl.guards.bounded_yaml import parse_yaml
+from agentrl.guards.regular_file import read_regular
 from agentrl.store import (
     NoTrajectoryError,
     RunDirectory,
@@ -19,6 +22,7 @@ from agentrl.store import (
     TrajectoryReader,
     decode_trajectory,
 )
+from agentrl.store.events import event_fault
 from agentrl.store.json_text import from_json
 from agentrl.store.masking import SecretMask
 from agentrl.store.run_directory import FORMAT
@@ -63,6 +67,7 @@ class OpenRun:
         """When a request asked for this run last, by the monotonic clock."""
         self._refreshed_at = -_FRESH_S
         self._mask = SecretMask()
+        self._damage: list[str] = []
         self.worst_tokens: dict[tuple[int, str | None], BlameRow | None] = {}
         """By step and stage (``views.overview``)."""
 
@@ -107,13 +112,14 @@ class OpenRun:
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
-        """``config.resolved.yaml``; empty where there is none."""
-        path = self.directory.config_path
-        if not path.is_file():
+        """``config.resolved.yaml``; empty where there is none that can be read."""
+        try:
+            loaded = parse_yaml(read_regular(self.directory.config_path))
+        except FileNotFoundError:
             return {}
-        from ruamel.yaml import YAML
-
-        loaded = YAML(typ="safe").load(path.read_text(encoding="utf-8", errors="replace"))
+        except (OSError, ValueError) as error:
+            self._damage.append(f"{self.directory.config_path} cannot be read: {error}")
+            return {}
         return loaded if isinstance(loaded, dict) else {}
 
     @property
@@ -129,14 +135,17 @@ class OpenRun:
     def summary(self) -> dict[str, Any]:
         """``summary.json``; empty while the run has none."""
         try:
-            found = from_json(self.directory.summary_path.read_bytes())
-        except (FileNotFoundError, ValueError):
+            found = from_json(read_regular(self.directory.summary_path))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            self._damage.append(f"{self.directory.summary_path} cannot be read: {error}")
             return {}
         return found if isinstance(found, dict) else {}
 
     def setting(self, name: str) -> Any:
         """A key of the run's own ``store`` section; None where nobody knows."""
-        return (self.config.get("store") or {}).get(name)
+        return mapping(self.config.get("store")).get(name)
 
     def setting_note(self, name: str) -> str:
         """That key for a message; empty where nobody knows."""
@@ -153,7 +162,10 @@ class OpenRun:
 
     def events(self) -> list[dict[str, Any]]:
         """The lines of ``events.jsonl`` so far."""
-        restarted, records = self._event_lines.take()
+        restarted, found = self._event_lines.take()
+        faults = list(map(event_fault, found))
+        self._damage += filter(None, faults)
+        records = [one for one, fault in zip(found, faults, strict=True) if not fault]
         self._events = records if restarted else [*self._events, *records]
         return self._events
 
@@ -170,7 +182,7 @@ class OpenRun:
 
     def damage(self) -> list[str]:
         """What of the run cannot be read, and was passed over."""
-        own = [*self.reader.damage, *self.index().damage()]
+        own = [*self._damage, *self.reader.damage, *self.index().damage(), *self.notes.damage]
         return list(dict.fromkeys([*own, *self.metrics.damage, *self._event_lines.damage]))
 
     def row(self, trajectory_id: str) -> StoredRow:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import DataError
+from agentrl.guards.bounded_json import mapping
 from agentrl.store import RunDirectory
 from agentrl.viewer.pieces import TokenPieces, load_pieces
 
@@ -29,7 +30,7 @@ def stage_pieces(run: RunDirectory, config: Mapping[str, Any], stage: str) -> To
     for path, sha256 in _candidates(run, config, stage):
         if path.is_file():
             return load_pieces(path, sha256)
-    wanted = (config.get("model") or {}).get("path") or "the model that model.build made"
+    wanted = mapping(config.get("model")).get("path") or "the model that model.build made"
     raise DataError(
         f"the run keeps no tokenizer, and {wanted} is not on this machine: ids are shown; a run of "
         "this agentrl keeps its tokenizer in blobs/"
@@ -40,17 +41,17 @@ def _candidates(
     run: RunDirectory, config: Mapping[str, Any], stage: str
 ) -> Iterator[tuple[Path, str]]:
     """Places of a ``tokenizer.json`` with its hash where that is known, the best first."""
-    kept = run.read_record().get("tokenizers") or {}
+    kept = mapping(run.read_record().get("tokenizers"))
     for name in (stage, *sorted(kept)):
-        sha256 = (kept.get(name) or {}).get(_NAME)
+        sha256 = mapping(kept.get(name)).get(_NAME)
         if isinstance(sha256, str) and re.fullmatch("[0-9a-f]{64}", sha256):
             yield run.blobs_folder / sha256, sha256
     made = run.models_folder.glob(f"*/{_NAME}")
     for path in sorted(made, key=lambda path: path.stat().st_mtime, reverse=True):
         yield path, ""
-    setting = (config.get("model") or {}).get("path")
+    setting = mapping(config.get("model")).get("path")
     if isinstance(setting, str):
-        base = Path((config.get("run") or {}).get("base_dir") or run.root)
+        base = Path(mapping(config.get("run")).get("base_dir") or run.root)
         yield base / Path(setting).expanduser() / _NAME, ""
         if (cached := _cached(setting)) is not None:
             yield cached, ""

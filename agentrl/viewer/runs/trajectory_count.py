@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from agentrl.guards.regular_file import open_regular
 from agentrl.store import RunDirectory
+from agentrl.store.step_files.shard_file import shard_file
 
 
 class TrajectoryCount:
@@ -37,7 +38,8 @@ class TrajectoryCount:
             known, rows = self._rows.get(path, ((-1, -1), 0))
             if known != state:
                 self._rows[path] = (state, 0)
-                rows = pq.read_metadata(path).num_rows
+                with shard_file(path) as file:
+                    rows = file.metadata.num_rows
                 self._rows[path] = (state, rows)
         except (OSError, pa.ArrowException):  # damaged or gone: the run's own page names it
             return 0
@@ -46,7 +48,7 @@ class TrajectoryCount:
 
 def _lines(path: Path) -> int:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
     except OSError:  # sealed meanwhile
         return 0

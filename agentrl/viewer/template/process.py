@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import DataError
+from agentrl.guards.bounded_json import parse_json
 
 _CHILD = Path(__file__).with_name("child.py")
 
@@ -115,7 +116,7 @@ def _answer(job: bytes, limits: TemplateLimits) -> str:
             "end"
         )
     try:
-        answer = json.loads(ended.stdout)
+        answer = parse_json(ended.stdout)
     except ValueError as error:
         told = ended.stderr.decode(errors="replace").strip().splitlines()[-1:]
         raise DataError(

@@ -5,7 +5,6 @@ Each reads what it needs of a run under the run's lock, and computes without it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from agentrl.errors import DataError
+from agentrl.guards.bounded_json import parse_json
 from agentrl.store import TrajectorySummary
 from agentrl.types import Trajectory
 from agentrl.viewer.analysis import (
@@ -305,7 +305,7 @@ def _template(run: OpenRun, stage: str) -> ChatTemplateText | None:
     config: Any = {}
     if "tokenizer_config.json" in own:
         try:
-            config = json.loads(run.blob(own["tokenizer_config.json"]))
+            config = parse_json(run.blob(own["tokenizer_config.json"]))
         except ValueError as error:
             raise bad_request(f"the run's tokenizer_config.json is no JSON: {error}") from error
     return ChatTemplateText.of_tokenizer(text, config if isinstance(config, dict) else {})

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from agentrl.errors import StoreError
+from agentrl.guards.bounded_json import mapping
 from agentrl.viewer.runs.open_run import OpenRun
+
+logger = logging.getLogger(__name__)
 
 _POINTS = 60
 _HEADLINES = ("reward/mean", "accuracy/mean", "policy/nll", "policy/loss", "reward_model/loss")
@@ -19,30 +23,39 @@ def run_row(run: OpenRun) -> dict[str, Any]:
     Args:
         run: the run.
     """
+    named = {"key": run.key, "name": run.name}
     with run.lock:
         try:
-            record = run.record
-            run.metrics.refresh()
-            trajectories = run.num_trajectories()
+            return named | _row(run)
         except (OSError, StoreError) as error:
-            return {"key": run.key, "name": run.name, "state": "stopped", "error": str(error)}
-        name, points = _sparkline(run)
-        stage = run.metrics.newest_stage
-        return {
-            "key": run.key,
-            "name": run.name,
-            "state": run.state().kind,
-            "created": record.get("created"),
-            "command": " ".join(map(str, record.get("command") or [])),
-            "seed": record.get("seed"),
-            "step": run.metrics.newest_step,
-            "steps_total": steps_of(run.config, stage),
-            "stage": stage,
-            "trajectories": trajectories,
-            "last_time": last_time(run),
-            "sparkline": points,
-            "sparkline_name": name,
-        }
+            why = str(error)
+        except Exception as error:  # noqa: BLE001 - a run of a stranger's hides itself alone
+            logger.warning(
+                "the run %s cannot be listed: %r", run.name, error, extra={"event": "run_unlisted"}
+            )
+            why = f"its files are none of a run: {error!r}"
+        return {**named, "state": "stopped", "error": why}
+
+
+def _row(run: OpenRun) -> dict[str, Any]:
+    record = run.record
+    run.metrics.refresh()
+    trajectories = run.num_trajectories()
+    name, points = _sparkline(run)
+    stage = run.metrics.newest_stage
+    return {
+        "state": run.state().kind,
+        "created": record.get("created"),
+        "command": " ".join(map(str, record.get("command") or [])),
+        "seed": record.get("seed"),
+        "step": run.metrics.newest_step,
+        "steps_total": steps_of(run.config, stage),
+        "stage": stage,
+        "trajectories": trajectories,
+        "last_time": last_time(run),
+        "sparkline": points,
+        "sparkline_name": name,
+    }
 
 
 def run_view(run: OpenRun) -> dict[str, Any]:
@@ -70,18 +83,19 @@ def last_time(run: OpenRun) -> float | None:
     own = run.directory
     paths: list[Path] = [own.metrics_path, own.events_path, own.ledger_path, own.live_folder]
     paths += [own.record_path, own.sealed_folder, own.heartbeat_path]
-    return max((path.stat().st_mtime for path in paths if path.exists()), default=None)
+    return max((path.lstat().st_mtime for path in paths if path.exists()), default=None)
 
 
 def stages_of(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Name, algorithm and number of steps of each stage."""
+    stages = config.get("stages")
     return [
         {
             "name": stage.get("name"),
-            "algorithm": (stage.get("algorithm") or {}).get("name"),
-            "steps": (stage.get("train") or {}).get("steps"),
+            "algorithm": mapping(stage.get("algorithm")).get("name"),
+            "steps": mapping(stage.get("train")).get("steps"),
         }
-        for stage in config.get("stages") or []
+        for stage in (stages if isinstance(stages, list) else ())
         if isinstance(stage, dict)
     ]
 

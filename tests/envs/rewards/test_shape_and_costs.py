@@ -36,7 +36,8 @@ def test_json_by_a_schema(said: str, value: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("schema", "rule"), [(None, "needs a schema"), ({"type": "number?"}, "the schema is none")]
+    ("schema", "rule"),
+    [(None, "needs a schema"), ({"type": "number?"}, "the schema is no JSON Schema")],
 )
 def test_a_schema_that_is_none_is_a_failure(schema: Any, rule: str) -> None:
     with pytest.raises(RewardError, match=rule):

@@ -8,10 +8,15 @@ from dataclasses import replace
 import httpx
 import numpy as np
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.testclient import TestClient
 from tokenizers import Tokenizer
 
 from agentrl.store import RunDirectory, TrajectoryWriter
 from agentrl.types import Status
+from agentrl.viewer.app import create_app
 from tests.viewer.server.viewers import TEXTS, Client, make_trajectory
 
 
@@ -168,11 +173,16 @@ def test_a_page_of_another_machine_asks_in_vain(client: Client) -> None:
 
 
 def test_a_fault_of_the_viewer_is_an_answer_and_a_log_line(
-    client: Client, run: RunDirectory, caplog: pytest.LogCaptureFixture
+    run: RunDirectory, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run.metrics_path.unlink()
-    run.metrics_path.mkdir()  # which nobody expects
-    answer = client.of_run("/metrics")
+    app = create_app(run.root, token="secret")
+
+    def failing(_: Request) -> Response:
+        raise IsADirectoryError("which nobody expects")
+
+    app.router.routes.insert(0, Route("/api/failing", failing))
+    asking = TestClient(app, "http://localhost", headers={"Authorization": "Bearer secret"})
+    answer = asking.get("/api/failing")
     assert answer.status_code == 500
     assert "IsADirectoryError" in answer.json()["error"]
     assert "default-src 'self'" in answer.headers["content-security-policy"]

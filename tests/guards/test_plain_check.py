@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from agentrl.tools.execution.plain_check import plainly_right
+from agentrl.guards.plain_check import plainly_right
 
 NUMBERS = st.integers(-3, 3) | st.sampled_from([0.0, 1.0, 1.5, -2.0])
 VALUES = st.recursive(

@@ -1,4 +1,4 @@
-"""Bounded schema keywords: regular expressions and unique items with a limit on time.
+"""Bounded patterns: regular expressions, and the keywords of a schema, with a limit on time.
 
 What is checked is the policy's: a pattern that backtracks must neither hold up other episodes nor
 run without an end, so it is matched without the interpreter's lock.
@@ -46,12 +46,28 @@ def compiled(pattern: str) -> Any:
     return regex.compile(pattern)
 
 
+def whole_match(pattern: str, text: str, *, seconds: float) -> bool:
+    """Whether a pattern fits a whole text.
+
+    Raises:
+        regex.error: it is no regular expression.
+        SlowPatternError: it takes longer than ``seconds``.
+    """
+    with pattern_budget(seconds):
+        return _matched(pattern, "fullmatch", text)
+
+
 def _found(pattern: str, text: str) -> bool:
+    return _matched(pattern, "search", text)
+
+
+def _matched(pattern: str, how: str, text: str) -> bool:
     left = max(_LEAST_S, _ENDS_AT.get() - time.monotonic())
+    match = getattr(compiled(pattern), how)
     try:
         # concurrent: the interpreter's lock is given up while it searches
         bound = None if left == float("inf") else left
-        return compiled(pattern).search(text, timeout=bound, concurrent=True) is not None
+        return match(text, timeout=bound, concurrent=True) is not None
     except TimeoutError:
         raise SlowPatternError(
             f"the pattern {pattern!r} takes too long for the text given"

@@ -33,3 +33,13 @@ def build_model(folder: Path, seed: int) -> None:
     build_tiny_model(
         folder, demonstrations(seed), seed=seed, num_demonstrations=40, vocab_size=300, **sizes
     )
+
+
+def build_padded_model(folder: Path, seed: int) -> None:
+    """The same with 64 ids that the tokenizer has no text for."""
+    from transformers import AutoModelForCausalLM
+
+    build_model(folder, seed)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.resize_token_embeddings(model.config.vocab_size + 64)
+    model.save_pretrained(folder)

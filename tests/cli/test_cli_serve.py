@@ -107,7 +107,10 @@ def test_an_episode_over_http_is_kept_and_shown(
     assert "policy |" in shown
 
 
-async def test_another_agentrl_plays_on_it(served: tuple[str, Path]) -> None:
+async def test_another_agentrl_plays_on_it(
+    served: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "s3cret")
     spec = replace(rollout_spec(), renderer=None)
     engine = OpenAIEngine(ChatServerSpec(f"{served[0]}/v1", "policy", timeout_s=60))
     parts = EpisodeContext(spec, engine, None, load_parser("none"), spec.rubric.build())

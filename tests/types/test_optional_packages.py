@@ -15,9 +15,13 @@ from agentrl.types.user_code.optional_packages import needed
 def test_a_missing_package_is_named_with_its_floor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mcp", None)
 
-    with pytest.raises(ConfigError, match=r"^env\.mcp needs .*; pip install 'anyio>=4' 'mcp>=2'$"):  # noqa: SIM117
-        with needed("env.mcp", "mcp"):
-            import mcp  # noqa: F401
+    with (
+        pytest.raises(
+            ConfigError, match=r"^env\.mcp needs .*; pip install 'anyio>=4' 'httpx2>=2.0' 'mcp>=2'$"
+        ),
+        needed("env.mcp", "mcp"),
+    ):
+        import mcp  # noqa: F401
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from agentrl.errors import ConfigError
 PACKAGES: Mapping[str, tuple[str, ...]] = {
     "gymnasium": ("gymnasium>=1.0",),
     "math": ("math-verify>=0.9",),
-    "mcp": ("anyio>=4", "mcp>=2"),
+    "mcp": ("anyio>=4", "httpx2>=2.0", "mcp>=2"),
     "openenv": ("websockets>=15",),
     "s3": ("s3fs>=2024.6",),
     "tensorboard": ("tensorboard>=2.18",),

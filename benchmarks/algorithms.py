@@ -95,10 +95,7 @@ DAPO: Mapping[str, tuple[str, ...]] = {
     "dapo without clip-higher": ("algorithm.clip_high=0.2",),
     "dapo without dynamic sampling": ("algorithm.filter_zero_variance=false",),
     "dapo without the mean over tokens": ("algorithm.reduction=trajectory_mean",),
-    "dapo without overlong shaping": (
-        "algorithm.overlong.max_tokens=null",
-        "algorithm.overlong.buffer_tokens=null",
-    ),
+    "dapo without overlong shaping": ("algorithm.overlong={}",),
 }
 
 NOTES = (

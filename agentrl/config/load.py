@@ -164,7 +164,8 @@ def _tell_idle(document: Document, stages: Sequence[StageConfig]) -> None:
     trees = stage_trees(document.tree)
 
     def inherited(key: Key, index: int) -> bool:
-        own = ("stages", index, *key) in document.origins
+        shared = [one for one in document.origins if one[: len(key)] == key]
+        own = all(("stages", index, *one) in document.origins for one in shared)
         return not own and value_at(trees[index], key) is not MISSING
 
     for index, faults in enumerate(idle):

@@ -166,6 +166,16 @@ def test_what_stages_share_may_act_in_one_of_them_alone(write: Write, problems: 
     assert line.startswith("config.yaml:3:25: algorithm.kl_estimator='k1' does nothing with")
 
 
+def test_a_stage_that_adds_to_a_section_of_the_top_shares_the_rest_of_it() -> None:
+    stages = [
+        {"name": "a", "steps": 1, "algorithm": {"name": "grpo"}},
+        {"name": "b", "steps": 1, "algorithm": {"name": "ppo"}, "critic": {"stage": "a"}},
+    ]
+    given = merge(BASE, {"critic": {"optim": {"lr": 1e-3}}})
+    (_, b) = load_config({**given, "stages": stages}).resolved_stages()
+    assert b.critic.optim is not None
+
+
 def test_a_stages_own_setting_must_act_in_it(problems: Problems) -> None:
     text = SHARED % "0.1}}\n  - {name: c, steps: 1, algorithm: {kl_weighted: true"
     (line,) = problems(text)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -63,7 +62,7 @@ class PolicyServer(EpisodeRegistry):
         """
         async with self._starting:
             if self._serving is None:
-                listening = self._listen()
+                listening = listening_socket(*self._address, "the policy's endpoint")
                 host = self._address[0]
                 url_host = f"[{host}]" if ":" in host else host
                 self._url = f"http://{url_host}:{listening.getsockname()[1]}"
@@ -95,16 +94,6 @@ class PolicyServer(EpisodeRegistry):
             if not done:
                 self._server.force_exit = True
             await self._serving
-
-    def _listen(self) -> socket.socket:
-        host, port = self._address
-        try:
-            return listening_socket(host, port)
-        except OSError as error:
-            raise MachineError(
-                f"the policy's endpoint cannot listen on {host}:{port}: "
-                f"{error.strerror or error}; choose another port"
-            ) from error
 
 
 def _quiet_server(registry: EpisodeRegistry) -> uvicorn.Server:

@@ -54,14 +54,10 @@ def whole_match(pattern: str, text: str, *, seconds: float) -> bool:
         SlowPatternError: it takes longer than ``seconds``.
     """
     with pattern_budget(seconds):
-        return _matched(pattern, "fullmatch", text)
+        return _found(pattern, text, "fullmatch")
 
 
-def _found(pattern: str, text: str) -> bool:
-    return _matched(pattern, "search", text)
-
-
-def _matched(pattern: str, how: str, text: str) -> bool:
+def _found(pattern: str, text: str, how: str = "search") -> bool:
     left = max(_LEAST_S, _ENDS_AT.get() - time.monotonic())
     match = getattr(compiled(pattern), how)
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import html
 import importlib.abc
 import os
@@ -20,7 +19,6 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from agentrl.errors import MachineError
 from agentrl.guards.http_guard import LOOPBACK, own_hosts
 from agentrl.types.machine.listening import listening_socket
 
@@ -107,7 +105,7 @@ def serve(
 
     token = secrets.token_urlsafe(24)
     app = create_app(source, token=token, allow_hosts=(*own_hosts(host), *allow_hosts))
-    listening = _listen(host, port)
+    listening = listening_socket(host, port, "the viewer")
     address = Address(host, listening.getsockname()[1], token, app.state.page)
 
     class Server(uvicorn.Server):
@@ -144,21 +142,6 @@ def serve(
 def _end_after(until: Callable[[], object], server: uvicorn.Server) -> None:
     until()
     server.should_exit = True
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        return listening_socket(host, port)
-    except OSError as error:
-        taken = error.errno in (errno.EADDRINUSE, errno.EACCES)
-        mend = (
-            "choose another --port, or 0 for a free one"
-            if taken
-            else "set --host to an address of this machine, or 0.0.0.0 for all of them"
-        )
-        raise MachineError(
-            f"the viewer cannot listen on {host}:{port}: {error.strerror or error}; {mend}"
-        ) from error
 
 
 def ways_in(

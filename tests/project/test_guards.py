@@ -58,7 +58,6 @@ ALLOWED: dict[str, tuple[set[str], str]] = {
     "viewer/export/answers.py": ({"json.loads"}, OWN),
     "viewer/export/redaction.py": ({PATTERN}, USERS),
     "viewer/template/child.py": ({"json.load"}, OWN),
-    "viewer/vendor.py": ({"json.loads"}, OWN),
 }
 
 

@@ -17,8 +17,9 @@ from fastapi.testclient import TestClient
 from agentrl.envs import ToolEnv
 from agentrl.errors import ConfigError, ToolError
 from agentrl.tools import Hit, SearchClient, SearchIndex, ToolReference, resolve_tools
-from agentrl.tools.search.service import _listen, search_app
+from agentrl.tools.search.service import search_app
 from agentrl.types import Action, Task, ToolCall
+from agentrl.types.machine.listening import listening_socket
 
 DOCUMENTS = [("1", "Ada", "The mother of Ada is Eve."), ("2", "Eve", "The mother of Eve is Ida.")]
 TASK = Task("t", ({"role": "user", "content": "?"},))
@@ -189,7 +190,7 @@ async def test_answers_do_not_wait_for_an_acknowledgement() -> None:
         undelayed.append(own.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
         writer.close()
 
-    listening = _listen("127.0.0.1", 0)
+    listening = listening_socket("127.0.0.1", 0, "the search")
     async with await asyncio.start_server(answer, sock=listening):
         reader, writer = await asyncio.open_connection(*listening.getsockname())
         await reader.read()

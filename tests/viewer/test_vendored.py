@@ -8,19 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.viewer.vendor import (
+from tests.viewer.vendored import (
     FILES,
     MODULES,
     RECORD,
     STATIC_VENDOR,
     TEST_FILES,
+    TESTS_VENDOR,
     VendoredFile,
     VendorError,
     rewrite_imports,
     sha256,
 )
-
-TESTS_VENDOR = Path(__file__).parent / "vendor"
 
 
 @pytest.mark.parametrize(

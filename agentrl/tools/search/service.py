@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.types import Scope
 
-from agentrl.errors import MachineError
 from agentrl.guards.http_guard import HttpGuard
 from agentrl.tools.search.retriever import Hit, Retriever
 from agentrl.types.machine.listening import listening_socket
@@ -130,7 +128,7 @@ def serve_search(app: FastAPI, host: str, port: int, announce: Callable[[str], N
     Raises:
         MachineError: the address cannot be listened on.
     """
-    listening = _listen(host, port)
+    listening = listening_socket(host, port, "the search")
     config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5)
     with listening:
         named = f"[{host}]" if ":" in host else host
@@ -140,16 +138,6 @@ def serve_search(app: FastAPI, host: str, port: int, announce: Callable[[str], N
 
 def _refused(_: Scope, status: int, message: str) -> Response:
     return JSONResponse({"detail": message}, status)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        return listening_socket(host, port)
-    except OSError as error:
-        raise MachineError(
-            f"the search cannot listen on {host}:{port}: {error.strerror or error}; name another "
-            "--port, or 0 for a free one"
-        ) from error
 
 
 def _entry(hit: Hit, with_score: bool) -> dict[str, Any]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import socket
+
+from agentrl.errors import MachineError
 
 __all__ = ["listening_socket"]
 
@@ -10,16 +13,32 @@ _WAITING = 1024
 """Connections that are not accepted yet."""
 
 
-def listening_socket(host: str, port: int) -> socket.socket:
+def listening_socket(host: str, port: int, who: str) -> socket.socket:
     """A TCP socket that listens, without blocking.
 
     Args:
         host: an address of this machine or its name; empty for all addresses.
         port: 0 takes a free one.
+        who: listens, for the message.
 
     Raises:
-        OSError: the address cannot be listened on.
+        MachineError: the address cannot be listened on.
     """
+    try:
+        return _listening(host, port)
+    except OSError as error:
+        taken = error.errno in (errno.EADDRINUSE, errno.EACCES)
+        mend = (
+            "choose another port, or 0 for a free one"
+            if taken
+            else "set --host to an address of this machine, or 0.0.0.0 for all of them"
+        )
+        raise MachineError(
+            f"{who} cannot listen on {host}:{port}: {error.strerror or error}; {mend}"
+        ) from error
+
+
+def _listening(host: str, port: int) -> socket.socket:
     family = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)[0][0]
     # asyncio turns Nagle's delay off only where a socket names its protocol: without it an answer,
     # which is written in two pieces, waits 40 ms for the client's acknowledgement

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import StoreError
-from agentrl.guards.regular_file import NotRegularError, check_regular, open_regular
+from agentrl.guards.regular_file import NotRegularError
 from agentrl.store.jsonl import parse_line
+from agentrl.store.line_follower import LineFollower
 
 
 class AppendedLines:
@@ -18,9 +19,7 @@ class AppendedLines:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file_id = 0
-        self._offset = 0
+        self._follower = LineFollower(path)
         self.damage: list[str] = []
         """Lines that are no JSON object, which are passed over; or why the file is."""
 
@@ -32,35 +31,19 @@ class AppendedLines:
             was taken before is void; and the new objects.
 
         Raises:
-            OSError: the file is there and cannot be read.
+            StoreError: the file is there and cannot be read.
         """
+        restarted, records = False, []
         try:
-            state = check_regular(self._path)
-        except (FileNotFoundError, NotRegularError) as error:
-            if isinstance(error, NotRegularError) and not self.damage:
-                self.damage.append(f"{self._path} cannot be read: {error.strerror}")
-            restarted = self._offset > 0
-            self._offset = 0
-            return restarted, []
-        replaced = state.st_ino != self._file_id or state.st_size < self._offset
-        restarted = self._offset > 0 and replaced
-        if restarted:
-            self._offset = 0
-        self._file_id = state.st_ino
-        if state.st_size == self._offset:
-            return restarted, []
-        with open_regular(self._path) as file:
-            file.seek(self._offset)
-            data = file.read()
-        end = data.rfind(b"\n") + 1
-        self._offset += end
-        return restarted, self._parsed(data[:end])
-
-    def _parsed(self, data: bytes) -> list[dict[str, Any]]:
-        records = []
-        for line in data.split(b"\n")[:-1]:
-            try:
-                records.append(parse_line(f"a line of {self._path.name}", line))
-            except StoreError as error:
+            restarted = not self._follower.is_same()
+            for _, line in self._follower.lines():
+                try:
+                    records.append(parse_line(f"a line of {self._follower.path.name}", line))
+                except StoreError as error:
+                    self.damage.append(str(error))
+        except StoreError as error:
+            if not isinstance(error.__cause__, NotRegularError):
+                raise
+            if str(error) not in self.damage:
                 self.damage.append(str(error))
-        return records
+        return restarted, records

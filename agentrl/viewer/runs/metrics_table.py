@@ -96,7 +96,7 @@ class MetricsTable:
         """Takes what was appended; whether there was anything.
 
         Raises:
-            OSError: the file cannot be read.
+            StoreError: the file cannot be read.
         """
         restarted, records = self._lines.take()
         if restarted:

@@ -1,6 +1,6 @@
 """Vendored modules: fetches the pinned JavaScript libraries of the viewer and records their hashes.
 
-Maintainers run ``python -m agentrl.viewer.vendor`` after they moved a pin; it needs ``npm``. Nobody
+Maintainers run ``python -m tests.viewer.vendored`` after they moved a pin; it needs ``npm``. Nobody
 else does: the files lie in the package. Browsers resolve no bare import without an import map, so
 ``from "preact"`` becomes ``from "./preact.js"``. Nothing else of a file changes.
 """
@@ -20,7 +20,9 @@ from pathlib import Path
 
 from agentrl.errors import AgentRLError
 
-STATIC_VENDOR = Path(__file__).parent / "static" / "vendor"
+_REPOSITORY = Path(__file__).parents[2]
+STATIC_VENDOR = _REPOSITORY / "agentrl" / "viewer" / "static" / "vendor"
+TESTS_VENDOR = Path(__file__).parent / "vendor"
 RECORD = "VENDORED.json"
 LICENSES = "LICENSES.txt"
 
@@ -90,9 +92,7 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def vendor(
-    folder: Path = STATIC_VENDOR, files: Sequence[VendoredFile] = FILES
-) -> dict[str, dict[str, str]]:
+def vendor(folder: Path, files: Sequence[VendoredFile]) -> dict[str, dict[str, str]]:
     """Fetches every file into ``folder`` and writes the record there; returns it by file name.
 
     Raises:
@@ -164,8 +164,7 @@ def _fetch(file: VendoredFile, scratch: Path) -> _Package:
 
 def main() -> None:
     """Fetches the files of the page and those of the tests, and prints their pins."""
-    tests = Path(__file__).parents[2] / "tests" / "viewer" / "vendor"
-    for record in (vendor(), vendor(tests, TEST_FILES)):
+    for record in (vendor(STATIC_VENDOR, FILES), vendor(TESTS_VENDOR, TEST_FILES)):
         for name, entry in record.items():
             sys.stdout.write(f"{name}: {entry['package']} {entry['version']}\n")
 

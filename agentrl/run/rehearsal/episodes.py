@@ -26,9 +26,8 @@ from agentrl.run.build import LiveObjects, env_spec, rollout_spec
 from agentrl.run.rehearsal.scripted_policy import ScriptedPolicy
 from agentrl.tools.parsers import load_parser
 from agentrl.types import Message, Observation, Task, ToolSpec, Trajectory, seed_for
-from agentrl.types.user_code.place import described
 from agentrl.types.user_code.private_copy import changed_parts, watched_tasks
-from agentrl.types.user_code.wall import call_user
+from agentrl.types.user_code.wall import call_user, failed_as
 
 _MAX_TURNS = 32
 _HOSTILE_TURNS = 2
@@ -189,15 +188,13 @@ async def opening_of(
     try:
         observation = await built.reset(seed=seed_for(spec.root_seed, "env", _LABEL, 0))
         solution = await call_user(
-            partial(solution_of, task, built.env), failed=_no_solution, in_thread=ENV_THREADS.run
+            partial(solution_of, task, built.env),
+            failed=failed_as(EnvError, "its solution raised"),
+            in_thread=ENV_THREADS.run,
         )
     finally:
         await built.close()
     return observation, solution
-
-
-def _no_solution(error: BaseException) -> EnvError:
-    return EnvError(f"its solution raised {described(error)}")
 
 
 async def _play(

@@ -104,27 +104,21 @@ def marks_of(stage: StageConfig, rubric: Rubric, trajectory: Trajectory) -> tupl
     """
     reward = trajectory.reward
     assert reward is not None, "the episode has finished"
+    costs, full = _marking(stage, rubric)
+    return reward - sum(rubric.weights[name] * trajectory.rewards[name] for name in costs), full
+
+
+def _marking(stage: StageConfig, rubric: Rubric) -> tuple[set[str], float]:
+    """The costs that count in no sum, and what a right solution gets."""
     if stage.reward.full_marks is not None:
-        return reward, stage.reward.full_marks
-    costs = _costs(stage)
-    paid = sum(rubric.weights[name] * trajectory.rewards[name] for name in costs)
-    return reward - paid, _full_marks(stage, rubric)
-
-
-def _full_marks(stage: StageConfig, rubric: Rubric) -> float:
-    if stage.reward.full_marks is not None:
-        return stage.reward.full_marks
-    costs = _costs(stage)
-    full = sum(max(weight, 0.0) for name, weight in rubric.weights.items() if name not in costs)
-    return full or 1.0
-
-
-def _costs(stage: StageConfig) -> set[str]:
-    return {
+        return set(), stage.reward.full_marks
+    costs = {
         entry.function
         for entry in stage.reward.functions
         if entry.function in _COSTS and entry.weight > 0
     }
+    full = sum(max(weight, 0.0) for name, weight in rubric.weights.items() if name not in costs)
+    return costs, full or 1.0
 
 
 def hostile_faults(stage: StageConfig, setting: str, task: Task) -> list[str]:
@@ -145,7 +139,7 @@ def hostile_faults(stage: StageConfig, setting: str, task: Task) -> list[str]:
 
     # a program that plays its episodes itself would be started for each answer
     score = played if isinstance(spec.env, EnvSpec) else scorer(rubric, task)
-    found = hostile_findings(score, rubric, full_marks=_full_marks(stage, rubric))
+    found = hostile_findings(score, rubric, full_marks=_marking(stage, rubric)[1])
     return [f"stage {stage.name}: {setting}: task {task.id!r}: {finding}" for finding in found]
 
 

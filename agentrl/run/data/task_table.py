@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import overload
 
@@ -98,9 +98,7 @@ class TaskTable(_Tasks):
         starts = [0, *self._ends.tolist()]
         return TaskTable(
             [
-                SourceTasks(
-                    one.table, one.folder, one.name, one.weight, one.positions[~gone[start:end]]
-                )
+                replace(one, positions=one.positions[~gone[start:end]])
                 for one, start, end in zip(self._sources, starts, starts[1:], strict=False)
             ]
         )

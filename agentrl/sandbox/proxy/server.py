@@ -72,7 +72,7 @@ class ProxyServer:
     def close(self) -> None:
         """End every connection and the thread; a second call does nothing."""
         if self._listener.fileno() >= 0:
-            wait((asyncio.run_coroutine_threadsafe(self._end(), self._loop),), _END_S)
+            wait((self._io.submit(self._end()),), _END_S)
             self._io.stop()
 
     def _listen(self) -> None:

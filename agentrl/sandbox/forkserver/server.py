@@ -177,6 +177,8 @@ class ForkServer:
         # Guards slots and ended: the supervisor's word on a slot waits until the slot is known.
         self._lock = threading.Lock()
         self._host: Host
+        # lives as long as the host that it spawns: a death signal of the kernel's follows the
+        # spawning thread, not the process
         self.io = LoopThread("agentrl-sandbox-io")
         self.io.call(self._spawn)
         self.proxy: ProxyServer | None = None

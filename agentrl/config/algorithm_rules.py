@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from agentrl.algorithms import AlgorithmSettings, AlgorithmSpec, Traits
-from agentrl.config.rules import fault, sampler_faults
+from agentrl.config.rules import both_given, fault, sampler_faults
 from agentrl.config.schema import StageConfig
 from agentrl.errors import ConfigError
 from agentrl.types.section import Fault, idle_settings
@@ -60,14 +60,8 @@ def check_warmup(learner: Traits, steps: float) -> None:
 def _other_model_faults(stage: StageConfig, learner: Traits) -> Iterator[Fault]:
     """What is wrong with the models beside the policy: its critic and its reference."""
     name, needs = stage.algorithm.name, learner.needs
-    for key, own in (("critic", stage.critic), ("reference", stage.reference)):
-        if own.stage is not None and own.path is not None:
-            yield fault(
-                f"{key}.stage and {key}.path exclude each other, got {own.stage!r} and "
-                f"{own.path!r}; keep one",
-                f"{key}.path",
-                f"{key}.stage",
-            )
+    yield from both_given("critic", stage.critic, "stage", "path")
+    yield from both_given("reference", stage.reference, "stage", "path")
     if needs.critic and stage.critic.stage is None and stage.critic.path is None:
         yield fault(
             f"algorithm.name={name!r} needs a critic, got neither critic.stage nor critic.path; "

@@ -12,7 +12,7 @@ from agentrl.config.train_sections import TrainConfig
 from agentrl.controller.samplers.catalog import users_function
 from agentrl.errors import ConfigError
 from agentrl.metrics import REWARD_MODEL_PART
-from agentrl.types.section import Fault, settings_of_the_run
+from agentrl.types.section import Fault, Section, settings_of_the_run
 
 
 def fault(message: str, *keys: str) -> Fault:
@@ -20,6 +20,18 @@ def fault(message: str, *keys: str) -> Fault:
     change.
     """
     return Fault(tuple(tuple(key.split(".")) for key in keys), message)
+
+
+def both_given(key: str, own: Section, name: str, other: str) -> Iterator[Fault]:
+    """A section at ``key`` has values for two of its settings, of which it may have one."""
+    values = getattr(own, name), getattr(own, other)
+    if None not in values:
+        yield fault(
+            f"{key}.{name} and {key}.{other} exclude each other, got {values[0]!r} and "
+            f"{values[1]!r}; keep one",
+            f"{key}.{other}",
+            f"{key}.{name}",
+        )
 
 
 def run_faults(config: RunConfig, *, trains: bool = True) -> Iterator[Fault]:
@@ -82,7 +94,6 @@ def stage_faults(stage: StageConfig, *, trains: bool = True) -> Iterator[Fault]:
                 "data.train",
             )
         yield from _sampling_faults(stage)
-    yield from _program_faults(stage)
     yield from _reward_faults(stage)
     yield from _eval_faults(stage)
     yield from _keep_best_faults(stage)
@@ -128,13 +139,7 @@ def sampler_faults(stage: StageConfig) -> Iterator[Fault]:
 
 def _reward_faults(stage: StageConfig) -> Iterator[Fault]:
     own = stage.reward.model
-    if own.stage is not None and own.path is not None:
-        yield fault(
-            f"reward.model.stage and reward.model.path exclude each other, got {own.stage!r} and "
-            f"{own.path!r}; keep one",
-            "reward.model.path",
-            "reward.model.stage",
-        )
+    yield from both_given("reward.model", own, "stage", "path")
     for index, function in enumerate(stage.reward.functions):
         if (
             own.given
@@ -167,25 +172,25 @@ def _keep_best_faults(stage: StageConfig) -> Iterator[Fault]:
 
 
 def _eval_faults(stage: StageConfig) -> Iterator[Fault]:
+    env = stage.env
+    if env.agent_command:
+        setting, why = "agent_command", "the agent of env.agent_command brings its own"
+    elif env.entry_point is not None and not env.tools:
+        setting = "entry_point"
+        why = f"env.entry_point={env.entry_point!r} has its own, so it would change nothing"
+    else:
+        return
     for name, item in stage.eval.sets.items():
-        if not item.tools and stage.env.entry_point is not None and not stage.env.tools:
+        if not item.tools:
             yield Fault(
-                (("eval", "sets", name, "tools"), ("env", "entry_point")),
-                f"{{key}}=false takes env.tools away, and "
-                f"env.entry_point={stage.env.entry_point!r} has its own, so it "
-                "would change nothing; leave it out",
+                (("eval", "sets", name, "tools"), ("env", setting)),
+                f"{{key}}=false takes env.tools away, and {why}; leave it out",
             )
 
 
 def _size_faults(stage: StageConfig) -> Iterator[Fault]:
     train = stage.train
-    if train.steps is not None and train.epochs is not None:
-        yield fault(
-            f"train.steps and train.epochs exclude each other, got {train.steps} and "
-            f"{train.epochs}; keep one",
-            "train.epochs",
-            "train.steps",
-        )
+    yield from both_given("train", train, "steps", "epochs")
     if train.batch_prompts % train.mini_batch_prompts:
         numbers = range(1, train.batch_prompts + 1)
         divisors = [str(number) for number in numbers if train.batch_prompts % number == 0]
@@ -358,19 +363,6 @@ def _sampling_faults(stage: StageConfig) -> Iterator[Fault]:
             "and greedy rollouts are all alike), got 0; eval.greedy evaluates the greedy policy",
             "rollout.temperature",
         )
-
-
-def _program_faults(stage: StageConfig) -> Iterator[Fault]:
-    env = stage.env
-    if not env.agent_command:
-        return
-    for name, item in stage.eval.sets.items():
-        if not item.tools:
-            yield Fault(
-                (("eval", "sets", name, "tools"), ("env", "agent_command")),
-                "{key}=false takes env.tools away, and the agent of env.agent_command brings its "
-                "own; leave it out",
-            )
 
 
 def _sandbox_faults(stage: StageConfig) -> Iterator[Fault]:

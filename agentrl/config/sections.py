@@ -191,15 +191,13 @@ class ModelConfig(Section):
     chat template writes."""
 
 
-class SamplerConfig(Section):
-    """Which task a stage that plays draws next, and the sampler's own settings beside its name
-    (docs/curricula.md). A plain text is short for ``name`` alone."""
+class NamedSettings(Section):
+    """Something by its name, and its own settings beside it."""
 
     model_config = ConfigDict(extra="allow")
 
-    name: str = "uniform"
-    """``uniform``, ``difficulty_band``, ``signal``, or a sampler of your own, as
-    ``file.py:function`` or ``module:function``."""
+    name: str
+    """What it is."""
 
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
@@ -208,8 +206,22 @@ class SamplerConfig(Section):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The sampler's own settings, as given."""
+        """Its own settings, as given."""
         return dict(self.__pydantic_extra__ or {})
+
+    @property
+    def checked(self) -> Section | None:
+        """All settings of what is built in; None for a user's own."""
+        raise NotImplementedError
+
+
+class SamplerConfig(NamedSettings):
+    """Which task a stage that plays draws next, and the sampler's own settings beside its name
+    (docs/curricula.md). A plain text is short for ``name`` alone."""
+
+    name: str = "uniform"
+    """``uniform``, ``difficulty_band``, ``signal``, or a sampler of your own, as
+    ``file.py:function`` or ``module:function``."""
 
     @property
     def checked(self) -> SamplerSettings | None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field
 
 from agentrl.algorithms import AlgorithmSettings
 from agentrl.algorithms.catalog import settings_of
-from agentrl.config.sections import Dtype
+from agentrl.config.sections import Dtype, NamedSettings
 from agentrl.engines.openai_spec import OpenAIEngineSpec
 from agentrl.engines.sglang.sglang_spec import SGLangEngineSpec
 from agentrl.engines.torch.torch_spec import TorchEngineSpec
@@ -213,23 +213,11 @@ class TrainConfig(Section):
         return self.world_size // (self.tp_size * self.sp_size)
 
 
-class AlgorithmConfig(Section):
+class AlgorithmConfig(NamedSettings):
     """The algorithm by name, and its own settings beside it (see ``docs/configuration.md``)."""
-
-    model_config = ConfigDict(extra="allow")
 
     name: str = "grpo"
     """Name of an algorithm of agentrl."""
-
-    @model_validator(mode="after")
-    def _check_settings(self) -> Self:
-        self.checked  # noqa: B018 - it raises what is wrong with them
-        return self
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The algorithm's own settings, as given."""
-        return dict(self.__pydantic_extra__ or {})
 
     @property
     def checked(self) -> AlgorithmSettings | None:

@@ -17,9 +17,8 @@ from agentrl.envs.env import Env
 from agentrl.errors import EnvError
 from agentrl.tools import BoundedThreads, TokenEnds
 from agentrl.types import Action, Blob, Observation, StepResult
-from agentrl.types.user_code.place import described
 from agentrl.types.user_code.private_copy import private_copy
-from agentrl.types.user_code.wall import Failed, call_user, wall
+from agentrl.types.user_code.wall import Failed, call_user, failed_as, wall
 
 ENV_THREADS = BoundedThreads(32, "agentrl-env")
 """The threads of every environment with synchronous methods in this process."""
@@ -70,13 +69,9 @@ async def call_env(
     Raises:
         EnvError: the method raised; an AgentRLError, such as SandboxError, passes as it is.
     """
-    failed = partial(_raised, f"{type(env).__name__}.{verb} raised")
+    failed = failed_as(EnvError, f"{type(env).__name__}.{verb} raised")
     method = partial(getattr(env, verb), *args, **kwargs)
     return await call_user(method, failed=failed, in_thread=ENV_THREADS.run)
-
-
-def _raised(what: str, error: BaseException) -> EnvError:
-    return EnvError(f"{what} {described(error)}")
 
 
 class AsyncEnv:
@@ -102,7 +97,7 @@ class AsyncEnv:
         Raises:
             EnvError: the environment raised.
         """
-        with wall(partial(_raised, f"{self._name}.use_tokenizer raised")):
+        with wall(failed_as(EnvError, f"{self._name}.use_tokenizer raised")):
             self.env.use_tokenizer(token_ends)
 
     async def reset(self, *, seed: int) -> Observation:
@@ -152,7 +147,7 @@ class AsyncEnv:
         if state is None:
             return None
         what = f"{self._name}.snapshot must give JSON, got {type(state).__name__}:"
-        with wall(partial(_raised, what)):
+        with wall(failed_as(EnvError, what)):
             return Blob.of(await ENV_THREADS.run(lambda: _json(state)))
 
     async def save(self) -> bytes:
@@ -187,7 +182,7 @@ class AsyncEnv:
             await call_env(self.env, "close")
 
     def _of_state(self, done: str) -> Failed:
-        return partial(_raised, f"the state of {self._name} cannot be {done}:")
+        return failed_as(EnvError, f"the state of {self._name} cannot be {done}:")
 
     def _pickled(self) -> bytes:
         state = self.env.state_dict()
@@ -198,7 +193,7 @@ class AsyncEnv:
         return file.getvalue()
 
     def _hold(self, findings: Iterator[Finding]) -> None:
-        with wall(partial(_raised, f"what {self._name} gave cannot be read:")):
+        with wall(failed_as(EnvError, f"what {self._name} gave cannot be read:")):
             broken = "; ".join(map(str, findings))
         if broken:
             self._state = "ended"

@@ -101,27 +101,19 @@ async def _trial(spec: EnvSpec, task: Task, seed: int) -> tuple[list[Finding], l
     try:
         env = spec.build(task)
     except EnvError as error:
-        return [Finding("builds", _broken_rule(error))], said
+        return [_raised("builds", error)], said
     try:
         await _play(env, seed, findings, said)
     except EnvError as error:
-        findings.append(
-            Finding(
-                "raises",
-                f"{_broken_rule(error)}; tell the model of its own mistakes in the observation",
-            )
-        )
+        remedy = "; tell the model of its own mistakes in the observation"
+        findings.append(_raised("raises", error, remedy))
     finally:
         for rule in ("close", "close-twice"):
             try:
                 await call_env(env, "close")
             except EnvError as error:
-                findings.append(
-                    Finding(
-                        rule,
-                        f"{_broken_rule(error)}; close must work in any state, and a second time",
-                    )
-                )
+                remedy = "; close must work in any state, and a second time"
+                findings.append(_raised(rule, error, remedy))
                 break
     return findings, said
 
@@ -209,9 +201,7 @@ async def _closed_unused(spec: EnvSpec, task: Task) -> list[Finding]:
     try:
         await call_env(spec.build(task), "close")
     except EnvError as error:
-        return [
-            Finding("close-unused", f"{_broken_rule(error)}; close also runs where reset never did")
-        ]
+        return [_raised("close-unused", error, "; close also runs where reset never did")]
     return []
 
 
@@ -250,7 +240,7 @@ async def _resumed(spec: EnvSpec, task: Task, seed: int, said: Sequence[str]) ->
     return [Finding("state-restored", f"{fault}; {remedy}")]
 
 
-def _broken_rule(error: EnvError) -> str:
+def _raised(rule: str, error: EnvError, remedy: str = "") -> Finding:
     """What an environment raised, as a finding.
 
     Raises:
@@ -258,7 +248,7 @@ def _broken_rule(error: EnvError) -> str:
     """
     if exited(error):
         raise error
-    return str(error)
+    return Finding(rule, f"{error}{remedy}")
 
 
 def _told(result: StepResult) -> str:

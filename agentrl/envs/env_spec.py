@@ -12,9 +12,8 @@ from agentrl.envs.wrappers import WrapperReference, wrapped
 from agentrl.errors import EnvError
 from agentrl.sandbox import SandboxPool, SandboxSpec
 from agentrl.types import Task, load_object
-from agentrl.types.user_code.place import described
 from agentrl.types.user_code.private_copy import private_copy, private_task
-from agentrl.types.user_code.wall import wall
+from agentrl.types.user_code.wall import failed_as, wall
 
 
 @dataclass(frozen=True)
@@ -84,10 +83,7 @@ class EnvSpec:
         extra = {} if self.sandbox is None else {"sandbox": sandboxes or self.sandbox}
         own = {name: self.kwargs[name] for name in self.copied if name in self.kwargs}
         given = private_task(task)
-
-        def failed(error: BaseException) -> EnvError:
-            return EnvError(f"{name} raised for task {task.id!r}: {described(error)}")
-
+        failed = failed_as(EnvError, f"{name} raised for task {task.id!r}:")
         with wall(failed):
             env: object = factory(given, **{**self.kwargs, **private_copy(own)}, **extra)
         if not isinstance(env, Env):

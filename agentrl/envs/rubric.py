@@ -19,7 +19,7 @@ from agentrl.types import REWARD_STYLE, Task, place_of_object
 from agentrl.types.user_code.place import described
 from agentrl.types.user_code.private_copy import private_copy
 from agentrl.types.user_code.returned import finite_number, shown
-from agentrl.types.user_code.wall import DeadlineError, call_user, wall
+from agentrl.types.user_code.wall import DeadlineError, call_user, failed_as, wall
 
 logger = logging.getLogger(__name__)
 
@@ -141,12 +141,9 @@ class Rubric:
         found: list[dict[str, Score]] = [{} for _ in views]
         for part in self._parts:
             if part.scope == "group" and part.scores(task):
-                given = await self._called(part, views)
-                who = self._who(part, task)
-                with wall(partial(_failed, part, who), passes=(RewardError,)):
-                    values = self._listed(part, given, len(views), f"{who}, of a group,", "episode")
-                    for own, value in zip(found, values, strict=True):
-                        own[part.name] = self._checked(part, value, who)
+                values = await self._values(part, views, len(views), "a group", "episode")
+                for own, value in zip(found, values, strict=True):
+                    own[part.name] = value
         return found
 
     async def close(self) -> None:
@@ -157,7 +154,7 @@ class Rubric:
             close_connections = getattr(part.reward, "close_connections", None)
             if close_connections is not None:
                 what = f"reward {part.name!r}: close_connections raised"
-                with wall(partial(_unclosed, what)):
+                with wall(failed_as(RewardError, what)):
                     await close_connections()
 
     def total(
@@ -170,34 +167,40 @@ class Rubric:
         return sum(part.weight * parts[part.name] for part in given) + step_weight * step_reward
 
     async def _score(self, part: _Part, view: EpisodeView) -> Score:
-        who = self._who(part, view.task)
-        given = await self._called(part, [view])
-        with wall(partial(_failed, part, who), passes=(RewardError,)):
-            if part.scope == "episode":
-                return self._checked(part, given, who)
-            values = self._listed(part, given, len(view.turns), f"{who}, of turns,", "turn")
-            turns = tuple(self._checked(part, value, who).value for value in values)
-            return Score(math.fsum(turns), turns=turns)
+        values = await self._values(part, [view], len(view.turns), "turns", "turn")
+        if part.scope == "episode":
+            return values[0]
+        turns = tuple(score.value for score in values)
+        return Score(math.fsum(turns), turns=turns)
 
-    async def _called(self, part: _Part, views: Sequence[EpisodeView]) -> Any:
+    async def _values(
+        self, part: _Part, views: Sequence[EpisodeView], number: int, of: str, each: str
+    ) -> list[Score]:
+        """What a function gives: one score of an episode, or ``number`` of its group or turns."""
+        who = f"reward {part.name!r} of task {views[0].task.id!r}"
+        failed = partial(_failed, part, who)
         own = [view.private() for view in views]
-        return await call_user(
+        given = await call_user(
             partial(part.reward, own if part.scope == "group" else own[0]),
-            failed=partial(_failed, part, self._who(part, views[0].task)),
+            failed=failed,
             in_thread=ENV_THREADS.run,
             deadline_s=self._deadline_s,
             passes=(),
         )
+        with wall(failed, passes=(RewardError,)):
+            if part.scope == "episode":
+                given = [given]
+            else:
+                self._check_number(part, given, number, f"{who}, of {of},", each)
+            return [self._checked(part, value, who) for value in given]
 
-    def _listed(self, part: _Part, given: Any, number: int, who: str, each: str) -> Sequence[Any]:
+    def _check_number(self, part: _Part, given: Any, number: int, who: str, each: str) -> None:
         if isinstance(given, str | bytes) or not hasattr(given, "__len__") or len(given) != number:
             shown = f"{len(given)}" if hasattr(given, "__len__") else repr(given)[:80]
             raise RewardError(
                 f"{who} must give a list of {number} numbers, one for each {each}, got {shown}"
                 + _in_brackets(place_of_object(part.reward))
             )
-        values: Sequence[Any] = given
-        return values
 
     def _checked(self, part: _Part, given: Any, who: str) -> Score:
         score = given if isinstance(given, Score) else Score(given)
@@ -219,20 +222,12 @@ class Rubric:
             )
         return Score(number, private_copy(score.why))
 
-    @staticmethod
-    def _who(part: _Part, task: Task) -> str:
-        return f"reward {part.name!r} of task {task.id!r}"
-
 
 def _failed(part: _Part, who: str, error: BaseException) -> RewardError:
     if isinstance(error, DeadlineError):
         place = _in_brackets(place_of_object(part.reward))
         return RewardError(f"{who} {error}; raise deadline_s{place}")
     return RewardError(f"{who} raised {described(error)}")
-
-
-def _unclosed(what: str, error: BaseException) -> RewardError:
-    return RewardError(f"{what} {described(error)}")
 
 
 def _unless_raised(value: Score | BaseException) -> Score:

@@ -39,8 +39,7 @@ from agentrl.types import (
     seed_for,
 )
 from agentrl.types.completion import OnTokens
-from agentrl.types.user_code.place import described
-from agentrl.types.user_code.wall import wall
+from agentrl.types.user_code.wall import failed_as, wall
 
 _PROMPT_END = 16
 """Tokens at the end of a turn's prompt that are searched for an open reasoning block."""
@@ -375,7 +374,8 @@ class TurnGenerator:
         whole = self.opened_reasoning(turn) + text
         tools = (*turn.tools, *self.tools_in_messages)
         parser = self.context.parser
-        with wall(functools.partial(_unread, type(parser).__name__)):
+        what = f"the parser {type(parser).__name__} raised"
+        with wall(failed_as(ToolError, what, " for a completion; correct it")):
             return text, await read_completion(parser, whole, tools)
 
     def _no_room(self, setting: str, length: int) -> Status:
@@ -391,10 +391,6 @@ class TurnGenerator:
             f"the prompt of task {self.builder.task.id!r} has {length} tokens, {setting} is "
             f"{getattr(self.context.spec.limits, limit)}; raise it or leave the task out",
         )
-
-
-def _unread(parser: str, error: BaseException) -> ToolError:
-    return ToolError(f"the parser {parser} raised {described(error)} for a completion; correct it")
 
 
 @functools.lru_cache(maxsize=1024)

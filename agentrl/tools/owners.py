@@ -13,7 +13,7 @@ from agentrl.tools.context import ToolContext
 from agentrl.tools.threads import TOOL_THREADS
 from agentrl.types import users_traceback
 from agentrl.types.user_code.place import described
-from agentrl.types.user_code.wall import call_user, wall
+from agentrl.types.user_code.wall import call_user, failed_as, wall
 
 
 def owners_of(tools: Iterable[Tool]) -> list[object]:
@@ -55,8 +55,7 @@ async def close_owner(owner: object) -> None:
         ToolError: it raised.
     """
     closing = getattr(owner, "close", None)
-    name = type(owner).__name__
-    with wall(lambda error: ToolError(f"{name}.close raised {described(error)}")):
+    with wall(failed_as(ToolError, f"{type(owner).__name__}.close raised")):
         result = None if closing is None else closing()
         if inspect.isawaitable(result):
             await result

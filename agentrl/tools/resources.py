@@ -21,8 +21,7 @@ from agentrl.errors import ConfigError, ToolError
 from agentrl.tools.base import FunctionTool, Tool
 from agentrl.tools.factory import EPISODE_PARAMETERS
 from agentrl.types.user_code.function import check_takes, load_function
-from agentrl.types.user_code.place import described
-from agentrl.types.user_code.wall import wall
+from agentrl.types.user_code.wall import failed_as, wall
 
 logger = logging.getLogger(__name__)
 
@@ -147,16 +146,13 @@ def _open(name: str, entry: ResourceReference, base_dir: str | Path | None) -> A
         if key not in _opened.values:
             function = load_function(entry.function, base_dir, partial(_broken, name), "()")
             what = f"ToolEnv.resources: {name}: {entry.function} raised"
-            with wall(partial(_unopened, what)):
+            unopened = partial(ToolError, retryable=True)
+            with wall(failed_as(unopened, what, "; it could not be opened")):
                 _opened.values[key] = function(**entry.args)
             logger.info(
                 "opened the resource %s", name, extra={"event": "resource_opened", "resource": name}
             )
         return _opened.values[key]
-
-
-def _unopened(what: str, error: BaseException) -> ToolError:
-    return ToolError(f"{what} {described(error)}; it could not be opened", retryable=True)
 
 
 def _broken(name: str, rule: str) -> ConfigError:

@@ -15,7 +15,7 @@ from agentrl.weight_sync.in_process import (
     publish_in_process,
     update_engine,
 )
-from agentrl.weight_sync.tensor_bytes import to_array, to_tensor
+from agentrl.weight_sync.tensor_bytes import to_tensor
 from agentrl.weight_sync.transports import make_sender
 
 __all__ = [
@@ -28,7 +28,6 @@ __all__ = [
     "export_weights",
     "make_sender",
     "publish_in_process",
-    "to_array",
     "to_tensor",
     "update_engine",
 ]

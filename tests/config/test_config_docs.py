@@ -13,9 +13,9 @@ from ruamel.yaml import YAML
 from agentrl.algorithms import ALGORITHMS
 from agentrl.config.foreign_keys import TRL, VERL
 from agentrl.config.load import load_config
-from agentrl.config.reference import settings_reference
 from agentrl.config.train_sections import CriticConfig
 from agentrl.errors import ConfigError
+from tests.config.settings_reference import settings_reference
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -134,7 +134,7 @@ def test_the_reference_is_that_of_the_schema() -> None:
     page = (DOCS / "configuration.md").read_text(encoding="utf-8")
     _, _, written = page.partition("says how to renew it -->\n\n")
     # to renew: replace what follows the comment by
-    # print(agentrl.config.reference.settings_reference())
+    # print(tests.config.settings_reference.settings_reference())
     assert written == settings_reference()
 
 

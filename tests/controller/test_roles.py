@@ -15,11 +15,12 @@ from agentrl.controller.checkpoints import Checkpoints
 from agentrl.controller.cluster.role_group import LocalRoleGroup
 from agentrl.errors import ConfigError
 from agentrl.training import DistSpec, LearningRole, OptimSpec
-from agentrl.training.models.score_model import ScoreModel, load_score_model
+from agentrl.training.models.score_model import ScoreModel
 from agentrl.training.roles.learner import LearnerSpec
 from agentrl.types import BatchShard, Collect, Dispatch, Stat, Stats, register
 from tests.controller.replay import learn
 from tests.controller.tiny import made_groups
+from tests.whole_models import load_score_model
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from agentrl.config.load import load_config
 from agentrl.errors import ConfigError
 from agentrl.run.engine import engine_plan
 from agentrl.training.models.packed_model import ModelSpec
-from agentrl.training.models.policy_model import load_policy
 from tests.tiny_vision import write_qwen_vl
+from tests.whole_models import load_policy
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,10 @@ from agentrl.training.data.partition import partition
 from agentrl.training.models import policy_model
 from agentrl.training.models.chunked_head import ChunkedHead
 from agentrl.training.models.packed_model import ModelSpec
-from agentrl.training.models.policy_model import PolicyModel, load_policy
+from agentrl.training.models.policy_model import PolicyModel
 from benchmarks.trainer.memory_count import LiveStorages
 from tests.training.harness import VOCAB, layout, make_batch, write_model
+from tests.whole_models import load_policy
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ from agentrl.training import Critic, CriticSpec, DistSpec, OptimSpec, join, samp
 from agentrl.training.data.partition import partition
 from agentrl.training.data.prefix_tree import ROOT, Span
 from agentrl.training.models.packed_model import ModelSpec
-from agentrl.training.models.score_model import load_value_model
 from agentrl.types import Batch, BatchShard
 from tests.training.harness import PLAIN, layout, make_batch
 from tests.training.test_algorithm_inputs import two_trajectories
+from tests.whole_models import load_value_model
 
 
 def critic(model_path: str, settings: dict[str, Any] | None = None, **spec: Any) -> Critic:

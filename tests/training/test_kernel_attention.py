@@ -31,8 +31,8 @@ from agentrl.training.data.kernel_attention import (
 )
 from agentrl.training.data.prefix_tree import ROOT, Span
 from agentrl.training.models.packed_model import ModelSpec
-from agentrl.training.models.policy_model import load_policy
 from tests.training.harness import write_model
+from tests.whole_models import load_policy
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")

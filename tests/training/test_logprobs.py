@@ -15,10 +15,10 @@ from agentrl.training import shards
 from agentrl.training.data.partition import partition
 from agentrl.training.models import policy_model
 from agentrl.training.models.packed_model import ModelSpec
-from agentrl.training.models.policy_model import load_policy
 from agentrl.types import Batch
 from tests.tiny_models import SLIDING
 from tests.training.harness import VOCAB, layout, make_actor, make_batch, write_model
+from tests.whole_models import load_policy
 
 
 @torch.no_grad()

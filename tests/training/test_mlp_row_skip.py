@@ -15,8 +15,9 @@ from agentrl.training.data.packing import Packed, micro_batches
 from agentrl.training.data.partition import partition
 from agentrl.training.models.mlp_row_skip import skip_mlp_rows
 from agentrl.training.models.packed_model import ModelSpec
-from agentrl.training.models.policy_model import PolicyModel, load_policy
+from agentrl.training.models.policy_model import PolicyModel
 from tests.training.harness import layout, make_batch, write_model
+from tests.whole_models import load_policy
 
 ROWS = torch.tensor([3, 40, 40, 17, 3])
 

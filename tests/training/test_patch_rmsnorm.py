@@ -12,8 +12,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from agentrl.training.models.packed_model import ModelSpec
 from agentrl.training.models.patch_rmsnorm import RMSNorm, patch_rmsnorm
-from agentrl.training.models.policy_model import load_policy
 from tests.training.harness import write_model
+from tests.whole_models import load_policy
 
 
 class ShiftedNorm(Qwen3RMSNorm):

@@ -34,10 +34,9 @@ from agentrl.training import (
 from agentrl.training.data.partition import partition
 from agentrl.training.models.names import DType
 from agentrl.training.models.packed_model import ModelSpec
-from agentrl.training.models.policy_model import load_policy
-from agentrl.training.models.score_model import load_score_model
 from agentrl.types import Batch, BatchShard, Stats
 from tests.training.harness import PLAIN, layout, make_batch, write_model
+from tests.whole_models import load_policy, load_score_model
 
 LENGTHS = (13, 9, 21, 6, 17, 11, 5, 30)
 

@@ -8,8 +8,8 @@ import pytest
 
 from agentrl.errors import DataError
 from agentrl.training.models.packed_model import ModelSpec
-from agentrl.training.models.policy_model import load_policy
 from tests.training.harness import write_model
+from tests.whole_models import load_policy
 
 
 @pytest.mark.parametrize("kept", [-1, -1000, 200, 4, 0], ids=str)

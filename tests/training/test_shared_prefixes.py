@@ -17,7 +17,6 @@ from agentrl.training.data.pieces import SharedSizes
 from agentrl.training.data.prefix_tree import ROOT, Span, shared_spans
 from agentrl.training.models import policy_model
 from agentrl.training.models.packed_model import ModelSpec
-from agentrl.training.models.policy_model import load_policy
 from agentrl.types import Batch, BatchShard
 from tests.tiny_models import SLIDING
 from tests.training.harness import (
@@ -31,6 +30,7 @@ from tests.training.harness import (
     update,
     write_model,
 )
+from tests.whole_models import load_policy
 
 
 def whole_shard(batch: Batch, micro_batch_tokens: int = 1000) -> BatchShard:

@@ -22,10 +22,11 @@ from agentrl.errors import ConfigError, DataError
 from agentrl.training import DistSpec
 from agentrl.training.models.folder_weights import Ranges, shard_ranges
 from agentrl.training.models.packed_model import ModelSpec
-from agentrl.training.models.policy_model import load_policy, open_policy
+from agentrl.training.models.policy_model import open_policy
 from tests.training.harness import VOCAB, make_actor, write_model
 from tests.training.ranks import run_ranks
 from tests.training.start_rank import start
+from tests.whole_models import load_policy
 
 SMALL = 4096
 """Bytes of a tensor that every rank may read."""

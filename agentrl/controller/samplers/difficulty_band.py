@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from agentrl.controller.samplers.in_flight import InFlight
+from agentrl.controller.samplers.free_tasks import FreeTasks
 from agentrl.controller.samplers.settings import DifficultyBandSettings
 from agentrl.metrics import correctness
 from agentrl.rollouts import GroupOutcome
-from agentrl.types import Task, seed_for
+from agentrl.types import Task
 
 
-class DifficultyBand:
+class DifficultyBand(FreeTasks):
     """A draw goes to a task within the band or never measured, each as likely as the others; where
     no such task is left, to one of those that are nearest to the band.
 
@@ -30,29 +31,20 @@ class DifficultyBand:
     def __init__(
         self, settings: DifficultyBandSettings, tasks: Sequence[Task], *, seed: int, shuffle: bool
     ) -> None:
+        super().__init__(len(tasks), seed, "difficulty_band")
         self._settings = settings
-        self._seed = seed
-        self._drawn = 0
-        self._in_flight = InFlight(len(tasks))
         self._recent: dict[int, list[tuple[float, int]]] = {}
         """Of each task the newest groups: episodes solved, and finished."""
         self._distance = np.zeros(len(tasks))
         """How far each task lies outside of the band; 0 for those never measured."""
 
-    def next(self) -> int:
-        seed = seed_for(self._seed, "difficulty_band", self._drawn)
-        generator = np.random.Generator(np.random.Philox(seed))
-        self._drawn += 1
-        candidates = self._in_flight.others()
+    def _choice(self, generator: np.random.Generator, candidates: npt.NDArray[np.int64]) -> int:
         if generator.random() >= self._settings.explore:
             distances = self._distance[candidates]
             candidates = candidates[distances == distances.min()]
-        task_index = int(generator.choice(candidates))
-        self._in_flight.add(task_index)
-        return task_index
+        return int(generator.choice(candidates))
 
-    def observe(self, task_index: int, outcome: GroupOutcome) -> None:
-        self._in_flight.remove(task_index)
+    def _learn(self, task_index: int, outcome: GroupOutcome) -> None:
         finished = outcome.group.finished
         if finished:
             solved = sum(correctness(trajectory) for trajectory in finished)
@@ -67,10 +59,9 @@ class DifficultyBand:
 
     def state(self) -> dict[str, Any]:
         recent = [[index, [list(pair) for pair in own]] for index, own in self._recent.items()]
-        return {"drawn": self._drawn, "in_flight": self._in_flight.state(), "recent": recent}
+        return {**super().state(), "recent": recent}
 
     def load(self, state: dict[str, Any]) -> None:
-        self._drawn = int(state["drawn"])
-        self._in_flight.load(state["in_flight"])
+        super().load(state)
         for task_index, own in state["recent"]:
             self._keep(task_index, [(solved, finished) for solved, finished in own])

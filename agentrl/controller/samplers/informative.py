@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.controller.samplers.in_flight import InFlight
+from agentrl.controller.samplers.free_tasks import FreeTasks
 from agentrl.controller.samplers.settings import SignalSettings
 from agentrl.rollouts import GroupOutcome
-from agentrl.types import Task, seed_for
+from agentrl.types import Task
 
 
-class Signal:
+class Signal(FreeTasks):
     """The chance that a task's next group is informative has the distribution Beta(1 + informative,
     1 + uninformative groups), whose counts fade by ``decay``; the task of the highest sample is
     drawn.
@@ -34,20 +34,10 @@ class Signal:
     def __init__(
         self, settings: SignalSettings, tasks: Sequence[Task], *, seed: int, shuffle: bool
     ) -> None:
+        super().__init__(len(tasks), seed, "signal")
         self._decay = settings.decay
-        self._seed = seed
-        self._drawn = 0
-        self._in_flight = InFlight(len(tasks))
         self._counts = np.zeros((len(tasks), 2))
         """Of each task the informative and the uninformative groups."""
-
-    def next(self) -> int:
-        seed = seed_for(self._seed, "signal", self._drawn)
-        generator = np.random.Generator(np.random.Philox(seed))
-        self._drawn += 1
-        task_index = self._choice(generator, self._in_flight.others())
-        self._in_flight.add(task_index)
-        return task_index
 
     def _choice(self, generator: np.random.Generator, candidates: npt.NDArray[np.int64]) -> int:
         """The task of the highest sample. Those without an observation are alike: the highest of
@@ -61,8 +51,7 @@ class Signal:
             return int(generator.choice(new))
         return int(known[samples.argmax()])
 
-    def observe(self, task_index: int, outcome: GroupOutcome) -> None:
-        self._in_flight.remove(task_index)
+    def _learn(self, task_index: int, outcome: GroupOutcome) -> None:
         rewards = [trajectory.reward for trajectory in outcome.group.finished]
         if len(rewards) >= 2:
             self._counts[task_index] *= self._decay
@@ -71,10 +60,9 @@ class Signal:
     def state(self) -> dict[str, Any]:
         (seen,) = np.nonzero(self._counts.sum(axis=1))
         counts = [[int(index), *self._counts[index].tolist()] for index in seen]
-        return {"drawn": self._drawn, "in_flight": self._in_flight.state(), "counts": counts}
+        return {**super().state(), "counts": counts}
 
     def load(self, state: dict[str, Any]) -> None:
-        self._drawn = int(state["drawn"])
-        self._in_flight.load(state["in_flight"])
+        super().load(state)
         for index, *counts in state["counts"]:
             self._counts[index] = counts

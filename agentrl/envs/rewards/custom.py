@@ -49,12 +49,10 @@ def custom_reward(
         reward = group_rewards(_of_trl(function, signature, args, conversational))
     elif {*_VERL} & names:
         keys = (*_VERL, "extra_info")
-        _check(signature, {*keys, *args}, broken)
-        reward = _of_verl(function, _takes(signature, keys), args)
+        reward = _of_verl(_asked(function, signature, keys, args, broken))
     elif {*_VERL_BATCH} & names:
         keys = (*_VERL_BATCH, "extra_infos")
-        _check(signature, {*keys, *args}, broken)
-        reward = group_rewards(_of_verl_batch(function, _takes(signature, keys), args))
+        reward = group_rewards(_of_verl_batch(_asked(function, signature, keys, args, broken)))
     else:
         raise broken(
             f" must take verl's (data_source, solution_str, ground_truth, extra_info) or TRL's "
@@ -66,53 +64,46 @@ def custom_reward(
     return reward
 
 
-def _takes(signature: inspect.Signature, names: Sequence[str]) -> list[str]:
+def _asked(
+    function: Callable[..., Any],
+    signature: inspect.Signature,
+    names: Sequence[str],
+    args: Mapping[str, Any],
+    broken: Callable[[str], ConfigError],
+) -> Callable[[Mapping[str, Any]], Any]:
+    """Calls verl's function with those of ``names`` that it takes, and ``args``."""
     parameters = signature.parameters
-    everything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    return [name for name in names if everything or name in parameters]
-
-
-def _check(
-    signature: inspect.Signature, given: set[str], broken: Callable[[str], ConfigError]
-) -> None:
-    for name, own in signature.parameters.items():
+    for name, own in parameters.items():
         plain = own.kind not in (own.VAR_KEYWORD, own.VAR_POSITIONAL)
-        if plain and own.default is own.empty and name not in given:
+        if plain and own.default is own.empty and name not in {*names, *args}:
             raise broken(
                 f" needs the argument {name!r}, which nobody gives; put it into reward.custom.args"
             )
+    everything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    takes = [name for name in names if everything or name in parameters]
+
+    def asked(given: Mapping[str, Any]) -> Any:
+        known = {key: own for key, own in given.items() if key in takes}
+        return function(**known, **private_copy(args))
+
+    return asked
 
 
-def _of_verl(
-    function: Callable[..., Any], takes: Sequence[str], args: Mapping[str, Any]
-) -> Callable[[EpisodeView], Any]:
+def _of_verl(asked: Callable[[Mapping[str, Any]], Any]) -> Callable[[EpisodeView], Any]:
     def compute(view: EpisodeView) -> Any:
-        given = _verl_arguments(view)
-        return _then(
-            function(
-                **{key: own for key, own in given.items() if key in takes},
-                **private_copy(args),
-            ),
-            _verl_score,
-        )
+        return _then(asked(_verl_arguments(view)), _verl_score)
 
     return compute
 
 
 def _of_verl_batch(
-    function: Callable[..., Any], takes: Sequence[str], args: Mapping[str, Any]
+    asked: Callable[[Mapping[str, Any]], Any],
 ) -> Callable[[Sequence[EpisodeView]], Any]:
     def compute(views: Sequence[EpisodeView]) -> Any:
         rows = [_verl_arguments(view) for view in views]
         names = {"extra_info": "extra_infos"} | {key: f"{key}s" for key in _VERL}
         given = {names[key]: [row[key] for row in rows] for key in rows[0]}
-        return _then(
-            function(
-                **{key: own for key, own in given.items() if key in takes},
-                **private_copy(args),
-            ),
-            lambda scores: [_verl_score(score) for score in scores],
-        )
+        return _then(asked(given), lambda scores: [_verl_score(score) for score in scores])
 
     return compute
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -241,7 +241,7 @@ MONITORS: Mapping[str, Monitor] = {
 }
 
 
-def series_of(spec: HealthSpec, names: Sequence[str] = WATCHED) -> dict[str, Series]:
+def series_of(spec: HealthSpec) -> dict[str, Series]:
     """Empty series, long enough for every rule."""
     longest = max(spec.window + 1, spec.reward_stuck_steps or 0)
-    return {name: Series(spec.window, longest) for name in names}
+    return {name: Series(spec.window, longest) for name in WATCHED}

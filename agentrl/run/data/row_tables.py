@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from agentrl.errors import DataError
 from agentrl.types.user_code.private_copy import private_copy
@@ -116,10 +117,8 @@ class ParquetTable:
 
     def row(self, index: int) -> Any:
         """A row as a mapping of its columns."""
-        place = int(np.searchsorted(self._ends, index, side="right"))
-        batch = self._batches[place]
-        start = int(self._ends[place]) - batch.num_rows
-        return batch.slice(index - start, 1).to_pylist()[0]
+        place, own = place_within(self._ends, index)
+        return self._batches[place].slice(own, 1).to_pylist()[0]
 
     def where(self, index: int) -> str:
         return f"row {index} of {self._path}"
@@ -180,9 +179,14 @@ class JoinedTable:
         return table.where(own)
 
     def _place(self, index: int) -> tuple[RowTable, int]:
-        place = int(np.searchsorted(self._ends, index, side="right"))
-        before = int(self._ends[place - 1]) if place else 0
-        return self._tables[place], index - before
+        place, own = place_within(self._ends, index)
+        return self._tables[place], own
+
+
+def place_within(ends: npt.NDArray[np.int64], index: int) -> tuple[int, int]:
+    """Which of several parts, that end before ``ends``, has an index, and where."""
+    place = int(np.searchsorted(ends, index, side="right"))
+    return place, index - (int(ends[place - 1]) if place else 0)
 
 
 def held(rows: Iterable[Any], name: str, setting: str, limit: int | None) -> HeldTable:

@@ -23,9 +23,8 @@ from agentrl.run.data.row_tables import (
 )
 from agentrl.run.data.verl_dataset import custom_rows
 from agentrl.types.user_code.function import check_takes, load_function, signature_of
-from agentrl.types.user_code.place import described
 from agentrl.types.user_code.private_copy import private_copy
-from agentrl.types.user_code.wall import wall
+from agentrl.types.user_code.wall import failed_as, wall
 
 HUB = "hf://"
 _SUFFIXES = (".jsonl", ".parquet")
@@ -190,7 +189,7 @@ class Source:
         """``read``, whose faults are those of the data."""
 
         def guarded() -> Any:
-            with wall(lambda error: DataError(f"{self._fault} {described(error)}")):
+            with wall(failed_as(DataError, self._fault)):
                 return read()
 
         return guarded
@@ -244,8 +243,7 @@ def call_named(
         DataError: it raised.
     """
     function = bind_named(setting, reference, base_dir, seed, keywords, *args)
-    what = f"{setting}={reference!r} raised"
-    with wall(lambda error: DataError(f"{what} {described(error)}; correct it")):
+    with wall(failed_as(DataError, f"{setting}={reference!r} raised", "; correct it")):
         return function()
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import overload
 
@@ -13,7 +14,7 @@ import numpy.typing as npt
 
 from agentrl.controller.samplers.mixture import Share
 from agentrl.errors import DataError
-from agentrl.run.data.row_tables import RowTable
+from agentrl.run.data.row_tables import RowTable, place_within
 from agentrl.run.data.task_rows import check_style, task_of
 from agentrl.types import Task
 
@@ -49,7 +50,22 @@ class SourceTasks:
         return self.table.where(int(self.positions[index]))
 
 
-class TaskTable(Sequence[Task]):
+class _Tasks(Sequence[Task]):
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Task]: ...
+    def __getitem__(self, index: int | slice) -> Task | list[Task]:
+        if isinstance(index, slice):
+            return [self._task(number) for number in range(*index.indices(len(self)))]
+        return self._task(index)
+
+    @abstractmethod
+    def _task(self, index: int) -> Task:
+        """The task at an index."""
+
+
+class TaskTable(_Tasks):
     """The tasks of the sources, one source behind the other; a row is read at each look."""
 
     def __init__(self, sources: Sequence[SourceTasks]) -> None:
@@ -68,13 +84,7 @@ class TaskTable(Sequence[Task]):
     def __len__(self) -> int:
         return int(self._ends[-1]) if self._sources else 0
 
-    @overload
-    def __getitem__(self, index: int) -> Task: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Task]: ...
-    def __getitem__(self, index: int | slice) -> Task | list[Task]:
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
+    def _task(self, index: int) -> Task:
         source, own = self._place(range(len(self))[index])
         return source.task(own)
 
@@ -88,9 +98,7 @@ class TaskTable(Sequence[Task]):
         starts = [0, *self._ends.tolist()]
         return TaskTable(
             [
-                SourceTasks(
-                    one.table, one.folder, one.name, one.weight, one.positions[~gone[start:end]]
-                )
+                replace(one, positions=one.positions[~gone[start:end]])
                 for one, start, end in zip(self._sources, starts, starts[1:], strict=False)
             ]
         )
@@ -120,12 +128,11 @@ class TaskTable(Sequence[Task]):
         return source.where(own)
 
     def _place(self, index: int) -> tuple[SourceTasks, int]:
-        place = int(np.searchsorted(self._ends, index, side="right"))
-        before = int(self._ends[place - 1]) if place else 0
-        return self._sources[place], index - before
+        place, own = place_within(self._ends, index)
+        return self._sources[place], own
 
 
-class TaskStream(Sequence[Task]):
+class TaskStream(_Tasks):
     """Tasks that are read as they are drawn, in the data's order, and may have no end; where they
     end, they begin again.
 
@@ -145,13 +152,7 @@ class TaskStream(Sequence[Task]):
     def __len__(self) -> int:
         return sys.maxsize
 
-    @overload
-    def __getitem__(self, index: int) -> Task: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Task]: ...
-    def __getitem__(self, index: int | slice) -> Task | list[Task]:
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
+    def _task(self, index: int) -> Task:
         if index < 0:
             raise IndexError("a stream of tasks has no end to count from")
         if index <= self._newest and index not in self._kept:

@@ -26,9 +26,8 @@ from agentrl.run.build import LiveObjects, env_spec, rollout_spec
 from agentrl.run.rehearsal.scripted_policy import ScriptedPolicy
 from agentrl.tools.parsers import load_parser
 from agentrl.types import Message, Observation, Task, ToolSpec, Trajectory, seed_for
-from agentrl.types.user_code.place import described
 from agentrl.types.user_code.private_copy import changed_parts, watched_tasks
-from agentrl.types.user_code.wall import call_user
+from agentrl.types.user_code.wall import call_user, failed_as
 
 _MAX_TURNS = 32
 _HOSTILE_TURNS = 2
@@ -105,27 +104,21 @@ def marks_of(stage: StageConfig, rubric: Rubric, trajectory: Trajectory) -> tupl
     """
     reward = trajectory.reward
     assert reward is not None, "the episode has finished"
+    costs, full = _marking(stage, rubric)
+    return reward - sum(rubric.weights[name] * trajectory.rewards[name] for name in costs), full
+
+
+def _marking(stage: StageConfig, rubric: Rubric) -> tuple[set[str], float]:
+    """The costs that count in no sum, and what a right solution gets."""
     if stage.reward.full_marks is not None:
-        return reward, stage.reward.full_marks
-    costs = _costs(stage)
-    paid = sum(rubric.weights[name] * trajectory.rewards[name] for name in costs)
-    return reward - paid, _full_marks(stage, rubric)
-
-
-def _full_marks(stage: StageConfig, rubric: Rubric) -> float:
-    if stage.reward.full_marks is not None:
-        return stage.reward.full_marks
-    costs = _costs(stage)
-    full = sum(max(weight, 0.0) for name, weight in rubric.weights.items() if name not in costs)
-    return full or 1.0
-
-
-def _costs(stage: StageConfig) -> set[str]:
-    return {
+        return set(), stage.reward.full_marks
+    costs = {
         entry.function
         for entry in stage.reward.functions
         if entry.function in _COSTS and entry.weight > 0
     }
+    full = sum(max(weight, 0.0) for name, weight in rubric.weights.items() if name not in costs)
+    return costs, full or 1.0
 
 
 def hostile_faults(stage: StageConfig, setting: str, task: Task) -> list[str]:
@@ -146,7 +139,7 @@ def hostile_faults(stage: StageConfig, setting: str, task: Task) -> list[str]:
 
     # a program that plays its episodes itself would be started for each answer
     score = played if isinstance(spec.env, EnvSpec) else scorer(rubric, task)
-    found = hostile_findings(score, rubric, full_marks=_full_marks(stage, rubric))
+    found = hostile_findings(score, rubric, full_marks=_marking(stage, rubric)[1])
     return [f"stage {stage.name}: {setting}: task {task.id!r}: {finding}" for finding in found]
 
 
@@ -189,15 +182,13 @@ async def opening_of(
     try:
         observation = await built.reset(seed=seed_for(spec.root_seed, "env", _LABEL, 0))
         solution = await call_user(
-            partial(solution_of, task, built.env), failed=_no_solution, in_thread=ENV_THREADS.run
+            partial(solution_of, task, built.env),
+            failed=failed_as(EnvError, "its solution raised"),
+            in_thread=ENV_THREADS.run,
         )
     finally:
         await built.close()
     return observation, solution
-
-
-def _no_solution(error: BaseException) -> EnvError:
-    return EnvError(f"its solution raised {described(error)}")
 
 
 async def _play(

@@ -29,7 +29,7 @@ from agentrl.tools import (
 )
 from agentrl.types.user_code.optional_packages import needed
 from agentrl.types.user_code.place import described
-from agentrl.types.user_code.wall import wall
+from agentrl.types.user_code.wall import failed_as, wall
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,8 @@ def ping_services(env: EnvSpec) -> Iterator[Pinged]:
         if isinstance(entry, Tool) and hasattr(entry.owner, "ping"):
             yield _asked("tool", entry.spec.name, partial(_ping, entry.owner))
         elif isinstance(entry, ToolFactory) and not entry.injected:
-            with wall(partial(_unmade, type(entry).__name__)):
+            what = f"{type(entry).__name__} of ToolEnv.tools raised"
+            with wall(failed_as(ToolError, what, "; correct it")):
                 made = entry.build()
             try:
                 for owner in owners_of(made):
@@ -77,10 +78,6 @@ def ping_services(env: EnvSpec) -> Iterator[Pinged]:
     servers: Mapping[str, McpServerSpec] = settings.get("mcp", {})
     for name, spec in servers.items():
         yield _asked("mcp", name, partial(_server, name, spec))
-
-
-def _unmade(name: str, error: BaseException) -> ToolError:
-    return ToolError(f"{name} of ToolEnv.tools raised {described(error)}; correct it")
 
 
 def _asked(kind: str, name: str, ask: Callable[[], str]) -> Pinged:

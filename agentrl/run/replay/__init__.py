@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from agentrl.run.replay.difference import Difference
 from agentrl.run.replay.replay import Replayed, Replayer
 
-__all__ = ["Difference", "Replayed", "Replayer"]
+__all__ = ["Replayed", "Replayer"]

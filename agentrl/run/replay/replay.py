@@ -57,15 +57,13 @@ class Replayer:
 
     Args:
         run: the run, whose configuration says what is built.
-        at_once: episodes that are played at one time.
 
     Raises:
         ConfigError: the run's configuration cannot be read.
     """
 
-    def __init__(self, run: RunDirectory, *, at_once: int = _EPISODES_AT_ONCE) -> None:
+    def __init__(self, run: RunDirectory) -> None:
         self._run = run
-        self._at_once = at_once
         self._config: RunConfig = load_config(run.config_path, trains=False)
         self._mask = SecretMask()
 
@@ -101,7 +99,7 @@ class Replayer:
             async def stage_of(name: str) -> _ReplayStage:
                 async with opening:
                     if name not in opened:
-                        stage = _ReplayStage(by_name[name], self._at_once)
+                        stage = _ReplayStage(by_name[name])
                         opened[name] = await stack.enter_async_context(stage)
                     return opened[name]
 
@@ -119,7 +117,7 @@ class Replayer:
                         difference = first_difference(recorded, replayed, self._mask)
                     found.append(Replayed(recorded, replayed, stage.name, difference))
 
-            workers = [asyncio.create_task(work()) for _ in range(self._at_once)]
+            workers = [asyncio.create_task(work()) for _ in range(_EPISODES_AT_ONCE)]
             try:
                 await asyncio.gather(*workers)
             finally:
@@ -135,10 +133,9 @@ class Replayer:
 class _ReplayStage:
     """What the episodes of one stage are replayed with; a context, which ends its sandboxes."""
 
-    def __init__(self, stage: StageConfig, at_once: int) -> None:
+    def __init__(self, stage: StageConfig) -> None:
         self.name = stage.name
         self._stage = stage
-        self._at_once = at_once
         self._spec: RolloutSpec
         self._pool: SandboxPool | None = None
 
@@ -151,7 +148,7 @@ class _ReplayStage:
             )
         self._spec = spec
         if spec.env.sandbox is not None:
-            self._pool = SandboxPool(spec.env.sandbox, max_running=self._at_once)
+            self._pool = SandboxPool(spec.env.sandbox, max_running=_EPISODES_AT_ONCE)
         return self
 
     async def __aexit__(self, *_: object) -> None:

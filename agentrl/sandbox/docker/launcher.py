@@ -23,7 +23,7 @@ from agentrl.errors import SandboxError
 from agentrl.sandbox.forkserver.channel import OnEnd, OnFrame, Stream
 from agentrl.sandbox.forkserver.launcher import HOST_FOLDER
 from agentrl.sandbox.host import frames, mux
-from agentrl.sandbox.io_thread import IOThread
+from agentrl.types.machine.loop_thread import LoopThread
 
 from . import containers, images
 from .engine import Client, asked, connect
@@ -84,7 +84,7 @@ class DockerLauncher:
             }
         )
 
-    def start(self, io: IOThread, on_frame: OnFrame, on_end: OnEnd) -> ContainerHost:
+    def start(self, io: LoopThread, on_frame: OnFrame, on_end: OnEnd) -> ContainerHost:
         client = connect(self.spec.settings)
         try:
             containers.remove_orphaned(client)
@@ -95,7 +95,7 @@ class DockerLauncher:
             raise
 
     def _start(
-        self, client: Client, image: images.Image, io: IOThread, on_frame: OnFrame, on_end: OnEnd
+        self, client: Client, image: images.Image, io: LoopThread, on_frame: OnFrame, on_end: OnEnd
     ) -> ContainerHost:
         boot = _BOOT.format(
             oldest=images.OLDEST_PYTHON,
@@ -202,7 +202,7 @@ class ContainerHost:
         attached: Any,
         exit_code: Future[int],
         bootstrap: bytes,
-        io: IOThread,
+        io: LoopThread,
         on_frame: OnFrame,
         on_end: OnEnd,
     ) -> None:

@@ -24,7 +24,7 @@ from agentrl.errors import MachineError, SandboxError
 from agentrl.sandbox.host.confine import drop_privileges, namespaced_slot, uids
 from agentrl.sandbox.host.interpreter import PROGRAMS, SYSTEM_FILES
 from agentrl.sandbox.host.proc import owned
-from agentrl.sandbox.io_thread import IOThread
+from agentrl.types.machine.loop_thread import LoopThread
 
 from .channel import OnEnd, OnFrame
 from .launcher import HOST_FOLDER, ProcessHost, host_argv
@@ -138,7 +138,7 @@ class BubblewrapLauncher:
 
     host_settings: ClassVar[Mapping[str, Any]] = MappingProxyType({"namespaced": True})
 
-    def start(self, io: IOThread, on_frame: OnFrame, on_end: OnEnd) -> BubblewrapHost:
+    def start(self, io: LoopThread, on_frame: OnFrame, on_end: OnEnd) -> BubblewrapHost:
         bwrap = find_bwrap()
         folders = _own_folders(self.folders)
         if os.getuid() != 0:

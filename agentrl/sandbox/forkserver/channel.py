@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from agentrl.sandbox.host import frames
-from agentrl.sandbox.io_thread import IOThread
+from agentrl.types.machine.loop_thread import LoopThread
 
 OnFrame = Callable[[frames.Header, list[bytes]], None]
 OnEnd = Callable[[], None]
@@ -33,7 +33,7 @@ class Stream:
 
     def __init__(
         self,
-        io: IOThread,
+        io: LoopThread,
         sock: socket.socket,
         on_data: Callable[[bytes], None],
         on_end: OnEnd,
@@ -154,7 +154,7 @@ class Channel(Stream):
 
     def __init__(
         self,
-        io: IOThread,
+        io: LoopThread,
         sock: socket.socket,
         on_frame: OnFrame,
         on_end: OnEnd,

@@ -19,8 +19,8 @@ from agentrl.sandbox.host import frames
 from agentrl.sandbox.host.confine import marks
 from agentrl.sandbox.host.files import removal
 from agentrl.sandbox.host.proc import rounds
-from agentrl.sandbox.io_thread import IOThread
 from agentrl.sandbox.owner_id import Owner
+from agentrl.types.machine.loop_thread import LoopThread
 
 from .cgroups import CgroupPool
 from .channel import Channel, OnEnd, OnFrame
@@ -86,7 +86,7 @@ class Launcher(Protocol):
     def host_settings(self) -> Mapping[str, Any]:
         """What the supervisor's first frame says beyond the owner's settings."""
 
-    def start(self, io: IOThread, on_frame: OnFrame, on_end: OnEnd) -> Host:
+    def start(self, io: LoopThread, on_frame: OnFrame, on_end: OnEnd) -> Host:
         """Start the supervisor; called on the I/O thread, which lives as long as the host.
 
         Args:
@@ -117,7 +117,7 @@ class ProcessHost:
     def __init__(
         self,
         argv: Sequence[str],
-        io: IOThread,
+        io: LoopThread,
         on_frame: OnFrame,
         on_end: OnEnd,
         *,
@@ -218,7 +218,7 @@ class LocalLauncher:
 
     host_settings: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
-    def start(self, io: IOThread, on_frame: OnFrame, on_end: OnEnd) -> ProcessHost:
+    def start(self, io: LoopThread, on_frame: OnFrame, on_end: OnEnd) -> ProcessHost:
         return ProcessHost(host_argv(), io, on_frame, on_end)
 
 

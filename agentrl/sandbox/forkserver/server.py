@@ -12,10 +12,10 @@ from typing import Any
 
 from agentrl.errors import AgentRLError, ConfigError, MachineError, SandboxError
 from agentrl.sandbox.host import frames
-from agentrl.sandbox.io_thread import IOThread
 from agentrl.sandbox.owner_id import Owner
 from agentrl.sandbox.permits import FifoSemaphore
 from agentrl.sandbox.proxy import AllowList, ProxyServer
+from agentrl.types.machine.loop_thread import LoopThread
 
 from .channel import fail, resolve
 from .launcher import FOLDER_PREFIX, Host, Launcher, Link, LocalLauncher, ProcessHost
@@ -177,7 +177,9 @@ class ForkServer:
         # Guards slots and ended: the supervisor's word on a slot waits until the slot is known.
         self._lock = threading.Lock()
         self._host: Host
-        self.io = IOThread("agentrl-sandbox-io")
+        # lives as long as the host that it spawns: a death signal of the kernel's follows the
+        # spawning thread, not the process
+        self.io = LoopThread("agentrl-sandbox-io")
         self.io.call(self._spawn)
         self.proxy: ProxyServer | None = None
         try:

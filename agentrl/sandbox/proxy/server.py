@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import wait
 from typing import Any
 
-from agentrl.sandbox.io_thread import IOThread
+from agentrl.types.machine.loop_thread import LoopThread
 
 from .allow import AllowList
 from .request import MAX_HEAD_BYTES, BadRequest, Request, parse
@@ -65,14 +65,14 @@ class ProxyServer:
         self._open: set[asyncio.Task[None]] = set()
         listener.setblocking(False)
         # Its loop owns all of the above but counts, which others may read.
-        self._io = IOThread("agentrl-sandbox-proxy")
+        self._io = LoopThread("agentrl-sandbox-proxy")
         self._loop = self._io.loop
         self._io.call(self._listen)
 
     def close(self) -> None:
         """End every connection and the thread; a second call does nothing."""
         if self._listener.fileno() >= 0:
-            wait((asyncio.run_coroutine_threadsafe(self._end(), self._loop),), _END_S)
+            wait((self._io.submit(self._end()),), _END_S)
             self._io.stop()
 
     def _listen(self) -> None:

@@ -271,10 +271,3 @@ def open_policy(spec: ModelSpec, device: torch.device = CPU) -> PolicyModel:
         f"{spec.setting}={spec.model_path!r}: {type(model.hf).__name__} changes logits after its "
         "output layer (capping or scaling), which the trainer doesn't do; choose another family"
     )
-
-
-def load_policy(spec: ModelSpec, device: torch.device = CPU) -> PolicyModel:
-    """A model of ``open_policy``, whole and filled."""
-    model = open_policy(spec, device)
-    model.fill(CPU)
-    return model

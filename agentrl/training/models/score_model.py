@@ -40,7 +40,7 @@ class ScoreModel(PackedModel):
     def head(self) -> nn.Linear:
         """The layer that converts a hidden state to a score."""
         head = self.hf.score
-        assert isinstance(head, nn.Linear), "load_score_model refuses others"
+        assert isinstance(head, nn.Linear), "open_score_model refuses others"
         return head
 
     def forward(self, packed: Packed) -> Tensor:
@@ -125,24 +125,6 @@ def open_score_model(
         ConfigError: the family cannot be trained packed, or scores sequences in another way.
     """
     return _open(ScoreModel, spec, device, head_seed)
-
-
-def load_value_model(
-    spec: ModelSpec, device: torch.device = CPU, *, head_seed: int | None = None
-) -> ValueModel:
-    """A critic of ``open_value_model``, whole and filled."""
-    model = open_value_model(spec, device, head_seed=head_seed)
-    model.fill(CPU)
-    return model
-
-
-def load_score_model(
-    spec: ModelSpec, device: torch.device = CPU, *, head_seed: int | None = None
-) -> ScoreModel:
-    """A reward model of ``open_score_model``, whole and filled."""
-    model = open_score_model(spec, device, head_seed=head_seed)
-    model.fill(CPU)
-    return model
 
 
 def _open(

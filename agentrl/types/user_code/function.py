@@ -12,8 +12,7 @@ from typing import Any, TypeAlias
 
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.types.user_code.load import load_object
-from agentrl.types.user_code.place import described
-from agentrl.types.user_code.wall import wall
+from agentrl.types.user_code.wall import failed_as, wall
 
 Broken: TypeAlias = Callable[[str], AgentRLError]
 """Makes a setting's error of the rule that it breaks, as ``partial(Section.broken, "name")`` does.
@@ -120,7 +119,7 @@ class UserFunction:
             AgentRLError: as ``broken`` makes it, or the function's own.
         """
         whose = f"={self.reference!r}" + (f": its {self.part}" if self.part else "")
-        with wall(lambda error: self.broken(f"{whose} raised {described(error)}; correct it")):
+        with wall(failed_as(self.broken, f"{whose} raised", "; correct it")):
             found = self.function(*arguments, **keywords)
         if not isinstance(found, self.returns):
             name = self.returns.__name__

@@ -12,7 +12,7 @@ from typing import Any
 from agentrl.errors import AgentRLError
 
 _OWN = str(Path(__file__).resolve().parents[2]) + os.sep
-_STDLIB = sysconfig.get_path("stdlib")
+_STDLIB = (sysconfig.get_path("stdlib"), "<")
 _PACKAGES = ("site-packages", "dist-packages")  # of whatever environment: one may stand on another
 _LONGEST = 4000
 
@@ -51,7 +51,7 @@ def raised_at(error: BaseException) -> str:
         users = [place for place in frames if not _installed(place[0])] or users
         cause = cause.__cause__ and _single(cause.__cause__)
     if not users and not isinstance(_root(error), AgentRLError):
-        users = [place for place in frames if not place[0].startswith((_STDLIB, "<"))]
+        users = [place for place in frames if not is_stdlib(place[0])]
     return f"{users[-1][0]}:{users[-1][1]}" if users else ""
 
 
@@ -76,7 +76,8 @@ def users_traceback(error: BaseException) -> str:
     """
     root = _root(error)
     trace = root.__traceback__
-    while trace is not None and _foreign(trace.tb_frame.f_code.co_filename):
+    # what stands before the user's frames is only how they were called
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith((_OWN, *_STDLIB)):
         trace = trace.tb_next
     if trace is None or not raised_at(error):
         return ""
@@ -88,7 +89,7 @@ def users_traceback(error: BaseException) -> str:
 
 def is_stdlib(file: str) -> bool:
     """Whether a frame's file is of the standard library, or none."""
-    return file.startswith((_STDLIB, "<"))
+    return file.startswith(_STDLIB)
 
 
 def is_users(file: str) -> bool:
@@ -114,11 +115,6 @@ def told_of(error: AgentRLError) -> dict[str, Any]:
     if exited(error):
         told["exit_code"] = error.exit_code
     return told
-
-
-def _foreign(file: str) -> bool:
-    """Whether a frame before the user's is only how it was called."""
-    return file.startswith(_OWN) or is_stdlib(file)
 
 
 def _installed(file: str) -> bool:

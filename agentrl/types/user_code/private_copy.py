@@ -19,8 +19,7 @@ from typing import Any, TypeVar
 from agentrl.errors import DataError
 from agentrl.types.env import Task
 from agentrl.types.segment import Segment
-from agentrl.types.user_code.place import described
-from agentrl.types.user_code.wall import wall
+from agentrl.types.user_code.wall import failed_as, wall
 
 T = TypeVar("T")
 
@@ -69,13 +68,12 @@ def private_task(task: Task) -> Task:
     deep = partial(copy.deepcopy, memo={})
 
     def part(where: str, value: Any) -> Any:
-        def failed(error: BaseException) -> DataError:
-            return DataError(
-                f"task {task.id!r}: {where} cannot be copied, and each episode gets a copy of its "
-                f"own: {described(error)}; keep JSON in a task, and open what cannot be copied in "
-                "the environment, or by env.resources"
-            )
-
+        failed = failed_as(
+            DataError,
+            f"task {task.id!r}: {where} cannot be copied, and each episode gets a copy of its own:",
+            "; keep JSON in a task, and open what cannot be copied in the environment, or by "
+            "env.resources",
+        )
         with wall(failed, passes=()):  # an object's own way of copying itself
             return private_copy(value, deep)
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
 
 from agentrl.errors import AgentRLError, RunInterruptedError
-from agentrl.types.user_code.place import exited, is_stdlib
+from agentrl.types.user_code.place import described, exited, is_stdlib
 
 Failed: TypeAlias = Callable[[BaseException], BaseException]
 """Makes a boundary's error of what was raised behind it; what it gives back as it is stays so."""
@@ -38,6 +38,17 @@ class InThread(Protocol):
 
     def __call__(self, work: Callable[[], Any], /) -> Awaitable[Any]:
         """What ``work`` gives."""
+
+
+def failed_as(made: Callable[[str], AgentRLError], what: str, remedy: str = "") -> Failed:
+    """Makes an error that tells what was raised, with the user's line.
+
+    Args:
+        made: makes it of its text.
+        what: stands before what was raised.
+        remedy: stands behind it.
+    """
+    return lambda error: made(f"{what} {described(error)}{remedy}")
 
 
 @contextmanager

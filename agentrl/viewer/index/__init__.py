@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentrl.viewer.index.query import Query, QueryError, parse_query, quoted
-from agentrl.viewer.index.run_index import Page, RunIndex
+from agentrl.viewer.index.query import QueryError, parse_query, quoted
+from agentrl.viewer.index.run_index import RunIndex
 
-__all__ = ["Page", "Query", "QueryError", "RunIndex", "parse_query", "quoted"]
+__all__ = ["QueryError", "RunIndex", "parse_query", "quoted"]

@@ -134,14 +134,16 @@ class IndexDatabase:
         Raises:
             StoreError: another index would help nothing.
         """
-        name = getattr(error, "sqlite_errorname", "") or ""
         self.close()
-        if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")) or "no such" in str(error):
-            told = {"event": "index_rebuilt", "path": self.place, "why": str(error)}
-            logger.warning("the index %s is rebuilt: %s", self.place, error, extra=told)
-            self._remove()
-        elif name.startswith(
-            ("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM")
+        if _is_damage(error) or "no such" in str(error):
+            self._rebuild(error)
+        elif _named(
+            error,
+            "SQLITE_FULL",
+            "SQLITE_IOERR",
+            "SQLITE_CANTOPEN",
+            "SQLITE_READONLY",
+            "SQLITE_PERM",
         ):
             self._move(error)
         else:
@@ -152,6 +154,11 @@ class IndexDatabase:
         """Closes both connections; a second call does nothing."""
         self.reader.close()
         self.writer.close()
+
+    def _rebuild(self, error: sqlite3.Error) -> None:
+        told = {"event": "index_rebuilt", "path": self.place, "why": str(error)}
+        logger.warning("the index %s is rebuilt: %s", self.place, error, extra=told)
+        self._remove()
 
     def _move(self, error: sqlite3.Error) -> None:
         if self.place == MEMORY:
@@ -166,13 +173,7 @@ class IndexDatabase:
             try:
                 self._open()
             except sqlite3.DatabaseError as error:
-                name = getattr(error, "sqlite_errorname", "") or ""
-                if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
-                    told = {"event": "index_rebuilt", "path": self.place, "why": str(error)}
-                    logger.warning("the index %s is rebuilt: %s", self.place, error, extra=told)
-                    self._remove()
-                else:
-                    self._move(error)
+                (self._rebuild if _is_damage(error) else self._move)(error)
             else:
                 return
 
@@ -236,6 +237,14 @@ def _connect(uri: str) -> sqlite3.Connection:
     # in memory both connections share their pages, whose locks would refuse a reader
     connection.execute("PRAGMA read_uncommitted = ON")
     return connection
+
+
+def _named(error: sqlite3.Error, *names: str) -> bool:
+    return str(getattr(error, "sqlite_errorname", "")).startswith(names)
+
+
+def _is_damage(error: sqlite3.Error) -> bool:
+    return _named(error, "SQLITE_CORRUPT", "SQLITE_NOTADB")
 
 
 def _try_lock(file: int) -> bool:

@@ -7,7 +7,11 @@ with values; a test compares.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
+
+from agentrl.config.document import dotted
+from agentrl.types.section import Fault
 
 VERL: Mapping[str, str] = dict(
     line.split()
@@ -127,6 +131,14 @@ use_vllm rollout.engine
 max_steps train.steps
 """.strip().splitlines()
 )
+
+
+def with_our_name(fault: Fault) -> Fault:
+    """The fault of an unknown key, in words that say what verl's or TRL's is called here."""
+    foreign = foreign_names(dotted(fault.keys[0]), fault.value)
+    if foreign and fault.message.startswith("unknown key"):
+        return replace(fault, message=f"unknown key {{key}}{foreign}")
+    return fault
 
 
 def foreign_names(key: str, value: Any) -> str:

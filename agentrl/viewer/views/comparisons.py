@@ -226,7 +226,7 @@ def blame_answer(
         found, missing = blame_of_step(run, step, signal, level, stage=stage), ""
     except NotRecordedError as error:
         found = Blame(signal, level, 0.0, None, 0, ())
-        missing = f"{error}{run.setting_note('detail')}{run.format_note}"
+        missing = f"{error}{run.setting_note('detail')}"
     return {**found.as_json(), "missing": missing}
 
 

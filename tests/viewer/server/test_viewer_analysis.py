@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
@@ -20,9 +18,8 @@ from agentrl.store import (
     write_json,
 )
 from agentrl.types import Blob
-from tests.viewer.server.viewers import TEXTS, Client, make_trajectory, viewing
+from tests.viewer.server.viewers import TEXTS, Client, make_trajectory
 
-FORMAT_1 = Path(__file__).parents[2] / "store" / "data" / "format-1"
 WORST = len(TEXTS[0]) + 5
 """The token of 2-0-0 whose two logprobs differ most."""
 
@@ -195,25 +192,6 @@ def test_blame_sums_to_the_logged_loss_and_ranks_the_worst_token(client: Client)
     assert (missing.status_code, missing.json()["rows"]) == (200, [])
     assert "store.detail: tokens" in missing.json()["missing"]
     assert client.of_run("/blame", step=1, signal="luck").status_code == 400
-
-
-def test_a_run_of_format_1_says_what_it_lacks(tmp_path: Path) -> None:
-    shutil.copytree(FORMAT_1, tmp_path / "run")
-    with viewing(tmp_path / "run") as address, Client(address) as client:
-        found = client.of_run("/blame", step=1)
-        tokens = client.of_run("/tokens", id="0-0-0").json()["missing"]
-        parts = client.of_run("/trajectory", id="0-0-0").json()["missing"]
-    assert (found.status_code, found.json()["rows"]) == (200, [])
-    told = {"blame": found.json()["missing"], "entropy": tokens["entropy"], **parts}
-    for name, setting in {
-        "blame": "store.detail: tokens",
-        "entropy": "store.detail: full",
-        "state": "Env.snapshot()",
-        "files": "store.states",
-        "reasons": "Score(value, why)",
-    }.items():
-        assert setting in told[name], name
-        assert "this run is of format 1" in told[name], name
 
 
 def test_a_turn_is_encoded_anew_and_its_template_rendered(

@@ -165,6 +165,7 @@ def _texts(
             {
                 "index": number,
                 "parent": number - 1 if number else None,
+                "sequence": 0,
                 "agent": "main",
                 "context": [{"kind": 0, "num_tokens": tokens // (2 * TURNS)}],
                 "completion": [

@@ -176,7 +176,10 @@ def _table(file: pq.ParquetFile, names: Sequence[str], group: int | None = None)
     for name in names:
         if name not in file.schema_arrow.names:
             raise ValueError(f"it has no column {name!r}")
-    read = file.read(names) if group is None else file.read_row_group(group, names)
+    if group is None:
+        read = file.read(names, use_threads=False)
+    else:
+        read = file.read_row_group(group, names, use_threads=False)
     table = read.select(names)
     schema = pa.schema([SCHEMA.field(name) for name in names])
     return table if table.schema.types == schema.types else table.cast(schema)

@@ -254,5 +254,6 @@ def test_a_memory_that_is_too_small_for_the_run_is_named(
     with (
         RunIndex(run, tmp_path / "cache") as index,
         pytest.raises(SqlError, match="the 1KB of memory that it may"),
+        RunSql(run, index, memory="1KB") as sql,
     ):
-        RunSql(run, index, memory="1KB")
+        sql.query("SELECT count(*) FROM trajectories")

@@ -88,8 +88,9 @@ def test_a_secret_leaves_texts_ids_blobs_and_configuration(
     secret = "7?call"
     record = run.read_record()
     template = run.write_blob(f"{{# {secret} #}}".encode())
-    kept = {"tokenizers": {"rl": {"chat_template.jinja": template}}}
-    write_json(run.record_path, {**record, **kept, "note": secret, secret: 1})
+    kept = {**record["tokenizers"]["rl"], "chat_template.jinja": template}
+    more = {"tokenizers": {"rl": kept}, "note": secret, secret: 1}
+    write_json(run.record_path, {**record, **more})
     with TrajectoryWriter(run, "other") as writer:
         writer.write(make_trajectory(tokenizer, 50, prompt=f"What is {secret} or 7?"), 5)
     page = exported(run, "--redact", r"7\?call", "--query", "step:5")

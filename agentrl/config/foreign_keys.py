@@ -134,24 +134,20 @@ max_steps train.steps
 
 
 def with_our_name(fault: Fault) -> Fault:
-    """The fault of an unknown key, in words that say what verl's or TRL's is called here."""
-    foreign = foreign_names(dotted(fault.keys[0]), fault.value)
-    if foreign and fault.message.startswith("unknown key"):
-        return replace(fault, message=f"unknown key {{key}}{foreign}")
-    return fault
-
-
-def foreign_names(key: str, value: Any) -> str:
-    """What an unknown key is called here, for a message; empty where it is none of theirs.
-
-    Args:
-        key: dotted.
-        value: as given; the settings below a mapping are looked up too.
+    """The fault of an unknown key, in words that say what a key of verl or TRL is called here; of a
+    mapping also those below it.
     """
-    if known := [f"{one} is {VERL[one]}" for one in _leaves(key, value) if one in VERL]:
-        return f"; verl's {', '.join(known)} here (docs/coming-from-verl.md)"
+    key = dotted(fault.keys[0])
     leaf = key.rpartition(".")[2]
-    return f"; TRL's {leaf} is {TRL[leaf]} here (docs/coming-from-trl.md)" if leaf in TRL else ""
+    if not fault.message.startswith("unknown key"):
+        return fault
+    if known := [f"{one} is {VERL[one]}" for one in _leaves(key, fault.value) if one in VERL]:
+        theirs = f"verl's {', '.join(known)} here (docs/coming-from-verl.md)"
+    elif leaf in TRL:
+        theirs = f"TRL's {leaf} is {TRL[leaf]} here (docs/coming-from-trl.md)"
+    else:
+        return fault
+    return replace(fault, message=f"unknown key {{key}}; {theirs}")
 
 
 def _leaves(key: str, value: Any) -> Iterator[str]:

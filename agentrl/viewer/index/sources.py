@@ -20,20 +20,13 @@ from agentrl.store import RunDirectory, read_jsonl
 from agentrl.store.json_text import from_json, to_json
 from agentrl.store.jsonl import parse_line
 from agentrl.store.step_files.live import frame_of
+from agentrl.store.trajectories.columns import COLUMNS as STORED
 from agentrl.store.trajectories.columns import chosen
 from agentrl.store.trajectories.shard import read_columns
 from agentrl.store.write_error import os_refusals
 from agentrl.viewer.index.columns import COLUMNS, NULLABLE, SEPARATOR, joined
 
 Row = tuple[Any, ...]
-
-_TYPES: Mapping[str, pa.DataType] = {
-    "integer": pa.int64(),
-    "real": pa.float64(),
-    "text": pa.string(),
-    "json": pa.string(),
-    "list": pa.list_(pa.string()),
-}
 
 
 class Appended(NamedTuple):
@@ -110,15 +103,14 @@ def row_of(record: Mapping[str, Any]) -> Row:
         raise ValueError("a trajectory needs an id")
     values = []
     for name, value in chosen(record, COLUMNS).items():
-        kind = COLUMNS[name]
         if value is None:
             if name not in NULLABLE:
                 raise ValueError(f"its column {name!r} is null")
-        elif kind == "list":
+        elif COLUMNS[name] == "list":
             value = encodable(joined(value))
         else:
             value = encodable(value) if isinstance(value, str) else value
-            value = pa.scalar(value, _TYPES[kind]).as_py()
+            value = pa.scalar(value, STORED[name].type).as_py()
         values.append(_numbers_alone(value) if name == "rewards" else value)
     return tuple(values)
 

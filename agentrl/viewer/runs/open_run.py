@@ -190,7 +190,7 @@ class OpenRun:
         if not has_marks(columns):
             return row
         try:
-            pieces = self.pieces(columns.get("stage", ""))
+            pieces = self.pieces(columns["stage"])
         except DataError:
             pieces = None
         return without_secrets(row, pieces, self._mask)

@@ -93,7 +93,7 @@ def group_of_rows(rows: Sequence[Mapping[str, Any]], kept: Sequence[StoredRow]) 
         rows,
         {one.columns["id"]: one.arrays for one in kept},
         [annotation for one in kept for annotation in one.annotations],
-        {one.columns["id"]: [turn.get("agent", "") for turn in one.turns] for one in kept},
+        {one.columns["id"]: [turn["agent"] for turn in one.turns] for one in kept},
     ).as_json()
 
 

@@ -74,7 +74,7 @@ def _texts(
     run: OpenRun, row: StoredRow, token_ids: npt.NDArray[np.int32], missing: dict[str, str]
 ) -> tuple[list[str], dict[int, bytes]]:
     try:
-        return run.pieces(row.columns.get("stage", "")).of(token_ids)
+        return run.pieces(row.columns["stage"]).of(token_ids)
     except DataError as error:
         missing["pieces"] = str(error)
         return [

@@ -19,7 +19,8 @@ from agentrl.config.overrides import apply_overrides, expand_short_forms
 from agentrl.config.rules import lineage_faults, process_faults, run_faults, stage_faults
 from agentrl.config.schema import RunConfig, StageConfig
 from agentrl.config.stage_merge import stage_trees
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, StoreError
+from agentrl.store import RunDirectory
 from agentrl.types.section import Fault, Key, Section, section_faults
 
 logger = logging.getLogger(__name__)
@@ -94,6 +95,11 @@ def load_with_origins(
     of_a_run = bool(
         path and path.name.startswith("config.resolved.") and (path.parent / "run.json").is_file()
     )
+    if of_a_run:
+        try:
+            RunDirectory(folder).read_record()
+        except StoreError as error:  # one of another format, whose keys are other ones too
+            raise ConfigError(str(error)) from error
     apply_overrides(document, overrides)
     config = _check(document, folder, trains, of_a_run)
     document.raise_problems()

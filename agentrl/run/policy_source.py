@@ -44,8 +44,6 @@ def named_policy(
             )
         return stage_alone(stage, given_model(stage.model.path, stage.base_dir))
     is_run = (named / "run.json").is_file()
-    if is_run:
-        RunDirectory.open(named)  # one of another format is named before its configuration is read
     if config is None and not is_run:
         raise ConfigError(
             f"{named} is no run directory, so name a configuration: {command} {named} CONFIG"
@@ -73,7 +71,7 @@ def policy_folder(named: Path) -> Path:
     """
     if not (named / "run.json").is_file():
         return named
-    directory = RunDirectory.open(named)
+    directory = RunDirectory(named)
     stages = load_config(directory.config_path, trains=False).resolved_stages()
     policies = [stage for stage in reversed(stages) if stage.learns_from != "preferences"]
     folders = [directory.models_folder / stage.name for stage in policies]

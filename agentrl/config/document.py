@@ -53,13 +53,9 @@ class Document:
 
     def place(self, key: Key, value: Any, origin: Origin) -> None:
         """Records that ``value`` at ``key``, with everything in it, was written at ``origin``."""
-        self.forget(key)
-        self.origins.update((inner, origin) for inner in _keys_within(key, value))
-
-    def forget(self, key: Key) -> None:
-        """Drops the origins of ``key`` and of everything in it."""
         for known in [known for known in self.origins if known[: len(key)] == key]:
             del self.origins[known]
+        self.origins.update((inner, origin) for inner in _keys_within(key, value))
 
     def broken(self, origin: Origin, message: str) -> None:
         """Adds a problem."""

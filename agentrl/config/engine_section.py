@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from pydantic import ValidationError
 
-from agentrl.config.renamed_keys import with_new_name
+from agentrl.config.foreign_keys import with_our_name
 from agentrl.config.rules import fault
 from agentrl.config.schema import StageConfig
 from agentrl.config.train_sections import RolloutConfig
@@ -55,7 +55,7 @@ def engine_section_faults(stage: StageConfig) -> Iterator[Fault]:
         yield from section_faults(error, kind, StageConfig, ("rollout", section))
     for name in extras.keys() - {section}:
         near = meant(RolloutConfig, (name,), StageConfig, ("rollout",))
-        yield with_new_name(Fault((("rollout", name),), f"unknown key {{key}}{near}", extras[name]))
+        yield with_our_name(Fault((("rollout", name),), f"unknown key {{key}}{near}", extras[name]))
 
 
 def engine_faults(stage: StageConfig, *, trains: bool) -> Iterator[Fault]:

@@ -7,7 +7,11 @@ with values; a test compares.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
+
+from agentrl.config.document import dotted
+from agentrl.types.section import Fault
 
 VERL: Mapping[str, str] = dict(
     line.split()
@@ -129,17 +133,21 @@ max_steps train.steps
 )
 
 
-def foreign_names(key: str, value: Any) -> str:
-    """What an unknown key is called here, for a message; empty where it is none of theirs.
-
-    Args:
-        key: dotted.
-        value: as given; the settings below a mapping are looked up too.
+def with_our_name(fault: Fault) -> Fault:
+    """The fault of an unknown key, in words that say what a key of verl or TRL is called here; of a
+    mapping also those below it.
     """
-    if known := [f"{one} is {VERL[one]}" for one in _leaves(key, value) if one in VERL]:
-        return f"; verl's {', '.join(known)} here (docs/coming-from-verl.md)"
+    key = dotted(fault.keys[0])
     leaf = key.rpartition(".")[2]
-    return f"; TRL's {leaf} is {TRL[leaf]} here (docs/coming-from-trl.md)" if leaf in TRL else ""
+    if not fault.message.startswith("unknown key"):
+        return fault
+    if known := [f"{one} is {VERL[one]}" for one in _leaves(key, fault.value) if one in VERL]:
+        theirs = f"verl's {', '.join(known)} here (docs/coming-from-verl.md)"
+    elif leaf in TRL:
+        theirs = f"TRL's {leaf} is {TRL[leaf]} here (docs/coming-from-trl.md)"
+    else:
+        return fault
+    return replace(fault, message=f"unknown key {{key}}; {theirs}")
 
 
 def _leaves(key: str, value: Any) -> Iterator[str]:

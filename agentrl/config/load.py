@@ -13,13 +13,14 @@ from pydantic import ValidationError
 from agentrl.config.algorithm_rules import algorithm_faults, idle_faults
 from agentrl.config.document import MISSING, Document, Origin, dotted, parse_document, value_at
 from agentrl.config.engine_section import engine_faults, engine_section_faults
+from agentrl.config.foreign_keys import with_our_name
 from agentrl.config.key_names import with_keys
 from agentrl.config.overrides import apply_overrides, expand_short_forms
-from agentrl.config.renamed_keys import rename_keys, with_new_name
 from agentrl.config.rules import lineage_faults, process_faults, run_faults, stage_faults
 from agentrl.config.schema import RunConfig, StageConfig
 from agentrl.config.stage_merge import stage_trees
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, StoreError
+from agentrl.store import RunDirectory
 from agentrl.types.section import Fault, Key, Section, section_faults
 
 logger = logging.getLogger(__name__)
@@ -95,7 +96,10 @@ def load_with_origins(
         path and path.name.startswith("config.resolved.") and (path.parent / "run.json").is_file()
     )
     if of_a_run:
-        rename_keys(document)  # perhaps a run of an older version
+        try:
+            RunDirectory(folder).read_record()
+        except StoreError as error:  # one of another format, whose keys are other ones too
+            raise ConfigError(str(error)) from error
     apply_overrides(document, overrides)
     config = _check(document, folder, trains, of_a_run)
     document.raise_problems()
@@ -119,8 +123,8 @@ def _read(path: Path) -> str:
 def _check(document: Document, folder: Path, trains: bool, of_a_run: bool) -> RunConfig | None:
     """The configuration of a document whose overrides are applied; adds all its problems.
 
-    What an older version accepted and a run was made of is not refused for a setting that did
-    nothing.
+    That of a run has all defaults, what an override made idle, and stages that finished before a
+    resume changed the settings of processes: none of these is refused there.
     """
     tree = document.tree
     top: RunConfig | None
@@ -192,7 +196,7 @@ def _validate(model: type[Section], tree: dict[str, Any]) -> tuple[Any, list[Fau
         except ValidationError as error:
             found = list(section_faults(error, model))
         broken = [key for fault in faults for key in fault.keys]
-        fresh = [with_new_name(fault) for fault in found if not _touches(fault, broken)]
+        fresh = [with_our_name(fault) for fault in found if not _touches(fault, broken)]
         if not fresh:  # a value cannot be left out, such as one that is required
             return None, faults
         faults += fresh

@@ -220,7 +220,7 @@ def ledger_rows(path: Path) -> Iterator[dict[str, Any]]:
 def trained_batches(path: Path, stage: str) -> dict[int, dict[int, list[int]]]:
     """What a stage has trained, by step: of each group, in the order of the batch, the rollouts.
 
-    What was rolled back is left out. Rows of format 1 name no stage, and are those of none.
+    What was rolled back is left out.
 
     Raises:
         StoreError: the file cannot be read.

@@ -105,11 +105,8 @@ class RolloutService(Schedule):
         ended = (*self.restored.groups, *self.restored.unobserved)
         self._ended = {group.group_index for group in ended}
         self._to_release: set[int] = set()
-        self.sampler.restore(
-            self.restored.sampler,
-            next_draw=self._next_draw,
-            going_on={*self._again, *self._ended},
-        )
+        going_on = {*self._again, *self._ended}
+        self.sampler.restore(self.restored.sampler, going_on=going_on)
         self._counts: Counter[str] = Counter()
         self._waiting = False
         self._evaluating: dict[str, list[GroupOutcome]] = {}

@@ -39,15 +39,6 @@ def check_regular(path: Path) -> os.stat_result:
     return _checked(os.lstat(path), path)
 
 
-def is_regular(path: Path) -> bool:
-    """Whether there is a regular file."""
-    try:
-        check_regular(path)
-    except OSError:
-        return False
-    return True
-
-
 def open_regular(path: Path, *, follow: bool = False) -> BinaryIO:
     """A regular file, open for reading.
 

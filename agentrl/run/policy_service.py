@@ -20,6 +20,7 @@ from agentrl.run.engine import engine_plan
 from agentrl.run.lifetime.record import new_run
 from agentrl.run.model_folder import given_model
 from agentrl.run.policy_source import played_stage, policy_folder, stage_alone
+from agentrl.run.stage_tokenizer import keep_tokenizer
 from agentrl.store import RunDirectory, TrajectoryWriter
 from agentrl.tools.parsers import parser_for
 from agentrl.types import Trajectory
@@ -67,6 +68,7 @@ def serve_policy(
         keep = _forget
         if out is not None:
             directory = new_run(out, stage_alone(stage, folder), str(folder))
+            keep_tokenizer(directory, stage.name, folder)
             writer = stack.enter_context(TrajectoryWriter(directory))
             stack.callback(writer.seal, 0)
 

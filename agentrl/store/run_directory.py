@@ -21,9 +21,6 @@ FORMAT = 2
 new one.
 """
 
-_READ = (1, 2)
-"""Versions that are read; a run of format 1 that goes on becomes one of format 2."""
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _MAX_BLOB = 2**30
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -116,7 +113,7 @@ class RunDirectory:
         """Find an existing run.
 
         Raises:
-            StoreError: there is none, or its layout is newer than this agentrl reads.
+            StoreError: there is none, or its layout is not that of this agentrl.
         """
         run = cls(Path(root))
         if not run.record_path.is_file():
@@ -124,34 +121,25 @@ class RunDirectory:
             raise StoreError(
                 f"'{root}' is not a run directory: it {state}; name the RunDirectory.root of a run"
             )
-        found = run.read_record().get("format")
-        if found not in _READ:
-            raise StoreError(
-                f"{run.record_path} has format={found!r} and this agentrl reads "
-                f"{' and '.join(map(str, _READ))}; use the one that made it"
-            )
+        run.read_record()
         return run
-
-    def raise_format(self) -> None:
-        """Say in ``run.json`` that the run has parts of this format now; called before the first is
-        written.
-
-        Raises:
-            StoreError: ``run.json`` cannot be read or written.
-        """
-        record = self.read_record()
-        if record["format"] != FORMAT:
-            write_json(self.record_path, {**record, "format": FORMAT})
 
     def read_record(self) -> dict[str, Any]:
         """``run.json``.
 
         Raises:
-            StoreError: it cannot be read as a JSON object.
+            StoreError: it cannot be read as a JSON object, or the run's layout is not that of this
+                agentrl.
         """
         path = self.record_path
         with os_refusals(f"{path} must be a JSON object"):
-            return parse_line(str(path), read_regular(path))
+            record = parse_line(str(path), read_regular(path))
+        if record.get("format") != FORMAT:
+            raise StoreError(
+                f"{path} has format={record.get('format')!r} and this agentrl reads {FORMAT}; use "
+                "the one that made it, or make the run again"
+            )
+        return record
 
     config_path = _Place("config.resolved.yaml")
     """The resolved configuration."""
@@ -193,7 +181,7 @@ class RunDirectory:
     """Which trajectories ``store.keep`` dropped, a file a writer (``DropLog``)."""
 
     annotations_folder = _Place("traj/ann")
-    """What is learned of trajectories later; of format 1 it holds the files themselves."""
+    """What is learned of trajectories later."""
 
     live_annotations_folder = _Place("traj/ann/live")
     """Annotations that are not sealed yet."""

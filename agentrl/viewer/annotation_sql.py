@@ -29,8 +29,7 @@ _STANDING = """
 SELECT found.*, {stage} AS stage FROM ({found}) AS found LEFT JOIN index_table AS newest USING (id)
 WHERE NOT EXISTS (
     SELECT 1 FROM resumes_table AS resume
-    WHERE found.resumes >= 0 AND resume.number >= found.resumes
-      AND resume.stage = {stage}
+    WHERE resume.number >= found.resumes AND resume.stage = {stage}
       AND found.step > resume.step
 ) AND (found.resumes >= {resumes} OR newest.recorded_at IS NULL
        OR found.recorded_at >= newest.recorded_at)
@@ -38,7 +37,7 @@ WHERE NOT EXISTS (
 
 
 def live_annotations(run: RunDirectory, on_damage: Damage) -> pa.Table:
-    """Those that are in no shard yet, and those of format 1, with their arrays."""
+    """Those that are in no shard yet, with their arrays."""
     live = AnnotationIndex(run, on_damage).live()
     names = dict.fromkeys(name for one in live for name in one.annotation.arrays)
     fixed = pa.Table.from_pylist([_fixed(one) for one in live], schema=FIXED_SCHEMA)

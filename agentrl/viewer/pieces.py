@@ -112,12 +112,11 @@ class TokenPieces:
 
 
 @lru_cache(maxsize=2)
-def load_pieces(path: Path, _sha256: str = "") -> TokenPieces:
+def load_pieces(path: Path) -> TokenPieces:
     """The pieces of a ``tokenizer.json``; the two used last stay in memory.
 
     Args:
-        path: the file.
-        _sha256: its hash, where the caller knows it.
+        path: the file, named by its hash.
 
     Raises:
         DataError: the file is no tokenizer.

@@ -30,7 +30,6 @@ from agentrl.viewer.index import RunIndex
 
 MAX_ROWS = 10_000
 _EVENT_FIELDS = ("time", "level", "event", "boundary", "message", "step", "stage", "trajectory")
-_FORMER = {column.old: name for name, column in COLUMNS.items() if column.old}
 _TURNS = """
 CREATE VIEW turns AS
 SELECT id, stage, step, task_id, reward, status,
@@ -212,25 +211,11 @@ class RunSql(Closing):
             shards = _read_parquet(sealed)
             same = "shard.id = live_table.id AND shard.recorded_at = live_table.recorded_at"
             parts[0] += f" WHERE NOT EXISTS (SELECT 1 FROM {shards} AS shard WHERE {same})"
-            parts.append(f"SELECT {self._renamed(shards)} FROM {shards}")
+            parts.append(f"SELECT * FROM {shards}")
         self._connection.execute(
             f"CREATE VIEW trajectories AS SELECT * FROM ({' UNION ALL BY NAME '.join(parts)}) "
             "JOIN index_table USING (id, recorded_at)"
         )
-
-    def _renamed(self, shards: str) -> str:
-        """All columns of shards, those of format 1 under their names of today."""
-        described = self._connection.execute(f"DESCRIBE SELECT * FROM {shards}").fetchall()
-        names = {row[0] for row in described}
-        kept = names - _FORMER.keys()
-        former = [
-            f"coalesce({now}, {was}) AS {now}" if now in names else f"{was} AS {now}"
-            for was, now in _FORMER.items()
-            if was in names
-        ]
-        replaced = set(_FORMER.values()) if former else set()
-        own = [f'"{row[0]}"' for row in described if row[0] in kept - replaced]
-        return ", ".join([*own, *former])
 
 
 def _read_parquet(paths: Iterable[Path]) -> str:

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.store import RunDirectory
-from agentrl.store.trajectories.columns import COLUMNS, SCHEMA
+from agentrl.store.trajectories.columns import SCHEMA
 
 RARE = "No such file or directory"
 RARE_EVERY = 1000
@@ -111,8 +111,6 @@ def _table(
     made |= {
         "group_index": index // GROUP_SIZE,
         "rollout_index": index % GROUP_SIZE,
-        "draw": index // GROUP_SIZE,
-        "sibling": index % GROUP_SIZE,
         "group_size": np.full(count, GROUP_SIZE),
         "attempt": np.zeros(count),
         "purpose": ["train"] * count,
@@ -141,9 +139,10 @@ def _table(
         "ended_at": _STARTED + index + 30,
         "recorded_at": _STARTED + index + 30,
         "side": [b""] * count,
+        **{name: [""] * count for name in ("label", "status_reason", "status_detail")},
     }
     made |= _arrays(random, count, tokens, step)
-    return pa.table([_column(field, made.get(field.name), count) for field in SCHEMA], SCHEMA)
+    return pa.table([_column(field, made[field.name]) for field in SCHEMA], SCHEMA)
 
 
 def _texts(
@@ -166,6 +165,7 @@ def _texts(
             {
                 "index": number,
                 "parent": number - 1 if number else None,
+                "sequence": 0,
                 "agent": "main",
                 "context": [{"kind": 0, "num_tokens": tokens // (2 * TURNS)}],
                 "completion": [
@@ -174,6 +174,7 @@ def _texts(
                 "text": text,
                 "message": {"role": "assistant", "content": text},
                 "observed": [{"role": role, "content": observed}],
+                "images": [],
                 "calls": [],
                 "rewards": {},
                 "timings": {},
@@ -192,6 +193,10 @@ def _texts(
         "task": json.dumps(task, separators=(",", ":")),
         "timings": "{}",
         "info": "{}",
+        "reasons": "{}",
+        "first_state": "null",
+        "last_observed": "[]",
+        "last_info": "{}",
     }
 
 
@@ -216,9 +221,7 @@ def _arrays(random: np.random.Generator, count: int, tokens: int, step: int) -> 
     }
 
 
-def _column(field: pa.Field, values: Any, count: int) -> pa.Array:
-    if values is None:  # a column that this benchmark gives nothing to
-        values = [COLUMNS[field.name].empty] * count
+def _column(field: pa.Field, values: Any) -> pa.Array:
     if isinstance(values, pa.Array):
         return values
     return pa.array(values).cast(field.type)

@@ -6,6 +6,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
 
+from agentrl.run import stage_tokenizer
 from agentrl.store import RunDirectory
 
 __all__ = ["keep_tokenizer"]
@@ -29,3 +30,4 @@ def keep_tokenizer(run: RunDirectory, random: np.random.Generator, size: int) ->
     made.decoder = decoders.ByteLevel()
     (run.models_folder / "start").mkdir(parents=True)
     made.save(str(run.models_folder / "start" / "tokenizer.json"))
+    stage_tokenizer.keep_tokenizer(run, "rl", run.models_folder / "start")

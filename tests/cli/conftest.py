@@ -13,6 +13,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from agentrl.cli.main import run as run_command_line
+from agentrl.run.stage_tokenizer import keep_tokenizer
 from agentrl.store import RunDirectory, TrajectoryWriter
 from agentrl.types import (
     CallRecord,
@@ -120,6 +121,7 @@ def tokenizer(run_dir: Path) -> None:
     folder = RunDirectory(run_dir).models_folder / "rl"
     folder.mkdir(parents=True)
     made.save(str(folder / "tokenizer.json"))
+    keep_tokenizer(RunDirectory(run_dir), "rl", folder)
 
 
 @pytest.fixture

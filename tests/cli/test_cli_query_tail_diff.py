@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.run.stage_tokenizer import keep_tokenizer
 from agentrl.store import EventLog, Heartbeat, RunDirectory, TrajectoryReader, TrajectoryWriter
 from agentrl.types import Task
 
@@ -137,9 +136,7 @@ def test_show_decodes_by_the_runs_own_tokenizer_when_the_model_is_gone(
     agentrl: Agentrl, run_dir: Path
 ) -> None:
     run = RunDirectory(run_dir)
-    model = run.models_folder / "rl"
-    keep_tokenizer(run, "rl", model)
     assert list(run.read_record()["tokenizers"]["rl"]) == ["tokenizer.json"]
-    (model / "tokenizer.json").unlink()
+    (run.models_folder / "rl" / "tokenizer.json").unlink()
     _, out, _ = agentrl("show", run_dir, "5-0-0")
     assert "policy | call python <end>" in [line.strip() for line in out.splitlines()]

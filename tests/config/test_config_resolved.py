@@ -9,6 +9,7 @@ import pytest
 
 from agentrl.config import load_with_origins, to_yaml
 from agentrl.config.load import load_config
+from agentrl.errors import ConfigError
 
 Write = Callable[..., Path]
 
@@ -93,3 +94,13 @@ def test_loading_leaves_the_given_mapping_alone() -> None:
     given = {"model": {"path": "m"}, "data": "t.py:f"}
     load_config(given, ["run.seed=1"])
     assert given == {"model": {"path": "m"}, "data": "t.py:f"}
+
+
+def test_the_configuration_of_a_run_of_another_format_is_refused_by_its_format(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "run.json").write_text('{"format": 1}')
+    path = tmp_path / "config.resolved.yaml"
+    path.write_text("rollout: {retries: 1}\n")
+    with pytest.raises(ConfigError, match=r"run\.json has format=1 and this agentrl reads 2; use"):
+        load_config(path)

@@ -141,8 +141,6 @@ def test_imitation_needs_no_siblings(write: Write) -> None:
         ("algorithm: {clip_low: 1.5}", "algorithm.clip_low must be less than 1, got 1.5"),
         ("algorithm: {filter_zero_variance: "
          "no}", "algorithm.filter_zero_variance must be true or false, got 'no'"),
-        ("algorithm: {num_epochs: "
-         "2}", "algorithm.num_epochs is called train.updates_per_batch now; rename it, got 2"),
         ("algorithm: {old_logprobs: rollout}\ntrain: {updates_per_batch: 2}",
          "algorithm.old_logprobs='rollout' allows one update a batch"),
         ("algorithm: {old_logprobs: rollout}\ndebug: {train_on_tool_tokens: "

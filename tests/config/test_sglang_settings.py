@@ -74,15 +74,6 @@ def test_weight_sync_names_the_sender(
     assert isinstance(make_sender(plan.spec.traits().transport), kind)
 
 
-@pytest.mark.parametrize(("old", "new"), [("tensor", "http"), ("group", "broadcast")])
-def test_an_old_name_of_a_transport_is_refused_with_its_new_one(
-    problems: Callable[..., list[str]], old: str, new: str
-) -> None:
-    override = f"rollout.sglang.weight_sync={old}"
-    (line,) = problems("", ["rollout.engine=sglang", override])
-    assert f"rollout.sglang.weight_sync is called '{new}' now, got '{old}'" in line
-
-
 def test_a_missing_environment_is_named_with_the_mend(stage: Callable[..., StageConfig]) -> None:
     with pytest.raises(
         MachineError, match=r"'/nowhere/python' is no file; run `agentrl install sglang`"
@@ -122,10 +113,6 @@ def test_an_api_key_is_not_shown(
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (
-            ["rollout.engine_args={a: 1}"],
-            "rollout.engine_args is called rollout.openai now",
-        ),
         (
             ["rollout.sglang.urls=[http://a:1]", "train.world_size=2"],
             "rollout.sglang.urls needs train.world_size of at most 1",

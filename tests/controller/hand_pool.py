@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from agentrl.algorithms import FilterResult
 from agentrl.controller.admission import Admission, RolloutState
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.rollout_service import RolloutService
-from agentrl.controller.samplers.prompt_sampler import PromptSampler
+from agentrl.controller.samplers.prompt_sampler import PromptSampler, SamplerState
 from agentrl.controller.samplers.settings import UniformSettings
 from agentrl.controller.samplers.task_sampler import TaskSampler
 from agentrl.controller.samplers.uniform import Uniform
@@ -134,12 +135,17 @@ class World:
         self.ledger = Ledger(path)
         self.taken_in: list[GroupOutcome] = []
         self.published: list[tuple[int, PauseMode]] = []
+        restored = settings.pop("restored", RolloutState(0, (), 0, 0))
+        if restored.sampler == SamplerState() and restored.next_draw:  # of the order of the data
+            waiting = (*restored.outstanding, *(group.group_index for group in restored.groups))
+            known = tuple((draw, draw) for draw in waiting)
+            restored = replace(restored, sampler=SamplerState({"drawn": restored.next_draw}, known))
         self.service = RolloutService(
             self.pool,
             PromptSampler(TASKS, settings.pop("sampler", None) or in_order(TASKS)),
             self.ledger,
             admission,
-            settings.pop("restored", RolloutState(0, (), 0, 0)),
+            restored,
             send_weights=self._publish,
             keep_group=settings.pop("keep", lambda group: FilterResult(True)),
             on_outcome=settings.pop("on_outcome", self.taken_in.append),

@@ -19,7 +19,7 @@ from agentrl.controller.checkpoints import Checkpoints, Manifest
 from agentrl.controller.samplers.prompt_sampler import SamplerState
 from agentrl.errors import DataError
 from agentrl.rollouts import GroupOutcome
-from tests.controller.hand_pool import TASKS, MakeWorld, World, bounds, until
+from tests.controller.hand_pool import MakeWorld, World, bounds, until
 
 
 class Recorded:
@@ -283,10 +283,3 @@ def test_a_state_that_cannot_be_loaded_is_named(world: MakeWorld) -> None:
     restored = RolloutState(4, (), 0, 0, sampler=SamplerState({"other": 1}))
     with pytest.raises(DataError, match=r"load\(\) raised KeyError: 'following'"):
         world(bounds(1, 1), sampler=Recorded(), restored=restored)
-
-
-def test_a_checkpoint_of_an_older_version_goes_on_in_its_order(world: MakeWorld) -> None:
-    w = world(bounds(3, 1), restored=RolloutState(9, (4, 6), 0, 0))
-    w.pool.wait_for(3)
-    ids = [w.pool.open["", draw].task.id for draw in (4, 6, 9)]
-    assert ids == [TASKS[n].id for n in (4, 6, 9)]

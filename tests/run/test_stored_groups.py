@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -159,13 +158,6 @@ def test_tokens_older_than_the_stage_allows_are_refused(config: Path, stored: Pa
     told = fault(config, copy, ConfigError)
     assert "of step 5 was sampled 1 versions earlier than it was trained" in told
     assert "rollout.max_staleness=0; set rollout.schedule" in told
-
-
-def test_a_run_of_format_1_is_refused_by_what_it_lacks(config: Path, tmp_path: Path) -> None:
-    with tarfile.open(Path(__file__).with_name("run_of_0_1_0.tar.gz")) as archive:
-        archive.extractall(tmp_path, filter="data")
-    told = fault(config, tmp_path / "run", DataError)
-    assert "it is of format 1, whose ledger and trajectories lack `stage`" in told
 
 
 def test_tokens_without_logprobs_are_refused(

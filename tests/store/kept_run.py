@@ -1,13 +1,8 @@
-"""The run whose files are kept in ``data``, as each format wrote them.
-
-``python -m tests.store.kept_run FOLDER`` writes it anew with the code as it is: ``data/format-1``
-was made so at agentrl 0.1.0, ``data/format-2`` when that format was made. Neither is ever renewed.
-"""
+"""A run that death left in its third step, with something of everything that is stored."""
 
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +25,6 @@ from agentrl.types import (
 
 QUESTION = {"role": "user", "content": "What is 6 · 7? Use the tool."}
 TASK = Task("sums/1", (QUESTION,), answer=42, data_source="sums", info={"level": 2})
-PLACES = {"stage": "rl", "env": "SumEnv", "group_size": 2, "started_at": 1.75e9, "ended_at": 1.75e9}
-"""What format 2 adds to a trajectory."""
 
 
 def _policy(*ids: int, version: int = 3, side: bool = False) -> Segment:
@@ -60,7 +53,7 @@ def _calls() -> tuple[CallRecord, ...]:
     )
 
 
-def branching(**more: Any) -> Trajectory:
+def branching() -> Trajectory:
     """A branch of two turns beside a branch of one, with tool calls and a side array."""
     first = Turn(
         0,
@@ -98,19 +91,12 @@ def branching(**more: Any) -> Trajectory:
         reward=1.5,
         timings={"prepare_s": 0.125},
         info={"retok_frac": 0.0},
-        **more,
     )
 
 
-def episodes(**more: Any) -> dict[int, list[Trajectory]]:
-    """Every trajectory of the run by the step under which it lies; step 2 is still live.
-
-    Args:
-        more: what a format has beside format 1, such as ``PLACES``.
-    """
-    failed = _trajectory(
-        0, rollout_index=1, status=Status("failed", "sandbox", "no space left"), **more
-    )
+def episodes() -> dict[int, list[Trajectory]]:
+    """Every trajectory of the run by the step under which it lies; step 2 is still live."""
+    failed = _trajectory(0, rollout_index=1, status=Status("failed", "sandbox", "no space left"))
     said = Turn(0, None, (), (_policy(2, version=3),), "", {"role": "assistant", "content": ""})
     evaluated = _trajectory(
         0,
@@ -119,12 +105,11 @@ def episodes(**more: Any) -> dict[int, list[Trajectory]]:
         turns=(said,),
         status=Status("truncated", "max_turns"),
         reward=0.0,
-        **more,
     )
     return {
         0: [evaluated],
-        1: [branching(**more), failed],
-        2: [_trajectory(1, turns=(said,), reward=0.25, **more)],
+        1: [branching(), failed],
+        2: [_trajectory(1, turns=(said,), reward=0.25)],
     }
 
 
@@ -132,8 +117,9 @@ def annotation() -> Annotation:
     """Of ``branching``, which has 7 POLICY tokens."""
     return Annotation(
         "0-0-0",
-        {"trained_step": 1, "stage": "rl"},
-        {"old_logprobs": -np.arange(7, dtype=np.float32) / 4},
+        step=1,
+        values={"trained_step": 1, "stage": "rl"},
+        arrays={"old_logprobs": -np.arange(7, dtype=np.float32) / 4},
     )
 
 
@@ -146,16 +132,21 @@ def _trajectory(group_index: int, **fields: Any) -> Trajectory:
         "purpose": "train",
         "turns": (),
         "status": Status("terminated"),
+        "stage": "rl",
+        "env": "SumEnv",
+        "group_size": 2,
+        "started_at": 1.75e9,
+        "ended_at": 1.75e9,
     }
     return Trajectory(**{**given, **fields})
 
 
-def write_run(folder: Path, **more: Any) -> None:
+def write_run(folder: Path) -> RunDirectory:
     """Write the run, whose last step is not sealed: as a death leaves it."""
     made = folder.with_name(f"{folder.name}-written")
     run = RunDirectory.create(made, {"seed": 3})
     with TrajectoryWriter(run) as writer:
-        for step, own in episodes(**more).items():
+        for step, own in episodes().items():
             for trajectory in own:
                 writer.write(trajectory, step)
             if step < 2:
@@ -164,8 +155,4 @@ def write_run(folder: Path, **more: Any) -> None:
         writer.flush()
         shutil.copytree(made, folder, ignore=shutil.ignore_patterns("*.lock"))
     shutil.rmtree(made)
-
-
-if __name__ == "__main__":
-    names = Trajectory.__dataclass_fields__
-    write_run(Path(sys.argv[1]), **(PLACES if "stage" in names else {}))
+    return RunDirectory.open(folder)

@@ -34,7 +34,6 @@ from agentrl.types import Trajectory
 Make = Callable[..., Trajectory]
 
 PAGE = Path(__file__).parents[2] / "docs" / "annotations.md"
-FORMAT_1 = Path(__file__).parent / "data" / "annotations_format_1"
 
 
 def learned(trajectory_id: str, step: int, number: float = 0.5, **changes: Any) -> Annotation:
@@ -153,26 +152,6 @@ def test_an_annotation_that_cannot_be_stored_is_refused_at_once(
 def test_a_column_that_is_none_is_refused(fields: dict[str, Any], told: str) -> None:
     with pytest.raises(StoreError, match=told):
         AnnotationColumn(**({"name": "x", "level": "token"} | fields))
-
-
-def test_annotations_of_format_1_are_read(run: RunDirectory, make: Make) -> None:
-    for path in FORMAT_1.iterdir():
-        shutil.copy(path, run.annotations_folder)
-    reader = TrajectoryReader(run)
-    index = reader._annotations
-    values = {"trained_step": 4, "stage": "rl", "credit": -0.25}
-    arrays = {
-        "old_logprobs": [-0.125, -0.25],
-        "advantages": [-0.25, -0.25],
-        "loss_mask": [1.0, 1.0],
-    }
-    assert [plain(one) for one in index.get("0-0-0")] == [("0-0-0", 4, "actor", 0, values, arrays)]
-    assert [one.values.get("clip_frac") for one in index.get("1-0-0")] == [None, 0.5]
-    assert [one.trajectory_id for one in reader.annotations(step=5)] == ["1-0-0"]
-    # about an older record of the id, which a rolled-back attempt left
-    record_resume(run, {})
-    assert index.get("0-0-0", since=4e9) == ()
-    assert reader.damage == []
 
 
 def test_what_a_resume_took_back_does_not_mix_in(run: RunDirectory, make: Make) -> None:

@@ -71,7 +71,7 @@ def test_a_clock_that_went_back_hides_a_run_until_its_next_beat_alone(run: RunDi
             assert watch.look().kind == "alive"
 
 
-def test_an_older_run_without_a_heartbeat_is_finished_by_its_summary(run: RunDirectory) -> None:
+def test_a_run_without_a_heartbeat_is_finished_by_its_summary(run: RunDirectory) -> None:
     run.summary_path.write_text("{}")
     assert RunWatch(run).look().kind == "finished"
 

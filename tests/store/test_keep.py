@@ -4,7 +4,6 @@ others."""
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -282,23 +281,6 @@ def test_a_resumed_run_drops_what_its_rules_of_today_say(run: RunDirectory, make
     write_steps(run, make, range(4, 5), KeepSpec(last_steps=1, reward_above=2.0))
     assert groups(run) == [7, 11, 15, 16, 17, 18, 19]
     assert TrajectoryReader(run).kept_by_step() == {1: (1, 4), 2: (1, 4), 3: (1, 4)}
-
-
-def test_shards_of_format_1_shrink_and_stay_of_format_1(tmp_path: Path) -> None:
-    shutil.copytree(Path(__file__).parent / "data" / "format-1", tmp_path / "run")
-    run = RunDirectory.open(tmp_path / "run")
-    path = run.shard_path(1, "driver", 1)
-    before = pq.read_schema(path)
-    rows = {row["id"]: row for row, _ in read_shard(path)}
-    assert sorted(rows) == ["0-0-0", "0-1-0"]
-    NoteBook(run.notes_folder, "ada").add({"trajectory": "0-1-0", "text": "why?"})
-    with TrajectoryWriter(run, keep=KeepSpec(share=0.0)) as writer:
-        writer.seal(1)
-    assert pq.read_schema(path).equals(before, check_metadata=True)
-    assert [row for row, _ in read_shard(path)] == [rows["0-1-0"]]
-    # an evaluation, the one with a note, and what is live
-    reader = TrajectoryReader(run)
-    assert [one.id for one in reader.summaries()] == ["sums/before/greedy/0-0-0", "0-1-0", "1-0-0"]
 
 
 def test_files_of_other_writers_stay(run: RunDirectory, make: Make) -> None:

@@ -93,11 +93,16 @@ def test_what_is_no_run_is_not_opened(tmp_path: Path, folder: str, state: str) -
         RunDirectory.open(tmp_path / folder)
 
 
-def test_a_newer_layout_is_refused(run: RunDirectory) -> None:
-    write_json(run.record_path, {"format": 3})
+@pytest.mark.parametrize("found", [1, 3, None])
+def test_another_layout_is_refused(run: RunDirectory, found: int | None) -> None:
+    write_json(run.record_path, {"format": found})
 
-    with pytest.raises(StoreError, match=r"run\.json has format=3 and this agentrl reads 1 and 2"):
-        RunDirectory.open(run.root)
+    for read in (lambda: RunDirectory.open(run.root), run.read_record):
+        with pytest.raises(
+            StoreError,
+            match=rf"run\.json has format={found} and this agentrl reads 2; use the one that",
+        ):
+            read()
 
 
 def test_names_that_leave_the_folder_are_refused(run: RunDirectory) -> None:

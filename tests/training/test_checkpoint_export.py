@@ -110,7 +110,7 @@ def test_a_run_without_a_checkpoint_says_which_setting_makes_one(
     assert "checkpoint.every" in capsys.readouterr().err
 
 
-def test_a_checkpoint_of_a_newer_format_is_refused_and_a_damaged_one_named(
+def test_a_checkpoint_of_another_format_is_refused_and_a_damaged_one_named(
     run: RunDirectory, tmp_path: Path, model_path: str
 ) -> None:
     newer, damaged = (run.checkpoints_folder / "rl" / f"step={n:06d}" / "actor" for n in (1, 2))
@@ -120,7 +120,7 @@ def test_a_checkpoint_of_a_newer_format_is_refused_and_a_damaged_one_named(
         lambda: export_checkpoint(newer, tmp_path / "out"),
         lambda: make_actor(model_path, "sft").load(newer),
     ):
-        with pytest.raises(StoreError, match="format 99 and this agentrl reads up to"):
+        with pytest.raises(StoreError, match="format 99 and this agentrl reads 2"):
             refused()
     config = damaged / "model" / "config.json"
     config.write_text(config.read_text().replace("2", "3", 1))

@@ -52,18 +52,18 @@ def read_running(path: Path) -> tuple[GroupState, ...]:
     """The groups that ``write_running`` wrote; the environments' states in them stay closed.
 
     Raises:
-        StoreError: the file cannot be read, or another version of agentrl wrote it.
+        StoreError: the file cannot be read, as where another version of agentrl wrote it.
     """
     try:
         groups = pickle.loads(path.read_bytes())
         _read_fields(groups)
-    except (AttributeError, ImportError, TypeError) as error:
-        # a class, or a field of one, that this version does not have
-        raise _of_another_version(path, str(error)) from error
+        if not isinstance(groups, tuple) or not all(isinstance(g, GroupState) for g in groups):
+            raise TypeError(f"it holds {type(groups).__name__}, not groups")
     except Exception as error:  # boundary: a pickle may raise anything
-        raise StoreError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
-    if not isinstance(groups, tuple) or not all(isinstance(g, GroupState) for g in groups):
-        raise _of_another_version(path, f"it holds {type(groups).__name__}, not groups")
+        raise StoreError(
+            f"{path} cannot be read: {type(error).__name__}: {error}; where another version of "
+            "agentrl wrote it, resume with that one"
+        ) from error
     return groups
 
 
@@ -78,10 +78,3 @@ def _read_fields(value: object) -> None:
         parts = tuple(getattr(value, field.name) for field in fields(value))
     for part in parts:
         _read_fields(part)
-
-
-def _of_another_version(path: Path, why: str) -> StoreError:
-    return StoreError(
-        f"{path} was written by another version of agentrl, and its episodes cannot go on here: "
-        f"{why}. Resume with the version that wrote it"
-    )

@@ -138,9 +138,8 @@ class Checkpoints:
             raw = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
             rollouts = raw.pop("rollouts")
             rollouts["outstanding"] = tuple(rollouts["outstanding"])
-            if "sampler" in rollouts:  # versions before 0.2 had one order alone
-                rollouts["sampler"] = SamplerState.of_record(rollouts["sampler"])
-            raw["uncounted"] = tuple(raw.get("uncounted", ()))
+            rollouts["sampler"] = SamplerState.of_record(rollouts["sampler"])
+            raw["uncounted"] = tuple(raw["uncounted"])
             manifest = Manifest(**raw, rollouts=RolloutState(**rollouts))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise self._corrupt(folder, f"manifest.json cannot be read ({error})") from error

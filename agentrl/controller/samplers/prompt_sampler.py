@@ -14,7 +14,6 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 from agentrl.controller.samplers.task_sampler import TaskSampler
-from agentrl.controller.samplers.uniform import Uniform
 from agentrl.errors import DataError
 from agentrl.rollouts import GroupOutcome, GroupRequest, cancelled_outcome
 from agentrl.types import Task
@@ -80,24 +79,17 @@ class PromptSampler:
         self._indices: dict[int, int] = {}  # of each draw that is not released
         self._observed: set[int] = set()  # of them
 
-    def restore(self, state: SamplerState, *, next_draw: int, going_on: Collection[int]) -> None:
+    def restore(self, state: SamplerState, *, going_on: Collection[int]) -> None:
         """Goes on from a checkpoint, or begins.
 
         Args:
             state: of the checkpoint.
-            next_draw: the next new one.
             going_on: draws that are played again, that wait to be trained, or to be observed.
                 Others come to no end any more, and are observed as cancelled.
 
         Raises:
             DataError: the sampler raised, or its state is not what JSON gives back.
         """
-        if state.own is None and isinstance(self.sampler, Uniform):
-            # it begins, or a version before 0.2 wrote the checkpoint, which had this order alone
-            state = SamplerState(
-                {"drawn": next_draw - self.first_draw},
-                tuple((draw, self.sampler.at(draw - self.first_draw)) for draw in sorted(going_on)),
-            )
         self._indices = dict(state.tasks)
         self._observed = set(state.observed)
         if state.own is None:

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from agentrl.engines.base import EnginePlace, EngineSpec, EngineTraits, Transport
 from agentrl.errors import ConfigError, MachineError
 from agentrl.types.section import Count, Listed, Natural, Seconds
-
-RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
-    "weight_sync": {"tensor": "http", "group": "broadcast"}
-}
-"""Old values of a key, and what each is called now."""
 
 
 class ServersSpec(EngineSpec):
@@ -57,14 +51,6 @@ class ServersSpec(EngineSpec):
 
     product: ClassVar[str] = ""
     """Name of the servers' program, for messages."""
-
-    @field_validator("weight_sync", mode="before")
-    @classmethod
-    def _renamed(cls, value: object) -> object:
-        renamed = RENAMED_VALUES["weight_sync"]
-        if isinstance(value, str) and value in renamed:
-            raise cls.broken("weight_sync", f" is called {renamed[value]!r} now, got {value!r}")
-        return value
 
     @model_validator(mode="after")
     def _fits(self) -> ServersSpec:

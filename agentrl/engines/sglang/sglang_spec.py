@@ -11,17 +11,6 @@ from agentrl.engines.servers.section import ServersSpec
 from agentrl.types.section import Arguments, Count, Fraction
 from agentrl.types.user_code.load import load_object
 
-RENAMED_KEYS = {
-    "rollout.engine_args": "rollout.openai",
-    "rollout.num_engines": "rollout.sglang.num_servers",
-    "rollout.tp_size": "rollout.sglang.tp_size",
-    "rollout.max_running_requests": "rollout.sglang.max_running_requests",
-    "rollout.kv_memory_fraction": "rollout.sglang.kv_memory_fraction",
-    "rollout.page_size": "rollout.sglang.page_size",
-    "rollout.sglang.group_address": "rollout.sglang.broadcast_address",
-}
-"""Old keys, and what each is called now."""
-
 _OWN_ARGUMENTS = (
     "model-path",
     "host",

@@ -141,11 +141,6 @@ class StoredBatches:
 
 
 def _why_none(run: RunDirectory, stage: str) -> str:
-    if run.read_record().get("format") == 1:
-        return (
-            "it is of format 1, whose ledger and trajectories lack `stage`, so that nobody knows "
-            "what a stage trained"
-        )
     stages = sorted({str(row.get("stage")) for row in read_jsonl(run.metrics_path)})
     return (
         f"its ledger.jsonl has no trained group of stage {stage!r} "

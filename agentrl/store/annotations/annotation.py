@@ -55,7 +55,7 @@ class StoredAnnotation:
     Args:
         annotation: what was written.
         recorded_at: seconds since the epoch.
-        resumes: of the run before it was written (``Rollbacks``); -1 in format 1.
+        resumes: of the run before it was written (``Rollbacks``).
     """
 
     annotation: Annotation
@@ -121,23 +121,21 @@ def encode_annotation(stored: StoredAnnotation) -> tuple[dict[str, Any], bytes]:
 
 
 def decode_annotation(record: Mapping[str, Any], data: bytes) -> StoredAnnotation:
-    """The annotation of a live file's record; format 1 has no step, learner, pass or resumes.
+    """The annotation of a live file's record.
 
     Raises:
         StoreError: it is no annotation's record, or its arrays are not there.
     """
     try:
-        text = record.get("values_json")
-        values = record["values"] if text is None else from_json(text)
         annotation = Annotation(
             record["id"],
-            record["step"] if "step" in record else int(values.get("trained_step", 0)),
-            record.get("learner", "actor"),
-            record.get("pass_index", 0),
-            values,
+            record["step"],
+            record["learner"],
+            record["pass_index"],
+            from_json(record["values_json"]),
             dict(_arrays(record["arrays"], data)),
         )
-        return StoredAnnotation(annotation, record["recorded_at"], record.get("resumes", -1))
+        return StoredAnnotation(annotation, record["recorded_at"], record["resumes"])
     except (KeyError, TypeError, ValueError) as error:
         raise StoreError(f"{record!r:.200} is no annotation: {error!r}") from error
 

@@ -74,15 +74,14 @@ class AnnotationColumn:
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> AnnotationColumn:
-        """From JSON; what a newer version adds is left out.
+        """From JSON.
 
         Raises:
             StoreError: it is no column's record.
         """
-        known = {name: record[name] for name in cls.__slots__ if name in record}
         try:
-            return cls(**{**known, "categories": tuple(known.get("categories", ()))})
-        except TypeError as error:
+            return cls(**{**record, "categories": tuple(record["categories"])})
+        except (KeyError, TypeError) as error:
             raise StoreError(f"{record!r:.200} is no annotation column: {error}") from error
 
 

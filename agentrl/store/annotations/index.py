@@ -84,11 +84,7 @@ class AnnotationIndex:
             stage: of which; None for all.
             since: as for ``get``, by trajectory.
         """
-        logs = [
-            log
-            for log in self._appended()
-            if log.step is None or step in (None, log.step)  # a log of format 1 has every step
-        ]
+        logs = [log for log in self._appended() if step in (None, log.step)]
         pattern = "step=*" if step is None else step_name(step)
         early = self._all_of(logs)  # before the shards, which may be made of them meanwhile
         shards = sorted(self._run.sealed_annotations_folder.glob(f"{pattern}/*.parquet"))
@@ -100,7 +96,7 @@ class AnnotationIndex:
                 yield found
 
     def live(self) -> list[StoredAnnotation]:
-        """Those that lie in no shard, and those of format 1, whatever became of them since."""
+        """Those that lie in no shard, whatever became of them since."""
         return self._all_of(self._appended())
 
     def columns(self) -> dict[str, AnnotationColumn]:
@@ -185,9 +181,8 @@ class AnnotationIndex:
             return None
 
     def _appended(self) -> list[_AppendedLog]:
-        """The live files and those of format 1, read to their ends."""
-        live = self._run.live_annotations_folder.glob("step=*/*.jsonl")
-        paths = {*self._run.annotations_folder.glob("*.jsonl"), *live}
+        """The live files, read to their ends."""
+        paths = set(self._run.live_annotations_folder.glob("step=*/*.jsonl"))
         self._logs = {path: log for path, log in self._logs.items() if path in paths}
         for path in sorted(paths):
             log = self._logs.setdefault(path, _AppendedLog(path))
@@ -221,14 +216,13 @@ class _AppendedLog:
 
     Attributes:
         path: of its lines.
-        step: of the live files; None of a file of format 1.
+        step: of its annotations.
         by_id: its records so far, by trajectory.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        name = path.parent.name
-        self.step = int(name.removeprefix("step=")) if name.startswith("step=") else None
+        self.step = int(path.parent.name.removeprefix("step="))
         self.by_id: dict[str, list[dict[str, Any]]] = {}
         self._follower = LineFollower(path)
 

@@ -71,11 +71,8 @@ class Rollbacks:
         """Whether a later resume went back behind a step.
 
         Args:
-            resumes: before the annotation was written; -1 where that is not known, which nothing
-                takes back.
+            resumes: before the annotation was written.
             stage: of the step.
             step: that the annotation is of.
         """
-        if resumes < 0:
-            return False
         return any(step > steps.get(stage, step) for steps in self.steps[resumes:])

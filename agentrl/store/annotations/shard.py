@@ -213,17 +213,6 @@ def read_rows(path: Path) -> Iterator[StoredAnnotation]:
             yield from _rows(file.read_row_group(group))
 
 
-def read_columns(path: Path) -> list[AnnotationColumn]:
-    """The columns that were declared when the shard was written.
-
-    Raises:
-        StoreError: the file is no shard of annotations.
-    """
-    with _reading(path), shard_file(path) as file:
-        declared = (file.schema_arrow.metadata or {})[b"agentrl.columns"]
-        return [AnnotationColumn.of_record(record) for record in from_json(declared)]
-
-
 def _rows(table: pa.Table) -> Iterator[StoredAnnotation]:
     arrays = {
         name: table[name].combine_chunks() for name in table.column_names if name not in FIXED

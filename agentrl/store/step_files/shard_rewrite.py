@@ -61,13 +61,9 @@ def _copy(path: Path, temporary: Path, keeps: Sequence[bool], layout: ShardLayou
         file = shard_file(path)
     except (OSError, pa.ArrowException) as error:
         raise DamagedShardError(f"{path} cannot be read as a shard: {error}") from error
-    with file:
-        names = file.schema_arrow.names
-        statistics = [name for name in layout.options["write_statistics"] if name in names]
-        options = {**layout.options, "write_statistics": statistics}
-        with pq.ParquetWriter(temporary, file.schema_arrow, **options) as writer:
-            for group in _row_groups(_kept(path, file, keeps), layout):
-                writer.write_table(group, row_group_size=group.num_rows)
+    with file, pq.ParquetWriter(temporary, file.schema_arrow, **layout.options) as writer:
+        for group in _row_groups(_kept(path, file, keeps), layout):
+            writer.write_table(group, row_group_size=group.num_rows)
 
 
 def _kept(path: Path, file: pq.ParquetFile, keeps: Sequence[bool]) -> Iterator[pa.Table]:

@@ -12,7 +12,7 @@ from typing import Any
 from agentrl.errors import StoreError
 from agentrl.guards.printable import encodable
 from agentrl.store.json_text import from_json, to_json
-from agentrl.store.trajectories.columns import Row, completed
+from agentrl.store.trajectories.columns import Row
 from agentrl.store.trajectories.token_arrays import TokenArrays, token_arrays
 from agentrl.store.trajectories.turn_record import (
     SegmentReader,
@@ -87,13 +87,12 @@ def encode_trajectory(
 
 
 def decode_trajectory(row: Mapping[str, Any], arrays: TokenArrays) -> Trajectory:
-    """The trajectory of a row, of this format or an older one.
+    """The trajectory of a row.
 
     Raises:
         StoreError: the row and its arrays do not fit, or a column is not what ``encode_trajectory``
             writes.
     """
-    row = completed(row)
     try:
         cursor = SegmentReader(arrays)
         turns = tuple(decode_turn(turn, cursor) for turn in from_json(row["turns"]))

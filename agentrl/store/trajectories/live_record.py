@@ -12,7 +12,7 @@ from typing import Any
 from agentrl.errors import StoreError
 from agentrl.store.jsonl import read_jsonl
 from agentrl.store.step_files.live import frame_of, read_frame
-from agentrl.store.trajectories.columns import COLUMNS, SUMMARY_COLUMNS, Row, completed
+from agentrl.store.trajectories.columns import COLUMNS, SUMMARY_COLUMNS, Row, chosen
 from agentrl.store.trajectories.token_arrays import TokenArrays
 
 _TEXTS = tuple(name for name in COLUMNS if name not in SUMMARY_COLUMNS)
@@ -35,7 +35,7 @@ def live_record(row: Row, arrays: TokenArrays) -> tuple[dict[str, Any], bytes]:
 
 
 def read_record(record: Mapping[str, Any], data: bytes) -> tuple[Row, TokenArrays]:
-    """The row and arrays of ``live_record``, or of a line of format 1, which has its texts itself.
+    """The row and arrays of ``live_record``.
 
     Raises:
         StoreError: the bytes do not fit the object, or it lacks a column.
@@ -52,7 +52,7 @@ def read_record(record: Mapping[str, Any], data: bytes) -> tuple[Row, TokenArray
     for name, size in sizes:
         texts[name] = data[start : start + size].decode()
         start += size
-    row = completed({**record, **texts})
+    row = chosen({**record, **texts})
     return row, TokenArrays.unpack(arrays, row["num_tokens"])
 
 

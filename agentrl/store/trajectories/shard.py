@@ -19,13 +19,10 @@ from agentrl.store.trajectories.columns import (
     COLUMNS,
     FORMAT,
     FORMAT_KEY,
-    NEEDED,
     SCHEMA,
     SIDE,
     SUMMARY_COLUMNS,
     Row,
-    completed,
-    stored_name,
 )
 from agentrl.store.trajectories.token_arrays import TokenArrays
 
@@ -97,11 +94,10 @@ def write_shard(path: Path, rows: Iterable[StoredRow]) -> int:
 
 
 def read_summaries(path: Path) -> pa.Table:
-    """The summary columns of every row, in order, of any format, under the names of today.
+    """The summary columns of every row, in order.
 
     Raises:
-        StoreError: the file is no shard, is of a newer format, or lacks a column that has no empty
-            value.
+        StoreError: the file is no shard, is of another format, or lacks a column.
     """
     return read_columns(path, SUMMARY_COLUMNS)
 
@@ -109,13 +105,7 @@ def read_summaries(path: Path) -> pa.Table:
 def read_columns(path: Path, names: Sequence[str]) -> pa.Table:
     """Some columns of every row, none of them an array; otherwise as ``read_summaries``."""
     with _reading(f"{path} cannot be read as a shard"), _opened(path) as file:
-        table = _table(file, names)
-        for name in names:
-            if name not in table.column_names:
-                column = COLUMNS[name]
-                empty = pa.array([column.empty] * table.num_rows, column.type)
-                table = table.append_column(name, empty)
-        return table.combine_chunks()
+        return _table(file, names).combine_chunks()
 
 
 def read_shard_row(path: Path, index: int) -> StoredRow:
@@ -163,17 +153,16 @@ def _reading(failure: str) -> Iterator[None]:
 @contextmanager
 def _opened(path: Path) -> Iterator[pq.ParquetFile]:
     with shard_file(path) as file:
-        found = int((file.metadata.metadata or {}).get(FORMAT_KEY, b"1"))
-        if found > FORMAT:
+        found = (file.metadata.metadata or {}).get(FORMAT_KEY, b"none").decode(errors="replace")
+        if found != str(FORMAT):
             raise ValueError(
-                f"it has format {found} and this agentrl reads up to {FORMAT}; use the one that "
-                "made it"
+                f"it has format {found} and this agentrl reads {FORMAT}; use the one that made it"
             )
         yield file
 
 
 def _table(file: pq.ParquetFile, names: Sequence[str], group: int | None = None) -> pa.Table:
-    """Columns under the names of today, without those that the file lacks.
+    """Some columns.
 
     Args:
         file: the shard.
@@ -181,19 +170,18 @@ def _table(file: pq.ParquetFile, names: Sequence[str], group: int | None = None)
         group: the row group to read; None for all.
 
     Raises:
-        ValueError: the file lacks a column that has no empty value.
+        ValueError: the file lacks a column.
         pa.ArrowException: a column has values of another type.
     """
-    found = file.schema_arrow.names
-    stored = {name: stored_name(name, found) for name in names}
     for name in names:
-        if stored[name] is None and name in NEEDED:
+        if name not in file.schema_arrow.names:
             raise ValueError(f"it has no column {name!r}")
-    given = {name: own for name, own in stored.items() if own is not None}
-    columns = list(given.values())
-    read = file.read(columns) if group is None else file.read_row_group(group, columns)
-    table = pa.table({name: read[own] for name, own in given.items()})
-    schema = pa.schema([SCHEMA.field(name) for name in given])
+    if group is None:
+        read = file.read(names, use_threads=False)
+    else:
+        read = file.read_row_group(group, names, use_threads=False)
+    table = read.select(names)
+    schema = pa.schema([SCHEMA.field(name) for name in names])
     return table if table.schema.types == schema.types else table.cast(schema)
 
 
@@ -214,14 +202,7 @@ def _row_at(file: pq.ParquetFile, index: int) -> StoredRow:
 
 def _row(table: pa.Table) -> StoredRow:
     """The one row of a table."""
-    arrays = {}
-    for name in ARRAYS:
-        if name in table.column_names:
-            arrays[name] = table[name].chunk(0).flatten().to_numpy()
-    size = arrays["token_ids"].size
-    for name, column in ARRAYS.items():
-        if name not in arrays:
-            arrays[name] = np.full(size, column.empty, column.type.value_type.to_pandas_dtype())
-    (row,) = table.drop_columns([name for name in table.column_names if name in ARRAYS]).to_pylist()
-    side = row.pop(SIDE, b"")
-    return completed(row), TokenArrays(**arrays, side=side)
+    arrays = {name: table[name].chunk(0).flatten().to_numpy() for name in ARRAYS}
+    (row,) = table.drop_columns(list(ARRAYS)).to_pylist()
+    side = row.pop(SIDE)
+    return row, TokenArrays(**arrays, side=side)

@@ -7,18 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.store.json_text import from_json
-from agentrl.store.trajectories.columns import SUMMARY_COLUMNS, completed
+from agentrl.store.trajectories.columns import SUMMARY_COLUMNS, chosen
 from agentrl.types import Purpose, StatusKind
 
 
 @dataclass(frozen=True, slots=True)
 class TrajectorySummary:
-    """What a list shows of a trajectory; the fields are ``columns.SUMMARY_COLUMNS``.
-
-    ``group_size``, ``started_at`` and ``ended_at`` are 0, ``num_calls`` and ``num_tool_errors``
-    None, and ``stage``, ``env``, ``agents`` and ``tools`` empty where a file of format 1 does not
-    say.
-    """
+    """What a list shows of a trajectory; the fields are ``columns.SUMMARY_COLUMNS``."""
 
     id: str
     group_index: int
@@ -54,10 +49,10 @@ def summary_of(row: Mapping[str, Any]) -> TrajectorySummary:
     """The summary of a stored row.
 
     Raises:
-        StoreError: the row lacks a column that has no empty value.
+        StoreError: the row lacks a column.
         TypeError, ValueError: a column has a value of another type.
     """
-    return _summary(*completed(row, SUMMARY_COLUMNS).values())
+    return _summary(*chosen(row, SUMMARY_COLUMNS).values())
 
 
 def summaries_of(columns: Mapping[str, Sequence[Any]]) -> list[TrajectorySummary]:

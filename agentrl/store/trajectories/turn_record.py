@@ -167,7 +167,7 @@ def decode_turn(record: Mapping[str, Any], cursor: SegmentReader) -> Turn:
             "context": context,
             "completion": completion,
             "observed": tuple(record["observed"]),
-            "images": tuple(record.get("images", ())),
+            "images": tuple(record["images"]),
             "calls": tuple(_decode_call(call) for call in record["calls"]),
             "sampling": sampling and SamplingParams(**sampling),
         }
@@ -181,5 +181,5 @@ def _decode_call(record: Mapping[str, Any]) -> CallRecord:
     return CallRecord(
         call=call and ToolCall(**call),
         problem=problem and CallProblem(**problem),
-        result=result and ToolResult(**{**result, "images": tuple(result.get("images", ()))}),
+        result=result and ToolResult(**{**result, "images": tuple(result["images"])}),
     )

@@ -121,7 +121,6 @@ class TrajectoryWriter(Closing):
         self._queued = threading.Condition(self._lock)
         self._progress = threading.Condition(self._lock)
         try:
-            run.raise_format()
             self._counts = WriterCounts(recovered=self._files.recover())
             self._annotations = AnnotationFiles(run, writer, self._mask)
             self._annotations.recover()

@@ -116,11 +116,6 @@ def _write(
         done: told of each file that is whole.
     """
     described = checkpoint / MODEL_FOLDER / "config.json"
-    if not described.is_file():
-        raise StoreError(
-            f"{checkpoint} has no {MODEL_FOLDER}/config.json: it is of format 1; resume its run "
-            "for a step, which writes one of today"
-        )
     config = json.loads(described.read_text(encoding="utf-8"))
     name = dtype or config.get("dtype") or config.get("torch_dtype") or "float32"
     config["dtype"] = name

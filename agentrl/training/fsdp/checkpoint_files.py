@@ -17,7 +17,7 @@ LISTING = "files.json"
 MODEL_FOLDER = "model"
 """Configuration and tokenizer."""
 FORMAT = 2
-"""Of a role's checkpoint; 1 had no configuration and tokenizer."""
+"""Of a role's checkpoint."""
 LAYOUT = "torch.distributed.checkpoint"
 """The kind of files: shards that any number of ranks reads."""
 
@@ -44,15 +44,14 @@ def check_whole(folder: Path, *, part: int = 0, parts: int = 1) -> None:
     """Reads every file of a checkpoint once, or of several parts of them one.
 
     Raises:
-        StoreError: one is missing or holds other bytes than were written, or another layout or a
-            newer agentrl wrote them.
+        StoreError: one is missing or holds other bytes than were written, or they have another
+            layout or format.
     """
     listing = folder / LISTING
     remedy = "it is corrupt; resume from an older checkpoint"
     try:
         record = json.loads(listing.read_text())
-        files, found_format = record["files"], int(record.get("format", 1))
-        layout = record.get("layout", LAYOUT)
+        files, found_format, layout = record["files"], record["format"], record["layout"]
         by_size = sorted(files, key=lambda name: (-files[name]["bytes"], name))
     except FileNotFoundError:
         raise StoreError(
@@ -60,10 +59,10 @@ def check_whole(folder: Path, *, part: int = 0, parts: int = 1) -> None:
         ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(f"{listing} can't be read ({error}); {remedy}") from error
-    if found_format > FORMAT:
+    if found_format != FORMAT:
         raise StoreError(
-            f"{folder} has format {found_format} and this agentrl reads up to {FORMAT}; use the "
-            "one that wrote it"
+            f"{folder} has format {found_format!r} and this agentrl reads {FORMAT}; use the one "
+            "that wrote it"
         )
     if layout != LAYOUT:
         raise StoreError(

@@ -77,7 +77,7 @@ def _mean_advantages(
 ) -> dict[str, float]:
     """By agent; "" is the agent of a turn that names none."""
     advantages = np.asarray(annotation.arrays["advantages"], dtype=np.float64)
-    weight = annotation.arrays.get("loss_weight", annotation.arrays.get("loss_mask"))
+    weight = annotation.arrays.get("loss_weight")
     trained = np.ones(advantages.size, dtype=bool) if weight is None else np.asarray(weight) != 0
     turns = tokens.turn_index[tokens.kinds == SegmentKind.POLICY]
     if not turns.size == advantages.size == trained.size:  # of another record of this id

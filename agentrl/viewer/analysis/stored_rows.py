@@ -36,7 +36,7 @@ def stored_rows(
         run: where.
         reader: the run's.
         summaries: which; of several records of one id the one that the summary tells of.
-        columns: by their names in both formats; those in ``ARRAYS`` come as numpy arrays ``[N]``.
+        columns: by name; those in ``ARRAYS`` come as numpy arrays ``[N]``.
 
     Raises:
         StoreError: a file is damaged.

@@ -57,9 +57,8 @@ class TrainedTokens:
         """
         if "loss_reason" in self.arrays:
             return np.isin(self.column("loss_reason", "tokens"), _COUNTED)
-        # format 1 kept a mask, and another producer may give weights alone
-        name = "loss_weight" if "loss_weight" in self.arrays else "loss_mask"
-        return np.not_equal(self.column(name, "tokens"), 0)
+        # another producer may give weights alone
+        return np.not_equal(self.column("loss_weight", "tokens"), 0)
 
     def column(self, name: str, detail: str) -> F64:
         """An annotated column ``[P]``.

@@ -86,7 +86,7 @@ class ExportedAnswers:
         view["neighbours"] = self._neighbours(view["neighbours"])
         self._add_of("trajectory", trajectory_id, view)
         try:
-            pieces = run.pieces(row.columns.get("stage", ""))
+            pieces = run.pieces(row.columns["stage"])
         except DataError as error:
             if self._redaction:
                 raise DataError(

@@ -20,28 +20,13 @@ from agentrl.store import RunDirectory, read_jsonl
 from agentrl.store.json_text import from_json, to_json
 from agentrl.store.jsonl import parse_line
 from agentrl.store.step_files.live import frame_of
-from agentrl.store.step_files.shard_file import shard_file
+from agentrl.store.trajectories.columns import COLUMNS as STORED
+from agentrl.store.trajectories.columns import chosen
+from agentrl.store.trajectories.shard import read_columns
 from agentrl.store.write_error import os_refusals
 from agentrl.viewer.index.columns import COLUMNS, NULLABLE, SEPARATOR, joined
 
 Row = tuple[Any, ...]
-
-_FORMER = {"group_index": "draw", "rollout_index": "sibling"}
-"""Names of columns in shards of format 1."""
-
-_TYPES: Mapping[str, pa.DataType] = {
-    "integer": pa.int64(),
-    "real": pa.float64(),
-    "text": pa.string(),
-    "json": pa.string(),
-    "list": pa.list_(pa.string()),
-}
-_EMPTY: Mapping[str, Any] = {
-    name: None
-    if name in NULLABLE
-    else {"integer": 0, "real": 0.0, "text": "", "list": "", "json": "{}"}[kind]
-    for name, kind in COLUMNS.items()
-}
 
 
 class Appended(NamedTuple):
@@ -76,25 +61,10 @@ def shard_rows(path: Path) -> list[Row]:
     Raises:
         StoreError: the file is no shard.
     """
+    table = read_columns(path, tuple(COLUMNS))
     try:
-        with shard_file(path) as file:
-            names = set(file.schema_arrow.names)
-            stored = {
-                name: own
-                for name in COLUMNS
-                for own in (name, _FORMER.get(name, name))
-                if own in names
-            }
-            table = file.read(columns=list(stored.values()), use_threads=False)
-        if "id" not in stored:
-            raise ValueError("it has no column 'id'")
-        columns = [
-            _values(name, table[stored[name]].cast(_TYPES[kind]))
-            if name in stored
-            else [_EMPTY[name]] * table.num_rows
-            for name, kind in COLUMNS.items()
-        ]
-    except (OSError, ValueError, AttributeError, OverflowError, pa.ArrowException) as error:
+        columns = [_values(name, table[name]) for name in COLUMNS]
+    except (ValueError, AttributeError, OverflowError, pa.ArrowException) as error:
         raise StoreError(f"{path} cannot be read as a shard: {error}") from error
     return list(zip(*columns, strict=True))
 
@@ -104,17 +74,15 @@ def _values(name: str, column: pa.ChunkedArray) -> list[Any]:
         text = pc.binary_join(column.combine_chunks(), SEPARATOR)
         around = pc.binary_join_element_wise(SEPARATOR, text, SEPARATOR, "")
         column = pc.if_else(pc.equal(pc.fill_null(text, ""), ""), "", around)
-    values: list[Any] = column.to_pylist()
-    if name == "rewards":
-        return [_numbers_alone(value) for value in values]
     if column.null_count and name not in NULLABLE:
-        return [_EMPTY[name] if value is None else value for value in values]
-    return values
+        raise ValueError(f"its column {name!r} has a null")
+    values: list[Any] = column.to_pylist()
+    return [_numbers_alone(value) for value in values] if name == "rewards" else values
 
 
-def _numbers_alone(rewards: str | None) -> str:
+def _numbers_alone(rewards: str) -> str:
     """Reward parts as SQLite compares them: a NaN, which the store marks, is no number."""
-    if not rewards or rewards == "{}":
+    if rewards == "{}":
         return "{}"
     kept = {
         name: part
@@ -128,20 +96,21 @@ def row_of(record: Mapping[str, Any]) -> Row:
     """The row of a line of a live file, which has the columns of a list and no texts.
 
     Raises:
+        StoreError: it lacks a column.
         ValueError: a column has a value of another type.
     """
     if not record.get("id"):
         raise ValueError("a trajectory needs an id")
     values = []
-    for name, kind in COLUMNS.items():
-        value = record.get(name, record.get(_FORMER.get(name, name)))
+    for name, value in chosen(record, COLUMNS).items():
         if value is None:
-            value = _EMPTY[name]
-        elif kind == "list":
+            if name not in NULLABLE:
+                raise ValueError(f"its column {name!r} is null")
+        elif COLUMNS[name] == "list":
             value = encodable(joined(value))
         else:
             value = encodable(value) if isinstance(value, str) else value
-            value = pa.scalar(value, _TYPES[kind]).as_py()
+            value = pa.scalar(value, STORED[name].type).as_py()
         values.append(_numbers_alone(value) if name == "rewards" else value)
     return tuple(values)
 
@@ -182,8 +151,8 @@ def ledger_rows(records: list[dict[str, Any]]) -> list[LedgerRow]:
     """
     newest: dict[tuple[int, int], LedgerRow] = {}
     for record in records:
-        group = record.get("group_index", record.get("draw"))
-        rollouts = record.get("rollout_indices", record.get("siblings"))
+        group = record.get("draw")
+        rollouts = record.get("siblings")
         if not (isinstance(rollouts, list) and _is_place(group) and all(map(_is_place, rollouts))):
             continue  # a row of another kind
         to = record.get("to")

@@ -60,7 +60,7 @@ def routes(runs: RunFolder) -> APIRouter:
         with run.lock:
             row = run.row(id)
             try:
-                pieces = run.pieces(row.columns.get("stage", ""))
+                pieces = run.pieces(row.columns["stage"])
             except DataError as error:
                 raise not_found(str(error)) from error
             return answer(rendered_view(pieces, row))

@@ -81,7 +81,7 @@ class MetricsTable:
 
     def _clear(self) -> None:
         self.stages: dict[str | None, StageMetrics] = {}
-        """By name, as they began; None is what format 1 names no stage of."""
+        """By name, as they began; None has the lines that name no stage."""
         self.newest_stage: str | None = None
         """Of the last line."""
         self.newest_step: float | None = None

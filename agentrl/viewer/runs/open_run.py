@@ -25,7 +25,6 @@ from agentrl.store import (
 from agentrl.store.events import event_fault
 from agentrl.store.json_text import from_json
 from agentrl.store.masking import SecretMask
-from agentrl.store.run_directory import FORMAT
 from agentrl.types import Trajectory
 from agentrl.viewer.analysis import BlameRow
 from agentrl.viewer.api_error import not_found
@@ -152,14 +151,6 @@ class OpenRun:
         value = self.setting(name)
         return "" if value is None else f" (this run has store.{name}: {value})"
 
-    @property
-    def format_note(self) -> str:
-        """That an older format keeps less, for a message; empty where the run has today's."""
-        found = self.record.get("format")
-        if found == FORMAT:
-            return ""
-        return f"; this run is of format {found}, and format {FORMAT} of a new run keeps more"
-
     def events(self) -> list[dict[str, Any]]:
         """The lines of ``events.jsonl`` so far."""
         restarted, found = self._event_lines.take()
@@ -199,7 +190,7 @@ class OpenRun:
         if not has_marks(columns):
             return row
         try:
-            pieces = self.pieces(columns.get("stage", ""))
+            pieces = self.pieces(columns["stage"])
         except DataError:
             pieces = None
         return without_secrets(row, pieces, self._mask)
@@ -219,7 +210,7 @@ class OpenRun:
         Raises:
             DataError: there is no tokenizer here; the message says why.
         """
-        return stage_pieces(self.directory, self.config, stage)
+        return stage_pieces(self.directory, stage)
 
     def _stored(self, trajectory_id: str) -> tuple[dict[str, Any], TokenArrays]:
         try:

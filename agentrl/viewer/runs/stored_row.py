@@ -55,26 +55,13 @@ class StoredRow:
         return turns
 
     def json(self, column: str) -> Any:
-        """The value of a JSON column; None where the row lacks it."""
-        text = self.columns.get(column)
-        return None if text is None else from_json(text)
+        """The value of a JSON column."""
+        return from_json(self.columns[column])
 
     @cached_property
     def sequences(self) -> npt.NDArray[np.int32]:
-        """The token sequence of each turn, counted from 0: a turn goes on with its parent's where
-        it is the parent's first child.
-        """
-        found: list[int] = []
-        ends: dict[int, int] = {}
-        begun = 0
-        for turn in self.turns:
-            sequence = turn.get("sequence")
-            if sequence is None:
-                sequence = ends.pop(turn["parent"], begun)
-            begun = max(begun, sequence + 1)
-            ends[turn["index"]] = sequence
-            found.append(sequence)
-        return np.array(found, dtype=np.int32)
+        """The token sequence of each turn, counted from 0."""
+        return np.array([turn["sequence"] for turn in self.turns], dtype=np.int32)
 
     @cached_property
     def policy_positions(self) -> npt.NDArray[np.int64]:

@@ -93,7 +93,7 @@ def group_of_rows(rows: Sequence[Mapping[str, Any]], kept: Sequence[StoredRow]) 
         rows,
         {one.columns["id"]: one.arrays for one in kept},
         [annotation for one in kept for annotation in one.annotations],
-        {one.columns["id"]: [turn.get("agent", "") for turn in one.turns] for one in kept},
+        {one.columns["id"]: [turn["agent"] for turn in one.turns] for one in kept},
     ).as_json()
 
 
@@ -226,7 +226,7 @@ def blame_answer(
         found, missing = blame_of_step(run, step, signal, level, stage=stage), ""
     except NotRecordedError as error:
         found = Blame(signal, level, 0.0, None, 0, ())
-        missing = f"{error}{run.setting_note('detail')}{run.format_note}"
+        missing = f"{error}{run.setting_note('detail')}"
     return {**found.as_json(), "missing": missing}
 
 

@@ -80,9 +80,9 @@ def alert(event: Mapping[str, Any]) -> dict[str, Any]:
 
 def located(run: OpenRun, row: Mapping[str, Any], stage: str | None = None) -> dict[str, Any]:
     """A line of events or metrics, with its stage where a link to its step must name it: where the
-    run has several, and its trajectories know theirs, as they do since format 2.
+    run has several.
     """
-    several = len(run.metrics.stages) > 1 and run.record.get("format") != 1
+    several = len(run.metrics.stages) > 1
     return {**row, "stage": (stage or row.get("stage")) if several else None}
 
 

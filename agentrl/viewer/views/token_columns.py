@@ -44,7 +44,7 @@ def missing_columns(
     Args:
         found: the columns that it has.
         columns: of the trajectory's row.
-        note: what the run's own setting and format are.
+        note: what the run's own setting is.
     """
     given = set(found)
     return {name: _why(name, columns, note) for name in _KNOWN if name not in given}

@@ -45,7 +45,7 @@ def token_view(
     columns.add_learned(_chosen(row.annotations, learner, step))
     if (arrays.token_ids == REDACTED_ID).any():
         missing[f"tokens shown as {HIDDEN_PIECE}"] = HIDDEN
-    note = run.setting_note("detail") + run.format_note
+    note = run.setting_note("detail")
     missing |= missing_columns(columns.made, row.columns, note) | columns.unfit
     return {
         "num_tokens": int(arrays.token_ids.size),
@@ -74,7 +74,7 @@ def _texts(
     run: OpenRun, row: StoredRow, token_ids: npt.NDArray[np.int32], missing: dict[str, str]
 ) -> tuple[list[str], dict[int, bytes]]:
     try:
-        return run.pieces(row.columns.get("stage", "")).of(token_ids)
+        return run.pieces(row.columns["stage"]).of(token_ids)
     except DataError as error:
         missing["pieces"] = str(error)
         return [
@@ -138,8 +138,8 @@ class _Columns:
             wanted = len(self._row.turns) if column.level == "turn" else places.size
             if values.size != wanted:
                 self.unfit[name] = (
-                    f"it has {values.size} entries for {wanted} sampled tokens, as an older "
-                    "agentrl wrote it where tokens were masked: nobody knows which is which"
+                    f"it has {values.size} entries for {wanted} sampled tokens or turns: nobody "
+                    "knows which is which"
                 )
             elif column.level == "turn":
                 self._add(name, values)

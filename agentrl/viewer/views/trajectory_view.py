@@ -91,8 +91,8 @@ def _missing(run: OpenRun, turns: list[dict[str, Any]], own: Mapping[str, Any]) 
     if not own["rewards"]:
         absent["rewards"] = "the rubric gave no parts, or the episode failed before it was judged"
     if not any(turn.get("started_at") or turn.get("timings") for turn in turns):
-        absent["timings"] = "no turn has any; format 2 records them of every turn, by no setting"
-    return {name: f"{why}{run.format_note}" for name, why in absent.items()}
+        absent["timings"] = "no turn has any: the producer of this run wrote none"
+    return absent
 
 
 def _no_files(run: OpenRun, info: Mapping[str, Any]) -> str:

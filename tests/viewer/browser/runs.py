@@ -10,6 +10,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
+from agentrl.run.stage_tokenizer import keep_tokenizer
 from agentrl.store import Annotation, EventLog, JsonlWriter, RunDirectory, TrajectoryWriter
 from agentrl.types import (
     CallRecord,
@@ -62,6 +63,7 @@ class Recorder:
         )
         (self.directory.models_folder / "start").mkdir(parents=True)
         self.tokenizer.save(str(self.directory.models_folder / "start" / "tokenizer.json"))
+        keep_tokenizer(self.directory, "rl", self.directory.models_folder / "start")
 
     def trajectory(self, step: int, group: int, rollout: int) -> Trajectory:
         """A question, a call that fails for some, an answer that is right for some."""

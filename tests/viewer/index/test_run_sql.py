@@ -15,10 +15,9 @@ from agentrl.store import Annotation, RunDirectory, TrajectoryReader, Trajectory
 from agentrl.store.annotations.rollbacks import record_resume
 from agentrl.viewer.index import RunIndex
 from agentrl.viewer.run_sql import RunSql, SqlError
+from tests.store.kept_run import write_run
 
 from .conftest import Make
-
-KEPT = Path(__file__).parents[2] / "store" / "data"
 
 
 @pytest.fixture
@@ -157,10 +156,8 @@ def test_a_damaged_shard_of_annotations_is_passed_over_and_named(
     assert str(shard) in err
 
 
-@pytest.mark.parametrize("form", ["format-1", "format-2"])
-def test_both_formats_have_the_names_of_today(tmp_path: Path, form: str) -> None:
-    (folder,) = [path.parent for path in (KEPT / form).rglob("run.json")]
-    run = RunDirectory.open(shutil.copytree(folder, tmp_path / "run"))
+def test_live_and_sealed_have_the_same_names(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
     with RunIndex(run, tmp_path / "cache") as index, RunSql(run, index, threads=1) as sql:
         rows = sql.query("SELECT id, group_index, rollout_index FROM trajectories ORDER BY id").rows
         assert sorted(index.ids()) == [row[0] for row in rows]
@@ -257,5 +254,6 @@ def test_a_memory_that_is_too_small_for_the_run_is_named(
     with (
         RunIndex(run, tmp_path / "cache") as index,
         pytest.raises(SqlError, match="the 1KB of memory that it may"),
+        RunSql(run, index, memory="1KB") as sql,
     ):
-        RunSql(run, index, memory="1KB")
+        sql.query("SELECT count(*) FROM trajectories")

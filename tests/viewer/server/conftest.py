@@ -10,6 +10,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
+from agentrl.run.stage_tokenizer import keep_tokenizer
 from agentrl.store import Annotation, JsonlWriter, RunDirectory, TrajectoryWriter
 from agentrl.store.annotations.columns import TOKEN_COLUMNS
 from tests.viewer.server.viewers import Client, make_trajectory, viewing
@@ -41,6 +42,7 @@ def run(tmp_path: Path, tokenizer: Tokenizer) -> RunDirectory:
     )
     (made.models_folder / "start").mkdir(parents=True)
     tokenizer.save(str(made.models_folder / "start" / "tokenizer.json"))
+    keep_tokenizer(made, "rl", made.models_folder / "start")
     with TrajectoryWriter(made) as writer:
         for step in range(1, 4):
             for group in (2 * step, 2 * step + 1):

@@ -88,8 +88,9 @@ def test_a_secret_leaves_texts_ids_blobs_and_configuration(
     secret = "7?call"
     record = run.read_record()
     template = run.write_blob(f"{{# {secret} #}}".encode())
-    kept = {"tokenizers": {"rl": {"chat_template.jinja": template}}}
-    write_json(run.record_path, {**record, **kept, "note": secret, secret: 1})
+    kept = {**record["tokenizers"]["rl"], "chat_template.jinja": template}
+    more = {"tokenizers": {"rl": kept}, "note": secret, secret: 1}
+    write_json(run.record_path, {**record, **more})
     with TrajectoryWriter(run, "other") as writer:
         writer.write(make_trajectory(tokenizer, 50, prompt=f"What is {secret} or 7?"), 5)
     page = exported(run, "--redact", r"7\?call", "--query", "step:5")
@@ -139,7 +140,7 @@ def test_a_secret_leaves_with_the_likeliest_tokens(run: RunDirectory, tokenizer:
 def test_ids_that_cannot_be_read_cannot_be_redacted(
     run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (run.models_folder / "start" / "tokenizer.json").unlink()
+    write_json(run.record_path, {**run.read_record(), "tokenizers": {}})
     arguments = ["export", "html", str(run.root), "out.html", "--redact", "secret"]
     assert run_command_line(arguments) == 3
     assert "needs the run's tokenizer" in " ".join(capsys.readouterr().err.split())

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
@@ -20,9 +18,8 @@ from agentrl.store import (
     write_json,
 )
 from agentrl.types import Blob
-from tests.viewer.server.viewers import TEXTS, Client, make_trajectory, viewing
+from tests.viewer.server.viewers import TEXTS, Client, make_trajectory
 
-FORMAT_1 = Path(__file__).parents[2] / "store" / "data" / "format-1"
 WORST = len(TEXTS[0]) + 5
 """The token of 2-0-0 whose two logprobs differ most."""
 
@@ -197,32 +194,17 @@ def test_blame_sums_to_the_logged_loss_and_ranks_the_worst_token(client: Client)
     assert client.of_run("/blame", step=1, signal="luck").status_code == 400
 
 
-def test_a_run_of_format_1_says_what_it_lacks(tmp_path: Path) -> None:
-    shutil.copytree(FORMAT_1, tmp_path / "run")
-    with viewing(tmp_path / "run") as address, Client(address) as client:
-        found = client.of_run("/blame", step=1)
-        tokens = client.of_run("/tokens", id="0-0-0").json()["missing"]
-        parts = client.of_run("/trajectory", id="0-0-0").json()["missing"]
-    assert (found.status_code, found.json()["rows"]) == (200, [])
-    told = {"blame": found.json()["missing"], "entropy": tokens["entropy"], **parts}
-    for name, setting in {
-        "blame": "store.detail: tokens",
-        "entropy": "store.detail: full",
-        "state": "Env.snapshot()",
-        "files": "store.states",
-        "reasons": "Score(value, why)",
-    }.items():
-        assert setting in told[name], name
-        assert "this run is of format 1" in told[name], name
+def keep_template(run: RunDirectory, template: bytes) -> None:
+    """Adds a chat template to what the run keeps of its stage's tokenizer."""
+    record = run.read_record()
+    kept = {**record["tokenizers"]["rl"], "chat_template.jinja": run.write_blob(template)}
+    write_json(run.record_path, {**record, "tokenizers": {"rl": kept}})
 
 
 def test_a_turn_is_encoded_anew_and_its_template_rendered(
     client: Client, run: RunDirectory, tokenizer: Tokenizer
 ) -> None:
-    template = run.write_blob(b"{{ messages[0].content }}")
-    whole = run.write_blob(tokenizer.to_str().encode())
-    kept = {"rl": {"tokenizer.json": whole, "chat_template.jinja": template}}
-    write_json(run.record_path, {**run.read_record(), "tokenizers": kept})
+    keep_template(run, b"{{ messages[0].content }}")
     answer = client.of_run("/retokenise", id="2-0-0", turn=0).json()
     assert answer["equal"]
     assert answer["template"]["equal"]
@@ -235,8 +217,7 @@ def test_the_tools_of_the_run_stand_in_its_template(
     client: Client, run: RunDirectory, tokenizer: Tokenizer
 ) -> None:
     text = "{{ tools[0].function.name }}: {{ messages[0].content }}"
-    kept = {"rl": {"chat_template.jinja": run.write_blob(text.encode())}}
-    write_json(run.record_path, {**run.read_record(), "tokenizers": kept})
+    keep_template(run, text.encode())
     made = make_trajectory(tokenizer, 50, prompt=f"python: {TEXTS[0]}")
     named = Blob.of(b'[{"type":"function","function":{"name":"python"}}]')
     asked = ({"role": "user", "content": TEXTS[0]},)
@@ -253,9 +234,7 @@ def test_the_tools_of_the_run_stand_in_its_template(
 
 
 def test_a_template_that_reaches_out_says_so(client: Client, run: RunDirectory) -> None:
-    template = run.write_blob(b"{{ messages.__class__.__mro__ }}")
-    kept = {"rl": {"chat_template.jinja": template}}
-    write_json(run.record_path, {**run.read_record(), "tokenizers": kept})
+    keep_template(run, b"{{ messages.__class__.__mro__ }}")
     answer = client.of_run("/retokenise", id="2-0-0", turn=0).json()
     assert answer["template"]["equal"] is None
     assert "no template may" in answer["template"]["missing"]

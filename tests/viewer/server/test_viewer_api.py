@@ -14,7 +14,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 from tokenizers import Tokenizer
 
-from agentrl.store import RunDirectory, TrajectoryWriter
+from agentrl.store import RunDirectory, TrajectoryWriter, write_json
 from agentrl.types import Status
 from agentrl.viewer.app import create_app
 from tests.viewer.server.viewers import TEXTS, Client, make_trajectory
@@ -128,10 +128,10 @@ def test_rendered_text_is_the_ids_and_its_spans_cover_it(client: Client) -> None
     assert [span[2] for span in sequence["spans"]] == ["prompt", "policy", "observation", "policy"]
 
 
-def test_a_run_without_its_model_says_so_and_shows_ids(client: Client, run: RunDirectory) -> None:
-    (run.models_folder / "start" / "tokenizer.json").unlink()
+def test_a_run_without_a_tokenizer_says_so_and_shows_ids(client: Client, run: RunDirectory) -> None:
+    write_json(run.record_path, {**run.read_record(), "tokenizers": {}})
     answer = client.of_run("/tokens", id="2-0-0").json()
-    assert "not on this machine" in answer["missing"]["pieces"]
+    assert "keeps no tokenizer" in answer["missing"]["pieces"]
     assert answer["pieces"][0] == f"<{array(answer['ids'])[0]}>"
     assert client.of_run("/rendered", id="2-0-0").status_code == 404
 

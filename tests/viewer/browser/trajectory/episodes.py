@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 
+from agentrl.run.stage_tokenizer import keep_tokenizer
 from agentrl.store import Annotation, RunDirectory, TrajectoryWriter
 from agentrl.types import (
     CallRecord,
@@ -212,6 +213,7 @@ def write_run(
     run = RunDirectory.create(folder, {"seed": 0, "command": ["agentrl", "train"]}, "{}\n")
     (run.models_folder / "start").mkdir(parents=True)
     tokenizer.save(str(run.models_folder / "start" / "tokenizer.json"))
+    keep_tokenizer(run, "rl", run.models_folder / "start")
     with TrajectoryWriter(run) as writer:
         for episode, _ in episodes:
             writer.write(episode, 1)

@@ -45,7 +45,7 @@ CRITIC = (
     "critic.optim.lr=2.0e-3",
     "algorithm.critic_warmup_steps=10",
 )
-OVERLONG = "algorithm.overlong={max_tokens: 320, buffer_tokens: 128, penalty: 1.0}"
+OVERLONG = "algorithm.overlong={max_tokens: 320, buffer_tokens: 128}"
 
 ALGORITHMS: Mapping[str, tuple[str, ...]] = {
     "grpo": ("algorithm.name=grpo",),

@@ -76,28 +76,23 @@ def idle_faults(stage: StageConfig) -> Iterator[Fault]:
     yield from idle_settings(stage)
     learner = stage.algorithm.checked or stage.make_algorithm()
     needs = learner.needs
-    for key, found, used, remedy in (
-        ("critic", stage.critic, needs.critic, "choose one with a critic, such as ppo"),
-        (
-            "reference",
-            stage.reference,
-            needs.reference,
-            "set algorithm.kl_coef above 0, or algorithm.name=distillation",
-        ),
-        (
-            "eval.sets",
-            stage.eval.sets,
-            learner.learns_from != "demonstrations",
-            "evaluate the trained model by `agentrl eval`",
-        ),
+    imitates = learner.learns_from == "demonstrations"
+    kl = "set algorithm.kl_coef above 0, or algorithm.name=distillation"
+    for section, names, is_used, remedy in (
+        ("critic", ("stage", "path", "optim"), needs.critic, "choose one with it, such as ppo"),
+        ("reference", ("stage", "path"), needs.reference, kl),
+        ("eval", ("sets",), not imitates, "evaluate the trained model by `agentrl eval`"),
     ):
-        if not used and found != type(found)():
-            yield fault(
-                f"{{key}} does nothing with algorithm.name={stage.algorithm.name!r} as it is set; "
-                f"leave it out, or {remedy}",
-                key,
-                "algorithm.name",
-            )
+        own = getattr(stage, section)
+        for name in () if is_used else names:
+            default = type(own).model_fields[name].get_default(call_default_factory=True)
+            if getattr(own, name) != default:
+                yield fault(
+                    f"{{key}} does nothing with algorithm.name={stage.algorithm.name!r} as it is "
+                    f"set; leave it out, or {remedy}",
+                    f"{section}.{name}",
+                    "algorithm.name",
+                )
 
 
 def _built_in_faults(stage: StageConfig, settings: AlgorithmSettings) -> Iterator[Fault]:

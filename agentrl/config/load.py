@@ -168,9 +168,10 @@ def _tell_idle(document: Document, stages: Sequence[StageConfig]) -> None:
     trees = stage_trees(document.tree)
 
     def inherited(key: Key, index: int) -> bool:
-        shared = [one for one in document.origins if one[: len(key)] == key]
-        own = all(("stages", index, *one) in document.origins for one in shared)
-        return not own and value_at(trees[index], key) is not MISSING
+        """Whether a stage has the top's value, or at least some of it."""
+        own = value_at(document.tree, ("stages", index, *key))
+        of_the_top = key in document.origins and value_at(trees[index], key) is not MISSING
+        return of_the_top and (own is MISSING or isinstance(own, dict))
 
     for index, faults in enumerate(idle):
         for key, fault in faults.items():
@@ -179,7 +180,8 @@ def _tell_idle(document: Document, stages: Sequence[StageConfig]) -> None:
                 continue
             origins = [_placed(document, one, index)[1] for one in fault.keys]
             if not origins[0].overrides and any(origin.overrides for origin in origins):
-                logger.warning("%s: %s", *_told(document, fault, index))
+                origin, message = _told(document, fault, index)
+                logger.warning("%s: %s", origin.text, message)
             else:
                 _tell(document, [fault], index)
 

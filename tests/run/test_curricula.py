@@ -19,7 +19,7 @@ from tests.run.tiny_run import CONFIG, metrics, start, states
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 DEADLINE_S = 240
-QUICK = ("stages.warmup.steps=4", "stages.rl.eval.sets={}", "stages.rl.eval.before=false")
+QUICK = ("stages.warmup.steps=4", "stages.rl.eval.sets={}")
 SERVICE = "agentrl.controller.rollout_service:RolloutService"
 OWN = """\
 class LeastPlayed:

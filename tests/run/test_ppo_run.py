@@ -94,11 +94,11 @@ def test_steps_that_are_asked_for_in_python_go_beyond_the_warm_up(tmp_path: Path
         (["stages.1.algorithm.name=ppo"], "needs a critic, got neither critic.stage nor"),
         (
             ["stages.1.critic.stage=warmup"],
-            "critic does nothing with algorithm.name='grpo'",
+            "critic.stage does nothing with algorithm.name='grpo'",
         ),
         (
             ["stages.1.reference.stage=warmup"],
-            "reference does nothing with algorithm.name='grpo' as it is set",
+            "reference.stage does nothing with algorithm.name='grpo' as it is set",
         ),
         (
             ["stages.1.algorithm.kl_coef=0.1", "stages.1.reference.stage=rl"],

@@ -20,7 +20,7 @@ from tests.run.tiny_run import CONFIG, metrics, states
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-QUICK = ("stages.warmup.steps=4", "stages.rl.eval.before=false", "stages.rl.eval.sets={}")
+QUICK = ("stages.warmup.steps=4", "stages.rl.eval.sets={}")
 LEARNED = ("policy/", "optim/", "mismatch/logp", "mismatch/k3", "reward", "group/", "length/")
 
 

@@ -84,7 +84,7 @@ export function useWatch(box, look) {
     const later = () => {
       frame ||= requestAnimationFrame(() => {
         frame = 0;
-        now.current();
+        if (box.current) now.current(); // a page that is left takes its box away before the frame comes
       });
     };
     now.current();

@@ -46,7 +46,7 @@ TASKS = {"calculator": CALCULATOR, "code": CODE}
 PHASES = ("rollout", "logprobs", "update", "publish", "wait_store")
 TRL_PACKAGES = ("torch", "trl==1.16.*", "transformers", "accelerate", "datasets", "jmespath")
 TARGET = 2.5
-SLOWER = 1.05  # what a step may take over another checkout's
+SLOWER = 1.03  # what a step may take over another checkout's
 COLD_STEPS = 1
 
 NOTES = (

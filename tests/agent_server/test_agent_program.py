@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import textwrap
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -21,6 +19,7 @@ from agentrl.errors import ConfigError, EngineError
 from agentrl.llm import ChatServerSpec
 from agentrl.rollouts import EpisodeKey, EpisodeRunner, GroupRequest, run_episode
 from agentrl.types import Task, Trajectory
+from tests.kit.waiting import is_alive, until, until_async
 from tests.llm.odd_server import failed, odd_server, said
 from tests.rollouts.bytewise import KEY, call, context_of, rollout_spec, say, scripted
 from tests.rollouts.speaking_engine import SpeakingEngine
@@ -227,21 +226,7 @@ async def test_a_program_that_hangs_is_ended_with_all_that_it_started(
     trajectory = await play(spec, episode_timeout_s=3.0)
     assert (str(trajectory.status), trajectory.reward) == ("truncated(episode_timeout)", 2.0)
     for pid in (tmp_path / "pids").read_text().split():
-        assert await gone(int(pid))
-
-
-async def gone(pid: int) -> bool:
-    """Whether a process ends; a zombie has ended."""
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        try:
-            os.kill(pid, 0)
-            if Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z":
-                return True
-        except (ProcessLookupError, FileNotFoundError):
-            return True
-        await asyncio.sleep(0.05)
-    return False
+        await until_async(lambda pid=pid: not is_alive(pid))
 
 
 async def test_a_program_that_floods_its_output_is_not_blocked(program: Any) -> None:
@@ -294,16 +279,13 @@ def test_a_group_that_is_cancelled_ends_its_programs(program: Any, tmp_path: Pat
     runner = EpisodeRunner(replace(rollout_spec(), env=spec), scripted(lambda request: say("ok")))
     try:
         runner.submit([GroupRequest(0, TASK, 1)])
-        deadline = time.monotonic() + 30
-        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
         runner.cancel([0])
         (outcome,) = runner.collect(30.0)
     finally:
         runner.close()
     assert str(outcome.group.trajectories[0].status) == "cancelled(cancelled)"
-    assert asyncio.run(gone(int((tmp_path / "pid").read_text())))
+    until(lambda: not is_alive((tmp_path / "pid").read_text()))
 
 
 async def test_an_episode_of_a_program_has_a_name_that_nobody_guesses(program: Any) -> None:

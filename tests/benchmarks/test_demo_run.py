@@ -8,18 +8,16 @@ import numpy as np
 import pytest
 
 from agentrl.store import Annotation, AnnotationColumn, RunDirectory, TrajectoryReader
-from agentrl.types import Segment, SegmentKind, Status, Task, Trajectory, Turn, alternatives_side
+from agentrl.types import Segment, SegmentKind, Turn, alternatives_side
 from benchmarks.demo.recorded_run import RecordedRun
+from tests.kit.episodes import sampled, trajectory, turn
 
 
-def turn(index: int, *ids: int) -> Turn:
+def told(index: int, *ids: int) -> Turn:
     context = Segment(SegmentKind.TEMPLATE if index else SegmentKind.PROMPT, np.array([9, 9]))
-    logprobs = np.full(len(ids), -0.5, np.float32)
     likely = np.array([[own, own + 1] for own in ids], np.int32)
     side = alternatives_side(likely, np.full(likely.shape, -0.5, np.float32))
-    sampled = Segment(SegmentKind.POLICY, np.array(ids, np.int32), logprobs, 1, side=side)
-    parent = index - 1 if index else None
-    return Turn(index, parent, (context,), (sampled,), "t", {"role": "assistant", "content": "t"})
+    return turn(index, [context], [sampled(ids, version=1, side=side)], "t")
 
 
 @pytest.fixture
@@ -30,8 +28,7 @@ def recorded() -> RecordedRun:
         "loss_reason": np.zeros(4, np.int8),
         "old_logprobs": np.full(4, -0.5, np.float32),
     }
-    turns = (turn(0, 1, 2), turn(1, 3, 4))
-    trajectory = Trajectory(Task("t"), 0, 0, 0, "train", turns, Status("terminated"), reward=1.0)
+    played = trajectory(told(0, 1, 2), told(1, 3, 4), reward=1.0)
     return RecordedRun(
         record={"seed": 0},
         texts={"ledger.jsonl": ""},
@@ -39,7 +36,7 @@ def recorded() -> RecordedRun:
         events=[],
         columns=[AnnotationColumn(name, "token") for name in arrays],
         steps={"0-0-0": 1},
-        trajectories={"0-0-0": trajectory},
+        trajectories={"0-0-0": played},
         annotations={"0-0-0": [Annotation("0-0-0", 1, arrays=arrays)]},
         blobs={},
     )

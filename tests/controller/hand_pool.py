@@ -198,10 +198,3 @@ def settled(pool: HandPool, expected: list[int]) -> bool:
             return False
         time.sleep(0.02)
     return True
-
-
-def until(ready: Callable[[], bool]) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while not ready():
-        assert time.monotonic() < end
-        time.sleep(0.005)

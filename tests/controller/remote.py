@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 import httpx
 import pytest
 
-from tests.training.ranks import free_port
+from tests.kit.http import free_port
 
 BUCKET = "s3://agentrl"
 

@@ -42,6 +42,7 @@ from agentrl.types import (
 )
 from agentrl.viewer.analysis import blame, trained_tokens
 from tests.controller.test_incidents import Rows, View
+from tests.kit.episodes import turn as made_turn
 
 TASK = Task("t")
 AGENTS = ("main", "critic")
@@ -67,13 +68,12 @@ def turn(
         logprobs = -ids.astype(np.float32)
         completion.append(Segment(SegmentKind.POLICY, ids, logprobs, version))
         start += size
-    return Turn(
+    given = [Segment(kind, np.arange(first, first + context))]
+    return made_turn(
         index,
-        parent,
-        (Segment(kind, np.arange(first, first + context)),),
-        tuple(completion),
-        "",
-        {"role": "assistant", "content": ""},
+        given,
+        completion,
+        parent=parent,
         sampling=SamplingParams(9, temperature=1.0),
         agent=agent,
     )

@@ -12,7 +12,8 @@ import pytest
 from agentrl.controller.admission import RolloutState
 from agentrl.rollouts import GroupRequest
 from agentrl.types import Segment, SegmentKind, Trajectory, TrajectoryGroup, Turn
-from tests.controller.hand_pool import TASKS, MakeWorld, World, bounds, outcome, settled, until
+from tests.controller.hand_pool import TASKS, MakeWorld, World, bounds, outcome, settled
+from tests.kit.waiting import until
 
 
 def sampled_by(trajectory: Trajectory, *versions: int) -> Trajectory:

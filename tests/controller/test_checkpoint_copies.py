@@ -20,7 +20,7 @@ from agentrl.training.fsdp import checkpoint
 from agentrl.training.fsdp.checkpoint_export import export_checkpoint
 from tests.controller.remote import s3_bucket, use_endpoint
 from tests.controller.replay import learn
-from tests.training.ranks import free_port
+from tests.kit.http import free_port
 
 LAST = "checkpoints/rl/step=000003"
 

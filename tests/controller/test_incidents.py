@@ -12,7 +12,8 @@ from agentrl.engines import EngineNotice
 from agentrl.metrics import PhaseTimer
 from agentrl.store import EventLog, RunDirectory, TrajectoryWriter, read_jsonl
 from agentrl.types import Stats
-from tests.controller.hand_pool import MakeWorld, bounds, until
+from tests.controller.hand_pool import MakeWorld, bounds
+from tests.kit.waiting import until
 
 
 class View:

@@ -4,7 +4,6 @@ version that made it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +13,10 @@ import pytest
 
 from agentrl.controller.cluster.rollout_pool import RolloutWorkerSpec
 from agentrl.engines import PauseMode
-from agentrl.rollouts import GroupOutcome, GroupRequest, make_batch
+from agentrl.rollouts import GroupRequest, make_batch
 from agentrl.types import SamplingParams, Trajectory, TrajectoryGroup, concat_ids
 from tests.controller.tiny import TASKS, Cluster, engine_spec, episodes, local_cluster, roles
+from tests.kit.waiting import gather, until
 from tests.rollouts.bytewise import END
 
 DEADLINE_S = 60.0
@@ -45,15 +45,9 @@ def play(group: Cluster) -> Play:
     def run(mode: PauseMode) -> list[Trajectory]:
         host = group.group.rollouts
         group.pool.submit([GroupRequest(0, TASKS[0], SIBLINGS)])
-        end = time.monotonic() + DEADLINE_S
-        while host.engine.health().running < SIBLINGS // 2:
-            assert time.monotonic() < end
-            time.sleep(0.001)
+        until(lambda: host.engine.health().running >= SIBLINGS // 2)
         group.publish(1, mode)
-        outcomes: list[GroupOutcome] = []
-        while not outcomes:
-            assert time.monotonic() < end
-            outcomes += group.pool.collect(1.0)
+        outcomes = gather(group.pool.collect)
         return list(outcomes[0].group.trajectories)
 
     return run

@@ -20,6 +20,7 @@ from agentrl.controller.cluster.rollout_pool import collect_groups
 from agentrl.errors import AgentRLError, EngineError, TrainingError
 from agentrl.rollouts import GroupOutcome, GroupRequest
 from tests.controller.tiny import TASKS, Cluster
+from tests.kit.waiting import gather, is_alive, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -96,7 +97,7 @@ def test_a_worker_that_hangs_is_ended_and_replaced(ray_started: None, model: Pat
         (loss,) = group.pool.take_failures()
         assert re.search(r"rollout worker 1 did not answer within 10 s", str(loss))
         assert stopped not in {place.pid for place in group.pool.describe()}
-        assert ended(stopped)
+        until(lambda: not is_alive(stopped))
     finally:
         group.close()
 
@@ -176,39 +177,16 @@ def test_what_runs_on_any_worker_is_saved(group: Any) -> None:
     assert {len(one.rollouts) for one in saved} <= {2}
 
 
-def ended(pid: int) -> bool:
-    """Whether a process of this machine is gone, or soon is."""
-    end = time.monotonic() + 60.0
-    while time.monotonic() < end:
-        try:
-            state = (
-                Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
-            )
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        if state == "Z":
-            return True
-        time.sleep(0.2)
-    return False
-
-
 def until_logged(group: Any, caplog: pytest.LogCaptureFixture, events: list[str]) -> None:
-    end = time.monotonic() + 120.0
-    while len(caplog.records) < len(events):
-        assert time.monotonic() < end
-        group.pool.collect(0.2)  # a start is noticed by the collector
+    # a start is noticed by the collector
+    until(lambda: group.pool.collect(0.2) or len(caplog.records) >= len(events))
     assert [vars(record)["event"] for record in caplog.records] == events
     assert {vars(record)["worker"] for record in caplog.records} == {1}
 
 
 def collected(group: Any, number: int) -> list[GroupOutcome]:
     """The next so many groups that come to their end."""
-    outcomes: list[GroupOutcome] = []
-    end = time.monotonic() + 120.0
-    while len(outcomes) < number:
-        assert time.monotonic() < end
-        outcomes += group.pool.collect(1.0)
-    return outcomes
+    return gather(group.pool.collect, number)
 
 
 def test_workers_are_placed_on_another_node(model: Path) -> None:

@@ -19,7 +19,8 @@ from agentrl.controller.checkpoints import Checkpoints, Manifest
 from agentrl.controller.samplers.prompt_sampler import SamplerState
 from agentrl.errors import DataError
 from agentrl.rollouts import GroupOutcome
-from tests.controller.hand_pool import MakeWorld, World, bounds, until
+from tests.controller.hand_pool import MakeWorld, World, bounds
+from tests.kit.waiting import until
 
 
 class Recorded:

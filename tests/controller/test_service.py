@@ -28,8 +28,8 @@ from tests.controller.hand_pool import (
     bounds,
     outcome,
     settled,
-    until,
 )
+from tests.kit.waiting import until
 
 
 def test_a_batch_of_groups_is_issued_and_no_more(world: MakeWorld) -> None:
@@ -277,10 +277,8 @@ def test_a_snapshot_holds_what_is_not_trained_yet(world: MakeWorld) -> None:
     for group_index in (0, 1, 2):
         w.pool.finish(group_index)
     assert sorted(batch.group_indices())[0] == 0
-    end = time.monotonic() + DEADLINE_S
-    while not (snapshot := w.service.snapshot()).groups:
-        assert time.monotonic() < end
-        time.sleep(0.001)
+    until(lambda: w.service.snapshot().groups)
+    snapshot = w.service.snapshot()
     assert (snapshot.next_draw, snapshot.outstanding) == (4, (3,))
     assert [group.group_index for group in snapshot.groups] == [2]
 

@@ -11,6 +11,7 @@ from gymnasium import spaces
 from agentrl.envs import EnvSpec, GymnasiumEnv, check_env
 from agentrl.errors import ConfigError
 from agentrl.types import Action, Task, ToolCall
+from tests.kit.episodes import spoken
 
 LAKE = {"env_id": "FrozenLake-v1", "env_args": {"is_slippery": False, "render_mode": "ansi"}}
 NAMES = ["left", "down", "right", "up"]
@@ -29,10 +30,6 @@ class Echo(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         return {"said": action["say"], "n": action["n"]}, 0.5, False, True, {}
-
-
-def spoken(text: str) -> Action:
-    return Action(text, {"role": "assistant", "content": text})
 
 
 async def test_the_way_over_the_lake_is_rewarded_at_its_end() -> None:

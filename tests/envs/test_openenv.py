@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from typing import Any
 
 import pytest
@@ -27,13 +26,11 @@ from tests.envs.openenv_server import (
     odd_openenv,
     sends,
 )
+from tests.kit.episodes import spoken
+from tests.kit.http import free_port
 from tests.rollouts.bytewise import rollout_spec, say, scripted
 
 TASK = Task("t", ({"role": "system", "content": "Play."},))
-
-
-def spoken(text: str) -> Action:
-    return Action(text, {"role": "assistant", "content": text})
 
 
 def made(server: OddOpenEnv, task: Task = TASK, **settings: Any) -> OpenEnv:
@@ -249,12 +246,6 @@ async def test_a_server_that_stays_full_is_given_up() -> None:
         assert "OpenEnv.wait_s=0.3" in str(caught.value)
         await env.close()
     assert server.refused > 1
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 async def test_an_episode_waits_for_a_server_that_is_not_up(

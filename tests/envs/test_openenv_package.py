@@ -13,6 +13,7 @@ from agentrl.envs import EnvSpec, OpenEnv, check_env
 from agentrl.errors import EnvError, ToolFaultError
 from agentrl.types import Action, Task, ToolCall
 from tests.agent_server.agents.conftest import python
+from tests.kit.episodes import spoken
 
 __all__ = ["python"]
 
@@ -34,10 +35,6 @@ def url(python: str) -> Iterator[str]:
             yield f"http://127.0.0.1:{port}"
         finally:
             process.kill()
-
-
-def spoken(text: str) -> Action:
-    return Action(text, {"role": "assistant", "content": text})
 
 
 async def test_an_episode_is_played_as_the_server_says(url: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,19 +11,17 @@ import pytest
 from agentrl.envs import EpisodeView, Rubric, Score, group_rewards, turn_rewards
 from agentrl.errors import RewardError
 from agentrl.rollouts.group_scores import with_group_scores
-from agentrl.types import Message, Status, Task, Trajectory, Turn
+from agentrl.types import Status, Task, Trajectory
+from tests.kit.episodes import trajectory, turn
 
 
-def turn(index: int, text: str) -> Turn:
-    message: Message = {"role": "assistant", "content": text}
-    return Turn(index, index - 1 if index else None, (), (), text, message)
-
-
-def trajectory(index: int, *texts: str, reward: float | None = 0.5) -> Trajectory:
-    turns = tuple(turn(n, text) for n, text in enumerate(texts))
+def episode(index: int, *texts: str, reward: float | None = 0.5) -> Trajectory:
+    turns = (turn(n, text=text) for n, text in enumerate(texts))
     status = Status("terminated") if reward is not None else Status("failed", "env", "lost")
-    own = Trajectory(Task("t-1"), 0, index, 0, "train", turns, status)
-    return replace(own, reward=reward, rewards={} if reward is None else {"base": reward})
+    rewards = {} if reward is None else {"base": reward}
+    return trajectory(
+        *turns, task=Task("t-1"), rollout=index, status=status, reward=reward, rewards=rewards
+    )
 
 
 @turn_rewards
@@ -39,12 +36,12 @@ def shorter(views: Sequence[EpisodeView]) -> list[Score]:
 
 
 async def test_a_part_of_turns_is_their_sum() -> None:
-    view = EpisodeView.of(trajectory(0, "ab", "abc"))
+    view = EpisodeView.of(episode(0, "ab", "abc"))
     assert await Rubric([lengths]).scores(view) == {"lengths": Score(5.0, turns=(2.0, 3.0))}
 
 
 async def test_a_part_of_a_group_is_added_to_each_finished_episode() -> None:
-    played = [trajectory(0, "ab"), trajectory(1, "abc"), trajectory(2, "a", reward=None)]
+    played = [episode(0, "ab"), episode(1, "abc"), episode(2, "a", reward=None)]
     first, second, third = await with_group_scores(Rubric([(shorter, 2.0)]), played)
     # 0.5 and twice the part; the failed one, though shorter, is not compared
     assert (first.reward, second.reward) == (2.5, 0.5)
@@ -78,8 +75,8 @@ def given(value: Any, mark: Callable[[Any], Any]) -> Any:
 )
 async def test_values_that_are_none_are_named_with_the_users_line(value: Any, rule: str) -> None:
     with pytest.raises(RewardError, match=rule):
-        await Rubric([given(value, turn_rewards)]).scores(EpisodeView.of(trajectory(0, "a", "b")))
-    views = [EpisodeView.of(trajectory(n, "a")) for n in range(2)]
+        await Rubric([given(value, turn_rewards)]).scores(EpisodeView.of(episode(0, "a", "b")))
+    views = [EpisodeView.of(episode(n, "a")) for n in range(2)]
     with pytest.raises(RewardError, match=rule):
         await Rubric([given(value, group_rewards)]).group_scores(views)
 
@@ -90,12 +87,12 @@ async def test_a_reward_of_a_group_that_hangs_fails_its_episodes() -> None:
         time.sleep(2.0)
         return [0.0 for _ in views]
 
-    (failed,) = await with_group_scores(Rubric([hangs], deadline_s=0.1), [trajectory(0, "ab")])
+    (failed,) = await with_group_scores(Rubric([hangs], deadline_s=0.1), [episode(0, "ab")])
     assert (failed.reward, str(failed.status)) == (None, "failed(reward)")
     assert "'hangs' of task 't-1' took longer than 0.1 s" in failed.status.detail
 
 
 async def test_a_metric_has_weight_0() -> None:
     rubric = Rubric([(lengths, 0.0)])
-    parts = await rubric.score(EpisodeView.of(trajectory(0, "abc")))
+    parts = await rubric.score(EpisodeView.of(episode(0, "abc")))
     assert (parts, rubric.total(parts)) == ({"lengths": 3.0}, 0.0)

@@ -15,8 +15,9 @@ import pytest
 from agentrl.envs import EnvSpec, TextArenaEnv, check_env
 from agentrl.errors import ConfigError, EnvError
 from agentrl.rollouts import AgentSpec, run_episode
-from agentrl.types import Action, Observation, StepResult, Task, TrajectoryGroup
+from agentrl.types import Observation, StepResult, Task, TrajectoryGroup
 from tests.agent_server.agents.conftest import python
+from tests.kit.episodes import spoken
 from tests.rollouts.bytewise import KEY, context_of, rollout_spec, say, scripted
 
 __all__ = ["python"]
@@ -24,10 +25,6 @@ __all__ = ["python"]
 FOLDER = Path(__file__).parent
 NIM = f"{FOLDER / 'nim.py'}:Nim"
 TASK = Task("t", ({"role": "system", "content": "Play."},))
-
-
-def spoken(text: str) -> Action:
-    return Action(text, {"role": "assistant", "content": text})
 
 
 def told(observation: Observation) -> tuple[str, list[Any]]:

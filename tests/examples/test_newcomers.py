@@ -16,16 +16,13 @@ from agentrl.envs import EnvSpec, check_env
 from agentrl.run.build import LiveObjects, env_spec
 from agentrl.run.trainer import Trainer
 from agentrl.types import Action, Task, ToolCall, load_object
+from tests.kit.episodes import spoken
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def load(example: str, name: str) -> Any:
     return load_object(f"task.py:{name}", EXAMPLES / example)
-
-
-def said(text: str) -> Action:
-    return Action(text, {"role": "assistant", "content": text})
 
 
 @pytest.mark.parametrize("example", ["maze", "till"])
@@ -68,7 +65,7 @@ def test_the_way_out_ends_at_the_exit_with_the_reward() -> None:
         env = maze(task)
         assert env.reset(seed=0).messages
         way = way_out(env.place, env.exit, env.walls)
-        results = [env.step(said(word)) for word in way]
+        results = [env.step(spoken(word)) for word in way]
         assert [result.reward for result in results] == [0.0] * (len(way) - 1) + [1.0]
         assert [result.terminated for result in results][-1]
 
@@ -79,13 +76,13 @@ def test_a_wall_and_a_word_that_is_none_cost_a_move() -> None:
         Task("m", info={"start": [0, 0], "exit": [3, 3], "walls": walls}), max_moves=3
     )
     assert env.reset(seed=0).messages[0]["content"] == "Go to 3 3. At 0 0: south"
-    assert env.step(said("east")).observation.messages[0]["content"] == "A wall. At 0 0: south"
+    assert env.step(spoken("east")).observation.messages[0]["content"] == "A wall. At 0 0: south"
     assert (
-        env.step(said("up"))
+        env.step(spoken("up"))
         .observation.messages[0]["content"]
         .startswith("Say north, east, south or west.")
     )
-    last = env.step(said("South"))
+    last = env.step(spoken("South"))
     assert (last.truncated, last.info["reason"], env.place) == (True, "max_moves", (0, 1))
 
 

@@ -13,12 +13,11 @@ from agentrl.types import (
     SamplingParams,
     Segment,
     SegmentKind,
-    Status,
     Task,
     Trajectory,
     TrajectoryGroup,
-    Turn,
 )
+from tests.kit.episodes import sampled, trajectory, turn
 
 TASK = Task("t")
 
@@ -31,47 +30,27 @@ shapes = st.integers(1, 7).flatmap(
 )
 
 
-def trajectory(shape: tuple[int | None, ...], rollout_index: int) -> Trajectory:
+def episode(shape: tuple[int | None, ...], rollout_index: int) -> Trajectory:
     """Each sampled token has an id of its own."""
     turns = []
     for index, wanted in enumerate(shape):
         parent = None if index == 0 else wanted
         number = 1000 * (1 + rollout_index) + 10 * index
         kind = SegmentKind.PROMPT if parent is None else SegmentKind.OBSERVATION
-        turns.append(
-            Turn(
-                index=index,
-                parent=parent,
-                context=(Segment(kind, np.asarray([1, 2])),),
-                completion=(
-                    Segment(
-                        SegmentKind.POLICY,
-                        np.asarray([number, number + 1]),
-                        np.full(2, -1.0, np.float32),
-                        0,
-                    ),
-                    Segment(
-                        SegmentKind.POLICY,
-                        np.asarray([number + 2]),
-                        np.full(1, -1.0, np.float32),
-                        1,
-                    ),
-                ),
-                text="",
-                message={"role": "assistant", "content": ""},
-                sampling=SamplingParams(9),
-            )
-        )
-    return Trajectory(
-        TASK, 0, rollout_index, 0, "train", tuple(turns), Status("terminated"), reward=0.0
-    )
+        context = [Segment(kind, np.asarray([1, 2]))]
+        completion = [
+            sampled([number, number + 1], -1.0),
+            sampled([number + 2], -1.0, version=1),
+        ]
+        turns.append(turn(index, context, completion, parent=parent, sampling=SamplingParams(9)))
+    return trajectory(*turns, task=TASK, rollout=rollout_index, reward=0.0)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(shapes, min_size=1, max_size=3))
 def test_every_sampled_token_is_trained_exactly_once(forest: list[tuple[int | None, ...]]) -> None:
     trajectories = tuple(
-        trajectory(shape, rollout_index) for rollout_index, shape in enumerate(forest)
+        episode(shape, rollout_index) for rollout_index, shape in enumerate(forest)
     )
     batch = make_batch(
         [TrajectoryGroup(0, TASK, trajectories)], credit=np.zeros(len(forest), np.float32)

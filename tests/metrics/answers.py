@@ -10,13 +10,13 @@ from agentrl.types import (
     CallRecord,
     Segment,
     SegmentKind,
-    Status,
     Task,
     ToolCall,
     Trajectory,
     TrajectoryGroup,
-    Turn,
 )
+from tests.kit.episodes import sampled as policy
+from tests.kit.episodes import trajectory, turn
 
 
 def answer_group(
@@ -28,21 +28,16 @@ def answer_group(
 ) -> TrajectoryGroup:
     """A group of one turn's answers, with their rewards, and how many tools each called."""
     task = Task(f"task-{index}")
-    prompt = (Segment(SegmentKind.PROMPT, np.arange(3)),)
+    prompt = [Segment(SegmentKind.PROMPT, np.arange(3))]
     call = CallRecord(ToolCall("call_0", "add", {}), None, None)
 
-    def trajectory(rollout: int, tokens: Sequence[int]) -> Trajectory:
-        ids = np.asarray(tokens)
-        completion = (Segment(SegmentKind.POLICY, ids, np.full(len(ids), -1.0), 0),)
-        message = {"role": "assistant", "content": ""}
+    def answered(rollout: int, tokens: Sequence[int]) -> Trajectory:
         own = (call,) * (calls[rollout] if calls is not None else 0)
-        turn = Turn(0, None, prompt, completion, "", message, calls=own)  # type: ignore[arg-type]
+        only = turn(0, prompt, [policy(tokens, -1.0)], calls=own)
         reward = rewards[rollout] if rewards is not None else 1.0
-        return Trajectory(
-            task, index, rollout, 0, "train", (turn,), Status("terminated"), reward=reward
-        )
+        return trajectory(only, group=index, rollout=rollout, task=task, reward=reward)
 
-    rollouts = tuple(trajectory(n, tokens) for n, tokens in enumerate(answers))
+    rollouts = tuple(answered(n, tokens) for n, tokens in enumerate(answers))
     return TrajectoryGroup(index, task, rollouts)
 
 

@@ -24,20 +24,15 @@ from agentrl.types import (
     TrajectoryGroup,
     Turn,
 )
+from tests.kit.episodes import sampled
+from tests.kit.episodes import trajectory as made_trajectory
+from tests.kit.episodes import turn as made_turn
 
 
 def turn(num_policy: int = 2, calls: Sequence[CallRecord] = (), index: int = 0) -> Turn:
-    context = (Segment(SegmentKind.PROMPT, np.arange(3)),)
-    completion = (Segment(SegmentKind.POLICY, np.arange(num_policy), np.full(num_policy, -1.0), 0),)
-    return Turn(
-        index,
-        None,
-        context,
-        completion,
-        "",
-        {"role": "assistant", "content": ""},
-        calls=tuple(calls),
-    )
+    context = [Segment(SegmentKind.PROMPT, np.arange(3))]
+    completion = [sampled(np.arange(num_policy), -1.0)]
+    return made_turn(index, context, completion, parent=None, calls=tuple(calls))
 
 
 def next_turn(num_observed: int, num_policy: int) -> Turn:
@@ -46,17 +41,10 @@ def next_turn(num_observed: int, num_policy: int) -> Turn:
 
 
 def trajectory(reward: float | None = 1.0, **changes: Any) -> Trajectory:
-    fields: dict[str, Any] = {
-        "task": Task("t", data_source="code"),
-        "group_index": 0,
-        "rollout_index": 0,
-        "attempt": 0,
-        "purpose": "train",
-        "turns": (turn(),),
-        "status": Status("terminated"),
-        "reward": reward,
-    }
-    return Trajectory(**{**fields, **changes})
+    turns = changes.pop("turns", (turn(),))
+    return made_trajectory(
+        *turns, reward=reward, **{"task": Task("t", data_source="code"), **changes}
+    )
 
 
 def group(*trajectories: Trajectory) -> TrajectoryGroup:

@@ -12,6 +12,7 @@ import pytest
 from agentrl.errors import ConfigError, DataError
 from agentrl.render import Renderer, RendererSpec
 from agentrl.types import Message, ToolCall, ToolSpec, concat_ids
+from tests.kit.episodes import said, user
 from tests.render.family_kind import saved_any
 from tests.render.qwen_kind import chat_templates
 
@@ -25,14 +26,6 @@ REFUSED = {
 TOOL = ToolSpec(
     "look_up", "Looks it up.", {"type": "object", "properties": {"word": {"type": "string"}}}
 )
-
-
-def user(content: str) -> Message:
-    return {"role": "user", "content": content}
-
-
-def said(content: str) -> Message:
-    return {"role": "assistant", "content": content}
 
 
 CONVERSATIONS: dict[str, tuple[Message, ...]] = {

@@ -12,6 +12,7 @@ import pytest
 from agentrl.errors import DataError
 from agentrl.render import ChatMLRenderer, ChatMLStyle
 from agentrl.types import Message, SegmentKind, ToolCall, ToolSpec, concat_ids
+from tests.kit.episodes import said, user
 
 Built = Callable[..., tuple[ChatMLRenderer, Any]]
 NAMES = ("qwen2_5", "qwen3", "qwen3_instruct")
@@ -29,16 +30,8 @@ def call(*codes: str, content: str = "", **more: Any) -> Message:
     return {"role": "assistant", "content": content, "tool_calls": calls, **more}  # type: ignore[typeddict-item]
 
 
-def user(content: str) -> Message:
-    return {"role": "user", "content": content}
-
-
 def tool(content: str) -> Message:
     return {"role": "tool", "content": content}
-
-
-def said(content: str, **more: Any) -> Message:
-    return {"role": "assistant", "content": content, **more}  # type: ignore[typeddict-item]
 
 
 CONVERSATIONS: dict[str, tuple[Message, ...]] = {

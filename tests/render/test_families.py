@@ -12,6 +12,7 @@ import pytest
 from agentrl.errors import DataError
 from agentrl.render import Renderer, RendererSpec, TemplateRenderer
 from agentrl.types import Message, SegmentKind, ToolCall, ToolSpec, concat_ids
+from tests.kit.episodes import said, user
 from tests.render.family_kind import ADDED, TEMPLATES, as_the_template_wants, saved_family
 
 PYTHON = ToolSpec(
@@ -47,16 +48,8 @@ def built_family(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return build
 
 
-def user(content: str) -> Message:
-    return {"role": "user", "content": content}
-
-
 def tool(content: str) -> Message:
     return {"role": "tool", "content": content, "name": "python"}
-
-
-def said(content: str, **more: Any) -> Message:
-    return {"role": "assistant", "content": content, **more}  # type: ignore[typeddict-item]
 
 
 def call(*codes: str, content: str = "", **more: Any) -> Message:

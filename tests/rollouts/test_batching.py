@@ -20,15 +20,15 @@ from agentrl.types import (
     TrajectoryGroup,
     Turn,
 )
+from tests.kit.episodes import sampled
+from tests.kit.episodes import turn as made_turn
 
 PROMPT, POLICY, OBSERVATION, TEMPLATE, TARGET = SegmentKind
 TASK = Task("t")
 
 
 def seg(kind: SegmentKind, ids: list[int], *, logprob: float = -1.0, version: int = 0) -> Segment:
-    if kind is POLICY:
-        return Segment(kind, np.asarray(ids), np.full(len(ids), logprob, np.float32), version)
-    return Segment(kind, np.asarray(ids))
+    return sampled(ids, logprob, version) if kind is POLICY else Segment(kind, np.asarray(ids))
 
 
 def turn(
@@ -41,10 +41,7 @@ def turn(
     **more: Any,
 ) -> Turn:
     sampling = None if temperature is None else SamplingParams(9, temperature=temperature)
-    message = {"role": "assistant", "content": ""}
-    return Turn(
-        index, parent, tuple(context), tuple(completion), "", message, sampling=sampling, **more
-    )  # type: ignore[arg-type]
+    return made_turn(index, context, completion, parent=parent, sampling=sampling, **more)
 
 
 def trajectory(

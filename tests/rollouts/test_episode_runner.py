@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,11 @@ import pytest
 
 from agentrl.envs import Env, EnvSpec, EpisodeView, ToolEnv
 from agentrl.errors import EngineError
-from agentrl.rollouts import EpisodeRunner, GroupOutcome, GroupRequest, StagePermits
+from agentrl.rollouts import EpisodeRunner, GroupRequest, StagePermits
 from agentrl.sandbox import SandboxSpec
 from agentrl.tools import PythonTool
 from agentrl.types import Action, Message, Observation, SamplingParams, StepResult, Task
+from tests.kit.waiting import gather, until
 from tests.rollouts.bytewise import TASK, call, rollout_spec, say, scripted
 
 NEXT: Message = {"role": "user", "content": "go on"}
@@ -60,26 +60,10 @@ def opened() -> Iterator[Open]:
         runner.close()
 
 
-def collect(runner: EpisodeRunner, number: int = 1) -> list[GroupOutcome]:
-    outcomes: list[GroupOutcome] = []
-    end = time.monotonic() + DEADLINE_S
-    while len(outcomes) < number and time.monotonic() < end:
-        outcomes += runner.collect(1.0)
-    assert len(outcomes) == number
-    return outcomes
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.002)
-
-
 def test_a_group_comes_back_whole_and_in_order(opened: Open) -> None:
     runner = opened(scripted(lambda request: say(request.session_id)))
     runner.submit([GroupRequest(3, TASK, 4)])
-    (outcome,) = collect(runner)
+    (outcome,) = gather(runner.collect)
     assert [trajectory.id for trajectory in outcome.group.trajectories] == [
         "3-0-0",
         "3-1-0",
@@ -96,7 +80,7 @@ def test_an_attempt_that_the_engine_failed_is_made_again_from_the_same_seeds(ope
     engine = scripted([say("x")], failures={0: EngineError("away")})
     runner = opened(engine)
     runner.submit([GroupRequest(3, TASK, 1)])
-    (outcome,) = collect(runner)
+    (outcome,) = gather(runner.collect)
     assert [(t.id, str(t.status)) for t in outcome.retried] == [("3-0-0", "failed(engine)")]
     assert [(t.id, str(t.status)) for t in outcome.group.trajectories] == [("3-0-1", "terminated")]
     assert engine.requests[0].seed == engine.requests[1].seed
@@ -129,7 +113,7 @@ def test_a_fault_that_every_attempt_so_far_shares_is_not_retried(
     runner = opened(engine, env=EnvSpec(Faulty), max_retries=2, permits=permits)
     tasks = [Task(name, TASK.messages) for name in ("a", "b")]
     runner.submit([GroupRequest(n, task, 4) for n, task in enumerate(tasks)])
-    outcomes = collect(runner, 2)
+    outcomes = gather(runner.collect, 2)
     ended = [t for outcome in outcomes for t in outcome.group.trajectories]
     assert {t.info["raised_at"] for t in ended} == {f"{__file__}:{RAISED_AT}"}
     # three were retried at most before the fourth told that it is everybody's fault
@@ -139,9 +123,9 @@ def test_a_fault_that_every_attempt_so_far_shares_is_not_retried(
 def test_a_fault_is_retried_once_an_episode_went_well(opened: Open) -> None:
     runner = opened(scripted(lambda request: say("x")), env=EnvSpec(Faulty), max_retries=1)
     runner.submit([GroupRequest(0, Task("fine", TASK.messages), 1)])
-    collect(runner)
+    gather(runner.collect)
     runner.submit([GroupRequest(1, TASK, 8)])
-    (outcome,) = collect(runner)
+    (outcome,) = gather(runner.collect)
     assert len(outcome.retried) == 8
     # again after the same actions: the policy's doing
     assert {str(t.status) for t in outcome.group.trajectories} == {"truncated(env_exception)"}
@@ -152,7 +136,7 @@ def test_a_retry_is_told_with_the_users_file_and_line(
 ) -> None:
     runner = opened(scripted(lambda request: say("x")), env=EnvSpec(Faulty), max_retries=1)
     runner.submit([GroupRequest(3, TASK, 1)])
-    collect(runner)
+    gather(runner.collect)
     assert [record.getMessage() for record in caplog.records] == [
         "episode 3-0-0 failed (env) and is retried: "
         f"Faulty.step raised KeyError: 'the map of t' ({__file__}:{RAISED_AT})"
@@ -166,7 +150,7 @@ def test_after_its_retries_an_attempt_is_failed(
         scripted([say("x")], failures={n: EngineError("away") for n in range(9)}), max_retries=2
     )
     runner.submit([GroupRequest(3, TASK, 1)])
-    (outcome,) = collect(runner)
+    (outcome,) = gather(runner.collect)
     assert [(t.id, str(t.status)) for t in outcome.group.trajectories] == [
         ("3-0-2", "failed(engine)")
     ]
@@ -182,7 +166,7 @@ def test_after_its_retries_an_attempt_is_failed(
 def test_a_failure_for_good_is_not_retried(opened: Open) -> None:
     runner = opened(scripted([say("x")]), max_prompt_tokens=2)
     runner.submit([GroupRequest(3, TASK, 1)])
-    (outcome,) = collect(runner)
+    (outcome,) = gather(runner.collect)
     assert ([t.id for t in outcome.group.trajectories], outcome.retried) == (["3-0-0"], ())
 
 
@@ -193,7 +177,7 @@ def test_an_environment_that_raises_twice_alike_is_truncated_and_trained(opened:
 
     runner = opened(scripted([say("rm -rf")]), env=EnvSpec(Breaks, kwargs={"notes": []}))
     runner.submit([GroupRequest(3, TASK, 1)])
-    (outcome,) = collect(runner)
+    (outcome,) = gather(runner.collect)
     (trajectory,) = outcome.group.finished
     assert (trajectory.id, str(trajectory.status), trajectory.reward) == (
         "3-0-1",
@@ -210,7 +194,7 @@ def test_a_failing_rollout_leaves_its_group_with_the_others_finished(opened: Ope
 
     runner = opened(scripted(script))
     runner.submit([GroupRequest(3, TASK, 3)])
-    (outcome,) = collect(runner)
+    (outcome,) = gather(runner.collect)
     assert [str(t.status) for t in outcome.group.trajectories] == [
         "terminated",
         "failed(engine)",
@@ -244,7 +228,7 @@ def test_episodes_in_flight_are_bounded_by_their_permits(opened: Open) -> None:
         scripted([say("x")]), env=EnvSpec(Counted, kwargs={"notes": []}), permits=permits
     )
     runner.submit([GroupRequest(group_index, TASK, 4) for group_index in range(4)])
-    collect(runner, 4)
+    gather(runner.collect, 4)
     assert most == 3
 
 
@@ -261,7 +245,7 @@ def test_the_scoring_of_episodes_is_bounded_too(opened: Open) -> None:
 
     runner = opened(scripted([say("x")]), reward=judge, permits=StagePermits(scoring=2))
     runner.submit([GroupRequest(0, TASK, 8)])
-    collect(runner)
+    gather(runner.collect)
     assert most == 2
 
 
@@ -273,7 +257,7 @@ def test_a_cancelled_group_comes_back_cancelled_and_cleaned_up(opened: Open) -> 
     until(lambda: engine.health().running == 4)
     runner.cancel([3])
     runner.cancel([3])  # a second time does not cut the cleaning up short
-    (outcome,) = collect(runner)
+    (outcome,) = gather(runner.collect)
     assert [str(t.status) for t in outcome.group.trajectories] == ["cancelled(cancelled)"] * 3
     assert outcome.group.finished == ()
     assert notes == ["begun"] * 4 + ["closed"] * 3
@@ -286,7 +270,7 @@ def test_only_the_group_of_that_label_is_cancelled(opened: Open) -> None:
     runner.submit([GroupRequest(3, TASK, 1), GroupRequest(3, TASK, 1, "eval", "code/after")])
     until(lambda: engine.health().running == 2)
     runner.cancel([3], label="code/after")
-    (outcome,) = collect(runner)
+    (outcome,) = gather(runner.collect)
     assert outcome.request.label == "code/after"
 
 
@@ -313,7 +297,7 @@ def test_a_fault_of_ours_surfaces_from_collect(opened: Open) -> None:
     runner = opened(scripted(lambda request: {}["no such key"]))
     runner.submit([GroupRequest(3, TASK, 1)])
     with pytest.raises(EngineError, match=r"the episode runner broke: .*no such key"):
-        collect(runner)
+        gather(runner.collect)
 
 
 def test_a_request_may_bring_its_own_sampling_and_environment(opened: Open) -> None:
@@ -323,7 +307,7 @@ def test_a_request_may_bring_its_own_sampling_and_environment(opened: Open) -> N
     own = EnvSpec(Noted, kwargs={"notes": notes})
     greedy = SamplingParams(5, temperature=0.0)
     runner.submit([GroupRequest(0, TASK, 1, "eval", "code/now", sampling=greedy, env=own)])
-    (outcome,) = collect(runner)
+    (outcome,) = gather(runner.collect)
     (trajectory,) = outcome.group.trajectories
     assert (trajectory.id, trajectory.purpose, len(trajectory.turns)) == (
         "code/now/0-0-0",
@@ -349,7 +333,7 @@ def in_sandbox() -> dict[str, Any]:
 def test_a_sandbox_is_lent_to_few_episodes_and_comes_back(opened: Open) -> None:
     runner = opened(scripted([say(call("python", code="print(6*7)")), say("42")]), **in_sandbox())
     runner.submit([GroupRequest(3, TASK, 3)])
-    (outcome,) = collect(runner)
+    (outcome,) = gather(runner.collect)
     results = [t.turns[0].calls[0].result for t in outcome.group.trajectories]
     assert [result.content.strip() for result in results if result is not None] == ["42"] * 3
     assert [str(t.status) for t in outcome.group.trajectories] == ["terminated"] * 3
@@ -369,7 +353,7 @@ def test_the_sandbox_of_a_cancelled_episode_comes_back_too(opened: Open, tmp_pat
     until(mark.exists)
     runner.cancel([0])
     runner.submit([GroupRequest(1, TASK, 1)])
-    outcomes = sorted(collect(runner, 2), key=lambda outcome: outcome.request.group_index)
+    outcomes = sorted(gather(runner.collect, 2), key=lambda outcome: outcome.request.group_index)
     assert [str(o.group.trajectories[0].status) for o in outcomes] == [
         "cancelled(cancelled)",
         "terminated",
@@ -388,7 +372,7 @@ def test_the_end_of_a_runner_ends_what_its_rewards_hold(opened: Open) -> None:
     reward.__dict__["close_connections"] = close
     runner = opened(scripted([say("ok")]), reward=reward)
     runner.submit([GroupRequest(0, TASK, 1)])
-    collect(runner)
+    gather(runner.collect)
     assert loops == []
     runner.close()
     assert loops == [runner._loop]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,9 +13,10 @@ import pytest
 from agentrl.algorithms.functions.credit import group_advantages
 from agentrl.envs import EnvSpec, EpisodeView, ToolEnv
 from agentrl.errors import EngineError
-from agentrl.rollouts import EpisodeRunner, GroupOutcome, GroupRequest, StagePermits
+from agentrl.rollouts import EpisodeRunner, GroupRequest, StagePermits
 from agentrl.tools import tool
 from agentrl.types import Observation, Task
+from tests.kit.waiting import gather
 from tests.rollouts.bytewise import TASK, call, rollout_spec, say, scripted
 
 DEADLINE_S = 120.0
@@ -37,15 +37,6 @@ def opened() -> Iterator[Open]:
         runner.close()
 
 
-def collect(runner: EpisodeRunner, number: int) -> list[GroupOutcome]:
-    outcomes: list[GroupOutcome] = []
-    end = time.monotonic() + DEADLINE_S
-    while len(outcomes) < number:
-        assert time.monotonic() < end, f"{len(outcomes)} of {number} groups came back"
-        outcomes += runner.collect(1.0)
-    return outcomes
-
-
 def test_two_thousand_episodes_wait_for_the_engine_at_once(opened: Open) -> None:
     number, waiting, all_there = 2048, 0, asyncio.Event()
 
@@ -59,7 +50,9 @@ def test_two_thousand_episodes_wait_for_the_engine_at_once(opened: Open) -> None
     permits = StagePermits(preparing=number, running=number, scoring=number)
     runner = opened(scripted(lambda request: say("x"), latency=latency), permits=permits)
     runner.submit([GroupRequest(group_index, TASK, 8) for group_index in range(number // 8)])
-    played = [t for outcome in collect(runner, number // 8) for t in outcome.group.trajectories]
+    played = [
+        t for outcome in gather(runner.collect, number // 8) for t in outcome.group.trajectories
+    ]
     assert (len(played), {str(t.status) for t in played}, waiting) == (
         number,
         {"terminated"},
@@ -133,11 +126,11 @@ def test_an_episode_that_is_kept_in_a_stage_keeps_no_other(opened: Open, stage: 
     runner.submit([GroupRequest(0, Task(stage, TASK.messages), 1)])
     assert held.come.wait(DEADLINE_S)
     runner.submit([GroupRequest(group_index, TASK, 2) for group_index in range(1, 9)])
-    assert sorted(outcome.request.group_index for outcome in collect(runner, 8)) == list(
+    assert sorted(outcome.request.group_index for outcome in gather(runner.collect, 8)) == list(
         range(1, 9)
     )
     held.let_go(runner)
-    ((trajectory,),) = [outcome.group.finished for outcome in collect(runner, 1)]
+    ((trajectory,),) = [outcome.group.finished for outcome in gather(runner.collect, 1)]
     assert (trajectory.group_index, str(trajectory.status), trajectory.reward) == (
         0,
         "terminated",
@@ -158,7 +151,7 @@ def test_the_baseline_is_that_of_the_rollouts_that_finished(opened: Open) -> Non
 
     runner = opened(scripted(script))
     runner.submit([GroupRequest(3, TASK, 3)])
-    (outcome,) = collect(runner, 1)
+    (outcome,) = gather(runner.collect, 1)
     rewards = np.asarray([t.reward for t in outcome.group.finished], dtype=np.float64)
     assert group_advantages(
         rewards, np.zeros(2, dtype=np.int64), scale_rewards="none"

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import pickle
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -30,6 +29,7 @@ from agentrl.sandbox import SandboxSpec
 from agentrl.tools import tool
 from agentrl.tools.builtin.python import PythonTool
 from agentrl.types import Action, Message, Observation, Status, StepResult, Task, Trajectory
+from tests.kit.waiting import until
 from tests.rollouts.bytewise import TASK, call, rollout_spec, say, scripted
 
 DEADLINE_S = 60.0
@@ -99,10 +99,7 @@ class Gate:
         self._open.set()
 
     def wait_for(self, number: int) -> None:
-        end = time.monotonic() + DEADLINE_S
-        while self._held < number:
-            assert time.monotonic() < end
-            time.sleep(0.005)
+        until(lambda: self._held >= number)
 
 
 Open = Callable[..., EpisodeRunner]
@@ -123,10 +120,7 @@ def opened() -> Iterator[Open]:
 
 
 def collect(runner: EpisodeRunner) -> GroupOutcome:
-    end = time.monotonic() + DEADLINE_S
-    while not (outcomes := runner.collect(1.0)):
-        assert time.monotonic() < end
-    return outcomes[0]
+    return until(lambda: runner.collect(1.0))[0]
 
 
 def interrupted(opened: Open, *, turn: int = 2, rollouts: int = 2, **settings: Any) -> GroupState:
@@ -196,9 +190,8 @@ def test_a_rollout_that_had_finished_is_not_played_again(opened: Open) -> None:
     runner = opened(engine)
     runner.submit([GroupRequest(3, TASK, 2)])
     gate.wait_for(1)
-    end = time.monotonic() + DEADLINE_S
-    while isinstance((saved := runner.in_flight()[0]).rollouts[0], EpisodeState | NotResumable):
-        assert time.monotonic() < end
+    until(lambda: not isinstance(runner.in_flight()[0].rollouts[0], EpisodeState | NotResumable))
+    saved = runner.in_flight()[0]
     again = scripted(words)
     other = opened(again)
     other.submit([GroupRequest(3, TASK, 2, saved=saved)])
@@ -213,10 +206,7 @@ def one_ended(runner: EpisodeRunner, gate: Gate) -> Trajectory:
     """The first of two rollouts, told of while the second one waits for a completion."""
     runner.submit([GroupRequest(3, TASK, 2)])
     gate.wait_for(1)
-    end = time.monotonic() + DEADLINE_S
-    while not (ended := runner.take_ended()):
-        assert time.monotonic() < end
-    (first,) = ended
+    (first,) = until(runner.take_ended)
     return first
 
 

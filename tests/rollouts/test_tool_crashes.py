@@ -12,8 +12,9 @@ import pytest
 from agentrl.envs import EnvSpec, ToolEnv
 from agentrl.tools import tool
 from agentrl.types import Trajectory
+from tests.kit.http import free_port
 from tests.rollouts.bytewise import KEY, call, play, say
-from tests.tools.http_service import HttpService, closed_port, service
+from tests.tools.http_service import HttpService, service
 
 SCRIPT = [say(call("ask")), say(call("ask")), say("done")]
 
@@ -72,7 +73,7 @@ async def test_one_that_is_gone_is_never_a_reward(script: Any) -> None:
 
 
 async def test_one_that_cannot_be_reached_is_never_a_reward() -> None:
-    env = asking(f"http://127.0.0.1:{closed_port()}", "closed")
+    env = asking(f"http://127.0.0.1:{free_port()}", "closed")
     assert ends(await attempts(env, 2)) == ["failed(tool)"] * 2
 
 

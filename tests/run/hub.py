@@ -11,10 +11,12 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+
+from tests.kit.http import Answering
+from tests.kit.http import serving as serving_of
 
 NAME = "someone/tiny-model"
 
@@ -43,7 +45,7 @@ class Hub(http.server.ThreadingHTTPServer):
         return commit
 
 
-class Answers(http.server.BaseHTTPRequestHandler):
+class Answers(Answering):
     server: Hub
 
     def do_GET(self) -> None:
@@ -104,28 +106,14 @@ class Answers(http.server.BaseHTTPRequestHandler):
         )
 
     def _send(self, status: int, data: bytes, body: bool, headers: Mapping[str, str]) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        if body:
-            self.wfile.write(data)
-
-    def log_message(self, *_: object) -> None:
-        return
+        self.answer(data, status, headers, whole=body)
 
 
 @contextmanager
 def serving() -> Iterator[Hub]:
-    with Hub() as hub:
-        thread = threading.Thread(target=hub.serve_forever)
-        thread.start()
-        try:
-            yield hub
-        finally:
-            hub.shutdown()
-            thread.join()
+    hub = Hub()
+    with serving_of(hub):
+        yield hub
 
 
 def python(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +13,13 @@ from agentrl.cli.main import run as run_command_line
 from agentrl.config.load import load_config
 from agentrl.errors import ConfigError
 from agentrl.run.trainer import Trainer
+from tests.kit.http import Answering, serving
 from tests.run.tiny_run import CONFIG
 
 TOOL_CALL = {"id": "c", "type": "function", "function": {"name": "add"}}
 
 
-class Adding(BaseHTTPRequestHandler):
+class Adding(Answering):
     """Asks ``add`` for the sum of the question's numbers, then says what it answered; HTTP 500 for
     one in three.
     """
@@ -43,26 +42,13 @@ class Adding(BaseHTTPRequestHandler):
         broken = self.asked % 3 == 0
         answer = {"choices": [{"message": message, "finish_reason": "stop"}]}
         raw = json.dumps({"error": {"message": "busy"}} if broken else answer).encode()
-        self.send_response(500 if broken else 200)
-        self.send_header("Content-Length", str(len(raw)))
-        self.end_headers()
-        self.wfile.write(raw)
-
-    def log_message(self, *args: object) -> None:
-        """Nothing to the terminal."""
+        self.answer(raw, 500 if broken else 200)
 
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Adding)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/v1"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serving(Adding) as address:
+        yield f"{address}/v1"
 
 
 @pytest.fixture

@@ -14,8 +14,9 @@ from agentrl.errors import DataError
 from agentrl.run.data.datasets import DataSet
 from agentrl.run.data.labelled import conversations_of_label, pairs_of_labels
 from agentrl.store import RunDirectory, TrajectoryReader, TrajectoryWriter
-from agentrl.types import Image, Segment, SegmentKind, Status, Task, Trajectory, Turn
+from agentrl.types import Image, Segment, SegmentKind, Trajectory, Turn
 from agentrl.viewer.notes import NoteBook
+from tests.kit.episodes import BEFORE, sampled, trajectory, turn, user
 
 
 def png() -> bytes:
@@ -28,18 +29,15 @@ def say(role: str, words: str) -> dict[str, object]:
     return {"role": role, "content": words}
 
 
-def turn(index: int, parent: int | None, asked: object, words: str) -> Turn:
+def played(index: int, asked: object, words: str, parent: int | None = BEFORE) -> Turn:
     """Two tokens of context, three of the policy."""
     prompt = Segment(SegmentKind.PROMPT, np.arange(2))
-    policy = Segment(SegmentKind.POLICY, np.arange(3), np.zeros(3), 0)
-    observed = ({"role": "user", "content": asked},)
-    return Turn(index, parent, (prompt,), (policy,), words, say("assistant", words), observed)
+    policy = sampled(np.arange(3), 0.0)
+    return turn(index, [prompt], [policy], words, parent, observed=(user(asked),))
 
 
 def episode(group: int, rollout: int, *turns: Turn) -> Trajectory:
-    return Trajectory(
-        Task("t"), group, rollout, 0, "train", turns, Status("terminated"), {}, float(rollout)
-    )
+    return trajectory(*turns, group=group, rollout=rollout, reward=float(rollout))
 
 
 @pytest.fixture
@@ -48,14 +46,14 @@ def run(tmp_path: Path) -> RunDirectory:
     made = RunDirectory.create(tmp_path / "run", {})
     image = Image.read(png())
     branching = (
-        turn(0, None, "a?", "b"),
-        turn(1, 0, [{"type": "image", "image": image}], "d"),
-        turn(2, 0, "e?", "f"),
+        played(0, "a?", "b"),
+        played(1, [{"type": "image", "image": image}], "d"),
+        played(2, "e?", "f", 0),
     )
     with TrajectoryWriter(made) as writer:
         writer.write(episode(0, 0, *branching), 1)
         for group, rollout in ((0, 1), (0, 2), (1, 0)):
-            writer.write(episode(group, rollout, turn(0, None, "a?", f"{group}{rollout}")), 1)
+            writer.write(episode(group, rollout, played(0, "a?", f"{group}{rollout}")), 1)
     return made
 
 
@@ -133,7 +131,7 @@ def test_a_label_of_an_episode_that_was_played_again_is_passed_over(
     for name in ("0-1-0", "0-2-0"):
         note(run, name, "good", recorded_at=reader.get(name).summary.recorded_at)
     with TrajectoryWriter(run, "resumed") as writer:
-        writer.write(episode(0, 1, turn(0, None, "a?", "other words")), 1)
+        writer.write(episode(0, 1, played(0, "a?", "other words")), 1)
 
     assert words(run) == [["a?", "02"]]
     (told,) = [one for one in caplog.records if getattr(one, "event", "") == "outdated_label"]

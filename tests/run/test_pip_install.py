@@ -5,11 +5,9 @@ machine.
 from __future__ import annotations
 
 import functools
-import http.server
 import os
 import subprocess
 import sys
-import threading
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +16,7 @@ import pytest
 
 from agentrl.run.install import pip_install as module
 from agentrl.run.install.pip_install import Progress, pip_install
+from tests.kit.http import Files, serving
 
 SCRIPT = Path(module.__file__)
 
@@ -42,23 +41,13 @@ def make_wheel(folder: Path, name: str, *, requires: str = "", num_bytes: int = 
         wheel.writestr(f"{info}/RECORD", "")
 
 
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        return
-
-
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("index")
     make_wheel(folder, "largeone", requires="smallone", num_bytes=12_000_000)
     make_wheel(folder, "smallone")
-    handler = functools.partial(Quiet, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/simple"
-        server.shutdown()
-        thread.join()
+    with serving(functools.partial(Files, directory=str(folder))) as url:
+        yield f"{url}/simple"
 
 
 def arguments(index: str, target: Path, package: str) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from agentrl.store import RunDirectory, TrajectoryReader
+from tests.kit.waiting import until
 from tests.run.tiny_run import CONFIG, descendants, metrics, name_of, start, states
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -167,7 +168,8 @@ def wait_for_end(pids: set[int]) -> None:
     to report.
     """
     assert len(pids) >= 3  # Ray's own, and the worker
-    end = time.monotonic() + 60.0
-    while left := [pid for pid in pids if name_of(pid) and not name_of(pid).endswith("Agent")]:
-        assert time.monotonic() < end, [name_of(pid) for pid in left]
-        time.sleep(0.05)
+
+    def left() -> list[str]:
+        return [name for name in map(name_of, pids) if name and not name.endswith("Agent")]
+
+    until(lambda: not left(), left)

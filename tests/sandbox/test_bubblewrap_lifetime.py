@@ -9,8 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,6 +19,7 @@ from agentrl.sandbox.forkserver.bubblewrap import BubblewrapHost, BubblewrapLaun
 from agentrl.sandbox.forkserver.server import ForkServer, HostSettings
 from agentrl.sandbox.forkserver.slot_sandbox import ForkedSandbox
 from benchmarks.sandboxes.machine import descendants, living
+from tests.kit.waiting import is_alive, until
 
 OWNER = """
 import asyncio, os, sys, time
@@ -54,22 +53,6 @@ def mounts_of_sandboxes() -> list[str]:
     ]
 
 
-def wait_until(holds: Callable[[], bool], seconds: float) -> bool:
-    end = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.02)
-    return True
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 @pytest.mark.parametrize("way", ["killed", "forked", "with its host"])
 def test_no_process_and_no_mount_survives_its_owner(way: str, bubblewrap: BackendReport) -> None:
     before = mounts_of_sandboxes()
@@ -79,14 +62,14 @@ def test_no_process_and_no_mount_survives_its_owner(way: str, bubblewrap: Backen
     processes: list[int] = []
     try:
         host = int(owner.stdout.readline())
-        assert wait_until(lambda: len(living(f": {marker}")) == 2, 30)
+        until(lambda: len(living(f": {marker}")) == 2)
         assert mounts_of_sandboxes() == before, "what a sandbox mounts shows nowhere else"
         processes = [host, *descendants(host)]
         owner.kill()
         if way == "with its host":
             os.kill(host, signal.SIGKILL)
         owner.wait(30)
-        assert wait_until(lambda: not any(map(is_alive, processes)), 5)
+        until(lambda: not any(map(is_alive, processes)))
         assert living(f": {marker}") == []
     finally:
         owner.kill()

@@ -9,8 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from agentrl.sandbox.forkserver.slot_sandbox import ForkedSandbox
 from agentrl.sandbox.orphan_cleanup import remove_orphans
 from agentrl.sandbox.owner_id import Owner
 from benchmarks.sandboxes.machine import living
+from tests.kit.waiting import is_alive, until
 
 OWNER = """
 import asyncio, sys
@@ -50,20 +50,6 @@ class Running:
     base: Path
 
 
-def lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_until(holds: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 30
-    while not holds() and time.monotonic() < end:
-        time.sleep(0.02)
-    return holds()
-
-
 def slots_of(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
@@ -86,14 +72,14 @@ def test_a_host_that_was_stopped_when_its_owner_died_is_ended_with_its_sandboxes
     landlock: BackendReport,
 ) -> None:
     with running() as run:
-        assert wait_until(lambda: bool(slots_of(run.host)))
+        until(lambda: bool(slots_of(run.host)))
         (slot,) = slots_of(run.host)
         for pid in (run.host, slot):  # nobody is left who could see the owner's end
             os.kill(pid, signal.SIGSTOP)
         run.owner.kill()
         run.owner.wait()
         removed = remove_orphans()
-        assert wait_until(lambda: not lives(run.host) and not lives(slot))
+        until(lambda: not is_alive(run.host) and not is_alive(slot))
     assert any(f"process {run.host}" in line for line in removed)
     assert any(str(run.base) in line for line in removed)
     assert not run.base.exists()
@@ -103,7 +89,7 @@ def test_a_folder_whose_owner_and_host_are_dead_is_removed_and_logged(
     landlock: BackendReport, caplog: pytest.LogCaptureFixture
 ) -> None:
     with running() as run:
-        assert wait_until(lambda: bool(slots_of(run.host)))
+        until(lambda: bool(slots_of(run.host)))
         everyone = [run.owner.pid, run.host, *slots_of(run.host)]
         for pid in everyone:
             os.kill(pid, signal.SIGSTOP)
@@ -149,9 +135,9 @@ def test_the_process_of_a_run_ends_with_its_slot(landlock: BackendReport) -> Non
     marker = f"marker-{os.urandom(6).hex()}"
     with running(f"import os\nos.execv('/bin/sh', ['sh', '-c', 'sleep 600; : {marker}'])") as run:
         # the owner's command line names it as well
-        assert wait_until(lambda: len(living(marker)) == 2)
+        until(lambda: len(living(marker)) == 2)
         end_together(run)
-        assert wait_until(lambda: not living(marker))
+        until(lambda: not living(marker))
 
 
 def test_what_the_code_started_is_found_when_owner_and_host_were_killed_together(
@@ -159,7 +145,7 @@ def test_what_the_code_started_is_found_when_owner_and_host_were_killed_together
 ) -> None:
     marker = f"marker-{os.urandom(6).hex()}"
     with running(HIDES.replace("MARKER", marker).replace("OWNER", str(Owner.current()))) as run:
-        assert wait_until(lambda: len(living(marker)) == 2)
+        until(lambda: len(living(marker)) == 2)
         end_together(run)
         (hidden,) = living(marker)
         removed = remove_orphans()
@@ -193,7 +179,7 @@ def test_what_the_code_started_ends_with_its_sandbox_where_only_the_host_was_kil
 def test_a_process_of_a_living_sandbox_is_left_alone(landlock: BackendReport) -> None:
     marker = f"marker-{os.urandom(6).hex()}"
     with running(HIDES.replace("MARKER", marker)) as run:
-        assert wait_until(lambda: len(living(marker)) == 2)
+        until(lambda: len(living(marker)) == 2)
         removed = remove_orphans()
         assert len(living(marker)) == 2
         assert run.base.exists()
@@ -203,7 +189,7 @@ def test_a_process_of_a_living_sandbox_is_left_alone(landlock: BackendReport) ->
 def test_a_living_run_is_left_alone(landlock: BackendReport) -> None:
     with running() as run:
         removed = remove_orphans()
-        assert lives(run.host)
+        assert is_alive(run.host)
         assert run.base.exists()
     assert not any(str(run.base) in line for line in removed)
 

@@ -8,9 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -19,6 +16,7 @@ from agentrl.sandbox import BackendReport, Limits, SandboxSpec
 from agentrl.sandbox.forkserver.server import ForkServer, HostSettings
 from agentrl.sandbox.forkserver.slot_sandbox import ForkedSandbox
 from benchmarks.sandboxes.machine import living
+from tests.kit.waiting import is_alive, until
 
 OWNER = """
 import asyncio, os, sys, time
@@ -40,15 +38,6 @@ asyncio.run(main(*sys.argv[1:]))
 """  # noqa: E501
 
 
-def wait_until(holds: Callable[[], bool], seconds: float) -> bool:
-    end = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.02)
-    return True
-
-
 @pytest.mark.parametrize("way", ["killed", "forked", "leaves"])
 @pytest.mark.parametrize("backend", ["landlock", "unsafe"])
 def test_nothing_survives_its_owner(backend: str, way: str, landlock: BackendReport) -> None:
@@ -61,11 +50,11 @@ def test_nothing_survives_its_owner(backend: str, way: str, landlock: BackendRep
     try:
         hosts = dict(word.decode().split(":") for word in owner.stdout.readline().split())
         assert hosts
-        assert wait_until(lambda: len(living(f": {marker}")) == 2, 30)
+        until(lambda: len(living(f": {marker}")) == 2)
         if way != "leaves":
             owner.send_signal(signal.SIGKILL)
         owner.wait(30)
-        assert wait_until(lambda: not living(f": {marker}") and not any(map(lives, hosts)), 5)
+        until(lambda: not living(f": {marker}") and not any(map(is_alive, hosts)))
         assert not any(map(os.path.exists, hosts.values())), "a folder was left behind"
     finally:
         owner.kill()
@@ -73,13 +62,6 @@ def test_nothing_survives_its_owner(backend: str, way: str, landlock: BackendRep
         owner.stdout.close()
         for pid in living(marker):
             os.kill(pid, signal.SIGKILL)
-
-
-def lives(pid: str) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 async def test_a_run_that_is_killed_is_the_sandboxs_failure_not_the_codes(

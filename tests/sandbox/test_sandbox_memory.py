@@ -6,7 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from agentrl.sandbox.forkserver.launcher import LocalLauncher
 from agentrl.sandbox.forkserver.server import ForkServer, HostSettings
 from agentrl.sandbox.forkserver.slot_sandbox import ForkedSandbox
 from agentrl.sandbox.orphan_cleanup import remove_orphans
+from tests.kit.waiting import until_async
 
 BACKENDS = ("landlock", "bubblewrap")
 LIMITS = Limits(wall_s=30, memory_bytes=96 * 2**20, processes=16)
@@ -145,8 +146,8 @@ async def test_a_run_is_in_a_cgroup_and_its_slot_is_not(
     async with ForkedSandbox(lambda: server, Limits()) as sandbox:
         before = set(cgroups_of_this_process(node))
         run = asyncio.create_task(sandbox.run("import time\ntime.sleep(30)"))
-        (name,) = await eventually(lambda: [*set(cgroups_of_this_process(node)) - before])
-        (inside,) = await eventually(lambda: read_pids(f"{node.path}/{name}/cgroup.procs"))
+        (name,) = await until_async(lambda: [*set(cgroups_of_this_process(node)) - before])
+        (inside,) = await until_async(lambda: read_pids(f"{node.path}/{name}/cgroup.procs"))
         with open(f"/proc/{inside}/stat") as file:
             slot = int(file.read().rpartition(")")[2].split()[1])
         assert slot in read_pids(f"{node.path}/cgroup.procs")
@@ -215,7 +216,7 @@ async def test_sandboxes_die_before_the_process_that_owns_them(
         run = asyncio.create_task(sandbox.run("import time\ntime.sleep(30)"))
         with open("/proc/self/oom_score_adj") as file:
             own = int(file.read())
-        scores = await eventually(
+        scores = await until_async(
             lambda: [score for score in scores_below(os.getpid()) if score == 1000]
         )
         assert own < scores[0]
@@ -239,11 +240,3 @@ def scores_below(pid: int) -> list[int]:
 def read_pids(path: str) -> list[int]:
     with open(path) as file:
         return [int(line) for line in file]
-
-
-async def eventually(look: Callable[[], list[Any]]) -> list[Any]:
-    for _ in range(3000):
-        if found := look():
-            return found
-        await asyncio.sleep(0.01)
-    raise AssertionError("not seen")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +9,7 @@ import pytest
 from agentrl.errors import ConfigError, MachineError
 from agentrl.sandbox import GUARANTEES, SandboxSpec
 from agentrl.sandbox.conformance import CHECKS, check_sandbox
+from tests.kit.http import Answering, serving
 
 FETCH = """
 import sys, urllib.request
@@ -21,29 +20,16 @@ for url in sys.argv[1:] or sys.stdin.read().split():
 """  # noqa: E501
 
 
-class Hello(http.server.BaseHTTPRequestHandler):
+class Hello(Answering):
     def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", "5")
-        self.end_headers()
-        self.wfile.write(b"hello")
-
-    def log_message(self, *_: object) -> None:
-        return
+        self.answer(b"hello")
 
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[tuple[int, int]]:
     """Two servers of this machine, of which one is listed."""
-    found = [http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hello) for _ in range(2)]
-    threads = [threading.Thread(target=server.serve_forever) for server in found]
-    for thread in threads:
-        thread.start()
-    yield found[0].server_address[1], found[1].server_address[1]
-    for server, thread in zip(found, threads, strict=True):
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serving(Hello) as listed, serving(Hello) as other:
+        yield int(listed.rpartition(":")[2]), int(other.rpartition(":")[2])
 
 
 @pytest.fixture(scope="module")

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 
 import pytest
 
 from agentrl.errors import ConfigError, SandboxError
 from agentrl.sandbox import BackendReport, SandboxPool, SandboxSpec
+from tests.kit.waiting import until_async
 
 
 async def test_no_more_than_max_running_are_lent_at_one_time(spec: SandboxSpec) -> None:
@@ -97,12 +97,6 @@ def test_a_pool_of_more_than_a_host_holds_is_a_config_error(
         SandboxPool(full, max_running=most + 1)
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not holds():
-            await asyncio.sleep(0.005)
-
-
 async def test_no_more_than_max_starting_start_at_one_time(spec: SandboxSpec) -> None:
     pool = SandboxPool(spec.replace(max_starting=1), max_running=8)
     most = 0
@@ -123,12 +117,12 @@ async def test_the_counts_say_who_runs_and_who_waits(spec: SandboxSpec) -> None:
     pool = SandboxPool(spec, max_running=2)
     held = [await pool.acquire() for _ in range(2)]
     waiting = [asyncio.create_task(pool.acquire()) for _ in range(3)]
-    await until(lambda: pool.counts().waiting == 3)
+    await until_async(lambda: pool.counts().waiting == 3)
     counts = pool.counts()
     assert (counts.running, counts.starting, counts.waiting, counts.started) == (2, 0, 3, 2)
     for sandbox in held:
         await pool.release(sandbox)
-    await until(lambda: pool.counts().running == 2)
+    await until_async(lambda: pool.counts().running == 2)
     await pool.close()
     await asyncio.gather(*waiting, return_exceptions=True)
 

@@ -19,34 +19,25 @@ import pytest
 from agentrl.errors import ConfigError
 from agentrl.sandbox.proxy import AllowList, ProxyServer
 from agentrl.sandbox.proxy.request import BadRequest, parse
+from tests.kit.http import Answering, serving
 
 
-class Echo(http.server.BaseHTTPRequestHandler):
+class Echo(Answering):
     """Answers with the request's line, its Host and its body."""
 
     def do_GET(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
         said = f"{self.requestline}|{self.headers['Host']}|".encode() + body
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(said)))
-        self.end_headers()
-        self.wfile.write(said)
+        self.answer(said)
 
     do_POST = do_GET  # noqa: N815  the library's name
-
-    def log_message(self, *_: object) -> None:
-        return
 
 
 @pytest.fixture
 def server() -> Iterator[int]:
     """The port of a server on this machine."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Echo) as found:
-        thread = threading.Thread(target=found.serve_forever)
-        thread.start()
-        yield found.server_address[1]
-        found.shutdown()
-        thread.join()
+    with serving(Echo) as url:
+        yield int(url.rpartition(":")[2])
 
 
 @contextmanager

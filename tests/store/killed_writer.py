@@ -13,7 +13,8 @@ from itertools import count
 import numpy as np
 
 from agentrl.store import Annotation, RunDirectory, TrajectoryWriter
-from agentrl.types import Message, Segment, SegmentKind, Status, Task, Trajectory, Turn
+from agentrl.types import Trajectory
+from tests.kit.episodes import sampled, trajectory, turn
 
 A_STEP = 3
 """Trajectories of a step, all but the last of which are annotated."""
@@ -26,11 +27,8 @@ def tell(text: str) -> None:
 
 
 def episode(group_index: int) -> Trajectory:
-    sampled = Segment(SegmentKind.POLICY, np.full(TOKENS, group_index), np.full(TOKENS, -0.5), 0)
-    message: Message = {"role": "assistant", "content": "x"}
-    turn = Turn(0, None, (), (sampled,), "x" * 200, message)
-    ended = Status("terminated")
-    return Trajectory(Task("t"), group_index, 0, 0, "train", (turn,), status=ended, reward=1.0)
+    policy = sampled(np.full(TOKENS, group_index))
+    return trajectory(turn(0, (), [policy], "x" * 200), group=group_index, reward=1.0)
 
 
 def learned(group_index: int, step: int) -> Annotation:

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from agentrl.types import CallRecord, Segment, SegmentKind, Status, Task, Trajectory, Turn
+from agentrl.types import CallRecord, Segment, SegmentKind, Task, Trajectory
+from tests.kit.episodes import trajectory, turn, user
 
 
 def made_trajectory(
@@ -31,26 +32,14 @@ def made_trajectory(
     """
     prompt = Segment(SegmentKind.PROMPT, np.arange(num_tokens))
     policy = Segment(SegmentKind.POLICY, np.array([7, 8]), np.array([-0.25, -0.5]), 1)
-    asked = {"role": "user", "content": question}
-    turn = Turn(
-        0,
-        None,
-        (prompt,),
-        (policy,),
-        text,
-        {"role": "assistant", "content": text},
-        observed=(asked,),
-        calls=tuple(calls),
-    )
+    asked = user(question)
+    only = turn(0, [prompt], [policy], text, observed=(asked,), calls=tuple(calls))
+    turns = changes.pop("turns", (only,))
     fields: dict[str, Any] = {
+        "group": changes.pop("group_index", group_index),
+        "rollout": changes.pop("rollout_index", 0),
         "task": Task(f"task-{group_index % 2}", (asked,), 42, "code"),
-        "group_index": group_index,
-        "rollout_index": 0,
-        "attempt": 0,
-        "purpose": "train",
-        "turns": (turn,),
-        "status": Status("terminated"),
         "rewards": {"correct": 1.0},
         "reward": 1.0,
     }
-    return Trajectory(**{**fields, **changes})
+    return trajectory(*turns, **{**fields, **changes})

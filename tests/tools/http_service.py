@@ -54,10 +54,3 @@ def service(*script: str | int) -> Iterator[HttpService]:
         yield made
     finally:
         made.close()
-
-
-def closed_port() -> int:
-    """A port at which nothing listens."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port

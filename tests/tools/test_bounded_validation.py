@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -19,6 +17,7 @@ from agentrl.errors import ToolError
 from agentrl.tools import Tool, ToolExecutor
 from agentrl.tools.validate import argument_faults, schema_validator
 from agentrl.types import ToolCall
+from tests.kit.http import Answering, serving
 
 BACKTRACKS = "^(a|aa)+$"
 
@@ -33,23 +32,13 @@ def served() -> Iterator[tuple[str, list[str]]]:
     """The address of a server of schemas, and what it was asked for."""
     asked: list[str] = []
 
-    class Schemas(BaseHTTPRequestHandler):
+    class Schemas(Answering):
         def do_GET(self) -> None:
             asked.append(self.path)
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b'{"type": "integer"}')
+            self.answer(b'{"type": "integer"}')
 
-        def log_message(self, *args: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Schemas)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", asked
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(Schemas) as url:
+        yield url, asked
 
 
 @pytest.mark.parametrize("keyword", ["$ref", "$dynamicRef"])

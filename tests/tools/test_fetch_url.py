@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpcore
@@ -15,9 +13,10 @@ from agentrl.guards.addresses import is_public
 from agentrl.tools import FetchUrlTool, ToolExecutor
 from agentrl.tools.builtin.fetch_url import CheckedNetwork
 from agentrl.types import ToolCall, ToolResult
+from tests.kit.http import Answering, serving
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(Answering):
     asked: list[str] = []  # noqa: RUF012 - shared with the test on purpose
 
     def do_GET(self) -> None:
@@ -36,26 +35,14 @@ class Handler(BaseHTTPRequestHandler):
             more = {"Content-Encoding": "gzip"}
         elif self.path == "/none":
             status, body = 404, b"not here"
-        self.send_response(status)
-        for key, value in {"Content-Type": kind, "Content-Length": str(len(body)), **more}.items():
-            self.send_header(key, value)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        """Says nothing."""
+        self.answer(body, status, {"Content-Type": kind, **more})
 
 
 @pytest.fixture
 def port() -> Iterator[int]:
     Handler.asked.clear()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    yield server.server_address[1]
-    server.shutdown()
-    thread.join(30)
-    server.server_close()
+    with serving(Handler) as url:
+        yield int(url.rpartition(":")[2])
 
 
 async def fetched(tool: FetchUrlTool, url: str) -> ToolResult:

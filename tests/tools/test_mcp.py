@@ -20,6 +20,7 @@ from agentrl.errors import ConfigError, ToolError, ToolFaultError
 from agentrl.run.build import LiveObjects, env_spec
 from agentrl.tools import HermesParser, McpServerSpec, close_shared_tools
 from agentrl.types import Action, Message, Task
+from tests.kit.waiting import is_alive, until_async
 from tests.rollouts.bytewise import call
 
 SERVER = str(Path(__file__).with_name("mcp_server.py"))
@@ -58,14 +59,6 @@ def lines(log: Path) -> list[str]:
 
 def pids(log: Path) -> list[int]:
     return [int(line.split()[0]) for line in log.read_text().splitlines() if "start" in line]
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 async def test_episodes_share_a_server_of_the_process_which_ends_with_it(log: Path) -> None:
@@ -164,9 +157,7 @@ async def test_one_that_died_between_two_calls_is_started_again_before_anything_
     env = await opened(log)
     await said(env, "echo", "a")
     os.kill(pids(log)[0], 9)
-    deadline = time.monotonic() + 30
-    while is_alive(pids(log)[0]) and time.monotonic() < deadline:
-        await asyncio.sleep(0.01)
+    await until_async(lambda: not is_alive(pids(log)[0]))
     await asyncio.sleep(0.1)  # its end is heard by the connection's own loop
     assert (await said(env, "echo", "b"))["content"] == "b"
     assert lines(log) == ["start", "echo a", "start", "echo b"]

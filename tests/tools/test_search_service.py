@@ -20,6 +20,7 @@ from agentrl.tools import Hit, SearchClient, SearchIndex, ToolReference, resolve
 from agentrl.tools.search.service import search_app
 from agentrl.types import Action, Task, ToolCall
 from agentrl.types.machine.listening import listening_socket
+from tests.kit.http import free_port
 
 DOCUMENTS = [("1", "Ada", "The mother of Ada is Eve."), ("2", "Eve", "The mother of Eve is Ida.")]
 TASK = Task("t", ({"role": "user", "content": "?"},))
@@ -131,15 +132,9 @@ def test_a_check_asks_for_its_health(served: str) -> None:
     assert asyncio.run(tool.ping()) == f"2 documents at {served}"  # type: ignore[union-attr]
 
 
-def closed_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
-
-
 async def test_a_server_that_is_away_is_our_fault_and_no_answer() -> None:
     with pytest.raises(ToolError, match=r"the search server http.* failed: ConnectError") as raised:
-        await stepped(f"http://127.0.0.1:{closed_port()}")
+        await stepped(f"http://127.0.0.1:{free_port()}")
     assert raised.value.retryable
 
 

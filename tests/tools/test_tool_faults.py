@@ -15,7 +15,8 @@ import pytest
 from agentrl.errors import ConfigError, ToolError, ToolFaultError
 from agentrl.tools import Endpoints, ToolExecutor, tool
 from agentrl.types import ToolCall, ToolResult
-from tests.tools.http_service import closed_port, service
+from tests.kit.http import free_port
+from tests.tools.http_service import service
 
 
 async def called(made: Any, endpoint: str = "", **arguments: Any) -> ToolResult:
@@ -53,7 +54,7 @@ def openai_asking(url: str) -> Any:
 async def test_what_was_never_sent_is_tried_again_and_then_ours(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    url = f"http://127.0.0.1:{closed_port()}"
+    url = f"http://127.0.0.1:{free_port()}"
     with caplog.at_level(logging.WARNING), pytest.raises(ToolFaultError) as caught:
         await called(asking(url), url)
     error = caught.value
@@ -68,7 +69,7 @@ async def test_what_was_never_sent_is_tried_again_and_then_ours(
 
 
 async def test_a_service_that_comes_up_meanwhile_answers() -> None:
-    port = closed_port()
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     tries = 0
     with service(200) as up:
@@ -109,7 +110,7 @@ async def test_the_openai_client_is_known() -> None:
     with service("die") as up, pytest.raises(ToolFaultError) as caught:
         await called(openai_asking(up.url), up.url)
     assert caught.value.by_call
-    url = f"http://127.0.0.1:{closed_port()}"
+    url = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(ToolFaultError) as caught:
         await called(openai_asking(url), url)
     assert not caught.value.by_call
@@ -160,7 +161,7 @@ async def test_what_a_tool_says_is_ours_is_tried_again_where_it_may_be() -> None
 
 
 async def test_the_deadline_holds_over_all_attempts(caplog: pytest.LogCaptureFixture) -> None:
-    url = f"http://127.0.0.1:{closed_port()}"
+    url = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(ToolFaultError):
         await called(asking(url, deadline_s=1.0), url)
     assert len(caplog.records) < 3

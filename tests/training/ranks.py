@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
+from tests.kit.http import free_port
+
 REPOSITORY = Path(__file__).parents[2]
-
-
-def free_port() -> int:
-    """A port that is free now."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def run_ranks(module: str, size: int, *arguments: str, timeout_s: float = 170) -> None:

@@ -14,6 +14,7 @@ from agentrl.render import CHATML_TEMPLATE
 from agentrl.types import Blob, Message, Segment, SegmentKind, Status, Task, Trajectory, Turn
 from agentrl.viewer.analysis import retokenise
 from agentrl.viewer.template import ChatTemplateText
+from tests.kit.episodes import sampled, trajectory, turn
 
 K = SegmentKind
 MERGES = [("a", "b"), ("ab", "c"), ("d", "e")]
@@ -50,30 +51,23 @@ def bytes_of(data: bytes) -> list[int]:
 
 
 def segment(kind: K, token_ids: list[int]) -> Segment:
-    own = np.array(token_ids, dtype=np.int32)
-    if kind is K.POLICY:
-        return Segment(kind, own, np.full(own.size, -0.5, np.float32), 0)
-    return Segment(kind, own)
+    return sampled(token_ids) if kind is K.POLICY else Segment(kind, np.array(token_ids, np.int32))
 
 
 def episode(
     *turns: tuple[list[Segment], list[int]], said: list[list[Message]] | None = None
 ) -> Trajectory:
-    made = []
-    for index, (context, completion) in enumerate(turns):
-        text = TOKENIZER.decode(completion)
-        made.append(
-            Turn(
-                index,
-                index - 1 if index else None,
-                tuple(context),
-                (segment(K.POLICY, completion),),
-                text,
-                {"role": "assistant", "content": text},
-                observed=tuple(said[index]) if said else (),
-            )
+    made = (
+        turn(
+            index,
+            context,
+            [sampled(completion)],
+            TOKENIZER.decode(completion),
+            observed=tuple(said[index]) if said else (),
         )
-    return Trajectory(Task("t"), 0, 0, 0, "train", tuple(made), Status("terminated"))
+        for index, (context, completion) in enumerate(turns)
+    )
+    return trajectory(*made)
 
 
 def causes(trajectory: Trajectory, turn: int = 0, tokenizer: Tokenizer = TOKENIZER) -> list[str]:

@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.store import RunDirectory, TrajectoryReader, TrajectoryWriter, encode_trajectory
-from agentrl.types import Segment, SegmentKind, Status, Task, Trajectory, Turn, alternatives_side
+from agentrl.types import Segment, SegmentKind, Task, Trajectory, alternatives_side
 from agentrl.viewer.runs.stored_row import StoredRow
+from tests.kit.episodes import sampled as made_segment
+from tests.kit.episodes import trajectory, turn
 
 ASKED = {"role": "user", "content": "How much?"}
 EXPERTS = "experts"
@@ -26,26 +28,18 @@ def sampled(
     likely = ids[:, None] + offsets
     logprobs = np.broadcast_to(-(offsets + 1.0).astype(np.float32), likely.shape)
     side = {EXPERTS: np.repeat(ids.astype(np.int16)[:, None], 3, 1)} if experts else {}
-    return Segment(
-        SegmentKind.POLICY,
-        ids,
-        np.full(ids.size, -1.0, np.float32),
-        version,
-        side={**side, **alternatives_side(likely, logprobs)},
-    )
+    side |= alternatives_side(likely, logprobs)
+    return made_segment(ids, -1.0, version, side=side)
 
 
 def episode(turns: Sequence[tuple[int | None, Sequence[Segment]]]) -> Trajectory:
     """Turns by their parent, each after three tokens of the template."""
-    context = (Segment(SegmentKind.TEMPLATE, np.array([900, 901, 902])),)
-    message = {"role": "assistant", "content": "x"}
-    made = tuple(
-        Turn(index, parent, context, tuple(completion), "x", message, observed=(ASKED,))
+    context = [Segment(SegmentKind.TEMPLATE, np.array([900, 901, 902]))]
+    made = (
+        turn(index, context, completion, "x", parent, observed=(ASKED,))
         for index, (parent, completion) in enumerate(turns)
     )
-    return Trajectory(
-        Task("t", (ASKED,)), 0, 0, 0, "train", made, Status("terminated"), {"r": 1.0}, 1.0
-    )
+    return trajectory(*made, task=Task("t", (ASKED,)), rewards={"r": 1.0}, reward=1.0)
 
 
 def assert_alternatives_are_their_tokens(row: StoredRow, widths: Sequence[int]) -> None:

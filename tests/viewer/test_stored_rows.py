@@ -14,7 +14,6 @@ from agentrl.types import (
     CallRecord,
     Segment,
     SegmentKind,
-    Status,
     Task,
     ToolCall,
     ToolResult,
@@ -23,6 +22,8 @@ from agentrl.types import (
 )
 from agentrl.viewer.analysis import blame, read_episodes, trained_tokens
 from agentrl.viewer.analysis.stored_rows import stored_rows
+from tests.kit.episodes import trajectory
+from tests.kit.episodes import turn as made_turn
 
 ASKED = {"role": "user", "content": "How much?"}
 
@@ -30,16 +31,8 @@ ASKED = {"role": "user", "content": "How much?"}
 def turn(index: int, text: str, calls: tuple[CallRecord, ...] = ()) -> Turn:
     context = Segment(SegmentKind.TEMPLATE if index else SegmentKind.PROMPT, np.arange(3))
     sampled = Segment(SegmentKind.POLICY, np.array([7, 8]), np.array([-0.25, -0.5]), 1)
-    return Turn(
-        index,
-        index - 1 if index else None,
-        (context,),
-        (sampled,),
-        text,
-        {"role": "assistant", "content": text},
-        observed=() if index else (ASKED,),
-        calls=calls,
-    )
+    observed = () if index else (ASKED,)
+    return made_turn(index, [context], [sampled], text, observed=observed, calls=calls)
 
 
 def played(group_index: int, text: str = "done") -> Trajectory:
@@ -48,16 +41,9 @@ def played(group_index: int, text: str = "done") -> Trajectory:
         ToolCall("b", "python", {}), None, ToolResult("b", "python", "late", error="timeout")
     )
     broken = CallRecord(None, CallProblem("c", "unclosed", "close it", "<tool"), None)
-    return Trajectory(
-        Task(f"task-{group_index}", (ASKED,), data_source="code"),
-        group_index,
-        0,
-        0,
-        "train",
-        (turn(0, "I look", (well, slow)), turn(1, text, (broken,))),
-        Status("terminated"),
-        reward=1.0,
-    )
+    task = Task(f"task-{group_index}", (ASKED,), data_source="code")
+    turns = turn(0, "I look", (well, slow)), turn(1, text, (broken,))
+    return trajectory(*turns, group=group_index, task=task, reward=1.0)
 
 
 @pytest.fixture

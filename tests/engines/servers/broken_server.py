@@ -8,15 +8,17 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import TypeAlias
 
 import httpx
 
+from tests.kit.http import Answering
+
 Behaviour: TypeAlias = Callable[["Handler"], None]
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(Answering):
     """Answers each route as the server was told."""
 
     protocol_version = "HTTP/1.1"
@@ -46,18 +48,6 @@ class Handler(BaseHTTPRequestHandler):
             server.behaviours.default_factory()(self)
         else:
             self.answer(b"{}", status=405 if self.path in server.behaviours else 404)
-
-    def answer(self, content: bytes, *, status: int = 200, promised: int | None = None) -> None:
-        """``promised``: bytes that the head speaks of; fewer come where it is more."""
-        self.send_response(status)
-        self.send_header("content-length", str(len(content) if promised is None else promised))
-        self.end_headers()
-        self.wfile.write(content)
-        if promised is not None:
-            self.close_connection = True
-
-    def log_message(self, *_: object) -> None:
-        """Nothing is printed."""
 
 
 class BrokenServer(ThreadingHTTPServer):

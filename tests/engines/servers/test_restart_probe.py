@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from agentrl.engines import EnginePlace
 from agentrl.engines.sglang import SGLangEngine, SGLangEngineSpec
 from agentrl.weight_sync import HttpSender
 from tests.engines.servers.test_server_events import TENSORS, place, publish
+from tests.kit.waiting import until
 
 __all__ = ["place"]
 
@@ -51,13 +51,6 @@ def kill(score: Path) -> None:
             os.kill(int(process.name), signal.SIGKILL)
 
 
-def wait_for(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
 def state(engine: SGLangEngine) -> str:
     return engine.pool.servers[0].state
 
@@ -71,7 +64,7 @@ def test_a_server_that_computes_the_same_serves_again(engine: SGLangEngine, scor
         events.extend(notice.event for notice in engine.take_notices())
         return "server_restarted" in events
 
-    wait_for(came_back)
+    until(came_back)
     assert events == ["server_lost", "server_restarted"]
     assert state(engine) == "serving"
 
@@ -79,7 +72,7 @@ def test_a_server_that_computes_the_same_serves_again(engine: SGLangEngine, scor
 def test_a_server_that_computes_otherwise_does_not_serve(engine: SGLangEngine, score: Path) -> None:
     score.write_text("-2.1")
     kill(score)
-    wait_for(lambda: state(engine) == "gone")
+    until(lambda: state(engine) == "gone")
     lost, first, second, gone = engine.take_notices()
     assert [lost.event, gone.event] == ["server_lost", "server_gone"]
     for failed in (first, second):
@@ -96,5 +89,5 @@ def test_before_an_update_is_probed_there_is_nothing_to_agree_with(
     publish(engine, 2, TENSORS)
     score.write_text("-2.1")
     kill(score)
-    wait_for(lambda: any(n.event == "server_restarted" for n in engine.take_notices()))
+    until(lambda: any(n.event == "server_restarted" for n in engine.take_notices()))
     assert state(engine) == "serving"

@@ -22,6 +22,7 @@ from agentrl.errors import EngineError, MachineError, WeightMismatchError
 from agentrl.weight_sync import HttpSender
 from tests.engines.servers.broken_server import Behaviour, BrokenServer, broken_server, says
 from tests.engines.servers.sglang_answers import VOCAB, answer_without_spans, request
+from tests.kit.waiting import until_async
 
 DONE = says(b'{"success": true, "message": "done"}')
 NOTHING = says(b"{}")
@@ -121,12 +122,6 @@ def publish(engine: SGLangEngine, version: int, tensors: Mapping[str, np.ndarray
     engine.resume()
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not holds():
-            await asyncio.sleep(0.02)
-
-
 def test_a_server_that_comes_up_is_told(build: Build, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     engine, server = build()
@@ -157,7 +152,9 @@ async def test_a_server_that_is_lost_and_one_that_returns_are_told(
     sick: list[bool] = []
     engine, _ = build({}, health=lambda handler: says(b"{}", 500 if sick else 200)(handler))
     sick.append(True)
-    await until(lambda: sorted(one.state for one in engine.pool.servers) == ["lost", "serving"])
+    await until_async(
+        lambda: sorted(one.state for one in engine.pool.servers) == ["lost", "serving"]
+    )
     (notice,) = engine.take_notices()
     assert (notice.event, notice.counts) == ("server_lost", {"count/lost_servers": 1.0})
     sick.clear()
@@ -171,7 +168,7 @@ async def test_the_only_server_is_lost_and_comes_back_with_an_update(build: Buil
     sick: list[bool] = []
     engine, _ = build(health=lambda handler: says(b"{}", 500 if sick else 200)(handler))
     sick.append(True)
-    await until(lambda: [one.state for one in engine.pool.servers] == ["lost"])
+    await until_async(lambda: [one.state for one in engine.pool.servers] == ["lost"])
     with pytest.raises(EngineError, match="no server is left") as caught:
         await engine.generate(request())
     assert caught.value.retryable

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from agentrl.engines.sglang import SGLangEngineSpec
 from agentrl.engines.sglang.launch import SGLangServers
 from agentrl.errors import ConfigError, MachineError
 from tests.engines.servers.sglang_answers import split
+from tests.kit.waiting import until
 
 
 @pytest.fixture(autouse=True)
@@ -153,16 +153,9 @@ def test_a_process_that_ends_has_its_last_words_in_the_log(tmp_path: Path) -> No
     process = ServerProcess(
         [sys.executable, "-c", "print('last words'); exit(3)"], os.environ, tmp_path / "log"
     )
-    wait_for(lambda: process.exit_code is not None)
+    until(lambda: process.exit_code is not None)
     assert (process.exit_code, process.log_tail()) == (3, "last words")
     process.end()
-
-
-def wait_for(condition: Any) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, "it did not happen within a minute"
-        time.sleep(0.02)
 
 
 def test_a_model_that_sees_is_served_with_its_tokenizer_and_pixels_of_pil(tmp_path: Path) -> None:

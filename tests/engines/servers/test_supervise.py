@@ -7,14 +7,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from agentrl.engines.servers.orphan_cleanup import reap_servers
 from agentrl.engines.servers.process import FOLDER_PREFIX, ServerProcess
+from tests.kit.waiting import is_alive, until
 
 DEADLINE_S = 60
 
@@ -54,12 +54,12 @@ class Family:
     """The processes of a server and its files, as it says them."""
 
     def __init__(self, log: Path) -> None:
-        wait_for(lambda: log.exists() and len(log.read_text().split()) == 7)
+        until(lambda: log.exists() and len(log.read_text().split()) == 7)
         memory, file, path, *pids = log.read_text().split()
         self.files = [Path("/dev/shm", memory.lstrip("/")), Path(file), Path(path)]
         self.pids = [int(pid) for pid in pids]
         assert all(file.exists() for file in self.files)
-        assert all(alive(pid) for pid in self.pids)
+        assert all(is_alive(pid) for pid in self.pids)
         self.lifeline = parent(self.pids[0])
 
     def is_gone(self) -> bool:
@@ -71,7 +71,7 @@ class Family:
         return listing.exists() and str(self.files[1]) in listing.read_text()
 
     def left(self) -> list[str]:
-        return [str(pid) for pid in self.pids if alive(pid)] + [
+        return [str(pid) for pid in self.pids if is_alive(pid)] + [
             str(file) for file in self.files if file.exists()
         ]
 
@@ -105,11 +105,11 @@ def test_ending_a_server_ends_what_it_started(process: ServerProcess, log: Path)
 
 def test_a_server_that_dies_takes_its_session_along(process: ServerProcess, log: Path) -> None:
     family = Family(log)
-    wait_for(family.was_looked_at)
+    until(family.was_looked_at)
     os.kill(family.pids[0], signal.SIGKILL)
-    wait_for(lambda: process.exit_code is not None)
+    until(lambda: process.exit_code is not None)
     assert process.exit_code == -signal.SIGKILL
-    wait_for(family.is_gone)
+    until(family.is_gone)
 
 
 def test_the_lifeline_is_no_child_of_its_owner(process: ServerProcess, log: Path) -> None:
@@ -119,35 +119,35 @@ def test_the_lifeline_is_no_child_of_its_owner(process: ServerProcess, log: Path
 def test_a_server_ends_when_its_owner_is_killed(owner: subprocess.Popen[bytes], log: Path) -> None:
     family = Family(log)
     owner.kill()
-    wait_for(family.is_gone)
+    until(family.is_gone)
 
 
 def test_a_server_ends_when_its_lifeline_is_killed(process: ServerProcess, log: Path) -> None:
     family = Family(log)
-    wait_for(family.was_looked_at)
+    until(family.was_looked_at)
     os.kill(family.lifeline, signal.SIGKILL)
-    wait_for(lambda: not alive(family.pids[0]))  # by the kernel
-    wait_for(lambda: process.exit_code is not None)
+    until(lambda: not is_alive(family.pids[0]))  # by the kernel
+    until(lambda: process.exit_code is not None)
     assert process.exit_code == -signal.SIGKILL
-    wait_for(family.is_gone)
+    until(family.is_gone)
 
 
 def test_a_lifeline_that_is_told_to_end_ends_its_server(process: ServerProcess, log: Path) -> None:
     family = Family(log)
     os.kill(family.lifeline, signal.SIGTERM)
-    wait_for(family.is_gone)
+    until(family.is_gone)
 
 
 def test_what_is_left_when_owner_and_lifeline_are_killed_together_is_reaped(
     owner: subprocess.Popen[bytes], log: Path
 ) -> None:
     family = Family(log)
-    wait_for(family.was_looked_at)
+    until(family.was_looked_at)
     os.kill(family.lifeline, signal.SIGSTOP)  # neither sees the other's end
     owner.kill()
     os.kill(family.lifeline, signal.SIGKILL)
     owner.wait()
-    wait_for(lambda: not alive(family.pids[0]))
+    until(lambda: not is_alive(family.pids[0]))
     removed = reap_servers()
     assert family.is_gone(), family.left()
     assert any("server of owner" in line and f"{owner.pid}-" in line for line in removed)
@@ -156,7 +156,7 @@ def test_what_is_left_when_owner_and_lifeline_are_killed_together_is_reaped(
 def test_servers_of_owners_that_live_are_left_alone(process: ServerProcess, log: Path) -> None:
     family = Family(log)
     reap_servers()
-    assert all(alive(pid) for pid in family.pids)
+    assert all(is_alive(pid) for pid in family.pids)
     assert process.exit_code is None
 
 
@@ -171,7 +171,7 @@ def test_no_folder_of_a_server_stays(process: ServerProcess, log: Path) -> None:
 
 def test_a_command_that_is_not_there_is_named_in_the_log(log: Path) -> None:
     process = ServerProcess(["/no/such/server"], os.environ, log)
-    wait_for(lambda: process.exit_code is not None)
+    until(lambda: process.exit_code is not None)
     assert (process.exit_code, process.log_tail()) == (
         127,
         "/no/such/server: No such file or directory",
@@ -179,19 +179,5 @@ def test_a_command_that_is_not_there_is_named_in_the_log(log: Path) -> None:
     process.end()
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except OSError:
-        return False
-
-
 def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end, "it did not happen within a minute"
-        time.sleep(0.02)

@@ -8,8 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from agentrl.engines.servers import supervise
 from agentrl.engines.servers.orphan_cleanup import reap_servers
 from agentrl.store import read_jsonl
 from tests.engines.sglang.runs import CONFIG
+from tests.kit.waiting import until
 from tests.run.tiny_run import metrics
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]
@@ -116,15 +116,13 @@ def driver(tmp_path: Path, model: Path, python: str, others: set[str]) -> Iterat
         )
     try:
         started = lambda: bool(metrics(tmp_path / "run")) or process.poll() is not None  # noqa: E731
-        wait_for(started, START_S, tmp_path / "log")
+        until(started, (tmp_path / "log").read_text, START_S)
         assert process.poll() is None, (tmp_path / "log").read_text()
         yield process
     finally:
         process.kill()
         process.wait()
-        end = time.monotonic() + END_S
-        while left := reap_servers():
-            assert time.monotonic() < end, left
+        until(lambda: not reap_servers())
 
 
 def test_a_server_ends_when_its_lifeline_or_then_its_driver_is_killed(
@@ -138,7 +136,7 @@ def test_a_server_ends_when_its_lifeline_or_then_its_driver_is_killed(
 
     run = tmp_path / "run"
     events = lambda: [row["event"] for row in read_jsonl(run / "events.jsonl")]  # noqa: E731
-    wait_for(lambda: "server_restarted" in events(), START_S, tmp_path / "log")
+    until(lambda: "server_restarted" in events(), (tmp_path / "log").read_text, START_S)
     assert events().index("server_lost") < events().index("server_restarted")
     shown = (tmp_path / "log").read_text()
     # the watch sees the process end, or a request in flight breaks off first
@@ -147,7 +145,7 @@ def test_a_server_ends_when_its_lifeline_or_then_its_driver_is_killed(
     assert "! server 0 serves again after " in shown
     rows = lambda: read_jsonl(run / "metrics.jsonl")  # noqa: E731
     away = lambda: any(row.get("time/server_away_s", 0) > 0 for row in rows())  # noqa: E731
-    wait_for(away, START_S, tmp_path / "log")
+    until(away, (tmp_path / "log").read_text, START_S)
     assert sum(row.get("count/lost_servers", 0) for row in rows()) == 1
 
     second = Server(tmp_path, model, others | {first.marker})
@@ -164,15 +162,4 @@ def test_a_server_ends_when_the_worker_that_owns_it_is_killed(
 
 
 def wait_until_gone(server: Server) -> None:
-    end = time.monotonic() + END_S
-    while left := server.left():
-        assert time.monotonic() < end, left
-        time.sleep(0.1)
-
-
-def wait_for(condition: Callable[[], bool], seconds: float, log: Path) -> None:
-    """``log``: of the run, shown where what it waits for does not come."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, log.read_text()
-        time.sleep(0.1)
+    until(lambda: not server.left(), server.left)

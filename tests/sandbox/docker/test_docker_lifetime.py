@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from agentrl.sandbox.docker.images import prepare
 from agentrl.sandbox.docker.settings import LOCAL_PYTHON
 from agentrl.sandbox.forkserver.hosts import close_servers
 from agentrl.sandbox.owner_id import Owner
+from tests.kit.waiting import until
 
 from .conftest import Engine
 
@@ -81,20 +81,14 @@ def test_an_owner_killed_in_mid_run_leaves_no_container(
     assert containers_of(client, owner.pid)
     owner.send_signal(how)
     owner.wait()
-    deadline = time.monotonic() + _LINGER_S
-    while containers_of(client, owner.pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert containers_of(client, owner.pid) == []
+    until(lambda: containers_of(client, owner.pid) == [])
 
 
 def test_a_closed_host_leaves_no_container(spec: SandboxSpec, client: docker.DockerClient) -> None:
     asyncio.run(_run_once(spec))
     assert containers_of(client, os.getpid())
     close_servers()
-    deadline = time.monotonic() + _LINGER_S
-    while containers_of(client, os.getpid()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert containers_of(client, os.getpid()) == []
+    until(lambda: containers_of(client, os.getpid()) == [])
 
 
 async def _run_once(spec: SandboxSpec) -> None:

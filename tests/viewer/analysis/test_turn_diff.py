@@ -6,29 +6,21 @@ from typing import Any
 
 import numpy as np
 
-from agentrl.types import Segment, SegmentKind, Status, Task, Trajectory, Turn
+from agentrl.types import Segment, SegmentKind, Task, Trajectory, Turn
 from agentrl.viewer.analysis.turn_diff import turn_diff
+from tests.kit.episodes import sampled, user
+from tests.kit.episodes import trajectory as made_trajectory
+from tests.kit.episodes import turn as made_turn
 
 
 def turn(index: int, text: str, *ids: int, observed: str = "go on") -> Turn:
-    tokens = np.array(ids, dtype=np.int32)
-    segments = (Segment(SegmentKind.POLICY, tokens, np.zeros(tokens.size, np.float32), 0),)
-    prompt = (Segment(SegmentKind.PROMPT, np.array([1, 2])),)
-    return Turn(
-        index,
-        index - 1 if index else None,
-        prompt,
-        segments,
-        text,
-        {"role": "assistant", "content": text},
-        observed=({"role": "user", "content": observed},),
-    )
+    prompt = Segment(SegmentKind.PROMPT, np.array([1, 2]))
+    return made_turn(index, [prompt], [sampled(ids, 0.0)], text, observed=(user(observed),))
 
 
 def trajectory(*turns: Turn, rollout: int = 0, **changes: Any) -> Trajectory:
-    fields: dict[str, Any] = {"rewards": {}, "reward": 1.0, **changes}
-    task = Task("t", ({"role": "user", "content": "go on"},), None, "x")
-    return Trajectory(task, 0, rollout, 0, "train", turns, Status("terminated"), **fields)
+    task = Task("t", (user("go on"),), None, "x")
+    return made_trajectory(*turns, task=task, rollout=rollout, **{"reward": 1.0, **changes})
 
 
 def test_equal_trajectories_have_no_difference() -> None:

@@ -23,6 +23,7 @@ import pytest
 from agentrl.cli.main import run as run_command_line
 from agentrl.store import RunDirectory
 from agentrl.viewer.launch import Address, ways_in
+from tests.kit.waiting import until
 
 ADDRESS = Address("127.0.0.1", 8123, "secret")
 
@@ -243,9 +244,7 @@ def on_terminal() -> Iterator[Terminal]:
 
 
 def read_when_there(path: Path) -> str:
-    end = time.monotonic() + 30
-    while not path.exists() and time.monotonic() < end:
-        time.sleep(0.02)
+    until(path.exists)
     return path.read_text()
 
 

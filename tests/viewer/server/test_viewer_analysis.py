@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import replace
 
 import pytest
@@ -18,6 +17,7 @@ from agentrl.store import (
     write_json,
 )
 from agentrl.types import Blob
+from tests.kit.waiting import until
 from tests.viewer.server.viewers import TEXTS, Client, make_trajectory
 
 WORST = len(TEXTS[0]) + 5
@@ -31,9 +31,7 @@ def test_what_store_keep_dropped_is_told(client: Client, run: RunDirectory) -> N
     with TrajectoryWriter(run, keep=writer_of_step_2) as writer:
         writer.seal(2)
     assert client.of_run("/overview").json()["kept"] == {"kept": 2, "of": 4, "steps": [1, 1]}
-    deadline = time.monotonic() + 30
-    while client.get("/api/runs").json()["runs"][0]["trajectories"] != 10:
-        assert time.monotonic() < deadline
+    until(lambda: client.get("/api/runs").json()["runs"][0]["trajectories"] == 10)
     blame = client.of_run("/blame", step=1, signal="loss", level="trajectory").json()
     assert blame["kept"] == [2, 4]
     assert sorted(row["id"] for row in blame["rows"]) == ["2-1-0", "3-1-0"]

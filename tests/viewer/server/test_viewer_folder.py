@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 
 import pytest
 from tokenizers import Tokenizer
@@ -13,6 +12,7 @@ from agentrl.store import JsonlWriter, RunDirectory, TrajectoryWriter
 from agentrl.viewer.demo import planted_faults, unpack_demo
 from agentrl.viewer.runs.run_folder import RunFolder, run_key
 from agentrl.viewer.runs.trajectory_count import TrajectoryCount
+from tests.kit.waiting import until
 from tests.viewer.server.viewers import Client, make_trajectory, viewing
 
 
@@ -82,20 +82,14 @@ def test_two_viewers_of_one_run_answer_alike(run: RunDirectory, tokenizer: Token
         assert one.of_run("/trajectories").json()["total"] == 12
         with TrajectoryWriter(run, "other") as writer:
             writer.write(make_trajectory(tokenizer, 70), 7)
-        ends = time.monotonic() + 20
-        while any(c.of_run("/trajectories").json()["total"] != 13 for c in (one, other)):
-            assert time.monotonic() < ends
-            time.sleep(0.05)
+        until(lambda: all(c.of_run("/trajectories").json()["total"] == 13 for c in (one, other)))
         # each has its own token and its own cookie
         assert other.get("/", headers={"Authorization": f"Bearer {first.token}"}).status_code == 401
         key = run_key(run.root.resolve())
         note = {"trajectory": "70-0-0", "labels": ["seen"]}
         made = one.post(f"/api/runs/{key}/notes", json=note).json()
         assert other.of_run("/trajectory", id="70-0-0").json()["notes"] == [made]
-        ends = time.monotonic() + 20
-        while other.of_run("/trajectories", query="note:seen").json()["total"] != 1:
-            assert time.monotonic() < ends
-            time.sleep(0.05)
+        until(lambda: other.of_run("/trajectories", query="note:seen").json()["total"] == 1)
 
 
 def test_the_demo_says_first_what_was_planted(capsys: pytest.CaptureFixture[str]) -> None:

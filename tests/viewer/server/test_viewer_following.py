@@ -13,6 +13,7 @@ import httpx
 from tokenizers import Tokenizer
 
 from agentrl.store import EventLog, JsonlWriter, RunDirectory, TrajectoryWriter
+from tests.kit.waiting import until
 from tests.viewer.server.viewers import Client, make_trajectory, viewing
 
 
@@ -35,13 +36,6 @@ def opened(stack: ExitStack, client: Client, path: str) -> Iterator[tuple[int, s
 
 def watchers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("watch-")]
-
-
-def wait_until(fact: Any, timeout_s: float = 20) -> None:
-    end = time.monotonic() + timeout_s
-    while not fact():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def stream_path(client: Client) -> str:
@@ -86,7 +80,7 @@ def test_many_pages_share_one_thread_which_ends_with_the_last(client: Client) ->
         pages = [opened(stack, client, path) for _ in range(4)]
         assert {next(page)[1] for page in pages} <= {"state", "step", "trajectories"}
         assert len(watchers()) == before + 1
-    wait_until(lambda: len(watchers()) == before)
+    until(lambda: len(watchers()) == before)
 
 
 def test_pages_beyond_the_fourth_leave_connections_free(client: Client) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import httpx
@@ -12,6 +11,7 @@ from tokenizers import Tokenizer
 from agentrl.store import RunDirectory, TrajectoryWriter
 from agentrl.viewer.api_error import ApiError
 from agentrl.viewer.notes import NoteBook
+from tests.kit.waiting import until
 from tests.viewer.server.viewers import Client, make_trajectory
 
 
@@ -69,13 +69,13 @@ def test_a_note_on_tokens_outlives_a_resume_that_plays_its_episode_again(
     assert client.of_run("/tokens", **about).json() == tokens
     with TrajectoryWriter(run) as resumed:
         resumed.write(make_trajectory(tokenizer, 2), 1)
-    deadline = time.monotonic() + 30
-    while True:  # the index has the newer record within two seconds
+
+    def newer() -> bool:
         again = client.of_run("/trajectory", **about).json()
         assert again["notes"] == [made]
-        if again["summary"]["recorded_at"] != made["recorded_at"]:  # so the page says so
-            break
-        assert time.monotonic() < deadline
+        return bool(again["summary"]["recorded_at"] != made["recorded_at"])  # so the page says so
+
+    until(newer)  # the index has the newer record soon
     assert client.of_run("/tokens", **about).json()["ids"] == tokens["ids"]
 
 

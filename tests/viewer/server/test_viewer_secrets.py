@@ -11,8 +11,9 @@ from tokenizers import Tokenizer
 from agentrl.cli.main import run as run_command_line
 from agentrl.store import Annotation, RunDirectory, TrajectoryReader, TrajectoryWriter, write_json
 from agentrl.store.masking import SecretMask
-from agentrl.types import Segment, SegmentKind, Status, Task, Trajectory, Turn
+from agentrl.types import Segment, SegmentKind, Task, Turn
 from agentrl.viewer.pieces import REDACTED_ID
+from tests.kit.episodes import sampled, trajectory, turn, user
 from tests.viewer.server.test_export_html import answers, exported
 from tests.viewer.server.viewers import Client, viewing
 
@@ -37,24 +38,17 @@ def written(run: RunDirectory, tokenizer: Tokenizer) -> None:
     def ids(text: str) -> np.ndarray:
         return np.array(tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
 
-    def turn(index: int, given: Segment, text: str, observed: str) -> Turn:
-        policy = Segment(SegmentKind.POLICY, ids(text), np.full(len(ids(text)), -0.5), 1)
-        message = {"role": "assistant", "content": text}
-        messages = ({"role": "user", "content": observed},)
-        parent = index - 1 if index else None
-        return Turn(index, parent, (given,), (policy,), text, message, observed=messages)
+    def told(index: int, observed: str, text: str) -> Turn:
+        given = Segment(SegmentKind.OBSERVATION if index else SegmentKind.PROMPT, ids(observed))
+        policy = sampled(ids(text), version=1)
+        return turn(index, [given], [policy], text, observed=(user(observed),))
 
-    turns = (
-        turn(0, Segment(SegmentKind.PROMPT, ids("What is it?")), "look", "What is it?"),
-        turn(1, Segment(SegmentKind.OBSERVATION, ids(TOLD)), SAID, TOLD),
-        turn(2, Segment(SegmentKind.OBSERVATION, ids("Thanks.")), "Bye.", "Thanks."),
-    )
-    task = Task("task-70", ({"role": "user", "content": "What is it?"},))
+    turns = told(0, "What is it?", "look"), told(1, TOLD, SAID), told(2, "Thanks.", "Bye.")
+    task = Task("task-70", (user("What is it?"),))
     with TrajectoryWriter(run, "other") as writer:
-        ended = Status("terminated")
-        trajectory = Trajectory(task, 70, 0, 0, "train", turns, status=ended, stage="rl")
-        writer.write(trajectory, 5)
-        size = trajectory.num_policy_tokens
+        played = trajectory(*turns, group=70, task=task, stage="rl")
+        writer.write(played, 5)
+        size = played.num_policy_tokens
         loss = np.zeros(size, np.float32)
         loss[len("look") + SAID.index(SECRET) + 3] = 1.0
         arrays = {"loss_weight": np.ones(size, np.float32), "token_loss": loss}

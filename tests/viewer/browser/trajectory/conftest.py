@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -15,6 +13,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from agentrl.viewer.launch import Address
+from tests.kit.http import Files, serving
 from tests.viewer.browser.trajectory.sample_run import write_sample_run
 from tests.viewer.server.viewers import viewing
 
@@ -27,21 +26,11 @@ def trajectory_browser(browser: Browser) -> Browser:
     return browser
 
 
-class _Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base's name
-        pass
-
-
 @pytest.fixture(scope="session")
 def static_address() -> Iterator[str]:
     """The static files alone, without a viewer's server."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(STATIC)))
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(partial(Files, directory=str(STATIC))) as address:
+        yield address
 
 
 @pytest.fixture(scope="session")

@@ -45,7 +45,7 @@ from agentrl.types import (
 from agentrl.types.clock import epoch_at
 from agentrl.types.user_code.place import described, said_by
 from agentrl.types.user_code.private_copy import private_copy
-from agentrl.types.user_code.wall import DeadlineError, wall
+from agentrl.types.user_code.wall import DeadlineError, by_deadline, wall
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,6 @@ T = TypeVar("T")
 NO_ENDPOINTS = Endpoints()
 
 _NUMBERED = re.compile(r"call_(\d+)")
-_CANCEL_GRACE_S = 5.0
 _LONGEST_NAME = 64
 _ATTEMPTS = 4
 """Of a call whose failure is ours."""
@@ -78,8 +77,8 @@ class ToolExecutor:
 
     Attributes:
         specs: what the model is told in its prompt, in the order given.
-        num_abandoned: calls that went on after their deadline: a thread that cannot be stopped, a
-            coroutine that will not end.
+        num_abandoned: calls that did not end by their deadline: a thread that cannot be stopped, a
+            coroutine that was given up.
 
     Raises:
         ToolError: two tools of one name, or a limit that is not above 0.
@@ -117,7 +116,6 @@ class ToolExecutor:
         self._num_calls: Counter[str] = Counter()
         self._seconds = 0.0
         self.num_abandoned = 0
-        self._abandoned: set[asyncio.Task[Any]] = set()
 
     async def run(
         self,
@@ -336,8 +334,12 @@ class ToolExecutor:
         try:
             if faults := await found_faults(self._validators[call.name], call.arguments):
                 raise InvalidArgumentsError("; ".join(faults))
-            work = self._attempts(one)
-            output = await (work if tool.keeps_deadline else self._within(context.deadline_s, work))
+            output = await by_deadline(
+                self._attempts(one),
+                None if tool.keeps_deadline else context.deadline_s,
+                lambda: f"tool {call.name!r}",
+                self._abandon,
+            )
         except AgentRLError:
             raise
         except InvalidArgumentsError as error:
@@ -400,46 +402,8 @@ class ToolExecutor:
             pause_s *= 2
         raise AssertionError("the last attempt gives or raises")
 
-    async def _within(
-        self, deadline_s: float, work: Coroutine[Any, Any, str | ToolOutput]
-    ) -> str | ToolOutput:
-        """What ``work`` gives, unless the deadline passes first: then it is cancelled, and left
-        behind if that fails.
-
-        Raises:
-            DeadlineError: the deadline passed.
-            AgentRLError: it passed, and ``work`` failed for a reason of ours while it was ended.
-        """
-        task = asyncio.create_task(work)
-        try:
-            done, _ = await asyncio.wait({task}, timeout=deadline_s)
-        except asyncio.CancelledError:
-            await self._stop(task)
-            raise
-        if done:
-            return task.result()
-        ended = await self._stop(task) and not task.cancelled()
-        if ended and isinstance(failure := task.exception(), AgentRLError):
-            raise failure
-        raise DeadlineError
-
-    async def _stop(self, task: asyncio.Task[Any]) -> bool:
-        """Cancel; whether it ended within the grace. One that did not is counted and kept from the
-        collector.
-        """
-        task.cancel()
-        done, _ = await asyncio.wait({task}, timeout=_CANCEL_GRACE_S)
-        if not done:
-            self.num_abandoned += 1
-            self._abandoned.add(task)
-            task.add_done_callback(self._forget)
-        return bool(done)
-
-    def _forget(self, task: asyncio.Task[Any]) -> None:
-        self._abandoned.discard(task)
-        if not task.cancelled():
-            # looked at, so that asyncio does not report it as lost: it was counted long ago
-            task.exception()
+    def _abandon(self) -> None:
+        self.num_abandoned += 1
 
 
 @dataclass(slots=True, eq=False)

@@ -3,6 +3,8 @@
 - Every connection of a process lives in one thread's event loop; callers come from others.
 - A call is sent once. Whether it may be sent again is the executor's to decide.
 - What the server asks of us (sampling, elicitation, roots) is refused.
+- A server that sends too many messages in a row which answer nothing is ended, by whatever way
+  they come.
 """
 
 from __future__ import annotations
@@ -10,14 +12,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+import anyio
 from mcp import types
 from mcp.client.session import ClientSession
 from mcp.shared.exceptions import MCPError
+from mcp.shared.message import SessionMessage
 
 from agentrl.errors import ToolError
 from agentrl.tools.execution.faults import EndpointError
@@ -33,6 +37,8 @@ logger = logging.getLogger(__name__)
 _PING_S = 5.0
 _MAX_TOOLS = 1000
 _MAX_PAGES = 100
+_MAX_UNASKED = 1000
+"""Messages in a row that answer nothing."""
 
 
 class _Loop:
@@ -174,13 +180,14 @@ class McpConnection:
                     self._errors.clear()
                     local = program(self.spec.command, env, self.spec.cwd, self._errors)
                     read, write, ended = await stack.enter_async_context(local)
+                read = await stack.enter_async_context(_counted(read, ended))
                 session = await stack.enter_async_context(
                     ClientSession(read, write, message_handler=self._heard)
                 )
                 await session.initialize()
                 ready.set_result(session)
                 await ended.wait()
-            self._warn("it ended by itself")
+            self._warn("it ended by itself, or sent what nobody asked for")
         except BaseException as error:
             if not ready.done():
                 ready.set_exception(
@@ -278,3 +285,29 @@ class McpConnection:
         parts = (f"{type(error).__name__}: {text}".removesuffix(": "), told_end(self._errors))
         reason = "; ".join(filter(None, parts))
         return EndpointError(f"the MCP server {self.name!r} failed: {reason}", sent=sent)
+
+
+@asynccontextmanager
+async def _counted(read: Any, ended: asyncio.Event) -> AsyncIterator[Any]:
+    """The messages of ``read``, which end with the server or after too many that answer nothing."""
+    send, receive = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+
+    async def pass_on() -> None:
+        unasked = 0
+        async with send:
+            async for message in read:
+                is_answer = isinstance(message, SessionMessage)
+                is_answer = is_answer and not hasattr(message.message, "method")
+                unasked = 0 if is_answer else unasked + 1
+                if unasked > _MAX_UNASKED:
+                    ended.set()
+                    return
+                await send.send(message)
+
+    passing = asyncio.create_task(pass_on())
+    try:
+        yield receive
+    finally:
+        passing.cancel()
+        await asyncio.gather(passing, return_exceptions=True)
+        receive.close()

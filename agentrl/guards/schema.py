@@ -1,35 +1,86 @@
-"""Schema: a JSON Schema (Draft 2020-12) that is checked once and refers to nothing outside itself.
+"""Schema: a JSON Schema (Draft 2020-12) that is checked once, and values that are held against it.
 
-Nothing is ever fetched, and a value is held against it within bounds of time.
+- Nothing is ever fetched: a schema refers to nothing outside itself.
+- Patterns are matched in linear time; those that look around or back have a limit of steps.
+- A check holds the interpreter's lock, so how often rules are tried is bounded before it begins: a
+  schema may send a value to many rules, and each of them to many more at the next level.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from itertools import islice
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
-import regex
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError, ValidationError
-from referencing import Registry
-from referencing.exceptions import Unresolvable
-from referencing.jsonschema import DRAFT202012
+from jsonschema_rs import (
+    Draft202012Validator,
+    FancyRegexOptions,
+    RegexOptions,
+    ValidationError,
+    ValidationErrorKind,
+)
 
-from agentrl.guards.bounded_json import parse_json
-from agentrl.guards.patterns import BoundedValidator, compiled, pattern_budget
+from agentrl.guards.bounded_json import MAX_DEPTH, parse_json
 
+_MOST_TRIED = 10**7
+"""Rules that a check may try: a tenth of a second."""
+_MOST_TOLD = 20_000
+"""Rules up to which it is said which one a value breaks: each takes 10,000 times as long."""
+_BACKTRACKS = 10_000
+_LOOKS_AROUND = 15_000
+"""What a pattern with that limit may take, in rules."""
+_QUOTED = re.compile(r"'([^']*)'")
+
+# Keywords by what they hold, and whether that is tried on the value itself or on what is within.
 _REFERENCES = ("$ref", "$dynamicRef")
+_ONE_HERE = ("not", "if", "then", "else")
+_LISTS_HERE = ("allOf", "anyOf", "oneOf")
+_ANY_PROPERTY = ("additionalProperties", "unevaluatedProperties", "propertyNames")
+_ANY_ITEM = ("items", "unevaluatedItems", "contains")
 
 
 class SchemaFault(ValueError):  # noqa: N818 - what a schema has, not what a program does
     """Why a schema is none, as the end of a sentence about it."""
 
 
+@dataclass(frozen=True, slots=True)
+class BrokenRule:
+    """A rule that a value breaks.
+
+    Args:
+        path: to what breaks it: names and positions.
+        keyword: of the rule.
+        rule: the keyword's value in the schema.
+        beside: the part of the schema that it stands in.
+        value: what breaks it.
+        message: the same in words; of a pattern that cannot be held, that it takes too long.
+        unexpected: the names that are not allowed.
+        is_slow: whether it is a pattern that was given up.
+    """
+
+    path: Sequence[str | int]
+    keyword: str
+    rule: Any
+    beside: Mapping[str, Any]
+    value: Any
+    message: str
+    unexpected: Sequence[str] = ()
+    is_slow: bool = False
+
+    @property
+    def json_path(self) -> str:
+        """The path from ``$``, the value itself."""
+        return "$" + "".join(
+            f"[{part}]" if isinstance(part, int) else f".{part}" for part in self.path
+        )
+
+
 @functools.lru_cache(maxsize=1024)
-def schema_validator(text: str) -> Draft202012Validator:
-    """A validator for a schema; equal ones are checked once.
+def checked_schema(text: str) -> CheckedSchema:
+    """A schema; equal ones are checked once.
 
     Args:
         text: the schema as JSON.
@@ -38,74 +89,222 @@ def schema_validator(text: str) -> Draft202012Validator:
         SchemaFault: it is none, or refers to what is not in it.
     """
     try:
-        schema = parse_json(text)
-        Draft202012Validator.check_schema(schema)
-        registry: Registry[Any] = Registry()  # that fetches nothing
-        validator = BoundedValidator(schema, registry=registry)
-        _check_parts(schema, registry)
-        validator.is_valid({})
-    except SchemaError as error:
-        raise SchemaFault(f"is no JSON Schema at {error.json_path}: {error.message}") from None
-    except RecursionError:
-        raise SchemaFault("refers to itself without an end") from None
+        return CheckedSchema(parse_json(text))
+    except ValidationError as error:
+        if error.kind.name in _REFERENCES:
+            found = _QUOTED.search(error.message)
+            raise _elsewhere(found[1] if found else error.message) from None
+        rule = BrokenRule(error.instance_path, "", None, {}, None, "")
+        raise SchemaFault(f"is no JSON Schema at {rule.json_path}: {error.message}") from None
     except SchemaFault:
         raise
     except ValueError as error:
         raise SchemaFault(f"is no JSON Schema: {error}") from None
-    return validator
 
 
-def broken_rules(
-    validator: Draft202012Validator, value: Any, *, seconds: float, most: int
-) -> list[ValidationError]:
-    """The rules that a value breaks, the first ``most`` of them.
+class CheckedSchema:
+    """A schema that values are held against.
 
     Args:
-        validator: of ``schema_validator``.
-        value: of JSON.
-        seconds: that all its patterns may take together.
-        most: at most so many.
+        schema: as parsed JSON; nobody changes it.
 
     Raises:
-        SlowPatternError: they took longer.
-        SchemaFault: value or schema are nested too deeply to be compared.
+        ValidationError: it breaks a rule of the schema of schemas.
+        SchemaFault: it refers to itself without an end.
     """
-    try:
-        with pattern_budget(seconds):
-            return list(islice(validator.iter_errors(value), most))
-    except RecursionError:
-        raise SchemaFault("cannot be followed: value or schema are nested too deeply") from None
+
+    def __init__(self, schema: Any) -> None:
+        self.schema = schema
+        self._tries = _Tries(schema)
+        self._least_tries = 1
+        linear = RegexOptions()
+        try:
+            self._validator = Draft202012Validator(schema, pattern_options=linear, offline=True)
+        except ValidationError as error:
+            if error.kind.name not in ("format", "pattern", "patternProperties"):
+                raise
+            bounded = FancyRegexOptions(backtrack_limit=_BACKTRACKS)
+            self._validator = Draft202012Validator(schema, pattern_options=bounded, offline=True)
+            self._least_tries = _LOOKS_AROUND
+        self._tries.most(0)
+
+    def is_valid(self, value: Any) -> bool:
+        """Whether a value keeps every rule.
+
+        Raises:
+            SchemaFault: too many rules would have to be tried.
+        """
+        self._num_tries(value)
+        return self._validator.is_valid(value)
+
+    def broken(self, value: Any) -> list[BrokenRule]:
+        """The rules that a value of JSON breaks.
+
+        Raises:
+            SchemaFault: too many rules would have to be tried, to find them or to say which.
+            ValueError: it has half of a surrogate pair.
+        """
+        num_tries = self._num_tries(value)
+        if self._validator.is_valid(value):
+            return []
+        if num_tries > _MOST_TOLD:
+            raise SchemaFault("is broken, and has too many rules for so many values to say where")
+        return [self._told(error, value) for error in self._validator.iter_errors(value)]
+
+    def _num_tries(self, value: Any) -> int:
+        """How often rules may be tried on a value, and on all within it."""
+        num_values = 0
+        depth = 0
+        level: list[Any] = [value]
+        while level:
+            num_values += len(level)
+            level = [inner for outer in level for inner in _within(outer)]
+            depth += 1
+        if depth > MAX_DEPTH:
+            raise SchemaFault("cannot be followed: the value is nested too deeply")
+        found = num_values * self._tries.most(depth)
+        if max(found, num_values * self._least_tries) > _MOST_TRIED:
+            raise SchemaFault("cannot be followed: too many rules for so many values, or so deep")
+        return found
+
+    def _told(self, error: ValidationError, value: Any) -> BrokenRule:
+        found = value
+        for part in error.instance_path:
+            found = found[part]
+        rule = self.schema
+        beside: Any = {}
+        for part in error.schema_path:
+            rule, beside = rule[part], rule
+        kind = error.kind
+        is_slow = isinstance(kind, ValidationErrorKind.BacktrackLimitExceeded)
+        # an object that may have no names at all is told as a rule that nothing keeps
+        closed = kind.name == "falseSchema" and error.schema_path[-1] == "additionalProperties"
+        keyword = "additionalProperties" if closed else kind.name
+        unexpected: Sequence[str] = ()
+        if keyword == "additionalProperties":
+            unexpected = list(found) if closed else kind.value
+        message = f"the pattern {rule!r} takes too long for the text given"
+        return BrokenRule(
+            path=error.instance_path,
+            keyword=keyword,
+            rule=rule,
+            beside=beside if isinstance(beside, Mapping) else {},
+            value=found,
+            message=message if is_slow else error.message,
+            unexpected=unexpected,
+            is_slow=is_slow,
+        )
 
 
-def _check_parts(schema: Any, registry: Registry[Any]) -> None:
-    """Refuses a reference that leaves the schema, and a pattern that is none."""
-    root = DRAFT202012.create_resource(schema)
-    parts = [(root, registry.resolver_with_root(root))]
-    while parts:
-        part, resolver = parts.pop()
-        inner = [
-            DRAFT202012.create_resource(each) for each in DRAFT202012.subresources_of(part.contents)
-        ]
-        parts += [(each, resolver.in_subresource(each)) for each in inner]
-        rules = part.contents if isinstance(part.contents, Mapping) else {}
-        for reference in (rules[key] for key in _REFERENCES if key in rules):
+class _Tries:
+    """How many rules a schema may try along one path into a value.
+
+    Args:
+        schema: the whole of it.
+    """
+
+    def __init__(self, schema: Any) -> None:
+        self._schema = schema
+        self._named: dict[tuple[int, str], Any] = {}
+        self._ids: dict[str, Any] = {}
+        self._known: dict[tuple[int, int], int] = {}
+        self._open: set[tuple[int, int]] = set()
+        self._name(schema, schema)
+
+    def most(self, depth: int) -> int:
+        """Those for a value of so many levels.
+
+        Raises:
+            SchemaFault: a reference leaves the schema, or leads back to itself.
+        """
+        try:
+            return self._of(self._schema, depth, self._schema)
+        except RecursionError:
+            raise SchemaFault("cannot be followed: it is nested too deeply") from None
+
+    def _name(self, part: Any, resource: Any) -> None:
+        """Notes what references may name within a part."""
+        if isinstance(part, Mapping):
+            if isinstance(own := part.get("$id"), str):
+                resource = part
+                self._ids[own.removesuffix("#")] = part
+            for keyword in ("$anchor", "$dynamicAnchor"):
+                if isinstance(anchor := part.get(keyword), str):
+                    self._named[id(resource), anchor] = part
+        for inner in _within(part):
+            self._name(inner, resource)
+
+    def _of(self, part: Any, depth: int, resource: Any) -> int:
+        if not isinstance(part, Mapping) or depth < 0:
+            return 0
+        key = (id(part), depth)
+        if key in self._known:
+            return self._known[key]
+        if key in self._open:
+            raise SchemaFault("refers to itself without an end")
+        self._open.add(key)
+        if "$id" in part:
+            resource = part
+        here = sum(self._of(inner, depth, own) for inner, own in self._here(part, resource))
+        found = min(1 + here + self._inside(part, depth - 1, resource), _MOST_TRIED + 1)
+        self._open.discard(key)
+        self._known[key] = found
+        return found
+
+    def _here(self, part: Mapping[str, Any], resource: Any) -> Iterator[tuple[Any, Any]]:
+        """What is tried on the same value, each with the resource that it stands in."""
+        for keyword in _REFERENCES:
+            if keyword in part:
+                yield self._target(part[keyword], resource)
+        inner = [part[keyword] for keyword in _ONE_HERE if keyword in part]
+        for keyword in _LISTS_HERE:
+            inner += part.get(keyword, ())
+        inner += part.get("dependentSchemas", {}).values()
+        for one in inner:
+            yield one, resource
+
+    def _inside(self, part: Mapping[str, Any], depth: int, resource: Any) -> int:
+        """What is tried on one value within: of an object, or of a list."""
+
+        def tries(parts: Any) -> list[int]:
+            return [self._of(one, depth, resource) for one in parts]
+
+        properties = max(tries(part.get("properties", {}).values()), default=0)
+        properties += sum(tries(part.get("patternProperties", {}).values()))
+        properties += sum(tries(part.get(keyword) for keyword in _ANY_PROPERTY))
+        items = max(tries(part.get("prefixItems", ())), default=0)
+        items += sum(tries(part.get(keyword) for keyword in _ANY_ITEM))
+        return max(properties, items)
+
+    def _target(self, reference: str, resource: Any) -> tuple[Any, Any]:
+        """The part that a reference leads to, and the resource that this stands in."""
+        name, _, fragment = reference.partition("#")
+        resource = self._ids.get(name) if name else resource
+        if resource is None:
+            raise _elsewhere(reference)
+        if fragment and not fragment.startswith("/"):
+            found = self._named.get((id(resource), fragment))
+            if found is None:
+                raise _elsewhere(reference)
+            return found, resource
+        found = resource
+        for step in unquote(fragment).split("/")[1:]:
+            key = step.replace("~1", "/").replace("~0", "~")
             try:
-                resolver.lookup(reference)
-            except Unresolvable:
-                raise SchemaFault(
-                    f"refers to {reference!r}, which is not in it, and nothing is fetched; copy it "
-                    "into '$defs' and refer to '#/$defs/NAME'"
-                ) from None
-        own_pattern = [rules["pattern"]] if "pattern" in rules else []
-        for pattern in (*own_pattern, *rules.get("patternProperties", ())):
-            try:
-                compiled(pattern)
-            except regex.error as error:
-                raise SchemaFault(
-                    f"has {pattern!r}, which is no regular expression: {error}"
-                ) from None
-        if "unevaluatedProperties" in rules and "patternProperties" in rules:
-            raise SchemaFault(
-                "has unevaluatedProperties beside patternProperties, which is not supported; use "
-                "additionalProperties"
-            )
+                found = found[int(key) if isinstance(found, list) else key]
+            except (KeyError, IndexError, ValueError, TypeError):
+                raise _elsewhere(reference) from None
+        return found, resource
+
+
+def _within(value: Any) -> Sequence[Any]:
+    if isinstance(value, Mapping):
+        return list(value.values())
+    return value if isinstance(value, list | tuple) else ()
+
+
+def _elsewhere(reference: str) -> SchemaFault:
+    return SchemaFault(
+        f"refers to {reference!r}, which is not in it, and nothing is fetched; copy it into "
+        "'$defs' and refer to '#/$defs/NAME'"
+    )

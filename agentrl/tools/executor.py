@@ -12,9 +12,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar
 
-from jsonschema import Draft202012Validator
-
 from agentrl.errors import AgentRLError, ToolError, nearest
+from agentrl.guards.schema import CheckedSchema
 from agentrl.sandbox import Sandbox
 from agentrl.tools.base import InvalidArgumentsError, Tool, merged
 from agentrl.tools.context import ToolContext, ToolOutput
@@ -31,7 +30,7 @@ from agentrl.tools.execution.outputs import (
     valid_text,
     with_images_read,
 )
-from agentrl.tools.validate import found_faults, schema_validator
+from agentrl.tools.validate import argument_faults, schema_validator
 from agentrl.types import (
     CallProblem,
     CallRecord,
@@ -95,7 +94,7 @@ class ToolExecutor:
         token_ends: TokenEnds | None = None,
     ) -> None:
         self._known: dict[str, Tool] = {}
-        self._validators: dict[str, Draft202012Validator] = {}
+        self._validators: dict[str, CheckedSchema] = {}
         for tool in tools:
             self._add(tool)
         if len(self._known) < len(tools):
@@ -332,7 +331,7 @@ class ToolExecutor:
     async def _output(self, one: _Call) -> ToolOutput:
         tool, call, context = one.tool, one.call, one.context
         try:
-            if faults := await found_faults(self._validators[call.name], call.arguments):
+            if faults := argument_faults(self._validators[call.name], call.arguments):
                 raise InvalidArgumentsError("; ".join(faults))
             output = await by_deadline(
                 self._attempts(one),

@@ -445,7 +445,7 @@ def test_a_schema_given_by_hand() -> None:
     [
         ({"name": "x"}, "needs parameters"),
         ({"name": "x", "parameters": {"type": "array"}}, "must have type 'object', got 'array'"),
-        ({"name": "x", "parameters": {"type": "objekt"}}, r"no JSON Schema at \$\.type: 'objekt'"),
+        ({"name": "x", "parameters": {"type": "objekt"}}, 'no JSON Schema at .*"objekt"'),
         ({"name": "x y", "parameters": {"type": "object"}}, "name must be 1 to 64 of"),
         (
             {"name": "x", "parameters": {"type": "object", "properties": {"a": {}}}},

@@ -13,7 +13,8 @@ import pytest
 from agentrl.envs import AsyncEnv, EpisodeView, ToolEnv
 from agentrl.envs.wrappers import Wrapper
 from agentrl.errors import EnvError, ToolError
-from agentrl.tools import HermesParser, ToolContext, ToolFactory, ToolReference, Toolset, tool
+from agentrl.tools import HermesParser, ToolContext, ToolFactory, ToolReference, tool
+from agentrl.tools.factory import ToolClass
 from agentrl.types import Action, Status, Task
 
 TASK = Task("t-1", ({"role": "user", "content": "hi"},), info={"euro": 5})
@@ -243,5 +244,5 @@ def test_a_subclass_overrides_a_tool_and_adds_one() -> None:
             """Rob."""
             return ""
 
-    tools = ToolFactory(Toolset(More)).build(ToolContext(task=TASK))
+    tools = ToolFactory(ToolClass(More)).build(ToolContext(task=TASK))
     assert [made.spec.name for made in tools] == ["balance", "rob"]

@@ -7,12 +7,11 @@ templates have room for one call a turn.
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from agentrl.guards.strict_json import JSONFault, read_json
+from agentrl.tools.parsers.pythonic import python_call
 from agentrl.tools.parsers.reading import (
     Call,
     CallFault,
@@ -90,28 +89,11 @@ def _built_in_call(written: str) -> Call:
             f"write {_TAG}{_FORM}",
         )
     try:
-        call = ast.parse(f"f{brackets}", mode="eval").body
-        if not isinstance(call, ast.Call) or call.args:
-            raise ValueError("only key=value pairs may stand between the brackets")
-        arguments = {
-            keyword.arg: _literal(keyword.arg, keyword.value)
-            for keyword in call.keywords
-            if keyword.arg
-        }
-        if len(arguments) < len(call.keywords):
-            raise ValueError("only key=value pairs may stand between the brackets")
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as fault:
+        return name, python_call(f"f{brackets}", {})[1]
+    except ValueError as fault:
         raise CallFault(
             "bad_arguments", f"the arguments cannot be read: {fault}; write {_TAG}{_FORM}"
         ) from None
-    return name, arguments
-
-
-def _literal(name: str, node: ast.expr) -> Any:
-    try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError):  # Python's own words name an address in memory
-        raise ValueError(f"{name} must be a literal, such as 'x', 1 or [1, 2]") from None
 
 
 def _read_object(text: str, start: int, raw_start: int, reading: Reading) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -109,6 +109,24 @@ def _call(written: str) -> Call:
             f"a call may have {_LONGEST} characters, got {len(written)}; pass less at once",
         )
     try:
+        return python_call(written, _WORDS)
+    except ValueError as fault:
+        raise CallFault(
+            "malformed_json", f"the call cannot be read: {fault}; write it as {_FORM}"
+        ) from None
+
+
+def python_call(written: str, words: Mapping[str, bool | None]) -> Call:
+    """The call that an expression of Python is.
+
+    Args:
+        written: the expression; its length is the caller's to bound.
+        words: names that stand for values.
+
+    Raises:
+        ValueError: it is none, or has another argument than literals by name.
+    """
+    try:
         call = ast.parse(written, mode="eval").body
         if not isinstance(call, ast.Call):
             raise ValueError("it is no call")
@@ -117,18 +135,15 @@ def _call(written: str) -> Call:
             raise ValueError(f"{name[:40]!r} is no tool's name")
         if call.args or not all(keyword.arg for keyword in call.keywords):
             raise ValueError("arguments are passed by name, as KEY=VALUE")
-        arguments = {str(keyword.arg): _literal(keyword) for keyword in call.keywords}
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as fault:
-        reason = fault.msg if isinstance(fault, SyntaxError) else str(fault)
-        raise CallFault(
-            "malformed_json", f"the call cannot be read: {reason}; write it as {_FORM}"
-        ) from None
-    return name, arguments
+        return name, {str(one.arg): _literal(one, words) for one in call.keywords}
+    except SyntaxError as fault:
+        raise ValueError(fault.msg) from None
+    except (RecursionError, MemoryError) as fault:
+        raise ValueError(str(fault)) from None
 
 
-def _literal(keyword: ast.keyword) -> Any:
-    """A value, in which JSON's three words count too."""
-    value = _Words().visit(keyword.value)
+def _literal(keyword: ast.keyword, words: Mapping[str, bool | None]) -> Any:
+    value = _Words(words).visit(keyword.value)
     try:
         found = ast.literal_eval(value)
         json.dumps(found, allow_nan=False)
@@ -138,9 +153,12 @@ def _literal(keyword: ast.keyword) -> Any:
 
 
 class _Words(ast.NodeTransformer):
-    """``true``, ``false`` and ``null`` as Python has them."""
+    """Names that stand for values, such as JSON's ``true``, as those."""
+
+    def __init__(self, words: Mapping[str, bool | None]) -> None:
+        self._words = words
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        if node.id in _WORDS:
-            return ast.copy_location(ast.Constant(_WORDS[node.id]), node)
+        if node.id in self._words:
+            return ast.copy_location(ast.Constant(self._words[node.id]), node)
         return node

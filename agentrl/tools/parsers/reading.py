@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -209,6 +210,65 @@ class BlockParser(ABC):
         return reading.message(reasoning)
 
 
+class PairParser(BlockParser):
+    """Reads a format whose calls are a name, and a key and a value for each argument between marks
+    of their own.
+    """
+
+    name: ClassVar[re.Pattern[str]]
+    """The tool's name, as its first group."""
+    begins: ClassVar[str]
+    """The same in words."""
+    pair: ClassVar[re.Pattern[str]]
+    """A ``key`` and a ``value``, with ``whole`` at its end; or what of it is in its order."""
+    pair_form: ClassVar[str]
+    """What is wrong with text that is no pair, in words."""
+    key_word: ClassVar[str]
+    """What a key is called."""
+    form: ClassVar[str]
+    """A call as it should be written."""
+    end: ClassVar[re.Pattern[str] | None] = None
+    """What must follow the last pair."""
+    last_blank: ClassVar[str] = ""
+    """What belongs to the format at a value's end."""
+    words: ClassVar[Mapping[str, Any]] = {}
+    """Further values by how they are written, where the schema admits no text."""
+
+    def read_body(self, text: str, start: int, tools: Sequence[ToolSpec]) -> Body:
+        """A name and its pairs."""
+        name = self.name.match(text, start)
+        slip = position = name.end() if name else start
+        written: list[tuple[str, str]] = []
+        while pair := self.pair.match(text, position):
+            slip = pair.end()
+            if not pair["whole"]:
+                break
+            written.append((pair["key"].strip(), pair["value"].removesuffix(self.last_blank)))
+            position = slip
+        end = self.end.match(text, position) if self.end else None
+        ended = self.end is None or end is not None
+        last = end.end() if end else position
+
+        def call(close: int) -> Call:
+            if name is None:
+                raise CallFault(
+                    "missing_name",
+                    f"the call does not begin with {self.begins}; write it as {self.form}",
+                )
+            extra = text[last:close].strip()
+            if extra or not ended:
+                raise CallFault(
+                    "bad_arguments",
+                    f"{extra[:40]!r} {self.pair_form}; write a call as {self.form}",
+                )
+            if len(dict(written)) < len(written):
+                twice = Counter(key for key, _ in written).most_common(1)[0][0]
+                raise CallFault("bad_arguments", f"the {self.key_word} {twice!r} is given twice")
+            return name[1], schema_values(name[1], dict(written), tools, self.words)
+
+        return Body(max(slip, last), call)
+
+
 def opened_thoughts(prompt_end: str) -> str:
     """``<think>`` where the end of a prompt opens a block, so that a completion begins within it;
     else nothing.
@@ -324,7 +384,7 @@ def schema_values(
     name: str,
     written: Mapping[str, str],
     tools: Sequence[ToolSpec],
-    words: Mapping[str, Any] | None = None,
+    words: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Arguments of a format that writes texts bare and all else as JSON: what the schema calls a
     string is the text itself, and anything else JSON where it reads as such.
@@ -338,7 +398,7 @@ def schema_values(
     schemas = {tool.name: tool.parameters.get("properties", {}) for tool in tools}
     properties = schemas.get(name, {})
     return {
-        key: _schema_value(text, _admitted_types(properties.get(key)), words or {})
+        key: _schema_value(text, _admitted_types(properties.get(key)), words)
         for key, text in written.items()
     }
 

@@ -14,6 +14,7 @@ from pydantic_core import PydanticSerializationError
 
 from agentrl.errors import ToolError, did_you_mean
 from agentrl.tools.context import ToolContext
+from agentrl.types import ToolSpec
 from agentrl.types.user_code.private_copy import private_copy
 
 T = TypeVar("T")
@@ -137,6 +138,12 @@ def closed_schema(properties: Mapping[str, Any], required: Sequence[str]) -> dic
         "required": list(required),
         "additionalProperties": False,
     }
+
+
+def text_spec(name: str, description: str, argument: str, /, **rules: Any) -> ToolSpec:
+    """A tool of one text: the argument's name, and what its schema has beside the type."""
+    rule = {"type": "string", **rules}
+    return ToolSpec(name, description, closed_schema({argument: rule}, [argument]))
 
 
 def _typed_parameters(function: Callable[..., Any], name: str) -> Mapping[str, inspect.Parameter]:

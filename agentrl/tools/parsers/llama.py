@@ -15,12 +15,12 @@ from agentrl.tools.parsers.pythonic import python_call
 from agentrl.tools.parsers.reading import (
     Call,
     CallFault,
+    FormatParser,
     Marks,
     Reading,
     object_call,
-    split_reasoning,
 )
-from agentrl.types import ParsedMessage, ToolSpec
+from agentrl.types import ToolSpec
 
 _TAG = "<|python_tag|>"
 _FORM = '{"name": "...", "parameters": {...}}'
@@ -35,37 +35,33 @@ _MAX_WRITTEN = 8192  # characters of a built-in call's arguments: Python's own p
 _BETWEEN = re.compile(r"[\s;,]*")
 
 
-class LlamaParser:
+class LlamaParser(FormatParser):
     """Reads JSON calls where the text begins with one, after ``<|python_tag|>``, and wherever an
     object opens with ``"name":`` or the like. One call a turn is run; any other is a problem that
     says so.
     """
 
     marks = Marks(opens=("{", _TAG))
+    before = "{"
+    counted = (*_MARKED, _TAG)
+    one_call = True
 
-    def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
-        """The assistant's message; see ToolCallParser."""
-        reasoning, rest = split_reasoning(text, before="{")
-        reading = Reading.of(text, rest, one_call=True)
-        position = 0
-        while not reading.full and (start := _next_call(rest, position)) is not None:
-            before = rest[position:start]
-            reading.content.append("" if position and _BETWEEN.fullmatch(before) else before)
-            if rest.startswith(_TAG, start):
-                position = _read_tagged(rest, start, reading)
-            else:
-                position = _read_object(rest, start, start, reading)
-        reading.rest(rest[position:], (*_MARKED, _TAG))
-        return reading.message(reasoning)
+    def find(self, text: str, position: int) -> int | None:
+        """See ``FormatParser.find``."""
+        if position == 0 and (brace := _BRACE.match(text)):
+            return brace.end()
+        found = _CALL.search(text, position)
+        return found.start() if found else None
 
+    def said(self, text: str, is_first: bool) -> str:
+        """See ``FormatParser.said``."""
+        return text if is_first or not _BETWEEN.fullmatch(text) else ""
 
-def _next_call(text: str, position: int) -> int | None:
-    """Where the next call begins."""
-    brace = _BRACE.match(text) if position == 0 else None
-    found = brace or _CALL.search(text, position)
-    if found is None:
-        return None
-    return found.end() if brace else found.start()
+    def read(self, text: str, start: int, reading: Reading, tools: Sequence[ToolSpec]) -> int:
+        """An object, or what follows ``<|python_tag|>``."""
+        if text.startswith(_TAG, start):
+            return _read_tagged(text, start, reading)
+        return _read_object(text, start, start, reading)
 
 
 def _read_tagged(text: str, start: int, reading: Reading) -> int:

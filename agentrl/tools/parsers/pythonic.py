@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from agentrl.tools.parsers.reading import Call, CallFault, Marks, Reading, split_reasoning
-from agentrl.types import ParsedMessage, ToolSpec
+from agentrl.tools.parsers.reading import Call, CallFault, FormatParser, Marks, Reading
+from agentrl.types import ToolSpec
 
 _OPENS = ("<|python_start|>", "<|tool_call_start|>")
 _CLOSES = ("<|python_end|>", "<|tool_call_end|>")
@@ -33,45 +33,42 @@ _DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*")
 _WORDS: dict[str, bool | None] = {"true": True, "false": False, "null": None}
 
 
-class PythonicParser:
+class PythonicParser(FormatParser):
     """Reads lists of calls that begin a line or follow a mark such as ``<|python_start|>``; other
     text is the content.
     """
 
     marks = Marks(opens=(*_OPENS, "["), others=_CLOSES)
+    before = "["
+    counted = _OPENS
 
-    def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
-        """The assistant's message; see ToolCallParser."""
-        reasoning, rest = split_reasoning(text, before="[")
-        reading = Reading.of(text, rest)
-        position = 0
-        while not reading.full and (found := _CALLS.search(rest, position)):
-            reading.content.append(rest[position : found.start()])
-            position = _read_list(rest, found.start(), found.end(), reading)
-        reading.rest(rest[position:], _OPENS)
-        return reading.message(reasoning)
+    def find(self, text: str, position: int) -> int | None:
+        """See ``FormatParser.find``."""
+        found = _CALLS.search(text, position)
+        return found.start() if found else None
 
-
-def _read_list(text: str, raw_start: int, start: int, reading: Reading) -> int:
-    """The list at ``start``; gives the position behind it and its closing mark."""
-    stops = _elements(text, start) if text.startswith("[", start) else []
-    if not stops:
-        behind = _CALLS.search(text, max(start, raw_start + 1))
-        end = behind.start() if behind else len(text)
-        detail = f"the list of calls is not closed; write it as {_FORM}"
-        reading.problem("unclosed", detail, text[raw_start:end])
-        return end
-    begin = start + 1
-    for stop in stops:
-        if reading.full:
-            break
-        written = text[begin : stop - 1]
-        if written.strip() or len(stops) == 1:  # a comma may stand behind the last one
-            reading.add(text[raw_start:stop], partial(_call, written.strip()))
-            raw_start = stop
-        begin = stop
-    closing = _END.match(text, stops[-1])
-    return closing.end() if closing else stops[-1]
+    def read(self, text: str, start: int, reading: Reading, tools: Sequence[ToolSpec]) -> int:
+        """A list, and its closing mark."""
+        raw_start = start
+        start = _CALLS.match(text, raw_start).end()  # type: ignore[union-attr] # it was found
+        stops = _elements(text, start) if text.startswith("[", start) else []
+        if not stops:
+            behind = _CALLS.search(text, max(start, raw_start + 1))
+            end = behind.start() if behind else len(text)
+            detail = f"the list of calls is not closed; write it as {_FORM}"
+            reading.problem("unclosed", detail, text[raw_start:end])
+            return end
+        begin = start + 1
+        for stop in stops:
+            if reading.full:
+                break
+            written = text[begin : stop - 1]
+            if written.strip() or len(stops) == 1:  # a comma may stand behind the last one
+                reading.add(text[raw_start:stop], partial(_call, written.strip()))
+                raw_start = stop
+            begin = stop
+        closing = _END.match(text, stops[-1])
+        return closing.end() if closing else stops[-1]
 
 
 def _elements(text: str, start: int) -> list[int]:

@@ -165,49 +165,93 @@ class Body:
     fault: str = ""
 
 
-class BlockParser(ABC):
-    """Reads the calls of a format that writes each between two marks; other text is the content.
-
-    A leading ``<think>`` block is ``reasoning_content``, and a call within it is a thought. A call
-    without its closing mark is a problem (``unclosed``), since it may have been cut.
+class FormatParser(ABC):
+    """Reads the calls of a format, one after the other; other text is the content, and a leading
+    ``<think>`` block the thoughts, with any call within it.
     """
 
     marks: ClassVar[Marks]
+    before: ClassVar[str | None] = None
+    """Without an opening tag, thoughts end only in front of the first of these."""
+    counted: ClassVar[tuple[str, ...]] = ()
+    """With which a call begins or ends, to count those that are left over; all marks by default."""
+    one_call: ClassVar[bool] = False
+    """The format's chat templates have room for one call a turn."""
+
+    @abstractmethod
+    def find(self, text: str, position: int) -> int | None:
+        """Where the next call begins; None where there is none."""
+
+    @abstractmethod
+    def read(self, text: str, start: int, reading: Reading, tools: Sequence[ToolSpec]) -> int:
+        """Reads what begins at ``start``; gives the position behind it."""
+
+    def said(self, text: str, is_first: bool) -> str:
+        """What of the text in front of a call was said; the first one follows no other call."""
+        return text
+
+    def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
+        """The assistant's message; see ToolCallParser."""
+        reasoning, rest = split_reasoning(text, before=self.before)
+        reading = Reading.of(text, rest, one_call=self.one_call)
+        position = 0
+        while not reading.full and (start := self.find(rest, position)) is not None:
+            reading.content.append(self.said(rest[position:start], position == 0))
+            position = self.read(rest, start, reading, tools)
+        counted = self.counted or (*self.marks.opens, *self.marks.closes)
+        reading.rest(rest[position:], counted)
+        return reading.message(reasoning)
+
+
+class BlockParser(FormatParser):
+    """Reads the calls of a format that writes each between two marks.
+
+    A call without its closing mark is a problem (``unclosed``), since it may have been cut.
+    """
+
     keep_blanks: ClassVar[bool] = True
     """Whether white space between two marks was said."""
+    _mark: ClassVar[re.Pattern[str]]
+
+    def __init_subclass__(cls) -> None:
+        if "marks" in vars(cls):
+            marks = cls.marks
+            every = (*marks.opens, *marks.closes, *marks.others)
+            cls._mark = re.compile("|".join(map(re.escape, every)))
+            cls.before = marks.opens[0]
 
     @abstractmethod
     def read_body(self, text: str, start: int, tools: Sequence[ToolSpec]) -> Body:
         """What stands at ``start``, behind an opening mark."""
 
-    def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
-        """The assistant's message; see ToolCallParser."""
+    def find(self, text: str, position: int) -> int | None:
+        """See ``FormatParser.find``."""
+        found = self._mark.search(text, position)
+        return found.start() if found else None
+
+    def said(self, text: str, is_first: bool) -> str:
+        """See ``FormatParser.said``."""
+        return text if self.keep_blanks or text.strip() else ""
+
+    def read(self, text: str, start: int, reading: Reading, tools: Sequence[ToolSpec]) -> int:
+        """A mark, and the call behind one that opens it."""
         (opens,) = self.marks.opens
         (closes,) = self.marks.closes
-        mark = re.compile("|".join(map(re.escape, (opens, closes, *self.marks.others))))
-        reasoning, rest = split_reasoning(text, before=opens)
-        reading = Reading.of(text, rest)
-        text = rest
-        position = 0
-        while not reading.full and (found := mark.search(text, position)):
-            between = text[position : found.start()]
-            reading.content.append(between if self.keep_blanks or between.strip() else "")
-            position = found.end()
-            if found.group() == closes:
-                detail = f"{closes} closes nothing; begin a call with {opens}"
-                reading.problem("unclosed", detail, closes)
-            elif found.group() == opens:
-                body = self.read_body(text, position, tools)
-                end = mark.search(text, body.end)
-                if end and end.group() == closes:
-                    position = end.end()
-                    reading.add(text[found.start() : position], partial(body.call, end.start()))
-                else:
-                    position = end.start() if end else len(text)
-                    detail = f"the call is not closed; end it with {closes}{body.fault}"
-                    reading.problem("unclosed", detail, text[found.start() : position])
-        reading.rest(text[position:], (opens, closes))
-        return reading.message(reasoning)
+        if text.startswith(closes, start):
+            detail = f"{closes} closes nothing; begin a call with {opens}"
+            reading.problem("unclosed", detail, closes)
+            return start + len(closes)
+        if not text.startswith(opens, start):
+            return self._mark.match(text, start).end()  # type: ignore[union-attr] # it was found
+        body = self.read_body(text, start + len(opens), tools)
+        end = self._mark.search(text, body.end)
+        if end and end.group() == closes:
+            reading.add(text[start : end.end()], partial(body.call, end.start()))
+            return end.end()
+        position = end.start() if end else len(text)
+        detail = f"the call is not closed; end it with {closes}{body.fault}"
+        reading.problem("unclosed", detail, text[start:position])
+        return position
 
 
 class PairParser(BlockParser):

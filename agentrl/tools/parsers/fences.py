@@ -34,11 +34,7 @@ class FenceParser(FormatParser):
     """
 
     marks = Marks(opens=(_FENCE,), closes=(_FENCE,))
-
-    def find(self, text: str, position: int) -> int | None:
-        """See ``FormatParser.find``."""
-        found = _OPEN.search(text, position)
-        return found.start() if found else None
+    opening = _OPEN
 
     def read(self, text: str, start: int, reading: Reading, tools: Sequence[ToolSpec]) -> int:
         """A block."""

@@ -35,12 +35,8 @@ class MistralParser(FormatParser):
     """Reads what follows each ``[TOOL_CALLS]``; other text is the content."""
 
     marks = Marks(opens=(_MARK,))
+    opening = re.compile(re.escape(_MARK))
     before = _MARK
-
-    def find(self, text: str, position: int) -> int | None:
-        """See ``FormatParser.find``."""
-        start = text.find(_MARK, position)
-        return start if start >= 0 else None
 
     def read(self, text: str, start: int, reading: Reading, tools: Sequence[ToolSpec]) -> int:
         """What stands behind a mark."""

@@ -39,13 +39,9 @@ class PythonicParser(FormatParser):
     """
 
     marks = Marks(opens=(*_OPENS, "["), others=_CLOSES)
+    opening = _CALLS
     before = "["
     counted = _OPENS
-
-    def find(self, text: str, position: int) -> int | None:
-        """See ``FormatParser.find``."""
-        found = _CALLS.search(text, position)
-        return found.start() if found else None
 
     def read(self, text: str, start: int, reading: Reading, tools: Sequence[ToolSpec]) -> int:
         """A list, and its closing mark."""

@@ -171,6 +171,8 @@ class FormatParser(ABC):
     """
 
     marks: ClassVar[Marks]
+    opening: ClassVar[re.Pattern[str]]
+    """With which a call begins."""
     before: ClassVar[str | None] = None
     """Without an opening tag, thoughts end only in front of the first of these."""
     counted: ClassVar[tuple[str, ...]] = ()
@@ -178,9 +180,10 @@ class FormatParser(ABC):
     one_call: ClassVar[bool] = False
     """The format's chat templates have room for one call a turn."""
 
-    @abstractmethod
     def find(self, text: str, position: int) -> int | None:
         """Where the next call begins; None where there is none."""
+        found = self.opening.search(text, position)
+        return found.start() if found else None
 
     @abstractmethod
     def read(self, text: str, start: int, reading: Reading, tools: Sequence[ToolSpec]) -> int:
@@ -211,23 +214,17 @@ class BlockParser(FormatParser):
 
     keep_blanks: ClassVar[bool] = True
     """Whether white space between two marks was said."""
-    _mark: ClassVar[re.Pattern[str]]
 
     def __init_subclass__(cls) -> None:
         if "marks" in vars(cls):
             marks = cls.marks
             every = (*marks.opens, *marks.closes, *marks.others)
-            cls._mark = re.compile("|".join(map(re.escape, every)))
+            cls.opening = re.compile("|".join(map(re.escape, every)))
             cls.before = marks.opens[0]
 
     @abstractmethod
     def read_body(self, text: str, start: int, tools: Sequence[ToolSpec]) -> Body:
         """What stands at ``start``, behind an opening mark."""
-
-    def find(self, text: str, position: int) -> int | None:
-        """See ``FormatParser.find``."""
-        found = self._mark.search(text, position)
-        return found.start() if found else None
 
     def said(self, text: str, is_first: bool) -> str:
         """See ``FormatParser.said``."""
@@ -242,9 +239,9 @@ class BlockParser(FormatParser):
             reading.problem("unclosed", detail, closes)
             return start + len(closes)
         if not text.startswith(opens, start):
-            return self._mark.match(text, start).end()  # type: ignore[union-attr] # it was found
+            return self.opening.match(text, start).end()  # type: ignore[union-attr] # it was found
         body = self.read_body(text, start + len(opens), tools)
-        end = self._mark.search(text, body.end)
+        end = self.opening.search(text, body.end)
         if end and end.group() == closes:
             reading.add(text[start : end.end()], partial(body.call, end.start()))
             return end.end()

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
@@ -34,12 +35,23 @@ _LOOKS_AROUND = 15_000
 """What a pattern with that limit may take, in rules."""
 _QUOTED = re.compile(r"'([^']*)'")
 
-# Keywords by what they hold, and whether that is tried on the value itself or on what is within.
 _REFERENCES = ("$ref", "$dynamicRef")
-_ONE_HERE = ("not", "if", "then", "else")
-_LISTS_HERE = ("allOf", "anyOf", "oneOf")
-_ANY_PROPERTY = ("additionalProperties", "unevaluatedProperties", "propertyNames")
-_ANY_ITEM = ("items", "unevaluatedItems", "contains")
+# Keywords that hold schemas, by whether these are tried on the value itself, all on what is within
+# it, or one of them on what is within.
+_HERE = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas"})
+_ALL_WITHIN = frozenset(
+    {
+        "additionalProperties",
+        "contains",
+        "items",
+        "patternProperties",
+        "propertyNames",
+        "unevaluatedItems",
+        "unevaluatedProperties",
+    }
+)
+_ONE_WITHIN = frozenset({"prefixItems", "properties"})
+_BY_NAME = ("dependentSchemas", "patternProperties", "properties")
 
 
 class SchemaFault(ValueError):  # noqa: N818 - what a schema has, not what a program does
@@ -56,8 +68,7 @@ class BrokenRule:
         rule: the keyword's value in the schema.
         beside: the part of the schema that it stands in.
         value: what breaks it.
-        message: the same in words; of a pattern that cannot be held, that it takes too long.
-        unexpected: the names that are not allowed.
+        message: the same in words.
         is_slow: whether it is a pattern that was given up.
     """
 
@@ -67,7 +78,6 @@ class BrokenRule:
     beside: Mapping[str, Any]
     value: Any
     message: str
-    unexpected: Sequence[str] = ()
     is_slow: bool = False
 
     @property
@@ -175,23 +185,19 @@ class CheckedSchema:
         beside: Any = {}
         for part in error.schema_path:
             rule, beside = rule[part], rule
-        kind = error.kind
-        is_slow = isinstance(kind, ValidationErrorKind.BacktrackLimitExceeded)
-        # an object that may have no names at all is told as a rule that nothing keeps
-        closed = kind.name == "falseSchema" and error.schema_path[-1] == "additionalProperties"
-        keyword = "additionalProperties" if closed else kind.name
-        unexpected: Sequence[str] = ()
-        if keyword == "additionalProperties":
-            unexpected = list(found) if closed else kind.value
-        message = f"the pattern {rule!r} takes too long for the text given"
+        keyword = error.kind.name
+        if keyword == "falseSchema":  # such as that of an object that may have no names at all
+            keyword = str(error.schema_path[-1])
+        is_slow = isinstance(error.kind, ValidationErrorKind.BacktrackLimitExceeded)
         return BrokenRule(
             path=error.instance_path,
             keyword=keyword,
             rule=rule,
-            beside=beside if isinstance(beside, Mapping) else {},
+            beside=beside,
             value=found,
-            message=message if is_slow else error.message,
-            unexpected=unexpected,
+            message=f"the pattern {rule!r} takes too long for the text given"
+            if is_slow
+            else error.message,
             is_slow=is_slow,
         )
 
@@ -207,6 +213,8 @@ class _Tries:
         self._schema = schema
         self._named: dict[tuple[int, str], Any] = {}
         self._ids: dict[str, Any] = {}
+        # Guards both below: episodes of several event loops share a schema.
+        self._lock = threading.Lock()
         self._known: dict[tuple[int, int], int] = {}
         self._open: set[tuple[int, int]] = set()
         self._name(schema, schema)
@@ -217,10 +225,12 @@ class _Tries:
         Raises:
             SchemaFault: a reference leaves the schema, or leads back to itself.
         """
-        try:
-            return self._of(self._schema, depth, self._schema)
-        except RecursionError:
-            raise SchemaFault("cannot be followed: it is nested too deeply") from None
+        with self._lock:
+            self._open.clear()
+            try:
+                return self._of(self._schema, depth, self._schema)
+            except RecursionError:
+                raise SchemaFault("cannot be followed: it is nested too deeply") from None
 
     def _name(self, part: Any, resource: Any) -> None:
         """Notes what references may name within a part."""
@@ -245,36 +255,22 @@ class _Tries:
         self._open.add(key)
         if "$id" in part:
             resource = part
-        here = sum(self._of(inner, depth, own) for inner, own in self._here(part, resource))
-        found = min(1 + here + self._inside(part, depth - 1, resource), _MOST_TRIED + 1)
-        self._open.discard(key)
-        self._known[key] = found
-        return found
 
-    def _here(self, part: Mapping[str, Any], resource: Any) -> Iterator[tuple[Any, Any]]:
-        """What is tried on the same value, each with the resource that it stands in."""
+        def tries(keywords: frozenset[str], depth: int) -> Iterator[list[int]]:
+            for keyword in keywords & part.keys():
+                inner = _schemas(keyword, part[keyword])
+                yield [self._of(one, depth, resource) for one in inner]
+
+        found = 1 + sum(map(sum, tries(_HERE, depth)))
+        found += sum(map(sum, tries(_ALL_WITHIN, depth - 1)))
+        found += sum(max(one, default=0) for one in tries(_ONE_WITHIN, depth - 1))
         for keyword in _REFERENCES:
             if keyword in part:
-                yield self._target(part[keyword], resource)
-        inner = [part[keyword] for keyword in _ONE_HERE if keyword in part]
-        for keyword in _LISTS_HERE:
-            inner += part.get(keyword, ())
-        inner += part.get("dependentSchemas", {}).values()
-        for one in inner:
-            yield one, resource
-
-    def _inside(self, part: Mapping[str, Any], depth: int, resource: Any) -> int:
-        """What is tried on one value within: of an object, or of a list."""
-
-        def tries(parts: Any) -> list[int]:
-            return [self._of(one, depth, resource) for one in parts]
-
-        properties = max(tries(part.get("properties", {}).values()), default=0)
-        properties += sum(tries(part.get("patternProperties", {}).values()))
-        properties += sum(tries(part.get(keyword) for keyword in _ANY_PROPERTY))
-        items = max(tries(part.get("prefixItems", ())), default=0)
-        items += sum(tries(part.get(keyword) for keyword in _ANY_ITEM))
-        return max(properties, items)
+                target, own = self._target(part[keyword], resource)
+                found += self._of(target, depth, own)
+        self._open.discard(key)
+        self._known[key] = min(found, _MOST_TRIED + 1)
+        return self._known[key]
 
     def _target(self, reference: str, resource: Any) -> tuple[Any, Any]:
         """The part that a reference leads to, and the resource that this stands in."""
@@ -295,6 +291,14 @@ class _Tries:
             except (KeyError, IndexError, ValueError, TypeError):
                 raise _elsewhere(reference) from None
         return found, resource
+
+
+def _schemas(keyword: str, value: Any) -> Iterable[Any]:
+    """The schemas that a keyword holds."""
+    if keyword in _BY_NAME:
+        schemas: Iterable[Any] = value.values()
+        return schemas
+    return value if isinstance(value, list) else [value]
 
 
 def _within(value: Any) -> Sequence[Any]:

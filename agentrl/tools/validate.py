@@ -65,9 +65,9 @@ def _sentence(broken: BrokenRule) -> str:
             missing = [repr(key) for key in rule if key not in broken.value]
             words = "argument {} is" if len(missing) == 1 else "arguments {} are"
             return f"{inside}{words.format(' and '.join(missing))} missing"
-        case "additionalProperties":
+        case "additionalProperties" if isinstance(broken.value, Mapping):
             known = list(broken.beside.get("properties", ()))
-            unknown = broken.unexpected[0]
+            unknown = next(key for key in broken.value if key not in known)
             listed = f"the arguments are {', '.join(known) or 'none'}"
             meant = did_you_mean(unknown, known, listed)
             return f"{inside}there is no argument {_short(unknown)}{meant}"

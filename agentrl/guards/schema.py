@@ -24,7 +24,7 @@ from jsonschema_rs import (
     ValidationErrorKind,
 )
 
-from agentrl.guards.bounded_json import MAX_DEPTH, parse_json
+from agentrl.guards.bounded_json import extent, parse_json, within
 
 _MOST_TRIED = 10**7
 """Rules that a check may try: a tenth of a second."""
@@ -143,6 +143,7 @@ class CheckedSchema:
 
         Raises:
             SchemaFault: too many rules would have to be tried.
+            ValueError: it is nested too deeply.
         """
         self._num_tries(value)
         return self._validator.is_valid(value)
@@ -152,7 +153,7 @@ class CheckedSchema:
 
         Raises:
             SchemaFault: too many rules would have to be tried, to find them or to say which.
-            ValueError: it has half of a surrogate pair.
+            ValueError: it is nested too deeply, or has half of a surrogate pair.
         """
         num_tries = self._num_tries(value)
         if self._validator.is_valid(value):
@@ -163,15 +164,7 @@ class CheckedSchema:
 
     def _num_tries(self, value: Any) -> int:
         """How often rules may be tried on a value, and on all within it."""
-        num_values = 0
-        depth = 0
-        level: list[Any] = [value]
-        while level:
-            num_values += len(level)
-            level = [inner for outer in level for inner in _within(outer)]
-            depth += 1
-        if depth > MAX_DEPTH:
-            raise SchemaFault("cannot be followed: the value is nested too deeply")
+        num_values, depth = extent(value, _MOST_TRIED)
         found = num_values * self._tries.most(depth)
         if max(found, num_values * self._least_tries) > _MOST_TRIED:
             raise SchemaFault("cannot be followed: too many rules for so many values, or so deep")
@@ -241,7 +234,7 @@ class _Tries:
             for keyword in ("$anchor", "$dynamicAnchor"):
                 if isinstance(anchor := part.get(keyword), str):
                     self._named[id(resource), anchor] = part
-        for inner in _within(part):
+        for inner in within(part):
             self._name(inner, resource)
 
     def _of(self, part: Any, depth: int, resource: Any) -> int:
@@ -299,12 +292,6 @@ def _schemas(keyword: str, value: Any) -> Iterable[Any]:
         schemas: Iterable[Any] = value.values()
         return schemas
     return value if isinstance(value, list) else [value]
-
-
-def _within(value: Any) -> Sequence[Any]:
-    if isinstance(value, Mapping):
-        return list(value.values())
-    return value if isinstance(value, list | tuple) else ()
 
 
 def _elsewhere(reference: str) -> SchemaFault:

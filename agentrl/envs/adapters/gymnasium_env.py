@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from agentrl.envs.adapters.seat import NO_ARGS, Moved, SeatEnv, said_aloud
+from agentrl.envs.adapters.seat import NO_ARGS, Moved, SoloSeatEnv, said_aloud
 from agentrl.envs.async_env import ENV_THREADS
 from agentrl.errors import ConfigError, EnvError
 from agentrl.guards.bounded_json import parse_json
@@ -30,7 +30,7 @@ _ACT: Mapping[str, Any] = {
 }
 
 
-class GymnasiumEnv(SeatEnv):
+class GymnasiumEnv(SoloSeatEnv):
     """A ``gymnasium.Env`` whose observations are messages and whose actions are words of the model.
 
     Its reward, ``terminated`` and ``truncated`` are passed on as they are. An action that is not in
@@ -89,7 +89,7 @@ class GymnasiumEnv(SeatEnv):
         return self.opened(rendered(seen))
 
     async def moved(self, action: Action) -> Moved:
-        """See ``SeatEnv.moved``."""
+        """See ``SoloSeatEnv.moved``."""
         called = [str(fields["action"]) for fields in self._called]
         said = called if self.acts_by_tool else [said_aloud(action)]
         chosen = self._read(said[0]) if len(said) == 1 else _UNREAD

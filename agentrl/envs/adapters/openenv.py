@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from agentrl.envs.adapters.seat import NO_ARGS, Moved, SeatEnv, said_aloud
+from agentrl.envs.adapters.seat import NO_ARGS, Moved, SoloSeatEnv, said_aloud
 from agentrl.errors import ConfigError, EnvError, ToolError
 from agentrl.guards.strict_json import JSONFault, read_json
 from agentrl.tools import Tool
@@ -53,7 +53,7 @@ _REFUSED = "VALIDATION_ERROR"
 _RAISED = "EXECUTION_ERROR"
 
 
-class OpenEnv(SeatEnv):
+class OpenEnv(SoloSeatEnv):
     """An environment on an OpenEnv server; each episode is a session of its own.
 
     The server's reward counts as it is, and ``done`` terminates. Needs ``pip install
@@ -134,7 +134,7 @@ class OpenEnv(SeatEnv):
         return self.opened(self._rendered(answer))
 
     async def moved(self, action: Action) -> Moved:
-        """See ``SeatEnv.moved``.
+        """See ``SoloSeatEnv.moved``.
 
         Raises:
             ToolFaultError: the server failed.

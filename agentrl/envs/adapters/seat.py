@@ -4,6 +4,7 @@ back is told to it as a user's message.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -58,6 +59,22 @@ class SeatEnv(Env):
         self.env_args = {**env_args, **task.info.get("env_args", {})}
         self._max_turns = max_turns
         self._num_turns = 0
+
+    def state_dict(self) -> None:
+        """None: see the class."""
+        return None
+
+    def is_last_turn(self) -> bool:
+        """Counts a turn; whether the limit leaves no further one."""
+        self._num_turns += 1
+        return self._num_turns == self._max_turns
+
+
+class SoloSeatEnv(SeatEnv):
+    """One with a single seat, where the policy acts by its message or by a tool."""
+
+    def __init__(self, task: Task, env_args: Mapping[str, Any], max_turns: int | None) -> None:
+        super().__init__(task, env_args, max_turns)
         self._executor = ToolExecutor([])
         self._called: list[dict[str, Any]] = []
 
@@ -80,18 +97,9 @@ class SeatEnv(Env):
         observation = Observation(messages=(*answers, {"role": "user", "content": moved.told}))
         return StepResult(observation, moved.reward, moved.terminated, truncated, records, info)
 
+    @abstractmethod
     async def moved(self, action: Action) -> Moved:
         """What the environment made of an action whose calls are answered."""
-        raise NotImplementedError
-
-    def state_dict(self) -> None:
-        """None: see the class."""
-        return None
-
-    def is_last_turn(self) -> bool:
-        """Counts a turn; whether the limit leaves no further one."""
-        self._num_turns += 1
-        return self._num_turns == self._max_turns
 
     def opened(self, told: str) -> Observation:
         """The task's messages and the first observation."""

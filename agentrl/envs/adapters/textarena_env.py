@@ -14,7 +14,6 @@ import numpy as np
 from pydantic_core import to_jsonable_python
 
 from agentrl.envs.adapters.seat import NO_ARGS, SeatEnv, said_aloud
-from agentrl.envs.async_env import ENV_THREADS
 from agentrl.errors import ConfigError, EnvError, did_you_mean
 from agentrl.types import Action, Message, Observation, StepResult, Task, load_object
 from agentrl.types.env import MAIN_AGENT
@@ -94,22 +93,19 @@ class TextArenaEnv(SeatEnv):
             self.inner.reset(num_players=len(self.players), seed=seed)
             return self._observed()
 
-    async def step(self, action: Action) -> StepResult:
+    def step(self, action: Action) -> StepResult:
         """What the player whose turn is next is told, or the game's end with its rewards.
 
         ``info["game"]`` has what the game itself says of each player at its end.
         """
         truncated = self.is_last_turn()
-        observed = await ENV_THREADS.run(lambda: self._stepped(said_aloud(action)))
-        if isinstance(observed, StepResult):
-            return observed
-        info = {"reason": "max_turns"} if truncated else {}
-        return StepResult(observed, {} if truncated else 0.0, truncated=truncated, info=info)
-
-    def _stepped(self, said: str) -> Observation | StepResult:
         with self._drawing():
-            done, _ = self.inner.step(said)
-            return self._ended() if done else self._observed()
+            done, _ = self.inner.step(said_aloud(action))
+            if done:
+                return self._ended()
+            observation = self._observed()
+        info = {"reason": "max_turns"} if truncated else {}
+        return StepResult(observation, {} if truncated else 0.0, truncated=truncated, info=info)
 
     def close(self) -> None:
         """Close the game, unless it has ended."""

@@ -24,23 +24,6 @@ from agentrl.tools import (
 )
 from agentrl.types import Action, CallRecord, Message, Observation, StepResult, Task, seed_for
 
-_MADE_BY_INIT = frozenset(
-    {
-        "task",
-        "episode_id",
-        "sandbox",
-        "_opening",
-        "_describe_tools_in_prompt",
-        "_max_turns",
-        "_sandbox_source",
-        "_taking_sandbox",
-        "_closed",
-        "_toolset",
-        "_executor",
-        "tool_state",
-    }
-)
-
 _NOTHING: Mapping[str, object] = {}
 _NO_SERVERS: Mapping[str, McpServerSpec] = {}
 _TOOLS = "tools"
@@ -141,6 +124,8 @@ class ToolEnv(Env):
         except BaseException:
             self._toolset.close_now()  # nobody else knows of them
             raise
+        # what a fresh instance has too, and no checkpoint keeps
+        self._fresh_names = frozenset({*vars(self), "_fresh_names", "episode_id"})
         self._seed = 0
         self._num_turns = 0
 
@@ -259,7 +244,7 @@ class ToolEnv(Env):
         own = self._toolset.states()
         if self.sandbox is not None or own is None or self._executor.told_specs:
             return None
-        kept = {name: value for name, value in vars(self).items() if name not in _MADE_BY_INIT}
+        kept = {name: value for name, value in vars(self).items() if name not in self._fresh_names}
         tools = {
             "state": self.tool_state,
             "own": own,

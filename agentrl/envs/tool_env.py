@@ -122,9 +122,10 @@ class ToolEnv(Env):
                 endpoints=Endpoints.of(endpoints, named),
             )
         except BaseException:
-            self._toolset.close_now()  # nobody else knows of them
+            # Nobody else knows of them.
+            self._toolset.close_now()
             raise
-        # what a fresh instance has too, and no checkpoint keeps
+        # What a fresh instance has too, and no checkpoint keeps.
         self._fresh_names = frozenset({*vars(self), "_fresh_names", "episode_id"})
         self._seed = 0
         self._num_turns = 0
@@ -229,7 +230,8 @@ class ToolEnv(Env):
                 sandbox = await source.acquire()
             else:
                 sandbox = await asyncio.to_thread(source.build)
-            if self._closed:  # while this waited
+            # While this waited.
+            if self._closed:
                 await self._end_sandbox(sandbox)
                 self._check_open()
             self.sandbox = sandbox
@@ -267,7 +269,8 @@ class ToolEnv(Env):
     async def close(self) -> None:
         """End the sandbox and the tools that belong to this episode; a second call does nothing."""
         self._closed = True
-        async with AsyncExitStack() as stack:  # each one is ended, whatever another one raises
+        # Each one is ended, whatever another one raises.
+        async with AsyncExitStack() as stack:
             sandbox = self.sandbox
             self.sandbox = None
             if sandbox is not None:
@@ -318,7 +321,7 @@ class ToolEnv(Env):
         await self._toolset.set_up(context)
 
     async def _answer(self, action: Action, turn: int) -> tuple[CallRecord, ...]:
-        # taken before the calls begin, so that no tool's deadline counts the wait for it
+        # Taken before the calls begin, so that no tool's deadline counts the wait for it.
         if self._sandbox_source is not None and any(
             self._executor.may_use_sandbox(call.name) for call in action.tool_calls
         ):

@@ -88,7 +88,7 @@ class ModelUser:
             ServerError: its server failed for good, or gave no text.
         """
         role = _ROLE.format(instructions=self.instructions, end_word=END_WORD)
-        # the model speaks as the assistant of its own conversation, which a user opens
+        # The model speaks as the assistant of its own conversation, which a user opens.
         turned: list[Message] = [
             {"role": "system", "content": role},
             {"role": "user", "content": "The conversation begins."},

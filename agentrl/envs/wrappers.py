@@ -32,7 +32,8 @@ class Wrapper(Env):
         self.env = env
 
     def __getattr__(self, name: str) -> Any:
-        if name == "env":  # not made yet
+        # Not made yet.
+        if name == "env":
             raise AttributeError(name)
         return getattr(self.env, name)
 

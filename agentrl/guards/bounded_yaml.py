@@ -6,7 +6,8 @@ from typing import Any
 
 from agentrl.guards.bounded_json import MAX_DEPTH, extent, nested_too_deeply
 
-_MAX_BYTES = 2**19  # some seconds
+# Some seconds.
+_MAX_BYTES = 2**19
 _MAX_NODES = 200_000
 
 

@@ -179,7 +179,8 @@ class CheckedSchema:
         for part in error.schema_path:
             rule, beside = rule[part], rule
         keyword = error.kind.name
-        if keyword == "falseSchema":  # such as that of an object that may have no names at all
+        # Such as that of an object that may have no names at all.
+        if keyword == "falseSchema":
             keyword = str(error.schema_path[-1])
         is_slow = isinstance(error.kind, ValidationErrorKind.BacktrackLimitExceeded)
         return BrokenRule(

@@ -208,7 +208,7 @@ class FunctionTool(Tool, Generic[P, R]):
         self.is_method = is_method
         self.given_limits = limits
         _limit(self, limits)
-        # a thread's time counts from when the thread takes it up
+        # A thread's time counts from when the thread takes it up.
         self.in_pieces = _is_a(inspect.isasyncgenfunction, function)
         self.keeps_deadline = not self.in_pieces and not _is_a(
             inspect.iscoroutinefunction, function
@@ -427,7 +427,8 @@ def _as_output(value: Any, tool: FunctionTool[..., Any]) -> str | ToolOutput:
         return value
     if isinstance(value, (bytes, bytearray)):
         return ToolOutput(bytes(value))
-    pictures = sys.modules.get("PIL.Image")  # there is none of its images without it
+    # There is none of its images without it.
+    pictures = sys.modules.get("PIL.Image")
     if isinstance(value, Image) or (pictures is not None and isinstance(value, pictures.Image)):
         return ToolOutput("", images=(value,))
     try:

@@ -153,7 +153,7 @@ class ToolExecutor:
             )
 
         works = [self._record(call, context) for call in calls]
-        # one has nothing to run beside
+        # One has nothing to run beside.
         done = [await works[0]] if len(works) == 1 else await _all(works)
         done.sort(key=lambda answer: _position(answer[0]))
         records = [self._with_offer(record, tools) for record, tools in done]
@@ -346,7 +346,7 @@ class ToolExecutor:
                 "invalid_arguments", f"{error}. Mend the arguments of {call.name} and call again."
             )
         except DeadlineError:
-            # only a thread keeps its deadline by leaving the call behind
+            # Only a thread keeps its deadline by leaving the call behind.
             self.num_abandoned += tool.keeps_deadline
             text = f"{call.name} took longer than {context.deadline_s:g} s and was ended."
             failed = error_output("timeout", text)
@@ -479,7 +479,8 @@ async def _in_pieces(
             if num_chars > MAX_PIECES_CHARS:
                 text = f"{call.name} gave more than {MAX_PIECES_CHARS} characters and was ended."
                 return after_pieces(pieces, error_output("output_limit", text))
-            await asyncio.sleep(0)  # a generator that awaits nothing lets others run all the same
+            # A generator that awaits nothing lets others run all the same.
+            await asyncio.sleep(0)
     return merged(pieces)
 
 

@@ -256,7 +256,7 @@ def _of_class(target: type[Any], name: str | None, limits: ToolLimits) -> ToolFa
             f"tool {name!r}: class {target.__name__} needs a typed __call__ method, or methods "
             "with @tool"
         )
-    # wrong hints fail before the first episode
+    # Wrong hints fail before the first episode.
     _check_described(
         name, read_signature(MethodType(body, target), name).description or target.__doc__
     )

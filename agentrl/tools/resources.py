@@ -139,7 +139,7 @@ def _close(owners: Iterable[tuple[object, str]]) -> None:
     async def close_all() -> None:
         for owner, name in owners:
             try:
-                # at the interpreter's exit no thread can be started
+                # At the interpreter's exit no thread can be started.
                 await close_owner(owner, _here)
             except Exception as error:  # noqa: BLE001 - boundary: the user's own code
                 logger.warning(

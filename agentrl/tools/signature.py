@@ -28,7 +28,8 @@ Resource: TypeAlias = Annotated[T, _ResourceMark()]
 """The type of a parameter that is given the resource of its name (``env.resources``): ``db:
 Resource[Connection]``. The model never sees it."""
 
-_ATTRIBUTES = ("attribute", "ivar", "cvar", "var", "vartype")  # of a class, not parameters
+# Of a class, not parameters.
+_ATTRIBUTES = ("attribute", "ivar", "cvar", "var", "vartype")
 _LITERAL_KEYS = ("default", "enum", "const", "examples")
 
 
@@ -108,7 +109,8 @@ def read_signature(function: Callable[..., Any], name: str) -> Signature:
                 "schema with Tool.from_schema"
             )
         adapters[parameter.name], schema = _adapt(hints[parameter.name], parameter, name)
-        annotations = getattr(hints[parameter.name], "__metadata__", ())  # of ``Annotated``
+        # Of ``Annotated``.
+        annotations = getattr(hints[parameter.name], "__metadata__", ())
         own_texts = (item for item in annotations if isinstance(item, str))
         text = documented.get(parameter.name) or next(own_texts, "")
         properties[parameter.name] = {**schema, "description": text} if text else schema

@@ -48,7 +48,7 @@ def argument_faults(schema: CheckedSchema, arguments: Mapping[str, Any]) -> tupl
     except ValueError as error:
         return (f"the arguments cannot be checked: {error}; correct them",)
     found.sort(key=lambda broken: (list(map(str, broken.path)), broken.message))
-    # two missing arguments are two equal sentences
+    # Two missing arguments are two equal sentences.
     sentences = dict.fromkeys(_sentence(broken) for broken in found)
     return tuple(sentences)[:_MAX_FAULTS]
 

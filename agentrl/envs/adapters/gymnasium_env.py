@@ -151,7 +151,8 @@ class GymnasiumEnv(SoloSeatEnv):
                 return _UNREAD
         try:
             return chosen if space.contains(chosen) else _UNREAD
-        except (TypeError, ValueError, OverflowError):  # a value of another kind
+        except (TypeError, ValueError, OverflowError):
+            # A value of another kind.
             return _UNREAD
 
     def _remedy(self) -> str:

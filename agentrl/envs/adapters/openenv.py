@@ -47,7 +47,8 @@ _CLOSE_S = 2.0
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 _LONGEST_TEXT = 500
-_TOO_BIG = 1009  # RFC 6455, 7.4.1
+# RFC 6455, 7.4.1.
+_TOO_BIG = 1009
 _FULL = "CAPACITY_REACHED"
 _REFUSED = "VALIDATION_ERROR"
 _RAISED = "EXECUTION_ERROR"
@@ -179,7 +180,8 @@ class OpenEnv(SoloSeatEnv):
 def _act_tool(schema: Mapping[str, Any], act: Callable[..., str]) -> Tool:
     fields = dict(schema.get("properties") or {})
     if "metadata" not in schema.get("required", ()):
-        fields.pop("metadata", None)  # every action has it, and it is not the model's to fill
+        # Every action has it, and it is not the model's to fill.
+        fields.pop("metadata", None)
     named = {
         "name": "act",
         "description": str(schema.get("description") or "Act in the environment."),
@@ -232,7 +234,7 @@ class _Session:
         self._wait_s = wait_s
         self._max_bytes = max_bytes
         self._socket: ClientConnection | None = None
-        # how many episodes of this process are served, and how often it answered
+        # How many episodes of this process are served, and how often it answered.
         self._gate = gate_of(f"openenv {self._ws_url}")
 
     async def action_schema(self) -> Mapping[str, Any]:
@@ -330,7 +332,8 @@ class _Session:
                 self._ws_url,
                 open_timeout=_CONNECT_S,
                 close_timeout=_CLOSE_S,
-                ping_timeout=None,  # a busy server answers late; deadline_s says how late
+                # A busy server answers late; deadline_s says how late.
+                ping_timeout=None,
                 max_size=self._max_bytes,
                 proxy=None if self._is_local else True,
             )
@@ -352,12 +355,14 @@ class _Session:
 
         socket = self._socket
         assert socket is not None, "reset comes first"
-        if kind != "reset":  # a server that is full says so before it is asked
+        # A server that is full says so before it is asked.
+        if kind != "reset":
             await _check_silent(socket)
         try:
             with clock_paused():
                 async with asyncio.timeout(self._deadline_s):
-                    with suppress(ConnectionClosed):  # what it said before may tell why
+                    # What it said before may tell why.
+                    with suppress(ConnectionClosed):
                         await socket.send(json.dumps({"type": kind, "data": data}))
                     raw = await socket.recv()
         except TimeoutError as error:

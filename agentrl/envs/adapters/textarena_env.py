@@ -202,7 +202,8 @@ def _made(
         made = load_object(env_id, base_dir)(**args)
     else:
         try:
-            textarena = import_module("textarena")  # no dependency of ours: a user brings it
+            # No dependency of ours: a user brings it.
+            textarena = import_module("textarena")
         except ImportError as error:
             raise ConfigError(
                 f"TextArenaEnv.env_id={env_id!r} is a game of textarena; pip install textarena, or "

@@ -177,7 +177,7 @@ def _prompt(view: EpisodeView, conversational: bool) -> list[Message] | str:
 
 def _completion(view: EpisodeView, conversational: bool) -> list[Message] | str:
     opening = [*view.task.messages]
-    # the task's own opening may hold assistant's messages, as examples
+    # The task's own opening may hold assistant's messages, as examples.
     start = len(opening) if list(view.messages[: len(opening)]) == opening else 0
     roles = [message["role"] for message in view.messages[start:]]
     first = roles.index("assistant") if "assistant" in roles else len(roles)

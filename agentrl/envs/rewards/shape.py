@@ -67,7 +67,7 @@ def text_format(view: EpisodeView, *, pattern: str) -> Score:
     """
     try:
         compiled = regex.compile(f"(?s:{pattern})")
-        # concurrent: the interpreter's lock is given up while it searches
+        # Concurrent: the interpreter's lock is given up while it searches.
         found = compiled.fullmatch(view.final_text.strip(), timeout=_PATTERN_S, concurrent=True)
     except regex.error as error:
         raise ConfigError(f"text_format: pattern={pattern!r} is none: {error}") from error

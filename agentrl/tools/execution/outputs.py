@@ -67,7 +67,8 @@ def valid_text(content: str | bytes) -> str:
         return content.decode("utf-8", "replace")
     try:
         content.encode("utf-8")
-    except UnicodeEncodeError:  # lone surrogates, as os.fsdecode makes them
+    except UnicodeEncodeError:
+        # Lone surrogates, as os.fsdecode makes them.
         return content.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
     return content
 

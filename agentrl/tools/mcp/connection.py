@@ -45,7 +45,8 @@ class _Loop:
     """The loop of all connections of this process, in a daemon thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards _loop
+        # Guards _loop.
+        self._lock = threading.Lock()
         self._loop: LoopThread | None = None
 
     def submit(self, work: Any) -> Future[Any]:
@@ -70,13 +71,14 @@ class McpConnection:
     def __init__(self, name: str, spec: McpServerSpec) -> None:
         self.name = name
         self.spec = spec
-        # all that follows belongs to the connections' loop
+        # All that follows belongs to the connections' loop.
         self._session: ClientSession | None = None
         self._serving: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
         self._changed = False
         self._tools: tuple[types.Tool, ...] = ()
-        self._errors = bytearray()  # the end of a program's standard error
+        # The end of a program's standard error.
+        self._errors = bytearray()
 
     def listed(self) -> tuple[types.Tool, ...]:
         """The server's tools; waits until it runs. For threads without a loop.
@@ -119,7 +121,7 @@ class McpConnection:
         session = await self._running()
         params = types.CallToolRequestParams(name=tool, arguments=arguments)
         try:
-            # not session.call_tool, which asks a second time on its own account
+            # Not session.call_tool, which asks a second time on its own account.
             result = await session.send_request(
                 types.CallToolRequest(params=params), types.CallToolResult, deadline_s
             )
@@ -281,7 +283,8 @@ class McpConnection:
         )
 
     def _failed(self, error: BaseException, *, sent: bool) -> EndpointError:
-        text = str(error).partition("\n")[0]  # what does not fit the protocol takes many lines
+        # What does not fit the protocol takes many lines.
+        text = str(error).partition("\n")[0]
         parts = (f"{type(error).__name__}: {text}".removesuffix(": "), told_end(self._errors))
         reason = "; ".join(filter(None, parts))
         return EndpointError(f"the MCP server {self.name!r} failed: {reason}", sent=sent)

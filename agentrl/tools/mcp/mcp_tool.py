@@ -63,7 +63,8 @@ class McpTools:
 
     def __init__(self, connection: McpConnection) -> None:
         self.connection = connection
-        self._lock = threading.Lock()  # guards both: episodes of several loops share a server
+        # Guards both: episodes of several loops share a server.
+        self._lock = threading.Lock()
         self._made: dict[str, tuple[types.Tool, McpTool]] = {}
         self._known: set[str] = set()
 

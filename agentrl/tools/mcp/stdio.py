@@ -99,7 +99,7 @@ async def _read_lines(
             else:
                 await said.send(SessionMessage(message))
         _kill(process)
-        # before anybody hears of its end: the reason stands there
+        # Before anybody hears of its end: the reason stands there.
         await asyncio.wait([complaints], timeout=_PIPE_LEFT_OPEN_S)
         ended.set()
 

@@ -31,7 +31,8 @@ _MARKED = tuple(f'{{"{key}"' for key in sorted(_KEYS))
 _CALL = re.compile(rf"{re.escape(_TAG)}|{_OBJECT}")
 _BRACE = re.compile(r"\s*(?=\{)")
 _BUILT_IN = re.compile(r"\s*([A-Za-z_]\w*)\.call(\(.*\))\s*\Z", re.DOTALL)
-_MAX_WRITTEN = 8192  # characters of a built-in call's arguments: Python's own parser reads them
+# Characters of a built-in call's arguments: Python's own parser reads them.
+_MAX_WRITTEN = 8192
 _BETWEEN = re.compile(r"[\s;,]*")
 
 
@@ -103,7 +104,8 @@ def _read_object(text: str, start: int, raw_start: int, reading: Reading) -> int
         return end
     raw = text[raw_start:end]
     if raw_start == start and isinstance(value, dict) and not value.keys() & _KEYS:
-        reading.content.append(raw)  # an answer in JSON
+        # An answer in JSON.
+        reading.content.append(raw)
         return end
     key = "arguments" if isinstance(value, dict) and "arguments" in value else "parameters"
     reading.add(raw, lambda: object_call(value, key, _FORM, also=("type",)))

@@ -59,7 +59,8 @@ class PythonicParser(FormatParser):
             if reading.full:
                 break
             written = text[begin : stop - 1]
-            if written.strip() or len(stops) == 1:  # a comma may stand behind the last one
+            # A comma may stand behind the last one.
+            if written.strip() or len(stops) == 1:
                 reading.add(text[raw_start:stop], partial(_call, written.strip()))
                 raw_start = stop
             begin = stop
@@ -83,7 +84,8 @@ def _elements(text: str, start: int) -> list[int]:
                 return [*stops, piece.end()]
         elif found == "," and depth == 1:
             stops.append(piece.end())
-        elif found in ('"', "'"):  # a string that its line does not close
+        elif found in ('"', "'"):
+            # A string that its line does not close.
             return []
         if depth > _DEEPEST:
             return []
@@ -140,7 +142,8 @@ def _literal(keyword: ast.keyword, words: Mapping[str, bool | None]) -> Any:
     try:
         found = ast.literal_eval(value)
         json.dumps(found, allow_nan=False)
-    except (ValueError, TypeError):  # Python's own words name an address in memory
+    except (ValueError, TypeError):
+        # Python's own words name an address in memory.
         raise ValueError(f"{keyword.arg} must be a literal, such as 'x', 1 or [1, 2]") from None
     return found
 

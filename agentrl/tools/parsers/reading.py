@@ -452,10 +452,12 @@ def _schema_value(text: str, types: set[str] | None, words: Mapping[str, Any]) -
     try:
         value = whole_json(text)
     except JSONFault:
-        return bare  # where the schema wants something else, the executor says so
+        # Where the schema wants something else, the executor says so.
+        return bare
     if types is None or "string" not in types or _JSON_TYPES[type(value)] & types:
         return value
-    return text  # such as 12 for text or null
+    # Such as 12 for text or null.
+    return text
 
 
 # A text is no value of JSON here: one with quotes around it is a text with quotes.

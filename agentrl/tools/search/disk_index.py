@@ -66,7 +66,8 @@ class DiskIndex(WordIndex):
         self.folder = home / name
         if not (self.folder / _DONE).is_file():
             with _lock(home / f".{name}.lock"):
-                if not (self.folder / _DONE).is_file():  # another process built it meanwhile
+                # Another process built it meanwhile.
+                if not (self.folder / _DONE).is_file():
                     _build(self.corpus, self.folder)
         self._open()
 
@@ -80,7 +81,8 @@ class DiskIndex(WordIndex):
         return self._bm25, self._vocabulary.find, self._document
 
     def _open(self) -> None:
-        from bm25s import BM25  # here, because only what searches needs it
+        # Here, because only what searches needs it.
+        from bm25s import BM25
 
         self._num_documents: int = json.loads((self.folder / _DONE).read_text())["documents"]
         self._bm25 = BM25.load(self.folder, mmap=True, load_vocab=False, show_progress=False)
@@ -171,7 +173,8 @@ def _build(corpus: Path, folder: Path) -> None:
         texts.close()
         _sort(vocabulary, tokens, part)
         numbers = {number: number for number in range(len(vocabulary))}
-        del vocabulary  # the words lie sorted in a file of their own
+        # The words lie sorted in a file of their own.
+        del vocabulary
         index = new_index()
         index.index((tokens, numbers), show_progress=False, create_empty_token=False)
         index.vocab_dict = {}
@@ -222,7 +225,8 @@ def _known_hash(corpus: Path, home: Path) -> str:
     return found
 
 
-_threads = threading.Lock()  # of this process: a record lock excludes other processes alone
+# Of this process: a record lock excludes other processes alone.
+_threads = threading.Lock()
 
 
 @contextmanager

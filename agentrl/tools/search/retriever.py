@@ -58,7 +58,8 @@ class WordIndex(ABC):
         if not known:
             return []
         scores = index.get_scores_from_ids(known)
-        kept = scores.copy()  # best() changes them
+        # best() changes them.
+        kept = scores.copy()
         return [Hit(document_at(at), float(kept[at])) for at in best(scores, top_k)]
 
     def search_many(self, queries: Sequence[str], top_k: int) -> list[list[Hit]]:
@@ -68,7 +69,8 @@ class WordIndex(ABC):
 
 def new_index() -> Any:
     """An empty index of bm25s."""
-    from bm25s import BM25  # here, because only what searches needs it
+    # Here, because only what searches needs it.
+    from bm25s import BM25
 
     return BM25(method=METHOD, k1=K1, b=B, backend="numpy", csc_backend="numpy")
 

@@ -78,7 +78,7 @@ def _until(waits_for: asyncio.Future[Any], ends_at: float) -> Generator[Any, Any
         if not woken.done():
             woken.set_result(None)
 
-    # as a task does with what its coroutine yields
+    # As a task does with what its coroutine yields.
     waits_for._asyncio_future_blocking = False
     waits_for.add_done_callback(wake)
     timer = loop.call_at(ends_at, wake)

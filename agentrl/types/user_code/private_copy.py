@@ -74,7 +74,8 @@ def private_task(task: Task) -> Task:
             "; keep JSON in a task, and open what cannot be copied in the environment, or by "
             "env.resources",
         )
-        with wall(failed, passes=()):  # an object's own way of copying itself
+        # An object's own way of copying itself.
+        with wall(failed, passes=()):
             return private_copy(value, deep)
 
     own = replace(

@@ -154,7 +154,8 @@ def _num_asked() -> int:
     """How often the running task was asked to end, as ``Task.cancelling`` counts it."""
     try:
         task = asyncio.current_task()
-    except RuntimeError:  # a thread without a loop
+    except RuntimeError:
+        # A thread without a loop.
         return 0
     return 0 if task is None else task.cancelling()
 
@@ -163,7 +164,8 @@ def _is_ours(error: BaseException, asked: int) -> bool:
     """Whether an exit comes from outside of the user's code."""
     if isinstance(error, asyncio.CancelledError):
         return _num_asked() > asked
-    if isinstance(error, RunInterruptedError):  # of our handler of signals
+    # Of our handler of signals.
+    if isinstance(error, RunInterruptedError):
         return True
     return isinstance(error, KeyboardInterrupt | GeneratorExit) and not _was_raised_by_hand(error)
 

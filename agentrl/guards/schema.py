@@ -28,6 +28,8 @@ from agentrl.guards.bounded_json import extent, parse_json, within
 
 _MOST_TRIED = 10**7
 """Rules that a check may try: a tenth of a second."""
+_MOST_VALUES = 10**6
+"""Values that are counted, on an event loop: so many take a tenth of a second too."""
 _MOST_TOLD = 20_000
 """Rules up to which it is said which one a value breaks: each takes 10,000 times as long."""
 _BACKTRACKS = 10_000
@@ -164,7 +166,7 @@ class CheckedSchema:
 
     def _num_tries(self, value: Any) -> int:
         """How often rules may be tried on a value, and on all within it."""
-        num_values, depth = extent(value, _MOST_TRIED)
+        num_values, depth = extent(value, _MOST_VALUES)
         found = num_values * self._tries.most(depth)
         if max(found, num_values * self._least_tries) > _MOST_TRIED:
             raise SchemaFault("cannot be followed: too many rules for so many values, or so deep")

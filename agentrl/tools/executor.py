@@ -343,7 +343,8 @@ class ToolExecutor:
             raise
         except InvalidArgumentsError as error:
             return error_output(
-                "invalid_arguments", f"{error}. Mend the arguments of {call.name} and call again."
+                "invalid_arguments",
+                f"{error}. Correct the arguments of {call.name} and call again.",
             )
         except DeadlineError:
             # Only a thread keeps its deadline by leaving the call behind.

@@ -98,7 +98,7 @@ class Toolset:
         if len(owners) != len(states):
             raise ToolError(
                 f"the episode was saved with {len(states)} tools of its own, and has "
-                f"{len(owners)}; go on with the configuration that it was begun with"
+                f"{len(owners)}; go on with the configuration that it started with"
             )
         for owner, state in zip(owners, states, strict=True):
             owner.load_state_dict(state)

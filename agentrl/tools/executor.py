@@ -144,15 +144,15 @@ class ToolExecutor:
             A record for each call and problem, by the number in its id (``call_0``, ``call_1``,
             ...); ids of another form keep their order, behind those.
         """
-        state = {} if state is None else state
-
-        def context(call: ToolCall, deadline_s: float) -> ToolContext:
-            own_seed = seed_for(seed, "call", call.id)
-            return ToolContext(
-                own_seed, episode_id, call.id, deadline_s, sandbox, task, state, self._offered
-            )
-
-        works = [self._record(call, context) for call in calls]
+        told = ToolContext(
+            seed,
+            episode_id,
+            sandbox=sandbox,
+            task=task,
+            state={} if state is None else state,
+            offered=self._offered,
+        )
+        works = [self._record(call, told) for call in calls]
         # One has nothing to run beside.
         done = [await works[0]] if len(works) == 1 else await _all(works)
         done.sort(key=lambda answer: _position(answer[0]))
@@ -228,7 +228,7 @@ class ToolExecutor:
         self._seconds = usage["seconds"]
 
     async def _record(
-        self, call: ToolCall, context: Callable[[ToolCall, float], ToolContext]
+        self, call: ToolCall, told: ToolContext
     ) -> tuple[CallRecord, Sequence[object] | None]:
         started = time.monotonic()
         tool = self._offered.get(call.name)
@@ -240,7 +240,7 @@ class ToolExecutor:
         else:
             max_chars = tool.max_output_chars or max_chars
             max_tokens = tool.max_output_tokens
-            output = self._spent(tool) or await self._gated(tool, call, context, own)
+            output = self._spent(tool) or await self._gated(tool, call, told, own)
         content, cut = await self._clipped(output.content, call.name, max_chars, max_tokens)
         result = ToolResult(
             call_id=call.id,
@@ -298,25 +298,23 @@ class ToolExecutor:
         return text, cut or cut_again
 
     async def _gated(
-        self,
-        tool: Tool,
-        call: ToolCall,
-        context: Callable[[ToolCall, float], ToolContext],
-        own: dict[str, float],
+        self, tool: Tool, call: ToolCall, told: ToolContext, own: dict[str, float]
     ) -> ToolOutput:
         """The output of a call once it has a place among those of all episodes.
 
         Args:
-            tool, call, context: what is called.
+            tool, call: what is called.
+            told: what all calls of the turn are told, with its seed.
             own: takes what the executor measured.
         """
         deadline_s = tool.deadline_s or self._deadline_s
         if self._max_seconds is not None:
             deadline_s = min(deadline_s, self._max_seconds - self._seconds)
-        circumstances = context(call, deadline_s)
+        own_seed = seed_for(told.seed, "call", call.id)
+        context = replace(told, seed=own_seed, call_id=call.id, deadline_s=deadline_s)
         gate = gate_of(call.name)
         async with gate.entered(
-            circumstances.episode_id,
+            context.episode_id,
             max_concurrent=tool.max_concurrent,
             calls_per_s=tool.calls_per_s,
         ) as queued_s:
@@ -324,7 +322,7 @@ class ToolExecutor:
                 own["queued_s"] = queued_s
             began = time.monotonic()
             try:
-                return await self._output(_Call(tool, call, circumstances, gate, own))
+                return await self._output(_Call(tool, call, context, gate, own))
             finally:
                 self._seconds += time.monotonic() - began
 

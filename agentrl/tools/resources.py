@@ -73,9 +73,9 @@ def share(tool: Tool) -> None:
         _tools[id(tool)] = tool
 
 
-def owners_of(tools: Iterable[Tool]) -> dict[int, tuple[object, str]]:
-    """The objects that own the tools, each once, in order, with a tool's name; by identity."""
-    return {id(tool.owner): (tool.owner, tool.spec.name) for tool in tools}
+def owners_of(tools: Iterable[Tool]) -> list[tuple[object, str]]:
+    """The objects that own the tools, each once, in order, with the name of a tool."""
+    return list({id(tool.owner): (tool.owner, tool.spec.name) for tool in tools}.values())
 
 
 async def set_up(owner: object, context: ToolContext) -> None:
@@ -120,13 +120,13 @@ def close_tools(tools: Iterable[Tool]) -> None:
     """Close tools from synchronous code, each whatever another one raises; what they raise is
     logged.
     """
-    _close(owners_of(tools).values())
+    _close(owners_of(tools))
 
 
 def close_shared_tools() -> None:
     """Close every shared tool of this process, then every resource; called at its exit."""
     with _lock:
-        owners = list(owners_of(_tools.values()).values())
+        owners = owners_of(_tools.values())
         owners += [(one, f"resource {type(one).__name__}") for one in reversed(_opened.values())]
         _tools.clear()
         _opened.clear()

@@ -117,7 +117,7 @@ class Toolset:
         self._own.clear()
 
     def _owners(self) -> list[object]:
-        return [owner for owner, _ in owners_of(self._own).values()]
+        return [owner for owner, _ in owners_of(self._own)]
 
     def _make(
         self,

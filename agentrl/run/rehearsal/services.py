@@ -68,7 +68,7 @@ def ping_services(env: EnvSpec) -> Iterator[Pinged]:
             with wall(failed_as(ToolError, what, "; correct it")):
                 made = entry.build()
             try:
-                for owner, _ in owners_of(made).values():
+                for owner, _ in owners_of(made):
                     if hasattr(owner, "ping"):
                         name = type(owner).__name__
                         yield _asked("tool", name, partial(_ping, owner))

@@ -162,12 +162,12 @@ def _fault(schema: str, text: str) -> str:
     except ValueError as broken:
         return f"the text is no JSON ({broken})"
     try:
-        broken = checked_schema(schema).broken(value)
+        rules = checked_schema(schema).broken(value)
     except SchemaFault as fault:
         return f"the schema {fault}"
     except ValueError as error:
         return f"the text cannot be checked: {error}"
-    if not broken:
+    if not rules:
         return ""
-    first = broken[0]
+    first = rules[0]
     return first.message if first.is_slow else f"{first.json_path} breaks the rule {first.keyword}"

@@ -56,7 +56,8 @@ async def build_env(make: Callable[[], Env]) -> Env:
         with lock:
             given_up = True
             left = list(made)
-        for env in left:  # made just now, and not given to anyone
+        # Made just now, and not given to anyone.
+        for env in left:
             await call_env(env, "close")
         raise
 

@@ -81,7 +81,8 @@ async def first_step(spec: EnvSpec, task: Task, *, seed: int) -> None:
             await env.step(_actions(bool(opening.tools))[0])
             await env.close()
         except EnvError as error:
-            if error.__cause__ is None:  # a broken rule
+            # A broken rule.
+            if error.__cause__ is None:
                 raise
             logger.warning(
                 "tried on task %r before the first step, %s; tell the model of its own mistakes in "
@@ -209,7 +210,8 @@ async def _resumed(spec: EnvSpec, task: Task, seed: int, said: Sequence[str]) ->
     """Whether an instance goes on from another's state as that one did; one that cannot be saved
     starts again.
     """
-    if len(said) < 3:  # it ended with its first step
+    # It ended with its first step.
+    if len(said) < 3:
         return []
     remedy = "let state_dict give all that it needs, or None where it cannot be saved"
     try:
@@ -225,7 +227,8 @@ async def _resumed(spec: EnvSpec, task: Task, seed: int, said: Sequence[str]) ->
                 state = await before.save()
             except EnvError:
                 return []
-            await before.close()  # what it holds outside of its state is gone, as after a kill
+            # What it holds outside of its state is gone, as after a kill.
+            await before.close()
             await after.restore(state)
             found = _told(await after.step(second))
     except EnvError as error:

@@ -134,7 +134,8 @@ def state_form_findings(state: object) -> Iterator[Finding]:
     form = state.get("form") if isinstance(state, Mapping) else None
     if form is None:
         return
-    assert isinstance(state, Mapping)  # see above
+    # See above.
+    assert isinstance(state, Mapping)
     fields = _FORMS.get(form) if isinstance(form, str) else None
     if fields is None:
         known = ", ".join(_FORMS)

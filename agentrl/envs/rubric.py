@@ -121,7 +121,8 @@ class Rubric:
                 task. A failed rubric is never a reward of 0.
         """
         parts = [part for part in self._parts if part.scope != "group" and part.scores(view.task)]
-        if len(parts) == 1:  # nothing to run it beside
+        # Nothing to run it beside.
+        if len(parts) == 1:
             return {parts[0].name: await self._score(parts[0], view)}
         values = await asyncio.gather(
             *(self._score(part, view) for part in parts), return_exceptions=True

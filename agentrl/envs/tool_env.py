@@ -20,45 +20,12 @@ from agentrl.tools import (
     ToolContext,
     ToolEntry,
     ToolExecutor,
-    ToolFactory,
-    ToolLimits,
-    close_owner,
-    close_tools,
-    open_resources,
-    owners_of,
-    resolve_tools,
-    restore_states,
-    set_up,
-    share,
-    states_of,
-    with_limits,
-    with_resources,
+    Toolset,
 )
 from agentrl.types import Action, CallRecord, Message, Observation, StepResult, Task, seed_for
-from agentrl.types.user_code.optional_packages import needed
-
-_MADE_BY_INIT = frozenset(
-    {
-        "task",
-        "episode_id",
-        "sandbox",
-        "_opening",
-        "_describe_tools_in_prompt",
-        "_max_turns",
-        "_sandbox_source",
-        "_taking_sandbox",
-        "_closed",
-        "_own_tools",
-        "_executor",
-        "_has_servers",
-        "_is_set_up",
-        "tool_state",
-    }
-)
 
 _NOTHING: Mapping[str, object] = {}
 _NO_SERVERS: Mapping[str, McpServerSpec] = {}
-_NO_LIMITS: ToolLimits = {}
 _TOOLS = "tools"
 """The key of a state that holds what belongs to the tools."""
 
@@ -137,26 +104,29 @@ class ToolEnv(Env):
         # Calls of one turn run at once, and the first of them takes the sandbox for all.
         self._taking_sandbox = asyncio.Lock()
         self._closed = False
-        self._has_servers = bool(mcp)
-        self._is_set_up = False
         self.tool_state: dict[str, Any] = {}
-        self._own_tools: list[Tool] = []
+        self._toolset = Toolset(
+            tools,
+            ToolContext(task=task, state=self.tool_state),
+            base_dir=base_dir,
+            resources=resources,
+            servers=mcp,
+        )
+        named = [getattr(entry, "args", None) for entry in (*tools, *resources.values())]
         try:
-            entries = resolve_tools(tools, base_dir, resources)
-            limits = [getattr(entry, "limits", _NO_LIMITS) for entry in tools]
-            built = self._build(entries, limits, open_resources(resources, base_dir))
-            built = _of_task(task, [*built, *self._of_servers(mcp)])
-            named = [getattr(entry, "args", None) for entry in (*tools, *resources.values())]
             self._executor = ToolExecutor(
-                built,
+                self._of_task(),
                 deadline_s=tool_deadline_s,
                 max_output_chars=max_tool_output_chars,
                 max_seconds=max_tool_seconds,
                 endpoints=Endpoints.of(endpoints, named),
             )
         except BaseException:
-            close_tools(self._own_tools)  # nobody else knows of them
+            # Nobody else knows of them.
+            self._toolset.close_now()
             raise
+        # What a fresh instance has too, and no checkpoint keeps.
+        self._fresh_names = frozenset({*vars(self), "_fresh_names", "episode_id"})
         self._seed = 0
         self._num_turns = 0
 
@@ -167,7 +137,7 @@ class ToolEnv(Env):
         """
         own = type(self)
         made_here = own.__init__ is ToolEnv.__init__ and own.__new__ is object.__new__
-        alone = not self._own_tools and not self._has_servers
+        alone = self._toolset.is_shared and not self._toolset.has_servers
         return made_here and own.opening is ToolEnv.opening and alone
 
     @staticmethod
@@ -190,45 +160,6 @@ class ToolEnv(Env):
                 "another; keep one"
             )
         return ({"role": "system", "content": system_prompt}, *task.messages)
-
-    def _build(
-        self,
-        entries: Sequence[Tool | ToolFactory],
-        limits: Sequence[ToolLimits],
-        resources: Mapping[str, Any],
-    ) -> list[Tool]:
-        """The tools of this episode, its own and shared ones."""
-        built: list[Tool] = []
-        for entry, own_limits in zip(entries, limits, strict=True):
-            made: Sequence[Tool] = ()
-            if isinstance(entry, ToolFactory):
-                context = ToolContext(task=self.task, state=self.tool_state)
-                made = entry.build(context, resources)
-                self._own_tools += made
-            else:
-                share(entry)
-                made = (entry,)
-            built += [with_limits(with_resources(tool, resources), own_limits) for tool in made]
-        for tool in built:
-            if tool.needs_sandbox and self._sandbox_source is None:
-                raise EnvError(
-                    f"tool {tool.spec.name!r} needs a sandbox, got none; pass "
-                    "ToolEnv(sandbox=SandboxSpec())"
-                )
-        return built
-
-    def _of_servers(self, servers: Mapping[str, McpServerSpec]) -> list[Tool]:
-        """The tools of MCP servers, which are started where they do not run."""
-        built: list[Tool] = []
-        for name, spec in servers.items():
-            with needed("ToolEnv.mcp", "mcp"):
-                from agentrl.tools.mcp.mcp_tool import mcp_tools
-
-            made = mcp_tools(name, spec)
-            if spec.scope == "episode":
-                self._own_tools += made
-            built += made
-        return built
 
     def use_tokenizer(self, token_ends: TokenEnds) -> None:
         """Tools with ``max_output_tokens`` count by it."""
@@ -299,7 +230,8 @@ class ToolEnv(Env):
                 sandbox = await source.acquire()
             else:
                 sandbox = await asyncio.to_thread(source.build)
-            if self._closed:  # while this waited
+            # While this waited.
+            if self._closed:
                 await self._end_sandbox(sandbox)
                 self._check_open()
             self.sandbox = sandbox
@@ -311,10 +243,10 @@ class ToolEnv(Env):
         None once a sandbox is taken, where a call offered tools that the configuration does not
         name, and where a tool of the episode's own has no ``state_dict``.
         """
-        own = states_of(owners_of(self._own_tools))
+        own = self._toolset.states()
         if self.sandbox is not None or own is None or self._executor.told_specs:
             return None
-        kept = {name: value for name, value in vars(self).items() if name not in _MADE_BY_INIT}
+        kept = {name: value for name, value in vars(self).items() if name not in self._fresh_names}
         tools = {
             "state": self.tool_state,
             "own": own,
@@ -329,7 +261,7 @@ class ToolEnv(Env):
         tools = rest.pop(_TOOLS)
         super().load_state_dict(rest)
         self.tool_state.update(tools["state"])
-        restore_states(owners_of(self._own_tools), tools["own"])
+        self._toolset.restore(tools["own"])
         self._executor.restore_usage(tools["usage"])
         if tools["offered"] is not None:
             self._executor.offer(tools["offered"])
@@ -337,15 +269,13 @@ class ToolEnv(Env):
     async def close(self) -> None:
         """End the sandbox and the tools that belong to this episode; a second call does nothing."""
         self._closed = True
-        async with AsyncExitStack() as stack:  # each one is ended, whatever another one raises
+        # Each one is ended, whatever another one raises.
+        async with AsyncExitStack() as stack:
             sandbox = self.sandbox
             self.sandbox = None
             if sandbox is not None:
                 stack.push_async_callback(self._end_sandbox, sandbox)
-            owners = owners_of(self._own_tools)
-            self._own_tools.clear()
-            for owner in owners:
-                stack.push_async_callback(close_owner, owner)
+            stack.push_async_callback(self._toolset.close)
 
     @property
     def num_abandoned(self) -> int:
@@ -362,18 +292,36 @@ class ToolEnv(Env):
                 "the environment is closed, and its sandbox with it; use it before close"
             )
 
+    def _of_task(self) -> list[Tool]:
+        """The tools that ``task.info["tools"]`` names, all where it names none."""
+        for tool in self._toolset.tools:
+            if tool.needs_sandbox and self._sandbox_source is None:
+                raise EnvError(
+                    f"tool {tool.spec.name!r} needs a sandbox, got none; pass "
+                    "ToolEnv(sandbox=SandboxSpec())"
+                )
+        names = self.task.info.get("tools")
+        if names is None:
+            return self._toolset.tools
+        where = f"task {self.task.id!r}: info['tools']"
+        known = {tool.spec.name: tool for tool in self._toolset.tools}
+        if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+            raise DataError(f"{where} must be a list of names of tools, got {names!r}")
+        if unknown := [name for name in names if name not in known]:
+            raise DataError(
+                f"{where} names {unknown[0]!r}, which is not configured; the tools are "
+                f"{', '.join(known) or 'none'}: add it to ToolEnv.tools, or correct the task"
+            )
+        return [tool for name, tool in known.items() if name in names]
+
     async def _set_up(self) -> None:
         """Once, before the first call: at the beginning, or after a state was loaded."""
-        if self._is_set_up:
-            return
-        self._is_set_up = True
         seed = seed_for(self._seed, "tools", "setup")
         context = ToolContext(seed, self.episode_id, task=self.task, state=self.tool_state)
-        for owner in owners_of(self._own_tools):
-            await set_up(owner, context)
+        await self._toolset.set_up(context)
 
     async def _answer(self, action: Action, turn: int) -> tuple[CallRecord, ...]:
-        # taken before the calls begin, so that no tool's deadline counts the wait for it
+        # Taken before the calls begin, so that no tool's deadline counts the wait for it.
         if self._sandbox_source is not None and any(
             self._executor.may_use_sandbox(call.name) for call in action.tool_calls
         ):
@@ -387,28 +335,6 @@ class ToolEnv(Env):
             task=self.task,
             state=self.tool_state,
         )
-
-
-def _of_task(task: Task, tools: Sequence[Tool]) -> list[Tool]:
-    """The tools that ``task.info["tools"]`` names, all where it names none.
-
-    Raises:
-        DataError: it names one that is not configured, or is no list of names.
-    """
-    names = task.info.get("tools")
-    if names is None:
-        return list(tools)
-    known = {tool.spec.name: tool for tool in tools}
-    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise DataError(
-            f"task {task.id!r}: info['tools'] must be a list of names of tools, got {names!r}"
-        )
-    if unknown := [name for name in names if name not in known]:
-        raise DataError(
-            f"task {task.id!r}: info['tools'] names {unknown[0]!r}, which is not configured; the "
-            f"tools are {', '.join(known) or 'none'}: add it to ToolEnv.tools, or correct the task"
-        )
-    return [tool for name, tool in known.items() if name in names]
 
 
 def _counts(records: Sequence[CallRecord]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -11,6 +10,7 @@ from typing import Any, Protocol
 from agentrl.envs.tool_env import ToolEnv
 from agentrl.errors import DataError, EnvError, ServerError
 from agentrl.llm import ChatClient, ChatServerSpec
+from agentrl.tools import opened
 from agentrl.types import Action, Message, Observation, StepResult, Task, load_object
 
 END_WORD = "[END]"
@@ -88,7 +88,7 @@ class ModelUser:
             ServerError: its server failed for good, or gave no text.
         """
         role = _ROLE.format(instructions=self.instructions, end_word=END_WORD)
-        # the model speaks as the assistant of its own conversation, which a user opens
+        # The model speaks as the assistant of its own conversation, which a user opens.
         turned: list[Message] = [
             {"role": "system", "content": role},
             {"role": "user", "content": "The conversation begins."},
@@ -246,14 +246,7 @@ def without_thoughts(text: str) -> str:
     return _THOUGHTS.sub("", text).strip()
 
 
-_clients: dict[ChatServerSpec, ChatClient] = {}
-_clients_lock = threading.Lock()  # guards ``_clients``: environments are made in threads
-
-
 def _client(server: ChatServerSpec | Mapping[str, Any]) -> ChatClient:
     """The client of a server, which the episodes of a process share."""
     spec = server if isinstance(server, ChatServerSpec) else ChatServerSpec(**server)
-    with _clients_lock:
-        if spec not in _clients:
-            _clients[spec] = ChatClient(spec)
-        return _clients[spec]
+    return opened(("chat", spec), lambda: ChatClient(spec))

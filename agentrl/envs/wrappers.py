@@ -32,7 +32,8 @@ class Wrapper(Env):
         self.env = env
 
     def __getattr__(self, name: str) -> Any:
-        if name == "env":  # not made yet
+        # Not made yet.
+        if name == "env":
             raise AttributeError(name)
         return getattr(self.env, name)
 
@@ -177,7 +178,7 @@ class TokenLimit(_Limit):
         return self.num_tokens >= self.max_tokens
 
 
-class TimeLimit(Wrapper):
+class TimeLimit(_Limit):
     """Truncates an episode whose steps took so many seconds (``max_seconds``), without generation
     and without waits that others cause, such as for a sandbox.
 
@@ -188,6 +189,7 @@ class TimeLimit(Wrapper):
         max_seconds: of all steps together.
     """
 
+    reason = "max_seconds"
     kept = ("seconds",)
 
     def __init__(self, env: Env, max_seconds: float) -> None:
@@ -204,9 +206,11 @@ class TimeLimit(Wrapper):
         with counted_by(waits):
             result: StepResult = await call_env(self.env, "step", action)
         self.seconds += time.monotonic() - start - waits.wait_s
-        if self.seconds < self.max_seconds or result.terminated or result.truncated:
-            return result
-        return replace(result, truncated=True, info={**result.info, "reason": "max_seconds"})
+        return self.stepped(action, result)
+
+    def is_spent(self, action: Action, result: StepResult) -> bool:
+        """See ``_Limit.is_spent``."""
+        return self.seconds >= self.max_seconds
 
 
 class RewardShaping(Wrapper):

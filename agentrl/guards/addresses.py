@@ -11,10 +11,14 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 # anybody.
 _GIVEN = ipaddress.IPv6Network("2000::/3")
 _NOT_PUBLIC = (
-    ipaddress.IPv6Network("2002::/16"),  # 6to4 (RFC 3056)
-    ipaddress.IPv6Network("2001::/32"),  # Teredo (RFC 4380)
-    ipaddress.IPv6Network("3fff::/20"),  # documentation (RFC 9637)
-    ipaddress.IPv4Network("192.88.99.0/24"),  # relays of 6to4 (RFC 7526)
+    # 6to4 (RFC 3056).
+    ipaddress.IPv6Network("2002::/16"),
+    # Teredo (RFC 4380).
+    ipaddress.IPv6Network("2001::/32"),
+    # Documentation (RFC 9637).
+    ipaddress.IPv6Network("3fff::/20"),
+    # Relays of 6to4 (RFC 7526).
+    ipaddress.IPv4Network("192.88.99.0/24"),
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,34 @@ def parse_json(
 def mapping(value: object) -> Mapping[str, Any]:
     """The mapping that a value is; an empty one where it is something else."""
     return value if isinstance(value, Mapping) else {}
+
+
+def extent(value: Any, most: int) -> tuple[int, int]:
+    """How many values a tree of mappings and lists has, and how many levels; what stands there
+    several times counts as often.
+
+    Raises:
+        ValueError: it has more than ``most`` values, or than ``MAX_DEPTH`` levels.
+    """
+    num_values = 0
+    depth = 0
+    level: list[Any] = [value]
+    while level:
+        num_values += len(level)
+        depth += 1
+        if num_values > most:
+            raise ValueError(f"it must have at most {most:,} values")
+        if depth > MAX_DEPTH:
+            raise ValueError(f"it is nested by more than {MAX_DEPTH} levels")
+        level = [inner for outer in level for inner in within(outer)]
+    return num_values, depth
+
+
+def within(value: Any) -> Collection[Any]:
+    """The values of a mapping or list; none of anything else."""
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, list | tuple) else ()
 
 
 def nested_too_deeply(text: str) -> bool:

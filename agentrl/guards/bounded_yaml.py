@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentrl.guards.bounded_json import MAX_DEPTH, nested_too_deeply
+from agentrl.guards.bounded_json import MAX_DEPTH, extent, nested_too_deeply
 
-_MAX_BYTES = 2**19  # some seconds
+# Some seconds.
+_MAX_BYTES = 2**19
 _MAX_NODES = 200_000
 
 
@@ -31,15 +32,5 @@ def parse_yaml(text: bytes) -> Any:
         raise ValueError(f"it is no YAML: {str(error).strip()[:300]}") from error
     except RecursionError:
         raise ValueError(f"it is nested by more than {MAX_DEPTH} levels") from None
-    waiting = [(value, 1)]
-    for _ in range(_MAX_NODES):
-        if not waiting:
-            return value
-        inner, depth = waiting.pop()
-        if depth > MAX_DEPTH:
-            raise ValueError(f"it is nested by more than {MAX_DEPTH} levels")
-        if isinstance(inner, dict):
-            waiting += [(item, depth + 1) for pair in inner.items() for item in pair]
-        elif isinstance(inner, list):
-            waiting += [(item, depth + 1) for item in inner]
-    raise ValueError(f"it must have at most {_MAX_NODES:,} values")
+    extent(value, _MAX_NODES)
+    return value

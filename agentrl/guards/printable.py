@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 
 _HIDDEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls, but tab and newline
+    # Controls, but tab and newline.
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"
     "\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )

@@ -83,7 +83,7 @@ def descriptor(path: Path | str, flags: int, *, folder: int | None = None) -> in
     try:
         found = os.open(path, flags, 0o666, dir_fd=folder)
     except OSError as error:
-        # ELOOP: a link; ENXIO: a socket, or a FIFO to write to that nobody reads
+        # ELOOP: a link; ENXIO: a socket, or a FIFO to write to that nobody reads.
         if error.errno in (errno.ELOOP, errno.ENXIO):
             _checked(os.lstat(path, dir_fd=folder), path)
         raise

@@ -74,7 +74,8 @@ def _decoded(text: str, begin: int) -> tuple[Any, int]:
                 raise JSONFault(f"{error.msg} at character {error.pos}", position) from None
         except _RefusedError as error:
             raise JSONFault(str(error), begin + _extent(window)) from None
-        except ValueError as error:  # a whole number of thousands of digits
+        except ValueError as error:
+            # A whole number of thousands of digits.
             longest = sys.get_int_max_str_digits()
             position = next(
                 (m.end() for m in _DIGITS.finditer(window) if m.end() - m.start() > longest),
@@ -82,7 +83,8 @@ def _decoded(text: str, begin: int) -> tuple[Any, int]:
             )
             raise JSONFault(str(error).partition(";")[0], begin + position) from None
         else:
-            if whole or end < size:  # a number at the end of the window may go on behind it
+            # A number at the end of the window may go on behind it.
+            if whole or end < size:
                 return value, end
         size *= _GROWTH
 
@@ -109,7 +111,8 @@ def _check_depth(window: str, begin: int) -> None:
         elif bracket in "]}":
             depth -= 1
             if depth <= 0:
-                return  # the value ends here, or is none
+                # The value ends here, or is none.
+                return
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -129,4 +132,5 @@ class _RefusedError(ValueError):
 
 
 _STRICT = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
-_LENIENT = json.JSONDecoder(parse_int=len)  # the length of a whole number's text, which may be any
+# The length of a whole number's text, which may be any.
+_LENIENT = json.JSONDecoder(parse_int=len)

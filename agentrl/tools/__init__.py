@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentrl.tools.base import FunctionTool, InvalidArgumentsError, Tool, ToolLimits, with_limits
+from agentrl.tools.base import FunctionTool, InvalidArgumentsError, Tool, ToolLimits
 from agentrl.tools.builtin.calculator import CalculatorTool
 from agentrl.tools.builtin.fetch_url import FetchUrlTool
 from agentrl.tools.builtin.files import FilesTool
@@ -12,25 +12,29 @@ from agentrl.tools.builtin.submit import SubmitTool
 from agentrl.tools.context import ToolContext, ToolOutput
 from agentrl.tools.execution.faults import Endpoints
 from agentrl.tools.executor import TokenEnds, ToolExecutor
-from agentrl.tools.factory import ToolFactory, Toolset, tool
+from agentrl.tools.factory import ToolFactory, tool
 from agentrl.tools.mcp.server_spec import McpServerSpec
-from agentrl.tools.owners import close_owner, owners_of, restore_states, set_up, states_of
 from agentrl.tools.parsers import HermesParser, PlainParser, ToolCallParser, load_parser, parser_for
 from agentrl.tools.reference import ToolEntry, ToolReference, resolve_tools
 from agentrl.tools.resources import (
     ResourceReference,
     check_resources,
+    close_owner,
+    close_shared_tools,
+    close_tools,
     open_resources,
-    with_resources,
+    opened,
+    owners_of,
+    share,
 )
 from agentrl.tools.search.client import SearchClient
 from agentrl.tools.search.disk_index import DiskIndex
 from agentrl.tools.search.memory_index import SearchIndex
 from agentrl.tools.search.retriever import Document, Hit, Retriever
 from agentrl.tools.search.search_tool import SearchTool
-from agentrl.tools.shared import close_shared_tools, close_tools, share
 from agentrl.tools.signature import Resource
 from agentrl.tools.threads import TOOL_THREADS, BoundedThreads
+from agentrl.tools.toolset import Toolset
 from agentrl.types.user_code.wall import DeadlineError
 
 __all__ = [
@@ -75,14 +79,10 @@ __all__ = [
     "close_tools",
     "load_parser",
     "open_resources",
+    "opened",
     "owners_of",
     "parser_for",
     "resolve_tools",
-    "restore_states",
-    "set_up",
     "share",
-    "states_of",
     "tool",
-    "with_limits",
-    "with_resources",
 ]

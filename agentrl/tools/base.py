@@ -203,13 +203,12 @@ class FunctionTool(Tool, Generic[P, R]):
                 f"a tool's name must be 1 to 64 of a-z A-Z 0-9 _ -, got {spec.name!r}; pass name="
             )
         schema_validator(spec.parameters, spec.name)
-        check_limits(spec.name, limits)
         self.spec = spec
         self.function = function
         self.is_method = is_method
         self.given_limits = limits
-        self._set(limits)
-        # a thread's time counts from when the thread takes it up
+        _limit(self, limits)
+        # A thread's time counts from when the thread takes it up.
         self.in_pieces = _is_a(inspect.isasyncgenfunction, function)
         self.keeps_deadline = not self.in_pieces and not _is_a(
             inspect.iscoroutinefunction, function
@@ -272,11 +271,9 @@ class FunctionTool(Tool, Generic[P, R]):
         bound._owner = instance
         return bound
 
-    def limited(self, limits: ToolLimits) -> Self:
+    def limited(self, limits: ToolLimits) -> Tool:
         """The same tool with ``limits`` where it has none of its own."""
-        other = copy(self)
-        other._set(ToolLimits(**{**limits, **self.given_limits}))
-        return other
+        return with_limits(self, ToolLimits(**{**limits, **self.given_limits}))
 
     def given(self, resources: Mapping[str, Any]) -> Self:
         """The same tool, whose function is called with ``resources`` too."""
@@ -325,17 +322,6 @@ class FunctionTool(Tool, Generic[P, R]):
         if self._context is not None:
             keywords[self._context] = context
         return {**keywords, **self._given}
-
-    def _set(self, limits: ToolLimits) -> None:
-        for name, limit in limits.items():
-            setattr(self, name, limit)
-
-    async def close(self) -> None:
-        """Call the ``close`` of the object that the tool is a part of, where it has one."""
-        closing = getattr(self.owner, "close", None)
-        result = None if closing is None else closing()
-        if inspect.isawaitable(result):
-            await result
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         # The tool took the place of a decorated function in its module: pickle that place.
@@ -406,13 +392,14 @@ def with_limits(tool: Tool, limits: ToolLimits) -> Tool:
     Raises:
         ToolError: one is not above 0.
     """
-    if not limits:
-        return tool
+    return _limit(copy(tool), limits) if limits else tool
+
+
+def _limit(tool: Tool, limits: ToolLimits) -> Tool:
     check_limits(tool.spec.name, limits)
-    other = copy(tool)
     for name, limit in limits.items():
-        setattr(other, name, limit)
-    return other
+        setattr(tool, name, limit)
+    return tool
 
 
 def merged(pieces: Sequence[str | ToolOutput]) -> ToolOutput:
@@ -440,7 +427,8 @@ def _as_output(value: Any, tool: FunctionTool[..., Any]) -> str | ToolOutput:
         return value
     if isinstance(value, (bytes, bytearray)):
         return ToolOutput(bytes(value))
-    pictures = sys.modules.get("PIL.Image")  # there is none of its images without it
+    # There is none of its images without it.
+    pictures = sys.modules.get("PIL.Image")
     if isinstance(value, Image) or (pictures is not None and isinstance(value, pictures.Image)):
         return ToolOutput("", images=(value,))
     try:

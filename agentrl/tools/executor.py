@@ -12,9 +12,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar
 
-from jsonschema import Draft202012Validator
-
 from agentrl.errors import AgentRLError, ToolError, nearest
+from agentrl.guards.schema import CheckedSchema
 from agentrl.sandbox import Sandbox
 from agentrl.tools.base import InvalidArgumentsError, Tool, merged
 from agentrl.tools.context import ToolContext, ToolOutput
@@ -31,7 +30,7 @@ from agentrl.tools.execution.outputs import (
     valid_text,
     with_images_read,
 )
-from agentrl.tools.validate import found_faults, schema_validator
+from agentrl.tools.validate import argument_faults, schema_validator
 from agentrl.types import (
     CallProblem,
     CallRecord,
@@ -45,7 +44,7 @@ from agentrl.types import (
 from agentrl.types.clock import epoch_at
 from agentrl.types.user_code.place import described, said_by
 from agentrl.types.user_code.private_copy import private_copy
-from agentrl.types.user_code.wall import DeadlineError, wall
+from agentrl.types.user_code.wall import DeadlineError, by_deadline, wall
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +53,6 @@ T = TypeVar("T")
 NO_ENDPOINTS = Endpoints()
 
 _NUMBERED = re.compile(r"call_(\d+)")
-_CANCEL_GRACE_S = 5.0
 _LONGEST_NAME = 64
 _ATTEMPTS = 4
 """Of a call whose failure is ours."""
@@ -78,8 +76,8 @@ class ToolExecutor:
 
     Attributes:
         specs: what the model is told in its prompt, in the order given.
-        num_abandoned: calls that went on after their deadline: a thread that cannot be stopped, a
-            coroutine that will not end.
+        num_abandoned: calls that did not end by their deadline: a thread that cannot be stopped, a
+            coroutine that was given up.
 
     Raises:
         ToolError: two tools of one name, or a limit that is not above 0.
@@ -96,7 +94,7 @@ class ToolExecutor:
         token_ends: TokenEnds | None = None,
     ) -> None:
         self._known: dict[str, Tool] = {}
-        self._validators: dict[str, Draft202012Validator] = {}
+        self._validators: dict[str, CheckedSchema] = {}
         for tool in tools:
             self._add(tool)
         if len(self._known) < len(tools):
@@ -117,7 +115,6 @@ class ToolExecutor:
         self._num_calls: Counter[str] = Counter()
         self._seconds = 0.0
         self.num_abandoned = 0
-        self._abandoned: set[asyncio.Task[Any]] = set()
 
     async def run(
         self,
@@ -147,16 +144,16 @@ class ToolExecutor:
             A record for each call and problem, by the number in its id (``call_0``, ``call_1``,
             ...); ids of another form keep their order, behind those.
         """
-        state = {} if state is None else state
-
-        def context(call: ToolCall, deadline_s: float) -> ToolContext:
-            own_seed = seed_for(seed, "call", call.id)
-            return ToolContext(
-                own_seed, episode_id, call.id, deadline_s, sandbox, task, state, self._offered
-            )
-
-        works = [self._record(call, context) for call in calls]
-        # one has nothing to run beside
+        told = ToolContext(
+            seed,
+            episode_id,
+            sandbox=sandbox,
+            task=task,
+            state={} if state is None else state,
+            offered=self._offered,
+        )
+        works = [self._record(call, told) for call in calls]
+        # One has nothing to run beside.
         done = [await works[0]] if len(works) == 1 else await _all(works)
         done.sort(key=lambda answer: _position(answer[0]))
         records = [self._with_offer(record, tools) for record, tools in done]
@@ -231,7 +228,7 @@ class ToolExecutor:
         self._seconds = usage["seconds"]
 
     async def _record(
-        self, call: ToolCall, context: Callable[[ToolCall, float], ToolContext]
+        self, call: ToolCall, told: ToolContext
     ) -> tuple[CallRecord, Sequence[object] | None]:
         started = time.monotonic()
         tool = self._offered.get(call.name)
@@ -243,7 +240,7 @@ class ToolExecutor:
         else:
             max_chars = tool.max_output_chars or max_chars
             max_tokens = tool.max_output_tokens
-            output = self._spent(tool) or await self._gated(tool, call, context, own)
+            output = self._spent(tool) or await self._gated(tool, call, told, own)
         content, cut = await self._clipped(output.content, call.name, max_chars, max_tokens)
         result = ToolResult(
             call_id=call.id,
@@ -301,25 +298,23 @@ class ToolExecutor:
         return text, cut or cut_again
 
     async def _gated(
-        self,
-        tool: Tool,
-        call: ToolCall,
-        context: Callable[[ToolCall, float], ToolContext],
-        own: dict[str, float],
+        self, tool: Tool, call: ToolCall, told: ToolContext, own: dict[str, float]
     ) -> ToolOutput:
         """The output of a call once it has a place among those of all episodes.
 
         Args:
-            tool, call, context: what is called.
+            tool, call: what is called.
+            told: what all calls of the turn are told, with its seed.
             own: takes what the executor measured.
         """
         deadline_s = tool.deadline_s or self._deadline_s
         if self._max_seconds is not None:
             deadline_s = min(deadline_s, self._max_seconds - self._seconds)
-        circumstances = context(call, deadline_s)
+        own_seed = seed_for(told.seed, "call", call.id)
+        context = replace(told, seed=own_seed, call_id=call.id, deadline_s=deadline_s)
         gate = gate_of(call.name)
         async with gate.entered(
-            circumstances.episode_id,
+            context.episode_id,
             max_concurrent=tool.max_concurrent,
             calls_per_s=tool.calls_per_s,
         ) as queued_s:
@@ -327,25 +322,30 @@ class ToolExecutor:
                 own["queued_s"] = queued_s
             began = time.monotonic()
             try:
-                return await self._output(_Call(tool, call, circumstances, gate, own))
+                return await self._output(_Call(tool, call, context, gate, own))
             finally:
                 self._seconds += time.monotonic() - began
 
     async def _output(self, one: _Call) -> ToolOutput:
         tool, call, context = one.tool, one.call, one.context
         try:
-            if faults := await found_faults(self._validators[call.name], call.arguments):
+            if faults := argument_faults(self._validators[call.name], call.arguments):
                 raise InvalidArgumentsError("; ".join(faults))
-            work = self._attempts(one)
-            output = await (work if tool.keeps_deadline else self._within(context.deadline_s, work))
+            output = await by_deadline(
+                self._attempts(one),
+                None if tool.keeps_deadline else context.deadline_s,
+                lambda: f"tool {call.name!r}",
+                self._abandon,
+            )
         except AgentRLError:
             raise
         except InvalidArgumentsError as error:
             return error_output(
-                "invalid_arguments", f"{error}. Mend the arguments of {call.name} and call again."
+                "invalid_arguments",
+                f"{error}. Correct the arguments of {call.name} and call again.",
             )
         except DeadlineError:
-            # only a thread keeps its deadline by leaving the call behind
+            # Only a thread keeps its deadline by leaving the call behind.
             self.num_abandoned += tool.keeps_deadline
             text = f"{call.name} took longer than {context.deadline_s:g} s and was ended."
             failed = error_output("timeout", text)
@@ -400,46 +400,8 @@ class ToolExecutor:
             pause_s *= 2
         raise AssertionError("the last attempt gives or raises")
 
-    async def _within(
-        self, deadline_s: float, work: Coroutine[Any, Any, str | ToolOutput]
-    ) -> str | ToolOutput:
-        """What ``work`` gives, unless the deadline passes first: then it is cancelled, and left
-        behind if that fails.
-
-        Raises:
-            DeadlineError: the deadline passed.
-            AgentRLError: it passed, and ``work`` failed for a reason of ours while it was ended.
-        """
-        task = asyncio.create_task(work)
-        try:
-            done, _ = await asyncio.wait({task}, timeout=deadline_s)
-        except asyncio.CancelledError:
-            await self._stop(task)
-            raise
-        if done:
-            return task.result()
-        ended = await self._stop(task) and not task.cancelled()
-        if ended and isinstance(failure := task.exception(), AgentRLError):
-            raise failure
-        raise DeadlineError
-
-    async def _stop(self, task: asyncio.Task[Any]) -> bool:
-        """Cancel; whether it ended within the grace. One that did not is counted and kept from the
-        collector.
-        """
-        task.cancel()
-        done, _ = await asyncio.wait({task}, timeout=_CANCEL_GRACE_S)
-        if not done:
-            self.num_abandoned += 1
-            self._abandoned.add(task)
-            task.add_done_callback(self._forget)
-        return bool(done)
-
-    def _forget(self, task: asyncio.Task[Any]) -> None:
-        self._abandoned.discard(task)
-        if not task.cancelled():
-            # looked at, so that asyncio does not report it as lost: it was counted long ago
-            task.exception()
+    def _abandon(self) -> None:
+        self.num_abandoned += 1
 
 
 @dataclass(slots=True, eq=False)
@@ -516,7 +478,8 @@ async def _in_pieces(
             if num_chars > MAX_PIECES_CHARS:
                 text = f"{call.name} gave more than {MAX_PIECES_CHARS} characters and was ended."
                 return after_pieces(pieces, error_output("output_limit", text))
-            await asyncio.sleep(0)  # a generator that awaits nothing lets others run all the same
+            # A generator that awaits nothing lets others run all the same.
+            await asyncio.sleep(0)
     return merged(pieces)
 
 

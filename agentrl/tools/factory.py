@@ -38,31 +38,26 @@ _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 @dataclass(frozen=True)
-class ToolOfClass:
-    """A new instance of a class with a typed ``__call__``, as a tool. A class of its own so that it
-    pickles.
+class ToolClass:
+    """A new instance of a class as tools: its ``@tool`` methods, or its typed ``__call__``. A class
+    of its own so that it pickles.
+
+    Args:
+        stateful: the class.
+        limits: of its tools that set none.
+        name: of the tool that the instance itself is; None where its methods are.
     """
 
     stateful: type[Any]
-    name: str
-    limits: ToolLimits = field(hash=False)
-
-    def __call__(self, **args: Any) -> Tool:
-        made = self.stateful(**args)
-        return FunctionTool.from_function(made, name=self.name, owner=made, **self.limits)
-
-
-@dataclass(frozen=True)
-class Toolset:
-    """A new instance of a class with several ``@tool`` methods, each of them a tool of it."""
-
-    stateful: type[Any]
     limits: ToolLimits = field(default_factory=ToolLimits, hash=False)
+    name: str | None = None
 
     def __call__(self, **args: Any) -> tuple[Tool, ...]:
         made = self.stateful(**args)
-        methods = tool_methods(self.stateful)
-        return tuple(getattr(made, name).limited(self.limits) for name in methods)
+        if self.name is None:
+            methods = tool_methods(self.stateful)
+            return tuple(getattr(made, name).limited(self.limits) for name in methods)
+        return (FunctionTool.from_function(made, name=self.name, owner=made, **self.limits),)
 
 
 def tool_methods(target: type[Any]) -> dict[str, FunctionTool[..., Any]]:
@@ -127,7 +122,7 @@ class ToolFactory:
     def may_need_sandbox(self) -> bool:
         """Whether its tools may need a sandbox, as far as can be told without making them."""
         make = self.make
-        if isinstance(make, (ToolOfClass, Toolset)):
+        if isinstance(make, ToolClass):
             methods = tool_methods(make.stateful).values()
             return make.limits.get("needs_sandbox", False) or any(
                 method.needs_sandbox for method in methods
@@ -254,18 +249,18 @@ def _of_class(target: type[Any], name: str | None, limits: ToolLimits) -> ToolFa
                 "and no __call__; give each method its own @tool(name=...)"
             )
         check_limits(target.__name__, limits)
-        return ToolFactory(Toolset(target, limits))
+        return ToolFactory(ToolClass(target, limits))
     name = name or _snake_case(target.__name__)
     if body is None:
         raise ToolError(
             f"tool {name!r}: class {target.__name__} needs a typed __call__ method, or methods "
             "with @tool"
         )
-    # wrong hints fail before the first episode
+    # Wrong hints fail before the first episode.
     _check_described(
         name, read_signature(MethodType(body, target), name).description or target.__doc__
     )
-    return ToolFactory(ToolOfClass(target, name, limits))
+    return ToolFactory(ToolClass(target, limits, name))
 
 
 def _is_method(target: Callable[..., Any]) -> bool:

@@ -18,7 +18,7 @@ from agentrl.tools.builtin.files import FilesTool
 from agentrl.tools.builtin.python import PythonTool
 from agentrl.tools.builtin.shell import ShellTool
 from agentrl.tools.builtin.submit import SubmitTool
-from agentrl.tools.factory import ToolFactory, Toolset, tool_methods
+from agentrl.tools.factory import ToolClass, ToolFactory, tool_methods
 from agentrl.tools.search.search_tool import make_search
 from agentrl.types import place_of_object
 from agentrl.types.user_code.function import load_named
@@ -103,7 +103,7 @@ def _made_of(
         if isinstance(found, ToolFactory):
             return found.with_args(args, resources)
         if inspect.isclass(found) and not issubclass(found, Tool) and tool_methods(found):
-            return ToolFactory(Toolset(found)).with_args(args, resources)
+            return ToolFactory(ToolClass(found)).with_args(args, resources)
         if (inspect.isclass(found) and issubclass(found, Tool)) or (
             inspect.isroutine(found) and args
         ):

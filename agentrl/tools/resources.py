@@ -1,31 +1,48 @@
-"""Resources: what the tools of a process share, such as a client, an index or a database.
+"""Resources: what the tools of a process share, and how what tools hold is set up and closed.
 
 - ``env.resources`` names a function each; it is called once in a process, at the first need.
-- A resource is passed to tools by parameter name, and closed behind the tools at the process's end.
+- A resource is passed to tools by parameter name.
+- At the process's end the tools that episodes shared are closed, then all else, the last opened
+  first.
 """
 
 from __future__ import annotations
 
+import asyncio
+import atexit
 import inspect
 import json
 import keyword
 import logging
 import threading
-from collections.abc import Iterable, Mapping
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from agentrl.errors import ConfigError, ToolError
 from agentrl.tools.base import FunctionTool, Tool
+from agentrl.tools.context import ToolContext
 from agentrl.tools.factory import EPISODE_PARAMETERS
+from agentrl.tools.threads import TOOL_THREADS
+from agentrl.types import users_traceback
 from agentrl.types.user_code.function import check_takes, load_function
-from agentrl.types.user_code.wall import failed_as, wall
+from agentrl.types.user_code.place import described
+from agentrl.types.user_code.wall import InThread, call_user, failed_as, wall
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _RESERVED = EPISODE_PARAMETERS | {"self", "cls", "state", "sandbox"}
+
+# Guards both below: environments are made in threads. One that waits for another's opening needs
+# that same resource, or one that is opened behind it.
+_lock = threading.RLock()
+_opened: dict[Hashable, Any] = {}
+_tools: weakref.WeakValueDictionary[int, Tool] = weakref.WeakValueDictionary()
 
 
 @dataclass(frozen=True)
@@ -41,17 +58,113 @@ class ResourceReference:
     args: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
-class _Opened:
-    """The open resources of this process, in the order of opening."""
+def opened(key: Hashable, opens: Callable[[], T]) -> T:
+    """What all of this process share under a key, opened where it is not yet."""
+    with _lock:
+        if key not in _opened:
+            _opened[key] = opens()
+        found: T = _opened[key]
+        return found
 
-    def __init__(self) -> None:
-        # Guards both: environments are made in threads. One that waits for another's opening needs
-        # that same resource, or one that is opened behind it.
-        self.lock = threading.RLock()
-        self.values: dict[tuple[str, str, str], Any] = {}
+
+def share(tool: Tool) -> None:
+    """The tool is used by episodes that do not own it: it is closed at the end of this process."""
+    with _lock:
+        _tools[id(tool)] = tool
 
 
-_opened = _Opened()
+def owners_of(tools: Iterable[Tool]) -> list[tuple[object, str]]:
+    """The objects that own the tools, each once, in order, with the name of a tool."""
+    return list({id(tool.owner): (tool.owner, tool.spec.name) for tool in tools}.values())
+
+
+async def set_up(owner: object, context: ToolContext) -> None:
+    """Await the owner's ``setup``, where it has one; a synchronous one runs in a tool's thread.
+
+    Args:
+        owner: of an episode's own tools.
+        context: given to a ``setup`` that takes a ``context``; of the episode, without a sandbox.
+
+    Raises:
+        ToolError: it raised; another attempt may succeed.
+    """
+    setup = getattr(owner, "setup", None)
+    if setup is None:
+        return
+    given = {"context": context} if "context" in inspect.signature(setup).parameters else {}
+
+    def failed(error: BaseException) -> ToolError:
+        made = ToolError(
+            f"{type(owner).__name__}.setup raised {described(error)}; no call was made yet",
+            retryable=True,
+        )
+        made.add_note(users_traceback(error))
+        return made
+
+    await call_user(partial(setup, **given), failed=failed, in_thread=TOOL_THREADS.run)
+
+
+async def close_owner(owner: object, in_thread: InThread = TOOL_THREADS.run) -> None:
+    """Await the owner's ``close``, where it has one; a synchronous one runs in a tool's thread.
+
+    Raises:
+        ToolError: it raised.
+    """
+    closing = getattr(owner, "close", None)
+    if closing is not None:
+        failed = failed_as(ToolError, f"{type(owner).__name__}.close raised")
+        await call_user(closing, failed=failed, in_thread=in_thread)
+
+
+def close_tools(tools: Iterable[Tool]) -> None:
+    """Close tools from synchronous code, each whatever another one raises; what they raise is
+    logged.
+    """
+    _close(owners_of(tools))
+
+
+def close_shared_tools() -> None:
+    """Close every shared tool of this process, then every resource; called at its exit."""
+    with _lock:
+        owners = owners_of(_tools.values())
+        owners += [(one, f"resource {type(one).__name__}") for one in reversed(_opened.values())]
+        _tools.clear()
+        _opened.clear()
+    _close(owners)
+
+
+def _close(owners: Iterable[tuple[object, str]]) -> None:
+    """Closes each in this thread, or beside the loop that runs in it."""
+
+    async def close_all() -> None:
+        for owner, name in owners:
+            try:
+                # At the interpreter's exit no thread can be started.
+                await close_owner(owner, _here)
+            except Exception as error:  # noqa: BLE001 - boundary: the user's own code
+                logger.warning(
+                    "closing %r raised %s: %s",
+                    name,
+                    type(error).__name__,
+                    error,
+                    extra={"event": "tool_close_failed", "tool": name},
+                )
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        asyncio.run(close_all())
+        return
+    closing = threading.Thread(target=lambda: asyncio.run(close_all()), name="agentrl-close-tools")
+    closing.start()
+    closing.join()
+
+
+async def _here(work: Callable[[], Any]) -> Any:
+    return work()
+
+
+atexit.register(close_shared_tools)
 
 
 def check_resources(
@@ -93,7 +206,7 @@ def open_resources(
     unopened = {
         name: entry
         for name, entry in resources.items()
-        if not isinstance(entry, ResourceReference) or _key(entry, base_dir) not in _opened.values
+        if not isinstance(entry, ResourceReference) or _key(entry, base_dir) not in _opened
     }
     check_resources(unopened, base_dir)
     return {
@@ -126,33 +239,22 @@ def with_resources(tool: Tool, resources: Mapping[str, Any]) -> Tool:
     return tool.given({name: resources[name] for name in tool.resources})
 
 
-def take_opened() -> Iterable[Any]:
-    """Every open resource of this process, the last opened first; they are its caller's to
-    close.
-    """
-    with _opened.lock:
-        values = list(reversed(_opened.values.values()))
-        _opened.values.clear()
-    return values
-
-
 def _key(entry: ResourceReference, base_dir: str | Path | None) -> tuple[str, str, str]:
     return entry.function, json.dumps(entry.args, sort_keys=True, default=repr), str(base_dir)
 
 
 def _open(name: str, entry: ResourceReference, base_dir: str | Path | None) -> Any:
-    key = _key(entry, base_dir)
-    with _opened.lock:
-        if key not in _opened.values:
-            function = load_function(entry.function, base_dir, partial(_broken, name), "()")
-            what = f"ToolEnv.resources: {name}: {entry.function} raised"
-            unopened = partial(ToolError, retryable=True)
-            with wall(failed_as(unopened, what, "; it could not be opened")):
-                _opened.values[key] = function(**entry.args)
-            logger.info(
-                "opened the resource %s", name, extra={"event": "resource_opened", "resource": name}
-            )
-        return _opened.values[key]
+    def opens() -> Any:
+        function = load_function(entry.function, base_dir, partial(_broken, name), "()")
+        what = f"ToolEnv.resources: {name}: {entry.function} raised"
+        with wall(failed_as(partial(ToolError, retryable=True), what, "; it could not be opened")):
+            found = function(**entry.args)
+        logger.info(
+            "opened the resource %s", name, extra={"event": "resource_opened", "resource": name}
+        )
+        return found
+
+    return opened(_key(entry, base_dir), opens)
 
 
 def _broken(name: str, rule: str) -> ConfigError:

@@ -14,6 +14,7 @@ from pydantic_core import PydanticSerializationError
 
 from agentrl.errors import ToolError, did_you_mean
 from agentrl.tools.context import ToolContext
+from agentrl.types import ToolSpec
 from agentrl.types.user_code.private_copy import private_copy
 
 T = TypeVar("T")
@@ -27,7 +28,8 @@ Resource: TypeAlias = Annotated[T, _ResourceMark()]
 """The type of a parameter that is given the resource of its name (``env.resources``): ``db:
 Resource[Connection]``. The model never sees it."""
 
-_ATTRIBUTES = ("attribute", "ivar", "cvar", "var", "vartype")  # of a class, not parameters
+# Of a class, not parameters.
+_ATTRIBUTES = ("attribute", "ivar", "cvar", "var", "vartype")
 _LITERAL_KEYS = ("default", "enum", "const", "examples")
 
 
@@ -107,7 +109,8 @@ def read_signature(function: Callable[..., Any], name: str) -> Signature:
                 "schema with Tool.from_schema"
             )
         adapters[parameter.name], schema = _adapt(hints[parameter.name], parameter, name)
-        annotations = getattr(hints[parameter.name], "__metadata__", ())  # of ``Annotated``
+        # Of ``Annotated``.
+        annotations = getattr(hints[parameter.name], "__metadata__", ())
         own_texts = (item for item in annotations if isinstance(item, str))
         text = documented.get(parameter.name) or next(own_texts, "")
         properties[parameter.name] = {**schema, "description": text} if text else schema
@@ -137,6 +140,12 @@ def closed_schema(properties: Mapping[str, Any], required: Sequence[str]) -> dic
         "required": list(required),
         "additionalProperties": False,
     }
+
+
+def text_spec(name: str, description: str, argument: str, /, **rules: Any) -> ToolSpec:
+    """A tool of one text: the argument's name, and what its schema has beside the type."""
+    rule = {"type": "string", **rules}
+    return ToolSpec(name, description, closed_schema({argument: rule}, [argument]))
 
 
 def _typed_parameters(function: Callable[..., Any], name: str) -> Mapping[str, inspect.Parameter]:

@@ -51,9 +51,12 @@ class BoundedThreads:
         self._name = name
         # Guards all that follows, over callers' loops and worker threads; idle threads wait on it.
         self._changed = threading.Condition()
-        self._waiting: deque[_Job] = deque()  # in order, taken by any thread
-        self._running: set[_Job] = set()  # without those that were abandoned
-        self._num_threads = 0  # without those of abandoned calls
+        # In order, taken by any thread.
+        self._waiting: deque[_Job] = deque()
+        # Without those that were abandoned.
+        self._running: set[_Job] = set()
+        # Without those of abandoned calls.
+        self._num_threads = 0
         self._num_idle = 0
         self.num_abandoned = 0
         self.resize(max_threads)
@@ -139,12 +142,14 @@ class BoundedThreads:
                 _tell(job.started, None)
             outcome = _outcome(job.work)
             with self._changed:
-                if job not in self._running:  # abandoned: its place was given away
+                # Abandoned: its place was given away.
+                if job not in self._running:
                     return
                 self._running.remove(job)
                 self._num_idle += 1
             _tell(job.done, outcome)
-            del job, outcome  # an idle thread keeps nothing alive
+            # An idle thread keeps nothing alive.
+            del job, outcome
 
     def _too_many(self) -> bool:
         return self._num_threads > self.max_threads
@@ -167,7 +172,8 @@ def _tell(future: asyncio.Future[Any], value: Any) -> None:
     try:
         loop.call_soon_threadsafe(settle)
     except RuntimeError:
-        if not loop.is_closed():  # a closed loop has nobody left to tell
+        # A closed loop has nobody left to tell.
+        if not loop.is_closed():
             raise
 
 

@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, cast
-
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import ValidationError
+from typing import Any
 
 from agentrl.errors import ToolError, did_you_mean
-from agentrl.guards.patterns import SlowPatternError
-from agentrl.guards.plain_check import plainly_right
-from agentrl.guards.schema import SchemaFault, broken_rules
-from agentrl.guards.schema import schema_validator as checked
-from agentrl.tools.threads import BoundedThreads
-from agentrl.types.user_code.wall import DeadlineError
+from agentrl.guards.schema import BrokenRule, CheckedSchema, SchemaFault, checked_schema
 
 _MAX_FAULTS = 3
-_MAX_FOUND = 100  # of which the first are told
-_PATTERNS_S = 1.0
-_DEADLINE_S = 10.0
-_CHECKS = BoundedThreads(2, "agentrl-arguments")  # more would only wait for the interpreter's lock
 _MAX_VALUE_CHARS = 80
 
 
-def schema_validator(parameters: Mapping[str, Any], name: str) -> Draft202012Validator:
+def schema_validator(parameters: Mapping[str, Any], name: str) -> CheckedSchema:
     """A validator for a tool's ``parameters``; equal ones are checked once, since every episode
     asks for its tools'.
 
@@ -37,7 +25,7 @@ def schema_validator(parameters: Mapping[str, Any], name: str) -> Draft202012Val
     except (TypeError, ValueError, RecursionError) as error:
         raise ToolError(f"tool {name!r}: its parameters are no JSON: {error}") from None
     try:
-        validator = checked(text)
+        validator = checked_schema(text)
     except SchemaFault as fault:
         raise ToolError(f"tool {name!r}: the schema of its parameters {fault}") from None
     if parameters.get("type") != "object":
@@ -49,70 +37,47 @@ def schema_validator(parameters: Mapping[str, Any], name: str) -> Draft202012Val
     return validator
 
 
-async def found_faults(
-    validator: Draft202012Validator, arguments: Mapping[str, Any]
-) -> tuple[str, ...]:
-    """``argument_faults`` without holding up an event loop: in a thread, but for what can be seen
-    at a glance.
-    """
-    if plainly_right(cast(Mapping[str, Any], validator.schema), arguments):
-        return ()
-    try:
-        return await _CHECKS.run(
-            lambda: argument_faults(validator, arguments), deadline_s=_DEADLINE_S
-        )
-    except DeadlineError:
-        return (f"the arguments cannot be checked within {_DEADLINE_S:g} s; give shorter ones",)
-
-
-def argument_faults(
-    validator: Draft202012Validator, arguments: Mapping[str, Any]
-) -> tuple[str, ...]:
+def argument_faults(schema: CheckedSchema, arguments: Mapping[str, Any]) -> tuple[str, ...]:
     """What is wrong with ``arguments``: a sentence a fault, at most three, naming argument, rule
     and value.
     """
     try:
-        found = broken_rules(validator, dict(arguments), seconds=_PATTERNS_S, most=_MAX_FOUND)
-    except SlowPatternError as error:
-        return (f"{error}; give a shorter one",)
+        found = schema.broken(dict(arguments))
     except SchemaFault as fault:
-        return (f"the tool's schema {fault}; give flatter arguments",)
-    errors = sorted(found, key=lambda error: (list(map(str, error.path)), error.message))
-    # two missing arguments are two equal sentences
-    sentences = dict.fromkeys(_sentence(error) for error in errors)
+        return (f"the tool's schema {fault}; give fewer and flatter arguments",)
+    except ValueError as error:
+        return (f"the arguments cannot be checked: {error}; correct them",)
+    found.sort(key=lambda broken: (list(map(str, broken.path)), broken.message))
+    # Two missing arguments are two equal sentences.
+    sentences = dict.fromkeys(_sentence(broken) for broken in found)
     return tuple(sentences)[:_MAX_FAULTS]
 
 
-def _sentence(error: ValidationError) -> str:
-    path = "".join(
-        f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path
-    )
-    argument = f"argument {path.removeprefix('.')!r}"
-    where = argument if path else "the arguments"
-    inside = f"in {argument}: " if path else ""
-    instance: Any = error.instance
-    rule: Any = error.validator_value
-    schema: Any = error.schema
-    match error.validator:
+def _sentence(broken: BrokenRule) -> str:
+    argument = f"argument {broken.json_path.removeprefix('$').removeprefix('.')!r}"
+    where = argument if broken.path else "the arguments"
+    inside = f"in {argument}: " if broken.path else ""
+    value, rule = _short(broken.value), broken.rule
+    if broken.is_slow:
+        return f"{broken.message}; give a shorter one"
+    match broken.keyword:
         case "required":
-            missing = [repr(key) for key in rule if key not in instance]
+            missing = [repr(key) for key in rule if key not in broken.value]
             words = "argument {} is" if len(missing) == 1 else "arguments {} are"
             return f"{inside}{words.format(' and '.join(missing))} missing"
-        case "additionalProperties" if rule is False:
-            known = list(schema.get("properties", ()))
-            unknown = next(key for key in instance if key not in known)
+        case "additionalProperties" if isinstance(broken.value, Mapping):
+            known = list(broken.beside.get("properties", ()))
+            unknown = next(key for key in broken.value if key not in known)
             listed = f"the arguments are {', '.join(known) or 'none'}"
             meant = did_you_mean(unknown, known, listed)
             return f"{inside}there is no argument {_short(unknown)}{meant}"
         case "type":
             wanted = rule if isinstance(rule, str) else " or ".join(rule)
-            return f"{where} must be of type {wanted}, got {_short(instance)}"
+            return f"{where} must be of type {wanted}, got {value}"
         case "enum":
-            return f"{where} must be one of {_short(rule)}, got {_short(instance)}"
+            return f"{where} must be one of {_short(rule)}, got {value}"
         case _:
-            return (
-                f"{where} breaks the rule {error.validator} {_short(rule)}, got {_short(instance)}"
-            )
+            return f"{where} breaks the rule {broken.keyword} {_short(rule)}, got {value}"
 
 
 def _short(value: Any) -> str:

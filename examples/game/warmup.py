@@ -9,7 +9,7 @@ from typing import Any
 
 from gymnasium.envs.toy_text import FrozenLakeEnv
 
-from agentrl.envs.gymnasium_env import rendered
+from agentrl.envs.adapters.gymnasium_env import rendered
 from agentrl.types import Message, load_object
 
 HERE = Path(__file__).parent

@@ -206,10 +206,11 @@ async def test_a_breach_is_given_as_it_is_and_noted(
         ('{"$ref": "#"}', "{}", "refers to itself without an end"),
         ('{"type": "string", "pattern": "("}', '"a"', "is no JSON Schema at"),
         (
-            '{"type": "string", "pattern": "^(a|aa)+$"}',
+            # it refers back, so that no matcher is linear
+            r'{"type": "string", "pattern": "^(a|aa)+\\1$"}',
             f'"{"a" * 80}!"',
-            "takes too long|cannot be checked within",
-        ),  # by load
+            "takes too long",
+        ),
         ('{"type": "object", "additionalProperties": false}', '{"a": 1}', "additionalProperties"),
         ('{"type": "object"}', "{}", ""),
     ],

@@ -5,18 +5,21 @@ there, from a plain function and from a coroutine.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 import pytest
 
 from agentrl.controller.cluster.rollout_pool import RolloutPool, RolloutWorkerSpec, collect_groups
-from agentrl.envs import Env, EnvSpec
-from agentrl.errors import EngineError
+from agentrl.envs import AsyncEnv, Env, EnvSpec, EpisodeView, Rubric
+from agentrl.errors import EngineError, RewardError
 from agentrl.rollouts import EpisodeRunner, GroupRequest
-from agentrl.tools import tool
-from agentrl.types import Action, Observation, StepResult, Task, Trajectory
+from agentrl.tools import ToolExecutor, tool
+from agentrl.types import Action, Observation, Status, StepResult, Task, ToolCall, Trajectory
+from agentrl.types.user_code import ending
 from agentrl.types.user_code.wall import EXIT_CODE
 from tests.rollouts.bytewise import TASK, call, rollout_spec, say, scripted
 from tests.rollouts.user_code import (
@@ -214,6 +217,73 @@ def test_an_episode_that_cancels_itself_has_failed_and_is_not_cancelled(
     (trajectory,) = outcome.group.trajectories
     assert str(trajectory.status) == "failed(env)"
     assert "cancelled the task that it ran in" in trajectory.status.detail
+
+
+async def goes_on() -> None:
+    """Swallows every cancellation."""
+    while True:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+
+
+async def stubborn_reward(view: EpisodeView) -> float:
+    await goes_on()
+    return 1.0
+
+
+async def meet_reward() -> None:
+    view = EpisodeView(Task("t"), (), (), Status("terminated"))
+    with pytest.raises(RewardError, match=r"took longer than 0\.05 s; raise deadline_s"):
+        await Rubric([stubborn_reward], deadline_s=0.05).score(view)
+
+
+async def meet_step() -> None:
+    class Stubborn(Single):
+        async def step(self, action: Action) -> StepResult:
+            await goes_on()
+            return await super().step(action)
+
+    env = AsyncEnv(Stubborn(Task("t")))
+    await env.reset(seed=0)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await env.step(Action("", {"role": "assistant", "content": ""}))
+
+
+async def meet_tool() -> None:
+    @tool(deadline_s=0.05)
+    async def stubborn_tool() -> str:
+        await goes_on()
+        return ""
+
+    executor = ToolExecutor([stubborn_tool])
+    (record,) = await executor.run([ToolCall("call_0", "stubborn_tool", {})])
+    assert record.result is not None
+    assert record.result.error == "timeout"
+    assert executor.num_abandoned == 1
+
+
+@pytest.mark.parametrize(
+    ("met", "name"),
+    [
+        (meet_reward, r"stubborn_reward \(.*test_user_code\.py:\d+\)"),
+        (meet_step, r"Stubborn\.step \(.*test_user_code\.py:\d+\)"),
+        (meet_tool, "tool 'stubborn_tool'"),
+    ],
+)
+async def test_what_swallows_its_cancellation_is_given_up_and_named(
+    met: Callable[[], Awaitable[None]],
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(ending, "GRACE_S", 0.05)
+    await met()
+    (record,) = [one for one in caplog.records if vars(one).get("event") == "user_code_given_up"]
+    assert re.match(f".*{name} swallowed its cancellation", record.getMessage())
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
 
 
 def test_a_group_that_the_runner_cancels_is_cancelled_whatever_its_code_does() -> None:

@@ -138,7 +138,7 @@ async def test_invalid_arguments_are_told_what_to_mend(
 
     assert (result.error, result.content) == (
         "invalid_arguments",
-        f"Error: {told}. Mend the arguments of add and call again.",
+        f"Error: {told}. Correct the arguments of add and call again.",
     )
 
 

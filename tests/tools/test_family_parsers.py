@@ -204,11 +204,11 @@ def test_a_harmony_answer_is_content() -> None:
         (LlamaParser, '{"function": "f", "parameters": {}}', "missing_name", "the keys are"),
         (LlamaParser, '{"name": "f", "args": {}}', "bad_arguments", "'args' is no key of a call"),
         (LlamaParser, "<|python_tag|>print(1)", "malformed_json", "no call follows"),
-        (LlamaParser, "<|python_tag|>f.call(1)", "bad_arguments", "only key=value pairs"),
+        (LlamaParser, "<|python_tag|>f.call(1)", "bad_arguments", "passed by name, as KEY="),
         (LlamaParser, "<|python_tag|>f.call(a=__import__('os'))", "bad_arguments", "cannot be read"),  # noqa: E501
         (LlamaParser, "<|python_tag|>f.call(a=b)", "bad_arguments", "read: a must be a literal"),
         (LlamaParser, "<|python_tag|>f.call(a={[1]: 2})", "bad_arguments", "a must be a literal"),
-        (LlamaParser, "<|python_tag|>f.call(**{})", "bad_arguments", "only key=value pairs"),
+        (LlamaParser, "<|python_tag|>f.call(**{})", "bad_arguments", "passed by name, as KEY="),
         (DeepSeekParser, "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f", "unclosed", "end it with"),
         (DeepSeekParser, "<｜tool▁call▁end｜>", "unclosed", "closes nothing"),
         (DeepSeekParser, deepseek("{}"), "missing_name", "has no <｜tool▁sep｜>"),

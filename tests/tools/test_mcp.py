@@ -220,7 +220,7 @@ async def test_a_changed_list_is_told_in_the_answer(log: Path) -> None:
 
 HTTP = """
 import socket, sys, uvicorn
-from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver import Context, MCPServer
 
 server = MCPServer("demo")
 
@@ -231,6 +231,11 @@ def add(a: int, b: int) -> int:
 @server.tool()
 def large(text: str) -> str:
     return "x" * 5_000_000
+
+@server.tool()
+async def spam(ctx: Context) -> str:
+    while True:
+        await ctx.session.send_log_message(level="info", data="spam")
 
 listening = socket.create_server(("127.0.0.1", 0))
 print(listening.getsockname()[1], flush=True)
@@ -257,6 +262,10 @@ async def test_one_that_speaks_http(log: Path, shape: str) -> None:
         assert (await env.step(act)).observation.messages[0]["content"] == "5"
         with pytest.raises(ToolFaultError, match=r"server 'demo' failed: .*(4,194,304|4194304)"):
             await said(env, "large")
+        if shape == "events":  # an answer in JSON carries nothing else
+            with pytest.raises(ToolFaultError, match="the MCP server 'demo' failed"):
+                await said(env, "spam")
+            assert (await env.step(act)).observation.messages[0]["content"] == "5"
         process.kill()
         process.wait(30)
         with pytest.raises(ToolFaultError, match="the MCP server 'demo' failed"):

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.tools import Tool, ToolContext
-from agentrl.tools.shared import close_tools
+from agentrl.tools import Tool, ToolContext, close_tools
 from agentrl.types import ToolSpec
 
 

@@ -19,6 +19,7 @@ from agentrl.tools import (
     ToolContext,
     ToolFactory,
     ToolOutput,
+    close_owner,
     resolve_tools,
     tool,
 )
@@ -367,7 +368,7 @@ def test_a_class_is_described_by_its_docstrings() -> None:
 async def test_closing_a_tool_closes_its_object() -> None:
     (made,) = NoteBook.build()
     assert isinstance(made, FunctionTool)
-    await made.close()
+    await close_owner(made.owner)
 
     assert made.function.closed  # type: ignore[attr-defined]
 
@@ -445,7 +446,7 @@ def test_a_schema_given_by_hand() -> None:
     [
         ({"name": "x"}, "needs parameters"),
         ({"name": "x", "parameters": {"type": "array"}}, "must have type 'object', got 'array'"),
-        ({"name": "x", "parameters": {"type": "objekt"}}, r"no JSON Schema at \$\.type: 'objekt'"),
+        ({"name": "x", "parameters": {"type": "objekt"}}, 'no JSON Schema at .*"objekt"'),
         ({"name": "x y", "parameters": {"type": "object"}}, "name must be 1 to 64 of"),
         (
             {"name": "x", "parameters": {"type": "object", "properties": {"a": {}}}},

@@ -5,6 +5,7 @@ checkpoint.
 from __future__ import annotations
 
 import textwrap
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 from agentrl.envs import AsyncEnv, EpisodeView, ToolEnv
 from agentrl.envs.wrappers import Wrapper
 from agentrl.errors import EnvError, ToolError
-from agentrl.tools import HermesParser, ToolContext, ToolFactory, ToolReference, Toolset, tool
+from agentrl.tools import HermesParser, ToolContext, ToolFactory, ToolReference, tool
+from agentrl.tools.factory import ToolClass
 from agentrl.types import Action, Status, Task
 
 TASK = Task("t-1", ({"role": "user", "content": "hi"},), info={"euro": 5})
@@ -97,6 +99,23 @@ async def test_setup_comes_once_before_the_calls_and_close_once_at_the_end() -> 
     await env.close()
     await env.close()
     assert log == ["setup of e-1", "close"]
+
+
+async def test_a_synchronous_close_holds_up_no_event_loop() -> None:
+    @tool
+    class Slow:
+        """Closes in its own time."""
+
+        def __call__(self) -> str:
+            return ""
+
+        def close(self) -> None:
+            closed_in.append(threading.current_thread())
+
+    closed_in: list[threading.Thread] = []
+    await ToolEnv(TASK, tools=[Slow]).close()
+    (thread,) = closed_in
+    assert thread is not threading.current_thread()
 
 
 async def test_its_methods_are_still_called_as_python_calls_them() -> None:
@@ -243,5 +262,5 @@ def test_a_subclass_overrides_a_tool_and_adds_one() -> None:
             """Rob."""
             return ""
 
-    tools = ToolFactory(Toolset(More)).build(ToolContext(task=TASK))
+    tools = ToolFactory(ToolClass(More)).build(ToolContext(task=TASK))
     assert [made.spec.name for made in tools] == ["balance", "rob"]

@@ -14,13 +14,11 @@ from typing import Any, Literal
 
 from agentrl.agent_server.api.api_error import bad_request
 from agentrl.guards.bounded_json import parse_json
-from agentrl.guards.patterns import SlowPatternError
-from agentrl.guards.schema import SchemaFault, broken_rules, schema_validator
+from agentrl.guards.schema import SchemaFault, checked_schema
 from agentrl.tools.threads import BoundedThreads
 from agentrl.types import Action, Message, ToolCall
 from agentrl.types.user_code.wall import DeadlineError
 
-_PATTERNS_S = 2.0
 _DEADLINE_S = 10.0
 # Threads for the checks of all episodes, called from their event loops; abandoned checks stay
 # counted.
@@ -144,7 +142,7 @@ def schema_text(schema: Mapping[str, Any]) -> str:
     """
     try:
         text = json.dumps(schema, ensure_ascii=False)
-        schema_validator(text)
+        checked_schema(text)
     except (SchemaFault, RecursionError) as fault:
         raise bad_request(f"the schema of the answer {fault}") from None
     return text
@@ -164,9 +162,12 @@ def _fault(schema: str, text: str) -> str:
     except ValueError as broken:
         return f"the text is no JSON ({broken})"
     try:
-        errors = broken_rules(schema_validator(schema), value, seconds=_PATTERNS_S, most=1)
-    except SlowPatternError as slow:
-        return str(slow)
+        rules = checked_schema(schema).broken(value)
     except SchemaFault as fault:
         return f"the schema {fault}"
-    return f"{errors[0].json_path} breaks the rule {errors[0].validator}" if errors else ""
+    except ValueError as error:
+        return f"the text cannot be checked: {error}"
+    if not rules:
+        return ""
+    first = rules[0]
+    return first.message if first.is_slow else f"{first.json_path} breaks the rule {first.keyword}"

@@ -8,7 +8,7 @@ from decimal import Decimal, InvalidOperation
 from agentrl.envs.view import EpisodeView
 from agentrl.errors import RewardError
 
-# possessive, since the policy writes the text: otherwise spaces are tried in every split
+# Possessive, since the policy writes the text: otherwise spaces are tried in every split.
 _LABEL = re.compile(r"\banswer\s*+(?:is|:|=)\s*+(?::\s*+)?(.+)", re.IGNORECASE)
 _NUMBER = re.compile(r"(?:(?<!\d)[-+])?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:[eE][-+]?\d+)?")
 _FENCE = "```"

@@ -26,7 +26,8 @@ def length_cost(view: EpisodeView, *, free: int, full: int) -> float:
         for segment in turn.completion
         if segment.kind is SegmentKind.POLICY
     )
-    return 0.0 - min(max(tokens - free, 0) / (full - free), 1.0)  # no -0.0
+    # No -0.0.
+    return 0.0 - min(max(tokens - free, 0) / (full - free), 1.0)
 
 
 def tool_cost(view: EpisodeView, *, free: int = 0, failed_only: bool = False) -> float:

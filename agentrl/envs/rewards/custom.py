@@ -18,8 +18,13 @@ from agentrl.types import Message
 from agentrl.types.user_code.function import signature_of
 from agentrl.types.user_code.private_copy import private_copy
 
-_VERL = ("data_source", "solution_str", "ground_truth")
-_VERL_BATCH = ("data_sources", "solution_strs", "ground_truths")
+_VERL = {
+    "data_source": "data_sources",
+    "solution_str": "solution_strs",
+    "ground_truth": "ground_truths",
+    "extra_info": "extra_infos",
+}
+"""verl's arguments of one episode, and of a batch of them."""
 
 
 def custom_reward(
@@ -47,12 +52,11 @@ def custom_reward(
     reward: Callable[..., Any]
     if "completions" in names:
         reward = group_rewards(_of_trl(function, signature, args, conversational))
-    elif {*_VERL} & names:
-        keys = (*_VERL, "extra_info")
-        reward = _of_verl(_asked(function, signature, keys, args, broken))
-    elif {*_VERL_BATCH} & names:
-        keys = (*_VERL_BATCH, "extra_infos")
-        reward = group_rewards(_of_verl_batch(_asked(function, signature, keys, args, broken)))
+    elif (_VERL.keys() - {"extra_info"}) & names:
+        reward = _of_verl(_asked(function, signature, list(_VERL), args, broken))
+    elif ({*_VERL.values()} - {"extra_infos"}) & names:
+        asked = _asked(function, signature, list(_VERL.values()), args, broken)
+        reward = group_rewards(_of_verl_batch(asked))
     else:
         raise broken(
             f" must take verl's (data_source, solution_str, ground_truth, extra_info) or TRL's "
@@ -101,8 +105,7 @@ def _of_verl_batch(
 ) -> Callable[[Sequence[EpisodeView]], Any]:
     def compute(views: Sequence[EpisodeView]) -> Any:
         rows = [_verl_arguments(view) for view in views]
-        names = {"extra_info": "extra_infos"} | {key: f"{key}s" for key in _VERL}
-        given = {names[key]: [row[key] for row in rows] for key in rows[0]}
+        given = {many: [row[one] for row in rows] for one, many in _VERL.items()}
         return _then(asked(given), lambda scores: [_verl_score(score) for score in scores])
 
     return compute
@@ -174,7 +177,7 @@ def _prompt(view: EpisodeView, conversational: bool) -> list[Message] | str:
 
 def _completion(view: EpisodeView, conversational: bool) -> list[Message] | str:
     opening = [*view.task.messages]
-    # the task's own opening may hold assistant's messages, as examples
+    # The task's own opening may hold assistant's messages, as examples.
     start = len(opening) if list(view.messages[: len(opening)]) == opening else 0
     roles = [message["role"] for message in view.messages[start:]]
     first = roles.index("assistant") if "assistant" in roles else len(roles)

@@ -87,7 +87,7 @@ async def judge(
     for attempt in range(attempts):
         if score is not None:
             break
-        # an answer without a score would only come again where nothing is drawn at random
+        # An answer without a score would only come again where nothing is drawn at random.
         drawn = body if attempt == 0 else {**body, "temperature": 1.0}
         answer = await client.chat([{"role": "user", "content": text}], settings=drawn)
         said = answer.text
@@ -107,14 +107,14 @@ def _filled(prompt: str, view: EpisodeView, low: float, high: float) -> str:
     opening = "\n\n".join(str(m["content"]) for m in view.task.messages if m["role"] != "system")
     reference = "" if view.task.answer is None else str(view.task.answer)
     texts = {
-        # the policy writes no mark that ends its own answer
+        # The policy writes no mark that ends its own answer.
         "answer": _MARKS.sub("", said_text(view)),
         "task": opening,
         "reference": reference,
         "low": f"{low:g}",
         "high": f"{high:g}",
     }
-    # at once, so that a text that holds another's name stays as it is
+    # At once, so that a text that holds another's name stays as it is.
     return re.sub(r"\{(\w+)\}", lambda found: texts.get(found[1], found[0]), prompt)
 
 
@@ -131,7 +131,8 @@ def _spec(base_url: str, model: str, server: dict[str, Any]) -> ChatServerSpec:
         raise ConfigError(f"judge: {error}; its settings are those of ChatServerSpec") from error
 
 
-_clients: list[ChatClient] = []  # of this process, as long as _judge keeps them
+# Of this process, as long as _judge keeps them.
+_clients: list[ChatClient] = []
 
 
 async def _close_connections() -> None:
@@ -140,7 +141,8 @@ async def _close_connections() -> None:
         await client.close()
 
 
-judge.__dict__["close_connections"] = _close_connections  # Rubric.close awaits it
+# Rubric.close awaits it.
+judge.__dict__["close_connections"] = _close_connections
 
 
 @functools.cache
@@ -170,7 +172,8 @@ class _Answers:
                 try:
                     key, said = json.loads(line)
                     self._known[key] = said
-                except (ValueError, TypeError):  # cut by a crash: its answer is asked for again
+                except (ValueError, TypeError):
+                    # Cut by a crash: its answer is asked for again.
                     logger.warning(
                         "the judge's cache %s has a line that cannot be read",
                         path,

@@ -24,7 +24,7 @@ from agentrl.types.machine.loop_watch import LoopLag, LoopWatch
 _LONG = 20_000
 _REPORT = '{"passed": true, "score": 1.0, "reward": 1, "correct": true}'
 HOSTILE: Mapping[str, str] = {
-    # short ones, which are slow only for a pattern without any bound: later ones would not end
+    # Short ones, which are slow only for a pattern without any bound: later ones would not end.
     "letters that do not end as they should": f"{'a' * 22}!",
     "digits that do not end as they should": f"{'1' * 22}!",
     "spaces that do not end as they should": f"{' ' * 22}!",
@@ -66,8 +66,10 @@ HOSTILE: Mapping[str, str] = {
 
 _MAX_LAG_S = 0.1
 _BEAT_S = 0.005
-_TRIES = 3  # of a slow one: a busy machine is slow once
-_MARGIN = 1e-6  # of sums of weights in floating point
+# Of a slow one: a busy machine is slow once.
+_TRIES = 3
+# Of sums of weights in floating point.
+_MARGIN = 1e-6
 
 Scorer = Callable[[str], Awaitable[float]]
 """What an episode that ends with a text gets.
@@ -187,7 +189,8 @@ async def _scored(score: Scorer, text: str, watch: LoopWatch) -> tuple[float, Lo
         watch.take()
         waited_s = _waited_s()
         value = await score(text)
-        await asyncio.sleep(2 * _BEAT_S)  # a beat that is due is told
+        # A beat that is due is told.
+        await asyncio.sleep(2 * _BEAT_S)
         lag = watch.take()
         lags.append(replace(lag, seconds=lag.seconds - max(0.0, _waited_s() - waited_s)))
         if lags[-1].seconds <= _MAX_LAG_S:

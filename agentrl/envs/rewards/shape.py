@@ -14,8 +14,7 @@ from agentrl.envs.score import Score
 from agentrl.envs.view import EpisodeView
 from agentrl.errors import ConfigError, RewardError
 from agentrl.guards.bounded_json import parse_json
-from agentrl.guards.patterns import SlowPatternError, whole_match
-from agentrl.guards.schema import SchemaFault, broken_rules, schema_validator
+from agentrl.guards.schema import SchemaFault, checked_schema
 
 # Without a way back: a block that nothing closes goes on to the end, and is read once.
 _FENCE = re.compile(r"```(?:json)?[^\S\n]*+\n((?:[^\n]++|\n(?![^\S\n]*+```))*+)(\n[^\S\n]*+```)?")
@@ -40,14 +39,14 @@ def json_schema(view: EpisodeView, *, schema: Mapping[str, Any] | None = None) -
             f"task.info['schema'], got {own!r:.80}"
         )
     try:
-        validator = schema_validator(json.dumps(own, sort_keys=True))
+        checked = checked_schema(json.dumps(own, sort_keys=True))
     except (SchemaFault, TypeError) as fault:
         raise RewardError(f"json_schema of task {view.task.id!r}: the schema {fault}") from fault
     text = said_text(view)
     fenced = [block[1] for block in _FENCE.finditer(text) if block[2]]
     try:
         value = parse_json(fenced[-1] if fenced else text, max_nodes=_MAX_NODES)
-        broken = broken_rules(validator, value, seconds=_PATTERN_S, most=1)
+        broken = checked.broken(value)
     except ValueError as unreadable:
         return Score(0.0, {"json": str(unreadable)[:200]})
     if not broken:
@@ -67,9 +66,11 @@ def text_format(view: EpisodeView, *, pattern: str) -> Score:
         ConfigError: the pattern is none.
     """
     try:
-        fits = whole_match(f"(?s:{pattern})", view.final_text.strip(), seconds=_PATTERN_S)
+        compiled = regex.compile(f"(?s:{pattern})")
+        # Concurrent: the interpreter's lock is given up while it searches.
+        found = compiled.fullmatch(view.final_text.strip(), timeout=_PATTERN_S, concurrent=True)
     except regex.error as error:
         raise ConfigError(f"text_format: pattern={pattern!r} is none: {error}") from error
-    except SlowPatternError:
+    except TimeoutError:
         return Score(0.0, {"ended": f"more than {_PATTERN_S:g} s"})
-    return Score(float(fits))
+    return Score(float(found is not None))

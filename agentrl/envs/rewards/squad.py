@@ -45,5 +45,5 @@ def normalised(text: str) -> str:
 def _overlap(said: Iterable[str], truth: Iterable[str]) -> float:
     mine, theirs = Counter(said), Counter(truth)
     common = (mine & theirs).total()
-    # 2PR / (P + R), with P = common / mine and R = common / theirs
+    # 2PR / (P + R), with P = common / mine and R = common / theirs.
     return 2 * common / (mine.total() + theirs.total()) if common else 0.0

@@ -20,9 +20,11 @@ from agentrl.sandbox import ExecResult, Limits, Sandbox, SandboxSpec
 
 _MAX_ROUNDS = 20
 _OUTPUT_BYTES = 16 * 2**20
-_SPARE_BYTES = 2**16  # of a program's output beyond twice what is expected
+# Of a program's output beyond twice what is expected.
+_SPARE_BYTES = 2**16
 _LEAST_S = 0.01
-_READ_BYTES = 2000  # of standard error
+# Of standard error.
+_READ_BYTES = 2000
 
 
 async def unit_tests(
@@ -102,7 +104,7 @@ async def _passed_outputs(
     problems = []
     for given, wanted in zip(inputs, outputs, strict=True):
         await sandbox.reset()
-        # what is compared on the event loop is no longer than the task itself
+        # What is compared on the event loop is no longer than the task itself.
         output_bytes = min(2 * len(str(wanted).encode()) + _SPARE_BYTES, _OUTPUT_BYTES)
         result = await time.run(sandbox, code, stdin=str(given).encode(), output_bytes=output_bytes)
         printed = result.stdout.decode(errors="replace")
@@ -195,7 +197,7 @@ class _Tests:
             if not asked:
                 break
             calls = result.files["calls.json"]
-            # made one after the other in a fresh process
+            # Made one after the other in a fresh process.
             await self.sandbox.reset()
             source = self.code.encode(errors="replace")
             files = {"calls.json": calls, "solution.py": source}

@@ -21,7 +21,6 @@ from agentrl.tools import (
     McpServerSpec,
     Tool,
     ToolFactory,
-    close_owner,
     close_tools,
     open_resources,
     owners_of,
@@ -69,7 +68,7 @@ def ping_services(env: EnvSpec) -> Iterator[Pinged]:
             with wall(failed_as(ToolError, what, "; correct it")):
                 made = entry.build()
             try:
-                for owner in owners_of(made):
+                for owner, _ in owners_of(made):
                     if hasattr(owner, "ping"):
                         name = type(owner).__name__
                         yield _asked("tool", name, partial(_ping, owner))
@@ -119,5 +118,4 @@ def _server(name: str, spec: McpServerSpec) -> str:
         return f"tools: {names or 'none'}"
     finally:
         if spec.scope == "episode":
-            for owner in owners_of(tools):
-                asyncio.run(close_owner(owner))
+            close_tools(tools)

@@ -10,8 +10,7 @@ from typing import Any, TypeAlias
 
 from agentrl.tools.base import Tool
 from agentrl.tools.context import ToolContext, ToolOutput
-from agentrl.tools.signature import closed_schema
-from agentrl.types import ToolSpec
+from agentrl.tools.signature import text_spec
 
 Number: TypeAlias = int | float
 
@@ -58,8 +57,7 @@ class CalculatorTool(Tool):
         name: str = "calculator",
         description: str = "Evaluate arithmetic, such as (2 + 3) * sqrt(16) / 5 ** 2.",
     ) -> None:
-        rule = {"type": "string", "maxLength": _MAX_CHARS}
-        self.spec = ToolSpec(name, description, closed_schema({"expression": rule}, ["expression"]))
+        self.spec = text_spec(name, description, "expression", maxLength=_MAX_CHARS)
 
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolOutput:
         """Evaluate ``arguments["expression"]``."""

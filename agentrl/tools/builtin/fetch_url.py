@@ -22,8 +22,7 @@ from agentrl.guards.addresses import is_public
 from agentrl.guards.html_text import html_text
 from agentrl.tools.base import Tool
 from agentrl.tools.context import ToolContext, ToolOutput
-from agentrl.tools.signature import closed_schema
-from agentrl.types import ToolSpec
+from agentrl.tools.signature import text_spec
 
 Resolve: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
 
@@ -74,8 +73,8 @@ class FetchUrlTool(Tool):
             )
         self.hosts = tuple(host.lower() for host in hosts)
         told = description or f"Read a page of the web as text. Hosts: {', '.join(self.hosts)}."
-        url = {"type": "string", "description": "http:// or https://", "maxLength": 2000}
-        self.spec = ToolSpec(name, told, closed_schema({"url": url}, ["url"]))
+        rules = {"description": "http:// or https://", "maxLength": 2000}
+        self.spec = text_spec(name, told, "url", **rules)
         self.deadline_s = self._timeout_s = timeout_s
         self.max_output_chars = max_output_chars
         self._max_bytes = max_bytes

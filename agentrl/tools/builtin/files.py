@@ -17,7 +17,7 @@ from agentrl.types import ToolSpec
 
 _NEEDS = {"view": ["path"], "create": ["path", "text"], "replace": ["path", "old", "new"]}
 _MAX_LISTED = 1000
-# of what one call moves out of the sandbox; a model reads far less
+# Of what one call moves out of the sandbox; a model reads far less.
 _MAX_VIEWED_BYTES = 2**17
 _MAX_CHANGED_BYTES = 2**21
 
@@ -57,7 +57,7 @@ class FilesTool(Tool):
         }
         self.spec = ToolSpec(name, description, closed_schema(properties, ["command"]))
         self.max_output_chars = max_output_chars
-        # calls of one turn run at once: each change reads and writes under its sandbox's lock
+        # Calls of one turn run at once: each change reads and writes under its sandbox's lock.
         self._locks: weakref.WeakKeyDictionary[Sandbox, asyncio.Lock] = weakref.WeakKeyDictionary()
 
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolOutput:
@@ -120,7 +120,7 @@ def _listed(sizes: Mapping[str, int]) -> str:
 
 def _text(path: str, data: bytes, cut: bool) -> str:
     try:
-        # of a cut text the last character may be half there
+        # Of a cut text the last character may be half there.
         return codecs.getincrementaldecoder("utf-8")().decode(data, final=not cut)
     except UnicodeDecodeError:
         raise _RefusedError(f"{path} is no text in UTF-8") from None

@@ -9,12 +9,12 @@ from agentrl.errors import ToolError
 from agentrl.sandbox import ExecResult, Persist, Sandbox
 from agentrl.tools.base import Tool
 from agentrl.tools.context import ToolContext, ToolOutput
-from agentrl.tools.signature import closed_schema
-from agentrl.types import ToolErrorKind, ToolSpec
+from agentrl.tools.signature import text_spec
+from agentrl.types import ToolErrorKind
 
-ERROR_KINDS: Mapping[str, ToolErrorKind] = {"timeout": "timeout", "output_limit": "output_limit"}
+_ERROR_KINDS: Mapping[str, ToolErrorKind] = {"timeout": "timeout", "output_limit": "output_limit"}
 _LOST = "Note: variables of earlier calls are lost; the interpreter was started afresh."
-NO_OUTPUT = "(no output; print what you want to see)"
+_NO_OUTPUT = "(no output; print what you want to see)"
 
 
 class PythonTool(Tool):
@@ -64,8 +64,7 @@ class PythonTool(Tool):
             raise ToolError(
                 f"tool {name!r}: persist must be 'files' or 'interpreter', got {persist!r}"
             )
-        code = {"type": "string", "description": "Python source code."}
-        self.spec = ToolSpec(name, description, closed_schema({"code": code}, ["code"]))
+        self.spec = text_spec(name, description, "code", description="Python source code.")
         self.deadline_s = timeout_s
         self.max_output_chars = max_output_chars
         self._persist = persist
@@ -78,13 +77,7 @@ class PythonTool(Tool):
         )
         text = result.stdout.decode("utf-8", "replace").rstrip("\n")
         fault = self._fault(result, context.deadline_s)
-        parts = filter(None, (text, fault, _LOST if result.interpreter_ended else ""))
-        return ToolOutput(
-            "\n".join(parts) or NO_OUTPUT,
-            error=None if result.status == "ok" else ERROR_KINDS.get(result.status, "exception"),
-            truncated=result.truncated,
-            metrics={"cpu_s": result.cpu_s, "wall_s": result.wall_s, "queued_s": result.queued_s},
-        )
+        return run_output(result, text, fault, _LOST if result.interpreter_ended else "")
 
     def _fault(self, result: ExecResult, timeout_s: float) -> str:
         ended = ended_text(result, timeout_s, "code")
@@ -109,15 +102,23 @@ def sandbox_of(context: ToolContext, name: str) -> Sandbox:
     return context.sandbox
 
 
+def run_output(result: ExecResult, *parts: str) -> ToolOutput:
+    """What a run said and came to, from its parts in words."""
+    kind = _ERROR_KINDS.get(result.status, "exception")
+    return ToolOutput(
+        "\n".join(filter(None, parts)) or _NO_OUTPUT,
+        error=None if result.status == "ok" else kind,
+        truncated=result.truncated,
+        metrics={"cpu_s": result.cpu_s, "wall_s": result.wall_s, "queued_s": result.queued_s},
+    )
+
+
 def ended_text(result: ExecResult, timeout_s: float, what: str) -> str:
     """How a run was ended by force, in words; empty where it was not."""
-    match result.status:
-        case "timeout":
-            return f"Error: the {what} took longer than {timeout_s:g} s and was ended."
-        case "oom":
-            return f"Error: the {what} used more memory than it may and was ended."
-        case "output_limit":
-            return f"Error: the {what} printed more than it may and was ended."
-        case "killed":
-            return f"Error: the {what} was ended: {result.detail or 'killed'}."
-    return ""
+    did = {
+        "timeout": f"took longer than {timeout_s:g} s and was ended",
+        "oom": "used more memory than it may and was ended",
+        "output_limit": "printed more than it may and was ended",
+        "killed": f"was ended: {result.detail or 'killed'}",
+    }.get(result.status)
+    return f"Error: the {what} {did}." if did else ""

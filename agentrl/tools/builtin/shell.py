@@ -8,10 +8,9 @@ from typing import Any
 from agentrl.errors import ToolError
 from agentrl.sandbox import ExecResult
 from agentrl.tools.base import Tool
-from agentrl.tools.builtin.python import ERROR_KINDS, NO_OUTPUT, ended_text, sandbox_of
+from agentrl.tools.builtin.python import ended_text, run_output, sandbox_of
 from agentrl.tools.context import ToolContext, ToolOutput
-from agentrl.tools.signature import closed_schema
-from agentrl.types import ToolSpec
+from agentrl.tools.signature import text_spec
 
 
 class ShellTool(Tool):
@@ -45,8 +44,7 @@ class ShellTool(Tool):
     ) -> None:
         if not timeout_s > 0:
             raise ToolError(f"tool {name!r}: timeout_s must be above 0, got {timeout_s!r}")
-        command = {"type": "string", "description": "What the shell reads."}
-        self.spec = ToolSpec(name, description, closed_schema({"command": command}, ["command"]))
+        self.spec = text_spec(name, description, "command", description="What the shell reads.")
         self.deadline_s = timeout_s
         self.max_output_chars = max_output_chars
 
@@ -59,12 +57,7 @@ class ShellTool(Tool):
             argv=["/bin/sh", "-c", command], timeout_s=context.deadline_s
         )
         parts = [_text(result.stdout), _text(result.stderr), _end(result, context.deadline_s)]
-        return ToolOutput(
-            "\n".join(filter(None, parts)) or NO_OUTPUT,
-            error=None if result.status == "ok" else ERROR_KINDS.get(result.status, "exception"),
-            truncated=result.truncated,
-            metrics={"cpu_s": result.cpu_s, "wall_s": result.wall_s, "queued_s": result.queued_s},
-        )
+        return run_output(result, *parts)
 
 
 def _text(output: bytes) -> str:

@@ -7,8 +7,7 @@ from typing import Any
 
 from agentrl.tools.base import Tool
 from agentrl.tools.context import ToolContext, ToolOutput
-from agentrl.tools.signature import closed_schema
-from agentrl.types import ToolSpec
+from agentrl.tools.signature import text_spec
 
 
 class SubmitTool(Tool):
@@ -25,8 +24,7 @@ class SubmitTool(Tool):
         name: str = "submit",
         description: str = "Give your final answer. Nothing comes after it.",
     ) -> None:
-        answer = {"type": "string", "description": "The answer alone."}
-        self.spec = ToolSpec(name, description, closed_schema({"answer": answer}, ["answer"]))
+        self.spec = text_spec(name, description, "answer", description="The answer alone.")
 
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolOutput:
         """Take ``arguments["answer"]``."""

@@ -123,7 +123,8 @@ def _judged(error: BaseException, place: str) -> EndpointFault | None:
         return EndpointFault(text, True, status not in _OURS)
     names = {base.__name__ for base in type(error).__mro__}
     if not names & {"TransportError", "APIConnectionError"} or "UnsupportedProtocol" in names:
-        return None  # such as too many redirects, or a body that cannot be decoded
+        # Such as too many redirects, or a body that cannot be decoded.
+        return None
     sent = not names & _NOT_SENT
     return EndpointFault(text, sent, sent)
 
@@ -142,7 +143,8 @@ def _asked(error: BaseException) -> str | None:
     """The place that was asked."""
     try:
         request = getattr(error, "request", None)
-    except RuntimeError:  # httpx: it was never set
+    except RuntimeError:
+        # httpx: it was never set.
         return None
     return None if request is None else _place(str(request.url))
 

@@ -33,11 +33,15 @@ class ToolGate:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards all that follows, over event loops
-        self._running: Counter[str] = Counter()  # by episode
+        # Guards all that follows, over event loops.
+        self._lock = threading.Lock()
+        # By episode.
+        self._running: Counter[str] = Counter()
         self._num_running = 0
-        self._waiting: deque[_Waiting] = deque()  # in order
-        self._next_at = 0.0  # when the rate lets the next call begin
+        # In order.
+        self._waiting: deque[_Waiting] = deque()
+        # When the rate lets the next call begin.
+        self._next_at = 0.0
         self.num_answers = 0
 
     @asynccontextmanager
@@ -99,7 +103,8 @@ class ToolGate:
                 left = waiting in self._waiting
                 if left:
                     self._waiting.remove(waiting)
-            if not left:  # the place was given in the meantime
+            # The place was given in the meantime.
+            if not left:
                 self._release()
             raise
 
@@ -118,7 +123,8 @@ class ToolGate:
             while self._waiting and self._num_running < self._waiting[0].most:
                 waiting = self._waiting.popleft()
                 loop = waiting.granted.get_loop()
-                if loop.is_closed():  # nobody is left to take it
+                # Nobody is left to take it.
+                if loop.is_closed():
                     continue
                 self._num_running += 1
                 loop.call_soon_threadsafe(_grant, waiting.granted)
@@ -129,7 +135,8 @@ def _grant(granted: asyncio.Future[None]) -> None:
         granted.set_result(None)
 
 
-_lock = threading.Lock()  # guards _gates
+# Guards _gates.
+_lock = threading.Lock()
 _gates: dict[str, ToolGate] = {}
 
 

@@ -67,7 +67,8 @@ def valid_text(content: str | bytes) -> str:
         return content.decode("utf-8", "replace")
     try:
         content.encode("utf-8")
-    except UnicodeEncodeError:  # lone surrogates, as os.fsdecode makes them
+    except UnicodeEncodeError:
+        # Lone surrogates, as os.fsdecode makes them.
         return content.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
     return content
 
@@ -79,13 +80,7 @@ def clip_text(text: str, max_chars: int) -> tuple[str, bool]:
     Returns:
         The text, and whether anything was left out.
     """
-    left_out = len(text) - max_chars
-    if left_out <= 0:
-        return text, False
-    tail = max_chars // 2
-    head = max_chars - tail
-    marker = f"\n[... {left_out} of {len(text)} characters left out ...]\n"
-    return text[:head] + marker + (text[-tail:] if tail else ""), True
+    return _clipped(text, range(1, len(text) + 1), max_chars, "characters")
 
 
 def clip_tokens(text: str, ends: Sequence[int], max_tokens: int) -> tuple[str, bool]:
@@ -96,13 +91,16 @@ def clip_tokens(text: str, ends: Sequence[int], max_tokens: int) -> tuple[str, b
         ends: for each token, the number of characters up to its end.
         max_tokens: of head and tail together.
     """
-    left_out = len(ends) - max_tokens
+    return _clipped(text, ends, max_tokens, "tokens")
+
+
+def _clipped(text: str, ends: Sequence[int], most: int, unit: str) -> tuple[str, bool]:
+    left_out = len(ends) - most
     if left_out <= 0:
         return text, False
-    tail = max_tokens // 2
-    head = max_tokens - tail
-    marker = f"\n[... {left_out} of {len(ends)} tokens left out ...]\n"
-    return text[: ends[head - 1]] + marker + text[ends[len(ends) - tail - 1] :], True
+    tail = most // 2
+    marker = f"\n[... {left_out} of {len(ends)} {unit} left out ...]\n"
+    return text[: ends[most - tail - 1]] + marker + text[ends[len(ends) - tail - 1] :], True
 
 
 def offer_text(new: Iterable[Tool], offered: Iterable[str]) -> str:

@@ -3,6 +3,8 @@
 - Every connection of a process lives in one thread's event loop; callers come from others.
 - A call is sent once. Whether it may be sent again is the executor's to decide.
 - What the server asks of us (sampling, elicitation, roots) is refused.
+- A server that sends too many messages in a row which answer nothing is ended, by whatever way
+  they come.
 """
 
 from __future__ import annotations
@@ -10,14 +12,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+import anyio
 from mcp import types
 from mcp.client.session import ClientSession
 from mcp.shared.exceptions import MCPError
+from mcp.shared.message import SessionMessage
 
 from agentrl.errors import ToolError
 from agentrl.tools.execution.faults import EndpointError
@@ -33,13 +37,16 @@ logger = logging.getLogger(__name__)
 _PING_S = 5.0
 _MAX_TOOLS = 1000
 _MAX_PAGES = 100
+_MAX_UNASKED = 1000
+"""Messages in a row that answer nothing."""
 
 
 class _Loop:
     """The loop of all connections of this process, in a daemon thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards _loop
+        # Guards _loop.
+        self._lock = threading.Lock()
         self._loop: LoopThread | None = None
 
     def submit(self, work: Any) -> Future[Any]:
@@ -64,13 +71,14 @@ class McpConnection:
     def __init__(self, name: str, spec: McpServerSpec) -> None:
         self.name = name
         self.spec = spec
-        # all that follows belongs to the connections' loop
+        # All that follows belongs to the connections' loop.
         self._session: ClientSession | None = None
         self._serving: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
         self._changed = False
         self._tools: tuple[types.Tool, ...] = ()
-        self._errors = bytearray()  # the end of a program's standard error
+        # The end of a program's standard error.
+        self._errors = bytearray()
 
     def listed(self) -> tuple[types.Tool, ...]:
         """The server's tools; waits until it runs. For threads without a loop.
@@ -113,7 +121,7 @@ class McpConnection:
         session = await self._running()
         params = types.CallToolRequestParams(name=tool, arguments=arguments)
         try:
-            # not session.call_tool, which asks a second time on its own account
+            # Not session.call_tool, which asks a second time on its own account.
             result = await session.send_request(
                 types.CallToolRequest(params=params), types.CallToolResult, deadline_s
             )
@@ -174,13 +182,14 @@ class McpConnection:
                     self._errors.clear()
                     local = program(self.spec.command, env, self.spec.cwd, self._errors)
                     read, write, ended = await stack.enter_async_context(local)
+                read = await stack.enter_async_context(_counted(read, ended))
                 session = await stack.enter_async_context(
                     ClientSession(read, write, message_handler=self._heard)
                 )
                 await session.initialize()
                 ready.set_result(session)
                 await ended.wait()
-            self._warn("it ended by itself")
+            self._warn("it ended by itself, or sent what nobody asked for")
         except BaseException as error:
             if not ready.done():
                 ready.set_exception(
@@ -274,7 +283,34 @@ class McpConnection:
         )
 
     def _failed(self, error: BaseException, *, sent: bool) -> EndpointError:
-        text = str(error).partition("\n")[0]  # what does not fit the protocol takes many lines
+        # What does not fit the protocol takes many lines.
+        text = str(error).partition("\n")[0]
         parts = (f"{type(error).__name__}: {text}".removesuffix(": "), told_end(self._errors))
         reason = "; ".join(filter(None, parts))
         return EndpointError(f"the MCP server {self.name!r} failed: {reason}", sent=sent)
+
+
+@asynccontextmanager
+async def _counted(read: Any, ended: asyncio.Event) -> AsyncIterator[Any]:
+    """The messages of ``read``, which end with the server or after too many that answer nothing."""
+    send, receive = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+
+    async def pass_on() -> None:
+        unasked = 0
+        async with send:
+            async for message in read:
+                is_answer = isinstance(message, SessionMessage)
+                is_answer = is_answer and not hasattr(message.message, "method")
+                unasked = 0 if is_answer else unasked + 1
+                if unasked > _MAX_UNASKED:
+                    ended.set()
+                    return
+                await send.send(message)
+
+    passing = asyncio.create_task(pass_on())
+    try:
+        yield receive
+    finally:
+        passing.cancel()
+        await asyncio.gather(passing, return_exceptions=True)
+        receive.close()

@@ -14,6 +14,7 @@ from agentrl.tools.base import Tool
 from agentrl.tools.context import ToolContext, ToolOutput
 from agentrl.tools.mcp.connection import McpConnection
 from agentrl.tools.mcp.server_spec import McpServerSpec
+from agentrl.tools.resources import opened
 from agentrl.types import ToolSpec
 
 
@@ -62,7 +63,8 @@ class McpTools:
 
     def __init__(self, connection: McpConnection) -> None:
         self.connection = connection
-        self._lock = threading.Lock()  # guards both: episodes of several loops share a server
+        # Guards both: episodes of several loops share a server.
+        self._lock = threading.Lock()
         self._made: dict[str, tuple[types.Tool, McpTool]] = {}
         self._known: set[str] = set()
 
@@ -77,6 +79,10 @@ class McpTools:
                     self._known.add(made.spec.name)
             return tuple(self._made[one.name][1] for one in listed)
 
+    async def close(self) -> None:
+        """End the server."""
+        await self.connection.close()
+
     def changes(
         self, listed: Sequence[types.Tool], offered: Mapping[str, Tool]
     ) -> tuple[object, ...] | None:
@@ -88,10 +94,6 @@ class McpTools:
         return (*(name for name in offered if name not in before), *current)
 
 
-_lock = threading.Lock()  # guards _shared
-_shared: dict[tuple[str, str], McpTools] = {}
-
-
 def mcp_tools(name: str, spec: McpServerSpec) -> tuple[McpTool, ...]:
     """The tools of a server, which is started where it does not run yet; for threads without a
     loop.
@@ -99,21 +101,12 @@ def mcp_tools(name: str, spec: McpServerSpec) -> tuple[McpTool, ...]:
     Raises:
         ToolError: it cannot be started, or lists what is no tool.
     """
-    if spec.scope == "episode":
-        server = McpTools(McpConnection(name, spec))
-    else:
-        with _lock:
-            key = (name, repr(spec))
-            server = _shared.setdefault(key, McpTools(McpConnection(name, spec)))
+
+    def opens() -> McpTools:
+        return McpTools(McpConnection(name, spec))
+
+    server = opens() if spec.scope == "episode" else opened(("mcp", name, repr(spec)), opens)
     return server.tools(server.connection.listed())
-
-
-def take_servers() -> list[McpConnection]:
-    """Every connection that episodes share; they are the caller's to close."""
-    with _lock:
-        servers = [server.connection for server in _shared.values()]
-        _shared.clear()
-    return servers
 
 
 def _output(result: types.CallToolResult) -> ToolOutput:

@@ -1,7 +1,6 @@
 """MCP over standard streams: a program's lines as messages, within bounds.
 
-A line that is too long, or too many messages in a row, end the program: nothing that it writes
-fills the memory.
+A line that is too long ends the program: nothing that it writes fills the memory.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ from agentrl.types.machine.program import program_path
 from agentrl.types.machine.program_output import keep_end
 
 MAX_LINE_BYTES = 4 * 2**20
-MAX_UNASKED = 1000
-"""Messages in a row that answer nothing."""
 _PIPE_LEFT_OPEN_S = 1.0
 """For the standard error of a program that was ended; one of its own may hold it open."""
 _INHERITED = ("HOME", "LANG", "TMPDIR")
@@ -89,7 +86,6 @@ async def _read_lines(
     complaints: asyncio.Task[None],
 ) -> None:
     assert process.stdout is not None
-    unasked = 0
     async with said:
         while True:
             try:
@@ -99,15 +95,11 @@ async def _read_lines(
             try:
                 message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
             except ValueError as error:
-                unasked += 1
                 await said.send(error)
             else:
-                unasked = unasked + 1 if hasattr(message, "method") else 0
                 await said.send(SessionMessage(message))
-            if unasked > MAX_UNASKED:
-                break
         _kill(process)
-        # before anybody hears of its end: the reason stands there
+        # Before anybody hears of its end: the reason stands there.
         await asyncio.wait([complaints], timeout=_PIPE_LEFT_OPEN_S)
         ended.set()
 

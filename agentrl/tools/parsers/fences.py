@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from agentrl.tools.parsers.reading import Call, CallFault, Marks, Reading, split_reasoning
-from agentrl.types import ParsedMessage, ToolSpec
+from agentrl.tools.parsers.reading import Call, CallFault, FormatParser, Marks, Reading
+from agentrl.types import ToolSpec
 
 _FENCE = "```"
 _OPEN = re.compile(r"^[ \t]*```[ \t]*([\w+-]+)[^\n`]*$", re.MULTILINE)
@@ -27,36 +27,32 @@ _LANGUAGES: Mapping[str, tuple[str, ...]] = {
 _UNKNOWN = (ToolSpec("python", "", {"required": ["code"]}),)
 
 
-class FenceParser:
+class FenceParser(FormatParser):
     """Reads fenced blocks whose language is a tool's name, or an alias of it: `````python```,
-    `````bash``` for ``shell``. Their text is the tool's one required argument.
+    `````bash``` for ``shell``. Their text is the tool's one required argument. Without tools there
+    is ``python``.
     """
 
     marks = Marks(opens=(_FENCE,), closes=(_FENCE,))
+    opening = _OPEN
 
-    def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
-        """The assistant's message; see ToolCallParser. Without ``tools`` there is ``python``."""
-        offered = {tool.name: tool for tool in tools or _UNKNOWN}
-        reasoning, rest = split_reasoning(text)
-        reading = Reading.of(text, rest)
-        position = 0
-        while not reading.full and (opening := _OPEN.search(rest, position)):
-            tool = _tool(opening[1], offered)
-            closing = _CLOSE.search(rest, opening.end())
-            end = closing.end() if closing else len(rest)
-            raw = rest[opening.start() : end]
-            reading.content.append(rest[position : opening.start()])
-            if tool is None:
-                reading.content.append(raw)
-            elif closing is None:
-                detail = f"the block of {opening[1]} is not closed; end it with a line of {_FENCE}"
-                reading.problem("unclosed", detail, raw)
-            else:
-                code = rest[opening.end() + 1 : closing.start()].removesuffix("\n")
-                reading.add(raw, partial(_call, tool, code))
-            position = end
-        reading.rest(rest[position:], (_FENCE,))
-        return reading.message(reasoning)
+    def read(self, text: str, start: int, reading: Reading, tools: Sequence[ToolSpec]) -> int:
+        """A block."""
+        opening = _OPEN.match(text, start)
+        assert opening is not None, "it was found there"
+        tool = _tool(opening[1], {tool.name: tool for tool in tools or _UNKNOWN})
+        closing = _CLOSE.search(text, opening.end())
+        end = closing.end() if closing else len(text)
+        raw = text[start:end]
+        if tool is None:
+            reading.content.append(raw)
+        elif closing is None:
+            detail = f"the block of {opening[1]} is not closed; end it with a line of {_FENCE}"
+            reading.problem("unclosed", detail, raw)
+        else:
+            code = text[opening.end() + 1 : closing.start()].removesuffix("\n")
+            reading.add(raw, partial(_call, tool, code))
+        return end
 
 
 def _tool(language: str, offered: Mapping[str, ToolSpec]) -> ToolSpec | None:

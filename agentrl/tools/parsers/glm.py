@@ -8,14 +8,9 @@ JSON.
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Sequence
 
-from agentrl.tools.parsers.reading import BlockParser, Body, Call, CallFault, Marks, schema_values
-from agentrl.types import ToolSpec
+from agentrl.tools.parsers.reading import Marks, PairParser
 
-_FORM = "<tool_call>NAME\\n<arg_key>KEY</arg_key>\\n<arg_value>VALUE</arg_value>\\n</tool_call>"
-_NAME = re.compile(r"\s*([^\s<>]+)")
 _PAIR = re.compile(
     r"""\s*<arg_key>
     (?: (?P<key> (?: (?! </?(?:tool_call|arg_key|arg_value)> ) . )*+ ) </arg_key>
@@ -31,48 +26,15 @@ included, for one long value.
 """
 
 
-class GLMParser(BlockParser):
+class GLMParser(PairParser):
     """Reads ``<tool_call>`` blocks of key and value pairs; a closing tag within a value does not
     count.
     """
 
     marks = Marks(opens=("<tool_call>",), closes=("</tool_call>",))
-
-    def read_body(self, text: str, start: int, tools: Sequence[ToolSpec]) -> Body:
-        """A name and its pairs."""
-        name = _NAME.match(text, start)
-        written, position, slip = _read_pairs(text, name.end() if name else start)
-
-        def call(close: int) -> Call:
-            if name is None:
-                raise CallFault(
-                    "missing_name",
-                    f"the call does not begin with the tool's name; write it as {_FORM}",
-                )
-            if extra := text[position:close].strip():
-                raise CallFault(
-                    "bad_arguments",
-                    f"{extra[:40]!r} is no <arg_key> with its <arg_value>; write a call as {_FORM}",
-                )
-            if len(dict(written)) < len(written):
-                twice = Counter(key for key, _ in written).most_common(1)[0][0]
-                raise CallFault("bad_arguments", f"the key {twice!r} is given twice")
-            return name[1], schema_values(name[1], dict(written), tools)
-
-        return Body(slip, call)
-
-
-def _read_pairs(text: str, position: int) -> tuple[list[tuple[str, str]], int, int]:
-    """The pairs that stand at ``position``.
-
-    Returns:
-        Keys and values; the position behind the last whole pair; and how far the marks behind it
-        are in their order.
-    """
-    written: list[tuple[str, str]] = []
-    while pair := _PAIR.match(text, position):
-        if not pair["whole"]:
-            return written, position, pair.end()
-        written.append((pair["key"].strip(), pair["value"]))
-        position = pair.end()
-    return written, position, position
+    name = re.compile(r"\s*([^\s<>]+)")
+    begins = "the tool's name"
+    pair = _PAIR
+    pair_form = "is no <arg_key> with its <arg_value>"
+    key_word = "key"
+    form = "<tool_call>NAME\\n<arg_key>KEY</arg_key>\\n<arg_value>VALUE</arg_value>\\n</tool_call>"

@@ -7,21 +7,20 @@ templates have room for one call a turn.
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from agentrl.guards.strict_json import JSONFault, read_json
+from agentrl.tools.parsers.pythonic import python_call
 from agentrl.tools.parsers.reading import (
     Call,
     CallFault,
+    FormatParser,
     Marks,
     Reading,
     object_call,
-    split_reasoning,
 )
-from agentrl.types import ParsedMessage, ToolSpec
+from agentrl.types import ToolSpec
 
 _TAG = "<|python_tag|>"
 _FORM = '{"name": "...", "parameters": {...}}'
@@ -32,41 +31,38 @@ _MARKED = tuple(f'{{"{key}"' for key in sorted(_KEYS))
 _CALL = re.compile(rf"{re.escape(_TAG)}|{_OBJECT}")
 _BRACE = re.compile(r"\s*(?=\{)")
 _BUILT_IN = re.compile(r"\s*([A-Za-z_]\w*)\.call(\(.*\))\s*\Z", re.DOTALL)
-_MAX_WRITTEN = 8192  # characters of a built-in call's arguments: Python's own parser reads them
+# Characters of a built-in call's arguments: Python's own parser reads them.
+_MAX_WRITTEN = 8192
 _BETWEEN = re.compile(r"[\s;,]*")
 
 
-class LlamaParser:
+class LlamaParser(FormatParser):
     """Reads JSON calls where the text begins with one, after ``<|python_tag|>``, and wherever an
     object opens with ``"name":`` or the like. One call a turn is run; any other is a problem that
     says so.
     """
 
     marks = Marks(opens=("{", _TAG))
+    before = "{"
+    counted = (*_MARKED, _TAG)
+    one_call = True
 
-    def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
-        """The assistant's message; see ToolCallParser."""
-        reasoning, rest = split_reasoning(text, before="{")
-        reading = Reading.of(text, rest, one_call=True)
-        position = 0
-        while not reading.full and (start := _next_call(rest, position)) is not None:
-            before = rest[position:start]
-            reading.content.append("" if position and _BETWEEN.fullmatch(before) else before)
-            if rest.startswith(_TAG, start):
-                position = _read_tagged(rest, start, reading)
-            else:
-                position = _read_object(rest, start, start, reading)
-        reading.rest(rest[position:], (*_MARKED, _TAG))
-        return reading.message(reasoning)
+    def find(self, text: str, position: int) -> int | None:
+        """See ``FormatParser.find``."""
+        if position == 0 and (brace := _BRACE.match(text)):
+            return brace.end()
+        found = _CALL.search(text, position)
+        return found.start() if found else None
 
+    def said(self, text: str, is_first: bool) -> str:
+        """See ``FormatParser.said``."""
+        return text if is_first or not _BETWEEN.fullmatch(text) else ""
 
-def _next_call(text: str, position: int) -> int | None:
-    """Where the next call begins."""
-    brace = _BRACE.match(text) if position == 0 else None
-    found = brace or _CALL.search(text, position)
-    if found is None:
-        return None
-    return found.end() if brace else found.start()
+    def read(self, text: str, start: int, reading: Reading, tools: Sequence[ToolSpec]) -> int:
+        """An object, or what follows ``<|python_tag|>``."""
+        if text.startswith(_TAG, start):
+            return _read_tagged(text, start, reading)
+        return _read_object(text, start, start, reading)
 
 
 def _read_tagged(text: str, start: int, reading: Reading) -> int:
@@ -90,28 +86,11 @@ def _built_in_call(written: str) -> Call:
             f"write {_TAG}{_FORM}",
         )
     try:
-        call = ast.parse(f"f{brackets}", mode="eval").body
-        if not isinstance(call, ast.Call) or call.args:
-            raise ValueError("only key=value pairs may stand between the brackets")
-        arguments = {
-            keyword.arg: _literal(keyword.arg, keyword.value)
-            for keyword in call.keywords
-            if keyword.arg
-        }
-        if len(arguments) < len(call.keywords):
-            raise ValueError("only key=value pairs may stand between the brackets")
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as fault:
+        return name, python_call(f"f{brackets}", {})[1]
+    except ValueError as fault:
         raise CallFault(
             "bad_arguments", f"the arguments cannot be read: {fault}; write {_TAG}{_FORM}"
         ) from None
-    return name, arguments
-
-
-def _literal(name: str, node: ast.expr) -> Any:
-    try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError):  # Python's own words name an address in memory
-        raise ValueError(f"{name} must be a literal, such as 'x', 1 or [1, 2]") from None
 
 
 def _read_object(text: str, start: int, raw_start: int, reading: Reading) -> int:
@@ -125,7 +104,8 @@ def _read_object(text: str, start: int, raw_start: int, reading: Reading) -> int
         return end
     raw = text[raw_start:end]
     if raw_start == start and isinstance(value, dict) and not value.keys() & _KEYS:
-        reading.content.append(raw)  # an answer in JSON
+        # An answer in JSON.
+        reading.content.append(raw)
         return end
     key = "arguments" if isinstance(value, dict) and "arguments" in value else "parameters"
     reading.add(raw, lambda: object_call(value, key, _FORM, also=("type",)))

@@ -8,18 +8,20 @@ documentation of instruct tokenizers).
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from agentrl.guards.strict_json import JSONFault, read_json
 from agentrl.tools.parsers.reading import (
+    Call,
+    FormatParser,
     Marks,
     Reading,
     named_call,
     object_call,
-    split_reasoning,
 )
-from agentrl.types import ParsedMessage, ToolSpec
+from agentrl.types import ToolSpec
 
 _MARK = "[TOOL_CALLS]"
 _FORM = f'{_MARK}[{{"name": "...", "arguments": {{...}}}}]'
@@ -29,35 +31,28 @@ _NAMED = re.compile(r"\s*([^\s\[\]{}]+)\s*(?:\[CALL_ID\]([^\s\[\]{}]*)\s*)?\[ARG
 _NEXT = re.compile(r"\s*([,\]])")
 
 
-class MistralParser:
+class MistralParser(FormatParser):
     """Reads what follows each ``[TOOL_CALLS]``; other text is the content."""
 
     marks = Marks(opens=(_MARK,))
+    opening = re.compile(re.escape(_MARK))
+    before = _MARK
 
-    def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
-        """The assistant's message; see ToolCallParser."""
-        reasoning, rest = split_reasoning(text, before=_MARK)
-        reading = Reading.of(text, rest)
-        position = 0
-        while not reading.full and (start := rest.find(_MARK, position)) >= 0:
-            reading.content.append(rest[position:start])
-            position = _read_marked(rest, start, reading)
-        reading.rest(rest[position:], (_MARK,))
-        return reading.message(reasoning)
-
-
-def _read_marked(text: str, start: int, reading: Reading) -> int:
-    """What stands behind the mark at ``start``; gives the position behind it."""
-    body = start + len(_MARK)
-    if found := _LIST.match(text, body):
-        return _read_list(text, start, found.end(), reading)
-    if found := _OBJECT.match(text, body):
-        return _read_object(text, start, found.end(), reading)[0]
-    if found := _NAMED.match(text, body):
-        return _read_named(text, start, found, reading)
-    end = _next_mark(text, body)
-    reading.problem("malformed_json", f"no call follows {_MARK}; write {_FORM}", text[start:end])
-    return end
+    def read(self, text: str, start: int, reading: Reading, tools: Sequence[ToolSpec]) -> int:
+        """What stands behind a mark."""
+        body = start + len(_MARK)
+        if found := _LIST.match(text, body):
+            return _read_list(text, start, found.end(), reading)
+        if found := _OBJECT.match(text, body):
+            return _read_object(text, start, found.end(), reading)[0]
+        if found := _NAMED.match(text, body):
+            call = partial(named_call, found[1], what="the arguments' JSON")
+            form = f"{_MARK}NAME[ARGS]{{...}}"
+            return _read_json(text, start, found.end(), reading, call, "the arguments are", form)[0]
+        end = _next_mark(text, body)
+        detail = f"no call follows {_MARK}; write {_FORM}"
+        reading.problem("malformed_json", detail, text[start:end])
+        return end
 
 
 def _read_list(text: str, raw_start: int, position: int, reading: Reading) -> int:
@@ -85,31 +80,28 @@ def _read_list(text: str, raw_start: int, position: int, reading: Reading) -> in
 
 def _read_object(text: str, raw_start: int, start: int, reading: Reading) -> tuple[int, bool]:
     """The JSON object at ``start``; gives the position behind it, and whether it could be read."""
+    call = partial(object_call, key="arguments", form=_FORM, also=("id", "type"))
+    return _read_json(text, raw_start, start, reading, call, "the call is", _FORM)
+
+
+def _read_json(
+    text: str,
+    raw_start: int,
+    start: int,
+    reading: Reading,
+    call: Callable[[Any], Call],
+    what: str,
+    form: str,
+) -> tuple[int, bool]:
     try:
         value, end = read_json(text, start)
     except JSONFault as fault:
         end = _next_mark(text, start)
-        detail = f"the call is no valid JSON: {fault}; write {_FORM}"
+        detail = f"{what} no valid JSON: {fault}; write {form}"
         reading.problem("malformed_json", detail, text[raw_start:end])
         return end, False
-    reading.add(
-        text[raw_start:end], partial(object_call, value, "arguments", _FORM, also=("id", "type"))
-    )
+    reading.add(text[raw_start:end], partial(call, value))
     return end, True
-
-
-def _read_named(text: str, raw_start: int, found: re.Match[str], reading: Reading) -> int:
-    """A name and its arguments."""
-    form = f"{_MARK}NAME[ARGS]{{...}}"
-    try:
-        value, end = read_json(text, found.end())
-    except JSONFault as fault:
-        end = _next_mark(text, found.end())
-        detail = f"the arguments are no valid JSON: {fault}; write {form}"
-        reading.problem("malformed_json", detail, text[raw_start:end])
-        return end
-    reading.add(text[raw_start:end], partial(named_call, found[1], value, "the arguments' JSON"))
-    return end
 
 
 def _next_mark(text: str, position: int) -> int:

@@ -51,7 +51,7 @@ def parser_for(
     try:
         written = renderer.decode(renderer.target(message).token_ids)
     except DataError:
-        # it is the call that has no place
+        # It is the call that has no place.
         renderer.target({"role": "assistant", "content": "a word"})
         written = ""
     if _TOOL.name not in written and not _tells_of_tools(renderer):

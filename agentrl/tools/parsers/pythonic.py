@@ -10,12 +10,12 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from agentrl.tools.parsers.reading import Call, CallFault, Marks, Reading, split_reasoning
-from agentrl.types import ParsedMessage, ToolSpec
+from agentrl.tools.parsers.reading import Call, CallFault, FormatParser, Marks, Reading
+from agentrl.types import ToolSpec
 
 _OPENS = ("<|python_start|>", "<|tool_call_start|>")
 _CLOSES = ("<|python_end|>", "<|tool_call_end|>")
@@ -33,45 +33,39 @@ _DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*")
 _WORDS: dict[str, bool | None] = {"true": True, "false": False, "null": None}
 
 
-class PythonicParser:
+class PythonicParser(FormatParser):
     """Reads lists of calls that begin a line or follow a mark such as ``<|python_start|>``; other
     text is the content.
     """
 
     marks = Marks(opens=(*_OPENS, "["), others=_CLOSES)
+    opening = _CALLS
+    before = "["
+    counted = _OPENS
 
-    def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
-        """The assistant's message; see ToolCallParser."""
-        reasoning, rest = split_reasoning(text, before="[")
-        reading = Reading.of(text, rest)
-        position = 0
-        while not reading.full and (found := _CALLS.search(rest, position)):
-            reading.content.append(rest[position : found.start()])
-            position = _read_list(rest, found.start(), found.end(), reading)
-        reading.rest(rest[position:], _OPENS)
-        return reading.message(reasoning)
-
-
-def _read_list(text: str, raw_start: int, start: int, reading: Reading) -> int:
-    """The list at ``start``; gives the position behind it and its closing mark."""
-    stops = _elements(text, start) if text.startswith("[", start) else []
-    if not stops:
-        behind = _CALLS.search(text, max(start, raw_start + 1))
-        end = behind.start() if behind else len(text)
-        detail = f"the list of calls is not closed; write it as {_FORM}"
-        reading.problem("unclosed", detail, text[raw_start:end])
-        return end
-    begin = start + 1
-    for stop in stops:
-        if reading.full:
-            break
-        written = text[begin : stop - 1]
-        if written.strip() or len(stops) == 1:  # a comma may stand behind the last one
-            reading.add(text[raw_start:stop], partial(_call, written.strip()))
-            raw_start = stop
-        begin = stop
-    closing = _END.match(text, stops[-1])
-    return closing.end() if closing else stops[-1]
+    def read(self, text: str, start: int, reading: Reading, tools: Sequence[ToolSpec]) -> int:
+        """A list, and its closing mark."""
+        raw_start = start
+        start = _CALLS.match(text, raw_start).end()  # type: ignore[union-attr] # it was found
+        stops = _elements(text, start) if text.startswith("[", start) else []
+        if not stops:
+            behind = _CALLS.search(text, max(start, raw_start + 1))
+            end = behind.start() if behind else len(text)
+            detail = f"the list of calls is not closed; write it as {_FORM}"
+            reading.problem("unclosed", detail, text[raw_start:end])
+            return end
+        begin = start + 1
+        for stop in stops:
+            if reading.full:
+                break
+            written = text[begin : stop - 1]
+            # A comma may stand behind the last one.
+            if written.strip() or len(stops) == 1:
+                reading.add(text[raw_start:stop], partial(_call, written.strip()))
+                raw_start = stop
+            begin = stop
+        closing = _END.match(text, stops[-1])
+        return closing.end() if closing else stops[-1]
 
 
 def _elements(text: str, start: int) -> list[int]:
@@ -90,7 +84,8 @@ def _elements(text: str, start: int) -> list[int]:
                 return [*stops, piece.end()]
         elif found == "," and depth == 1:
             stops.append(piece.end())
-        elif found in ('"', "'"):  # a string that its line does not close
+        elif found in ('"', "'"):
+            # A string that its line does not close.
             return []
         if depth > _DEEPEST:
             return []
@@ -109,6 +104,24 @@ def _call(written: str) -> Call:
             f"a call may have {_LONGEST} characters, got {len(written)}; pass less at once",
         )
     try:
+        return python_call(written, _WORDS)
+    except ValueError as fault:
+        raise CallFault(
+            "malformed_json", f"the call cannot be read: {fault}; write it as {_FORM}"
+        ) from None
+
+
+def python_call(written: str, words: Mapping[str, bool | None]) -> Call:
+    """The call that an expression of Python is.
+
+    Args:
+        written: the expression; its length is the caller's to bound.
+        words: names that stand for values.
+
+    Raises:
+        ValueError: it is none, or has another argument than literals by name.
+    """
+    try:
         call = ast.parse(written, mode="eval").body
         if not isinstance(call, ast.Call):
             raise ValueError("it is no call")
@@ -117,30 +130,31 @@ def _call(written: str) -> Call:
             raise ValueError(f"{name[:40]!r} is no tool's name")
         if call.args or not all(keyword.arg for keyword in call.keywords):
             raise ValueError("arguments are passed by name, as KEY=VALUE")
-        arguments = {str(keyword.arg): _literal(keyword) for keyword in call.keywords}
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as fault:
-        reason = fault.msg if isinstance(fault, SyntaxError) else str(fault)
-        raise CallFault(
-            "malformed_json", f"the call cannot be read: {reason}; write it as {_FORM}"
-        ) from None
-    return name, arguments
+        return name, {str(one.arg): _literal(one, words) for one in call.keywords}
+    except SyntaxError as fault:
+        raise ValueError(fault.msg) from None
+    except (RecursionError, MemoryError) as fault:
+        raise ValueError(str(fault)) from None
 
 
-def _literal(keyword: ast.keyword) -> Any:
-    """A value, in which JSON's three words count too."""
-    value = _Words().visit(keyword.value)
+def _literal(keyword: ast.keyword, words: Mapping[str, bool | None]) -> Any:
+    value = _Words(words).visit(keyword.value)
     try:
         found = ast.literal_eval(value)
         json.dumps(found, allow_nan=False)
-    except (ValueError, TypeError):  # Python's own words name an address in memory
+    except (ValueError, TypeError):
+        # Python's own words name an address in memory.
         raise ValueError(f"{keyword.arg} must be a literal, such as 'x', 1 or [1, 2]") from None
     return found
 
 
 class _Words(ast.NodeTransformer):
-    """``true``, ``false`` and ``null`` as Python has them."""
+    """Names that stand for values, such as JSON's ``true``, as those."""
+
+    def __init__(self, words: Mapping[str, bool | None]) -> None:
+        self._words = words
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        if node.id in _WORDS:
-            return ast.copy_location(ast.Constant(_WORDS[node.id]), node)
+        if node.id in self._words:
+            return ast.copy_location(ast.Constant(self._words[node.id]), node)
         return node

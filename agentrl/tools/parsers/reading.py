@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -164,49 +165,149 @@ class Body:
     fault: str = ""
 
 
-class BlockParser(ABC):
-    """Reads the calls of a format that writes each between two marks; other text is the content.
-
-    A leading ``<think>`` block is ``reasoning_content``, and a call within it is a thought. A call
-    without its closing mark is a problem (``unclosed``), since it may have been cut.
+class FormatParser(ABC):
+    """Reads the calls of a format, one after the other; other text is the content, and a leading
+    ``<think>`` block the thoughts, with any call within it.
     """
 
     marks: ClassVar[Marks]
+    opening: ClassVar[re.Pattern[str]]
+    """With which a call begins."""
+    before: ClassVar[str | None] = None
+    """Without an opening tag, thoughts end only in front of the first of these."""
+    counted: ClassVar[tuple[str, ...]] = ()
+    """With which a call begins or ends, to count those that are left over; all marks by default."""
+    one_call: ClassVar[bool] = False
+    """The format's chat templates have room for one call a turn."""
+
+    def find(self, text: str, position: int) -> int | None:
+        """Where the next call begins; None where there is none."""
+        found = self.opening.search(text, position)
+        return found.start() if found else None
+
+    @abstractmethod
+    def read(self, text: str, start: int, reading: Reading, tools: Sequence[ToolSpec]) -> int:
+        """Reads what begins at ``start``; gives the position behind it."""
+
+    def said(self, text: str, is_first: bool) -> str:
+        """What of the text in front of a call was said; the first one follows no other call."""
+        return text
+
+    def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
+        """The assistant's message; see ToolCallParser."""
+        reasoning, rest = split_reasoning(text, before=self.before)
+        reading = Reading.of(text, rest, one_call=self.one_call)
+        position = 0
+        while not reading.full and (start := self.find(rest, position)) is not None:
+            reading.content.append(self.said(rest[position:start], position == 0))
+            position = self.read(rest, start, reading, tools)
+        counted = self.counted or (*self.marks.opens, *self.marks.closes)
+        reading.rest(rest[position:], counted)
+        return reading.message(reasoning)
+
+
+class BlockParser(FormatParser):
+    """Reads the calls of a format that writes each between two marks.
+
+    A call without its closing mark is a problem (``unclosed``), since it may have been cut.
+    """
+
     keep_blanks: ClassVar[bool] = True
     """Whether white space between two marks was said."""
+
+    def __init_subclass__(cls) -> None:
+        if "marks" in vars(cls):
+            marks = cls.marks
+            every = (*marks.opens, *marks.closes, *marks.others)
+            cls.opening = re.compile("|".join(map(re.escape, every)))
+            cls.before = marks.opens[0]
 
     @abstractmethod
     def read_body(self, text: str, start: int, tools: Sequence[ToolSpec]) -> Body:
         """What stands at ``start``, behind an opening mark."""
 
-    def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
-        """The assistant's message; see ToolCallParser."""
+    def said(self, text: str, is_first: bool) -> str:
+        """See ``FormatParser.said``."""
+        return text if self.keep_blanks or text.strip() else ""
+
+    def read(self, text: str, start: int, reading: Reading, tools: Sequence[ToolSpec]) -> int:
+        """A mark, and the call behind one that opens it."""
         (opens,) = self.marks.opens
         (closes,) = self.marks.closes
-        mark = re.compile("|".join(map(re.escape, (opens, closes, *self.marks.others))))
-        reasoning, rest = split_reasoning(text, before=opens)
-        reading = Reading.of(text, rest)
-        text = rest
-        position = 0
-        while not reading.full and (found := mark.search(text, position)):
-            between = text[position : found.start()]
-            reading.content.append(between if self.keep_blanks or between.strip() else "")
-            position = found.end()
-            if found.group() == closes:
-                detail = f"{closes} closes nothing; begin a call with {opens}"
-                reading.problem("unclosed", detail, closes)
-            elif found.group() == opens:
-                body = self.read_body(text, position, tools)
-                end = mark.search(text, body.end)
-                if end and end.group() == closes:
-                    position = end.end()
-                    reading.add(text[found.start() : position], partial(body.call, end.start()))
-                else:
-                    position = end.start() if end else len(text)
-                    detail = f"the call is not closed; end it with {closes}{body.fault}"
-                    reading.problem("unclosed", detail, text[found.start() : position])
-        reading.rest(text[position:], (opens, closes))
-        return reading.message(reasoning)
+        if text.startswith(closes, start):
+            detail = f"{closes} closes nothing; begin a call with {opens}"
+            reading.problem("unclosed", detail, closes)
+            return start + len(closes)
+        if not text.startswith(opens, start):
+            return self.opening.match(text, start).end()  # type: ignore[union-attr] # it was found
+        body = self.read_body(text, start + len(opens), tools)
+        end = self.opening.search(text, body.end)
+        if end and end.group() == closes:
+            reading.add(text[start : end.end()], partial(body.call, end.start()))
+            return end.end()
+        position = end.start() if end else len(text)
+        detail = f"the call is not closed; end it with {closes}{body.fault}"
+        reading.problem("unclosed", detail, text[start:position])
+        return position
+
+
+class PairParser(BlockParser):
+    """Reads a format whose calls are a name, and a key and a value for each argument between marks
+    of their own.
+    """
+
+    name: ClassVar[re.Pattern[str]]
+    """The tool's name, as its first group."""
+    begins: ClassVar[str]
+    """The same in words."""
+    pair: ClassVar[re.Pattern[str]]
+    """A ``key`` and a ``value``, with ``whole`` at its end; or what of it is in its order."""
+    pair_form: ClassVar[str]
+    """What is wrong with text that is no pair, in words."""
+    key_word: ClassVar[str]
+    """What a key is called."""
+    form: ClassVar[str]
+    """A call as it should be written."""
+    end: ClassVar[re.Pattern[str] | None] = None
+    """What must follow the last pair."""
+    last_blank: ClassVar[str] = ""
+    """What belongs to the format at a value's end."""
+    words: ClassVar[Mapping[str, Any]] = {}
+    """Further values by how they are written, where the schema admits no text."""
+
+    def read_body(self, text: str, start: int, tools: Sequence[ToolSpec]) -> Body:
+        """A name and its pairs."""
+        name = self.name.match(text, start)
+        slip = position = name.end() if name else start
+        written: list[tuple[str, str]] = []
+        while pair := self.pair.match(text, position):
+            slip = pair.end()
+            if not pair["whole"]:
+                break
+            written.append((pair["key"].strip(), pair["value"].removesuffix(self.last_blank)))
+            position = slip
+        end = self.end.match(text, position) if self.end else None
+        ended = self.end is None or end is not None
+        last = end.end() if end else position
+
+        def call(close: int) -> Call:
+            if name is None:
+                raise CallFault(
+                    "missing_name",
+                    f"the call does not begin with {self.begins}; write it as {self.form}",
+                )
+            extra = text[last:close].strip()
+            if extra or not ended:
+                raise CallFault(
+                    "bad_arguments",
+                    f"{extra[:40]!r} {self.pair_form}; write a call as {self.form}",
+                )
+            if len(dict(written)) < len(written):
+                twice = Counter(key for key, _ in written).most_common(1)[0][0]
+                raise CallFault("bad_arguments", f"the {self.key_word} {twice!r} is given twice")
+            return name[1], schema_values(name[1], dict(written), tools, self.words)
+
+        return Body(max(slip, last), call)
 
 
 def opened_thoughts(prompt_end: str) -> str:
@@ -324,7 +425,7 @@ def schema_values(
     name: str,
     written: Mapping[str, str],
     tools: Sequence[ToolSpec],
-    words: Mapping[str, Any] | None = None,
+    words: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Arguments of a format that writes texts bare and all else as JSON: what the schema calls a
     string is the text itself, and anything else JSON where it reads as such.
@@ -338,7 +439,7 @@ def schema_values(
     schemas = {tool.name: tool.parameters.get("properties", {}) for tool in tools}
     properties = schemas.get(name, {})
     return {
-        key: _schema_value(text, _admitted_types(properties.get(key)), words or {})
+        key: _schema_value(text, _admitted_types(properties.get(key)), words)
         for key, text in written.items()
     }
 
@@ -351,10 +452,12 @@ def _schema_value(text: str, types: set[str] | None, words: Mapping[str, Any]) -
     try:
         value = whole_json(text)
     except JSONFault:
-        return bare  # where the schema wants something else, the executor says so
+        # Where the schema wants something else, the executor says so.
+        return bare
     if types is None or "string" not in types or _JSON_TYPES[type(value)] & types:
         return value
-    return text  # such as 12 for text or null
+    # Such as 12 for text or null.
+    return text
 
 
 # A text is no value of JSON here: one with quotes around it is a text with quotes.

@@ -18,7 +18,7 @@ import threading
 import time
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,16 @@ from agentrl.errors import DataError
 from agentrl.store.atomic import replacing_folder, write_json
 from agentrl.store.write_error import os_refusals
 from agentrl.tools.search.corpus import contents_hash, corpus_files, read_corpus
-from agentrl.tools.search.retriever import K1, METHOD, WORD_RULE, B, Document, Hit, best, words
+from agentrl.tools.search.retriever import (
+    K1,
+    METHOD,
+    WORD_RULE,
+    B,
+    Document,
+    WordIndex,
+    new_index,
+    numbered,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +47,7 @@ _FORMAT = 1
 _DONE = "index.json"
 
 
-class DiskIndex:
+class DiskIndex(WordIndex):
     """A corpus's index: opened where it was built, and built where it was not.
 
     Args:
@@ -57,7 +66,8 @@ class DiskIndex:
         self.folder = home / name
         if not (self.folder / _DONE).is_file():
             with _lock(home / f".{name}.lock"):
-                if not (self.folder / _DONE).is_file():  # another process built it meanwhile
+                # Another process built it meanwhile.
+                if not (self.folder / _DONE).is_file():
                     _build(self.corpus, self.folder)
         self._open()
 
@@ -67,21 +77,12 @@ class DiskIndex:
     def __reduce__(self) -> tuple[Any, ...]:
         return DiskIndex, (self.corpus, self.folder.parent)
 
-    def search(self, query: str, top_k: int) -> list[Hit]:
-        """The ``top_k`` best documents that share a word with ``query``, best first."""
-        known = [at for word in words(query) if (at := self._vocabulary.find(word)) is not None]
-        if not known:
-            return []
-        scores = self._bm25.get_scores_from_ids(known)
-        kept = scores.copy()  # best() changes them
-        return [Hit(self._document(at), float(kept[at])) for at in best(scores, top_k)]
-
-    def search_many(self, queries: Sequence[str], top_k: int) -> list[list[Hit]]:
-        """See ``Retriever.search_many``."""
-        return [self.search(query, top_k) for query in queries]
+    def _opened(self) -> tuple[Any, Callable[[str], int | None], Callable[[int], Document]]:
+        return self._bm25, self._vocabulary.find, self._document
 
     def _open(self) -> None:
-        from bm25s import BM25  # here, because only what searches needs it
+        # Here, because only what searches needs it.
+        from bm25s import BM25
 
         self._num_documents: int = json.loads((self.folder / _DONE).read_text())["documents"]
         self._bm25 = BM25.load(self.folder, mmap=True, load_vocab=False, show_progress=False)
@@ -150,8 +151,6 @@ class _StringsWriter:
 
 
 def _build(corpus: Path, folder: Path) -> None:
-    from bm25s import BM25
-
     start = time.monotonic()
     with os_refusals(f"{folder} cannot be written"), replacing_folder(folder) as part:
         vocabulary: dict[str, int] = {}
@@ -165,15 +164,7 @@ def _build(corpus: Path, folder: Path) -> None:
                 )
             ids.add(document.id)
             texts.add(json.dumps(document, ensure_ascii=False).encode(errors="surrogatepass"))
-            tokens.append(
-                array(
-                    "i",
-                    [
-                        vocabulary.setdefault(word, len(vocabulary))
-                        for word in words(f"{document.title} {document.text}")
-                    ],
-                )
-            )
+            tokens.append(array("i", numbered(document, vocabulary)))
         num_documents = len(ids)
         del ids
         if not vocabulary:
@@ -182,8 +173,9 @@ def _build(corpus: Path, folder: Path) -> None:
         texts.close()
         _sort(vocabulary, tokens, part)
         numbers = {number: number for number in range(len(vocabulary))}
-        del vocabulary  # the words lie sorted in a file of their own
-        index = BM25(method=METHOD, k1=K1, b=B, backend="numpy", csc_backend="numpy")
+        # The words lie sorted in a file of their own.
+        del vocabulary
+        index = new_index()
         index.index((tokens, numbers), show_progress=False, create_empty_token=False)
         index.vocab_dict = {}
         index.save(part, show_progress=False)
@@ -233,7 +225,8 @@ def _known_hash(corpus: Path, home: Path) -> str:
     return found
 
 
-_threads = threading.Lock()  # of this process: a record lock excludes other processes alone
+# Of this process: a record lock excludes other processes alone.
+_threads = threading.Lock()
 
 
 @contextmanager

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from agentrl.errors import DataError
-from agentrl.tools.search.retriever import K1, METHOD, B, Document, Hit, best, words
+from agentrl.tools.search.retriever import Document, WordIndex, new_index, numbered
 
 
-class SearchIndex:
+class SearchIndex(WordIndex):
     """BM25 (Lucene's variant, k1 = 1.5, b = 0.75) over title and text, in words without case.
 
     It is built at the first search, once, and then shared by every thread and episode of the
@@ -44,41 +44,20 @@ class SearchIndex:
         """What can be found, in the order given."""
         return self._documents
 
-    def search(self, query: str, top_k: int) -> list[Hit]:
-        """The ``top_k`` best documents that share a word with ``query``, best first."""
-        retriever, vocabulary = self._retriever()
-        known = [vocabulary[word] for word in words(query) if word in vocabulary]
-        if not known:
-            return []
-        scores = retriever.get_scores_from_ids(known)
-        kept = scores.copy()  # best() changes them
-        return [Hit(self._documents[at], float(kept[at])) for at in best(scores, top_k)]
-
-    def search_many(self, queries: Sequence[str], top_k: int) -> list[list[Hit]]:
-        """See ``Retriever.search_many``."""
-        return [self.search(query, top_k) for query in queries]
-
     def __reduce__(self) -> tuple[Any, ...]:
         return SearchIndex, (self._documents,)
 
-    def _retriever(self) -> tuple[Any, dict[str, int]]:
+    def _opened(self) -> tuple[Any, Callable[[str], int | None], Callable[[int], Document]]:
         with self._lock:
             if self._built is None:
-                from bm25s import BM25  # here, because only what searches needs it
-
                 vocabulary: dict[str, int] = {}
-                ids = [
-                    [
-                        vocabulary.setdefault(word, len(vocabulary))
-                        for word in words(f"{document.title} {document.text}")
-                    ]
-                    for document in self._documents
-                ]
+                ids = [numbered(document, vocabulary) for document in self._documents]
                 if not vocabulary:
                     raise DataError(
                         "a search index needs at least one word in its documents, got none"
                     )
-                retriever = BM25(method=METHOD, k1=K1, b=B, backend="numpy", csc_backend="numpy")
-                retriever.index((ids, vocabulary), show_progress=False)
-                self._built = retriever, vocabulary
-            return self._built
+                index = new_index()
+                index.index((ids, vocabulary), show_progress=False)
+                self._built = index, vocabulary
+            index, vocabulary = self._built
+            return index, vocabulary.get, self._documents.__getitem__

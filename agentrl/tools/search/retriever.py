@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +42,43 @@ class Retriever(Protocol):
         retriever embeds one at once.
         """
         ...
+
+
+class WordIndex(ABC):
+    """BM25 over documents, wherever they lie."""
+
+    @abstractmethod
+    def _opened(self) -> tuple[Any, Callable[[str], int | None], Callable[[int], Document]]:
+        """bm25s's index, and what gives a word's position and the document at one."""
+
+    def search(self, query: str, top_k: int) -> list[Hit]:
+        """The ``top_k`` best documents that share a word with ``query``, best first."""
+        index, position_of, document_at = self._opened()
+        known = [at for word in words(query) if (at := position_of(word)) is not None]
+        if not known:
+            return []
+        scores = index.get_scores_from_ids(known)
+        # best() changes them.
+        kept = scores.copy()
+        return [Hit(document_at(at), float(kept[at])) for at in best(scores, top_k)]
+
+    def search_many(self, queries: Sequence[str], top_k: int) -> list[list[Hit]]:
+        """See ``Retriever.search_many``."""
+        return [self.search(query, top_k) for query in queries]
+
+
+def new_index() -> Any:
+    """An empty index of bm25s."""
+    # Here, because only what searches needs it.
+    from bm25s import BM25
+
+    return BM25(method=METHOD, k1=K1, b=B, backend="numpy", csc_backend="numpy")
+
+
+def numbered(document: Document, vocabulary: dict[str, int]) -> list[int]:
+    """A document's words by their numbers in ``vocabulary``, which takes the new ones."""
+    said = words(f"{document.title} {document.text}")
+    return [vocabulary.setdefault(word, len(vocabulary)) for word in said]
 
 
 def words(text: str) -> list[str]:

@@ -15,9 +15,8 @@ from agentrl.tools.search.client import SearchClient
 from agentrl.tools.search.disk_index import DiskIndex
 from agentrl.tools.search.memory_index import SearchIndex
 from agentrl.tools.search.retriever import Retriever
-from agentrl.tools.signature import closed_schema
+from agentrl.tools.signature import text_spec
 from agentrl.tools.threads import TOOL_THREADS
-from agentrl.types import ToolSpec
 from agentrl.types.user_code.function import load_named
 
 _FILES = (".jsonl", ".parquet")
@@ -51,8 +50,7 @@ class SearchTool(Tool):
     ) -> None:
         if top_k < 1:
             raise ToolError(f"tool {name!r}: top_k must be at least 1, got {top_k}")
-        query = {"type": "string", "description": "Words to look for."}
-        self.spec = ToolSpec(name, description, closed_schema({"query": query}, ["query"]))
+        self.spec = text_spec(name, description, "query", description="Words to look for.")
         self.max_output_chars = max_output_chars
         self._index = index
         self._top_k = top_k

@@ -52,7 +52,8 @@ class CachedRetriever:
     def __init__(self, retriever: Retriever, most: int) -> None:
         self._retriever = retriever
         self._most = most
-        self._lock = threading.Lock()  # guards both below: requests run in threads
+        # Guards both below: requests run in threads.
+        self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[str, int], list[Hit]] = OrderedDict()
         self.num_hits = 0
 
@@ -146,6 +147,7 @@ def _entry(hit: Hit, with_score: bool) -> dict[str, Any]:
         "id": document_id,
         "title": title,
         "text": text,
-        "contents": f'"{title}"\n{text}',  # as Search-R1's clients read it
+        # As Search-R1's clients read it.
+        "contents": f'"{title}"\n{text}',
     }
     return {"document": document, "score": hit.score} if with_score else document

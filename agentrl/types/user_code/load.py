@@ -81,7 +81,8 @@ def _module_of_file(source: str, base_dir: str | Path | None) -> ModuleType:
     start = "" if base_dir is None else str(base_dir)
     named = (source, start, "" if os.path.isabs(start) or os.path.isabs(source) else os.getcwd())
     loaded = sys.modules.get(_modules_of_files.get(named, ""))
-    if loaded is not None:  # every episode asks for its tools
+    # Every episode asks for its tools.
+    if loaded is not None:
         return loaded
     module = _load_file(source, base_dir)
     _modules_of_files[named] = module.__name__
@@ -102,7 +103,7 @@ def _load_file(source: str, base_dir: str | Path | None) -> ModuleType:
         if spec is None or spec.loader is None:
             raise ConfigError(f"{path} cannot be imported as Python")
         module = importlib.util.module_from_spec(spec)
-        # before it runs: dataclasses and pickle look their own module up
+        # Before it runs: dataclasses and pickle look their own module up.
         sys.modules[name] = module
         try:
             with wall(partial(_import_failure, str(path)), passes=()):
@@ -127,6 +128,7 @@ def _missing_module(name: str, missing: str) -> str:
 
 
 def _import_failure(what: str, error: BaseException) -> ConfigError:
-    if isinstance(error, AgentRLError):  # it names the remedy
+    # It names the remedy.
+    if isinstance(error, AgentRLError):
         return ConfigError(f"{raised_at(error) or what}: {error}")
     return ConfigError(f"{what} raised when imported: {described(error)}{remedy(error)}")

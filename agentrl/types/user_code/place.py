@@ -13,7 +13,8 @@ from agentrl.errors import AgentRLError
 
 _OWN = str(Path(__file__).resolve().parents[2]) + os.sep
 _STDLIB = (sysconfig.get_path("stdlib"), "<")
-_PACKAGES = ("site-packages", "dist-packages")  # of whatever environment: one may stand on another
+# Of whatever environment: one may stand on another.
+_PACKAGES = ("site-packages", "dist-packages")
 _LONGEST = 4000
 
 
@@ -27,7 +28,8 @@ def place_of_object(target: Any) -> str:
     try:
         file = inspect.getsourcefile(target)
         (_, line) = inspect.getsourcelines(target)
-    except (OSError, TypeError):  # built in, or typed at a prompt
+    except (OSError, TypeError):
+        # Built in, or typed at a prompt.
         return ""
     return f"{file}:{line}" if file else ""
 
@@ -76,7 +78,7 @@ def users_traceback(error: BaseException) -> str:
     """
     root = _root(error)
     trace = root.__traceback__
-    # what stands before the user's frames is only how they were called
+    # What stands before the user's frames is only how they were called.
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith((_OWN, *_STDLIB)):
         trace = trace.tb_next
     if trace is None or not raised_at(error):

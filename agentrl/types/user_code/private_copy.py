@@ -1,6 +1,6 @@
 """Private copy: what user code is given to keep or change, so that nobody else sees what it does.
 
-- Containers, and agentrl's own records of them, are made anew; tokens and other objects are shared.
+- Containers, and agentrl's own records of them, are copied; tokens and other objects are shared.
 - Of a task its objects are copied too, by ``copy.deepcopy``: nothing else is a user's to hold.
 - Trees like JSON take a part of what ``copy.deepcopy`` takes.
 """
@@ -74,7 +74,8 @@ def private_task(task: Task) -> Task:
             "; keep JSON in a task, and open what cannot be copied in the environment, or by "
             "env.resources",
         )
-        with wall(failed, passes=()):  # an object's own way of copying itself
+        # An object's own way of copying itself.
+        with wall(failed, passes=()):
             return private_copy(value, deep)
 
     own = replace(

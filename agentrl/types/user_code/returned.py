@@ -32,7 +32,8 @@ def finite_number(value: object) -> float | None:
         TypeError,
         ValueError,
         OverflowError,
-    ):  # beyond the largest float, or no number after all
+        # Beyond the largest float, or no number after all.
+    ):
         return None
     return number if math.isfinite(number) else None
 
@@ -57,7 +58,8 @@ def to_json(value: object) -> str:
         return json.dumps(value, ensure_ascii=False, default=_plain)
     except ValueError as error:
         if "Circular" not in str(error) and type(error) is ValueError:
-            raise  # such as an integer of too many digits
+            # Such as an integer of too many digits.
+            raise
         raise TypeError(str(error)) from error
 
 

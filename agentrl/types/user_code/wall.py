@@ -4,6 +4,7 @@ error of the boundary.
 - An exit (``exit()``, a KeyboardInterrupt that a line of code raised) ends the call alone.
 - A cancellation passes where the task was asked to end; one that nobody asked for is a failure.
 - Ctrl-C passes, and so does the end of a coroutine that Python closes.
+- A coroutine that swallows its own cancellation is given up after a grace.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ from __future__ import annotations
 import asyncio
 import dis
 import inspect
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from agentrl.errors import AgentRLError, RunInterruptedError
-from agentrl.types.user_code.place import described, exited, is_stdlib
+from agentrl.types.user_code.ending import ended_when_cancelled
+from agentrl.types.user_code.place import described, exited, is_stdlib, place_of_object
+
+T = TypeVar("T")
 
 Failed: TypeAlias = Callable[[BaseException], BaseException]
 """Makes a boundary's error of what was raised behind it; what it gives back as it is stays so."""
@@ -97,24 +101,61 @@ async def call_user(
         in_thread: runs what is synchronous.
         deadline_s: seconds that it may take; None sets no limit.
     """
+
+    async def work() -> Any:
+        is_async = inspect.iscoroutinefunction(function)
+        given = function() if is_async else await in_thread(function)
+        return await given if inspect.isawaitable(given) else given
+
     with wall(failed, passes=passes):
-        try:
-            async with asyncio.timeout(deadline_s) as deadline:
-                if inspect.iscoroutinefunction(function):
-                    return await function()
-                given = await in_thread(function)
-                return await given if inspect.isawaitable(given) else given
-        except TimeoutError:
-            if not deadline.expired():
-                raise
-        raise DeadlineError(f"took longer than {deadline_s:g} s")
+        return await by_deadline(work(), deadline_s, lambda: _name_of(function))
+
+
+async def by_deadline(
+    work: Coroutine[Any, Any, T],
+    deadline_s: float | None,
+    name: Callable[[], str],
+    left: Callable[[], None] = lambda: None,
+) -> T:
+    """What a coroutine gives, unless the deadline passes first: then it is cancelled, and given up
+    where it goes on.
+
+    Args:
+        work: the coroutine.
+        deadline_s: seconds that it may take; None sets no limit.
+        name, left: see ``ended_when_cancelled``.
+
+    Raises:
+        DeadlineError: the deadline passed, whatever ``work`` made of that.
+        AgentRLError: it passed, and ``work`` failed for a reason of ours while it was ended.
+    """
+    try:
+        async with asyncio.timeout(deadline_s) as deadline:
+            given = await ended_when_cancelled(work, name, left)
+    except AgentRLError:
+        raise
+    except Exception:
+        if not deadline.expired():
+            raise
+    else:
+        if not deadline.expired():
+            return given
+    raise DeadlineError(f"took longer than {deadline_s:g} s")
+
+
+def _name_of(function: Callable[[], Any]) -> str:
+    target = getattr(function, "func", function)
+    name = getattr(target, "__qualname__", type(target).__name__)
+    place = place_of_object(target)
+    return f"{name} ({place})" if place else name
 
 
 def _num_asked() -> int:
     """How often the running task was asked to end, as ``Task.cancelling`` counts it."""
     try:
         task = asyncio.current_task()
-    except RuntimeError:  # a thread without a loop
+    except RuntimeError:
+        # A thread without a loop.
         return 0
     return 0 if task is None else task.cancelling()
 
@@ -123,7 +164,8 @@ def _is_ours(error: BaseException, asked: int) -> bool:
     """Whether an exit comes from outside of the user's code."""
     if isinstance(error, asyncio.CancelledError):
         return _num_asked() > asked
-    if isinstance(error, RunInterruptedError):  # of our handler of signals
+    # Of our handler of signals.
+    if isinstance(error, RunInterruptedError):
         return True
     return isinstance(error, KeyboardInterrupt | GeneratorExit) and not _was_raised_by_hand(error)
 

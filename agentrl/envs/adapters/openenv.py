@@ -17,7 +17,7 @@ import json
 import logging
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,14 +25,13 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from agentrl.envs.env import Env
-from agentrl.envs.user_env import without_thoughts
+from agentrl.envs.adapters.seat import NO_ARGS, Moved, SoloSeatEnv, said_aloud
 from agentrl.errors import ConfigError, EnvError, ToolError
 from agentrl.guards.strict_json import JSONFault, read_json
-from agentrl.tools import Tool, ToolExecutor
+from agentrl.tools import Tool
 from agentrl.tools.execution.faults import EndpointFault, tool_error
 from agentrl.tools.execution.gates import gate_of
-from agentrl.types import Action, Message, Observation, StepResult, Task, ToolCall
+from agentrl.types import Action, Observation, Task, ToolCall
 from agentrl.types.clock import clock_paused
 from agentrl.types.user_code.optional_packages import needed
 
@@ -48,14 +47,14 @@ _CLOSE_S = 2.0
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 _LONGEST_TEXT = 500
-_TOO_BIG = 1009  # RFC 6455, 7.4.1
+# RFC 6455, 7.4.1.
+_TOO_BIG = 1009
 _FULL = "CAPACITY_REACHED"
 _REFUSED = "VALIDATION_ERROR"
 _RAISED = "EXECUTION_ERROR"
-_NO_ARGS: Mapping[str, Any] = {}
 
 
-class OpenEnv(Env):
+class OpenEnv(SoloSeatEnv):
     """An environment on an OpenEnv server; each episode is a session of its own.
 
     The server's reward counts as it is, and ``done`` terminates. Needs ``pip install
@@ -89,14 +88,13 @@ class OpenEnv(Env):
         action_field: str | None = None,
         by_tool: bool = False,
         observation_field: str = "text",
-        env_args: Mapping[str, Any] = _NO_ARGS,
+        env_args: Mapping[str, Any] = NO_ARGS,
         max_turns: int | None = None,
         deadline_s: float = 60.0,
         wait_s: float = 600.0,
         max_message_bytes: int = 2**20,
     ) -> None:
         rules = (
-            ("max_turns", max_turns is None or max_turns >= 1, "at least 1", max_turns),
             ("deadline_s", deadline_s > 0, "more than 0", deadline_s),
             ("wait_s", wait_s >= 0, "at least 0", wait_s),
             ("max_message_bytes", max_message_bytes > 0, "more than 0", max_message_bytes),
@@ -110,16 +108,11 @@ class OpenEnv(Env):
         for name, holds, rule, value in rules:
             if not holds:
                 raise ConfigError(f"OpenEnv.{name} must be {rule}, got {value!r}")
-        self.task = task
+        super().__init__(task, env_args, max_turns)
         self._session = _Session(url, deadline_s, wait_s, max_message_bytes)
-        self._reset_args = {**env_args, **task.info.get("env_args", {})}
         self._action_field = action_field
         self._by_tool = by_tool
         self._observation_field = observation_field
-        self._executor = ToolExecutor([])
-        self._called: list[dict[str, Any]] = []
-        self._max_turns = max_turns
-        self._num_turns = 0
         self._owed = 0.0
 
     async def reset(self, *, seed: int) -> Observation:
@@ -129,82 +122,44 @@ class OpenEnv(Env):
             ToolFaultError: the server could not be reached, stayed full, or failed.
             EnvError: it refused the reset, or gave an episode that is over.
         """
-        answer = await self._session.open({**self._reset_args, "seed": seed})
+        answer = await self._session.open({**self.env_args, "seed": seed})
         if self._by_tool:
-            self._executor = ToolExecutor([self._act_tool(await self._session.action_schema())])
+            schema = await self._session.action_schema()
+            self.act_by(lambda act: _act_tool(schema, act))
         if answer.done:
             raise EnvError(
                 f"OpenEnv: {self._session.name} says done in its answer to reset; "
-                f"see its env_args {self._reset_args}"
+                f"see its env_args {self.env_args}"
             )
         self._owed = answer.reward
-        first: Message = {"role": "user", "content": self._rendered(answer)}
-        return Observation(messages=(*self.task.messages, first), tools=self._executor.specs)
+        return self.opened(self._rendered(answer))
 
-    async def step(self, action: Action) -> StepResult:
-        """What the server made of the action, or what was wrong with it.
-
-        ``info["invalid_action"]`` marks a turn that was no action.
+    async def moved(self, action: Action) -> Moved:
+        """See ``SoloSeatEnv.moved``.
 
         Raises:
             ToolFaultError: the server failed.
             EnvError: the environment there raised.
         """
-        self._num_turns += 1
-        self._called.clear()
-        records = await self._executor.run(
-            action.tool_calls, action.problems, episode_id=self.episode_id
-        )
-        answers = tuple(record.result.message() for record in records if record.result)
         chosen = self._chosen(action)
         fault = chosen if isinstance(chosen, str) else ""
-        reward, done = 0.0, False
-        told = ""
         if not isinstance(chosen, str):
             answer = await self._session.step(chosen, self.episode_id)
             fault = answer.refused
-            if not fault:
-                reward, self._owed = self._owed + answer.reward, 0.0
-                done = answer.done
-                told = self._rendered(answer)
-        info: dict[str, Any] = {}
         if fault:
-            info["invalid_action"] = True
-            told = f"This is no valid action: {fault}"
-        truncated = not done and self._num_turns == self._max_turns
-        if truncated:
-            info["reason"] = "max_turns"
-        observation = Observation(messages=(*answers, {"role": "user", "content": told}))
-        return StepResult(observation, reward, done, truncated, records, info)
+            return Moved(f"This is no valid action: {fault}", is_invalid=True)
+        reward, self._owed = self._owed + answer.reward, 0.0
+        return Moved(self._rendered(answer), reward, answer.done)
 
     async def close(self) -> None:
         """End the session."""
         await self._session.close()
 
-    def state_dict(self) -> None:
-        """None: the state is the server's, so a resumed run begins again."""
-        return None
-
-    def _act_tool(self, schema: Mapping[str, Any]) -> Tool:
-        async def act(**fields: Any) -> str:
-            self._called.append(fields)
-            return "Done."
-
-        fields = dict(schema.get("properties") or {})
-        if "metadata" not in schema.get("required", ()):
-            fields.pop("metadata", None)  # every action has it, and it is not the model's to fill
-        named = {
-            "name": "act",
-            "description": str(schema.get("description") or "Act in the environment."),
-            "parameters": {**schema, "properties": fields},
-        }
-        return Tool.from_schema(named, act)
-
     def _chosen(self, action: Action) -> dict[str, Any] | str:
         """The action, or what is wrong with it."""
         if self._by_tool:
             return self._called[0] if len(self._called) == 1 else "call act once."
-        text = without_thoughts(str(action.message["content"] or ""))
+        text = said_aloud(action)
         if self._action_field is not None:
             return {self._action_field: text}
         try:
@@ -220,6 +175,19 @@ class OpenEnv(Env):
         if isinstance(text, str):
             return text
         return json.dumps(answer.observation, ensure_ascii=False)
+
+
+def _act_tool(schema: Mapping[str, Any], act: Callable[..., str]) -> Tool:
+    fields = dict(schema.get("properties") or {})
+    if "metadata" not in schema.get("required", ()):
+        # Every action has it, and it is not the model's to fill.
+        fields.pop("metadata", None)
+    named = {
+        "name": "act",
+        "description": str(schema.get("description") or "Act in the environment."),
+        "parameters": {**schema, "properties": fields},
+    }
+    return Tool.from_schema(named, act)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +234,7 @@ class _Session:
         self._wait_s = wait_s
         self._max_bytes = max_bytes
         self._socket: ClientConnection | None = None
-        # how many episodes of this process are served, and how often it answered
+        # How many episodes of this process are served, and how often it answered.
         self._gate = gate_of(f"openenv {self._ws_url}")
 
     async def action_schema(self) -> Mapping[str, Any]:
@@ -364,7 +332,8 @@ class _Session:
                 self._ws_url,
                 open_timeout=_CONNECT_S,
                 close_timeout=_CLOSE_S,
-                ping_timeout=None,  # a busy server answers late; deadline_s says how late
+                # A busy server answers late; deadline_s says how late.
+                ping_timeout=None,
                 max_size=self._max_bytes,
                 proxy=None if self._is_local else True,
             )
@@ -386,12 +355,14 @@ class _Session:
 
         socket = self._socket
         assert socket is not None, "reset comes first"
-        if kind != "reset":  # a server that is full says so before it is asked
+        # A server that is full says so before it is asked.
+        if kind != "reset":
             await _check_silent(socket)
         try:
             with clock_paused():
                 async with asyncio.timeout(self._deadline_s):
-                    with suppress(ConnectionClosed):  # what it said before may tell why
+                    # What it said before may tell why.
+                    with suppress(ConnectionClosed):
                         await socket.send(json.dumps({"type": kind, "data": data}))
                     raw = await socket.recv()
         except TimeoutError as error:

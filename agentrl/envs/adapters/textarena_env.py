@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from pydantic_core import to_jsonable_python
 
-from agentrl.envs.env import Env
-from agentrl.envs.user_env import without_thoughts
+from agentrl.envs.adapters.seat import NO_ARGS, SeatEnv, said_aloud
 from agentrl.errors import ConfigError, EnvError, did_you_mean
 from agentrl.types import Action, Message, Observation, StepResult, Task, load_object
 from agentrl.types.env import MAIN_AGENT
@@ -23,12 +22,11 @@ _VERBS = ("reset", "get_observation", "step", "close")
 _GAME = -1
 """Who speaks for the game in an observation of messages."""
 
-_NO_ARGS: Mapping[str, Any] = {}
 _DRAWING = threading.Lock()
 """Held while a game runs: all games of a process draw from Python's and NumPy's own generators."""
 
 
-class TextArenaEnv(Env):
+class TextArenaEnv(SeatEnv):
     """A game with TextArena's interface: ``reset(num_players, seed)``, ``get_observation()``,
     ``step(text)`` and ``close()``, which gives the players' rewards.
 
@@ -64,12 +62,11 @@ class TextArenaEnv(Env):
         num_players: int = 2,
         players: Sequence[str] = (),
         shuffle_players: bool = False,
-        env_args: Mapping[str, Any] = _NO_ARGS,
+        env_args: Mapping[str, Any] = NO_ARGS,
         max_turns: int | None = None,
         base_dir: str | Path | None = None,
     ) -> None:
-        if max_turns is not None and max_turns < 1:
-            raise ConfigError(f"TextArenaEnv.max_turns must be at least 1, got {max_turns}")
+        super().__init__(task, env_args, max_turns)
         if num_players < 1:
             raise ConfigError(f"TextArenaEnv.num_players must be at least 1, got {num_players}")
         alone = [MAIN_AGENT] if num_players == 1 else []
@@ -79,13 +76,9 @@ class TextArenaEnv(Env):
                 f"TextArenaEnv.players needs a different name for each of the {num_players} "
                 f"players, got {names}"
             )
-        self.task = task
-        args = {**env_args, **task.info.get("env_args", {})}
-        self.inner: Any = _made(env_id, args, base_dir)
+        self.inner: Any = _made(env_id, self.env_args, base_dir)
         self.players = tuple(names)
         self._shuffle = shuffle_players
-        self._max_turns = max_turns
-        self._num_turns = 0
         self._opened: set[int] = set()
         self._shown: dict[int, str] = {}
         self._drawn: Any = None
@@ -105,15 +98,12 @@ class TextArenaEnv(Env):
 
         ``info["game"]`` has what the game itself says of each player at its end.
         """
-        self._num_turns += 1
-        # the others hear what was said aloud
-        said = without_thoughts(str(action.message["content"] or ""))
+        truncated = self.is_last_turn()
         with self._drawing():
-            done, _ = self.inner.step(said)
+            done, _ = self.inner.step(said_aloud(action))
             if done:
                 return self._ended()
             observation = self._observed()
-        truncated = self._num_turns == self._max_turns
         info = {"reason": "max_turns"} if truncated else {}
         return StepResult(observation, {} if truncated else 0.0, truncated=truncated, info=info)
 
@@ -127,10 +117,6 @@ class TextArenaEnv(Env):
         """The board as text, of a game that has one (``get_board_str``)."""
         board = getattr(self.inner, "get_board_str", None)
         return {"form": "text", "text": str(board())} if self._runs and board else None
-
-    def state_dict(self) -> None:
-        """None: a game need not survive pickling, so a resumed run begins again."""
-        return None
 
     @contextmanager
     def _drawing(self, seed: int | None = None) -> Iterator[None]:
@@ -216,7 +202,8 @@ def _made(
         made = load_object(env_id, base_dir)(**args)
     else:
         try:
-            textarena = import_module("textarena")  # no dependency of ours: a user brings it
+            # No dependency of ours: a user brings it.
+            textarena = import_module("textarena")
         except ImportError as error:
             raise ConfigError(
                 f"TextArenaEnv.env_id={env_id!r} is a game of textarena; pip install textarena, or "

@@ -9,20 +9,28 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
+from agentrl.envs.adapters.seat import NO_ARGS, Moved, SoloSeatEnv, said_aloud
 from agentrl.envs.async_env import ENV_THREADS
-from agentrl.envs.env import Env
-from agentrl.envs.user_env import without_thoughts
 from agentrl.errors import ConfigError, EnvError
 from agentrl.guards.bounded_json import parse_json
-from agentrl.tools import ToolExecutor, tool
-from agentrl.types import Action, Message, Observation, StepResult, Task, load_object
+from agentrl.tools import Tool
+from agentrl.types import Action, Observation, Task, load_object
 from agentrl.types.user_code.optional_packages import needed
 
 _UNREAD = object()
-_NO_ARGS: Mapping[str, Any] = {}
+_ACT: Mapping[str, Any] = {
+    "name": "act",
+    "description": "Act in the environment.",
+    "parameters": {
+        "type": "object",
+        "properties": {"action": {"type": "string", "description": "what to do"}},
+        "required": ["action"],
+        "additionalProperties": False,
+    },
+}
 
 
-class GymnasiumEnv(Env):
+class GymnasiumEnv(SoloSeatEnv):
     """A ``gymnasium.Env`` whose observations are messages and whose actions are words of the model.
 
     Its reward, ``terminated`` and ``truncated`` are passed on as they are. An action that is not in
@@ -51,7 +59,7 @@ class GymnasiumEnv(Env):
         task: Task,
         *,
         env_id: str,
-        env_args: Mapping[str, Any] = _NO_ARGS,
+        env_args: Mapping[str, Any] = NO_ARGS,
         action_names: Sequence[str] = (),
         by_tool: bool = False,
         max_turns: int | None = None,
@@ -59,11 +67,9 @@ class GymnasiumEnv(Env):
     ) -> None:
         with needed("GymnasiumEnv", "gymnasium"):
             import gymnasium
-        if max_turns is not None and max_turns < 1:
-            raise ConfigError(f"GymnasiumEnv.max_turns must be at least 1, got {max_turns}")
-        self.task = task
-        args = {**env_args, **task.info.get("env_args", {})}
+        super().__init__(task, env_args, max_turns)
         make = load_object(env_id, base_dir) if ":" in env_id else None
+        args = self.env_args
         made = gymnasium.make(env_id, **args) if make is None else make(**args)
         if not isinstance(made, gymnasium.Env):
             raise EnvError(
@@ -73,60 +79,27 @@ class GymnasiumEnv(Env):
         self.inner: gymnasium.Env[Any, Any] = made
         self._names = tuple(action_names)
         self._check_spaces()
-        self._executor = ToolExecutor([tool(self.act)] if by_tool else [])
-        self._called: list[str] = []
-        self._max_turns = max_turns
-        self._num_turns = 0
+        if by_tool:
+            self.act_by(lambda act: Tool.from_schema(_ACT, act))
         self._closed = False
-
-    def act(self, action: str) -> str:
-        """Act in the environment.
-
-        Args:
-            action: what to do
-        """
-        self._called.append(action)
-        return "Done."
 
     def reset(self, *, seed: int) -> Observation:
         """The task's messages and the first observation."""
         seen, _ = self.inner.reset(seed=seed)
-        first: Message = {"role": "user", "content": rendered(seen)}
-        return Observation(messages=(*self.task.messages, first), tools=self._executor.specs)
+        return self.opened(rendered(seen))
 
-    async def step(self, action: Action) -> StepResult:
-        """The inner environment's step, or what was wrong with the action.
-
-        ``info["invalid_action"]`` marks a turn that was no action.
-        """
-        self._num_turns += 1
-        self._called.clear()
-        records = await self._executor.run(
-            action.tool_calls, action.problems, episode_id=self.episode_id
-        )
-        answers = tuple(record.result.message() for record in records if record.result)
-        aloud = without_thoughts(str(action.message["content"] or ""))
-        said = self._called if self._executor.specs else [aloud]
+    async def moved(self, action: Action) -> Moved:
+        """See ``SoloSeatEnv.moved``."""
+        called = [str(fields["action"]) for fields in self._called]
+        said = called if self.acts_by_tool else [said_aloud(action)]
         chosen = self._read(said[0]) if len(said) == 1 else _UNREAD
-        reward = 0.0
-        terminated = truncated = False
-        info: dict[str, Any] = {}
         if chosen is _UNREAD:
-            info["invalid_action"] = True
-            told = f"This is no valid action. {self._remedy()}"
-        else:
-            seen, given, terminated, truncated, _ = await ENV_THREADS.run(
-                lambda: self.inner.step(chosen)
-            )
-            terminated = bool(terminated)
-            truncated = bool(truncated) and not terminated
-            reward = float(given)
-            told = rendered(seen)
-        if not terminated and not truncated and self._num_turns == self._max_turns:
-            truncated = True
-            info["reason"] = "max_turns"
-        observation = Observation(messages=(*answers, {"role": "user", "content": told}))
-        return StepResult(observation, reward, terminated, truncated, records, info)
+            return Moved(f"This is no valid action. {self._remedy()}", is_invalid=True)
+        seen, reward, terminated, truncated, _ = await ENV_THREADS.run(
+            lambda: self.inner.step(chosen)
+        )
+        truncated = bool(truncated) and not terminated
+        return Moved(rendered(seen), float(reward), bool(terminated), truncated)
 
     def close(self) -> None:
         """Close the inner environment, once."""
@@ -139,10 +112,6 @@ class GymnasiumEnv(Env):
         if self.inner.render_mode != "ansi":
             return None
         return {"form": "text", "text": str(self.inner.render())}
-
-    def state_dict(self) -> None:
-        """None: a ``gymnasium.Env`` need not survive pickling, so a resumed run begins again."""
-        return None
 
     def _check_spaces(self) -> None:
         from gymnasium import spaces
@@ -182,12 +151,13 @@ class GymnasiumEnv(Env):
                 return _UNREAD
         try:
             return chosen if space.contains(chosen) else _UNREAD
-        except (TypeError, ValueError, OverflowError):  # a value of another kind
+        except (TypeError, ValueError, OverflowError):
+            # A value of another kind.
             return _UNREAD
 
     def _remedy(self) -> str:
         what = f"one of: {', '.join(self._names)}" if self._names else str(self.inner.action_space)
-        how = "Call act once with" if self._executor.specs else "Say only"
+        how = "Call act once with" if self.acts_by_tool else "Say only"
         return f"{how} {what}."
 
 

@@ -1,0 +1,1 @@
+"""Adapters: environments of other libraries, in which the policy has a seat."""

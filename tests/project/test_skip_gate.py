@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.tooling
+
 CONFTEST = Path(__file__).resolve().parents[1] / "conftest.py"
 
 

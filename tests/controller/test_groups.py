@@ -185,6 +185,7 @@ def broken(group: RoleGroup) -> TrainingError:
     return caught.value
 
 
+@pytest.mark.invariant
 def test_an_error_brings_its_rank_host_and_traceback(local: Cluster) -> None:
     error = broken(local.group)
     assert "rank 0: actor.no_such_method raised AttributeError" in str(error)
@@ -283,6 +284,7 @@ def pair(ray_started: None, model: Path) -> Iterator[Any]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 class TestOverRay:
+    @pytest.mark.invariant
     def test_two_ranks_publish_and_play_each_its_draws(self, pair: Any) -> None:
         assert [place.rank for place in pair.group.describe()] == [0, 1]
         assert len({place.pid for place in pair.group.describe()} | {os.getpid()}) == 3
@@ -301,6 +303,7 @@ class TestOverRay:
         with pytest.raises(TrainingError, match="poisoned"):
             pair.group.call("actor", "facts")
 
+    @pytest.mark.invariant
     def test_a_rank_that_is_killed_is_named_within_seconds(self, pair: Any) -> None:
         pids = [place.pid for place in pair.group.describe()]
         errors: list[BaseException] = []

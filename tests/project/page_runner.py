@@ -39,4 +39,5 @@ while line := sys.stdin.readline():
     if not (child := os.fork()):
         run(Path(line.strip()))
         break  # it ends as a program does, with what is to be done at its exit
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    sys.stdout.write(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n")
+    sys.stdout.flush()

@@ -107,8 +107,11 @@ def trained_draws(run_dir: Path) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize(
     "hosts",
-    [(), ("controller.mode=ray",), ("controller.mode=ray", "rollout.num_workers=2")],
-    ids=["inline", "ranks", "workers"],
+    [
+        pytest.param((), id="inline", marks=pytest.mark.invariant),
+        pytest.param(("controller.mode=ray",), id="ranks"),
+        pytest.param(("controller.mode=ray", "rollout.num_workers=2"), id="workers"),
+    ],
 )
 def test_episodes_in_flight_go_on_after_a_kill_with_their_tokens(
     config: Path, tmp_path: Path, hosts: tuple[str, ...]

@@ -38,6 +38,7 @@ asyncio.run(main(*sys.argv[1:]))
 """  # noqa: E501
 
 
+@pytest.mark.invariant
 @pytest.mark.parametrize("way", ["killed", "forked", "leaves"])
 @pytest.mark.parametrize("backend", ["landlock", "unsafe"])
 def test_nothing_survives_its_owner(backend: str, way: str, landlock: BackendReport) -> None:

@@ -69,6 +69,7 @@ def merged(results: Results, name: str) -> list[Stats]:
     ]
 
 
+@pytest.mark.invariant
 @pytest.mark.parametrize("batch", ["plain", "filler", "siblings", "idle"])
 def test_loss_and_gradient_do_not_depend_on_the_world_size(
     one: Results, two: Results, batch: str

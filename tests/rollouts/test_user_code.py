@@ -188,7 +188,7 @@ def collect_two(runner: EpisodeRunner) -> None:
     runner.collect(DEADLINE_S)
 
 
-@pytest.mark.timeout(5)
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("env", "told"),
     [

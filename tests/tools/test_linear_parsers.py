@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.tools.parsers import ToolCallParser
+from agentrl.tools.parsers import HermesParser, LlamaParser, ToolCallParser
 from benchmarks import parsers as benchmark
 from benchmarks.parsing import PARSERS, TEXTS, of_length
 

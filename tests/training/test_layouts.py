@@ -6,9 +6,6 @@ or to a thousandth of the model's where that is more.
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +25,7 @@ from agentrl.training.fsdp.checkpoint_export import export_checkpoint
 from tests.tiny_models import SLIDING
 from tests.training.harness import VOCAB, make_actor, write_model
 from tests.training.layout_rank import BUGS, LAYOUTS, SQUARE, Layout, Ranks, compared, trained
+from tests.training.ranks import run_ranks
 
 REPOSITORY = Path(__file__).parents[2]
 BOUND = {"float64": (1e-9, 1e-10), "float32": (1e-5, 1e-5)}
@@ -124,26 +122,7 @@ def worlds(
 
 
 def run_world(size: int, models: Path, out: Path, names: Sequence[str]) -> Mapping[str, Any]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "tests.training.layout_rank"]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(size), str(port), str(models), str(out), *names],
-            cwd=REPOSITORY,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(size)
-    ]
-    try:
-        errors = [rank.communicate(timeout=600)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    assert [rank.returncode for rank in ranks] == [0] * size, "\n".join(errors)
+    run_ranks("tests.training.layout_rank", size, str(models), str(out), *names, timeout_s=590)
     found: Mapping[str, Any] = torch.load(out / f"world{size}.pt", weights_only=False)
     return found
 

@@ -282,7 +282,6 @@ def pair(ray_started: None, model: Path) -> Iterator[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 class TestOverRay:
     @pytest.mark.invariant
     def test_two_ranks_publish_and_play_each_its_draws(self, pair: Any) -> None:

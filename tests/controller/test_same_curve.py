@@ -94,7 +94,6 @@ def test_micro_batches_change_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("world_size", "layout"),
     [

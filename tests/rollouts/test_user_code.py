@@ -108,7 +108,6 @@ def test_whatever_is_raised_at_a_boundary_ends_there(inline: Outcomes, at: str, 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_same_holds_in_rays_workers() -> None:
     import ray
 

@@ -17,7 +17,7 @@ from agentrl.viewer.index import RunIndex
 from tests.kit.waiting import until
 from tests.run.tiny_run import CONFIG, start, states
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 DEADLINE_S = 200.0
 GROUP = 4

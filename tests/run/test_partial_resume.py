@@ -20,7 +20,7 @@ from agentrl.types import Trajectory
 from tests.kit.waiting import until
 from tests.run.tiny_run import CONFIG, descendants, name_of, start, states
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 DEADLINE_S = 240
 STEPS = 12

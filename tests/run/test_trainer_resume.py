@@ -15,7 +15,7 @@ from agentrl.store import RunDirectory, TrajectoryReader
 from tests.kit.waiting import until
 from tests.run.tiny_run import CONFIG, descendants, metrics, name_of, start, states
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 DEADLINE_S = 240
 

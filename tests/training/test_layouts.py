@@ -31,8 +31,6 @@ REPOSITORY = Path(__file__).parents[2]
 BOUND = {"float64": (1e-9, 1e-10), "float32": (1e-5, 1e-5)}
 """Of a gradient's error and of a loss's, relative."""
 
-pytestmark = pytest.mark.timeout(600)  # the first test starts the ranks of every world
-
 
 def marked(layouts: Iterable[Layout]) -> list[Any]:
     """Two ranks are tried at every commit, 2 x 2 first of all, what is beyond them in parts."""

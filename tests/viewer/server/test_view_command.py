@@ -278,7 +278,6 @@ def test_elsewhere_nothing_is_opened(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_run_that_has_been_trained_is_shown(tmp_path: Path, on_terminal: Terminal) -> None:
     noted = tmp_path / "opened"
     place = f"run.dir={tmp_path / 'run'}"
@@ -291,7 +290,6 @@ def test_a_run_that_has_been_trained_is_shown(tmp_path: Path, on_terminal: Termi
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_without_a_terminal_a_trained_run_starts_no_viewer(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "agentrl", *TRAIN, f"run.dir={tmp_path / 'run'}"],

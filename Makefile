@@ -17,14 +17,20 @@ S3_LIBS ?= .venv-s3
 S3_PINS := tests/controller/s3_requirements.txt
 PIP_INSTALL := $(VENV)/bin/python -P agentrl/run/install/pip_install.py -c constraints-cpu.txt \
 	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
-FAST := not slow and not docker and not sglang and not agents and not browser and not gpu and not s3
+FAST := not slow and not docker and not sglang and not agents and not browser and not gpu and not s3 and not wide and not tooling
+WAITING := (docker or sglang or agents or s3) and not gpu
+# Of pins, so that an environment is made again where they change, and not at each clone.
+sum_of = $(shell cksum < $(1) | cut -d' ' -f1)
 
-.PHONY: help demo test check bench clean python agents s3
+IMPORTS_CACHE ?= .import_linter_cache
+
+.PHONY: help demo test test-all check bench clean python agents s3
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo             train the code agent, then show the run (ARGS='train.steps=10 run.dir=runs/mine' overrides settings)"
 	@echo "make test             run the fast tests (ARGS='-m slow', ARGS='tests/tools -x' go to pytest)"
+	@echo "make test-all         run all tests but those of a GPU: also slow ones, docker, sglang, agents, browser, s3, wide, tooling"
 	@echo "make check            ruff, mypy --strict, import-linter"
 	@echo "make bench            run benchmarks/*.py, record them and rewrite docs/benchmarks.md"
 	@echo "make python           make .venv alone, with nothing installed"
@@ -40,11 +46,18 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "$(FAST)" --durations=15 $(ARGS)
 
+# What needs an engine or a server is tried in one process, since two of a kind would be in each other's way.
+test-all: $(VENV)/.installed-test
+	status=0; \
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not gpu and not ($(WAITING))" $(ARGS) || status=$$?; \
+	$(VENV)/bin/python -m pytest -m "$(WAITING)" $(ARGS) || status=$$?; \
+	exit $$status
+
 check: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/lint-imports --no-cache
+	$(VENV)/bin/lint-imports --cache-dir $(IMPORTS_CACHE)
 
 bench: $(VENV)/.installed-test
 	$(VENV)/bin/python -m benchmarks.report --run $(ARGS)
@@ -64,17 +77,17 @@ $(VENV)/.installed-test: pyproject.toml constraints-cpu.txt | $(VENV)/bin/python
 	@touch $(VENV)/.installed $@
 
 # The tests of `make test ARGS='-m agents'` look for it there, or in AGENTRL_AGENTS_PYTHON.
-agents: $(AGENTS_VENV)/.installed
+agents: $(AGENTS_VENV)/.installed-$(call sum_of,$(AGENTS_PINS))
 
-$(AGENTS_VENV)/.installed: $(AGENTS_PINS) | $(VENV)/bin/python
+$(AGENTS_VENV)/.installed-%: | $(VENV)/bin/python
 	$(VENV)/bin/python -m venv $(AGENTS_VENV)
 	$(AGENTS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $(AGENTS_PINS)
 	@touch $@
 
 # Libraries alone, beside those of .venv: an AWS SDK and a server that stands for S3, which no other test needs.
-s3: $(S3_LIBS)/.installed
+s3: $(S3_LIBS)/.installed-$(call sum_of,$(S3_PINS))
 
-$(S3_LIBS)/.installed: $(S3_PINS) | $(VENV)/bin/python
+$(S3_LIBS)/.installed-%: | $(VENV)/bin/python
 	rm -rf $(S3_LIBS)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(S3_LIBS) -r $(S3_PINS)
 	@touch $@

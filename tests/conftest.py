@@ -8,12 +8,16 @@ something is missing.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
+import re
 import signal
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
+from _pytest.mark.expression import Expression
 from hypothesis import settings
 
 # Before torch, transformers or ray is imported by any test, and inherited by each process that a
@@ -50,6 +54,11 @@ UNTIL = float(os.environ.get("AGENTRL_TESTS_UNTIL") or "inf")
 LEFT_OUT: Counter[str] = Counter()
 """Tests for which no time was left, by their files."""
 
+WIDE = 4
+"""A commit tries one of so many parts of the tests that are marked ``wide``."""
+
+MARKS = re.compile(r"\bmark\.(\w+)|\b(wide)_but\b")
+
 
 class SkipGate:
     """Fails a session in which a test was skipped for a reason that is not allowed."""
@@ -85,16 +94,59 @@ class SkipGate:
                 terminalreporter.line(skip, red=True)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files in an order that ``AGENTRL_TESTS_ORDER`` decides."""
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Passes over a file that no choice of its markers could make ``-m`` choose.
+
+    The import of nine thousand tests takes longer than the tests of most markers do.
+    """
+    chosen = config.option.markexpr
+    if not chosen or not re.fullmatch(r"test_\w+\.py", collection_path.name):
+        return None
+    texts = [collection_path, collection_path.with_name("conftest.py")]
+    marks = {
+        name
+        for text in texts
+        if text.exists()
+        for pair in MARKS.findall(text.read_text(encoding="utf-8"))
+        for name in pair
+        if re.search(rf"\b{name}\b", chosen)
+    } - {""}
+    expression = Expression.compile(chosen)
+    sizes = range(len(marks) + 1)
+    borne = itertools.chain(*(itertools.combinations(marks, size) for size in sizes))
+    if any(expression.evaluate(lambda name, own=own, **_: name in own) for own in borne):
+        return None
+    return True
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of the wide tests the part of ``AGENTRL_WIDE``, a commit; files in an order that
+    ``AGENTRL_TESTS_ORDER`` decides.
+    """
+    if commit := os.environ.get("AGENTRL_WIDE"):
+        others = [item for item in items if part(item) not in (None, number(commit) % WIDE)]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in set(others)]
     if order := os.environ.get("AGENTRL_TESTS_ORDER"):
-        items.sort(key=lambda item: hashlib.sha256(f"{order} {item.path}".encode()).digest())
+        items.sort(key=lambda item: number(f"{order} {item.path}"))
+
+
+def part(item: pytest.Item) -> int | None:
+    """The part of the wide tests to which one belongs, with those that share its costs."""
+    mark = item.get_closest_marker("wide")
+    return None if mark is None else number(mark.args[0] if mark.args else item.name) % WIDE
+
+
+def number(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Leaves out what would begin too late."""
+    """Leaves out what would begin too late, but no invariant."""
     if time.time() > UNTIL:
+        if item.get_closest_marker("invariant"):
+            pytest.fail("no time is left for it in this run, and it holds an invariant")
         pytest.skip("no time is left for it in this run")
 
 

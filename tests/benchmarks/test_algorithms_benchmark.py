@@ -30,6 +30,8 @@ from benchmarks.algorithms import (
 from benchmarks.algorithms_tool import python
 from benchmarks.figures import Figures
 
+pytestmark = pytest.mark.tooling
+
 
 def test_every_algorithm_that_learns_from_rollouts_is_measured() -> None:
     measured = {settings[0].removeprefix("algorithm.name=") for settings in ALGORITHMS.values()}

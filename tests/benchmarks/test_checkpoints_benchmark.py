@@ -12,6 +12,8 @@ from benchmarks.checkpoints import MIB, report_export, report_training
 from benchmarks.figures import Figure, Figures
 from benchmarks.start import bytes_of, read_twice
 
+pytestmark = pytest.mark.tooling
+
 
 def rows(figures: Figures) -> dict[str, Figure]:
     return {row.name: row for row in figures.rows}

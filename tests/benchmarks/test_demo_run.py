@@ -12,6 +12,8 @@ from agentrl.types import Segment, SegmentKind, Turn, alternatives_side
 from benchmarks.demo.recorded_run import RecordedRun
 from tests.kit.episodes import sampled, trajectory, turn
 
+pytestmark = pytest.mark.tooling
+
 
 def told(index: int, *ids: int) -> Turn:
     context = Segment(SegmentKind.TEMPLATE if index else SegmentKind.PROMPT, np.array([9, 9]))

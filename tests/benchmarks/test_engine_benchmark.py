@@ -25,6 +25,8 @@ from benchmarks.rollouts.engine_episodes import (
 )
 from benchmarks.rollouts.engine_floor import ProductRecorder
 
+pytestmark = pytest.mark.tooling
+
 
 def small(number: int) -> Episodes:
     return Episodes.draw(number, SHAPES["tiny"]["vocab_size"], 0)

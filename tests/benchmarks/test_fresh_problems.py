@@ -14,6 +14,8 @@ from agentrl.types import load_object
 from benchmarks.fresh import code, search
 from benchmarks.fresh.unseen import EARLIER_SEEDS, EXAMPLES, prompt, unseen
 
+pytestmark = pytest.mark.tooling
+
 SEEDS = (0, 1, 2)
 
 

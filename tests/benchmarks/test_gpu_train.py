@@ -20,6 +20,8 @@ from benchmarks.trainer.gpu_device import Bench, datasheet_peak, measured_peak
 from benchmarks.trainer.memory_count import Count, on_paper
 from benchmarks.trainer.shapes import packed_row
 
+pytestmark = pytest.mark.tooling
+
 CPU = torch.device("cpu")
 
 

@@ -10,6 +10,8 @@ import pytest
 from benchmarks.figures import Figures
 from benchmarks.learning import main, report_code, report_fresh
 
+pytestmark = pytest.mark.tooling
+
 BEFORE = {
     "sampled": 0.30,
     "greedy": 0.10,

@@ -9,6 +9,8 @@ from agentrl.types import Action, Task
 from benchmarks.doors.task import DOORS, NUM_ROOMS, Doors, demonstrations, tasks
 from benchmarks.pivotal_turn import WINDOW, samples_until
 
+pytestmark = pytest.mark.tooling
+
 TASK = Task(
     "t", info={"signs": ["red", "blue", "gold", "red", "red", "gold", "blue", "green"], "chest": 2}
 )

@@ -10,6 +10,8 @@ import pytest
 from benchmarks.figures import Figures
 from benchmarks.sampler_noise import LEVELS, SEEDS, VARIANTS, report, run_of
 
+pytestmark = pytest.mark.tooling
+
 ESS = {"geometric": 0.9, "token": 0.7, "sequence": 0.2}
 ACCURACY = {"start": 0.9, "clean": 0.95, "uncorrected": 0.7, "geometric": 0.8}
 

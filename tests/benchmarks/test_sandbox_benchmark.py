@@ -16,6 +16,8 @@ from benchmarks.sandbox import PARTS, main
 from benchmarks.sandboxes import creation, soak, throughput
 from benchmarks.sandboxes.in_process import python
 
+pytestmark = pytest.mark.tooling
+
 
 def result(stdout: bytes, status: str = "ok") -> ExecResult:
     return ExecResult(status=status, exit_code=0, signal=None, stdout=stdout, stderr=b"")  # type: ignore[arg-type]

@@ -14,6 +14,8 @@ from benchmarks.passages.packages import NoPackagesError, unpack
 from benchmarks.passages.peer import is_equal
 from benchmarks.search import main
 
+pytestmark = pytest.mark.tooling
+
 PROSE = "The house is the oldest of the town, and nobody knows who built it for the count."
 
 

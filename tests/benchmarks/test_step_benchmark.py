@@ -25,6 +25,8 @@ from benchmarks.step import (
     write_tasks,
 )
 
+pytestmark = pytest.mark.tooling
+
 
 @pytest.mark.parametrize(
     ("expression", "value"),

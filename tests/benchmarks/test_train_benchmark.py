@@ -15,6 +15,8 @@ from benchmarks.trainer import backend_cost, logprob_memory, padding, prefix_cos
 from benchmarks.trainer.interleaved import in_turn, median_ratio
 from benchmarks.trainer.shapes import rows_of
 
+pytestmark = pytest.mark.tooling
+
 ARGUMENTS = argparse.Namespace(sizes=TINY, rounds=1, seed=0)
 
 

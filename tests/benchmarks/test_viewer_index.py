@@ -16,6 +16,8 @@ from benchmarks.figures import Figures
 from benchmarks.viewers import index
 from benchmarks.viewers.synthetic_run import GROUP_SIZE, RARE, large_run, make_run
 
+pytestmark = pytest.mark.tooling
+
 
 def test_the_synthetic_run_is_a_run(tmp_path: Path) -> None:
     make_run(tmp_path / "run", trajectories=48, tokens=64, shards=3)

@@ -53,10 +53,17 @@ def test_a_backend_that_cannot_be_used_says_why(
     assert f"docker: no container engine answers at {no_engine}" in capsys.readouterr().out
 
 
+@pytest.fixture
+def own_temp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder for temporary files; nobody else removes what the dead left in it."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
 def test_reap_removes_what_the_dead_left_and_lists_it(
-    no_engine: str, capsys: pytest.CaptureFixture[str]
+    no_engine: str, own_temp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    left = Path(f"/tmp/{FOLDER_PREFIX}{replace(Owner.current(), boot='0' * 12)}-{os.getpid()}")
+    left = own_temp / f"{FOLDER_PREFIX}{replace(Owner.current(), boot='0' * 12)}-{os.getpid()}"
     left.mkdir()
     (left / "file").write_text("x")
     assert run(["doctor", "--reap"]) == 0
@@ -67,12 +74,9 @@ def test_reap_removes_what_the_dead_left_and_lists_it(
 
 
 def test_reap_removes_the_folders_of_dead_servers(
-    no_engine: str, capsys: pytest.CaptureFixture[str]
+    no_engine: str, own_temp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    left = Path(
-        tempfile.gettempdir(),
-        f"{SERVER_PREFIX}{replace(Owner.current(), boot='0' * 12)}-{os.getpid()}",
-    )
+    left = own_temp / f"{SERVER_PREFIX}{replace(Owner.current(), boot='0' * 12)}-{os.getpid()}"
     left.mkdir()
     (left / "file").write_text("x")
     assert run(["doctor", "--reap"]) == 0

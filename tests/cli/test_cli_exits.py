@@ -202,7 +202,6 @@ eval: {{sets: {{sums: {{data: "{MODEL_TASK}:tasks", num_tasks: 1}}}}}}
     return config
 
 
-@pytest.mark.timeout(120)
 def test_verbs_that_play_say_which_line_exited(
     agentrl: Agentrl, tiny: Path, tmp_path: Path
 ) -> None:

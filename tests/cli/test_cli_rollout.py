@@ -33,8 +33,6 @@ rollout: {{group_size: 2, max_turns: 2, max_turn_tokens: 6, max_response_tokens:
 
 Run = Callable[..., tuple[int, str, str]]
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:

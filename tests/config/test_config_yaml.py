@@ -15,6 +15,7 @@ from agentrl.config.load import load_config
 Problems = Callable[..., list[str]]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("text", "value"),
     [

@@ -22,7 +22,7 @@ from agentrl.rollouts import GroupOutcome, GroupRequest
 from tests.controller.tiny import TASKS, Cluster
 from tests.kit.waiting import gather, is_alive, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 
 def workers(number: int, **settings: Any) -> Cluster:

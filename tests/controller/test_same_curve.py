@@ -82,6 +82,7 @@ def inline(kind: str, model: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return found
 
 
+@pytest.mark.invariant
 @pytest.mark.parametrize("tokens", [80, 100_000])
 def test_micro_batches_change_nothing(
     inline: list[list[float]], kind: str, model: Path, tmp_path: Path, tokens: int
@@ -93,11 +94,14 @@ def test_micro_batches_change_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("world_size", "layout"),
-    [(1, {}), (2, {}), (2, {"tp": 2}), (2, {"sp": 2})],
-    ids=["one", "two", "tensor", "sequence"],
+    [
+        pytest.param(1, {}, id="one"),
+        pytest.param(2, {}, id="two"),
+        pytest.param(2, {"tp": 2}, id="tensor", marks=pytest.mark.invariant),
+        pytest.param(2, {"sp": 2}, id="sequence"),
+    ],
 )
 def test_the_layout_of_ranks_changes_nothing(
     inline: list[list[float]],

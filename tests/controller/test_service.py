@@ -261,6 +261,7 @@ def test_a_fault_of_ours_is_named_as_one(world: MakeWorld) -> None:
         batch.get()
 
 
+@pytest.mark.invariant
 def test_a_wait_that_is_too_long_says_what_it_waits_for(world: MakeWorld) -> None:
     w = world(bounds(2, 1), wait_s=0.01)
     w.pool.wait_for(2)

@@ -17,7 +17,7 @@ from tests.kit.episodes import spoken
 
 __all__ = ["python"]
 
-pytestmark = [pytest.mark.agents, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.agents
 
 PROGRAM = Path(__file__).parent / "programs" / "openenv_server.py"
 TASK = Task("t")

@@ -182,7 +182,6 @@ def test_what_is_no_such_game_is_named() -> None:
 
 
 @pytest.mark.agents
-@pytest.mark.timeout(300)
 def test_games_of_the_package_are_played(python: str) -> None:
     where = "import sysconfig; print(sysconfig.get_path('purelib'))"
     packages = subprocess.run([python, "-c", where], capture_output=True, text=True, check=True)

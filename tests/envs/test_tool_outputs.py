@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -205,18 +204,17 @@ async def test_an_endless_generator_is_ended_and_never_holds_the_loop() -> None:
         while True:
             yield "x" * 1000
 
-    longest = 0.0
+    turns = 0
 
     async def watch() -> None:
-        nonlocal longest
+        nonlocal turns
         while True:
-            start = time.monotonic()
+            turns += 1
             await asyncio.sleep(0)
-            longest = max(longest, time.monotonic() - start)
 
     watching = asyncio.create_task(watch())
     result = await only(tell, max_output_chars=100)
     watching.cancel()
     assert result.error == "output_limit"
     assert result.truncated
-    assert longest < 0.5
+    assert turns > 1, "nothing else had a turn on the loop"

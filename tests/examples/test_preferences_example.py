@@ -52,7 +52,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_reward_model_orders_pairs_that_it_never_saw(run: Path) -> None:
     pairs = json.loads((run / "summary.json").read_text())["eval"]["pairs"]
     assert pairs["num_tasks"] == 100
@@ -62,7 +61,6 @@ def test_the_reward_model_orders_pairs_that_it_never_saw(run: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_policys_reward_rises_and_so_does_what_it_stands_for(run: Path) -> None:
     rows = [
         row
@@ -81,7 +79,6 @@ def test_the_policys_reward_rises_and_so_does_what_it_stands_for(run: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_reward_model_is_an_ordinary_folder_and_its_scores_are_stored(run: Path) -> None:
     model, report = AutoModelForSequenceClassification.from_pretrained(
         run / "models" / "rm", output_loading_info=True
@@ -99,7 +96,6 @@ def test_the_reward_model_is_an_ordinary_folder_and_its_scores_are_stored(run: P
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_stored_runs_episodes_are_pairs(run: Path) -> None:
     from agentrl.errors import ConfigError, DataError
     from agentrl.run.data.stored_pairs import pairs_of_run
@@ -123,7 +119,6 @@ def test_a_stored_runs_episodes_are_pairs(run: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_run_is_examined_with_its_own_reward_model(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,7 +148,6 @@ SHORT = (
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("die_at", "call"),
     [

@@ -27,6 +27,7 @@ def with_lost(group: TrajectoryGroup) -> TrajectoryGroup:
     return replace(group, trajectories=(failed, *group.trajectories, cancelled))
 
 
+@pytest.mark.invariant
 def test_failed_and_cancelled_trajectories_change_no_reward_statistic() -> None:
     groups = made_groups(0, 3)
     clean, lossy = rollout_metrics(groups), rollout_metrics([with_lost(group) for group in groups])
@@ -37,6 +38,7 @@ def test_failed_and_cancelled_trajectories_change_no_reward_statistic() -> None:
     }
 
 
+@pytest.mark.invariant
 def test_failed_and_cancelled_trajectories_change_no_loss_by_a_bit(
     model: Path, tmp_path: Path
 ) -> None:
@@ -65,6 +67,7 @@ def test_a_groups_fate_is_decided_by_those_that_finished() -> None:
     assert make_algorithm("grpo", {}).keep_group(summary_of(with_lost(group))).keep
 
 
+@pytest.mark.invariant
 def test_a_batch_staler_than_the_schedule_allows_is_refused(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

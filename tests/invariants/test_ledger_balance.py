@@ -47,6 +47,7 @@ def issued(lines: Iterable[bytes]) -> int:
     return sum(len(row["siblings"]) for row in rows if row["to"] == "running")
 
 
+@pytest.mark.invariant
 @pytest.mark.parametrize("seed", range(3))
 def test_the_equation_holds_wherever_the_file_ends(tmp_path: Path, seed: int) -> None:
     whole = tmp_path / "whole.jsonl"
@@ -62,6 +63,7 @@ def test_the_equation_holds_wherever_the_file_ends(tmp_path: Path, seed: int) ->
         ledger.close()
 
 
+@pytest.mark.invariant
 @pytest.mark.parametrize("seed", range(3))
 def test_after_any_kill_and_resume_nothing_is_open_and_what_was_trained_by_then_stands(
     tmp_path: Path, seed: int
@@ -90,6 +92,7 @@ def test_after_any_kill_and_resume_nothing_is_open_and_what_was_trained_by_then_
         again.close()
 
 
+@pytest.mark.invariant
 def test_a_trajectory_is_trained_once_in_a_lineage_however_often_it_is_killed(
     tmp_path: Path,
 ) -> None:

@@ -141,6 +141,7 @@ def played(model: Path) -> Played:
     return Played(trajectories, recording, models)
 
 
+@pytest.mark.invariant
 def test_every_turns_sequence_is_what_the_engine_was_given_and_made(played: Played) -> None:
     for trajectory in played.trajectories:
         key = EpisodeKey(trajectory.group_index, trajectory.rollout_index)
@@ -150,6 +151,7 @@ def test_every_turns_sequence_is_what_the_engine_was_given_and_made(played: Play
             assert trajectory.sequence(turn.index).tolist() == exchanged
 
 
+@pytest.mark.invariant
 def test_logprobs_and_one_version_are_exactly_on_policy_segments(played: Played) -> None:
     segments = [s for t in played.trajectories for turn in t.turns for s in turn.segments]
     for segment in segments:
@@ -158,12 +160,14 @@ def test_logprobs_and_one_version_are_exactly_on_policy_segments(played: Played)
     assert {segment.kind for segment in segments} == set(SegmentKind) - {SegmentKind.TARGET}
 
 
+@pytest.mark.invariant
 def test_every_sample_starts_with_a_prompt(played: Played) -> None:
     samples = [sample for t in played.trajectories for sample in t.samples()]
     assert {sample.segments[0].kind for sample in samples} == {SegmentKind.PROMPT}
     assert len(samples) == 2 * len(played.trajectories)  # the rewritten history began a second one
 
 
+@pytest.mark.invariant
 def test_versions_never_fall_along_a_chain_and_none_is_above_what_was_published(
     played: Played,
 ) -> None:
@@ -179,6 +183,7 @@ def test_some_completion_crossed_an_update(played: Played) -> None:
     assert any(len(turn.completion) > 1 for t in played.trajectories for turn in t.turns)
 
 
+@pytest.mark.invariant
 def test_each_tokens_logprob_is_of_its_recorded_version_alone(played: Played) -> None:
     told_apart = 0
     for trajectory in played.trajectories[:: max(1, len(played.trajectories) // 16)]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -46,6 +47,7 @@ def episode(shape: tuple[int | None, ...], rollout_index: int) -> Trajectory:
     return trajectory(*turns, task=TASK, rollout=rollout_index, reward=0.0)
 
 
+@pytest.mark.invariant
 @settings(max_examples=200, deadline=None)
 @given(st.lists(shapes, min_size=1, max_size=3))
 def test_every_sampled_token_is_trained_exactly_once(forest: list[tuple[int | None, ...]]) -> None:

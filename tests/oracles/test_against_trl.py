@@ -127,6 +127,7 @@ LOSSES: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.invariant
 @pytest.mark.parametrize("loss_type", LOSSES)
 def test_losses_by_type(ask: Ask, case: Case, loss_type: str) -> None:
     name, settings, reduction, theirs = LOSSES[loss_type]

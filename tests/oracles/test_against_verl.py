@@ -119,6 +119,7 @@ def losses(verl: Ask, case: Case) -> dict[tuple[str, str], dict[str, F64]]:
     return dict(zip(keys, verl(calls), strict=True))
 
 
+@pytest.mark.invariant
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("name", LOSSES)
 def test_policy_losses(

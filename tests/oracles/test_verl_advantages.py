@@ -34,6 +34,7 @@ def case() -> Case:
     return make_case()
 
 
+@pytest.mark.invariant
 def test_estimators_of_a_reward_a_trajectory(verl: Ask, case: Case) -> None:
     baseline = np.linspace(-1, 2, 6)
     reward = totals(case).reward

@@ -145,6 +145,7 @@ COMBINED: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.invariant
 def test_weights_and_rejections_combine(verl: Ask, case: Case) -> None:
     answers = verl(
         [("corrected", {"log_prob": case.log_prob, "rollout": case.old_log_prob, "mask": MASK,

@@ -16,6 +16,8 @@ from benchmarks.figures import Figures, add_arguments, machine
 from benchmarks.report import PAGE, page
 from benchmarks.report import main as report_main
 
+pytestmark = pytest.mark.tooling
+
 
 def measured() -> Figures:
     figures = Figures()

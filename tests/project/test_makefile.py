@@ -5,12 +5,16 @@ cannot.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from _pytest.mark.expression import Expression
+
+pytestmark = pytest.mark.tooling
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,7 +31,7 @@ def make(*arguments: str) -> subprocess.CompletedProcess[str]:
     }
     command = ["make", "--no-print-directory", *arguments]
     return subprocess.run(
-        command, cwd=ROOT, env=kept, capture_output=True, text=True, timeout=60, check=False
+        command, cwd=ROOT, env=kept, capture_output=True, text=True, timeout=220, check=False
     )
 
 
@@ -95,7 +99,18 @@ def test_a_marker_in_args_stands_after_the_default_one(installed: Path) -> None:
     # pytest obeys the last -m
     commands = make("-n", "test", f"VENV={installed}", "ARGS=-m slow").stdout
 
-    assert commands.strip().endswith('not browser and not gpu and not s3" --durations=15 -m slow')
+    assert commands.strip().endswith('not wide and not tooling" --durations=15 -m slow')
+
+
+def test_all_tests_are_those_of_both_calls_of_pytest(installed: Path) -> None:
+    commands = make("-n", "test-all", f"VENV={installed}").stdout
+    expressions = [Expression.compile(one) for one in re.findall(r'-m "([^"]+)"', commands)]
+    names = ("docker", "sglang", "agents", "s3", "browser", "slow", "wide", "tooling", "invariant")
+    for marks in [set(), *({name} for name in names), {"docker", "wide"}, {"browser", "slow"}]:
+        chosen = [one.evaluate(lambda name, own=marks, **_: name in own) for one in expressions]
+        assert chosen.count(True) == 1, marks
+        with_gpu = {*marks, "gpu"}
+        assert not any(e.evaluate(lambda name, own=with_gpu, **_: name in own) for e in expressions)
 
 
 def test_every_target_is_in_the_help() -> None:
@@ -103,17 +118,29 @@ def test_every_target_is_in_the_help() -> None:
         line.split()[1] for line in make("help").stdout.splitlines() if line.startswith("make ")
     ]
 
-    assert targets == ["demo", "test", "check", "bench", "python", "agents", "s3", "clean"]
+    assert targets == [
+        "demo",
+        "test",
+        "test-all",
+        "check",
+        "bench",
+        "python",
+        "agents",
+        "s3",
+        "clean",
+    ]
 
 
 def test_the_agents_environment_is_made_once_for_its_pins(installed: Path, tmp_path: Path) -> None:
-    first = make("-n", "agents", f"VENV={installed}", f"AGENTS_VENV={tmp_path / 'agents'}").stdout
+    agents = tmp_path / "environment"
+    command = ("-n", "agents", f"VENV={installed}", f"AGENTS_VENV={agents}")
+    first = make(*command).stdout
     assert "-r tests/agent_server/agents/requirements.txt" in first
-    (tmp_path / "agents").mkdir()
-    (tmp_path / "agents" / ".installed").touch()
-    assert (
-        "pip"
-        not in make(
-            "-n", "agents", f"VENV={installed}", f"AGENTS_VENV={tmp_path / 'agents'}"
-        ).stdout
-    )
+    agents.mkdir()
+    stamp = Path(first.split()[-1])
+    assert stamp.parent == agents
+    stamp.touch()
+    os.utime(stamp, (0, 0))  # a clone's files are younger than an environment that outlives it
+    assert "pip" not in make(*command).stdout
+    stamp.rename(f"{stamp}-of-other-pins")
+    assert "pip" in make(*command).stdout

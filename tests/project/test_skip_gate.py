@@ -1,4 +1,6 @@
-"""CI's rules: a skip is a failure that names the test and the reason; no test begins too late."""
+"""CI's rules: a skip is a failure that names the test and the reason; no test begins too late but
+one that holds an invariant; a commit has its part of the wide tests; the summary tells all.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+pytestmark = pytest.mark.tooling
 
 CONFTEST = Path(__file__).resolve().parents[1] / "conftest.py"
 
@@ -111,21 +115,89 @@ def test_what_would_begin_too_late_is_left_out_and_told(tmp_path: Path, workers:
     assert not (tmp_path / "begun").exists()
 
 
+def test_an_invariant_for_which_no_time_is_left_fails(tmp_path: Path) -> None:
+    late = LATE.replace("def test_that", "@pytest.mark.invariant\ndef test_that")
+    result = run_pytest(tmp_path, f"import pytest\n{late}", ci=True)
+
+    assert result.returncode == 1
+    assert "no time is left for it in this run, and it holds an invariant" in result.stdout
+
+
+WIDE = """
+import pytest
+
+@pytest.mark.wide
+@pytest.mark.parametrize("number", range(32))
+def test_of_a_kind(number):
+    pass
+
+@pytest.mark.wide("together")
+@pytest.mark.parametrize("number", range(2))
+def test_that_share_their_costs(number):
+    pass
+
+def test_any():
+    pass
+"""
+
+
+def collected(folder: Path, *arguments: str, **environment: str) -> list[str]:
+    shutil.copy(CONFTEST, folder / "conftest.py")
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "--rootdir", str(folder)]
+    told = subprocess.run(
+        [*command, *arguments, str(folder)],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    return [line for line in told.stdout.splitlines() if "::" in line]
+
+
+def test_a_commit_has_a_part_of_the_wide_tests_and_all_commits_have_them_all(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "test_wide.py").write_text(WIDE)
+    parts = [collected(tmp_path, AGENTRL_WIDE=commit) for commit in "adhl"]
+    for own in parts:
+        assert sum("test_any" in name for name in own) == 1
+        assert sum("share" in name for name in own) in (0, 2)
+        assert len(own) < 24
+    assert {name for own in parts for name in own} == {*collected(tmp_path)}
+
+
+def test_a_file_without_a_chosen_marker_is_not_imported(tmp_path: Path) -> None:
+    (tmp_path / "test_wide.py").write_text(WIDE)
+    (tmp_path / "test_plain.py").write_text("raise SystemExit('imported')")
+    assert len(collected(tmp_path, "-m", "wide and not slow")) == 34
+
+
+def test_the_summary_names_phases_slowest_tests_and_what_failed(tmp_path: Path) -> None:
+    case = '<testcase classname="tests.a" name="{}" time="{}">{}</testcase>'
+    failed = '<failure message="no">because</failure>'
+    cases = [*(case.format(f"test_{n}", n, "") for n in range(12)), case.format("bad", 0.5, failed)]
+    suite = f'<testsuite tests="13" failures="1">{"".join(cases)}</testsuite>'
+    (tmp_path / "fast.xml").write_text(f"<testsuites>{suite}</testsuites>")
+    (tmp_path / "phases").write_text("7\t0\tcheck\n30\t1\ttests: fast\n0\t5\ttests: s3\n")
+    command = [sys.executable, CONFTEST.parents[1] / ".ci" / "summary.py", tmp_path, "99"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 1
+    assert lines[:2] == ["=== failure in fast: tests.a::bad", "because"]
+    assert "    30  tests: fast (exit 1)" in lines
+    slowest = [line.split("::")[1] for line in lines if "::test_" in line]
+    assert slowest == [f"test_{n} (fast)" for n in range(11, 1, -1)]
+    assert lines[-1] == (
+        "12 passed, 1 failed, 0 errors, 0 skipped in 99 s; "
+        "failed: tests: fast, no invariant was tried"
+    )
+
+
 def test_files_have_an_order_for_each_commit(tmp_path: Path) -> None:
     for number in range(6):
         (tmp_path / f"test_{number}.py").write_text("def test_one(): pass\ndef test_two(): pass\n")
-    shutil.copy(CONFTEST, tmp_path / "conftest.py")
-    orders = []
-    for commit in ("a", "a", "b"):
-        command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "--rootdir", tmp_path]
-        told = subprocess.run(
-            [*command, tmp_path],
-            env={**os.environ, "AGENTRL_TESTS_ORDER": commit},
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
-        orders.append([line for line in told.stdout.splitlines() if "::" in line])
+    orders = [collected(tmp_path, AGENTRL_TESTS_ORDER=commit) for commit in ("a", "a", "b")]
     first, again, other = orders
     assert first == again != other
     assert sorted(first) == sorted(other)

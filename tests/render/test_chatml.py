@@ -13,6 +13,7 @@ from agentrl.errors import DataError
 from agentrl.render import ChatMLRenderer, ChatMLStyle
 from agentrl.types import Message, SegmentKind, ToolCall, ToolSpec, concat_ids
 from tests.kit.episodes import said, user
+from tests.kit.marks import wide_but
 
 Built = Callable[..., tuple[ChatMLRenderer, Any]]
 NAMES = ("qwen2_5", "qwen3", "qwen3_instruct")
@@ -99,7 +100,7 @@ def template_ids(
 @pytest.mark.parametrize(
     "tools", [(), (PYTHON,), (PYTHON, SEARCH)], ids=["no tools", "a tool", "two tools"]
 )
-@pytest.mark.parametrize("conversation", CONVERSATIONS)
+@pytest.mark.parametrize("conversation", wide_but({"one call"}, CONVERSATIONS))
 def test_a_prompt_has_the_ids_of_the_models_own_template(
     built: Built, name: str, tools: tuple[ToolSpec, ...], conversation: str
 ) -> None:

@@ -13,6 +13,7 @@ from agentrl.errors import DataError
 from agentrl.render import Renderer, RendererSpec, TemplateRenderer
 from agentrl.types import Message, SegmentKind, ToolCall, ToolSpec, concat_ids
 from tests.kit.episodes import said, user
+from tests.kit.marks import wide_but
 from tests.render.family_kind import ADDED, TEMPLATES, as_the_template_wants, saved_family
 
 PYTHON = ToolSpec(
@@ -105,7 +106,7 @@ def test_a_family_is_recognised(built_family: Built, name: str) -> None:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("tools", [(), (PYTHON,)], ids=["no tools", "a tool"])
-@pytest.mark.parametrize("conversation", CONVERSATIONS)
+@pytest.mark.parametrize("conversation", wide_but({"thinking"}, CONVERSATIONS))
 def test_a_prompt_has_the_ids_of_the_models_own_template(
     built_family: Built, name: str, tools: tuple[ToolSpec, ...], conversation: str
 ) -> None:
@@ -177,7 +178,7 @@ REWRITES = {
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-@pytest.mark.parametrize("episode", EPISODES)
+@pytest.mark.parametrize("episode", wide_but({"a tool's answer"}, EPISODES))
 def test_a_sequence_goes_on_as_the_template_writes_it_or_starts_anew(
     built_family: Built, name: str, episode: str
 ) -> None:

@@ -181,6 +181,7 @@ def test_greedy_samples_are_refused() -> None:
         make_batch([group(greedy)], credit=credit(1.0))
 
 
+@pytest.mark.invariant
 def test_a_sample_that_starts_with_no_prompt_is_refused() -> None:
     headless = trajectory([turn(0, None, [seg(TEMPLATE, [1])], [seg(POLICY, [2])])])
     with pytest.raises(

@@ -282,6 +282,7 @@ async def test_an_engine_that_does_not_release_leaves_no_environment_behind() ->
     assert (closed, trajectory.info["cleanup_error"]) == (["t"], "engine.release: gone")
 
 
+@pytest.mark.invariant
 @pytest.mark.parametrize("ends", ["finished", "failed", "cancelled"])
 async def test_nothing_of_an_episode_lives_after_its_end(ends: str) -> None:
     closed: list[str] = []

@@ -274,6 +274,7 @@ def test_only_the_group_of_that_label_is_cancelled(opened: Open) -> None:
     assert outcome.request.label == "code/after"
 
 
+@pytest.mark.invariant
 def test_close_cleans_up_what_runs(opened: Open) -> None:
     notes: list[str] = []
     engine = scripted([say("x")], latency=lambda request: asyncio.Event().wait())

@@ -55,6 +55,7 @@ async def test_an_answer_that_crossed_a_weight_update_passes() -> None:
 Mutation = Callable[[Completion], Completion]
 
 
+@pytest.mark.invariant
 @pytest.mark.parametrize(
     ("mutate", "named"),
     [
@@ -120,6 +121,7 @@ async def test_each_broken_statement_is_named(mutate: Mutation, named: str) -> N
     assert named in str(caught.value)
 
 
+@pytest.mark.invariant
 async def test_a_version_below_what_the_sequence_holds_is_named() -> None:
     with pytest.raises(TokenMismatchError, match="policy version fell from 4 to 3"):
         assert_token_consistency(request(min_version=4), await true_answer(), VOCAB)
@@ -151,6 +153,7 @@ class Lying:
         return self._mutate(await self._true.generate(request))
 
 
+@pytest.mark.invariant
 async def test_a_broken_rule_fails_the_episode_for_good() -> None:
     engine = Lying(lambda c: replace(c, usage=replace(c.usage, prompt_tokens=99)))
     trajectory = await play(engine)

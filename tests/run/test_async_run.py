@@ -15,7 +15,7 @@ from agentrl.run.trainer import Trainer
 from agentrl.store import RunDirectory, TrajectoryReader, read_jsonl
 from tests.run.tiny_run import CONFIG, states
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 
 RL = "  - name: rl\n"
 ALWAYS = ("run.deterministic=false", "stages.rl.eval.sets={}")

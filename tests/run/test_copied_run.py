@@ -14,7 +14,7 @@ from agentrl.run.trainer import Trainer
 from tests.controller.remote import s3_bucket
 from tests.run.tiny_run import CONFIG, metrics
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)  # three runs, one after another
 
 FEW = ["stages.0.steps=4", "stages.1.eval.every=null", "checkpoint.every=1"]
 

@@ -16,7 +16,7 @@ from agentrl.run.trainer import Trainer
 from agentrl.store import RunDirectory, TrajectoryReader
 from tests.run.tiny_run import CONFIG, metrics, start, states
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 DEADLINE_S = 240
 QUICK = ("stages.warmup.steps=4", "stages.rl.eval.sets={}")

@@ -90,7 +90,6 @@ ray.shutdown()
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(330)
 def test_ray_shows_each_rank_one_gpu(tmp_path: Path) -> None:
     """Logical GPUs: what a rank is shown is decided without any real one."""
     env = {**os.environ, "HOME": str(tmp_path)}
@@ -117,7 +116,6 @@ ray.shutdown()
 
 @without_gpu
 @pytest.mark.slow
-@pytest.mark.timeout(330)
 def test_auto_asks_the_machines_of_a_cluster_that_is_joined(tmp_path: Path) -> None:
     told = subprocess.run(
         [sys.executable, "-c", _ASKED],

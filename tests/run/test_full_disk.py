@@ -14,8 +14,6 @@ from agentrl.errors import DiskFullError, StoreError
 from agentrl.store import write_failure
 from tests.run.tiny_run import CONFIG
 
-pytestmark = pytest.mark.timeout(300)
-
 TOO_SMALL = 1_500_000
 """Bytes: room for the run and some of its checkpoints."""
 

@@ -46,7 +46,6 @@ def inline(tmp_path_factory: pytest.TempPathFactory) -> Sequence[dict[str, Any]]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(330)
 @pytest.mark.parametrize("layout", ["train.tp_size=2", "train.sp_size=2"])
 def test_a_run_of_two_ranks_has_the_curve_of_one(
     inline: Sequence[dict[str, Any]], tmp_path: Path, layout: str

@@ -6,17 +6,18 @@ from __future__ import annotations
 
 import shutil
 import signal
-import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agentrl.store import RunDirectory, read_jsonl
 from agentrl.viewer.index import RunIndex
+from tests.kit.waiting import until
 from tests.run.tiny_run import CONFIG, start, states
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 DEADLINE_S = 200.0
 GROUP = 4
@@ -33,7 +34,7 @@ OVERRIDES = (
 
 
 @pytest.mark.parametrize("hosts", [(), ("controller.mode=ray", "rollout.num_workers=1")])
-def test_an_episode_is_in_the_index_within_two_seconds_of_its_end(
+def test_an_episode_is_in_the_index_while_others_of_its_group_are_played(
     tmp_path: Path, hosts: tuple[str, ...]
 ) -> None:
     config = tmp_path / "config.yaml"
@@ -43,12 +44,11 @@ def test_an_episode_is_in_the_index_within_two_seconds_of_its_end(
     run_dir = tmp_path / "run"
     driver = start(config, run_dir, overrides=overrides)
     try:
-        late = _watch_the_half_of_a_group(run_dir, tmp_path / "cache")
+        _watch_the_half_of_a_group(run_dir, tmp_path / "cache")
     finally:
         driver.kill()
         driver.join(DEADLINE_S)
     assert driver.exitcode == -signal.SIGKILL
-    assert late <= 2.0
 
     (tmp_path / "go").touch()
     again = start(config, run_dir, resume=True, overrides=overrides)
@@ -67,30 +67,25 @@ def test_an_episode_is_in_the_index_within_two_seconds_of_its_end(
         assert all(row["trained_step"] or row["drop_reason"] for row in rows)
 
 
-def _watch_the_half_of_a_group(run_dir: Path, cache: Path) -> float:
-    """Follows a run until a whole group and all but one episode of the held one are in its index;
-    the longest time from the end of one to its row.
+def _watch_the_half_of_a_group(run_dir: Path, cache: Path) -> None:
+    """Follows a run until a whole group and all but one episode of the held one are in its
+    index.
     """
     held = run_dir.parent / "held"
-    end = time.monotonic() + DEADLINE_S
-    while not (held.exists() and held.read_text()):
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    task = held.read_text()
-    late: dict[str, float] = {}
+    task = until(lambda: held.exists() and held.read_text())
     with RunIndex(RunDirectory.open(run_dir), cache) as index:
-        while time.monotonic() < end:
+
+        def rows() -> list[Any]:
             index.refresh()
-            rows = index.page("stage:rl", limit=100).rows
-            for row in rows:
-                late.setdefault(row["id"], time.time() - row["ended_at"])
-            sizes = Counter(row["task_id"] for row in rows)
-            if sizes[task] == GROUP - 1 and GROUP in sizes.values():
-                break
-            time.sleep(0.05)
-        else:
-            pytest.fail(f"after {DEADLINE_S:g} s: {task} is held; in the index {dict(sizes)}")
-    (draw,) = {row["group_index"] for row in rows if row["task_id"] == task}
+            return list(index.page("stage:rl", limit=100).rows)
+
+        def there() -> list[Any] | None:
+            found = rows()
+            sizes = Counter(row["task_id"] for row in found)
+            return found if sizes[task] == GROUP - 1 and GROUP in sizes.values() else None
+
+        found = until(there, lambda: f"{task} is held; in the index {rows()}")
+    assert found is not None
+    (draw,) = {row["group_index"] for row in found if row["task_id"] == task}
     ended = [row for row in read_jsonl(run_dir / "ledger.jsonl") if row["to"] == "finished"]
     assert draw not in {row["draw"] for row in ended}
-    return max(late.values())

@@ -10,7 +10,7 @@ import pytest
 from agentrl.store import RunDirectory, TrajectoryReader
 from tests.run.tiny_run import CONFIG, TASK, metrics, start
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 DEADLINE_S = 240
 STEPS = 4

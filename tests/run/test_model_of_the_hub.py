@@ -150,7 +150,6 @@ TRAIN = "import sys; from agentrl.cli.main import run; sys.exit(run(sys.argv[1:]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_run_trains_a_model_of_the_hub_and_goes_on_with_the_same_commit(tmp_path: Path) -> None:
     build_model(tmp_path / "model", 0)
     config, run_dir = tmp_path / "config.yaml", tmp_path / "run"

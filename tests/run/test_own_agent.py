@@ -85,7 +85,6 @@ class Account:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_the_tokens_trained_are_those_that_the_engine_sampled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

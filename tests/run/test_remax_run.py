@@ -21,11 +21,17 @@ REMAX = (
 )
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    path = tmp_path / "config.yaml"
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("remax") / "config.yaml"
     path.write_text(CONFIG, encoding="utf-8")
     return path
+
+
+@pytest.fixture(scope="module")
+def whole(config: Path) -> Path:
+    """A run of two steps, of which each test asks something else."""
+    return train(config, "whole", "train.steps=2")
 
 
 def train(config: Path, name: str, *overrides: str, resume: bool = False) -> Path:
@@ -42,9 +48,8 @@ def learned(run_dir: Path) -> list[dict[str, float]]:
     return [{name: row[name] for name in names if name in row} for row in own]
 
 
-def test_the_greedy_rollout_is_stored_and_never_trained(config: Path) -> None:
-    run_dir = train(config, "run", "train.steps=2")
-    reader = TrajectoryReader(RunDirectory.open(run_dir))
+def test_the_greedy_rollout_is_stored_and_never_trained(whole: Path) -> None:
+    reader = TrajectoryReader(RunDirectory.open(whole))
     played = [one for one in reader.summaries() if one.stage == "rl"]
     greedy = {one.id for one in played if one.purpose == "baseline"}
     assert [one.rollout_index for one in played] == [0, 1, 2] * (len(played) // 3)
@@ -52,7 +57,7 @@ def test_the_greedy_rollout_is_stored_and_never_trained(config: Path) -> None:
     trained = {one.trajectory_id for one in reader.annotations(stage="rl")}
     assert trained
     assert not trained & greedy
-    for row in metrics(run_dir):
+    for row in metrics(whole):
         if row["stage"] == "rl":
             own = [one for one in played if one.step == row["step"]]
             rewards = {
@@ -62,39 +67,35 @@ def test_the_greedy_rollout_is_stored_and_never_trained(config: Path) -> None:
             assert row["group/baseline_reward"] == pytest.approx(sum(rewards["baseline"]) / 3)
             assert row["reward/mean"] == pytest.approx(sum(rewards["train"]) / 6)
             assert row["count/trained_trajectories"] == 6
-    ledger = read_jsonl(run_dir / "ledger.jsonl")
+    ledger = read_jsonl(whole / "ledger.jsonl")
     dropped = [row["siblings"] for row in ledger if row.get("reason") == "baseline"]
     assert dropped == [[2]] * 6
-    assert not states(run_dir).keys() & {"running", "finished", "buffered", "taken"}
+    assert not states(whole).keys() & {"running", "finished", "buffered", "taken"}
 
 
 def test_one_rollout_beside_the_greedy_one_is_enough(config: Path) -> None:
-    rows = learned(train(config, "run", "train.steps=3", "rollout.group_size=1"))
+    rows = learned(train(config, "one", "train.steps=3", "rollout.group_size=1"))
     assert any(row.get("optim/grad_norm", 0.0) > 0 for row in rows)
 
 
-def test_a_run_goes_on_with_the_same_numbers(config: Path) -> None:
-    whole = train(config, "whole", "train.steps=4")
-    train(config, "cut", "train.steps=2")
-    assert learned(train(config, "cut", "train.steps=4", resume=True)) == learned(whole)
+def test_a_run_goes_on_with_the_same_numbers(config: Path, whole: Path) -> None:
+    train(config, "cut", "train.steps=1")
+    assert learned(train(config, "cut", "train.steps=2", resume=True)) == learned(whole)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
-def test_stored_groups_are_replayed_with_their_greedy_rollouts(config: Path) -> None:
-    stored = train(config, "stored", "train.steps=2")
-    again = train(config, "again", f"run.replay={stored}", "train.steps=2")
-    assert learned(again) == learned(stored)
+def test_stored_groups_are_replayed_with_their_greedy_rollouts(config: Path, whole: Path) -> None:
+    again = train(config, "again", f"run.replay={whole}", "train.steps=2")
+    assert learned(again) == learned(whole)
     grpo = train(config, "grpo", "train.steps=2", "stages.1.algorithm.name=grpo")
     with pytest.raises(DataError, match="compares with a greedy rollout of each group, and group"):
         train(config, "none", f"run.replay={grpo}", "train.steps=2")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_rollouts_may_run_ahead(config: Path) -> None:
     correction = "stages.1.algorithm.rollout_correction.level=token"
     ahead = ("run.deterministic=false", "rollout.schedule=async", correction)
-    run_dir = train(config, "run", "train.steps=4", *ahead)
+    run_dir = train(config, "ahead", "train.steps=4", *ahead)
     assert len(learned(run_dir)) == 4
     assert not states(run_dir).keys() & {"running", "finished", "buffered", "taken"}

@@ -15,7 +15,7 @@ from agentrl.errors import ConfigError
 from agentrl.run.trainer import Trainer
 from tests.run.tiny_run import CONFIG, start
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

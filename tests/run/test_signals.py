@@ -19,7 +19,7 @@ import pytest
 
 from tests.run.tiny_run import CONFIG, metrics, states
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.slow
 
 DEADLINE_S = 240
 

@@ -11,7 +11,7 @@ from agentrl.run.trainer import Trainer
 from agentrl.store import RunDirectory, TrajectoryReader
 from tests.run.tiny_run import CONFIG
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 
 def test_a_resumed_run_goes_on_though_old_steps_are_dropped(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from agentrl.run.trainer import Trainer
 from agentrl.store import RunDirectory, TrajectoryReader
 from tests.run.tiny_run import CONFIG, metrics, states
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 QUICK = ("stages.warmup.steps=4", "stages.rl.eval.sets={}")
 LEARNED = ("policy/", "optim/", "mismatch/logp", "mismatch/k3", "reward", "group/", "length/")

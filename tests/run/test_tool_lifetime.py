@@ -331,7 +331,6 @@ def test_a_wrong_hint_is_a_sentence_with_the_users_line(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_ray_worker_makes_tools_for_each_episode_and_closes_shared_ones_once(
     tmp_path: Path,
 ) -> None:

@@ -15,7 +15,7 @@ from agentrl.store import RunDirectory, TrajectoryReader
 from tests.kit.waiting import until
 from tests.run.tiny_run import CONFIG, descendants, metrics, name_of, start, states
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 DEADLINE_S = 240
 
@@ -81,7 +81,12 @@ CHECKPOINTS = "agentrl.controller.checkpoints:Checkpoints"
         pytest.param("agentrl.run.trainer:run_stage", 1, id="between_the_stages"),
         pytest.param(f"{STAGE}.record", 12, id="before_the_first_checkpoint_of_the_second_stage"),
         pytest.param(f"{SERVICE}._enter", 10, id="while_groups_are_played"),
-        pytest.param(f"{SERVICE}.mark_trained", 3, id="when_a_batch_was_trained_and_not_recorded"),
+        pytest.param(
+            f"{SERVICE}.mark_trained",
+            3,
+            id="when_a_batch_was_trained_and_not_recorded",
+            marks=pytest.mark.invariant,
+        ),
         pytest.param(f"{STAGE}.record", 14, id="between_two_checkpoints"),
         pytest.param(f"{CHECKPOINTS}.commit", 7, id="during_a_checkpoint"),
         pytest.param("agentrl.run.trainer:write_json", 0, id="before_the_summary"),
@@ -146,6 +151,7 @@ def test_a_finished_run_goes_on_to_more_steps(
     ]
 
 
+@pytest.mark.invariant
 def test_the_same_through_ray(
     config: Path, run_dir: Path, uninterrupted: list[dict[str, Any]]
 ) -> None:

@@ -37,6 +37,7 @@ def name(check: Check) -> str:
     return check.name
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("check", CHECKS, ids=name)
 async def test_bubblewrap_passes_every_check_of_what_it_claims(
     check: Check, bubblewrap: BackendReport

@@ -32,33 +32,39 @@ async def main(backend, way, marker):
     if way == "forked" and os.fork() == 0:  # a child that holds copies of the owner's sockets
         time.sleep(30)
         os._exit(0)
-    await asyncio.wait([task], timeout=1 if way == "leaves" else 600)
+    await (asyncio.to_thread(sys.stdin.readline) if way == "leaves" else task)
 
 asyncio.run(main(*sys.argv[1:]))
 """  # noqa: E501
 
 
+@pytest.mark.invariant
 @pytest.mark.parametrize("way", ["killed", "forked", "leaves"])
 @pytest.mark.parametrize("backend", ["landlock", "unsafe"])
 def test_nothing_survives_its_owner(backend: str, way: str, landlock: BackendReport) -> None:
     marker = f"marker-{os.getpid()}-{os.urandom(4).hex()}"
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER, backend, way, marker],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
+    assert owner.stdin is not None
     assert owner.stdout is not None
     try:
         hosts = dict(word.decode().split(":") for word in owner.stdout.readline().split())
         assert hosts
         until(lambda: len(living(f": {marker}")) == 2)
-        if way != "leaves":
+        if way == "leaves":
+            owner.stdin.close()
+        else:
             owner.send_signal(signal.SIGKILL)
-        owner.wait(30)
+        owner.wait(60)
         until(lambda: not living(f": {marker}") and not any(map(is_alive, hosts)))
         assert not any(map(os.path.exists, hosts.values())), "a folder was left behind"
     finally:
         owner.kill()
         owner.wait()
+        owner.stdin.close()
         owner.stdout.close()
         for pid in living(marker):
             os.kill(pid, signal.SIGKILL)

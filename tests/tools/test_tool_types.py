@@ -39,7 +39,6 @@ Bank().deposit("x")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_mypy_knows_what_a_tool_takes_and_gives(tmp_path: Path) -> None:
     file = tmp_path / "user.py"
     file.write_text(CODE)

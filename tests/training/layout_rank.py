@@ -1,13 +1,14 @@
-"""One rank of a world: losses and gradients of every layout of that size, in a file.
+"""One rank of a world: losses and gradients of layouts of that size, in a file.
 
-Run as ``python -m tests.training.layout_rank RANK WORLD_SIZE PORT MODELS FOLDER``.
+Run as ``python -m tests.training.layout_rank RANK WORLD_SIZE PORT MODELS FOLDER NAME...``, with the
+names of layouts and bugs.
 """
 
 from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -301,6 +302,8 @@ def no_sum(_whole: Any) -> Any:
 
 _CUT = Layout(2, sp=2, algorithms=("grpo",))
 _ENDS = Layout(2, sp=2, algorithms=("reward_model",))  # which reads every sample's last token
+SQUARE = Layout(4, tp=2, sp=2)
+"""The layout of invariant 5: both kinds of parallelism at once, on the fewest ranks."""
 BUGS: Mapping[str, tuple[Any, str, Any, Layout]] = {
     "labels shifted after the cut": (packing, "slice_row", labels_shifted_after_the_cut, _CUT),
     "remainder dropped": (packing, "slice_row", remainder_dropped, _ENDS),
@@ -325,19 +328,19 @@ def bug(name: str) -> Iterator[Layout]:
         setattr(module, function, right)
 
 
-def run(place: DistSpec, models: Path, folder: Path) -> dict[str, Any]:
+def run(place: DistSpec, models: Path, folder: Path, names: Sequence[str]) -> dict[str, Any]:
     """By layout, what is compared; and what bugs make of it."""
     join(place)
     found: dict[str, Any] = {"cases": {}, "trained": {}, "bugs": {}}
     for own in LAYOUTS:
-        if own.world_size != place.world_size:
+        if own.world_size != place.world_size or own.name not in names:
             continue
         ranks = Ranks(replace(place, tp=own.tp, sp=own.sp))
         found["cases"][own.name] = dict(compared(models, own, ranks))
         if own.is_trained:
             found["trained"][own.name] = trained(models, own, ranks, folder)
     for name, (*_, layout_of) in BUGS.items():
-        if layout_of.world_size == place.world_size:
+        if layout_of.world_size == place.world_size and name in names:
             with bug(name) as own:
                 ranks = Ranks(replace(place, tp=own.tp, sp=own.sp))
                 found["bugs"][name] = dict(compared(models, own, ranks))
@@ -350,7 +353,7 @@ if __name__ == "__main__":
         rank=int(sys.argv[1]), world_size=int(sys.argv[2]), port=int(sys.argv[3]), timeout_s=120
     )
     out = Path(sys.argv[5])
-    result = run(here, Path(sys.argv[4]), out)
+    result = run(here, Path(sys.argv[4]), out, sys.argv[6:])
     if here.rank == 0:
         torch.save(result, out / f"world{here.world_size}.pt")
     leave()

@@ -86,7 +86,6 @@ def test_selective_computes_every_second_product_and_no_attention_again(model_pa
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("backend", "recompute"), [("fsdp2", True), ("plain", False)])
 def test_compiled_layers_give_the_same_numbers_in_few_graphs(
     model_path: str,

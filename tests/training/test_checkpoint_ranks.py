@@ -118,10 +118,9 @@ def test_files_are_hashed_as_they_are_written(
 def test_what_one_rank_cannot_write_all_tell_at_once(model_path: str, tmp_path: Path) -> None:
     run_ranks(MODULE, 2, "fail", model_path, str(tmp_path))
     for rank in range(2):
-        error, seconds = (tmp_path / f"told-{rank}").read_text().split("\n")
+        error = (tmp_path / f"told-{rank}").read_text()
         assert error.startswith("DiskFullError: ")
         assert "the disk is full" in error
-        assert float(seconds) < 30  # the deadline of collectives is 60 s
         assert not (tmp_path / "second" / "files.json").exists()
         refused = (tmp_path / f"refused-{rank}").read_text()
         assert "__1_0.distcp has " in refused

@@ -6,10 +6,7 @@ or to a thousandth of the model's where that is more.
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +24,29 @@ from agentrl.training import DistSpec, join, leave
 from agentrl.training.fsdp.checkpoint_export import export_checkpoint
 from tests.tiny_models import SLIDING
 from tests.training.harness import VOCAB, make_actor, write_model
-from tests.training.layout_rank import BUGS, LAYOUTS, Layout, Ranks, compared, trained
+from tests.training.layout_rank import BUGS, LAYOUTS, SQUARE, Layout, Ranks, compared, trained
+from tests.training.ranks import run_ranks
 
 REPOSITORY = Path(__file__).parents[2]
-WORLDS = (2, 4)
 BOUND = {"float64": (1e-9, 1e-10), "float32": (1e-5, 1e-5)}
 """Of a gradient's error and of a loss's, relative."""
 
-pytestmark = pytest.mark.timeout(600)  # the first test starts the ranks of every world
+
+def marked(layouts: Iterable[Layout]) -> list[Any]:
+    """Two ranks are tried at every commit, 2 x 2 first of all, what is beyond them in parts."""
+    first, beyond = pytest.mark.invariant, pytest.mark.wide("layouts beyond 2 x 2")
+    return [
+        pytest.param(
+            own,
+            marks=[
+                pytest.mark.slow,
+                *([first] if own == SQUARE else [beyond] if own.world_size > 2 else []),
+            ],
+            id=own.name,
+        )
+        for own in layouts
+    ]
+
 
 TRAINED = [own for own in LAYOUTS if own.is_trained]
 
@@ -70,51 +82,45 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone(models: Path, out: Path) -> Iterator[Mapping[str, Any]]:
+def chosen(request: pytest.FixtureRequest) -> frozenset[str]:
+    """The layouts and bugs that this session looks at."""
+    cases = [item.callspec.params for item in request.session.items if item.path == request.path]  # type: ignore[attr-defined]
+    return frozenset(one["own"].name if "own" in one else one["name"] for one in cases)
+
+
+@pytest.fixture(scope="module")
+def alone(models: Path, out: Path, chosen: frozenset[str]) -> Iterator[Mapping[str, Any]]:
     """One rank's answers by model and precision, and its checkpoint for the others."""
     place = DistSpec()
     join(place)
     wanted: dict[tuple[str, str], set[str]] = {}
-    for own in LAYOUTS:
+    bugs = [layout for name, (*_, layout) in BUGS.items() if name in chosen]
+    looked_at = [own for own in LAYOUTS if own.name in chosen]
+    for own in (*looked_at, *bugs):
         wanted.setdefault((own.model, own.dtype), set()).update(own.algorithms)
     found: dict[str, Any] = {}
     for (model, dtype), algorithms in wanted.items():
         own = Layout(1, model=model, dtype=dtype, algorithms=tuple(sorted(algorithms)))
         found[f"{model} {dtype}"] = dict(compared(models, own, Ranks(place)))
-    for model in sorted({own.model for own in TRAINED}):
+    for model in sorted({own.model for own in looked_at if own.is_trained}):
         found[f"{model} trained"] = trained(models, Layout(1, model=model), Ranks(place), out)
     yield found
     leave()
 
 
 @pytest.fixture(scope="module")
-def worlds(models: Path, out: Path, alone: Mapping[str, Any]) -> Mapping[int, Mapping[str, Any]]:
+def worlds(
+    models: Path, out: Path, alone: Mapping[str, Any], chosen: frozenset[str]
+) -> Mapping[int, Mapping[str, Any]]:
     """What each world computed: one start of its ranks each."""
     assert alone, "its checkpoints are read"
-    return {size: run_world(size, models, out) for size in WORLDS}
+    sizes = {own.world_size for own in LAYOUTS if own.name in chosen}
+    sizes |= {layout.world_size for name, (*_, layout) in BUGS.items() if name in chosen}
+    return {size: run_world(size, models, out, sorted(chosen)) for size in sorted(sizes)}
 
 
-def run_world(size: int, models: Path, out: Path) -> Mapping[str, Any]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "tests.training.layout_rank"]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(size), str(port), str(models), str(out)],
-            cwd=REPOSITORY,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(size)
-    ]
-    try:
-        errors = [rank.communicate(timeout=600)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    assert [rank.returncode for rank in ranks] == [0] * size, "\n".join(errors)
+def run_world(size: int, models: Path, out: Path, names: Sequence[str]) -> Mapping[str, Any]:
+    run_ranks("tests.training.layout_rank", size, str(models), str(out), *names, timeout_s=590)
     found: Mapping[str, Any] = torch.load(out / f"world{size}.pt", weights_only=False)
     return found
 
@@ -133,8 +139,7 @@ def numbers(found: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in found["stats"].items() if "frac" not in name}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("own", LAYOUTS, ids=lambda own: own.name)
+@pytest.mark.parametrize("own", marked(LAYOUTS))
 def test_a_layout_changes_no_loss_and_no_gradient(
     worlds: Mapping[int, Any], alone: Mapping[str, Any], own: Layout
 ) -> None:
@@ -149,8 +154,7 @@ def test_a_layout_changes_no_loss_and_no_gradient(
         )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("own", TRAINED, ids=lambda own: own.name)
+@pytest.mark.parametrize("own", marked(TRAINED))
 def test_clipped_steps_end_in_equal_weights(
     worlds: Mapping[int, Any], alone: Mapping[str, Any], own: Layout
 ) -> None:
@@ -167,8 +171,7 @@ def test_clipped_steps_end_in_equal_weights(
     assert found["refused"]["optim/not_finite"] == 1.0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("own", TRAINED, ids=lambda own: own.name)
+@pytest.mark.parametrize("own", marked(TRAINED))
 def test_a_checkpoint_goes_on_in_any_layout(
     worlds: Mapping[int, Any], alone: Mapping[str, Any], models: Path, own: Layout, tmp_path: Path
 ) -> None:

@@ -3,8 +3,6 @@ rows that do not divide and experts' stacks included."""
 
 from __future__ import annotations
 
-import socket
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +20,7 @@ from agentrl.training.optim import muon
 from agentrl.training.optim.muon import Muon
 from agentrl.training.optim.optim_spec import OptimSpec
 from agentrl.training.optim.optimizer import build_optimizers
+from tests.training.ranks import run_ranks
 
 REPOSITORY = Path(__file__).parents[2]
 SHAPES = ((5, 7), (8, 2), (1, 6), (3, 4, 6), (6, 6))
@@ -61,25 +60,7 @@ def take_steps(model: Matrices) -> None:
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> list[Mapping[str, list[Tensor]]]:
     folder = tmp_path_factory.mktemp("two")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.training.test_muon", str(rank), str(port), str(folder)],
-            cwd=REPOSITORY,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        errors = [rank.communicate(timeout=100)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(errors)
+    run_ranks("tests.training.test_muon", 2, str(folder))
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
 
 
@@ -154,4 +135,4 @@ def _main(rank: int, port: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    _main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    _main(int(sys.argv[1]), int(sys.argv[3]), Path(sys.argv[4]))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -49,6 +47,7 @@ from tests.training.harness import (
     prefixes,
     write_model,
 )
+from tests.training.ranks import run_ranks
 from tests.training.wait_guard import WaitError, no_waits
 
 REPOSITORY = Path(__file__).parents[2]
@@ -233,26 +232,7 @@ def test_the_guard_sees_a_wait_in_the_backward_pass() -> None:
 
 @pytest.mark.slow
 def test_no_pass_waits_on_two_ranks(model_path: str) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "tests.training.test_no_waits"]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(port), model_path],
-            cwd=REPOSITORY,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        errors = [rank.communicate(timeout=110)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(errors)
+    run_ranks("tests.training.test_no_waits", 2, model_path)
 
 
 @pytest.mark.gpu
@@ -290,4 +270,4 @@ def _main(rank: int, port: int, model_path: str) -> None:
 
 
 if __name__ == "__main__":
-    _main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    _main(int(sys.argv[1]), int(sys.argv[3]), sys.argv[4])

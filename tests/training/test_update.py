@@ -105,6 +105,7 @@ def test_gradient_checkpointing_changes_no_gradient(model_path: str, batch: Batc
     assert largest_difference(gradient, gradients(actor)) < 1e-6
 
 
+@pytest.mark.invariant
 @pytest.mark.parametrize("column", ["advantages", "rollout_logprobs", "old_logprobs"])
 def test_an_untrained_tokens_numbers_change_no_gradient_by_a_bit(
     model_path: str, batch: Batch, column: str
@@ -124,6 +125,7 @@ def test_a_trained_tokens_advantage_does_change_it(model_path: str, batch: Batch
     assert largest_difference(gradient, other) > 1e-4
 
 
+@pytest.mark.invariant
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_the_ratio_is_exactly_one_before_the_first_update(
     model_path: str, deterministic: bool

@@ -4,9 +4,6 @@ included.
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -21,6 +18,7 @@ from agentrl.training.data.partition import partition
 from agentrl.types import SegmentKind, Stats
 from tests.training.harness import layout, make_actor, make_batch, update
 from tests.training.rank import MUON, run
+from tests.training.ranks import run_ranks
 
 REPOSITORY = Path(__file__).parents[2]
 Results = list[dict[str, Any]]
@@ -38,26 +36,7 @@ def two_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def two(model_path: str, two_folder: Path) -> Results:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "tests.training.rank"]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), "2", str(port), model_path, str(two_folder)],
-            cwd=REPOSITORY,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        errors = [rank.communicate(timeout=110)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(errors)
+    run_ranks("tests.training.rank", 2, model_path, str(two_folder))
     return [torch.load(two_folder / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
 
 
@@ -69,6 +48,7 @@ def merged(results: Results, name: str) -> list[Stats]:
     ]
 
 
+@pytest.mark.invariant
 @pytest.mark.parametrize("batch", ["plain", "filler", "siblings", "idle"])
 def test_loss_and_gradient_do_not_depend_on_the_world_size(
     one: Results, two: Results, batch: str

@@ -47,6 +47,7 @@ def change(actor: Actor) -> None:
             parameter.mul_(1.5)
 
 
+@pytest.mark.invariant
 async def test_the_engine_serves_what_the_trainer_has(actor: Actor, engine: TorchEngine) -> None:
     before = await engine.generate(request())
     change(actor)
@@ -104,6 +105,7 @@ def flip_one_bit(put: Any, name: str, tensor: torch.Tensor) -> None:
     put(name, tensor)
 
 
+@pytest.mark.invariant
 async def test_one_wrong_bit_is_seen_and_the_engine_answers_nothing(
     actor: Actor, engine: TorchEngine
 ) -> None:

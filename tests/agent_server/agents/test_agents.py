@@ -13,7 +13,7 @@ from agentrl.types import Trajectory
 from tests.agent_server.agents.conftest import Play
 from tests.rollouts.bytewise import call
 
-pytestmark = [pytest.mark.agents, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.agents
 
 LOOK_UP, ANSWER = call("price", fruit="fig"), "43 cents"
 CENTS = {"cents": 43}

@@ -27,9 +27,11 @@ INFO = says(b'{"version": "0.5.23", "tp_size": 2}')
 
 
 @asynccontextmanager
-async def client_of(**routes: Behaviour) -> AsyncIterator[tuple[SGLangClient, BrokenServer]]:
+async def client_of(
+    call_timeout_s: float = 60.0, **routes: Behaviour
+) -> AsyncIterator[tuple[SGLangClient, BrokenServer]]:
     with broken_server({f"/{route}": behaviour for route, behaviour in routes.items()}) as server:
-        client = sglang_client(server.url, call_timeout_s=0.5)
+        client = sglang_client(server.url, call_timeout_s=call_timeout_s)
         try:
             yield client, server
         finally:
@@ -72,7 +74,7 @@ async def test_an_answer_that_is_no_object_is_named() -> None:
 
 
 async def test_no_answer_is_named_by_its_deadline() -> None:
-    async with client_of(server_info=keeps_silent) as (client, _):
+    async with client_of(0.5, server_info=keeps_silent) as (client, _):
         with pytest.raises(ServerLostError, match=r"did not answer /server_info within 0\.5 s"):
             await client.probe()
 

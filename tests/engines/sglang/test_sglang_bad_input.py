@@ -23,7 +23,7 @@ from tests.engines.sglang.conftest import Neighbour
 from tests.engines.sglang.models import HuggingFace, publish, request
 from tests.engines.sglang.runs import assert_each_was_trained_once, train
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.sglang
 
 PROMPT = [5, 17, 200, 33, 8]
 

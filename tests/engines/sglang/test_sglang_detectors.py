@@ -15,7 +15,7 @@ from agentrl.tools import parser_for
 from agentrl.types import Message, ToolCall, ToolSpec
 from tests.render.family_kind import TEMPLATES, saved_any, saved_family
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.sglang
 
 DETECTORS = {
     "deepseekv3": "deepseekv3",

@@ -23,7 +23,7 @@ from tests.engines.sglang.models import (
     request,
 )
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.sglang
 
 PROMPT = [5, 17, 200, 33, 8]
 Build = Callable[..., SGLangEngine]

@@ -14,7 +14,7 @@ from tests.engines.servers.broken_server import Behaviour, breaks_off, keeps_sil
 from tests.engines.sglang.conftest import Neighbour
 from tests.engines.sglang.models import HuggingFace, made, publish, request
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.sglang
 
 PROMPT = [5, 17, 200, 33, 8]
 Build = Callable[..., SGLangEngine]

@@ -29,7 +29,7 @@ from tests.engines.sglang.conftest import Neighbour
 from tests.engines.sglang.models import CONTEXT, HuggingFace, publish
 from tests.rollouts.bytewise import rollout_spec
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.sglang
 
 HI: Any = {"role": "user", "content": "Hello"}
 

@@ -14,7 +14,7 @@ from agentrl.weight_sync import BroadcastSender, DiskSender, HttpSender
 from tests.engines.sglang.conftest import running_server
 from tests.engines.sglang.models import HuggingFace, logprobs, made, publish, request, versions
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.sglang
 
 PROMPT = [5, 17, 200, 33, 8]
 

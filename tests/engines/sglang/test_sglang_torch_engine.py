@@ -14,7 +14,7 @@ from agentrl.engines.torch import TorchEngineSpec
 from agentrl.weight_sync import HttpSender
 from tests.engines.sglang.models import CONTEXT, HuggingFace, logprobs, made, publish, request
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.sglang
 
 PROMPT = [5, 17, 200, 33, 8]
 

@@ -32,7 +32,7 @@ from tests.engines.sglang.models import (
     versions,
 )
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.sglang
 
 PROMPT = [5, 17, 200, 33, 8]
 SENDERS = [DiskSender, HttpSender, BroadcastSender]

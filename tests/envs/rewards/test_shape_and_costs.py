@@ -54,7 +54,7 @@ def test_a_pattern_fits_the_whole_text() -> None:
 def test_a_text_that_makes_a_pattern_slow_is_wrong_after_a_second() -> None:
     start = time.monotonic()
     assert text_format(episode("a" * 5000 + "b"), pattern=r"(a|aa)+$").value == 0.0
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 60
 
 
 def test_a_pattern_that_is_none_is_a_fault_of_the_settings() -> None:

@@ -20,6 +20,7 @@ def test_every_guarantee_that_the_engine_can_give_holds(
     assert spec.check().held == set(GUARANTEES) - ({"disk"} if podman else set())
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("check", CHECKS, ids=name)
 async def test_docker_passes_every_check(check: Check, spec: SandboxSpec) -> None:
     held = spec.check().held

@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 import httpx
-import pytest
 
 from agentrl.store import RunDirectory
 from agentrl.viewer.beside import ViewerBeside
+from tests.kit.waiting import until
 
 STARTER = """
 import sys, time
@@ -28,14 +28,14 @@ def link_of(line: str) -> str:
 
 
 def assert_ends(link: str) -> None:
-    end = time.monotonic() + 20
-    while time.monotonic() < end:
+    def answers() -> bool:
         try:
-            httpx.get(link, timeout=5)
+            httpx.get(link, timeout=60)
         except httpx.TransportError:
-            return
-        time.sleep(0.05)
-    pytest.fail("the viewer outlived what started it")
+            return False
+        return True
+
+    until(lambda: not answers())
 
 
 def test_it_waits_for_the_run_and_ends_with_the_block(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_it_ends_where_no_run_ever_comes(tmp_path: Path) -> None:
     began = time.monotonic()
     with ViewerBeside(tmp_path / "run", print, terminal=False):
         pass
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
 
 
 def test_it_outlives_no_process_that_was_killed(run: RunDirectory) -> None:

@@ -41,7 +41,7 @@ def overview(run: RunDirectory, damage: list[str]) -> dict[str, Any]:
         damage.append(f"{run.summary_path} must be JSON: {error}")
     reader = TrajectoryReader(run)
     trajectories = reader.summaries()
-    kept = reader.kept_by_step().values()
+    kept = [counts for steps in reader.kept_by_stage().values() for counts in steps.values()]
     state = RunWatch(run).look()
     damage += reader.damage
     return {

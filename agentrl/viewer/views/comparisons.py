@@ -173,7 +173,7 @@ def blame_of_step(
         logged = logged_value(_logged(run, step, stage), signal)
         learned = list(run.reader.annotations(step=step, stage=stage))
         decode = _decode(run, stage)
-        kept = run.reader.kept_by_step().get(step)
+        kept = kept_of_step(run, step, stage)
     trained = {one.trajectory_id for one in learned if one.arrays}
     if not trained and kept:
         raise DataError(
@@ -195,6 +195,15 @@ def blame_of_step(
         limit=limit,
     )
     return replace(found, rows=_without_secrets(run, found.rows, summaries))
+
+
+def kept_of_step(run: OpenRun, step: int, stage: str | None) -> list[int] | None:
+    """How many trajectories ``store.keep`` left of a step, and of how many, of every stage where
+    None is named; None where all stay.
+    """
+    stages = run.reader.kept_by_stage().items()
+    found = [own[step] for name, own in stages if stage in (None, name) and step in own]
+    return [sum(counts) for counts in zip(*found, strict=True)] or None
 
 
 def _without_secrets(

@@ -59,16 +59,19 @@ def overview(run: OpenRun) -> dict[str, Any]:
     }
 
 
-def kept_of_run(run: OpenRun) -> dict[str, Any] | None:
-    """What ``store.keep`` left of how many trajectories, in which steps; None where all stay."""
-    steps = run.reader.kept_by_step()
-    if not steps:
-        return None
-    return {
-        "kept": sum(kept for kept, _ in steps.values()),
-        "of": sum(of for _, of in steps.values()),
-        "steps": [min(steps), max(steps)],
-    }
+def kept_of_run(run: OpenRun) -> list[dict[str, Any]]:
+    """What ``store.keep`` left of how many trajectories, in which steps of each stage, since each
+    counts its own; stages that are whole are left out.
+    """
+    return [
+        {
+            "stage": stage,
+            "kept": sum(kept for kept, _ in steps.values()),
+            "of": sum(of for _, of in steps.values()),
+            "steps": [min(steps), max(steps)],
+        }
+        for stage, steps in run.reader.kept_by_stage().items()
+    ]
 
 
 def alert(event: Mapping[str, Any]) -> dict[str, Any]:

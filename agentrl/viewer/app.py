@@ -13,6 +13,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentrl.errors import AgentRLError, ConfigError, DataError
+from agentrl.store import NoTrajectoryError
 from agentrl.viewer.api_error import ApiError
 from agentrl.viewer.following import Following
 from agentrl.viewer.routes import (
@@ -68,6 +69,8 @@ async def _failed(_: Request, error: Exception) -> Response:
     status = 500
     if isinstance(error, ApiError):
         status = error.status
+    elif isinstance(error, NoTrajectoryError):
+        status = 404
     elif isinstance(error, ConfigError | DataError):  # such as a query or a range that is none
         status = 400
     return answer({"error": str(error)}, status)

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from agentrl.errors import DataError, StoreError
+from agentrl.errors import Closing, DataError, StoreError
 from agentrl.guards.bounded_json import mapping
 from agentrl.guards.bounded_yaml import parse_yaml
 from agentrl.guards.regular_file import read_regular
@@ -23,7 +23,7 @@ from agentrl.store import (
     decode_trajectory,
 )
 from agentrl.store.events import event_fault
-from agentrl.store.json_text import from_json
+from agentrl.store.json_text import from_json, to_json
 from agentrl.store.masking import SecretMask
 from agentrl.types import Trajectory
 from agentrl.viewer.analysis import BlameRow
@@ -42,19 +42,21 @@ from agentrl.viewer.secret_tokens import has_marks, without_secrets
 _FRESH_S = 0.3
 
 
-class OpenRun:
+class OpenRun(Closing):
     """One run. ``lock`` guards all but ``notes``: requests come from several threads.
 
     Args:
         directory: the run.
         key: what requests name it by.
-        name: what people call it.
+        name: what people call it; the name of its folder where empty.
     """
 
-    def __init__(self, directory: RunDirectory, key: str, name: str) -> None:
+    closing = "closing the index"
+
+    def __init__(self, directory: RunDirectory, key: str = "", name: str = "") -> None:
         self.directory = directory
         self.key = key
-        self.name = name
+        self.name = name or directory.root.name
         self.lock = threading.RLock()
         self.metrics = MetricsTable(directory.metrics_path)
         self.notes = NoteBook(directory.root / "notes")
@@ -181,7 +183,7 @@ class OpenRun:
         ``REDACTED_ID``.
 
         Raises:
-            ApiError: the run has none of this id.
+            NoTrajectoryError: the run has none of this id.
             StoreError: its file is damaged.
         """
         columns, arrays = self._stored(trajectory_id)
@@ -196,13 +198,12 @@ class OpenRun:
         return without_secrets(row, pieces, self._mask)
 
     def trajectory(self, trajectory_id: str) -> Trajectory:
-        """One trajectory as objects.
-
-        Raises:
-            ApiError: the run has none of this id.
-            StoreError: its file is damaged.
-        """
+        """One trajectory as objects; otherwise as ``row``, with the ids of masked secrets too."""
         return decode_trajectory(*self._stored(trajectory_id))
+
+    def shown(self, row: StoredRow) -> Trajectory:
+        """The trajectory of ``row`` as objects, without the ids that it hides."""
+        return decode_trajectory({**row.columns, "turns": to_json(row.turns)}, row.arrays)
 
     def pieces(self, stage: str) -> TokenPieces:
         """The tokens' texts, by a stage's tokenizer.
@@ -216,7 +217,7 @@ class OpenRun:
         try:
             return self.reader.row(trajectory_id)
         except NoTrajectoryError as error:
-            raise not_found(
+            raise NoTrajectoryError(
                 f"the run {self.name} has no trajectory {trajectory_id[:100]!r}{error.why}"
             ) from error
 
@@ -231,7 +232,7 @@ class OpenRun:
         except StoreError as error:
             raise not_found(str(error)[:300]) from error
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Ends what it holds open and forgets what it read; the next request reads it again."""
         with self.lock:
             if (index := self.__dict__.pop("_index", None)) is not None:

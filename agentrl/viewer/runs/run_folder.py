@@ -73,7 +73,7 @@ class RunFolder:
             run.used_at = time.monotonic()
             idle = self._idle()
         for other in idle:
-            other.release()
+            other.close()
         if not run.directory.record_path.is_file():
             raise not_found(
                 f"the run {run.name} is no longer at {run.directory.root}: it was moved or deleted "
@@ -85,7 +85,7 @@ class RunFolder:
         """Ends what the runs hold open."""
         with self._lock:
             while self._open:
-                self._open.popitem()[1].release()
+                self._open.popitem()[1].close()
 
     def _opened(self, key: str) -> OpenRun:
         if key not in self._open:

@@ -55,7 +55,7 @@ def test_a_released_run_is_read_again(run: RunDirectory) -> None:
     runs = RunFolder(run.root)
     [one] = runs.runs()
     assert one.index().page().total == 12
-    one.release()
+    one.close()
     assert one.index().page().total == 12
     runs.close()
 

@@ -47,5 +47,5 @@ def diff_command(
         if json:
             print_json(found)
             return
-        shown = [run.shown(run.row(name)) for run, name in ((one, a), (another, b))]
-    print_diff(found, *shown, token_text_of(directory))
+        first, second = one.shown(one.row(a)), another.shown(another.row(b))
+    print_diff(found, first, second, token_text_of(directory))

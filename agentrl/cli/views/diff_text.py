@@ -16,8 +16,10 @@ from agentrl.types import Trajectory, concat_ids
 
 _STYLES = {"a": "red", "b": "green", "=": ""}
 _MARKS = {"a": "a |", "b": "b |", "=": "  |"}
-_CONTEXT = 2  # lines of equal text that are shown around what differs
-_AROUND = 8  # tokens that are shown around the first that differs
+# lines of equal text that are shown around what differs
+_CONTEXT = 2
+# tokens that are shown around the first that differs
+_AROUND = 8
 
 
 def print_diff(
@@ -96,7 +98,8 @@ def _lines(changes: Sequence[Sequence[str]]) -> Iterator[tuple[str, str]]:
     for side, text in [*changes, ["=", "\n"]]:
         *whole, last = text.split("\n")
         if side != "=":
-            current[side] += text  # its own newlines stay within the difference
+            # its own newlines stay within the difference
+            current[side] += text
             continue
         for part in whole:
             own = {name: line + part for name, line in current.items()}

@@ -28,6 +28,7 @@ def overview(run: OpenRun) -> dict[str, Any]:
     run.metrics.refresh()
     stage = run.metrics.newest_stage
     step = run.metrics.newest_step
+    # Each stage counts its own steps, so that a step alone names no row.
     logged = {} if step is None else run.metrics.stage(stage).row(step)
     state = run.state()
     kept = kept_of_run(run)

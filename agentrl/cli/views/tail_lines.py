@@ -82,6 +82,7 @@ class RunTail(Closing):
         """What is new since the last look, or the latest at the first."""
         first = self._newest is None
         yield from self._few("trajectory", self._trajectories(), first)
+        # What both files hold is taken at one time, so that a step and its alerts come together.
         _, events = self._events.take()
         _, steps = self._metrics.take()
         alerts = [
@@ -140,7 +141,8 @@ def _step(values: Mapping[str, Any]) -> str:
 def _figure(value: float) -> str:
     try:
         return f"{value:.4g}"
-    except OverflowError:  # a whole number beyond any float
+    except OverflowError:
+        # a whole number beyond any float
         return f"{str(value)[:8]}…"
 
 

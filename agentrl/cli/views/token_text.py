@@ -33,7 +33,8 @@ def token_text_of(run: RunDirectory) -> TokenText | None:
             ids = list(tokens)
             if known:
                 text += tokenizer.decode(ids, skip_special_tokens=False)
-            else:  # of a masked secret, or of the model's padded vocabulary
+            else:
+                # of a masked secret, or of the model's padded vocabulary
                 text += "".join(
                     HIDDEN_PIECE if token == REDACTED_ID else "\N{REPLACEMENT CHARACTER}"
                     for token in ids

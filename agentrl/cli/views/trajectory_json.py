@@ -9,11 +9,7 @@ from agentrl.store.annotations.annotation import merged
 from agentrl.store.json_text import from_json
 from agentrl.store.trajectories.turn_record import SegmentReader, fields_of
 from agentrl.types import Segment, SegmentKind
-
-_JSON_COLUMNS = (
-    *("rewards", "turns", "task", "timings", "info", "reasons"),
-    *("first_state", "last_observed", "last_info"),
-)
+from agentrl.viewer.runs.stored_row import JSON_COLUMNS
 
 
 def trajectory_json(run: RunDirectory, trajectory_id: str) -> dict[str, Any]:
@@ -22,7 +18,7 @@ def trajectory_json(run: RunDirectory, trajectory_id: str) -> dict[str, Any]:
     """
     reader = TrajectoryReader(run)
     columns, arrays = reader.row(trajectory_id)
-    row = {**columns, **{name: from_json(columns[name]) for name in _JSON_COLUMNS}}
+    row = {**columns, **{name: from_json(columns[name]) for name in JSON_COLUMNS}}
     tokens = SegmentReader(arrays)
     for turn in row["turns"]:
         for part in ("context", "completion"):

@@ -8,12 +8,11 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from agentrl.errors import DataError, StoreError
 from agentrl.store.json_text import to_json
-from agentrl.viewer.analysis import task_view
+from agentrl.viewer.analysis.task_view import task_view
 from agentrl.viewer.api_error import ApiError
 from agentrl.viewer.export.modules import data_url
 from agentrl.viewer.export.redaction import Redaction
@@ -82,7 +81,7 @@ class ExportedAnswers:
             shown = {"total": len(self.rows), "rows": self.rows}
             self._add(f"{self._root}/trajectories", shown)
             self._add(f"{self._root}/facets", self._facets())
-            notes = [asdict(note) for note in run.notes.all() if note.trajectory in self._views]
+            notes = run.notes.records(self._views)
             self._add(f"{self._root}/notes", {"notes": notes, "user": ""})
             self._add_groups()
             self._add_tasks()
@@ -141,7 +140,7 @@ class ExportedAnswers:
         for row in self.rows:
             tasks.setdefault(row["task_id"], []).append(row)
         for task_id, rows in tasks.items():
-            self._add_of("task", task_id, task_view(rows).as_json())
+            self._add_of("task", task_id, task_view(rows))
 
     def _overview(self) -> dict[str, Any]:
         """The overview; what leads out of the file is no link."""
@@ -156,6 +155,7 @@ class ExportedAnswers:
             return link if _SIMPLE.fullmatch(str((link or {}).get("query") or "")) else None
         if page == "trajectory":
             return link if (link or {}).get("id") in self._views else None
+        # Other pages ask a server, which the file has not.
         return link if page == "overview" else None
 
     def _add_of(self, what: str, trajectory_id: str, value: Any) -> None:
@@ -172,7 +172,8 @@ class ExportedAnswers:
     def _add_blob(self, sha256: str) -> None:
         try:
             data = self._redaction.data(self._run.blob(sha256))
-        except ApiError:  # it was not kept; the page says so when it is asked for
+        except ApiError:
+            # it was not kept; the page says so when it is asked for
             return
         if data is None:
             return

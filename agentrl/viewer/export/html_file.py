@@ -125,6 +125,7 @@ def _page(name: str, kept: str) -> str:
         policy=policy,
         title=html.escape(f"{name} (exported)"),
         styles="\n".join(f"<style>{text}</style>" for text in styles),
+        # Whatever a trajectory says, it cannot end the element that holds it.
         data=kept.replace("<", "\\u003c"),
         scripts="\n".join(f"<script{kind}>{text}</script>" for kind, text in scripts),
     )

@@ -51,7 +51,8 @@ def routes(runs: RunFolder) -> APIRouter:
     ) -> Response:
         run = runs.get(key)
         found = comparisons.blame_answer(run, step, signal, level, stage=stage)
-        with run.lock:  # what store.keep dropped has no part
+        with run.lock:
+            # what store.keep dropped has no part
             return answer({**found, "kept": comparisons.kept_of_step(run, step, stage)})
 
     @router.get("/retokenise")

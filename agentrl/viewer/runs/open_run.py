@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from agentrl.store.events import event_fault
 from agentrl.store.json_text import from_json, to_json
 from agentrl.store.masking import SecretMask
 from agentrl.types import Trajectory
-from agentrl.viewer.analysis import BlameRow
+from agentrl.viewer.analysis.blame import BlameRow
 from agentrl.viewer.api_error import not_found
 from agentrl.viewer.index import RunIndex
 from agentrl.viewer.notes import NoteBook
@@ -36,7 +36,7 @@ from agentrl.viewer.runs.metrics_table import MetricsTable
 from agentrl.viewer.runs.run_reader import RunReader
 from agentrl.viewer.runs.run_tokenizer import stage_pieces
 from agentrl.viewer.runs.stored_row import StoredRow
-from agentrl.viewer.runs.trajectory_count import TrajectoryCount
+from agentrl.viewer.runs.trajectory_count import count_trajectories
 from agentrl.viewer.secret_tokens import has_marks, without_secrets
 
 _FRESH_S = 0.3
@@ -63,7 +63,6 @@ class OpenRun(Closing):
         self._event_lines = AppendedLines(directory.events_path)
         self._events: list[dict[str, Any]] = []
         self._watch = RunWatch(directory)
-        self._count = TrajectoryCount(directory)
         self.used_at = 0.0
         """When a request asked for this run last, by the monotonic clock."""
         self._refreshed_at = -_FRESH_S
@@ -101,27 +100,21 @@ class OpenRun(Closing):
         """
         with self.lock:
             index = self._index
+            # A page asks for several things at once: one look at the files serves all of them.
             if time.monotonic() - self._refreshed_at < patience_s:
                 return 0
             changed = index.refresh()
             self._refreshed_at = time.monotonic()
             return changed
 
-    def _file_of(self, trajectory_id: str, *, looking: bool) -> Path | None:
+    def _file_of(self, trajectory_id: str, looking: bool) -> Path | None:
         self.refresh_index(0.0 if looking else _FRESH_S)
         return self._index.file_of(trajectory_id)
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
         """``config.resolved.yaml``; empty where there is none that can be read."""
-        try:
-            loaded = parse_yaml(read_regular(self.directory.config_path))
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError) as error:
-            self._damage.append(f"{self.directory.config_path} cannot be read: {error}")
-            return {}
-        return loaded if isinstance(loaded, dict) else {}
+        return self._loaded(self.directory.config_path, parse_yaml)
 
     @property
     def record(self) -> dict[str, Any]:
@@ -133,16 +126,18 @@ class OpenRun(Closing):
         return self.directory.read_record()
 
     @property
-    def summary(self) -> dict[str, Any]:
-        """``summary.json``; empty while the run has none."""
+    def summary(self) -> Mapping[str, Any]:
+        """``summary.json``; empty while the run has none that can be read."""
+        return self._loaded(self.directory.summary_path, from_json)
+
+    def _loaded(self, path: Path, parse: Callable[[bytes], Any]) -> Mapping[str, Any]:
         try:
-            found = from_json(read_regular(self.directory.summary_path))
+            return mapping(parse(read_regular(path)))
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
-            self._damage.append(f"{self.directory.summary_path} cannot be read: {error}")
+            self._damage.append(f"{path} cannot be read: {error}")
             return {}
-        return found if isinstance(found, dict) else {}
 
     def setting(self, name: str) -> Any:
         """A key of the run's own ``store`` section; None where nobody knows."""
@@ -166,7 +161,7 @@ class OpenRun(Closing):
         """How many trajectories it has now; makes no index where nobody has asked for one yet."""
         if "_index" in self.__dict__:
             return self.index().page(limit=0).total
-        return self._count.count()
+        return count_trajectories(self.directory)
 
     def state(self) -> RunState:
         """Whether it runs, by its heartbeat."""
@@ -186,6 +181,7 @@ class OpenRun(Closing):
             NoTrajectoryError: the run has none of this id.
             StoreError: its file is damaged.
         """
+        # Of several records of an id the newest counts, and what was learned of it alone.
         columns, arrays = self._stored(trajectory_id)
         learned = self.reader.learned(trajectory_id, columns["recorded_at"])
         row = StoredRow(columns, arrays, learned)

@@ -72,6 +72,7 @@ class RunFolder:
             run = self._opened(key)
             run.used_at = time.monotonic()
             idle = self._idle()
+        # Outside the lock: to close an index may wait for a search in it.
         for other in idle:
             other.close()
         if not run.directory.record_path.is_file():
@@ -146,5 +147,6 @@ def _folders(folder: Path) -> list[Path]:
                 for entry in entries
                 if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
             )
-    except OSError:  # not ours to read: no run of it can be shown
+    except OSError:
+        # not ours to read: no run of it can be shown
         return []

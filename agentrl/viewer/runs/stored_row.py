@@ -20,6 +20,12 @@ from agentrl.store.trajectories.turn_record import SegmentReader
 from agentrl.types import SegmentKind
 from agentrl.types.segment import ALTERNATIVE_IDS
 
+JSON_COLUMNS = (
+    *("task", "turns", "rewards", "reasons", "timings", "info"),
+    *("first_state", "last_observed", "last_info"),
+)
+"""Columns whose text is JSON."""
+
 
 class StoredAlternatives(NamedTuple):
     """The likeliest tokens beside sampled ones.

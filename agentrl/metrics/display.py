@@ -158,6 +158,7 @@ class StepDisplay(Closing):
             note: a remark at the end of the line, or below it on a narrow terminal.
         """
         now = self._clock()
+        # Several steps may have passed since the last line that was shown.
         self._recent.append((now - self._last) / max(1, step - self._done))
         self._last = now
         self._done = step
@@ -234,7 +235,8 @@ class StepDisplay(Closing):
         since = format_duration(self._clock() - self._last)
         status = Text(self._status, style="dim", overflow="ellipsis")
         cells: list[RenderableType] = [Text(since, style="dim"), status]
-        if self._num_steps:  # else it is before the first stage
+        if self._num_steps:
+            # else it is before the first stage
             bar = ProgressBar(total=self._num_steps, completed=self._done, width=24)
             where = Text(f"{self._done}/{self._num_steps}, this step {since}", style="dim")
             cells = [bar, where, status]

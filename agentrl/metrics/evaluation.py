@@ -163,6 +163,8 @@ def interval(task_values: Sequence[float] | F64, *, num_samples: int | None = No
     variance = float(values.var(ddof=1)) / n if n > 1 else math.nan
     if values.min() >= 0.0 and values.max() <= 1.0:
         effective = mean * (1 - mean) / variance if variance > 0 else float(n)
+        # Samples of one task are alike: together they are worth at least one, and at most as many
+        # as they are.
         effective = min(max(effective, n), max(num_samples or n, n))
         centre = (mean + z * z / (2 * effective)) / (1 + z * z / effective)
         half = z / (1 + z * z / effective)

@@ -141,19 +141,19 @@ def _lengths(finished: Sequence[Trajectory]) -> dict[str, float]:
         sum(len(s) for turn in one.turns if turn.parent is None for s in turn.context)
         for one in finished
     ]
+    # A sequence that begins anew repeats its prompt, which was given and not played.
     after_prompt = np.subtract(total, prompts)
     turns = [len(one.turns) for one in finished]
-    return {
-        "length/response/mean": float(np.mean(response)),
-        "length/response/max": float(max(response)),
-        "length/after_prompt/mean": float(np.mean(after_prompt)),
-        "length/after_prompt/max": float(max(after_prompt)),
+    spread = {"length/response": response, "length/after_prompt": after_prompt, "turns": turns}
+    metrics = {
+        f"{name}/{kind}": float(of(values))
+        for name, values in spread.items()
+        for kind, of in (("mean", np.mean), ("max", np.max))
+    }
+    truncated = [one.status.kind == "truncated" for one in finished]
+    return metrics | {
         "length/total/mean": float(np.mean(total)),
-        "length/truncated_frac": float(
-            np.mean([one.status.kind == "truncated" for one in finished])
-        ),
-        "turns/mean": float(np.mean(turns)),
-        "turns/max": float(max(turns)),
+        "length/truncated_frac": float(np.mean(truncated)),
         "turns/restarts": float(np.mean([one.info.get("restarts", 0) for one in finished])),
     }
 

@@ -95,7 +95,8 @@ class TensorBoardSink:
         try:
             self._writer.add_event(event)
         except BaseException:
-            self._writer = None  # one that failed takes nothing more: the next step has another
+            # one that failed takes nothing more: the next step has another
+            self._writer = None
             raise
 
     def close(self) -> None:

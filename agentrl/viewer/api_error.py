@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from agentrl.errors import AgentRLError
 
 
@@ -31,3 +34,11 @@ def not_found(message: str) -> ApiError:
 def bad_request(message: str) -> ApiError:
     """Of a request that cannot be answered by anything."""
     return ApiError(400, message)
+
+
+def fault_of(errors: Sequence[Mapping[str, Any]]) -> str:
+    """The first of what pydantic found: where, the rule, and the value."""
+    first = errors[0]
+    rule = str(first["msg"]).removeprefix("Value error, ")
+    place = ".".join(map(str, first["loc"]))
+    return f"{place}: {rule}, got {str(first.get('input'))[:100]!r}" if place else rule

@@ -13,7 +13,8 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentrl.errors import AgentRLError, ConfigError, DataError
-from agentrl.viewer.api_error import ApiError
+from agentrl.store import NoTrajectoryError
+from agentrl.viewer.api_error import ApiError, fault_of
 from agentrl.viewer.following import Following
 from agentrl.viewer.routes import (
     analysis_routes,
@@ -68,16 +69,17 @@ async def _failed(_: Request, error: Exception) -> Response:
     status = 500
     if isinstance(error, ApiError):
         status = error.status
-    elif isinstance(error, ConfigError | DataError):  # such as a query or a range that is none
+    elif isinstance(error, NoTrajectoryError):
+        status = 404
+    elif isinstance(error, ConfigError | DataError):
+        # such as a query or a range that is none
         status = 400
     return answer({"error": str(error)}, status)
 
 
 async def _invalid(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    name = ".".join(map(str, first["loc"][1:]))
-    return answer({"error": f"{name}: {first['msg']}, got {str(first.get('input'))[:100]!r}"}, 400)
+    return answer({"error": fault_of(error.errors())}, 400)
 
 
 async def _http(request: Request, error: Exception) -> Response:

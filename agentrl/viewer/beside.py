@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -81,21 +81,12 @@ def main(run: Path, *, terminal: bool) -> None:
     while not RunDirectory(run).record_path.is_file():
         if ended.wait(_POLL_S):
             return
-    from agentrl.viewer.launch import Address, open_browser, serve, ways_in
+    from agentrl.viewer.launch import show
 
-    opened: list[Callable[[], None]] = []
-
-    def announce(address: Address) -> None:
-        lines, desktop = ways_in(address, os.environ, terminal=terminal)
+    def tell(lines: Sequence[str]) -> None:
         print(f"watch the run at {lines[0]}", *lines[1:], sep="\n", flush=True)  # noqa: T201
-        if desktop:
-            opened.append(open_browser(address))
 
-    try:
-        serve(run, host="127.0.0.1", port=0, allow_hosts=(), announce=announce, until=ended.wait)
-    finally:
-        for remove in opened:
-            remove()
+    show(run, tell, terminal=terminal, until=ended.wait)
 
 
 def _watch_parent(ended: threading.Event) -> None:
@@ -106,7 +97,8 @@ def _watch_parent(ended: threading.Event) -> None:
             break
     ended.set()
     time.sleep(_END_S)
-    os._exit(1)  # what hangs must not outlive the run
+    # what hangs must not outlive the run
+    os._exit(1)
 
 
 if __name__ == "__main__":

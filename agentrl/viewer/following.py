@@ -96,6 +96,8 @@ class RunWatcher:
     def join(self, follower: _Follower, since: int | None) -> None:
         """Adds a follower, who is told at once what is newer than ``since``."""
         with self._changed:
+            # A page that comes back is told the alerts that it missed; a new one asks for all
+            # itself.
             known = [*self._latest.values(), *(self._alerts if since is not None else ())]
             for event in sorted(known, key=lambda event: event.number):
                 if event.number > (since or 0):
@@ -125,12 +127,14 @@ class RunWatcher:
         while True:
             try:
                 changed = self._look()
-            except (AgentRLError, OSError) as error:  # such as a run that was moved away
+            except (AgentRLError, OSError) as error:
+                # such as a run that was moved away
                 changed = self._publish("state", {"state": "lost", "why": str(error)})
             wait_s = _BUSY_S if changed else quiet_s
             quiet_s = _QUIET_S if changed else min(_LATEST_S, quiet_s * _SLOWER)
             with self._changed:
                 self._changed.wait_for(lambda: not self._followers, wait_s)
+                # Under the lock: one who joins right after this starts another thread.
                 if not self._followers:
                     self._thread = None
                     return
@@ -141,6 +145,7 @@ class RunWatcher:
         if not run.directory.record_path.is_file():
             raise StoreError(f"the run is no longer at {run.directory.root}")
         changed = self._publish("state", {"state": run.state().kind})
+        # The files' sizes and times cost little; reading what changed waits for a difference.
         signature = run_signature(run)
         if signature == self._signature:
             return changed
@@ -196,6 +201,7 @@ class Following:
         """
         watcher = self._watchers.setdefault(run.key, RunWatcher(run))
         follower = _Follower()
+        # A browser's connections to a host are few, and its tabs share them.
         stays = self._open < _MOST_STREAMS
         self._open += 1
         watcher.join(follower, since)
@@ -206,7 +212,8 @@ class Following:
                     event = await follower.next(_KEEP_ALIVE_S if stays else _BUSY_S)
                 except TimeoutError:
                     if not stays:
-                        return  # the page asks again after the retry's time
+                        # the page asks again after the retry's time
+                        return
                     yield ": nothing new\n\n"
                     continue
                 if event is None:

@@ -71,7 +71,8 @@ def _share_arenas() -> None:
     """Lets all threads allocate from two of glibc's arenas: it would make one for each, of which
     each keeps what was freed.
     """
-    with suppress(OSError, AttributeError):  # another C library
+    with suppress(OSError, AttributeError):
+        # another C library
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
 
 
@@ -97,6 +98,7 @@ def serve(
         StoreError: there is no run.
         MachineError: the address cannot be listened on.
     """
+    # Before anything imports pyarrow.
     sys.meta_path.insert(0, _WithoutPandas())
     _share_arenas()
     import uvicorn
@@ -105,6 +107,7 @@ def serve(
 
     token = secrets.token_urlsafe(24)
     app = create_app(source, token=token, allow_hosts=(*own_hosts(host), *allow_hosts))
+    # Bound before the server starts, so that its port is known, and taken by nobody else.
     listening = listening_socket(host, port, "the viewer")
     address = Address(host, listening.getsockname()[1], token, app.state.page)
 
@@ -120,7 +123,8 @@ def serve(
                 announce(address)
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            app.state.following.close()  # else each open page would hold up the end
+            # else each open page would hold up the end
+            app.state.following.close()
             await super().shutdown(sockets)
 
     server = Server(
@@ -137,6 +141,40 @@ def serve(
     if until is not None:
         threading.Thread(target=_end_after, args=(until, server), daemon=True).start()
     server.run([listening])
+
+
+def show(
+    source: Path,
+    tell: Callable[[Sequence[str]], None],
+    *,
+    terminal: bool,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    allow_hosts: Sequence[str] = (),
+    opens: bool = True,
+    until: Callable[[], object] | None = None,
+) -> None:
+    """Serves, tells where, and opens a browser where there is a desktop.
+
+    Args:
+        source, host, port, allow_hosts, until: as ``serve`` has them.
+        tell: is given the lines of ``ways_in`` once the viewer answers.
+        terminal: whether people read what is told.
+        opens: whether a browser may be opened.
+    """
+    opened: list[Callable[[], None]] = []
+
+    def announce(address: Address) -> None:
+        lines, desktop = ways_in(address, os.environ, terminal=terminal)
+        tell(lines)
+        if opens and desktop:
+            opened.append(open_browser(address))
+
+    try:
+        serve(source, host=host, port=port, allow_hosts=allow_hosts, announce=announce, until=until)
+    finally:
+        for remove in opened:
+            remove()
 
 
 def _end_after(until: Callable[[], object], server: uvicorn.Server) -> None:
@@ -184,7 +222,8 @@ def open_browser(address: Address) -> Callable[[], None]:
     """
     import webbrowser
 
-    folder = Path(tempfile.mkdtemp(prefix="agentrl-view-"))  # of this user alone
+    # of this user alone
+    folder = Path(tempfile.mkdtemp(prefix="agentrl-view-"))
     page = folder / "open.html"
     with open(os.open(page, os.O_WRONLY | os.O_CREAT, 0o600), "w", encoding="utf-8") as file:
         file.write(_OPENER.format(url=html.escape(address.link)))

@@ -13,10 +13,11 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self, TypeAlias
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from agentrl.errors import StoreError
 from agentrl.guards.regular_file import descriptor
@@ -24,15 +25,32 @@ from agentrl.store import SecretMask
 from agentrl.store.json_text import to_json
 from agentrl.store.jsonl import cut_torn_line, read_jsonl, write_all
 from agentrl.store.write_error import os_refusals
-from agentrl.viewer.api_error import ApiError, bad_request, not_found
+from agentrl.viewer.api_error import ApiError, bad_request, fault_of, not_found
 
-_MOST_TEXT = 20_000
-_MOST_LABELS = 20
-_LABEL = re.compile(r"[\w./:+-]{1,64}")
+Index: TypeAlias = Annotated[int, Field(strict=True, ge=0, lt=2**53)]
+Time: TypeAlias = Annotated[float, Field(strict=True)]
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+def _word(given: str) -> str:
+    if not re.fullmatch(r"[\w./:+-]{1,64}", given):
+        raise ValueError("must have 1 to 64 letters, digits and . / : + - _ without blanks")
+    return given
+
+
+def _rising(given: tuple[int, int]) -> tuple[int, int]:
+    if not given[0] < given[1]:
+        raise ValueError("must be [first, end] with first < end")
+    return given
+
+
+def _once(given: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(given))
+
+
+Label: TypeAlias = Annotated[str, AfterValidator(_word)]
+
+
+class Note(BaseModel):
     """One note.
 
     Args:
@@ -48,15 +66,27 @@ class Note:
             episode again; None where it is not known.
     """
 
+    model_config = ConfigDict(frozen=True)
+
     id: str
-    trajectory: str
-    turn: int | None
-    tokens: tuple[int, int] | None
-    labels: tuple[str, ...]
-    text: str
+    trajectory: Annotated[str, Field(min_length=1, max_length=1000)]
+    turn: Index | None = None
+    tokens: Annotated[tuple[Index, Index], AfterValidator(_rising)] | None = None
+    labels: Annotated[
+        tuple[Annotated[str, AfterValidator(_word)], ...],
+        Field(max_length=20),
+        AfterValidator(_once),
+    ] = ()
+    text: Annotated[str, Field(max_length=20_000)] = ""
     user: str
-    time: float
-    recorded_at: float | None = None
+    time: Time
+    recorded_at: Time | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if not (self.text.strip() or self.labels):
+            raise ValueError("it must have a text or a label, got neither")
+        return self
 
     def is_about(self, recorded_at: float) -> bool:
         """Whether it is about the record of this time, not one that was played before."""
@@ -85,6 +115,7 @@ class NoteBook:
         """Every note, the oldest first."""
         signature = self._look()
         with self._lock:
+            # Every page asks for notes: their files are read again only where one changed.
             if signature != self._signature:
                 damage: list[str] = []
                 self._read = _read(self.folder, lambda error: damage.append(str(error)))
@@ -92,9 +123,13 @@ class NoteBook:
                 self._signature = signature
             return sorted(self._read.values(), key=lambda note: note.time)
 
-    def of(self, trajectory: str) -> list[Note]:
-        """The notes of one trajectory, the oldest first."""
-        return [note for note in self.all() if note.trajectory == trajectory]
+    def records(self, trajectories: Container[str] | None = None) -> list[dict[str, Any]]:
+        """The notes of some trajectories, or of all, as JSON, the oldest first."""
+        return [
+            note.model_dump()
+            for note in self.all()
+            if trajectories is None or note.trajectory in trajectories
+        ]
 
     def add(self, fields: Mapping[str, Any]) -> Note:
         """Writes a note of this user.
@@ -106,8 +141,12 @@ class NoteBook:
         Raises:
             ApiError: a field is not what it must be, or the run cannot be written.
         """
-        note = Note(uuid.uuid4().hex[:16], **_checked(fields), user=self.user, time=time.time())
-        self._append(asdict(note))
+        own = {"id": uuid.uuid4().hex[:16], "user": self.user, "time": time.time()}
+        try:
+            note = Note.model_validate({**fields, **own})
+        except ValidationError as error:
+            raise bad_request(f"the note: {fault_of(error.errors())}") from error
+        self._append(note.model_dump())
         return note
 
     def delete(self, note_id: str) -> None:
@@ -142,7 +181,8 @@ class NoteBook:
                     write_all(file, line)
                     os.fsync(file)
                 finally:
-                    os.close(file)  # and with it the lock
+                    # and with it the lock
+                    os.close(file)
         except StoreError as error:
             raise ApiError(
                 403, f"the note was not kept: {error}; notes lie in the run, so make it writable"
@@ -157,6 +197,7 @@ class NoteBook:
 
 def _read(folder: Path, on_damage: Callable[[StoreError], None]) -> dict[str, Note]:
     notes: dict[str, Note] = {}
+    # A deletion counts in its own file alone: nobody takes back another's note.
     gone: set[tuple[str, str]] = set()
     for path in sorted(folder.glob("*.jsonl")):
         for record in read_jsonl(path, on_damage):
@@ -165,79 +206,18 @@ def _read(folder: Path, on_damage: Callable[[StoreError], None]) -> dict[str, No
                 continue
             try:
                 # the file says whose it is: a line cannot speak for another user
-                note = Note(
-                    str(record["id"]),
-                    **_checked(record),
-                    user=path.stem,
-                    time=float(record["time"]),
-                )
-            except (ApiError, KeyError, TypeError, ValueError):
-                continue  # not written by a viewer: nothing can be shown of it
+                note = Note.model_validate({**record, "user": path.stem})
+            except ValidationError:
+                # not written by a viewer: nothing can be shown of it
+                continue
             notes[note.id] = note
     return {key: note for key, note in notes.items() if (note.user, key) not in gone}
-
-
-def _checked(fields: Mapping[str, Any]) -> dict[str, Any]:
-    trajectory = fields.get("trajectory")
-    if not isinstance(trajectory, str) or not 0 < len(trajectory) <= 1000:
-        raise bad_request(f"a note's trajectory must be its id, got {str(trajectory)[:100]!r}")
-    turn = fields.get("turn")
-    if not (turn is None or (_is_count(turn))):
-        raise bad_request(f"a note's turn must be an index or null, got {str(turn)[:100]!r}")
-    text = fields.get("text") or ""
-    if not isinstance(text, str) or len(text) > _MOST_TEXT:
-        raise bad_request(f"a note's text must have at most {_MOST_TEXT:,} characters")
-    labels = _labels(fields.get("labels") or ())
-    if not (text.strip() or labels):
-        raise bad_request("a note must have a text or a label, got neither")
-    return {
-        "trajectory": trajectory,
-        "turn": turn,
-        "tokens": _range(fields.get("tokens")),
-        "labels": labels,
-        "text": text,
-        "recorded_at": _time(fields.get("recorded_at")),
-    }
-
-
-def _labels(given: object) -> tuple[str, ...]:
-    if not isinstance(given, list | tuple) or len(given) > _MOST_LABELS:
-        raise bad_request(f"a note's labels must be a list of at most {_MOST_LABELS}")
-    for label in given:
-        if not isinstance(label, str) or not _LABEL.fullmatch(label):
-            raise bad_request(
-                "a label must have 1 to 64 letters, digits and . / : + - _ without blanks, got "
-                f"{str(label)[:100]!r}"
-            )
-    return tuple(dict.fromkeys(given))
-
-
-def _range(given: object) -> tuple[int, int] | None:
-    if given is None:
-        return None
-    pair: Sequence[Any] = given if isinstance(given, list | tuple) else ()
-    if len(pair) != 2 or not all(map(_is_count, pair)) or not pair[0] < pair[1]:
-        raise bad_request(
-            f"a note's tokens must be [first, end] with first < end, got {str(given)[:100]!r}"
-        )
-    return int(pair[0]), int(pair[1])
-
-
-def _time(given: object) -> float | None:
-    if given is None:
-        return None
-    if isinstance(given, bool) or not isinstance(given, int | float):
-        raise bad_request(f"a note's recorded_at must be a number, got {str(given)[:100]!r}")
-    return float(given)
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
 
 
 def _system_user() -> str:
     try:
         name = getpass.getuser()
-    except (KeyError, OSError):  # a container whose user has no name
+    except (KeyError, OSError):
+        # a container whose user has no name
         name = f"uid-{os.getuid()}"
     return re.sub(r"[^A-Za-z0-9_.-]", "_", name).lstrip(".") or "user"

@@ -98,7 +98,8 @@ class TokenPieces:
         if token_id in self._added:
             return Piece(self._added[token_id])
         token = self.tokenizer.id_to_token(token_id)
-        if token is None:  # the model's padded vocabulary
+        if token is None:
+            # the model's padded vocabulary
             return Piece(f"<{token_id}>")
         if "ByteLevel" in self._kinds:
             return _byte_level(token)
@@ -125,7 +126,8 @@ def load_pieces(path: Path) -> TokenPieces:
 
     try:
         return TokenPieces(Tokenizer.from_file(str(path)))
-    except Exception as error:  # the library raises bare Exceptions
+    except Exception as error:
+        # the library raises bare Exceptions
         raise DataError(f"{path} cannot be read as a tokenizer: {error}") from error
 
 
@@ -142,6 +144,7 @@ def _decoder_kinds(decoder: Mapping[str, Any] | None) -> set[str]:
 @lru_cache(maxsize=1)
 def _byte_of_character() -> dict[str, int]:
     """GPT-2's map, which writes each byte as one printable character."""
+    # Those that are printable stand for themselves, the others for characters from 256 on.
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {
@@ -153,7 +156,8 @@ def _byte_level(token: str) -> Piece:
     table = _byte_of_character()
     try:
         return _of_bytes(bytes(table[character] for character in token))
-    except KeyError:  # a word of the vocabulary that was not written in bytes
+    except KeyError:
+        # a word of the vocabulary that was not written in bytes
         return Piece(token)
 
 

@@ -128,6 +128,8 @@ class RunSql(Closing):
         except duckdb.OutOfMemoryException as error:
             self.close()
             raise self._too_large() from error
+        # The views stand by now. Locking comes last: after it nothing can be set, by a query least
+        # of all.
         for statement in (
             f"SET allowed_paths = {_sql_list([*sealed, *annotations])}",
             "SET python_enable_replacements = false",
@@ -164,6 +166,7 @@ class RunSql(Closing):
             found = self._connection.execute(sql)
             columns = tuple(entry[0] for entry in found.description or ())
             limit = max(1, min(rows, MAX_ROWS))
+            # One row more than asked for tells whether there are more.
             fetched = found.fetchmany(limit + 1)
         except duckdb.InterruptException as error:
             raise SqlError(
@@ -250,7 +253,8 @@ def _array(values: Sequence[Any]) -> pa.Array:
     if kinds <= {int, float}:
         try:
             return pa.array(values, pa.int64() if kinds == {int} else pa.float64())
-        except (OverflowError, pa.ArrowInvalid):  # a whole number of many digits: as its text
+        except (OverflowError, pa.ArrowInvalid):
+            # a whole number of many digits: as its text
             pass
     texts = (
         value if value is None or isinstance(value, str) else to_json(value) for value in values

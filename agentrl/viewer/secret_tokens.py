@@ -27,6 +27,8 @@ HIDDEN = "their text is a secret that the run masked, or may hold one; the ids o
 _SAMPLED = (SegmentKind.POLICY, SegmentKind.TARGET)
 
 Mask = npt.NDArray[np.bool_]
+Find = Callable[[str], Iterable[tuple[int, int]]]
+"""The spans of a text, as characters."""
 
 
 def has_marks(columns: Mapping[str, Any]) -> bool:
@@ -43,21 +45,37 @@ def without_secrets(row: StoredRow, pieces: TokenPieces | None, mask: SecretMask
         mask: of the secrets that this process knows.
     """
     ids = row.arrays.token_ids
-    taken = np.zeros(ids.size, dtype=bool)
-    if pieces is not None:
-        for places in (np.arange(ids.size), *map(row.positions, row.paths())):
-            taken[places] |= tokens_of(pieces.data(ids[places]), mask.spans)
+    taken = (
+        np.zeros(ids.size, dtype=bool) if pieces is None else taken_tokens(row, pieces, mask.spans)
+    )
     for part, names in _marked_parts(row):
         shown = b"" if pieces is None else b"".join(pieces.data(ids[part]))
+        # A secret that was found and hidden needs no more; one that nobody here knows takes the
+        # whole part.
         if names - masked_names(mask(shown.decode(errors="replace"))):
             taken |= part
-    hidden = np.where(taken, np.int32(REDACTED_ID), ids)
-    # beside a secret its own first letters may stand as what was likely
-    kept = StoredRow(row.columns, replace(row.arrays, token_ids=hidden), row.annotations)
-    return kept.without_side()
+    return hiding(row, taken)
 
 
-def tokens_of(data: Sequence[bytes], find: Callable[[str], Iterable[tuple[int, int]]]) -> Mask:
+def hiding(row: StoredRow, taken: Mask) -> StoredRow:
+    """A trajectory without the ids of some tokens ``[N]``, and without its further arrays by token:
+    beside a secret its own first letters may stand as what was likely.
+    """
+    shown = np.where(taken, np.int32(REDACTED_ID), row.arrays.token_ids)
+    kept = replace(row.arrays, token_ids=shown)
+    return StoredRow(row.columns, kept, row.annotations).without_side()
+
+
+def taken_tokens(row: StoredRow, pieces: TokenPieces, find: Find) -> Mask:
+    """``[N]`` which tokens have a part in a span of the text of all, or of a sequence."""
+    ids = row.arrays.token_ids
+    taken = np.zeros(ids.size, dtype=bool)
+    for places in (np.arange(ids.size), *map(row.positions, row.paths())):
+        taken[places] |= tokens_of(pieces.data(ids[places]), find)
+    return taken
+
+
+def tokens_of(data: Sequence[bytes], find: Find) -> Mask:
     """``[N]`` which of N tokens, by their bytes, have a part in a span of the whole text.
 
     Args:
@@ -86,7 +104,8 @@ def _marked_parts(row: StoredRow) -> Iterable[tuple[Mask, set[str]]]:
     for turn in row.turns:
         own = row.arrays.turn_index == turn["index"]
         given = masked_names(to_json(turn.get("observed")))
-        if turn["parent"] is None:  # the context holds the conversation so far
+        if turn["parent"] is None:
+            # the context holds the conversation so far
             given |= before
         said = masked_names(to_json([turn.get("text"), turn.get("message")]))
         before |= given | said

@@ -69,6 +69,7 @@ class Guard(HttpGuard):
         if refused := self.wrong_host(headers):
             return _refusal(scope, 403, refused)
         query = parse_qs(scope["query_string"].decode("latin-1"))
+        # The printed link: its token becomes a cookie, and leaves the address.
         if scope["path"] == "/" and scope["method"] in SAFE and "token" in query:
             return self._enter(scope, query["token"][-1], headers)
         by_bearer = self.has_bearer(headers)

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from agentrl.render import Piece, PieceEncoder, Source
 from agentrl.types import Blob, ToolResult, Trajectory
-from agentrl.viewer.demo import PlantedFault
+from benchmarks.demo.planted import PlantedFault
 from benchmarks.demo.recorded_run import STAGE, RecordedRun, with_observation
 
 PHRASE = "let me check that again : "

@@ -23,8 +23,9 @@ import zstandard
 from tokenizers import Tokenizer
 
 from agentrl.store import RunDirectory
-from agentrl.viewer.demo import FOLDER, MAX_BYTES, PACK, PLANTED, PlantedFault
+from agentrl.viewer.demo import FOLDER, MAX_BYTES, PACK, PLANTED
 from benchmarks.demo.faults import FAULTS
+from benchmarks.demo.planted import PlantedFault
 from benchmarks.demo.recorded_run import RecordedRun
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -23,7 +23,8 @@ from agentrl.types import (
     Trajectory,
     Turn,
 )
-from agentrl.viewer.analysis import Behaviour, Episode, behaviour, read_episodes
+from agentrl.viewer.analysis.behaviour import Behaviour, behaviour
+from agentrl.viewer.analysis.episode import Episode, read_episodes
 from benchmarks.figures import Figures
 
 __all__ = ["measure"]

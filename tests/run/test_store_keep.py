@@ -24,7 +24,7 @@ def test_a_resumed_run_goes_on_though_old_steps_are_dropped(tmp_path: Path) -> N
         run = RunDirectory.open(tmp_path / "run")
         reader = TrajectoryReader(run)
         assert {one.step for one in reader.summaries(purpose="train")} == {newest}
-        kept = reader.kept_by_step()
+        kept = reader.kept_by_stage()["rl"]
         assert list(kept) == list(range(1, newest))
         assert len(reader.summaries(purpose="eval")) > 0
         learned = {one.trajectory_id for one in reader.annotations(stage="rl")}

@@ -99,6 +99,8 @@ def test_steps_are_counted_by_stage(run: RunDirectory, make: Make) -> None:
             writer.write(make(number, stage=stage), step)
             writer.seal(step, stage)
     assert groups(run) == [1, 3]  # the last step of each
+    # step 1 of one stage is not step 1 of the other
+    assert TrajectoryReader(run).kept_by_stage() == {"a": {1: (0, 1)}, "b": {1: (0, 1)}}
 
 
 def test_evaluations_stay_unless_labels_say_otherwise(run: RunDirectory, make: Make) -> None:
@@ -170,7 +172,7 @@ def test_a_note_that_is_written_while_a_shard_shrinks_counts(
     monkeypatch.setattr(NotedTrajectories, "ids", writes_meanwhile)
     write_steps(run, make, range(1, 2), KeepSpec(share=0.0))
     assert groups(run) == [6]
-    assert TrajectoryReader(run).kept_by_step() == {1: (1, 4)}
+    assert TrajectoryReader(run).kept_by_stage() == {"rl": {1: (1, 4)}}
 
 
 def test_notes_that_cannot_be_read_keep_everything(
@@ -185,9 +187,9 @@ def test_notes_that_cannot_be_read_keep_everything(
 
 def test_a_dropped_trajectory_is_named_as_dropped(run: RunDirectory, make: Make) -> None:
     reader = TrajectoryReader(run)
-    assert reader.kept_by_step() == {}
+    assert reader.kept_by_stage() == {}
     write_steps(run, make, range(1, 4), KeepSpec(last_steps=1, reward_below=1.0))
-    assert reader.kept_by_step() == {1: (1, 4), 2: (1, 4)}
+    assert reader.kept_by_stage() == {"rl": {1: (1, 4), 2: (1, 4)}}
     with pytest.raises(NoTrajectoryError) as dropped:
         reader.get("5-0-0")
     assert str(dropped.value) == (
@@ -280,7 +282,7 @@ def test_a_resumed_run_drops_what_its_rules_of_today_say(run: RunDirectory, make
     assert groups(run) == [6, 7, 10, 11, 12, 13, 14, 15]
     write_steps(run, make, range(4, 5), KeepSpec(last_steps=1, reward_above=2.0))
     assert groups(run) == [7, 11, 15, 16, 17, 18, 19]
-    assert TrajectoryReader(run).kept_by_step() == {1: (1, 4), 2: (1, 4), 3: (1, 4)}
+    assert TrajectoryReader(run).kept_by_stage() == {"rl": {1: (1, 4), 2: (1, 4), 3: (1, 4)}}
 
 
 def test_files_of_other_writers_stay(run: RunDirectory, make: Make) -> None:
@@ -302,7 +304,7 @@ def test_a_drop_that_a_death_left_undone_is_done_by_the_next_writer(
     assert TrajectoryReader(run).get("5-0-0").trajectory.group_index == 5
     write_steps(run, make, range(3, 4), keep)
     assert groups(run) == [4, 8, 12, 13, 14, 15]
-    assert TrajectoryReader(run).kept_by_step() == {1: (1, 4), 2: (1, 4)}
+    assert TrajectoryReader(run).kept_by_stage() == {"rl": {1: (1, 4), 2: (1, 4)}}
 
 
 def test_a_damaged_line_of_the_log_is_named_and_hides_no_other(
@@ -313,7 +315,7 @@ def test_a_damaged_line_of_the_log_is_named_and_hides_no_other(
     first, second = log.read_bytes().splitlines(keepends=True)
     log.write_bytes(first[:30] + b"\n" + second)
     reader = TrajectoryReader(run)
-    assert reader.kept_by_step() == {2: (1, 4)}
+    assert reader.kept_by_stage() == {"rl": {2: (1, 4)}}
     assert [str(log) in told for told in reader.damage] == [True]
     with pytest.raises(StoreError, match=r"driver\.jsonl:1 must be a JSON object"):
         TrajectoryWriter(run, keep=KeepSpec(last_steps=1))
@@ -354,6 +356,7 @@ def test_the_log_names_what_it_dropped(run: RunDirectory, make: Make) -> None:
     assert isinstance(record.pop("newest"), float)
     assert record == {
         "shard": "traj/sealed/step=000001/driver-0001.parquet",
+        "stage": "rl",
         "step": 1,
         "of": 4,
         "kept": 1,

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from agentrl.viewer.analysis import Episode, behaviour
+from agentrl.viewer.analysis.behaviour import behaviour
+from agentrl.viewer.analysis.episode import Episode
 
 PLANTED = "let me double check that"
 COMMON = [f"w{index}" for index in range(300)]

@@ -15,21 +15,16 @@ from agentrl.errors import DataError
 from agentrl.store import RunDirectory, TrajectoryReader
 from agentrl.store.jsonl import read_jsonl
 from agentrl.viewer import demo
-from agentrl.viewer.analysis import (
-    Blame,
-    Retokenised,
-    StepRange,
-    behaviour,
-    blame,
-    findings,
-    group_view,
-    logged_value,
-    read_episodes,
-    retokenise,
-    trained_tokens,
-)
-from agentrl.viewer.demo import PlantedFault, planted_faults, unpack_demo
+from agentrl.viewer.analysis.behaviour import behaviour
+from agentrl.viewer.analysis.blame import Blame, blame, logged_value
+from agentrl.viewer.analysis.episode import read_episodes
+from agentrl.viewer.analysis.findings import findings
+from agentrl.viewer.analysis.group_view import group_view
+from agentrl.viewer.analysis.retokenise import Retokenised, retokenise
+from agentrl.viewer.analysis.trained_tokens import trained_tokens
+from agentrl.viewer.demo import unpack_demo
 from agentrl.viewer.template import ChatTemplateText
+from benchmarks.demo.planted import PlantedFault, planted_faults
 
 NUM_STEPS = 16
 
@@ -123,9 +118,13 @@ def test_the_costly_token_is_first(opened: Demo) -> None:
 def test_the_phrase_that_appears_is_among_the_first_five(opened: Demo) -> None:
     link = planted("appearing phrase").link
     played = opened.reader.summaries(purpose="train")
-    ranges = [StepRange.parse(link[side]).trajectories(played) for side in ("a", "b")]
+    sides = []
+    for side in ("a", "b"):
+        first, last = map(int, link[side].split(".."))
+        own = [one for one in played if first <= one.step <= last]
+        sides.append(read_episodes(opened.run, opened.reader, own))
 
-    found = behaviour(*(read_episodes(opened.run, opened.reader, own) for own in ranges))
+    found = behaviour(*sides)
 
     assert any("let me check that again" in change.text for change in found.phrases[:5])
 
@@ -190,7 +189,7 @@ def test_the_dropped_group_taught_nothing(opened: Demo) -> None:
     view = group_view(rows, {row["id"]: opened.reader.row(row["id"])[1] for row in rows})
 
     assert len(rows) == 8
-    assert view.zero_std
+    assert view["zero_std"]
 
 
 def test_notes_lead_to_the_faults_of_single_episodes(opened: Demo) -> None:

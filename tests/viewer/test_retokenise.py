@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from agentrl.errors import DataError
 from agentrl.render import CHATML_TEMPLATE
 from agentrl.types import Blob, Message, Segment, SegmentKind, Status, Task, Trajectory, Turn
-from agentrl.viewer.analysis import retokenise
+from agentrl.viewer.analysis.retokenise import retokenise
 from agentrl.viewer.template import ChatTemplateText
 from tests.kit.episodes import sampled, trajectory, turn
 

@@ -9,7 +9,10 @@ import pytest
 
 from agentrl.store import Annotation, TokenArrays
 from agentrl.types import SegmentKind
-from agentrl.viewer.analysis import BlameRow, findings, group_view, task_view
+from agentrl.viewer.analysis.blame import BlameRow
+from agentrl.viewer.analysis.findings import findings
+from agentrl.viewer.analysis.group_view import group_view
+from agentrl.viewer.analysis.task_view import task_view
 
 
 def row(rollout: int, reward: float | None, **columns: Any) -> dict[str, Any]:
@@ -49,10 +52,10 @@ def test_a_group_has_its_rewards_advantages_and_first_divergence() -> None:
         [annotation("3-0-0", 0.5, 0.5, 9.0, 9.0, weight=(0.1, 0.1, 0.0, 0.0))],
     )
 
-    assert [one["id"] for one in view.rows] == ["3-0-0", "3-1-0", "3-2-0"]
-    assert (view.reward_mean, view.reward_std, view.zero_std) == (0.5, 0.5, False)
-    assert view.advantages == {"3-0-0": {"": 0.5}}
-    assert view.shared_tokens == 2
+    assert [one["id"] for one in view["rows"]] == ["3-0-0", "3-1-0", "3-2-0"]
+    assert (view["reward_mean"], view["reward_std"], view["zero_std"]) == (0.5, 0.5, False)
+    assert view["advantages"] == {"3-0-0": {"": 0.5}}
+    assert view["shared_tokens"] == 2
 
 
 def test_each_agent_of_an_episode_has_its_own_advantage() -> None:
@@ -67,7 +70,7 @@ def test_each_agent_of_an_episode_has_its_own_advantage() -> None:
         {"3-0-0": ["planner", "solver", "planner"]},
     )
 
-    assert view.advantages == {"3-0-0": {"planner": 0.5, "solver": -0.5}}
+    assert view["advantages"] == {"3-0-0": {"planner": 0.5, "solver": -0.5}}
 
 
 def test_a_group_of_equal_rewards_teaches_nothing() -> None:
@@ -76,7 +79,7 @@ def test_a_group_of_equal_rewards_teaches_nothing() -> None:
         {"3-0-0": tokens(), "3-1-0": tokens(1)},
     )
 
-    assert (view.zero_std, view.drop_reason, view.shared_tokens) == (True, "no_spread", 0)
+    assert (view["zero_std"], view["drop_reason"], view["shared_tokens"]) == (True, "no_spread", 0)
 
 
 def test_the_greedy_baseline_is_no_rollout_of_its_group() -> None:
@@ -85,7 +88,12 @@ def test_the_greedy_baseline_is_no_rollout_of_its_group() -> None:
         {"3-0-0": tokens(1), "3-1-0": tokens(1), "3-2-0": tokens(1)},
     )
 
-    assert (view.reward_mean, view.reward_std, view.zero_std, len(view.rows)) == (1.0, 0.0, True, 3)
+    assert (view["reward_mean"], view["reward_std"], view["zero_std"], len(view["rows"])) == (
+        1.0,
+        0.0,
+        True,
+        3,
+    )
 
 
 def test_a_task_by_policy_version() -> None:
@@ -96,10 +104,10 @@ def test_a_task_by_policy_version() -> None:
         row(3, None, policy_version_max=None),
     ]
 
-    (course,) = task_view(rows).courses
+    (course,) = task_view(rows)["courses"]
 
-    assert course.version == [1, 5]
-    assert course.ways["train"] == {
+    assert course["version"] == [1, 5]
+    assert course["ways"]["train"] == {
         "count": [1.0, 2.0],
         "reward": [0.5, 0.5],
         "num_turns": [6.0, 3.0],
@@ -107,7 +115,7 @@ def test_a_task_by_policy_version() -> None:
         "num_policy_tokens": [None, None],
         "num_calls": [None, None],
     }
-    assert (course.first, course.last) == ("3-2-0", "3-0-0")
+    assert (course["first"], course["last"]) == ("3-2-0", "3-0-0")
 
 
 def test_a_task_averages_neither_stages_nor_ways_of_sampling() -> None:
@@ -121,19 +129,19 @@ def test_a_task_averages_neither_stages_nor_ways_of_sampling() -> None:
 
     view = task_view(rows)
 
-    warmup, rl = view.courses
-    assert (warmup.stage, rl.stage, view.rows[0]["id"]) == ("warmup", "rl", "3-2-0")
-    assert {way: own["reward"] for way, own in rl.ways.items()} == {
+    warmup, rl = view["courses"]
+    assert (warmup["stage"], rl["stage"], view["rows"][0]["id"]) == ("warmup", "rl", "3-2-0")
+    assert {way: own["reward"] for way, own in rl["ways"].items()} == {
         "code greedy": [1.0],
         "code sampled": [0.0],
     }
-    assert warmup.ways["train"]["reward"] == [0.5]
+    assert warmup["ways"]["train"]["reward"] == [0.5]
 
 
 def test_a_task_that_nobody_played() -> None:
-    assert (task_view([]).rows, task_view([]).courses) == ((), ())
-    (course,) = task_view([row(0, None, policy_version_max=None)]).courses
-    assert (course.version, course.ways, course.first) == ([], {}, None)
+    assert task_view([]) == {"rows": [], "courses": []}
+    (course,) = task_view([row(0, None, policy_version_max=None)])["courses"]
+    assert (course["version"], course["ways"], course["first"]) == ([], {}, None)
 
 
 METRICS = [

@@ -8,9 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from agentrl.cli.terminal import print_json, reading_stored_files
-from agentrl.cli.views.diff_text import print_diff
-from agentrl.cli.views.token_text import shown_trajectory, token_text_of
-from agentrl.store import RunDirectory, TrajectoryReader
+from agentrl.store import RunDirectory
 
 
 @reading_stored_files()
@@ -38,16 +36,16 @@ def diff_command(
     json
         As JSON.
     """
+    from agentrl.cli.views.diff_text import print_diff
+    from agentrl.cli.views.token_text import token_text_of
     from agentrl.viewer.analysis.turn_diff import turn_diff
+    from agentrl.viewer.runs.open_run import OpenRun
 
     directory = RunDirectory.open(run)
-    directory_b = RunDirectory.open(other) if other else directory
-    reader = TrajectoryReader(directory)
-    reader_b = TrajectoryReader(directory_b)
-    found = turn_diff(reader.get(a).trajectory, reader_b.get(b).trajectory)
-    if json:
-        print_json(found)
-    else:
-        first = shown_trajectory(directory, reader, a)
-        second = shown_trajectory(directory_b, reader_b, b)
-        print_diff(found, first, second, token_text_of(directory))
+    with OpenRun(directory) as one, OpenRun(RunDirectory.open(other or run)) as another:
+        found = turn_diff(one.trajectory(a), another.trajectory(b))
+        if json:
+            print_json(found)
+            return
+        first, second = one.shown(one.row(a)), another.shown(another.row(b))
+    print_diff(found, first, second, token_text_of(directory))

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter, validators
 
-from agentrl.cli.terminal import counted, reading_stored_files, say
+from agentrl.cli.terminal import counted, reading_stored_files, say, say_passed_over
 from agentrl.errors import DataError
 
 
@@ -49,6 +49,7 @@ def export_html_command(
         done = export_html(runs.runs()[0], out, query=query, limit=limit, redact=redact)
     finally:
         runs.close()
+    say_passed_over(done.damage)
     of = f" of {done.found} (--limit, --query)" if done.found > done.trajectories else ""
     say(f"{out}: {counted(done.trajectories, 'trajectory')}{of}, {done.size / 1e6:.1f} MB")
 

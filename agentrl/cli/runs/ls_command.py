@@ -61,7 +61,8 @@ def ls_command(
     """
     from agentrl.viewer.index import RunIndex, parse_query, quoted
 
-    parse_query(query)  # so that a fault is named by its place in what was typed
+    # so that a fault is named by its place in what was typed
+    parse_query(query)
     asked = {"step": step, "label": label, "task": task, "status": status}
     terms = [f"{name}:{quoted(str(value))}" for name, value in asked.items() if value is not None]
     whole = " ".join([*terms, f"({query})" if query.strip() else ""])

@@ -61,7 +61,8 @@ def query_command(
     if json:
         print_json([dict(zip(found.columns, row, strict=True)) for row in found.rows])
         if found.cut:
-            say(told, file=sys.stderr)  # a script must not take them for all
+            # a script must not take them for all
+            say(told, file=sys.stderr)
         return
     print_table(found.columns, found.rows)
     say(told)

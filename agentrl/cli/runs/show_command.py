@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from agentrl.cli.terminal import print_json, reading_stored_files, say_passed_over
-from agentrl.cli.views.run_overview import overview, print_overview
-from agentrl.cli.views.token_text import shown_trajectory, token_text_of
-from agentrl.cli.views.trajectory_json import trajectory_json
-from agentrl.cli.views.trajectory_text import print_trajectory
-from agentrl.store import RunDirectory, TrajectoryReader
+from agentrl.store import RunDirectory
 
 
 @reading_stored_files()
@@ -35,17 +30,21 @@ def show_command(
     json
         As JSON, token ids and logprobs included.
     """
+    from agentrl.cli.views.run_overview import overview, print_overview
+    from agentrl.cli.views.token_text import token_text_of
+    from agentrl.cli.views.trajectory_json import trajectory_json
+    from agentrl.cli.views.trajectory_text import print_trajectory
+    from agentrl.viewer.runs.open_run import OpenRun
+
     directory = RunDirectory.open(run)
-    if trajectory:
-        reader = TrajectoryReader(directory)
-        stored = reader.get(trajectory)
-        if json:
-            print_json(trajectory_json(stored))
-        else:
-            shown = shown_trajectory(directory, reader, trajectory)
-            print_trajectory(replace(stored, trajectory=shown), token_text_of(directory))
-    else:
-        damage: list[str] = []
-        found = overview(directory, damage)
-        say_passed_over(damage)
-        print_json(found) if json else print_overview(found)
+    if trajectory and json:
+        print_json(trajectory_json(directory, trajectory))
+        return
+    with OpenRun(directory) as opened:
+        if trajectory:
+            row = opened.row(trajectory)
+            print_trajectory(row, opened.shown(row), token_text_of(directory))
+            return
+        found = overview(opened)
+        say_passed_over(opened.damage())
+    print_json(found) if json else print_overview(found)

@@ -43,5 +43,6 @@ def tail_command(
         try:
             for entry in tail.follow(interval):
                 print_entry(entry, as_json=json)
-        except KeyboardInterrupt:  # which is how one stops looking
+        except KeyboardInterrupt:
+            # which is how one stops looking
             return

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -57,35 +57,19 @@ def view_command(
     show(source or Path("."), host=host, port=port, allow_hosts=allow_host, opens=open)
 
 
-def show(
-    source: Path,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    allow_hosts: Sequence[str] = (),
-    opens: bool = True,
-) -> None:
+def show(source: Path, **options: Any) -> None:
     """Shows runs until Ctrl-C, and says where.
 
     Args:
         source: a run directory, or a folder above some.
-        host, port, allow_hosts: as ``agentrl.viewer.launch.serve`` has them.
-        opens: a browser, where there is a desktop.
+        options: as ``agentrl.viewer.launch.show`` has them.
     """
-    from agentrl.viewer.launch import Address, open_browser, serve, ways_in
+    from agentrl.viewer import launch
 
-    opened = []
-
-    def announce(address: Address) -> None:
-        lines, desktop = ways_in(address, os.environ, terminal=sys.stdout.isatty())
+    def tell(lines: Sequence[str]) -> None:
         say(f"viewing {source} at {lines[0]}")
-        for line in lines[1:]:  # to be copied, and so in one piece
+        for line in lines[1:]:
+            # to be copied, and so in one piece
             print(line, flush=True)
-        if opens and desktop:
-            opened.append(open_browser(address))
 
-    try:
-        serve(source, host=host, port=port, allow_hosts=allow_hosts, announce=announce)
-    finally:
-        for remove in opened:
-            remove()
+    launch.show(source, tell, terminal=sys.stdout.isatty(), **options)

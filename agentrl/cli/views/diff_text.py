@@ -9,18 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.cells import chop_cells
-from rich.text import Text
-
-from agentrl.cli.terminal import console, counted
+from agentrl.cli.terminal import counted
+from agentrl.cli.views.lines import print_text
 from agentrl.cli.views.token_text import TokenText
-from agentrl.guards.printable import printable
-from agentrl.types import Trajectory
+from agentrl.types import Trajectory, concat_ids
 
 _STYLES = {"a": "red", "b": "green", "=": ""}
 _MARKS = {"a": "a |", "b": "b |", "=": "  |"}
-_CONTEXT = 2  # lines of equal text that are shown around what differs
-_AROUND = 8  # tokens that are shown around the first that differs
+# lines of equal text that are shown around what differs
+_CONTEXT = 2
+# tokens that are shown around the first that differs
+_AROUND = 8
 
 
 def print_diff(
@@ -61,19 +60,13 @@ def _print_divergence(
         if parted[f"id_{side}"] is None:
             _print("has ended", side)
             continue
-        ids = [t for turn in trajectory.turns for s in turn.segments for t in s.token_ids.tolist()]
+        ids = concat_ids(segment for turn in trajectory.turns for segment in turn.segments)
         around = ids[max(0, parted["token"] - _AROUND) : parted["token"] + _AROUND]
-        words = _decoded(around, token_text)
+        words = (" ".join(map(str, around)) if token_text is None else token_text(around)).replace(
+            "\n", "⏎"
+        )
         where = f"turn {parted[f'turn_{side}']}, {parted[f'kind_{side}']}"
         _print(f"{where}, id {parted[f'id_{side}']}: … {words} …", side)
-
-
-def _decoded(ids: Sequence[int], token_text: TokenText | None) -> str:
-    if token_text is None:
-        return " ".join(map(str, ids))
-    import numpy as np
-
-    return token_text(np.array(ids, dtype=np.int32)).replace("\n", "⏎")
 
 
 def _print_turn(turn: Mapping[str, Any]) -> None:
@@ -105,7 +98,8 @@ def _lines(changes: Sequence[Sequence[str]]) -> Iterator[tuple[str, str]]:
     for side, text in [*changes, ["=", "\n"]]:
         *whole, last = text.split("\n")
         if side != "=":
-            current[side] += text  # its own newlines stay within the difference
+            # its own newlines stay within the difference
+            current[side] += text
             continue
         for part in whole:
             own = {name: line + part for name, line in current.items()}
@@ -127,13 +121,5 @@ def _lines(changes: Sequence[Sequence[str]]) -> Iterator[tuple[str, str]]:
 
 
 def _print(text: str, side: str = "", style: str = "") -> None:
-    out = console()
     mark = _MARKS.get(side, "")
-    for line in printable(text).split("\n"):
-        width = out.width - len(mark) - 1
-        pieces = chop_cells(line, width) if out.is_terminal and line else [line]
-        for piece in pieces:
-            out.print(
-                Text(f"{mark} {piece}" if mark else piece, style=style or _STYLES.get(side, "")),
-                soft_wrap=True,
-            )
+    print_text(text, style or _STYLES.get(side, ""), mark, mark, mark)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from agentrl.cli.terminal import print_table, say
-from agentrl.guards.regular_file import read_regular
-from agentrl.store import RunDirectory, RunWatch, TrajectoryReader, read_jsonl
-from agentrl.store.json_text import from_json
+from agentrl.viewer.runs.open_run import OpenRun
+from agentrl.viewer.views.overview import kept_of_run
 
 _HEADLINES = (
     "reward",
@@ -25,35 +23,25 @@ _HEADLINES = (
 )
 
 
-def overview(run: RunDirectory, damage: list[str]) -> dict[str, Any]:
-    """What is known of a run, as JSON; parts that it has not come to yet are None or empty.
-
-    Args:
-        run: the run.
-        damage: takes what cannot be read and is left out.
-    """
-    metrics = list(read_jsonl(run.metrics_path, lambda error: damage.append(str(error))))
-    summary = None
-    try:
-        if run.summary_path.is_file():
-            summary = from_json(read_regular(run.summary_path))
-    except (OSError, ValueError) as error:
-        damage.append(f"{run.summary_path} must be JSON: {error}")
-    reader = TrajectoryReader(run)
-    trajectories = reader.summaries()
-    kept = reader.kept_by_step().values()
-    state = RunWatch(run).look()
-    damage += reader.damage
+def overview(run: OpenRun) -> dict[str, Any]:
+    """What is known of a run, as JSON; parts that it has not come to yet are None or empty."""
+    run.metrics.refresh()
+    stage = run.metrics.newest_stage
+    step = run.metrics.newest_step
+    # Each stage counts its own steps, so that a step alone names no row.
+    logged = {} if step is None else run.metrics.stage(stage).row(step)
+    state = run.state()
+    kept = kept_of_run(run)
     return {
-        "run_dir": str(run.root),
-        "record": run.read_record(),
+        "run_dir": str(run.directory.root),
+        "record": run.record,
         "state": state.kind,
         "heartbeat": state.heartbeat,
-        "steps": metrics[-1].get("step") if metrics else None,
-        "trajectories": dict(sorted(Counter(entry.status for entry in trajectories).items())),
-        "dropped_by_keep": sum(of - left for left, of in kept),
-        "last_metrics": metrics[-1] if metrics else None,
-        "summary": summary,
+        "steps": step,
+        "trajectories": dict(sorted(run.index().facets()["columns"]["status"])),
+        "dropped_by_keep": sum(own["of"] - own["kept"] for own in kept),
+        "last_metrics": {**logged, "stage": stage} if logged else None,
+        "summary": run.summary or None,
     }
 
 

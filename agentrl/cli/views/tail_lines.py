@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from agentrl.cli.terminal import counted, print_json_line, say
@@ -13,7 +12,7 @@ from agentrl.store import RunDirectory, RunWatch
 from agentrl.store.events import event_fault
 from agentrl.viewer.index import RunIndex
 from agentrl.viewer.index.query import parse_query
-from agentrl.viewer.index.sources import appended
+from agentrl.viewer.runs.appended import AppendedLines
 
 _MOST_AT_ONCE = 20
 _NUMBERS = {
@@ -56,9 +55,9 @@ class RunTail(Closing):
         self._latest = latest
         self._watch = RunWatch(run)
         self._index = RunIndex(run)
-        self._offsets: dict[Path, int] = {}
+        self._events = AppendedLines(run.events_path)
+        self._metrics = AppendedLines(run.metrics_path)
         self._newest: float | None = None
-        self._damage: list[str] = []
         self._told: set[str] = set()
 
     def follow(self, interval_s: float) -> Iterator[Entry]:
@@ -83,16 +82,20 @@ class RunTail(Closing):
         """What is new since the last look, or the latest at the first."""
         first = self._newest is None
         yield from self._few("trajectory", self._trajectories(), first)
+        # What both files hold is taken at one time, so that a step and its alerts come together.
+        _, events = self._events.take()
+        _, steps = self._metrics.take()
         alerts = [
             record
-            for record in self._lines(self._run.events_path)
+            for record in events
             if record.get("level") in ("warning", "error") and not event_fault(record)
         ]
         yield from self._few("alert", alerts, first)
-        yield from self._few("step", self._lines(self._run.metrics_path), first)
-        for text in self._damage:
-            yield Entry("alert", {"level": "warning", "message": f"passed over: {text}"})
-        self._damage.clear()
+        yield from self._few("step", steps, first)
+        for text in (*self._events.damage, *self._metrics.damage):
+            if text not in self._told:
+                self._told.add(text)
+                yield Entry("alert", {"level": "warning", "message": f"passed over: {text}"})
 
     def _few(
         self, kind: Literal["step", "trajectory", "alert"], found: list[dict[str, Any]], first: bool
@@ -110,17 +113,6 @@ class RunTail(Closing):
         since = self._newest
         self._newest = max((row["recorded_at"] for row in rows), default=since or 0.0)
         return [row for row in reversed(rows) if since is None or row["recorded_at"] > since]
-
-    def _lines(self, path: Path) -> list[dict[str, Any]]:
-        offset = self._offsets.get(path, 0)
-        if path.is_file() and path.stat().st_size < offset:
-            offset = 0  # a resumed run took lines back: the latest come again
-        new = appended(path, offset)
-        self._offsets[path] = new.end
-        if new.damage and new.damage not in self._told:
-            self._told.add(new.damage)
-            self._damage.append(new.damage)
-        return new.records
 
 
 def print_entry(entry: Entry, *, as_json: bool) -> None:
@@ -149,7 +141,8 @@ def _step(values: Mapping[str, Any]) -> str:
 def _figure(value: float) -> str:
     try:
         return f"{value:.4g}"
-    except OverflowError:  # a whole number beyond any float
+    except OverflowError:
+        # a whole number beyond any float
         return f"{str(value)[:8]}…"
 
 

@@ -6,12 +6,9 @@ from collections.abc import Callable
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from agentrl.store import RunDirectory, SecretMask, TrajectoryReader, decode_trajectory
-from agentrl.types import Trajectory
-from agentrl.viewer.pieces import HIDDEN_PIECE, REDACTED_ID, TokenPieces, load_pieces
+from agentrl.store import RunDirectory, SecretMask
+from agentrl.viewer.pieces import HIDDEN_PIECE, REDACTED_ID, load_pieces
 from agentrl.viewer.runs.run_tokenizer import tokenizer_file
-from agentrl.viewer.runs.stored_row import StoredRow
-from agentrl.viewer.secret_tokens import has_marks, without_secrets
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,17 +18,12 @@ if TYPE_CHECKING:
 TokenText = Callable[["npt.NDArray[np.int32]"], str]
 
 
-def token_text_of(run: RunDirectory, stage: str = "") -> TokenText | None:
-    """What decodes a run's ids, markers shown; None where the run keeps no tokenizer.
-
-    Args:
-        run: the run.
-        stage: whose tokenizer; by default, or where the stage kept none, the newest one's.
-    """
-    pieces = _pieces(run, stage)
-    if pieces is None:
+def token_text_of(run: RunDirectory) -> TokenText | None:
+    """What decodes a run's ids, markers shown; None where the run keeps no tokenizer."""
+    path = tokenizer_file(run, "")
+    if path is None:
         return None
-    tokenizer = pieces.tokenizer
+    tokenizer = load_pieces(path).tokenizer
     size = tokenizer.get_vocab_size()
     mask = SecretMask()
 
@@ -41,7 +33,8 @@ def token_text_of(run: RunDirectory, stage: str = "") -> TokenText | None:
             ids = list(tokens)
             if known:
                 text += tokenizer.decode(ids, skip_special_tokens=False)
-            else:  # of a masked secret, or of the model's padded vocabulary
+            else:
+                # of a masked secret, or of the model's padded vocabulary
                 text += "".join(
                     HIDDEN_PIECE if token == REDACTED_ID else "\N{REPLACEMENT CHARACTER}"
                     for token in ids
@@ -49,21 +42,3 @@ def token_text_of(run: RunDirectory, stage: str = "") -> TokenText | None:
         return mask(text)
 
     return decode
-
-
-def shown_trajectory(run: RunDirectory, reader: TrajectoryReader, trajectory_id: str) -> Trajectory:
-    """A trajectory whose ids of masked secrets are ``REDACTED_ID``.
-
-    Raises:
-        StoreError: the run has none of this id, or its file is damaged.
-    """
-    columns, arrays = reader.row(trajectory_id)
-    if has_marks(columns):
-        pieces = _pieces(run, columns["stage"])
-        arrays = without_secrets(StoredRow(columns, arrays, ()), pieces, SecretMask()).arrays
-    return decode_trajectory(columns, arrays)
-
-
-def _pieces(run: RunDirectory, stage: str) -> TokenPieces | None:
-    path = tokenizer_file(run, stage)
-    return None if path is None else load_pieces(path)

@@ -1,33 +1,31 @@
-"""Trajectory JSON: prints a whole stored trajectory as JSON."""
+"""Trajectory JSON: a whole stored trajectory as JSON, with ids and logprobs of every segment."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from agentrl.store import StoredTrajectory, encode_trajectory
+from agentrl.store import RunDirectory, TrajectoryReader
+from agentrl.store.annotations.annotation import merged
 from agentrl.store.json_text import from_json
-from agentrl.store.trajectories.turn_record import fields_of
+from agentrl.store.trajectories.turn_record import SegmentReader, fields_of
 from agentrl.types import Segment, SegmentKind
-
-_JSON_COLUMNS = (
-    *("rewards", "turns", "task", "timings", "info", "reasons"),
-    *("first_state", "last_observed", "last_info"),
-)
+from agentrl.viewer.runs.stored_row import JSON_COLUMNS
 
 
-def trajectory_json(stored: StoredTrajectory) -> dict[str, Any]:
+def trajectory_json(run: RunDirectory, trajectory_id: str) -> dict[str, Any]:
     """The stored row with its JSON columns unfolded, every segment with its token ids and logprobs,
     and annotations.
     """
-    summary = stored.summary
-    trajectory = stored.trajectory
-    row, _ = encode_trajectory(trajectory, step=summary.step, recorded_at=summary.recorded_at)
-    row |= {name: from_json(row[name]) for name in _JSON_COLUMNS}
-    for record, turn in zip(row["turns"], trajectory.turns, strict=True):
-        record["context"] = [_segment(segment) for segment in turn.context]
-        record["completion"] = [_segment(segment) for segment in turn.completion]
-    arrays = {name: array.tolist() for name, array in stored.annotation.arrays.items()}
-    return {**row, "annotation": {"values": dict(stored.annotation.values), "arrays": arrays}}
+    reader = TrajectoryReader(run)
+    columns, arrays = reader.row(trajectory_id)
+    row = {**columns, **{name: from_json(columns[name]) for name in JSON_COLUMNS}}
+    tokens = SegmentReader(arrays)
+    for turn in row["turns"]:
+        for part in ("context", "completion"):
+            turn[part] = [_segment(tokens.segment(layout)) for layout in turn[part]]
+    learned = merged(reader.learned(trajectory_id, row["recorded_at"]), trajectory_id)
+    by_token = {name: array.tolist() for name, array in learned.arrays.items()}
+    return {**row, "annotation": {"values": dict(learned.values), "arrays": by_token}}
 
 
 def _segment(segment: Segment) -> dict[str, Any]:

@@ -9,16 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from rich.cells import chop_cells
-from rich.console import Console
 from rich.text import Text
 
-from agentrl.cli.terminal import console, counted, fitted
+from agentrl.cli.terminal import console, counted
+from agentrl.cli.views.lines import MARGIN, print_line, print_text
 from agentrl.cli.views.token_text import TokenText
-from agentrl.guards.printable import printable
-from agentrl.store import StoredTrajectory
+from agentrl.store.annotations.annotation import merged
 from agentrl.store.json_text import to_json
-from agentrl.types import CallRecord, Image, Segment, SegmentKind, Trajectory, Turn, content_text
+from agentrl.types import (
+    CallRecord,
+    Image,
+    Message,
+    Segment,
+    SegmentKind,
+    Trajectory,
+    Turn,
+    content_text,
+)
+from agentrl.viewer.runs.stored_row import StoredRow
 
 _ORIGINS: Mapping[SegmentKind, tuple[str, str, str]] = {
     SegmentKind.PROMPT: ("prompt", "cyan", "the opening context"),
@@ -28,41 +36,35 @@ _ORIGINS: Mapping[SegmentKind, tuple[str, str, str]] = {
     SegmentKind.TARGET: ("target", "magenta", "a demonstration to imitate"),
 }
 _STYLES = {"terminated": "green", "truncated": "yellow"}
-_MARGIN = 11  # columns of a line's name
 _LONGEST_REASON = 500
 _ROLES = {"assistant": SegmentKind.POLICY, "tool": SegmentKind.OBSERVATION}
 
 
-def print_trajectory(stored: StoredTrajectory, token_text: TokenText | None) -> None:
-    """Prints ``stored``.
+def print_trajectory(row: StoredRow, trajectory: Trajectory, token_text: TokenText | None) -> None:
+    """Prints a trajectory.
 
     Args:
-        stored: what to show.
+        row: as it is stored, with what was learned of it.
+        trajectory: the same as objects.
         token_text: decodes ids; without it messages are shown instead of tokens, and template
             tokens are counted.
     """
-    out = console()
-    trajectory = stored.trajectory
-    _print_head(out, stored)
-    _print_legend(out, trajectory)
+    _print_head(row, trajectory)
+    _print_origins({segment.kind for turn in trajectory.turns for segment in turn.segments})
     if token_text is None:
-        _print(
-            out,
-            "no tokenizer of this run is here: messages are shown, template tokens only counted",
+        print_line(
+            "no tokenizer of this run is here: messages are shown, template tokens only counted"
         )
     several = len({turn.agent for turn in trajectory.turns}) > 1
     for turn in trajectory.turns:
-        out.print()
-        _print_turn(out, turn, token_text, agent=turn.agent if several else "")
+        print_line()
+        _print_turn(turn, token_text, agent=turn.agent if several else "")
     if trajectory.last_observed:
-        out.print()
-        _print(out, "after the last turn", "bold")
+        print_line("\nafter the last turn", "bold")
         for message in trajectory.last_observed:
-            text = f"{message['role']}: {content_text(message['content'])}"
-            _print_origin(out, SegmentKind.OBSERVATION, text)
-    if stored.annotation.values:
-        out.print()
-        _print(out, f"learned later: {', '.join(_pairs(stored.annotation.values))}")
+            _print_origin(SegmentKind.OBSERVATION, _message_text(message))
+    if learned := merged(row.annotations, trajectory.id).values:
+        print_line(f"\nlearned later: {', '.join(_pairs(learned))}")
 
 
 def print_rendered(
@@ -76,66 +78,55 @@ def print_rendered(
         token_text: decodes ids.
         target: how the assistant's messages are shown, which nobody sampled.
     """
-    out = console()
     pieces = [
         (target if kind is SegmentKind.TARGET else kind, text)
         for turn in turns
         for kind, text in _by_tokens(turn, token_text)
     ]
-    _print_origins(out, {kind for kind, _ in pieces})
+    _print_origins({kind for kind, _ in pieces})
     for kind, text in pieces:
-        _print_origin(out, kind, text)
+        _print_origin(kind, text)
 
 
-def _print_head(out: Console, stored: StoredTrajectory) -> None:
-    trajectory = stored.trajectory
-    summary = stored.summary
-    detail = f": {trajectory.status.detail}" if trajectory.status.detail else ""
-    reward = "none" if trajectory.reward is None else f"{trajectory.reward:g}"
-    parts = f" = {', '.join(_pairs(trajectory.rewards))}" if trajectory.rewards else ""
-    _print(out, f"trajectory {trajectory.id}   step {summary.step}   {trajectory.purpose}", "bold")
-    _print(out, f"task       {trajectory.task.id} ({trajectory.task.data_source})")
-    if trajectory.task.answer is not None:
-        _print(out, f"answer     {trajectory.task.answer}")
-    style = _STYLES.get(trajectory.status.kind, "red")
-    _print(out, f"status     {trajectory.status}{detail}", style)
-    _print(out, f"reward     {reward}{parts}")
+def _print_head(row: StoredRow, trajectory: Trajectory) -> None:
+    columns = row.columns
+    task = trajectory.task
+    status = trajectory.status
+    number = columns["step"]
+    print_line(f"trajectory {trajectory.id}   step {number}   {trajectory.purpose}", "bold")
+    print_line(f"{task.id} ({task.data_source})", name="task")
+    if task.answer is not None:
+        print_line(str(task.answer), name="answer")
+    detail = f": {status.detail}" if status.detail else ""
+    print_line(f"{status}{detail}", _STYLES.get(status.kind, "red"), name="status")
+    print_line(_reward(trajectory.reward, trajectory.rewards), name="reward")
     for agent, seat in trajectory.seats.items():
-        own = f" = {', '.join(_pairs(seat.rewards))}" if seat.rewards else ""
         rest = "" if seat.train else ", not trained"
-        _print(out, f"agent      {agent}: reward {seat.reward:g}{own}{rest}")
+        print_line(f"{agent}: reward {_reward(seat.reward, seat.rewards)}{rest}", name="agent")
     for part, why in trajectory.reasons.items():
-        _print(out, f"why        {part}: {_clipped(why)}")
-    _print(
-        out,
-        f"tokens     {summary.num_tokens}, {summary.num_policy_tokens} of them sampled, "
-        f"{counted(summary.num_turns, 'turn')}",
-    )
+        print_line(f"{part}: {_clipped(why)}", name="why")
+    sampled = f"{columns['num_tokens']}, {columns['num_policy_tokens']} of them sampled"
+    print_line(f"{sampled}, {counted(columns['num_turns'], 'turn')}", name="tokens")
     if trajectory.timings:
-        _print(out, f"seconds    {', '.join(_pairs(trajectory.timings))}")
+        print_line(", ".join(_pairs(trajectory.timings)), name="seconds")
 
 
-def _print(out: Console, text: str, style: str = "") -> None:
-    """A line, which goes on right of its name where it is longer than the terminal is wide."""
-    text = printable(text)
-    fitting = fitted(text, out.width, hang=_MARGIN) if out.is_terminal else text
-    out.print(Text(fitting, style=style), soft_wrap=True)
+def _reward(value: float | None, parts: Mapping[str, float]) -> str:
+    own = "none" if value is None else f"{value:g}"
+    return f"{own} = {', '.join(_pairs(parts))}" if parts else own
 
 
-def _print_legend(out: Console, trajectory: Trajectory) -> None:
-    _print_origins(out, {segment.kind for turn in trajectory.turns for segment in turn.segments})
-
-
-def _print_origins(out: Console, used: Collection[SegmentKind]) -> None:
-    legend = Text("origins".ljust(_MARGIN))
-    between = "\n" + " " * _MARGIN if out.is_terminal else "   "
+def _print_origins(used: Collection[SegmentKind]) -> None:
+    out = console()
+    legend = Text("origins".ljust(MARGIN))
+    between = "\n" + " " * MARGIN if out.is_terminal else "   "
     found = [origin for kind, origin in _ORIGINS.items() if kind in used]
     for number, (name, style, words) in enumerate(found):
         legend.append(between if number else "").append(name, style=style).append(f" {words}")
     out.print(legend, soft_wrap=True)
 
 
-def _print_turn(out: Console, turn: Turn, token_text: TokenText | None, *, agent: str = "") -> None:
+def _print_turn(turn: Turn, token_text: TokenText | None, *, agent: str = "") -> None:
     """Prints a turn, with ``agent`` where one of several has spoken."""
     sampled = sum(len(segment) for segment in turn.completion)
     versions = sorted({s.policy_version for s in turn.completion if s.policy_version is not None})
@@ -146,20 +137,20 @@ def _print_turn(out: Console, turn: Turn, token_text: TokenText | None, *, agent
     facts += [f"cached {turn.cached_tokens}"] if turn.cached_tokens else []
     facts += [f"reward {', '.join(_pairs(turn.rewards))}"] if turn.rewards else []
     facts += _pairs(turn.timings)
-    _print(out, "   ".join(facts), "bold")
+    print_line("   ".join(facts), "bold")
     # a turn of an engine without ids has messages alone
     for kind, text in (
         _by_tokens(turn, token_text) if token_text and turn.segments else _by_messages(turn)
     ):
-        _print_origin(out, kind, text)
+        _print_origin(kind, text)
     for call in turn.calls:
-        _print_call(out, call)
+        _print_call(call)
     for note in _request_notes(turn.info):
-        _print(out, note, "yellow")
+        print_line(note, "yellow")
     if turn.state is not None:
-        _print(out, f"{'state':>9} > {turn.state}")
+        print_line(f"{'state':>9} > {turn.state}")
     for path, file in turn.files.items():
-        _print(out, f"{'file':>9} > {path}: {'deleted' if file is None else file}")
+        print_line(f"{'file':>9} > {path}: {'deleted' if file is None else file}")
 
 
 def _request_notes(info: Mapping[str, object]) -> Iterator[str]:
@@ -200,7 +191,7 @@ def _by_messages(turn: Turn) -> Iterator[tuple[SegmentKind, str]]:
         kind = (
             SegmentKind.PROMPT if opening else _ROLES.get(message["role"], SegmentKind.OBSERVATION)
         )
-        yield kind, f"{message['role']}: {content_text(message['content'])}"
+        yield kind, _message_text(message)
     template = sum(
         len(segment) for segment in turn.segments if segment.kind is SegmentKind.TEMPLATE
     )
@@ -209,16 +200,17 @@ def _by_messages(turn: Turn) -> Iterator[tuple[SegmentKind, str]]:
     yield turn.completion[0].kind if turn.completion else SegmentKind.POLICY, turn.text
 
 
-def _print_origin(out: Console, kind: SegmentKind, text: str) -> None:
+def _print_origin(kind: SegmentKind, text: str) -> None:
     name, style, _ = _ORIGINS[kind]
-    for number, line in enumerate(printable(text).split("\n")):
-        pieces = chop_cells(line, out.width - _MARGIN - 1) if out.is_terminal and line else [line]
-        for piece, words in enumerate(pieces):  # a colon in the margin goes on with the line above
-            margin = f"{name if number == piece == 0 else '':>9} {':' if piece else '|'}"
-            out.print(Text(f"{margin} {words}", style=style), soft_wrap=True)
+    # a colon in the margin goes on with the line above
+    print_text(text, style, f"{name:>9} |", f"{'':>9} |", f"{'':>9} :")
 
 
-def _print_call(out: Console, call: CallRecord) -> None:
+def _message_text(message: Message) -> str:
+    return f"{message['role']}: {content_text(message['content'])}"
+
+
+def _print_call(call: CallRecord) -> None:
     text = f"{'call':>9} > {call.call.name if call.call else '(unreadable call)'}: "
     result = call.result
     if result is None:
@@ -228,7 +220,7 @@ def _print_call(out: Console, call: CallRecord) -> None:
         text += ", output cut" if result.truncated else ""
     if call.problem:
         text += f" ({call.problem.kind}: {call.problem.detail})"
-    _print(out, text.replace("\n", " "), "green" if result and not result.error else "red")
+    print_line(text.replace("\n", " "), "green" if result and not result.error else "red")
 
 
 def _clipped(why: object) -> str:

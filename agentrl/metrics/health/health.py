@@ -92,6 +92,7 @@ class Health:
         """The rules that are broken now, and were not before this step."""
         for name in WATCHED:
             value = values.get(name)
+            # A number that is not finite says nothing of a course, and would stay in every mean.
             if isinstance(value, int | float) and math.isfinite(value):
                 self._series[name].add(float(value))
         broken = {

@@ -6,6 +6,7 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 
 from agentrl.metrics.health.health_spec import HealthSpec
@@ -95,35 +96,34 @@ Numbers = Mapping[str, Series]
 Monitor = Callable[[Numbers, HealthSpec], Reading | None]
 
 
-def _entropy_collapse(numbers: Numbers, spec: HealthSpec) -> Reading | None:
-    return _fallen(numbers[ENTROPY], spec.entropy_min_frac, ENTROPY, "the policy's entropy fell")
-
-
-def _tool_collapse(numbers: Numbers, spec: HealthSpec) -> Reading | None:
-    series = numbers[CALLS]
-    if series.start is not None and series.start < _LEAST_CALLS:
-        return None
-    return _fallen(series, spec.tool_calls_min_frac, CALLS, "tool calls an episode fell")
-
-
-def _template_collapse(numbers: Numbers, spec: HealthSpec) -> Reading | None:
-    series = numbers[INFORMATION]
-    if series.start is None or series.start < _LEAST_INFORMATION:
-        return None
-    entropy = numbers[ENTROPY]
-    if entropy.start is None or entropy.now < _HIGH_ENTROPY * entropy.start:
-        return None  # that is another collapse
-    what = "answers depend less on their questions while entropy holds: their information fell"
-    return _fallen(series, spec.information_min_frac, INFORMATION, what)
-
-
-def _fallen(series: Series, least: float | None, metric: str, what: str) -> Reading | None:
-    """A mean below a share of the first steps' mean."""
+def _fallen(
+    numbers: Numbers, spec: HealthSpec, *, metric: str, setting: str, what: str, floor: float = 0.0
+) -> Reading | None:
+    """A mean below a share of the first steps' mean, where that was above ``floor``: else there was
+    nothing that could fall.
+    """
+    series = numbers[metric]
     start = series.start
-    if least is None or start is None or start <= 0 or series.now >= least * start:
+    least: float | None = getattr(spec, setting)
+    if least is None or start is None or start <= 0 or start < floor or series.now >= least * start:
         return None
     text = f"{what} from {start:.3g} to {series.now:.3g}, below {least:g} of it"
     return Reading(metric, series.now, start, text)
+
+
+def _template_collapse(numbers: Numbers, spec: HealthSpec) -> Reading | None:
+    entropy = numbers[ENTROPY]
+    if entropy.start is None or entropy.now < _HIGH_ENTROPY * entropy.start:
+        # that is another collapse
+        return None
+    return _fallen(
+        numbers,
+        spec,
+        metric=INFORMATION,
+        setting="information_min_frac",
+        what="answers depend less on their questions while entropy holds: their information fell",
+        floor=_LEAST_INFORMATION,
+    )
 
 
 def _length_explosion(numbers: Numbers, spec: HealthSpec) -> Reading | None:
@@ -138,27 +138,12 @@ def _length_explosion(numbers: Numbers, spec: HealthSpec) -> Reading | None:
     return Reading(LENGTH, series.now, start, text)
 
 
-def _ratio_jump(numbers: Numbers, spec: HealthSpec) -> Reading | None:
-    what = "the probability ratio of new to old policy jumped away from 1: by"
-    return _jump(numbers[RATIO], spec.ratio_jump, spec, RATIO, what, centre=1.0)
-
-
-def _mismatch_jump(numbers: Numbers, spec: HealthSpec) -> Reading | None:
-    what = "the sampler's and the trainer's logprobs jumped apart: by"
-    return _jump(numbers[MISMATCH], spec.mismatch_jump, spec, MISMATCH, what)
-
-
 def _jump(
-    series: Series,
-    least: float | None,
-    spec: HealthSpec,
-    metric: str,
-    what: str,
-    *,
-    centre: float = 0.0,
+    numbers: Numbers, spec: HealthSpec, *, metric: str, setting: str, what: str, centre: float = 0.0
 ) -> Reading | None:
     """A number far from its centre, and many times as far as those of the steps before."""
-    sizes = [abs(value - centre) for value in series.tail(spec.window + 1)]
+    sizes = [abs(value - centre) for value in numbers[metric].tail(spec.window + 1)]
+    least: float | None = getattr(spec, setting)
     if least is None or len(sizes) <= spec.window:
         return None
     size = sizes.pop()
@@ -228,12 +213,31 @@ def _unknown_tokens(numbers: Numbers, spec: HealthSpec) -> Reading | None:
 
 
 MONITORS: Mapping[str, Monitor] = {
-    "entropy_collapse": _entropy_collapse,
-    "ratio_jump": _ratio_jump,
-    "mismatch_jump": _mismatch_jump,
+    "entropy_collapse": partial(
+        _fallen, metric=ENTROPY, setting="entropy_min_frac", what="the policy's entropy fell"
+    ),
+    "ratio_jump": partial(
+        _jump,
+        metric=RATIO,
+        setting="ratio_jump",
+        what="the probability ratio of new to old policy jumped away from 1: by",
+        centre=1.0,
+    ),
+    "mismatch_jump": partial(
+        _jump,
+        metric=MISMATCH,
+        setting="mismatch_jump",
+        what="the sampler's and the trainer's logprobs jumped apart: by",
+    ),
     "reward_stuck": _reward_stuck,
     "no_signal": _no_signal,
-    "tool_collapse": _tool_collapse,
+    "tool_collapse": partial(
+        _fallen,
+        metric=CALLS,
+        setting="tool_calls_min_frac",
+        what="tool calls an episode fell",
+        floor=_LEAST_CALLS,
+    ),
     "length_explosion": _length_explosion,
     "template_collapse": _template_collapse,
     "loop_blocked": _loop_blocked,

@@ -19,18 +19,20 @@ from agentrl.store.run_directory import RunDirectory
 
 @dataclass(frozen=True, slots=True)
 class DropRecord:
-    """What was dropped of one shard.
+    """What was dropped of one stage's trajectories in one shard.
 
     Args:
         shard: its path from the run's root.
+        stage: whose trajectories; those of others in the shard are not counted.
         step: of its folder.
-        of: its trajectories before.
+        of: the trajectories before.
         kept: those that stay.
-        newest: the last ``recorded_at`` among its trajectories.
+        newest: the last ``recorded_at`` among them.
         dropped: the ids of the others.
     """
 
     shard: str
+    stage: str
     step: int
     of: int
     kept: int
@@ -102,8 +104,8 @@ def _records(path: Path) -> Iterator[DropRecord]:
 
 
 class DropCounts:
-    """How many trajectories each step kept, of those that it had; each look reads what was
-    appended. Used by one thread.
+    """How many trajectories each step of a stage kept, of those that it had; each look reads what
+    was appended. Used by one thread.
 
     Args:
         run: the run.
@@ -114,11 +116,11 @@ class DropCounts:
         self._folder = run.dropped_folder
         self._on_damage = on_damage
         self._files: dict[Path, LineFollower] = {}
-        self._shards: dict[str, tuple[int, int, int]] = {}
-        """Step, trajectories kept and trajectories before, by shard."""
+        self._shards: dict[tuple[str, str], tuple[int, int, int]] = {}
+        """Step, trajectories kept and trajectories before, by stage and shard."""
 
-    def by_step(self) -> dict[int, tuple[int, int]]:
-        """``(kept, of)`` by step; a step that is whole is left out."""
+    def by_stage(self) -> dict[str, dict[int, tuple[int, int]]]:
+        """``(kept, of)`` by stage and step; a step that is whole is left out."""
         for path in sorted(self._folder.glob("*.jsonl")):
             follower = self._files.setdefault(path, LineFollower(path))
             try:
@@ -127,11 +129,12 @@ class DropCounts:
                     self._take(f"the line at {start} of {path}", line)
             except StoreError as error:
                 self._on_damage(error)
-        found: dict[int, tuple[int, int]] = {}
-        for step, kept, of in self._shards.values():
-            before = found.get(step, (0, 0))
-            found[step] = (before[0] + kept, before[1] + of)
-        return dict(sorted(found.items()))
+        found: dict[str, dict[int, tuple[int, int]]] = {}
+        for (stage, _), (step, kept, of) in sorted(self._shards.items()):
+            own = found.setdefault(stage, {})
+            before = own.get(step, (0, 0))
+            own[step] = (before[0] + kept, before[1] + of)
+        return found
 
     def _take(self, place: str, line: bytes) -> None:
         try:
@@ -142,5 +145,6 @@ class DropCounts:
     def _count(self, line: dict[str, Any]) -> None:
         record = DropRecord.of_line(line)
         # a shard may shrink again when the rules change: it had what it had at first
-        of = self._shards.get(record.shard, (0, 0, record.of))[2]
-        self._shards[record.shard] = (record.step, record.kept, of)
+        place = (record.stage, record.shard)
+        of = self._shards.get(place, (0, 0, record.of))[2]
+        self._shards[place] = (record.step, record.kept, of)

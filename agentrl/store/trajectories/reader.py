@@ -201,11 +201,11 @@ class TrajectoryReader:
 
         return self._annotations.of_step(step, learner, stage, recorded_at)
 
-    def kept_by_step(self) -> dict[int, tuple[int, int]]:
-        """How many trajectories ``store.keep`` left of each step, and of how many; steps that are
-        whole are left out.
+    def kept_by_stage(self) -> dict[str, dict[int, tuple[int, int]]]:
+        """How many trajectories ``store.keep`` left of each stage's steps, and of how many; steps
+        that are whole are left out.
         """
-        return self._drops.by_step()
+        return self._drops.by_stage()
 
     def _read(self, trajectory_id: str) -> tuple[TrajectorySummary, Row, TokenArrays]:
         for is_last in (False, True):

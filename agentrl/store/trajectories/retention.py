@@ -107,15 +107,18 @@ class Retention:
             rows = trajectory_shard.read_columns(shard, COLUMNS).to_pylist()
         ids = [row["id"] for row in rows]
         fitting = [row["stage"] != stage or self._fits(row) for row in rows]
+        own = [row for row in rows if row["stage"] == stage]
 
         def tell(keeps: Sequence[bool]) -> None:
+            dropped = tuple(one for one, stays in zip(ids, keeps, strict=True) if not stays)
             record = DropRecord(
                 shard=str(shard.relative_to(self._run.root)),
+                stage=stage,
                 step=int(shard.parent.name.removeprefix("step=")),
-                of=len(rows),
-                kept=sum(keeps),
-                newest=max(row["recorded_at"] for row in rows),
-                dropped=tuple(one for one, stays in zip(ids, keeps, strict=True) if not stays),
+                of=len(own),
+                kept=len(own) - len(dropped),
+                newest=max(row["recorded_at"] for row in own),
+                dropped=dropped,
             )
             self._log.append(record)
 

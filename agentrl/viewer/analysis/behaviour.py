@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -105,10 +104,6 @@ class Behaviour:
     num_b: int
     complete: bool
 
-    def as_json(self) -> dict[str, Any]:
-        """As the viewer's API sends it."""
-        return asdict(self)
-
 
 def behaviour(
     a: Iterable[Episode],
@@ -126,22 +121,18 @@ def behaviour(
     """
     sides = _Sides()
     complete = sides.read(a, b)
-    if not (any(sides.second) and not all(sides.second)):
-        return Behaviour((), (), sides.second.count(False), sides.second.count(True), complete)
-    second = np.array(sides.second)
-    tasks = np.unique(sides.tasks, return_inverse=True)[1] * 2 + second
-    frame = _Frame(second, np.unique(tasks, return_inverse=True)[1], sides.ids, sides.rewards)
-    known = Corpus.of(sides.prompts)
-    phrases = _changes(Corpus.of(sides.texts), known, sides.words, frame, rate, limit)
-    nothing = Corpus.of([[] for _ in sides.ids])
-    patterns = _changes(Corpus.of(sides.calls), nothing, sides.names, frame, rate, limit, " → ")
-    return Behaviour(
-        tuple(patterns),
-        tuple(phrases),
-        sides.second.count(False),
-        sides.second.count(True),
-        complete,
-    )
+    patterns: list[Change] = []
+    phrases: list[Change] = []
+    if any(sides.second) and not all(sides.second):
+        second = np.array(sides.second)
+        tasks = np.unique(sides.tasks, return_inverse=True)[1] * 2 + second
+        frame = _Frame(second, np.unique(tasks, return_inverse=True)[1], sides.ids, sides.rewards)
+        known = Corpus.of(sides.prompts)
+        phrases = _changes(Corpus.of(sides.texts), known, sides.words, frame, rate, limit)
+        nothing = Corpus.of([[] for _ in sides.ids])
+        patterns = _changes(Corpus.of(sides.calls), nothing, sides.names, frame, rate, limit, " → ")
+    counts = (sides.second.count(False), sides.second.count(True))
+    return Behaviour(tuple(patterns), tuple(phrases), *counts, complete)
 
 
 class _Sides:
@@ -263,6 +254,7 @@ def _significant(
     num_a, num_b = frame.sizes
     count_b = np.array([int(frame.second[one.documents].sum()) for one in found])
     count_a = np.array([one.documents.size for one in found]) - count_b
+    # Rollouts of one task say alike things, and so count as fewer than they are.
     scaled = (count_a / effects, num_a / effects, count_b / effects, num_b / effects)
     change, z = log_odds(*scaled)
     p_values = fisher_p(*(np.rint(column).astype(np.int64) for column in scaled))

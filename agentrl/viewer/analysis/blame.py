@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -59,7 +59,7 @@ class BlameRow:
     turn: int | None
     token: int | None
     value: float
-    share: float
+    share: float = 0.0
     text: str = ""
     before: str = ""
     after: str = ""
@@ -83,10 +83,6 @@ class Blame:
     logged: float | None
     num_tokens: int
     rows: tuple[BlameRow, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """As the viewer's API sends it."""
-        return asdict(self)
 
 
 def logged_value(metrics: Mapping[str, Any], signal: Signal) -> float | None:
@@ -130,7 +126,8 @@ def blame(
     total = 0.0
     count = 0
     for own in trained:
-        if not own.trained.any():  # as those of a group that was left out
+        if not own.trained.any():
+            # as those of a group that was left out
             continue
         values, mask = _parts(own, signal)
         total += float(values.sum())
@@ -155,14 +152,8 @@ def _parts(own: TrainedTokens, signal: Signal) -> tuple[F64, npt.NDArray[np.bool
     return np.where(mask, part, 0.0), mask
 
 
-@dataclass(slots=True, eq=False)
-class _Entry:
-    trajectory_id: str
-    value: float
-    turn: int | None
-    token: int | None
-    ids: tuple[list[int], list[int], list[int]]
-    """Those shown before, in and after it."""
+_Around = tuple[list[int], list[int], list[int]]
+"""The ids that are shown before, in and after what a row is of."""
 
 
 class _Ranking:
@@ -170,7 +161,7 @@ class _Ranking:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._heap: list[tuple[float, int, _Entry]] = []
+        self._heap: list[tuple[float, int, BlameRow, _Around]] = []
         self._added = 0
         self._absolute = 0.0
 
@@ -191,39 +182,34 @@ class _Ranking:
             # among equals the first that came stays
             key = (float(sizes[place]), -self._added)
             self._added += 1
+            # The largest come first, so that the first that is too small ends the walk.
             if len(self._heap) == self._limit and key <= self._heap[0][:2]:
                 break
-            entry = _entry(own, level, int(units[place]), float(sums[place]))
+            row = _row(own, level, int(units[place]), float(sums[place]))
             push = heapq.heappushpop if len(self._heap) == self._limit else heapq.heappush
-            push(self._heap, (*key, entry))
+            push(self._heap, (*key, *row))
 
     def rows(self, scale: float, decode: Decode | None) -> tuple[BlameRow, ...]:
         found = []
-        for size, _, entry in sorted(self._heap, key=lambda item: item[:2], reverse=True):
+        for size, _, row, around in sorted(self._heap, key=lambda item: item[:2], reverse=True):
             before, text, after = (
-                decode(ids) if decode is not None and ids else "" for ids in entry.ids
+                decode(ids) if decode is not None and ids else "" for ids in around
             )
-            row = BlameRow(
-                id=entry.trajectory_id,
-                turn=entry.turn,
-                token=entry.token,
-                value=entry.value * scale,
-                share=size / self._absolute,
-                text=text,
-                before=before,
-                after=after,
-            )
-            found.append(row)
+            value = row.value * scale
+            share = size / self._absolute
+            own = replace(row, value=value, share=share, text=text, before=before, after=after)
+            found.append(own)
         return tuple(found)
 
 
-def _entry(own: TrainedTokens, level: Level, unit: int, value: float) -> _Entry:
+def _row(own: TrainedTokens, level: Level, unit: int, value: float) -> tuple[BlameRow, _Around]:
+    """One row before it is scaled, and the ids of its texts."""
     ids = own.token_ids
     if level == "trajectory":
-        return _Entry(own.trajectory_id, value, None, None, ([], [], []))
+        return BlameRow(own.trajectory_id, None, None, value), ([], [], [])
     if level == "turn":
         shown = ids[own.turns == unit][:_SHOWN_TOKENS].tolist()
-        return _Entry(own.trajectory_id, value, unit, None, ([], shown, []))
+        return BlameRow(own.trajectory_id, unit, None, value), ([], shown, [])
     turn = int(own.turns[unit])
     start, end = np.searchsorted(own.turns, (turn, turn + 1)).tolist()
     around = (
@@ -231,4 +217,4 @@ def _entry(own: TrainedTokens, level: Level, unit: int, value: float) -> _Entry:
         [int(ids[unit])],
         ids[unit + 1 : min(end, unit + 1 + CONTEXT)].tolist(),
     )
-    return _Entry(own.trajectory_id, value, turn, int(own.positions[unit]), around)
+    return BlameRow(own.trajectory_id, turn, int(own.positions[unit]), value), around

@@ -45,20 +45,15 @@ def read_episodes(
         StoreError: a file is damaged.
     """
     for row in stored_rows(run, reader, summaries, COLUMNS):
-        yield episode_of(row)
-
-
-def episode_of(row: Mapping[str, Any]) -> Episode:
-    """The episode of a stored row with ``COLUMNS``."""
-    turns = from_json(row["turns"])
-    return Episode(
-        id=row["id"],
-        task_id=row["task_id"],
-        prompt=row["prompt"],
-        texts=tuple(turn["text"] for turn in turns),
-        calls=tuple(tuple(_call(call) for call in turn["calls"]) for turn in turns),
-        reward=row["reward"],
-    )
+        turns = from_json(row["turns"])
+        yield Episode(
+            id=row["id"],
+            task_id=row["task_id"],
+            prompt=row["prompt"],
+            texts=tuple(turn["text"] for turn in turns),
+            calls=tuple(tuple(_call(call) for call in turn["calls"]) for turn in turns),
+            reward=row["reward"],
+        )
 
 
 def _call(record: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -54,10 +54,6 @@ class Finding:
     kind: FindingKind
     text: str
     link: Mapping[str, Any]
-
-    def as_json(self) -> dict[str, Any]:
-        """As the viewer's API sends it."""
-        return asdict(self)
 
 
 def findings(
@@ -149,6 +145,7 @@ def _spike(metrics: Metrics) -> Finding | None:
         values = np.array([sum(float(row[name]) for name in names) for row in rows])
         middle = float(np.median(values))
         away = np.abs(values - middle)
+        # A share of the middle is added, since a flat curve would have spikes of noise.
         usual = float(np.median(away)) + 0.02 * abs(middle) + 1e-6
         place = int(np.argmax(away))
         size = float(away[place]) / usual
@@ -206,6 +203,7 @@ def _change(metrics: Metrics) -> Finding | None:
         after = np.array([float(row[name]) for row in last])
         change = float(after.mean() - before.mean())
         error = math.sqrt((before.var(ddof=1) + after.var(ddof=1)) / quarter)
+        # Likewise: without a share of the mean, a metric that hardly varies would always win.
         size = abs(change) / (error + 0.02 * max(abs(before.mean()), abs(after.mean())))
         if change and (best is None or size > best[0]):
             link = {"page": "behaviour", "a": _range(first), "b": _range(last), **_stage(last[0])}

@@ -177,6 +177,7 @@ def _within(few: U64, many: U64) -> npt.NDArray[np.bool_]:
 
 
 def _counted(length: int, keys: U64, min_support: int) -> Counts:
+    # The keys ascend by hash, then by document, so that the documents of an n-gram lie together.
     hashes = keys >> _DOCUMENT_BITS
     starts = np.flatnonzero(np.concatenate([[True], hashes[1:] != hashes[:-1]])[: keys.size])
     sizes = np.diff(np.append(starts, keys.size))

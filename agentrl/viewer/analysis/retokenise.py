@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -105,10 +105,6 @@ class Retokenised:
     differences: tuple[Difference, ...]
     template: TemplateComparison
 
-    def as_json(self) -> dict[str, Any]:
-        """As the viewer's API sends it."""
-        return asdict(self)
-
 
 def retokenise(
     trajectory: Trajectory,
@@ -143,6 +139,7 @@ def retokenise(
                 f"turn {own} of trajectory {trajectory.id!r} has no token ids; its engine took text"
             )
         again = tokenizer.encode(recorded.text(recorded.ids), add_special_tokens=False).ids
+        # Sequences share their beginnings: what differs there is told once.
         for one in recorded.differences(recorded.ids, again):
             differences.setdefault(one.start, one)
         compared.append(_compare_template(recorded, trajectory, own, template, tools or {}))

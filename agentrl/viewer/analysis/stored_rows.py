@@ -16,8 +16,8 @@ import pyarrow as pa
 from agentrl.errors import StoreError
 from agentrl.store import NoTrajectoryError, RunDirectory, TrajectoryReader, TrajectorySummary
 from agentrl.store.step_files.shard_file import shard_file
+from agentrl.store.trajectories.columns import ARRAYS
 
-ARRAYS = ("token_ids", "kinds", "turn_index", "logprobs", "policy_versions")
 _BATCH = 64
 
 Row = dict[str, Any]
@@ -43,6 +43,7 @@ def stored_rows(
     """
     sought = {summary.id: summary for summary in summaries}
     names = tuple(dict.fromkeys(("id", "recorded_at", *columns)))
+    # A trajectory lies in a shard of the step in which it ended.
     for step in sorted({summary.step for summary in sought.values()}):
         for path in sorted(run.shard_path(step, "writer", 0).parent.glob("*.parquet")):
             for row in _sealed(path, names):
@@ -53,7 +54,8 @@ def stored_rows(
     for trajectory_id in sought:
         try:
             whole, arrays = reader.row(trajectory_id)
-        except NoTrajectoryError:  # dropped by store.keep since it was listed
+        except NoTrajectoryError:
+            # dropped by store.keep since it was listed
             continue
         yield {
             name: getattr(arrays, name) if name in ARRAYS else whole[name]
@@ -68,7 +70,8 @@ def _sealed(path: Path, names: Sequence[str]) -> Iterator[Row]:
             there = [name for name in names if name in file.schema_arrow.names]
             for batch in file.iter_batches(batch_size=_BATCH, columns=there):
                 yield from _rows(batch)
-    except FileNotFoundError:  # store.keep left nothing of it
+    except FileNotFoundError:
+        # store.keep left nothing of it
         return
     except (OSError, pa.ArrowException) as error:
         raise StoreError(f"{path} cannot be read as a shard: {error}") from error

@@ -7,7 +7,6 @@ baseline and each evaluation sample in ways of their own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -18,49 +17,21 @@ SERIES = ("reward", "num_policy_tokens", "num_turns", "num_calls", "num_tool_err
 Row = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class TaskCourse:
-    """How one stage played the task.
-
-    Args:
-        stage: its name.
-        version: policy versions that played it, ascending.
-        ways: by the way of playing (``way_of``), ``count`` (trajectories) and the mean of each of
-            ``SERIES``; an entry for each version, None where no trajectory has a value.
-        first, last: of the oldest and the newest version, the trajectory with the median reward,
-            of the way that has most: the pair that a reader compares first; None without any.
-    """
-
-    stage: str
-    version: list[int]
-    ways: Mapping[str, Mapping[str, list[float | None]]]
-    first: str | None
-    last: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class TaskView:
-    """One task's trajectories and what became of them.
-
-    Args:
-        rows: their summaries with ``way``, by stage as they began, policy version, step and id.
-        courses: of each stage, as they began.
-    """
-
-    rows: tuple[Row, ...]
-    courses: tuple[TaskCourse, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """As the viewer's API sends it."""
-        return asdict(self)
-
-
-def task_view(rows: Iterable[Row]) -> TaskView:
-    """The view of a task.
+def task_view(rows: Iterable[Row]) -> dict[str, Any]:
+    """One task's trajectories and what became of them, as the viewer's API sends it.
 
     Args:
         rows: its summaries (columns of docs/trajectory-format.md), in any order; one without a
             policy version counts in no course.
+
+    Returns:
+        ``rows``: the summaries with ``way``, by stage as they began, policy version, step and id.
+        ``courses``: how each stage played the task, as they began: ``stage``; ``version``, the
+        policy versions that played it, ascending; ``ways``: by the way of playing (``way_of``),
+        ``count`` (trajectories) and the mean of each of ``SERIES``, an entry for each version,
+        None where no trajectory has a value; ``first`` and ``last``: of the oldest and the newest
+        version, the trajectory with the median reward, of the way that has most: the pair that a
+        reader compares first; None without any.
     """
     told = [{**row, "way": way_of(row)} for row in rows]
     by_stage: dict[str, list[Row]] = {}
@@ -68,8 +39,10 @@ def task_view(rows: Iterable[Row]) -> TaskView:
         by_stage.setdefault(row.get("stage") or "", []).append(row)
     for own in by_stage.values():
         own.sort(key=lambda row: (_version(row), row["step"], row["id"]))
-    ordered = tuple(row for own in by_stage.values() for row in own)
-    return TaskView(ordered, tuple(_course(stage, own) for stage, own in by_stage.items()))
+    return {
+        "rows": [row for own in by_stage.values() for row in own],
+        "courses": [_course(stage, own) for stage, own in by_stage.items()],
+    }
 
 
 def way_of(row: Row) -> str:
@@ -82,7 +55,7 @@ def way_of(row: Row) -> str:
     return " ".join([name, *parts[-1:]])
 
 
-def _course(stage: str, rows: list[Row]) -> TaskCourse:
+def _course(stage: str, rows: list[Row]) -> dict[str, Any]:
     known = [row for row in rows if _version(row) >= 0]
     versions = sorted({_version(row) for row in known})
     by_way: dict[str, dict[int, list[Row]]] = {}
@@ -93,13 +66,10 @@ def _course(stage: str, rows: list[Row]) -> TaskCourse:
         played = [own.get(version, []) for version in versions]
         ways[way] = {name: [_mean(one, name) for one in played] for name in SERIES}
         ways[way]["count"] = [float(len(one)) for one in played]
-    main = list(max(by_way.values(), key=_size).values()) if by_way else []
+    largest = max(by_way.values(), key=lambda own: sum(map(len, own.values())), default={})
+    main = list(largest.values())
     first, last = (_median(main[0]), _median(main[-1])) if main else (None, None)
-    return TaskCourse(stage, versions, ways, first, last)
-
-
-def _size(versions: Mapping[int, list[Row]]) -> int:
-    return sum(map(len, versions.values()))
+    return {"stage": stage, "version": versions, "ways": ways, "first": first, "last": last}
 
 
 def _version(row: Row) -> int:

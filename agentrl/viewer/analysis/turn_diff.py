@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from difflib import SequenceMatcher
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from agentrl.types import CallRecord, Segment, SegmentKind, Trajectory, Turn, content_text
+from agentrl.types import CallRecord, SegmentKind, Trajectory, Turn, concat_ids, content_text
+from agentrl.types.arrays import common_prefix
 
 _WORD = re.compile(r"\s+|\w+|[^\w\s]")
 _MAX_WORDS = 20_000
@@ -52,7 +52,8 @@ def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, dict[str
     return {
         name: {"a": a.get(name), "b": b.get(name)}
         for name in dict.fromkeys([*a, *b])
-        if a.get(name) != b.get(name) and repr(a.get(name)) != repr(b.get(name))  # NaN
+        # a NaN differs from itself
+        if a.get(name) != b.get(name) and repr(a.get(name)) != repr(b.get(name))
     }
 
 
@@ -68,7 +69,7 @@ def _aligned(a: Trajectory, b: Trajectory) -> Iterator[tuple[int | None, int | N
 
 
 def _key(turn: Turn) -> tuple[Any, ...]:
-    return (*_parts(turn).values(), tuple(_ids(turn.segments).tolist()))
+    return (*_parts(turn).values(), tuple(concat_ids(turn.segments).tolist()))
 
 
 def _parts(turn: Turn) -> dict[str, Any]:
@@ -106,7 +107,7 @@ def _pair(a: Trajectory, b: Trajectory, i: int | None, j: int | None) -> dict[st
     for name in ("observed", "text", "calls"):
         if name in differences:
             differences[name]["changes"] = _changes(*differences[name].values())
-    tokens = _same(_ids(own_a.segments), _ids(own_b.segments))
+    tokens = np.array_equal(concat_ids(own_a.segments), concat_ids(own_b.segments))
     return pair | {"equal": tokens and not differences, "differences": differences}
 
 
@@ -126,18 +127,13 @@ def _changes(a: str, b: str) -> list[list[str]]:
 
 
 def _first_divergence(a: Trajectory, b: Trajectory) -> dict[str, Any] | None:
-    ids_a, ids_b = (_ids([s for turn in one.turns for s in turn.segments]) for one in (a, b))
-    if _same(ids_a, ids_b):
+    ids_a, ids_b = (concat_ids(s for turn in one.turns for s in turn.segments) for one in (a, b))
+    token = common_prefix(ids_a, ids_b)
+    if token == ids_a.size == ids_b.size:
         return None
-    shared = min(ids_a.size, ids_b.size)
-    differing = np.flatnonzero(ids_a[:shared] != ids_b[:shared])
-    token = int(differing[0]) if differing.size else shared
-    at_a, at_b = _at(a, token), _at(b, token)
-    return {
-        "token": token,
-        **{f"{name}_a": value for name, value in at_a.items()},
-        **{f"{name}_b": value for name, value in at_b.items()},
-    }
+    sides = {"a": _at(a, token), "b": _at(b, token)}
+    parted = {f"{name}_{side}": own[name] for side, own in sides.items() for name in own}
+    return {"token": token, **parted}
 
 
 def _at(trajectory: Trajectory, token: int) -> dict[str, Any]:
@@ -151,12 +147,3 @@ def _at(trajectory: Trajectory, token: int) -> dict[str, Any]:
                 return {"turn": turn.index, "id": own_id, "kind": kind}
             start += len(segment)
     return {"turn": None, "id": None, "kind": None}
-
-
-def _ids(segments: Sequence[Segment]) -> npt.NDArray[np.int32]:
-    arrays = [segment.token_ids for segment in segments]
-    return np.concatenate([np.zeros(0, dtype=np.int32), *arrays]).astype(np.int32, copy=False)
-
-
-def _same(a: npt.NDArray[np.int32], b: npt.NDArray[np.int32]) -> bool:
-    return bool(np.array_equal(a, b))

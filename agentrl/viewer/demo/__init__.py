@@ -9,48 +9,22 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import zstandard
 
 from agentrl.errors import DataError
+from agentrl.viewer.index.place import user_cache
 
 FOLDER = Path(__file__).parent
 PACK = FOLDER / "run.tar.zst"
 PLANTED = FOLDER / "planted.json"
 MAX_BYTES = 2_000_000
 """The largest pack that the wheel may carry."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlantedFault:
-    """One thing to find.
-
-    Args:
-        name: of the fault.
-        text: what it is, for a person.
-        link: ``page`` and its parameters.
-    """
-
-    name: str
-    text: str
-    link: Mapping[str, Any]
-
-
-def planted_faults() -> list[PlantedFault]:
-    """What was planted, in the order of a tour.
-
-    Raises:
-        DataError: the list cannot be read.
-    """
-    return [PlantedFault(**fault) for fault in _listed()["faults"]]
 
 
 def unpack_demo(cache: Path | None = None) -> Path:
@@ -72,7 +46,7 @@ def unpack_demo(cache: Path | None = None) -> Path:
         raise DataError(f"{PACK} must have the hash {expected}, got {found}; install agentrl again")
     # the last part is what people see as the run's name
     name = Path(f"demo-{expected[:16]}") / "demo"
-    folder = (_default_cache() if cache is None else cache) / name
+    folder = (user_cache() if cache is None else cache) / name
     if (folder / "run.json").is_file():
         return folder
     try:
@@ -85,6 +59,7 @@ def unpack_demo(cache: Path | None = None) -> Path:
 def _unpacked(packed: bytes, folder: Path) -> Path:
     """``folder``, which exists whole or not at all."""
     folder.parent.mkdir(parents=True, exist_ok=True)
+    # Renamed when it is whole: two that unpack at one time see no half of it.
     unfinished = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=folder.parent))
     try:
         data = zstandard.ZstdDecompressor().decompress(packed)
@@ -107,8 +82,3 @@ def _listed() -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise DataError(f"{PLANTED} cannot be read: {error}; install agentrl again") from error
     return listed
-
-
-def _default_cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "agentrl"

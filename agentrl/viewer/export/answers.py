@@ -8,18 +8,18 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
-from agentrl.errors import DataError
+from agentrl.errors import DataError, StoreError
 from agentrl.store.json_text import to_json
-from agentrl.viewer.analysis import task_view
+from agentrl.viewer.analysis.task_view import task_view
 from agentrl.viewer.api_error import ApiError
 from agentrl.viewer.export.modules import data_url
 from agentrl.viewer.export.redaction import Redaction
 from agentrl.viewer.images import image_type
 from agentrl.viewer.index.columns import FACETS
 from agentrl.viewer.runs.open_run import OpenRun
+from agentrl.viewer.runs.stored_row import StoredRow
 from agentrl.viewer.views.comparisons import group_of_rows
 from agentrl.viewer.views.overview import overview
 from agentrl.viewer.views.rendered_view import rendered_view
@@ -45,8 +45,13 @@ class ExportedAnswers:
         self, run: OpenRun, rows: Sequence[Mapping[str, Any]], redaction: Redaction
     ) -> None:
         self._run = run
-        self._rows = rows
-        self._ids = [str(row["id"]) for row in rows]
+        self._asked = rows
+        self.rows: list[Mapping[str, Any]] = []
+        """Those that could be read."""
+        self.damage: list[str] = []
+        """The others, and why."""
+        self._views: dict[str, dict[str, Any]] = {}
+        """All but the tokens of those that could be read, by id."""
         self._redaction = redaction
         self._root = f"/api/runs/{run.key}"
         self._sha256s: dict[str, None] = {}
@@ -63,28 +68,43 @@ class ExportedAnswers:
         """
         run = self._run
         with run.lock:
+            for row in self._asked:
+                self._take(row)
+            for trajectory_id, view in self._views.items():
+                # which neighbours are in the file is known once all were read
+                view["neighbours"] = self._neighbours(view["neighbours"])
+                self._add_of("trajectory", trajectory_id, view)
             self._add("/api/runs", {"runs": [run_row(run)]})
             self._add(self._root, run_view(run))
             self._add(f"{self._root}/overview", self._overview())
             self._add(f"{self._root}/metrics", run.metrics.as_json(run.metrics.names()))
-            shown = {"total": len(self._rows), "rows": self._rows}
+            shown = {"total": len(self.rows), "rows": self.rows}
             self._add(f"{self._root}/trajectories", shown)
             self._add(f"{self._root}/facets", self._facets())
-            notes = [asdict(note) for note in run.notes.all() if note.trajectory in self._ids]
+            notes = run.notes.records(self._views)
             self._add(f"{self._root}/notes", {"notes": notes, "user": ""})
-            for trajectory_id in self._ids:
-                self._add_trajectory(trajectory_id)
             self._add_groups()
             self._add_tasks()
             for sha256 in self._sha256s:
                 self._add_blob(sha256)
 
-    def _add_trajectory(self, trajectory_id: str) -> None:
+    def _take(self, row: Mapping[str, Any]) -> None:
+        """The answers about one trajectory; one that cannot be read hides itself alone."""
+        trajectory_id = str(row["id"])
+        try:
+            stored = self._run.row(trajectory_id)
+            view = trajectory_view(self._run, stored)
+            by_token = self._by_token(stored)
+        except (StoreError, LookupError, AttributeError, TypeError, ValueError) as error:
+            self.damage.append(f"trajectory {trajectory_id!r} cannot be read: {error}")
+            return
+        self.rows.append(row)
+        self._views[trajectory_id] = view
+        for name, one in by_token.items():
+            self._add_of(name, trajectory_id, one)
+
+    def _by_token(self, row: StoredRow) -> dict[str, Any]:
         run = self._run
-        row = run.row(trajectory_id)
-        view = trajectory_view(run, row)
-        view["neighbours"] = self._neighbours(view["neighbours"])
-        self._add_of("trajectory", trajectory_id, view)
         try:
             pieces = run.pieces(row.columns["stage"])
         except DataError as error:
@@ -92,12 +112,10 @@ class ExportedAnswers:
                 raise DataError(
                     f"--redact needs the run's tokenizer to find matches in token ids: {error}"
                 ) from error
-            self._add_of("tokens", trajectory_id, token_view(run, row))
-            return
+            return {"tokens": token_view(run, row)}
         if self._redaction:
             row = self._redaction.row(row, pieces)
-        self._add_of("tokens", trajectory_id, token_view(run, row))
-        self._add_of("rendered", trajectory_id, rendered_view(pieces, row))
+        return {"tokens": token_view(run, row), "rendered": rendered_view(pieces, row)}
 
     def _add_groups(self) -> None:
         """The groups as far as they are exported; the page puts their tokens in.
@@ -106,7 +124,7 @@ class ExportedAnswers:
         equal numbers.
         """
         groups: dict[tuple[int, str, str, int | None], list[Mapping[str, Any]]] = {}
-        for row in self._rows:
+        for row in self.rows:
             place = (row["group_index"], row["stage"], row["label"])
             for step in (row["step"], None):
                 groups.setdefault((*place, step), []).append(row)
@@ -119,10 +137,10 @@ class ExportedAnswers:
 
     def _add_tasks(self) -> None:
         tasks: dict[str, list[Mapping[str, Any]]] = {}
-        for row in self._rows:
+        for row in self.rows:
             tasks.setdefault(row["task_id"], []).append(row)
         for task_id, rows in tasks.items():
-            self._add_of("task", task_id, task_view(rows).as_json())
+            self._add_of("task", task_id, task_view(rows))
 
     def _overview(self) -> dict[str, Any]:
         """The overview; what leads out of the file is no link."""
@@ -136,7 +154,8 @@ class ExportedAnswers:
         if page == "trajectories":
             return link if _SIMPLE.fullmatch(str((link or {}).get("query") or "")) else None
         if page == "trajectory":
-            return link if (link or {}).get("id") in self._ids else None
+            return link if (link or {}).get("id") in self._views else None
+        # Other pages ask a server, which the file has not.
         return link if page == "overview" else None
 
     def _add_of(self, what: str, trajectory_id: str, value: Any) -> None:
@@ -153,7 +172,8 @@ class ExportedAnswers:
     def _add_blob(self, sha256: str) -> None:
         try:
             data = self._redaction.data(self._run.blob(sha256))
-        except ApiError:  # it was not kept; the page says so when it is asked for
+        except ApiError:
+            # it was not kept; the page says so when it is asked for
             return
         if data is None:
             return
@@ -167,7 +187,7 @@ class ExportedAnswers:
 
     def _neighbours(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Those that are exported too."""
-        own = set(self._ids)
+        own = self._views
         return {
             name: [one for one in value if one in own]
             if isinstance(value, list)
@@ -179,7 +199,7 @@ class ExportedAnswers:
         columns = {}
         for name in FACETS:
             counts: Counter[str] = Counter()
-            for row in self._rows:
+            for row in self.rows:
                 counts.update(row[name] if isinstance(row[name], list) else [row[name]])
             columns[name] = [list(pair) for pair in counts.most_common()]
         return {"columns": columns, "histograms": {}}

@@ -59,11 +59,13 @@ class Exported:
         trajectories: in the file.
         found: that fit the query.
         size: of the file in bytes.
+        damage: what of the run could not be read, and is not in it.
     """
 
     trajectories: int
     found: int
     size: int
+    damage: tuple[str, ...]
 
 
 def export_html(
@@ -91,6 +93,9 @@ def export_html(
         raise DataError(f"the run {run.name} has no trajectory of the query {query!r} to export")
     answers = ExportedAnswers(run, page.rows, redaction)
     answers.collect()
+    damage = tuple(dict.fromkeys([*run.damage(), *answers.damage]))
+    if not answers.rows:
+        raise DataError(f"no trajectory of {run.name} to export can be read: {'; '.join(damage)}")
     kept = {
         "answers": answers.packed,
         "images": answers.images | {"icon.svg": _icon()},
@@ -99,7 +104,7 @@ def export_html(
     text = _page(redaction.text(run.name), json.dumps(kept))
     data = text.encode()
     write_bytes(out, data)
-    return Exported(len(page.rows), page.total, len(data))
+    return Exported(len(answers.rows), page.total, len(data), damage)
 
 
 def _page(name: str, kept: str) -> str:
@@ -120,6 +125,7 @@ def _page(name: str, kept: str) -> str:
         policy=policy,
         title=html.escape(f"{name} (exported)"),
         styles="\n".join(f"<style>{text}</style>" for text in styles),
+        # Whatever a trajectory says, it cannot end the element that holds it.
         data=kept.replace("<", "\\u003c"),
         scripts="\n".join(f"<script{kind}>{text}</script>" for kind, text in scripts),
     )

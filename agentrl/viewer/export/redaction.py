@@ -7,17 +7,13 @@ cut. A taken token has the id -1.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from agentrl.errors import ConfigError, DataError
-from agentrl.viewer.pieces import REDACTED_ID, TokenPieces
+from agentrl.viewer.pieces import TokenPieces
 from agentrl.viewer.runs.stored_row import StoredRow
-from agentrl.viewer.secret_tokens import tokens_of
+from agentrl.viewer.secret_tokens import hiding, taken_tokens
 
 MARK = "█████"
 """What stands for a match in a text."""
@@ -72,6 +68,7 @@ class Redaction:
             return {self.text(str(name)): self.json(item) for name, item in value.items()}
         if isinstance(value, list | tuple):
             return [self.json(item) for item in value]
+        # A number may be what must not leave, such as one of a telephone.
         if isinstance(value, int) and not isinstance(value, bool):
             return value if self.text(str(value)) == str(value) else MARK
         return value
@@ -91,23 +88,13 @@ class Redaction:
         Raises:
             DataError: a match is left.
         """
-        taken = np.zeros(row.arrays.token_ids.size, dtype=bool)
-        paths = [np.arange(taken.size), *map(row.positions, row.paths())]
-        for places in paths:
-            taken[places] |= self._taken(pieces.data(row.arrays.token_ids[places]))
-        ids = np.where(taken, np.int32(REDACTED_ID), row.arrays.token_ids)
-        for places in paths:
-            if self._taken(pieces.data(ids[places])).any():
-                raise DataError(
-                    f"trajectory {row.columns['id']!r} still matches after its ids were redacted; "
-                    "narrow --redact"
-                )
-        kept = replace(row.arrays, token_ids=ids)
-        return StoredRow(row.columns, kept, row.annotations).without_side()
-
-    def _taken(self, data: Sequence[bytes]) -> npt.NDArray[np.bool_]:
-        """``[N]`` which of N tokens, by their bytes, have a part in a match of the whole text."""
-        return tokens_of(data, self._spans)
+        kept = hiding(row, taken_tokens(row, pieces, self._spans))
+        if taken_tokens(kept, pieces, self._spans).any():
+            raise DataError(
+                f"trajectory {row.columns['id']!r} still matches after its ids were redacted; "
+                "narrow --redact"
+            )
+        return kept
 
     def _spans(self, text: str) -> list[tuple[int, int]]:
         return [match.span() for pattern in self._patterns for match in pattern.finditer(text)]

@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import pyarrow as pa
+
+from agentrl.store.trajectories.columns import COLUMNS as STORED
+from agentrl.store.trajectories.columns import SUMMARY_COLUMNS
 from agentrl.types import Purpose, StatusKind
 
 SEPARATOR = "\x1f"
@@ -13,35 +17,16 @@ SEPARATOR = "\x1f"
 
 ColumnKind = Literal["integer", "real", "text", "list", "json"]
 
+_KINDS: Mapping[pa.DataType, ColumnKind] = {
+    pa.int32(): "integer",
+    pa.int64(): "integer",
+    pa.float64(): "real",
+    pa.string(): "text",
+    pa.list_(pa.string()): "list",
+}
+
 COLUMNS: Mapping[str, ColumnKind] = {
-    "id": "text",
-    "group_index": "integer",
-    "rollout_index": "integer",
-    "attempt": "integer",
-    "group_size": "integer",
-    "label": "text",
-    "purpose": "text",
-    "stage": "text",
-    "env": "text",
-    "agents": "list",
-    "step": "integer",
-    "task_id": "text",
-    "data_source": "text",
-    "status": "text",
-    "status_reason": "text",
-    "reward": "real",
-    "rewards": "json",
-    "num_turns": "integer",
-    "num_calls": "integer",
-    "num_tool_errors": "integer",
-    "tools": "list",
-    "num_policy_tokens": "integer",
-    "num_tokens": "integer",
-    "policy_version_min": "integer",
-    "policy_version_max": "integer",
-    "started_at": "real",
-    "ended_at": "real",
-    "recorded_at": "real",
+    name: "json" if name == "rewards" else _KINDS[STORED[name].type] for name in SUMMARY_COLUMNS
 }
 """The summary columns of a shard."""
 
@@ -52,16 +37,7 @@ JOINED: Mapping[str, ColumnKind] = {
 }
 """What is known from elsewhere: the ledger, and the labels of notes."""
 
-NULLABLE = frozenset(
-    {
-        "reward",
-        "num_calls",
-        "num_tool_errors",
-        "policy_version_min",
-        "policy_version_max",
-        "trained_step",
-    }
-)
+NULLABLE = frozenset({"trained_step", *(name for name in SUMMARY_COLUMNS if STORED[name].nullable)})
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,6 +113,7 @@ class IndexDatabase:
         if self.place == MEMORY:
             yield True
             return
+        # The kernel releases flock when its process dies, whatever ended that.
         file = os.open(self.place + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         end = time.monotonic() + timeout_s
         try:
@@ -120,7 +121,8 @@ class IndexDatabase:
                 time.sleep(_POLL_S)
             yield held
         finally:
-            os.close(file)  # which releases the lock
+            # which releases the lock
+            os.close(file)
 
     def follow(self) -> None:
         """Opens the file again where another process has rebuilt it."""
@@ -189,6 +191,7 @@ class IndexDatabase:
         except BaseException:
             self.writer.close()
             raise
+        # By this a process knows that another one has put a new file in its place.
         self._identity = _identity(self.place)
         self.opened += 1
 
@@ -230,7 +233,8 @@ def _connect(uri: str) -> sqlite3.Connection:
     connection = sqlite3.connect(
         uri, uri=True, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
     )
-    connection.execute("PRAGMA synchronous = OFF")  # what a crash of the machine leaves is rebuilt
+    # what a crash of the machine leaves is rebuilt
+    connection.execute("PRAGMA synchronous = OFF")
     connection.execute("PRAGMA temp_store = MEMORY")
     connection.execute("PRAGMA cache_size = -16384")
     connection.execute("PRAGMA mmap_size = 268435456")

@@ -26,9 +26,11 @@ class FacetColumns:
 
     def __init__(self) -> None:
         self._present = np.zeros(0, dtype=bool)
-        self._codes = {name: np.zeros(0, dtype=np.int32) for name in FACETS}
         self._words: dict[str, dict[str, int]] = {name: {} for name in FACETS}
-        self._numbers = {name: np.zeros(0) for name in HISTOGRAMS}
+        self._columns: dict[str, npt.NDArray[Any]] = {
+            name: np.zeros(0, np.int32 if name in self._words else np.float64)
+            for name in self.COLUMNS
+        }
 
     def put(self, rows: Iterable[tuple[Any, ...]]) -> None:
         """Add or replace rows: the key, then the values of ``COLUMNS``."""
@@ -39,14 +41,13 @@ class FacetColumns:
         self._grow(int(keys.max()) + 1)
         self._present[keys] = True
         for name, values in zip(self.COLUMNS, columns[1:], strict=True):
-            if name in self._numbers:
-                self._numbers[name][keys] = np.array(values, dtype=np.float64)
-            else:
+            column = self._columns[name]
+            if name in self._words:
                 words = self._words[name]
                 for word in set(values):
                     words.setdefault(word, len(words))
-                codes = map(words.__getitem__, values)
-                self._codes[name][keys] = np.fromiter(codes, np.int32, len(values))
+                values = tuple(map(words.__getitem__, values))
+            column[keys] = np.array(values, column.dtype)
 
     def keys(self) -> npt.NDArray[np.int64]:
         """Every key."""
@@ -63,16 +64,16 @@ class FacetColumns:
         more = size - self._present.size
         if more <= 0:
             return
+        # By half again, so that a run that grows does not copy its columns at each look.
         more = max(more, self._present.size // 2)
         self._present = np.concatenate([self._present, np.zeros(more, dtype=bool)])
-        for name, codes in self._codes.items():
-            self._codes[name] = np.concatenate([codes, np.zeros(more, dtype=np.int32)])
-        for name, numbers in self._numbers.items():
-            self._numbers[name] = np.concatenate([numbers, np.full(more, np.nan)])
+        for name, column in self._columns.items():
+            empty = np.full(more, 0 if name in self._words else np.nan, column.dtype)
+            self._columns[name] = np.concatenate([column, empty])
 
     def _counts(self, name: str, keys: npt.NDArray[np.int64]) -> list[list[Any]]:
         words = list(self._words[name])
-        counts = np.bincount(self._codes[name][keys], minlength=len(words)).tolist()
+        counts = np.bincount(self._columns[name][keys], minlength=len(words)).tolist()
         found: Counter[str] = Counter()
         is_list = {**COLUMNS, **JOINED}[name] == "list"
         for word, count in zip(words, counts, strict=True):
@@ -85,7 +86,7 @@ class FacetColumns:
         ]
 
     def _histogram(self, name: str, keys: npt.NDArray[np.int64]) -> dict[str, list[Any]]:
-        values = self._numbers[name][keys]
+        values = self._columns[name][keys]
         values = values[np.isfinite(values)]
         if not values.size:
             return {"edges": [], "counts": []}

@@ -16,6 +16,7 @@ from agentrl.viewer.index.columns import COLUMNS
 from agentrl.viewer.index.database import SORT_INDICES
 from agentrl.viewer.index.listing import FileState, Snapshot
 from agentrl.viewer.index.sources import (
+    Appended,
     LedgerRow,
     Row,
     appended,
@@ -30,6 +31,7 @@ _Read: TypeAlias = list[Row] | str
 _SHARDS_A_COMMIT = 64
 _MANY_MOVES = 2000
 _READERS = 4
+_LEDGER = "ledger.jsonl"
 _NAMES = ", ".join(COLUMNS)
 _PUT = (
     f"INSERT INTO trajectories ({_NAMES}, file, change) "
@@ -88,6 +90,8 @@ class Growth:
         """
         try:
             self._sql.execute("BEGIN IMMEDIATE")
+            # What is sealed meanwhile is in both: of two equal records the one that stays counts,
+            # and so the shard's comes last.
             self._take_live()
             self._take_sealed()
             self._take_vanished()
@@ -105,14 +109,11 @@ class Growth:
 
     def _take_live(self) -> None:
         for path, state in self._files.live.items():
-            key, known = self._file(path)
-            if state == known:
-                continue
-            start = known.size if known.size <= state.size else 0
-            new = appended(self._run.root / path, start)
-            rows, damage = new.rows()
-            self._put(rows, key)
-            self._note_file(key, path, FileState(new.end, state.modified), damage)
+            if (new := self._appended(path, state)) is not None:
+                rows, damage = new.rows()
+                key, _ = self._file(path)
+                self._put(rows, key)
+                self._note_file(key, path, FileState(new.end, state.modified), damage)
 
     def _take_sealed(self) -> None:
         def read(path: str) -> _Read:
@@ -127,19 +128,22 @@ class Growth:
         with ThreadPoolExecutor(_READERS, thread_name_prefix="index-shards") as readers:
             for number, (path, rows) in enumerate(_read_ahead(readers, read, new), start=1):
                 key, known = self._file(path)
-                if known.modified:  # it was rewritten
+                if known.modified:
+                    # it was rewritten
                     self._remove(key)
                 damage = rows if isinstance(rows, str) else ""
                 self._put([] if isinstance(rows, str) else rows, key)
                 self._note_file(key, path, self._files.sealed[path], damage)
-                if number % _SHARDS_A_COMMIT == 0:  # so that a reader sees some, early
+                if number % _SHARDS_A_COMMIT == 0:
+                    # so that a reader sees some, early
                     self._commit()
                     self._sql.execute("BEGIN IMMEDIATE")
                     self._change += 1
-        pa.default_memory_pool().release_unused()  # it would keep what many shards took
+        # it would keep what many shards took
+        pa.default_memory_pool().release_unused()
 
     def _take_vanished(self) -> None:
-        present = {*self._files.live, *self._files.sealed, *self._files.notes, "ledger.jsonl"}
+        present = {*self._files.live, *self._files.sealed, *self._files.notes, _LEDGER}
         for path, (key, _) in self._known.items():
             if path not in present:
                 self._remove(key)
@@ -148,20 +152,17 @@ class Growth:
     def _take_ledger(self) -> None:
         state = self._files.ledger
         moved: list[LedgerRow] = []
-        if state is not None:
-            key, known = self._file("ledger.jsonl")
-            if state != known:
-                start = known.size if known.size <= state.size else 0
-                new = appended(self._run.ledger_path, start)
-                moved = ledger_rows(new.records)
-                self._sql.executemany(
-                    "INSERT INTO ledger VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
-                    "trained_step = excluded.trained_step, drop_reason = excluded.drop_reason",
-                    moved,
-                )
-                place = FileState(new.end, state.modified)
-                self._note_file(key, "ledger.jsonl", place, new.damage)
+        if state is not None and (new := self._appended(_LEDGER, state)) is not None:
+            moved = ledger_rows(new.records)
+            self._sql.executemany(
+                "INSERT INTO ledger VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+                "trained_step = excluded.trained_step, drop_reason = excluded.drop_reason",
+                moved,
+            )
+            key, _ = self._file(_LEDGER)
+            self._note_file(key, _LEDGER, FileState(new.end, state.modified), new.damage)
         change = {"change": self._change}
+        # One statement over all rows costs less than thousands over one row each.
         if len(moved) > _MANY_MOVES:
             self._sql.execute(_JOIN, change)
             return
@@ -179,8 +180,7 @@ class Growth:
             gone = any(p.startswith("notes/") and p not in self._files.notes for p in self._known)
             if (none_new or not self._files.notes) and not gone:
                 return
-        damage: list[str] = []
-        labels = note_labels(self._run, lambda error: damage.append(str(error)))
+        labels, damage = note_labels(self._run)
         now = dict(self._sql.execute("SELECT id, labels FROM trajectories WHERE labels <> ''"))
         changed = {
             trajectory_id: labels.get(trajectory_id, "")
@@ -215,6 +215,14 @@ class Growth:
             self._newest_file += 1
             self._known[path] = (self._newest_file, FileState(0, 0))
         return self._known[path]
+
+    def _appended(self, path: str, state: FileState) -> Appended | None:
+        """What came since the last state; None where nothing did."""
+        _, known = self._file(path)
+        if state == known:
+            return None
+        # a file that was cut back is read from its beginning
+        return appended(self._run.root / path, known.size if known.size <= state.size else 0)
 
     def _is_new(self, path: str, state: FileState) -> bool:
         return path not in self._known or self._known[path][1] != state

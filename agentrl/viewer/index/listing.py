@@ -79,6 +79,8 @@ class Listing:
         of an older step, which is hardly ever written again, at one look of several.
         """
         steps = self._steps(self._run.sealed_folder)
+        # A hundred thousand trajectories lie in a thousand folders, which is a thousand calls a
+        # look.
         whole = everywhere or self._looks % _WHOLE_EVERY == 0
         self._looks += 1
         found: dict[str, FileState] = {}
@@ -115,7 +117,8 @@ class Listing:
                     (entry for entry in entries if entry.name.endswith(suffix)),
                     key=lambda entry: entry.name,
                 )
-        except (FileNotFoundError, NotADirectoryError):  # sealed or removed meanwhile
+        except (FileNotFoundError, NotADirectoryError):
+            # sealed or removed meanwhile
             return
         for entry in found:
             try:

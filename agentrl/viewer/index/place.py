@@ -35,7 +35,7 @@ def index_places(run: Path, cache: Path | None = None) -> Iterator[str]:
         A path of a file in a folder that exists and can be written, at last ``MEMORY``.
     """
     name = hashlib.sha256(os.fsencode(run.resolve())).hexdigest()[:32] + ".sqlite"
-    for folder in (cache or user_cache(), _temporary()):
+    for folder in (cache or user_cache() / "index", _temporary()):
         why = _unfit(folder)
         if not why:
             yield str(folder / name)
@@ -46,9 +46,9 @@ def index_places(run: Path, cache: Path | None = None) -> Iterator[str]:
 
 
 def user_cache() -> Path:
-    """``agentrl/index`` in the cache of the user."""
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(home) if home else Path("~/.cache").expanduser()) / "agentrl" / "index"
+    """``agentrl`` in the cache of the user."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "agentrl"
 
 
 def file_system_type(path: Path, mounts: str | None = None) -> str:

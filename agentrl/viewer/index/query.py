@@ -29,6 +29,7 @@ _TERM = re.compile(
 _NUMBER = re.compile(r"(?P<digits>-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?)(?P<unit>[kKM]?)", re.ASCII)
 _RANGE = re.compile(r"(?P<low>.*?)\.\.(?P<high>.*)")
 _WORD = re.compile(r"[^\s()\"]+")
+_QUOTED = re.compile(r'"((?:\\["\\]|[^"])*+)"')
 _UNITS = {"": 1, "k": 1000, "K": 1000, "M": 1_000_000}
 _EXAMPLE = 'env:code reward<0.5 tool_errors>=2 text:"No such file"'
 
@@ -72,6 +73,9 @@ class _Value(NamedTuple):
     position: int
     quoted: bool
 
+    def refused(self, rule: str, remedy: str) -> QueryError:
+        return QueryError(rule, position=self.position, found=self.text, remedy=remedy)
+
 
 def parse_query(text: str) -> Query:
     """The condition that a query stands for; an empty query holds for all.
@@ -104,7 +108,8 @@ class _Parser:
         if self._at == len(self._text):
             return Query("1", (), ())
         sql = self._either()
-        if self._at < len(self._text):  # _either ends at the end, or before ")"
+        if self._at < len(self._text):
+            # _either ends at the end, or before ")"
             raise self._error("a closing parenthesis needs an opening one", "remove it")
         return Query(sql, tuple(self._parameters), tuple(dict.fromkeys(self._texts)))
 
@@ -112,7 +117,7 @@ class _Parser:
         parts = [self._all()]
         while self._word_is("or"):
             parts.append(self._all())
-        return parts[0] if len(parts) == 1 else f"({' OR '.join(parts)})"
+        return _joined(parts, " OR ")
 
     def _all(self) -> str:
         parts = [self._part()]
@@ -121,7 +126,7 @@ class _Parser:
                 break
             self._word_is("and")
             parts.append(self._part())
-        return parts[0] if len(parts) == 1 else f"({' AND '.join(parts)})"
+        return _joined(parts, " AND ")
 
     def _part(self) -> str:
         self._skip_spaces()
@@ -235,18 +240,13 @@ class _Parser:
     def _parsed(self, name: str, text: str, value: _Value) -> float:
         found = _NUMBER.fullmatch(text)
         if found is None:
-            raise QueryError(
-                f"{name} must be a number",
-                position=value.position,
-                found=value.text,
-                remedy=f"write {name}:10, {name}:10..20 or {name}>=10",
-            )
+            remedy = f"write {name}:10, {name}:10..20 or {name}>=10"
+            raise value.refused(f"{name} must be a number", remedy)
         number = float(found["digits"]) * _UNITS[found["unit"]]
         return int(number) if number.is_integer() and abs(number) < 2**53 else number
 
     def _words(self, name: str, field: Field) -> str:
-        parts = [self._one(name, field, value) for value in self._values()]
-        return parts[0] if len(parts) == 1 else f"({' OR '.join(parts)})"
+        return _joined([self._one(name, field, value) for value in self._values()], " OR ")
 
     def _one(self, name: str, field: Field, value: _Value) -> str:
         text = value.text
@@ -256,12 +256,8 @@ class _Parser:
             self._parameters.append(_glob(text, field))
             return f"({field.sql} GLOB ?)"
         if field.choices and text not in field.choices:
-            raise QueryError(
-                f"{name} must be one of {', '.join(field.choices)}",
-                position=value.position,
-                found=text,
-                remedy=did_you_mean(text, field.choices, "choose one").removeprefix("; "),
-            )
+            remedy = did_you_mean(text, field.choices, "choose one").removeprefix("; ")
+            raise value.refused(f"{name} must be one of {', '.join(field.choices)}", remedy)
         if field.kind == "list":
             self._parameters.append(f"{SEPARATOR}{text}{SEPARATOR}")
             return f"(instr({field.sql}, ?) > 0)"
@@ -270,12 +266,8 @@ class _Parser:
 
     def _search(self, value: _Value) -> str:
         if not value.text.strip():
-            raise QueryError(
-                "text to search for must have a character",
-                position=value.position,
-                found=value.text,
-                remedy='write text:"No such file"',
-            )
+            rule = "text to search for must have a character"
+            raise value.refused(rule, 'write text:"No such file"')
         self._texts.append(value.text)
         self._parameters.append(value.text)
         return "(key IN (SELECT trajectory FROM text_match WHERE needle = ?))"
@@ -287,12 +279,8 @@ class _Parser:
             return (value,)
         parts = [_Value(part, value.position, False) for part in value.text.split(",")]
         if any(not part.text for part in parts):
-            raise QueryError(
-                "a list of values must have no empty one",
-                position=value.position,
-                found=value.text,
-                remedy='remove the comma, or quote the value: "a,b"',
-            )
+            remedy = 'remove the comma, or quote the value: "a,b"'
+            raise value.refused("a list of values must have no empty one", remedy)
         return parts
 
     def _value(self) -> _Value:
@@ -310,24 +298,16 @@ class _Parser:
 
     def _quoted(self) -> str:
         start = self._at
-        characters: list[str] = []
-        at = start + 1
-        while at < len(self._text):
-            character = self._text[at]
-            if character == '"':
-                self._at = at + 1
-                return "".join(characters)
-            if character == "\\" and self._text[at + 1 : at + 2] in ('"', "\\"):
-                at += 1
-                character = self._text[at]
-            characters.append(character)
-            at += 1
-        raise QueryError(
-            "a quotation must end",
-            position=start + 1,
-            found=self._text[start:],
-            remedy='add a closing "',
-        )
+        found = _QUOTED.match(self._text, start)
+        if found is None:
+            raise QueryError(
+                "a quotation must end",
+                position=start + 1,
+                found=self._text[start:],
+                remedy='add a closing "',
+            )
+        self._at = found.end()
+        return re.sub(r'\\(["\\])', r"\1", found[1])
 
     def _peek_word(self) -> str:
         found = _WORD.match(self._text, self._at)
@@ -349,14 +329,17 @@ class _Parser:
         return QueryError(rule, position=self._at + 1, found=found, remedy=remedy)
 
 
+def _joined(parts: Sequence[str], word: str) -> str:
+    return parts[0] if len(parts) == 1 else f"({word.join(parts)})"
+
+
 def term(name: str, value: str) -> str:
     """A term of a query that holds for exactly this value; empty where it is too long for one."""
     if not value:
         return f"{name}:none"
     if len(value) > _LONGEST_TERM:
         return ""
-    quoted = value.replace("\\", "\\\\").replace('"', '\\"')
-    return f'{name}:"{quoted}"'
+    return f"{name}:{quoted(value)}"
 
 
 def _glob(text: str, field: Field) -> str:

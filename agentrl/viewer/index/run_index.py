@@ -74,12 +74,16 @@ class RunIndex(Closing):
         self._writing = threading.RLock()
         self._reading = threading.RLock()
         self._facets = FacetColumns()
-        self._counted = (0, 0, 0)  # what _facets has: opened, removals, change
+        # what _facets has: opened, removals, change
+        self._counted = (0, 0, 0)
         self._listing = Listing(run)
         self._told: set[str] = set()
-        self._regrown = 0  # trajectories taken while an index was rebuilt
-        self._taken: tuple[int, Snapshot | None] = (0, None)  # what the index has
-        self._matched: dict[str, tuple[int, int]] = {}  # needles in text_match: opened, change
+        # trajectories taken while an index was rebuilt
+        self._regrown = 0
+        # what the index has
+        self._taken: tuple[int, Snapshot | None] = (0, None)
+        # needles in text_match: opened, change
+        self._matched: dict[str, tuple[int, int]] = {}
 
     @property
     def place(self) -> str:
@@ -127,6 +131,7 @@ class RunIndex(Closing):
             run = self._database.reader.execute
             where = f"FROM trajectories WHERE {parsed.sql}"
             (total,) = run(f"SELECT count(*) {where}", parsed.parameters).fetchone()
+            # Few rows are sorted sooner than they are met on a walk along an index of the column.
             order = _order(sort, by_index=total > _FEW)
             found = run(
                 f"SELECT {', '.join(_SHOWN)} {where} ORDER BY {order} LIMIT ? OFFSET ?",
@@ -175,38 +180,23 @@ class RunIndex(Closing):
         for name in names:
             _assert_column(name, "columns")
 
-        def read() -> dict[str, list[Any]]:
-            with self._reading:
-                sql = f"SELECT {', '.join(names)} FROM trajectories ORDER BY key"
-                rows = self._database.reader.execute(sql).fetchall()
-            found = list(zip(*rows, strict=True)) or [()] * len(names)
-            return {
-                name: [split(text) for text in own] if _KINDS[name] == "list" else list(own)
-                for name, own in zip(names, found, strict=True)
-            }
-
-        return self._recovering(read)
+        rows = self._rows(f"SELECT {', '.join(names)} FROM trajectories ORDER BY key")
+        found = list(zip(*rows, strict=True)) or [()] * len(names)
+        return {
+            name: [split(text) for text in own] if _KINDS[name] == "list" else list(own)
+            for name, own in zip(names, found, strict=True)
+        }
 
     def file_of(self, trajectory_id: str) -> Path | None:
         """The file with the newest record of an id; None where the run has none."""
-
-        def read() -> Path | None:
-            with self._reading:
-                found = self._database.reader.execute(sql, (trajectory_id,)).fetchone()
-            return None if found is None else self._run.root / found[0]
-
         sql = "SELECT path FROM files JOIN trajectories ON files.key = file WHERE id = ?"
-        return self._recovering(read)
+        found = self._rows(sql, trajectory_id)
+        return self._run.root / found[0][0] if found else None
 
     def damage(self) -> list[str]:
         """What of the run could not be read, and was passed over."""
-
-        def read() -> list[str]:
-            with self._reading:
-                return [damage for (damage,) in self._database.reader.execute(sql)]
-
         sql = "SELECT damage FROM files WHERE damage <> '' ORDER BY path"
-        return self._recovering(read)
+        return [damage for (damage,) in self._rows(sql)]
 
     def close(self) -> None:
         """Close the index's file; a second call does nothing."""
@@ -215,11 +205,13 @@ class RunIndex(Closing):
 
     def _grow(self, timeout_s: float) -> int:
         with self._database.locked(timeout_s) as held:
+            # The reader's connection may be replaced here, so nobody may read meanwhile.
             with self._reading:
                 self._database.follow()
             if not held:
                 return 0
             now = self._snapshot()
+            # Most looks find nothing new and end here, without a statement of SQL.
             if (self._database.opened, now) == self._taken:
                 return 0
             growth = Growth(self._run, now, self._database.writer)
@@ -254,6 +246,7 @@ class RunIndex(Closing):
                 if all(self._matched.get(needle) == state for needle in parsed.texts):
                     return read()
                 files = self._text_files()
+            # The scan holds no lock: it may take a second, and lists are asked for meanwhile.
             found = {needle: self._search.search(needle, *files) for needle in parsed.texts}
             with self._reading:
                 self._put_matches(found, state)
@@ -277,15 +270,26 @@ class RunIndex(Closing):
             self._matched[needle] = state
         run.execute("COMMIT")
 
+    def _rows(self, sql: str, *parameters: str) -> list[Any]:
+        """The rows of a statement that searches no text."""
+
+        def read() -> list[Any]:
+            with self._reading:
+                return self._database.reader.execute(sql, parameters).fetchall()
+
+        return self._recovering(read)
+
     def _recovering(self, work: Callable[[], Result]) -> Result:
         """Does ``work``; rebuilds the index where it is damaged, or its folder takes no more."""
+        # The next place may refuse as well, such as one on a disk that is full.
         for _ in range(_RECOVERIES):
             opened = self._database.opened
             try:
                 return work()
             except sqlite3.Error as error:
                 with self._writing, self._reading:
-                    if opened == self._database.opened:  # else another thread has recovered it
+                    if opened == self._database.opened:
+                        # else another thread has recovered it
                         self._database.recover(error)
                         self._regrown = self._grow(_RECOVERY_S)
         return work()
@@ -323,7 +327,8 @@ class RunIndex(Closing):
             names = ", ".join(("key", *FacetColumns.COLUMNS))
             sql = f"SELECT {names} FROM trajectories WHERE change > ?"
             found = run.execute(sql, (change,))
-            while rows := found.fetchmany(_ROWS_AT_ONCE):  # all of a large run's take 100 MB
+            while rows := found.fetchmany(_ROWS_AT_ONCE):
+                # all of a large run's take 100 MB
                 self._facets.put(rows)
         self._counted = (self._database.opened, counters["removals"], counters["change"])
 

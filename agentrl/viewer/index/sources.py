@@ -6,7 +6,7 @@ A row is a tuple of the values of ``columns.COLUMNS``, in that order.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from agentrl.errors import StoreError
 from agentrl.guards.printable import encodable
 from agentrl.guards.regular_file import NotRegularError, open_regular
-from agentrl.store import RunDirectory, read_jsonl
+from agentrl.store import RunDirectory
 from agentrl.store.json_text import from_json, to_json
 from agentrl.store.jsonl import parse_line
 from agentrl.store.step_files.live import frame_of
@@ -25,6 +25,7 @@ from agentrl.store.trajectories.columns import chosen
 from agentrl.store.trajectories.shard import read_columns
 from agentrl.store.write_error import os_refusals
 from agentrl.viewer.index.columns import COLUMNS, NULLABLE, SEPARATOR, joined
+from agentrl.viewer.notes import NoteBook
 
 Row = tuple[Any, ...]
 
@@ -154,7 +155,8 @@ def ledger_rows(records: list[dict[str, Any]]) -> list[LedgerRow]:
         group = record.get("draw")
         rollouts = record.get("siblings")
         if not (isinstance(rollouts, list) and _is_place(group) and all(map(_is_place, rollouts))):
-            continue  # a row of another kind
+            # a row of another kind
+            continue
         to = record.get("to")
         step = record.get("step")
         trained = step if to == "trained" and _is_place(step) else None
@@ -168,20 +170,12 @@ def _is_place(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and abs(value) < 2**63
 
 
-def note_labels(run: RunDirectory, on_damage: Callable[[StoreError], None]) -> dict[str, str]:
-    """The labels of each trajectory that notes gave it, as a list column holds them."""
-    newest: dict[tuple[str, str], dict[str, Any]] = {}
-    for path in note_files(run):
-        for record in read_jsonl(path, on_damage):
-            newest[path.name, str(record.get("id"))] = record
-    labels: dict[str, dict[str, None]] = {}
-    for record in newest.values():
-        if not record.get("deleted") and isinstance(record.get("labels"), list):
-            of_one = labels.setdefault(str(record.get("trajectory")), {})
-            of_one |= dict.fromkeys(str(label) for label in record["labels"])
-    return {key: joined(sorted(own)) for key, own in labels.items() if own}
-
-
-def note_files(run: RunDirectory) -> Iterator[Path]:
-    """The files of notes, by name."""
-    yield from sorted((run.root / "notes").glob("*.jsonl"))
+def note_labels(run: RunDirectory) -> tuple[dict[str, str], list[str]]:
+    """The labels of each trajectory that notes gave it, as a list column holds them, and what could
+    not be read of the notes.
+    """
+    book = NoteBook(run.notes_folder)
+    labels: dict[str, set[str]] = {}
+    for note in book.all():
+        labels.setdefault(note.trajectory, set()).update(note.labels)
+    return {key: joined(sorted(own)) for key, own in labels.items() if own}, book.damage

@@ -87,6 +87,7 @@ class TextSearch:
         with self._lock:
             own = self._found.setdefault(needle, _Found())
             self._found.move_to_end(needle)
+        # Equal searches wait here for each other, so that a shard is scanned once.
         with own.lock:
             new = [path for path in shards if path not in own.matches]
             for start in range(0, len(new), _MANY):
@@ -122,7 +123,8 @@ class TextSearch:
 
 
 def _scan(needle: str, shards: Sequence[Path]) -> list[tuple[str, Match]]:
-    import duckdb  # a tenth of what the viewer's start costs, and few search
+    # a tenth of what the viewer's start costs, and few search
+    import duckdb
 
     # A search costs as much as the texts cost to read. Parsing the turns costs a quarter of that,
     # and looking at each of their texts half: so turns are first searched as they are stored.
@@ -151,7 +153,8 @@ def _scan(needle: str, shards: Sequence[Path]) -> list[tuple[str, Match]]:
             found = connection.execute(sql, values).fetchall()
     except duckdb.Error as error:
         left = [path for path in shards if path.is_file()]
-        if len(left) < len(shards):  # a step was cut down to what is kept
+        if len(left) < len(shards):
+            # a step was cut down to what is kept
             return _scan(needle, left) if left else []
         raise StoreError(f"the text of trajectories cannot be searched: {error}") from error
     return [

@@ -51,8 +51,9 @@ def routes(runs: RunFolder) -> APIRouter:
     ) -> Response:
         run = runs.get(key)
         found = comparisons.blame_answer(run, step, signal, level, stage=stage)
-        with run.lock:  # what store.keep dropped has no part
-            return answer({**found, "kept": run.reader.kept_by_step().get(step)})
+        with run.lock:
+            # what store.keep dropped has no part
+            return answer({**found, "kept": comparisons.kept_of_step(run, step, stage)})
 
     @router.get("/retokenise")
     def retokenise(key: str, id: str, turn: Index | None = None) -> Response:  # noqa: A002

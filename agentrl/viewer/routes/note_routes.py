@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -21,7 +20,7 @@ def routes(runs: RunFolder) -> APIRouter:
     @router.get("")
     def notes(key: str) -> Response:
         run = runs.get(key)
-        return answer({"notes": [asdict(note) for note in run.notes.all()], "user": run.notes.user})
+        return answer({"notes": run.notes.records(), "user": run.notes.user})
 
     @router.post("")
     async def add(key: str, request: Request) -> Response:
@@ -34,7 +33,7 @@ def routes(runs: RunFolder) -> APIRouter:
             # a note is on something that is there
             row = run.row(str(fields.get("trajectory", "")))
         about = {"recorded_at": row.columns["recorded_at"]}
-        return answer(asdict(run.notes.add({**fields, **about})))
+        return answer(run.notes.add({**fields, **about}).model_dump())
 
     @router.delete("/{note_id}")
     def delete(key: str, note_id: str) -> Response:

@@ -36,9 +36,10 @@ class AppendedLines:
         restarted, records = False, []
         try:
             restarted = not self._follower.is_same()
-            for _, line in self._follower.lines():
+            for start, line in self._follower.lines():
                 try:
-                    records.append(parse_line(f"a line of {self._follower.path.name}", line))
+                    place = f"a line of {self._follower.path} at {start}"
+                    records.append(parse_line(place, line))
                 except StoreError as error:
                     self.damage.append(str(error))
         except StoreError as error:

@@ -7,7 +7,7 @@ lines, one for each evaluation before the first step: they make one row.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,52 +20,38 @@ class StageMetrics:
     """The steps of one stage, a row each; of two values of one metric and step the later counts."""
 
     def __init__(self) -> None:
-        self._places: dict[float, int] = {}
-        self._columns: dict[str, list[Any]] = {name: [] for name in _AXES}
+        self._steps: dict[float, dict[str, float]] = {}
+        self._names: set[str] = set()
 
     def names(self) -> set[str]:
         """All metrics."""
-        return set(self._columns) - set(_AXES)
+        return self._names - {*_AXES}
 
-    def add(self, record: dict[str, Any]) -> float:
+    def add(self, record: Mapping[str, Any]) -> float:
         """Takes a line of the file; its step, which is the next one where the line has none."""
-        step = _number(record.get("step"))
-        step = len(self._places) if step is None else step
-        place = self._places.setdefault(step, len(self._places))
-        if place == len(self._columns["step"]):
-            for column in self._columns.values():
-                column.append(None)
-        known = {name: _number(value) for name, value in record.items()}
-        for name, value in {**known, "step": step}.items():
-            if value is not None:
-                column = self._columns.setdefault(name, [None] * len(self._places))
-                column[place] = value
+        numbers = {name: _number(value) for name, value in record.items()}
+        known = {name: value for name, value in numbers.items() if value is not None}
+        step = known.setdefault("step", len(self._steps))
+        self._steps.setdefault(step, {}).update(known)
+        self._names |= known.keys()
         return step
 
-    def columns(self, names: Iterable[str]) -> dict[str, list[Any]]:
-        """Step, time (epoch seconds) and the named metrics, by step; None where a row lacks it."""
-        order = sorted(range(len(self._places)), key=self._columns["step"].__getitem__)
-        empty: list[Any] = [None] * len(order)
-        chosen = {name: self._columns.get(name, empty) for name in (*_AXES, *names)}
-        return {name: [column[place] for place in order] for name, column in chosen.items()}
+    def rows(self) -> list[dict[str, float]]:
+        """What each step logged, by step."""
+        return [self._steps[step] for step in sorted(self._steps)]
 
-    def rows(self) -> list[dict[str, Any]]:
-        """A mapping a step of all that it logged, by step."""
-        columns = self.columns(self._columns)
-        cells = zip(*columns.values(), strict=True)
-        return [dict(zip(columns, values, strict=True)) for values in cells]
-
-    def row(self, step: int) -> dict[str, Any]:
+    def row(self, step: float) -> dict[str, float]:
         """What a step logged; empty where it logged nothing."""
-        if step not in self._places:
-            return {}
-        return {name: column[self._places[step]] for name, column in self._columns.items()}
+        return self._steps.get(step, {})
 
-    def series(self, name: str) -> list[tuple[int, float]]:
-        """The finite values of a metric with their steps."""
-        columns = self.columns([name])
-        pairs = zip(columns["step"], columns[name], strict=True)
-        return [(step, value) for step, value in pairs if value is not None]
+    def columns(self, names: Iterable[str]) -> dict[str, list[float | None]]:
+        """Step, time (epoch seconds) and the named metrics, by step; None where a row lacks it."""
+        rows = self.rows()
+        return {name: [row.get(name) for row in rows] for name in (*_AXES, *names)}
+
+    def series(self, name: str) -> list[tuple[float, float]]:
+        """The values of a metric with their steps."""
+        return [(row["step"], row[name]) for row in self.rows() if name in row]
 
 
 class MetricsTable:
@@ -133,5 +119,6 @@ def _number(value: object) -> float | None:
         return None
     try:
         return value if math.isfinite(value) else None
-    except OverflowError:  # a whole number beyond any float
+    except OverflowError:
+        # a whole number beyond any float
         return None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from agentrl.errors import DataError, StoreError
+from agentrl.errors import Closing, DataError, StoreError
 from agentrl.guards.bounded_json import mapping
 from agentrl.guards.bounded_yaml import parse_yaml
 from agentrl.guards.regular_file import read_regular
@@ -23,10 +23,10 @@ from agentrl.store import (
     decode_trajectory,
 )
 from agentrl.store.events import event_fault
-from agentrl.store.json_text import from_json
+from agentrl.store.json_text import from_json, to_json
 from agentrl.store.masking import SecretMask
 from agentrl.types import Trajectory
-from agentrl.viewer.analysis import BlameRow
+from agentrl.viewer.analysis.blame import BlameRow
 from agentrl.viewer.api_error import not_found
 from agentrl.viewer.index import RunIndex
 from agentrl.viewer.notes import NoteBook
@@ -36,32 +36,33 @@ from agentrl.viewer.runs.metrics_table import MetricsTable
 from agentrl.viewer.runs.run_reader import RunReader
 from agentrl.viewer.runs.run_tokenizer import stage_pieces
 from agentrl.viewer.runs.stored_row import StoredRow
-from agentrl.viewer.runs.trajectory_count import TrajectoryCount
+from agentrl.viewer.runs.trajectory_count import count_trajectories
 from agentrl.viewer.secret_tokens import has_marks, without_secrets
 
 _FRESH_S = 0.3
 
 
-class OpenRun:
+class OpenRun(Closing):
     """One run. ``lock`` guards all but ``notes``: requests come from several threads.
 
     Args:
         directory: the run.
         key: what requests name it by.
-        name: what people call it.
+        name: what people call it; the name of its folder where empty.
     """
 
-    def __init__(self, directory: RunDirectory, key: str, name: str) -> None:
+    closing = "closing the index"
+
+    def __init__(self, directory: RunDirectory, key: str = "", name: str = "") -> None:
         self.directory = directory
         self.key = key
-        self.name = name
+        self.name = name or directory.root.name
         self.lock = threading.RLock()
         self.metrics = MetricsTable(directory.metrics_path)
         self.notes = NoteBook(directory.root / "notes")
         self._event_lines = AppendedLines(directory.events_path)
         self._events: list[dict[str, Any]] = []
         self._watch = RunWatch(directory)
-        self._count = TrajectoryCount(directory)
         self.used_at = 0.0
         """When a request asked for this run last, by the monotonic clock."""
         self._refreshed_at = -_FRESH_S
@@ -99,27 +100,21 @@ class OpenRun:
         """
         with self.lock:
             index = self._index
+            # A page asks for several things at once: one look at the files serves all of them.
             if time.monotonic() - self._refreshed_at < patience_s:
                 return 0
             changed = index.refresh()
             self._refreshed_at = time.monotonic()
             return changed
 
-    def _file_of(self, trajectory_id: str, *, looking: bool) -> Path | None:
+    def _file_of(self, trajectory_id: str, looking: bool) -> Path | None:
         self.refresh_index(0.0 if looking else _FRESH_S)
         return self._index.file_of(trajectory_id)
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
         """``config.resolved.yaml``; empty where there is none that can be read."""
-        try:
-            loaded = parse_yaml(read_regular(self.directory.config_path))
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError) as error:
-            self._damage.append(f"{self.directory.config_path} cannot be read: {error}")
-            return {}
-        return loaded if isinstance(loaded, dict) else {}
+        return self._loaded(self.directory.config_path, parse_yaml)
 
     @property
     def record(self) -> dict[str, Any]:
@@ -131,16 +126,18 @@ class OpenRun:
         return self.directory.read_record()
 
     @property
-    def summary(self) -> dict[str, Any]:
-        """``summary.json``; empty while the run has none."""
+    def summary(self) -> Mapping[str, Any]:
+        """``summary.json``; empty while the run has none that can be read."""
+        return self._loaded(self.directory.summary_path, from_json)
+
+    def _loaded(self, path: Path, parse: Callable[[bytes], Any]) -> Mapping[str, Any]:
         try:
-            found = from_json(read_regular(self.directory.summary_path))
+            return mapping(parse(read_regular(path)))
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
-            self._damage.append(f"{self.directory.summary_path} cannot be read: {error}")
+            self._damage.append(f"{path} cannot be read: {error}")
             return {}
-        return found if isinstance(found, dict) else {}
 
     def setting(self, name: str) -> Any:
         """A key of the run's own ``store`` section; None where nobody knows."""
@@ -164,7 +161,7 @@ class OpenRun:
         """How many trajectories it has now; makes no index where nobody has asked for one yet."""
         if "_index" in self.__dict__:
             return self.index().page(limit=0).total
-        return self._count.count()
+        return count_trajectories(self.directory)
 
     def state(self) -> RunState:
         """Whether it runs, by its heartbeat."""
@@ -181,9 +178,10 @@ class OpenRun:
         ``REDACTED_ID``.
 
         Raises:
-            ApiError: the run has none of this id.
+            NoTrajectoryError: the run has none of this id.
             StoreError: its file is damaged.
         """
+        # Of several records of an id the newest counts, and what was learned of it alone.
         columns, arrays = self._stored(trajectory_id)
         learned = self.reader.learned(trajectory_id, columns["recorded_at"])
         row = StoredRow(columns, arrays, learned)
@@ -196,13 +194,12 @@ class OpenRun:
         return without_secrets(row, pieces, self._mask)
 
     def trajectory(self, trajectory_id: str) -> Trajectory:
-        """One trajectory as objects.
-
-        Raises:
-            ApiError: the run has none of this id.
-            StoreError: its file is damaged.
-        """
+        """One trajectory as objects; otherwise as ``row``, with the ids of masked secrets too."""
         return decode_trajectory(*self._stored(trajectory_id))
+
+    def shown(self, row: StoredRow) -> Trajectory:
+        """The trajectory of ``row`` as objects, without the ids that it hides."""
+        return decode_trajectory({**row.columns, "turns": to_json(row.turns)}, row.arrays)
 
     def pieces(self, stage: str) -> TokenPieces:
         """The tokens' texts, by a stage's tokenizer.
@@ -216,7 +213,7 @@ class OpenRun:
         try:
             return self.reader.row(trajectory_id)
         except NoTrajectoryError as error:
-            raise not_found(
+            raise NoTrajectoryError(
                 f"the run {self.name} has no trajectory {trajectory_id[:100]!r}{error.why}"
             ) from error
 
@@ -231,7 +228,7 @@ class OpenRun:
         except StoreError as error:
             raise not_found(str(error)[:300]) from error
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Ends what it holds open and forgets what it read; the next request reads it again."""
         with self.lock:
             if (index := self.__dict__.pop("_index", None)) is not None:

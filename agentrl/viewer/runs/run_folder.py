@@ -72,8 +72,9 @@ class RunFolder:
             run = self._opened(key)
             run.used_at = time.monotonic()
             idle = self._idle()
+        # Outside the lock: to close an index may wait for a search in it.
         for other in idle:
-            other.release()
+            other.close()
         if not run.directory.record_path.is_file():
             raise not_found(
                 f"the run {run.name} is no longer at {run.directory.root}: it was moved or deleted "
@@ -85,7 +86,7 @@ class RunFolder:
         """Ends what the runs hold open."""
         with self._lock:
             while self._open:
-                self._open.popitem()[1].release()
+                self._open.popitem()[1].close()
 
     def _opened(self, key: str) -> OpenRun:
         if key not in self._open:
@@ -146,5 +147,6 @@ def _folders(folder: Path) -> list[Path]:
                 for entry in entries
                 if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
             )
-    except OSError:  # not ours to read: no run of it can be shown
+    except OSError:
+        # not ours to read: no run of it can be shown
         return []

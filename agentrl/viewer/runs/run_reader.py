@@ -6,8 +6,8 @@ To find it otherwise, all shards of the run are listed, which takes seconds of a
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from agentrl.errors import StoreError
 from agentrl.store import RunDirectory, TokenArrays, TrajectoryReader
@@ -16,13 +16,9 @@ from agentrl.store.trajectories.columns import Row
 from agentrl.store.trajectories.listing import LiveListing
 from agentrl.store.trajectories.shard import find_shard_row
 
-
-class Find(Protocol):
-    """Finds the file with the newest record of an id, or None."""
-
-    def __call__(self, trajectory_id: str, *, looking: bool) -> Path | None:
-        """Looks at the run's files before where ``looking``."""
-        ...
+Find = Callable[[str, bool], Path | None]
+"""Finds the file with the newest record of an id, or None; looks at the run's files before where
+the second is true."""
 
 
 class RunReader(TrajectoryReader):
@@ -44,13 +40,16 @@ class RunReader(TrajectoryReader):
     def row(self, trajectory_id: str) -> tuple[Row, TokenArrays]:
         """See ``TrajectoryReader.row``."""
         with self._lock:
+            # First as the index has it, which costs nothing, then after a look at the run's files.
             for looking in (False, True):
-                path = self._find(trajectory_id, looking=looking)
-                if path is None:  # it came a moment ago, or was dropped
+                path = self._find(trajectory_id, looking)
+                if path is None:
+                    # it came a moment ago, or was dropped
                     continue
                 try:
                     return self._read_of(path, trajectory_id)
-                except StoreError:  # it was sealed since, or its shard was rewritten
+                except StoreError:
+                    # it was sealed since, or its shard was rewritten
                     if looking:
                         raise
             raise self._missing(trajectory_id)
@@ -64,7 +63,8 @@ class RunReader(TrajectoryReader):
     def _live_row(self, path: Path, trajectory_id: str) -> tuple[Row, TokenArrays]:
         listing = self._live_files.get(path) or LiveListing(path, self._pass_over)
         self._live_files = {own: one for own, one in self._live_files.items() if own.is_file()}
-        if not listing.grow():  # another file of that name
+        if not listing.grow():
+            # another file of that name
             listing = LiveListing(path, self._pass_over)
             listing.grow()
         self._live_files[path] = listing

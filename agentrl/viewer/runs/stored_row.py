@@ -13,11 +13,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from agentrl.errors import StoreError
 from agentrl.store import Annotation, TokenArrays
 from agentrl.store.json_text import from_json
 from agentrl.store.trajectories.turn_record import SegmentReader
 from agentrl.types import SegmentKind
 from agentrl.types.segment import ALTERNATIVE_IDS
+
+JSON_COLUMNS = (
+    *("task", "turns", "rewards", "reasons", "timings", "info"),
+    *("first_state", "last_observed", "last_info"),
+)
+"""Columns whose text is JSON."""
 
 
 class StoredAlternatives(NamedTuple):
@@ -51,12 +58,20 @@ class StoredRow:
     @cached_property
     def turns(self) -> list[dict[str, Any]]:
         """The turns' records (docs/trajectory-format.md)."""
-        turns: list[dict[str, Any]] = from_json(self.columns["turns"])
+        turns: list[dict[str, Any]] = self.json("turns")
         return turns
 
     def json(self, column: str) -> Any:
-        """The value of a JSON column."""
-        return from_json(self.columns[column])
+        """The value of a JSON column.
+
+        Raises:
+            StoreError: it is no JSON.
+        """
+        try:
+            return from_json(self.columns[column])
+        except ValueError as error:
+            name = self.columns["id"]
+            raise StoreError(f"the column {column!r} of {name!r} is no JSON: {error}") from error
 
     @cached_property
     def sequences(self) -> npt.NDArray[np.int32]:

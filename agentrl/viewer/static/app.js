@@ -1,12 +1,13 @@
 /** Application: the frame of every page: navigation, keys, theme, and the page that the URL names. */
 import { render } from "./vendor/preact.js";
-import { useEffect, useErrorBoundary, useRef, useState } from "./vendor/hooks.js";
+import { useEffect, useErrorBoundary, useRef } from "./vendor/hooks.js";
 import { signal } from "./vendor/signals.js";
 import { html } from "./lib/html.js";
 import { connection, ofRun, useApi } from "./lib/api.js";
 import { useLatest, useRunEvents } from "./lib/live.js";
 import { bind, listen as listenToKeys, useKeys } from "./lib/keys.js";
 import { go, link, listen as listenToRoute, offers, route } from "./lib/router.js";
+import { useResource } from "./lib/resource.js";
 import { listen as listenToTheme, theme, toggle } from "./lib/theme.js";
 import { Help } from "./ui/help.js";
 import { Name } from "./ui/name.js";
@@ -119,27 +120,18 @@ function Guarded({ children }) {
 }
 
 function Page({ page, run }) {
-  const [shown, setShown] = useState({ page: "", Component: null, error: null });
   const { id, params } = route.value;
-  useEffect(() => {
-    let wanted = true;
-    MODULES[page]?.().then(
-      (Component) => wanted && setShown({ page, Component, error: null }),
-      (error) => wanted && setShown({ page, Component: null, error }),
-    );
-    return () => {
-      wanted = false;
-    };
-  }, [page]);
-  if (!Object.hasOwn(MODULES, page)) {
+  const isKnown = Object.hasOwn(MODULES, page);
+  const module = useResource(() => (isKnown ? MODULES[page]() : Promise.resolve(null)), [page]);
+  if (!isKnown) {
     return html`<div class="page">
       <h1 class="sr-only">No page</h1>
       <${Empty}>No page has this address. <a href=${link("runs")}>All runs</a><//>
     </div>`;
   }
-  if (shown.page !== page) return null;
-  if (shown.error) return html`<div class="page"><${Failed} error=${shown.error} /></div>`;
-  return html`<${shown.Component} run=${run} id=${id} params=${params} />`;
+  if (module.loading) return null;
+  if (module.error) return html`<div class="page"><${Failed} error=${module.error} /></div>`;
+  return html`<${module.value} run=${run} id=${id} params=${params} />`;
 }
 
 /** Loads the trajectory page while nothing else happens: a click on a row then waits for data alone. */

@@ -101,6 +101,7 @@ class ChatTemplateText:
 
 def _answer(job: bytes, limits: TemplateLimits) -> str:
     memory = str(limits.memory_mb << 20)
+    # Isolated: no variable and no package of the user's has a say; and nothing is written.
     command = [sys.executable, "-I", "-B", str(_CHILD), memory, str(limits.cpu_s)]
     try:
         ended = subprocess.run(

@@ -5,8 +5,9 @@ Each reads what it needs of a run under the run's lock, and computes without it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import numpy as np
@@ -15,22 +16,22 @@ from agentrl.errors import DataError
 from agentrl.guards.bounded_json import parse_json
 from agentrl.store import TrajectorySummary
 from agentrl.types import Trajectory
-from agentrl.viewer.analysis import (
+from agentrl.viewer.analysis.behaviour import behaviour
+from agentrl.viewer.analysis.blame import (
     Blame,
     BlameRow,
-    NotRecordedError,
-    StepRange,
-    behaviour,
+    Decode,
+    Level,
+    Signal,
     blame,
-    group_view,
     logged_value,
-    read_episodes,
-    retokenise,
-    task_view,
-    trained_tokens,
 )
-from agentrl.viewer.analysis.blame import Decode, Level, Signal
+from agentrl.viewer.analysis.episode import read_episodes
+from agentrl.viewer.analysis.group_view import group_view
+from agentrl.viewer.analysis.retokenise import retokenise
 from agentrl.viewer.analysis.stored_rows import stored_rows
+from agentrl.viewer.analysis.task_view import task_view
+from agentrl.viewer.analysis.trained_tokens import NotRecordedError, trained_tokens
 from agentrl.viewer.analysis.turn_diff import turn_diff
 from agentrl.viewer.api_error import ApiError, bad_request, not_found
 from agentrl.viewer.index.query import term
@@ -44,6 +45,7 @@ from agentrl.viewer.wire import packed
 
 _MOST_SIBLINGS = 64
 _MOST_EPISODES = 20_000
+_RANGE = re.compile(r"(\d{1,18})(?:\.\.(\d{1,18}))?")
 _SUMMARY = tuple(field.name for field in fields(TrajectorySummary))
 
 
@@ -60,7 +62,8 @@ def group(
     query += "" if label is None else f" {term('label', label)}"
     query += "" if step is None else f" step:{step}"
     rows = run.index().page(query, "rollout_index,attempt", limit=_MOST_SIBLINGS).rows
-    if label is None:  # an evaluation counts its groups from 0 as training does
+    if label is None:
+        # an evaluation counts its groups from 0 as training does
         labels = {row["label"] for row in rows}
         rows = [row for row in rows if row["label"] == min(labels)]
     if not rows:
@@ -70,7 +73,7 @@ def group(
     for row in rows:
         with run.lock:
             stored = run.row(row["id"])
-            pieces, _ = pieces_of(run, stored, {})
+            pieces, _ = pieces_of(run, stored, stored.arrays.token_ids, {})
         kept.append(stored)
         tokens[row["id"]] = {
             "ids": packed(stored.arrays.token_ids),
@@ -94,7 +97,7 @@ def group_of_rows(rows: Sequence[Mapping[str, Any]], kept: Sequence[StoredRow]) 
         {one.columns["id"]: one.arrays for one in kept},
         [annotation for one in kept for annotation in one.annotations],
         {one.columns["id"]: [turn["agent"] for turn in one.turns] for one in kept},
-    ).as_json()
+    )
 
 
 def task(run: OpenRun, task_id: str) -> dict[str, Any]:
@@ -107,7 +110,7 @@ def task(run: OpenRun, task_id: str) -> dict[str, Any]:
     rows = run.index().page(asked, "step", limit=None).rows if asked and task_id else []
     if not rows:
         raise not_found(f"the run {run.name} has no task {task_id[:100]!r}")
-    return task_view(rows).as_json()
+    return task_view(rows)
 
 
 def diff(run: OpenRun, a: str, b: str) -> dict[str, Any]:
@@ -134,15 +137,23 @@ def behaviour_between(
     sides = []
     complete = True
     for name, text in (("a", a), ("b", b)):
-        steps = StepRange.parse(text, name)
-        within = f"step:{steps.first}..{steps.last}" + (f" ({query})" if query.strip() else "")
+        within = _steps(text, name) + (f" ({query})" if query.strip() else "")
         within += "" if stage is None else f" {term('stage', stage)}"
         rows = run.index().page(within, "step", limit=None).rows
         stride = -(-len(rows) // _MOST_EPISODES) or 1
         complete &= stride == 1
         sides.append(read_episodes(run.directory, run.reader, map(summary_of, rows[::stride])))
     found = behaviour(*sides)
-    return replace(found, complete=found.complete and complete).as_json()
+    return asdict(replace(found, complete=found.complete and complete))
+
+
+def _steps(text: str, name: str) -> str:
+    """A step or a range of steps as an address has it, such as ``10..20``, in a query."""
+    match = _RANGE.fullmatch(text.strip())
+    first, last = (match[1], match[2] or match[1]) if match else ("1", "0")
+    if int(first) > int(last):
+        raise DataError(f"{name} must be a step or a range of steps such as 10..20, got {text!r}")
+    return f"step:{first}..{last}"
 
 
 def blame_of_step(
@@ -173,7 +184,7 @@ def blame_of_step(
         logged = logged_value(_logged(run, step, stage), signal)
         learned = list(run.reader.annotations(step=step, stage=stage))
         decode = _decode(run, stage)
-        kept = run.reader.kept_by_step().get(step)
+        kept = kept_of_step(run, step, stage)
     trained = {one.trajectory_id for one in learned if one.arrays}
     if not trained and kept:
         raise DataError(
@@ -195,6 +206,15 @@ def blame_of_step(
         limit=limit,
     )
     return replace(found, rows=_without_secrets(run, found.rows, summaries))
+
+
+def kept_of_step(run: OpenRun, step: int, stage: str | None) -> list[int] | None:
+    """How many trajectories ``store.keep`` left of a step, and of how many, of every stage where
+    None is named; None where all stay.
+    """
+    stages = run.reader.kept_by_stage().items()
+    found = [own[step] for name, own in stages if stage in (None, name) and step in own]
+    return [sum(counts) for counts in zip(*found, strict=True)] or None
 
 
 def _without_secrets(
@@ -227,7 +247,7 @@ def blame_answer(
     except NotRecordedError as error:
         found = Blame(signal, level, 0.0, None, 0, ())
         missing = f"{error}{run.setting_note('detail')}"
-    return {**found.as_json(), "missing": missing}
+    return {**asdict(found), "missing": missing}
 
 
 def retokenised(run: OpenRun, trajectory_id: str, turn: int | None) -> dict[str, Any]:
@@ -248,7 +268,7 @@ def retokenised(run: OpenRun, trajectory_id: str, turn: int | None) -> dict[str,
             raise not_found(str(error)) from error
         template = _template(run, stage)
         tools = _offered_tools(run, trajectory)
-    return retokenise(trajectory, turn, tokenizer, template, tools).as_json()
+    return asdict(retokenise(trajectory, turn, tokenizer, template, tools))
 
 
 def summaries_of(run: OpenRun, step: int, trained: set[str]) -> list[TrajectorySummary]:
@@ -278,7 +298,8 @@ def _logged(run: OpenRun, step: int, stage: str | None) -> dict[str, Any]:
 def _decode(run: OpenRun, stage: str | None) -> Decode | None:
     try:
         pieces = run.pieces(stage or "")
-    except DataError:  # a run without its model: its rows then have no text
+    except DataError:
+        # a run without its model: its rows then have no text
         return None
     return lambda ids: pieces.text(np.asarray(ids, dtype=np.int32))
 
@@ -287,10 +308,12 @@ def _offered_tools(run: OpenRun, trajectory: Trajectory) -> dict[str, bytes]:
     """What the run keeps of the tools on offer to a trajectory's turns, by hash."""
     named = {one.offered_tools.sha256 for one in trajectory.turns if one.offered_tools}
     kept = {}
-    for sha256 in named - {""}:  # too large to be kept
+    for sha256 in named - {""}:
+        # too large to be kept
         try:
             kept[sha256] = run.blob(sha256)
-        except ApiError:  # the comparison with the template says that they are missing
+        except ApiError:
+            # the comparison with the template says that they are missing
             continue
     return kept
 

@@ -24,6 +24,7 @@ def neighbours(index: RunIndex, columns: Mapping[str, Any]) -> dict[str, Any]:
     stage = term("stage", columns["stage"])
     step = f"step:{columns['step']} {stage}"
     before, after = beside(index.ids(step, _WITHIN_STEP), own)
+    # At an end of the step, the nearest step of the stage that has any goes on.
     if before is None:
         before = _first(index, f"step<{columns['step']} {stage}", _BEFORE)
     if after is None:

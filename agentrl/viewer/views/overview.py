@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from agentrl.errors import DataError, StoreError
-from agentrl.viewer.analysis import BlameRow, alert_link, findings
+from agentrl.viewer.analysis.blame import BlameRow
+from agentrl.viewer.analysis.findings import alert_link, findings
 from agentrl.viewer.runs.open_run import OpenRun
 from agentrl.viewer.views.comparisons import blame_of_step
 
@@ -51,7 +53,7 @@ def overview(run: OpenRun) -> dict[str, Any]:
         worst_token=lambda step: _worst_token(run, step, stage),
     )
     return {
-        "findings": [finding.as_json() for finding in found],
+        "findings": list(map(asdict, found)),
         "kept": kept_of_run(run),
         "charts": _charts(run.metrics.names()),
         "evaluations": _evaluations(run),
@@ -59,16 +61,19 @@ def overview(run: OpenRun) -> dict[str, Any]:
     }
 
 
-def kept_of_run(run: OpenRun) -> dict[str, Any] | None:
-    """What ``store.keep`` left of how many trajectories, in which steps; None where all stay."""
-    steps = run.reader.kept_by_step()
-    if not steps:
-        return None
-    return {
-        "kept": sum(kept for kept, _ in steps.values()),
-        "of": sum(of for _, of in steps.values()),
-        "steps": [min(steps), max(steps)],
-    }
+def kept_of_run(run: OpenRun) -> list[dict[str, Any]]:
+    """What ``store.keep`` left of how many trajectories, in which steps of each stage, since each
+    counts its own; stages that are whole are left out.
+    """
+    return [
+        {
+            "stage": stage,
+            "kept": sum(kept for kept, _ in steps.values()),
+            "of": sum(of for _, of in steps.values()),
+            "steps": [min(steps), max(steps)],
+        }
+        for stage, steps in run.reader.kept_by_stage().items()
+    ]
 
 
 def alert(event: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,7 +113,8 @@ def _worst_token(run: OpenRun, step: int, stage: str | None) -> BlameRow | None:
     if key not in run.worst_tokens:
         try:
             found = blame_of_step(run, step, "mismatch", "token", stage=stage, limit=1).rows
-        except (DataError, StoreError):  # the run keeps no logprobs of the trainer, or lost them
+        except (DataError, StoreError):
+            # the run keeps no logprobs of the trainer, or lost them
             found = ()
         run.worst_tokens[key] = found[0] if found else None
     return run.worst_tokens[key]

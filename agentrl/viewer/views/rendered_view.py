@@ -36,6 +36,7 @@ def _sequence(pieces: TokenPieces, row: StoredRow, path: list[int]) -> dict[str,
     turns = arrays.turn_index[places]
     changes = np.flatnonzero((np.diff(kinds) != 0) | (np.diff(turns) != 0)) + 1
     data = pieces.data(ids)
+    # One decoder for the whole sequence: the bytes of a character may lie in two tokens.
     decoder = getincrementaldecoder("utf-8")("replace")
     parts: list[str] = []
     spans: list[tuple[int, int, str, int]] = []

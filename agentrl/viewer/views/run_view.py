@@ -88,15 +88,13 @@ def last_time(run: OpenRun) -> float | None:
 
 def stages_of(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Name, algorithm and number of steps of each stage."""
-    stages = config.get("stages")
     return [
         {
             "name": stage.get("name"),
             "algorithm": mapping(stage.get("algorithm")).get("name"),
             "steps": mapping(stage.get("train")).get("steps"),
         }
-        for stage in (stages if isinstance(stages, list) else ())
-        if isinstance(stage, dict)
+        for stage in _stages(config)
     ]
 
 
@@ -104,10 +102,14 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """The resolved configuration, its stages by name, so that those of two runs can be compared."""
     stages = {
         str(stage.get("name")): {name: value for name, value in stage.items() if name != "name"}
-        for stage in config.get("stages") or []
-        if isinstance(stage, dict)
+        for stage in _stages(config)
     }
     return {**config, "stages": stages}
+
+
+def _stages(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    stages = config.get("stages")
+    return [one for one in stages if isinstance(one, dict)] if isinstance(stages, list) else []
 
 
 def steps_of(config: Mapping[str, Any], stage: object) -> int | None:
@@ -116,7 +118,7 @@ def steps_of(config: Mapping[str, Any], stage: object) -> int | None:
     return named[0] if named and isinstance(named[0], int) else None
 
 
-def _sparkline(run: OpenRun) -> tuple[str | None, Sequence[tuple[int, float]]]:
+def _sparkline(run: OpenRun) -> tuple[str | None, Sequence[tuple[float, float]]]:
     """The first headline metric of the newest stage, thinned out."""
     stage = run.metrics.stage(run.metrics.newest_stage)
     for name in _HEADLINES:

@@ -40,7 +40,7 @@ def token_view(
     """
     arrays = row.arrays
     missing: dict[str, str] = {}
-    pieces, parts = pieces_of(run, row, missing)
+    pieces, parts = pieces_of(run, row, arrays.token_ids, missing)
     columns = _Columns(row, run.reader.columns())
     columns.add_learned(_chosen(row.annotations, learner, step))
     if (arrays.token_ids == REDACTED_ID).any():
@@ -62,17 +62,11 @@ def token_view(
 
 
 def pieces_of(
-    run: OpenRun, row: StoredRow, missing: dict[str, str]
+    run: OpenRun, row: StoredRow, token_ids: npt.NDArray[np.int32], missing: dict[str, str]
 ) -> tuple[list[str], dict[int, bytes]]:
     """The text of each token, and the bytes of those that are no whole characters; without a
     tokenizer the ids, and ``missing`` says why.
     """
-    return _texts(run, row, row.arrays.token_ids, missing)
-
-
-def _texts(
-    run: OpenRun, row: StoredRow, token_ids: npt.NDArray[np.int32], missing: dict[str, str]
-) -> tuple[list[str], dict[int, bytes]]:
     try:
         return run.pieces(row.columns["stage"]).of(token_ids)
     except DataError as error:
@@ -91,7 +85,7 @@ def _alternatives(run: OpenRun, row: StoredRow, missing: dict[str, str]) -> dict
         missing["alternatives"] = HIDDEN if is_hidden else ALTERNATIVES_MISSING
         return None
     unique = np.unique(found.ids[found.ids >= 0])
-    pieces, parts = _texts(run, row, unique, {})
+    pieces, parts = pieces_of(run, row, unique, {})
     return {
         "width": found.ids.shape[1],
         "tokens": packed(found.positions),
@@ -145,6 +139,7 @@ class _Columns:
                 self._add(name, values)
             else:
                 self._add(name, self._spread(values))
+        # Both are of the same tokens: the trainer's before its step, and the sampler's.
         if "old_logprobs" in self.made:
             old = self._spread(learned["old_logprobs"])
             self._add(DERIVED.name, old - self._row.arrays.logprobs)

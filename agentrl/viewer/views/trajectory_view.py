@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from agentrl.viewer.runs.open_run import OpenRun
-from agentrl.viewer.runs.stored_row import StoredRow
+from agentrl.viewer.runs.stored_row import JSON_COLUMNS, StoredRow
 from agentrl.viewer.views.neighbours import neighbours
 from agentrl.viewer.wire import finite
 
-_JSON_COLUMNS = (
-    *("task", "rewards", "reasons", "timings", "info"),
-    *("first_state", "last_observed", "last_info"),
-)
-_LONG_COLUMNS = ("turns", "prompt", "final_text", *_JSON_COLUMNS)
+_LONG_COLUMNS = ("prompt", "final_text", *JSON_COLUMNS)
 
 
 def trajectory_view(run: OpenRun, row: StoredRow) -> dict[str, Any]:
@@ -27,7 +22,7 @@ def trajectory_view(run: OpenRun, row: StoredRow) -> dict[str, Any]:
         run: whose, under its lock.
         row: the trajectory.
     """
-    own = {name: row.json(name) for name in _JSON_COLUMNS}
+    own = {name: row.json(name) for name in JSON_COLUMNS if name != "turns"}
     turns = _turns(row)
     states = [turn["state"] for turn in turns if turn.get("state") is not None]
     trajectory_id = row.columns["id"]
@@ -47,7 +42,7 @@ def trajectory_view(run: OpenRun, row: StoredRow) -> dict[str, Any]:
             for one in row.annotations
         ],
         "neighbours": neighbours(run.index(), row.columns),
-        "notes": [asdict(note) for note in run.notes.of(trajectory_id)],
+        "notes": run.notes.records([trajectory_id]),
         "missing": _missing(run, turns, own),
     }
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from agentrl.viewer.demo import PlantedFault, planted_faults, unpack_demo
+from agentrl.viewer.demo import unpack_demo
 from agentrl.viewer.launch import Address
+from benchmarks.demo.planted import PlantedFault, planted_faults
 from tests.viewer.browser.conftest import Complaints
 from tests.viewer.conftest import WAIT_MS
 from tests.viewer.server.viewers import Client, viewing

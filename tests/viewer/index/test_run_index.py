@@ -16,6 +16,7 @@ from agentrl.errors import ConfigError, StoreError
 from agentrl.store import KeepSpec, RunDirectory, TrajectoryWriter
 from agentrl.types import Status
 from agentrl.viewer.index import RunIndex, parse_query, text_search
+from agentrl.viewer.notes import NoteBook
 
 from .conftest import Make
 
@@ -87,16 +88,13 @@ def test_rows_have_what_the_ledger_and_notes_say(
         {"n": 1, "attempt": 0, "draw": 2, "siblings": [0], "to": "dropped", "reason": "stale"},
     ]
     run.ledger_path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    notes = run.root / "notes" / "ada.jsonl"
-    notes.parent.mkdir()
-    note = {"id": "n1", "trajectory": "1-0-1", "labels": ["odd", "keep"], "text": "look"}
-    notes.write_text(json.dumps(note) + "\n")
+    notes = NoteBook(run.notes_folder, "ada")
+    note = notes.add({"trajectory": "1-0-1", "labels": ["odd", "keep"], "text": "look"})
     assert index.refresh() == 2
     assert index.ids("trained_step:5") == ["1-0-1"]
     assert index.ids("drop:stale") == ["2-0-1"]
     assert index.page("note:odd").rows[0]["labels"] == ["keep", "odd"]
-    with notes.open("a") as file:
-        file.write(json.dumps({"id": "n1", "deleted": True}) + "\n")
+    notes.delete(note.id)
     with run.ledger_path.open("a") as file:
         file.write(json.dumps({"attempt": 0, "draw": 1, "siblings": [0], "to": "rolled_back"}))
         file.write("\n")
@@ -108,9 +106,7 @@ def test_rows_have_what_the_ledger_and_notes_say(
 def test_a_note_that_was_there_before_its_trajectory_is_joined(
     run: RunDirectory, make: Make, index: RunIndex
 ) -> None:
-    notes = run.root / "notes" / "ada.jsonl"
-    notes.parent.mkdir()
-    notes.write_text(json.dumps({"id": "n", "trajectory": "1-0-0", "labels": ["x"]}) + "\n")
+    NoteBook(run.notes_folder, "ada").add({"trajectory": "1-0-0", "labels": ["x"]})
     index.refresh()
     with TrajectoryWriter(run) as writer:
         writer.write(make(1), step=1)

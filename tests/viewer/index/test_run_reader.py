@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.store import RunDirectory, TrajectoryWriter
-from agentrl.viewer.api_error import ApiError
+from agentrl.store import NoTrajectoryError, RunDirectory, TrajectoryWriter
 from agentrl.viewer.runs.open_run import OpenRun
 
 from .conftest import Make
@@ -19,7 +18,7 @@ def opened(run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     made = OpenRun(run, "key", "name")
     yield made
-    made.release()
+    made.close()
 
 
 def test_to_read_one_opens_no_other_shard(run: RunDirectory, make: Make, opened: OpenRun) -> None:
@@ -63,5 +62,5 @@ def test_an_id_that_the_run_lacks_is_not_found(
     with TrajectoryWriter(run) as writer:
         writer.write(make(1), step=1)
 
-    with pytest.raises(ApiError, match="has no trajectory '9-0-0'"):
+    with pytest.raises(NoTrajectoryError, match="has no trajectory '9-0-0'"):
         opened.row("9-0-0")

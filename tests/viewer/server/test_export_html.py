@@ -9,6 +9,8 @@ import re
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from playwright.sync_api import Browser
 from tokenizers import Tokenizer
@@ -43,6 +45,29 @@ def test_a_file_holds_the_latest_trajectories_of_a_query(run: RunDirectory) -> N
     assert answer(page, "/tokens?id=6-0-0")["num_tokens"] > 0
     assert answer(page, "/trajectory?id=6-0-0")["neighbours"]["siblings"] == ["6-0-0", "6-1-0"]
     assert answer(page, "/trajectory?id=4-1-0")["neighbours"]["previous"] is None
+
+
+def test_a_trajectory_whose_json_is_broken_hides_itself_alone(
+    run: RunDirectory, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def broken(number: int, place: int, column: str, text: str) -> None:
+        path = run.shard_path(number, "driver", 1)
+        table = pq.read_table(path)
+        texts = table[column].to_pylist()
+        texts[place] = text
+        number_of_it = table.schema.get_field_index(column)
+        changed = table.set_column(number_of_it, table.schema.field(column), pa.array(texts))
+        pq.write_table(changed, path)
+
+    broken(3, 0, "turns", "[{")
+    broken(2, 1, "info", "[[[1")
+    page = exported(run, "--query", "step>=2")
+    ids = [row["id"] for row in answer(page, "/trajectories")["rows"]]
+    assert ids == ["7-1-0", "7-0-0", "6-1-0", "5-1-0", "5-0-0", "4-0-0"]
+    assert answer(page, "/trajectory?id=6-1-0")["neighbours"]["siblings"] == ["6-1-0"]
+    told = capfd.readouterr().err
+    for name, column in (("6-0-0", "turns"), ("4-1-0", "info")):
+        assert f"passed over: trajectory {name!r} cannot be read: the column {column!r}" in told
 
 
 def test_groups_and_tasks_hold_what_was_exported(run: RunDirectory) -> None:

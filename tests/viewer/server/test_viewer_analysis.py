@@ -25,15 +25,18 @@ WORST = len(TEXTS[0]) + 5
 
 
 def test_what_store_keep_dropped_is_told(client: Client, run: RunDirectory) -> None:
-    assert client.of_run("/overview").json()["kept"] is None
+    assert client.of_run("/overview").json()["kept"] == []
     assert client.get("/api/runs").json()["runs"][0]["trajectories"] == 12
     writer_of_step_2 = KeepSpec(last_steps=1, reward_above=0.5)  # as if the run went on from there
     with TrajectoryWriter(run, keep=writer_of_step_2) as writer:
         writer.seal(2)
-    assert client.of_run("/overview").json()["kept"] == {"kept": 2, "of": 4, "steps": [1, 1]}
+    kept = [{"stage": "", "kept": 2, "of": 4, "steps": [1, 1]}]
+    assert client.of_run("/overview").json()["kept"] == kept
     until(lambda: client.get("/api/runs").json()["runs"][0]["trajectories"] == 10)
     blame = client.of_run("/blame", step=1, signal="loss", level="trajectory").json()
     assert blame["kept"] == [2, 4]
+    other = client.of_run("/blame", step=1, signal="loss", level="trajectory", stage="rl").json()
+    assert other["kept"] is None  # a step of this number of another stage
     assert sorted(row["id"] for row in blame["rows"]) == ["2-1-0", "3-1-0"]
     assert client.of_run("/trajectory", id="2-1-0").status_code == 200
     dropped = client.of_run("/trajectory", id="2-0-0")

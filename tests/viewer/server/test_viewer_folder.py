@@ -9,9 +9,10 @@ from tokenizers import Tokenizer
 
 from agentrl.cli.main import run as run_command_line
 from agentrl.store import JsonlWriter, RunDirectory, TrajectoryWriter
-from agentrl.viewer.demo import planted_faults, unpack_demo
+from agentrl.viewer.demo import unpack_demo
 from agentrl.viewer.runs.run_folder import RunFolder, run_key
-from agentrl.viewer.runs.trajectory_count import TrajectoryCount
+from agentrl.viewer.runs.trajectory_count import count_trajectories
+from benchmarks.demo.planted import planted_faults
 from tests.kit.waiting import until
 from tests.viewer.server.viewers import Client, make_trajectory, viewing
 
@@ -55,21 +56,20 @@ def test_a_released_run_is_read_again(run: RunDirectory) -> None:
     runs = RunFolder(run.root)
     [one] = runs.runs()
     assert one.index().page().total == 12
-    one.release()
+    one.close()
     assert one.index().page().total == 12
     runs.close()
 
 
 def test_rows_are_counted_without_an_index(run: RunDirectory) -> None:
-    count = TrajectoryCount(run)
-    assert count.count() == 12
+    assert count_trajectories(run) == 12
     live = JsonlWriter(run.live_path(9, "other", 1))
     live.append({"id": "1-0-0"})
     live.close()
     next(run.sealed_folder.rglob("*.parquet")).rename(run.root / "away")
-    assert count.count() == 9
+    assert count_trajectories(run) == 9
     next(run.sealed_folder.rglob("*.parquet")).write_bytes(b"torn")
-    assert TrajectoryCount(run).count() == 5
+    assert count_trajectories(run) == 5
 
 
 def test_two_viewers_of_one_run_answer_alike(run: RunDirectory, tokenizer: Tokenizer) -> None:

@@ -7,29 +7,17 @@ import { go, link, update } from "../lib/router.js";
 import { useCursor } from "../ui/cursor.js";
 import { Draft } from "../ui/draft.js";
 import { Name } from "../ui/name.js";
-import { Empty, Loaded } from "../ui/state.js";
+import { Loaded } from "../ui/state.js";
 import { StageChoice } from "../ui/stage_choice.js";
-import { outerRanges, useSteps } from "../ui/steps.js";
+import { outerRanges, StepsPage } from "../ui/steps.js";
 
 const RANGE = /^\s*(\d+)\s*(?:\.\.|-|–|to)\s*(\d+)\s*$|^\s*(\d+)\s*$/;
 
 /** The page; the two ranges and a query are in the address. */
 export function BehaviourPage({ run, params }) {
-  const steps = useSteps(run, params.stage);
-  return html`
-    <div class="page">
-      <div class="head">
-        <h1>Behaviour</h1>
-        <span class="muted">what changed most from a to b, of what the policy sampled</span>
-      </div>
-      <${Loaded} of=${steps}>
-        ${({ steps: made, ...stages }) =>
-          made.length < 2
-            ? html`<${Empty}>It takes two steps that logged reward/mean to compare; this run has made ${made.length}.<//>`
-            : html`<${Ranges} run=${run} params=${params} steps=${made} ...${stages} />`}
-      <//>
-    </div>
-  `;
+  return html`<${StepsPage} title="Behaviour" hint="what changed most from a to b, of what the policy sampled"
+    run=${run} params=${params} least=${2} page=${Ranges}
+    lacking=${(made) => `It takes two steps that logged reward/mean to compare; this run has made ${made}.`} />`;
 }
 
 function Ranges({ run, params, steps, stages, stage }) {

@@ -8,7 +8,7 @@ import { useCursor } from "../ui/cursor.js";
 import { Name } from "../ui/name.js";
 import { Empty, Loaded } from "../ui/state.js";
 import { StageChoice } from "../ui/stage_choice.js";
-import { useSteps } from "../ui/steps.js";
+import { StepsPage } from "../ui/steps.js";
 
 const SIGNALS = ["loss", "mismatch", "entropy", "clipped"];
 const LEVELS = ["token", "turn", "trajectory"];
@@ -17,21 +17,9 @@ const CLOSE = 1e-6; // of the total against the logged number
 
 /** The page; step, signal and level are in the address. */
 export function BlamePage({ run, params }) {
-  const steps = useSteps(run, params.stage);
-  return html`
-    <div class="page">
-      <div class="head">
-        <h1>Blame</h1>
-        <span class="muted">what carries a step's number, the largest first</span>
-      </div>
-      <${Loaded} of=${steps}>
-        ${({ steps: made, ...stages }) =>
-          made.length === 0
-            ? html`<${Empty}>No step has ended yet that logged reward/mean; blame ranks the tokens of such a step.<//>`
-            : html`<${Step} run=${run} params=${params} steps=${made} ...${stages} />`}
-      <//>
-    </div>
-  `;
+  return html`<${StepsPage} title="Blame" hint="what carries a step's number, the largest first"
+    run=${run} params=${params} least=${1} page=${Step}
+    lacking=${() => "No step has ended yet that logged reward/mean; blame ranks the tokens of such a step."} />`;
 }
 
 function Step({ run, params, steps, stages, stage }) {

@@ -34,7 +34,7 @@ export function OverviewPage({ run, params }) {
       <${Loaded} of=${overview}>
         ${(data) => html`
           <${Findings} run=${run} findings=${data.findings} />
-          <${Kept} kept=${data.kept} />
+          ${data.kept.map((own) => html`<${Kept} key=${own.stage} kept=${own} several=${data.kept.length > 1} />`)}
           <${Charts} run=${run} charts=${data.charts} alerts=${data.alerts} metrics=${metrics} byTime=${byTime} wanted=${params.stage} />
           <div class="columns">
             <${Alerts} run=${run} alerts=${data.alerts} />
@@ -66,12 +66,11 @@ function Findings({ run, findings }) {
   `;
 }
 
-/** How much of its older steps the run still has; nothing where it has all. */
-function Kept({ kept }) {
-  if (!kept) return null;
+/** How much of a stage's older steps the run still has; each stage counts its own. */
+function Kept({ kept, several }) {
   const [first, last] = kept.steps;
   return html`<p class="muted">
-    store.keep left ${count(kept.kept)} of ${count(kept.of)} trajectories of ${first === last ? `step ${first}` : `steps ${first} to ${last}`}.
+    store.keep left ${count(kept.kept)} of ${count(kept.of)} trajectories of ${first === last ? `step ${first}` : `steps ${first} to ${last}`}${several && html` of stage <${Name} text=${kept.stage} />`}.
   </p>`;
 }
 

@@ -8,7 +8,7 @@ import { Header } from "./header.js";
 import { Notes } from "./notes.js";
 import { Outline } from "./outline.js";
 import { Empty, Failure } from "./parts/notice.js";
-import { useResource } from "./resource.js";
+import { useResource } from "../lib/resource.js";
 import { useShortcuts } from "./shortcuts.js";
 import { ChatTab } from "./tabs/chat.js";
 import { DiffTab } from "./tabs/diff.js";

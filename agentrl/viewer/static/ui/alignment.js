@@ -6,6 +6,7 @@ import { number } from "../lib/format.js";
 import { useKeys } from "../lib/keys.js";
 import { go } from "../lib/router.js";
 import { Empty, Failed } from "./state.js";
+import { useWatch } from "./virtual_list.js";
 
 const LINE = 21; // pixels, as in app.css
 const LABEL = 168; // pixels of the names at the left
@@ -180,28 +181,12 @@ function placed(blocks, count) {
   });
 }
 
+/** Keeps what is seen of the box, and how many characters a row has. */
 function useSize(box, setView) {
-  useEffect(() => {
-    const element = box.current;
-    const ruler = element.querySelector(".alignment-ruler");
-    let frame = 0;
-    const look = () => {
-      frame = 0;
-      const character = ruler.getBoundingClientRect().width / 50;
-      const chars = Math.max(20, Math.floor((element.clientWidth - LABEL - 24) / character));
-      setView({ top: element.scrollTop, height: element.clientHeight, chars });
-    };
-    const later = () => {
-      frame ||= requestAnimationFrame(look);
-    };
-    look();
-    element.addEventListener("scroll", later, { passive: true });
-    const resized = new ResizeObserver(later);
-    resized.observe(element);
-    return () => {
-      cancelAnimationFrame(frame);
-      element.removeEventListener("scroll", later);
-      resized.disconnect();
-    };
-  }, []);
+  useWatch(box, () => {
+    const ruler = box.current.querySelector(".alignment-ruler");
+    const character = ruler.getBoundingClientRect().width / 50;
+    const chars = Math.max(20, Math.floor((box.current.clientWidth - LABEL - 24) / character));
+    setView({ top: box.current.scrollTop, height: box.current.clientHeight, chars });
+  });
 }

@@ -1,6 +1,8 @@
 /** Steps: the steps of a run's stage for which episodes were played, as the pages that choose some of them need. */
+import { html } from "../lib/html.js";
 import { ofRun, useApi } from "../lib/api.js";
 import { stageOf } from "./stage_choice.js";
+import { Empty, Loaded } from "./state.js";
 
 /**
  * @typedef {object} Steps
@@ -10,11 +12,33 @@ import { stageOf } from "./stage_choice.js";
  */
 
 /**
+ * The frame of a page that asks about steps: `page` is shown once there are so many, else `lacking`,
+ * which is given how many there are.
+ */
+export function StepsPage({ title, hint, run, params, least, lacking, page }) {
+  const steps = useSteps(run, params.stage);
+  return html`
+    <div class="page">
+      <div class="head">
+        <h1>${title}</h1>
+        <span class="muted">${hint}</span>
+      </div>
+      <${Loaded} of=${steps}>
+        ${({ steps: made, ...stages }) =>
+          made.length < least
+            ? html`<${Empty}>${lacking(made.length)}<//>`
+            : html`<${page} run=${run} params=${params} steps=${made} ...${stages} />`}
+      <//>
+    </div>
+  `;
+}
+
+/**
  * @param {string} run the run's key
  * @param {string|undefined} wanted a stage's name
  * @returns {{data: Steps|null, error: Error|null, loading: boolean}}
  */
-export function useSteps(run, wanted) {
+function useSteps(run, wanted) {
   const metrics = useApi(ofRun(run, "metrics"), { names: "reward/mean" });
   return { ...metrics, data: metrics.data && chosen(metrics.data.stages, wanted) };
 }

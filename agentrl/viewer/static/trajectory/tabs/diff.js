@@ -7,7 +7,7 @@ import { VirtualList } from "../../ui/virtual_list.js";
 import { ask } from "../data.js";
 import { DiffView } from "../parts/diff_view.js";
 import { Empty } from "../parts/notice.js";
-import { useResource } from "../resource.js";
+import { useResource } from "../../lib/resource.js";
 import { shortName, showUnseen } from "../tokens/display.js";
 
 /** @param {{run: string, answer: object, other: object | null}} props `other` is the pinned one */

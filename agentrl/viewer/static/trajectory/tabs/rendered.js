@@ -7,7 +7,7 @@ import { ask } from "../data.js";
 import { CopyButton } from "../parts/code_block.js";
 import { cutAt, More } from "../parts/long_text.js";
 import { Empty, Failure, NO_TOKENS } from "../parts/notice.js";
-import { useResource } from "../resource.js";
+import { useResource } from "../../lib/resource.js";
 import { KINDS } from "../token_model.js";
 import { showUnseen } from "../tokens/display.js";
 

@@ -3,7 +3,7 @@ import { html } from "../../lib/html.js";
 import { link } from "../../lib/router.js";
 import { ask, lanesOf, laneTitle } from "../data.js";
 import { Empty, Failure } from "../parts/notice.js";
-import { useResource } from "../resource.js";
+import { useResource } from "../../lib/resource.js";
 import { showUnseen, shownPiece } from "../tokens/display.js";
 
 const MOST_TEXT = 400;

@@ -5,7 +5,7 @@ import { signal } from "../../vendor/signals.js";
 import { useKeys } from "../../lib/keys.js";
 import { ask, isBranch, lanesOf, laneTitle, learnedOf, parseTokens } from "../data.js";
 import { Empty, Failure, Missing, NO_TOKENS } from "../parts/notice.js";
-import { useResource } from "../resource.js";
+import { useResource } from "../../lib/resource.js";
 import { jumpOrder, TokenModel } from "../token_model.js";
 import { TokenDetail } from "./detail.js";
 import { shortName } from "./display.js";

@@ -1,4 +1,4 @@
-"""Checkpoint export: a role's checkpoint as an ordinary Hugging Face folder, without its model.
+"""Checkpoint export: a role's checkpoint as an ordinary Hugging Face folder, by its names alone.
 
 - One shard of the folder is in memory at a time, cast as it is read.
 - A folder at a URL gets each file as soon as it is written here, its configuration last.
@@ -11,11 +11,12 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
@@ -23,7 +24,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
+from transformers import AutoConfig
 
+from agentrl.engines.torch.model.folder_names import FolderNames, ParameterGroup
 from agentrl.errors import StoreError
 from agentrl.store import write_failure
 from agentrl.store.remote_folder import RemoteFolder, is_url
@@ -137,26 +140,32 @@ def _write_weights(
 ) -> int:
     reader = FileSystemReader(checkpoint)
     stored: dict[str, Any] = {
-        key: value
+        key.removeprefix(_KEYS): value
         for key, value in reader.read_metadata().state_dict_metadata.items()
         if key.startswith(_KEYS) and isinstance(value, TensorStorageMetadata)
     }
-    sizes: dict[str, int] = {
-        key: value.size.numel() * dtype.itemsize for key, value in stored.items()
-    }
-    parts = list(_parts(sizes, shard_bytes))
+    names = _names(checkpoint / MODEL_FOLDER)
+    groups = [*names.groups, *_buffers(names, stored)]
+    parts = list(_parts(groups, shard_bytes, dtype))
     where: dict[str, str] = {}
-    for number, keys in enumerate(parts, start=1):
-        name = "model.safetensors"
+    total = 0
+    for number, part in enumerate(parts, start=1):
+        file = "model.safetensors"
         if len(parts) > 1:
-            name = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
-        tensors = {key: torch.empty(stored[key].size, dtype=dtype) for key in keys}
-        _read(tensors, checkpoint)
-        named = {key.removeprefix(_KEYS): tensor for key, tensor in tensors.items()}
-        save_file(named, folder / name, metadata={"format": "pt"})
-        done(folder / name)
-        where |= dict.fromkeys(named, name)
-    total: int = sum(sizes.values())
+            file = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
+        read = {
+            _KEYS + name: torch.empty(stored[name].size, dtype=dtype)
+            for group in part
+            for name in group.parameters
+        }
+        _read(read, checkpoint)
+        tensors: dict[str, Tensor] = {}
+        for group in part:
+            tensors |= names.revert(group, {name: read[_KEYS + name] for name in group.parameters})
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+        done(folder / file)
+        where |= dict.fromkeys(tensors, file)
+        total += sum(tensor.nbytes for tensor in tensors.values())
     if len(parts) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": where}
         text = json.dumps(index, indent=2, sort_keys=True)
@@ -166,15 +175,33 @@ def _write_weights(
     return total
 
 
-def _parts(sizes: dict[str, int], most: int) -> Iterator[Sequence[str]]:
-    """The keys of each file, in order."""
-    part: list[str] = []
+def _names(folder: Path) -> FolderNames:
+    """Of the model that a configuration describes, which is built without its weights."""
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    with torch.device("meta"):
+        return FolderNames(getattr(transformers, config.architectures[0])(config))
+
+
+def _buffers(names: FolderNames, stored: Mapping[str, Any]) -> list[ParameterGroup]:
+    """What is stored beside parameters, each as a group by itself."""
+    known = {name for group in names.groups for name in group.parameters}
+    return [
+        names.group_of_one(name, value.size) for name, value in stored.items() if name not in known
+    ]
+
+
+def _parts(
+    groups: Sequence[ParameterGroup], most: int, dtype: torch.dtype
+) -> Iterator[Sequence[ParameterGroup]]:
+    """The groups of each file, in order."""
+    part: list[ParameterGroup] = []
     size = 0
-    for key, own in sizes.items():
+    for group in groups:
+        own = dtype.itemsize * sum(shape.numel() for shape in group.tensors.values())
         if part and size + own > most:
             yield part
             part, size = [], 0
-        part.append(key)
+        part.append(group)
         size += own
     if part:
         yield part

@@ -52,7 +52,7 @@ class ScoreModel(PackedModel):
         Returns:
             ``[max(M, 1)]`` scores, at least float32.
         """
-        row = packed if packed.slice is None else packed.slice
+        row = packed.own
         ends, host_ends = row.ends, row.host_ends
         if not host_ends.size:
             ends, host_ends = ends.new_zeros(1), FIRST_ROW
@@ -84,7 +84,7 @@ class ValueModel(ScoreModel):
             ``[max(N, 1)]``, at least float32, of the states before trained tokens, and
             ``[max(M, 1)]`` of those behind the samples.
         """
-        row = packed if packed.slice is None else packed.slice
+        row = packed.own
         one = row.ends.new_zeros(1)
         ends = row.ends if row.ends.numel() else one
         before = row.logit_rows[row.logit_of] if row.targets.numel() else one

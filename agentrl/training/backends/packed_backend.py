@@ -35,7 +35,7 @@ from agentrl.training.models.block_forward import wrap_blocks
 from agentrl.training.models.names import PREFIX, torch_dtype
 from agentrl.training.models.packed_model import ModelSpec, PackedModel, check_layout
 from agentrl.training.models.policy_model import open_policy
-from agentrl.training.models.score_model import open_score_model, open_value_model
+from agentrl.training.models.score_model import ScoreModel, ValueModel, open_scores
 from agentrl.training.optim.optim_spec import OptimSpec
 from agentrl.training.optim.optimizer import build_optimizers
 from agentrl.training.parallel.process_group import DistSpec
@@ -234,10 +234,9 @@ class PackedBackend(TrainBackend):
 
 def _open(spec: ModelSpec, asked: RoleModel, device: torch.device) -> PackedModel:
     """The model for ``device``, not sharded yet, and mostly without its weights."""
-    if asked.kind == "values":
-        return open_value_model(spec, device, head_seed=asked.head_seed)
-    if asked.kind == "scores":
-        return open_score_model(spec, device, head_seed=asked.head_seed)
+    if asked.kind != "policy":
+        kind = ValueModel if asked.kind == "values" else ScoreModel
+        return open_scores(kind, spec, device, head_seed=asked.head_seed)
     model = open_policy(spec, device)
     model.entropy_gradient = asked.entropy_gradient
     return model

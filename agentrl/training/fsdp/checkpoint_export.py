@@ -11,12 +11,13 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from huggingface_hub import split_state_dict_into_shards_factory
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
@@ -145,28 +146,31 @@ def _write_weights(
         if key.startswith(_KEYS) and isinstance(value, TensorStorageMetadata)
     }
     names = _names(checkpoint / MODEL_FOLDER)
-    groups = [*names.groups, *_buffers(names, stored)]
-    parts = list(_parts(groups, shard_bytes, dtype))
+    groups = {own.parameters[0]: own for own in (*names.groups, *_buffers(names, stored))}
+    files = split_state_dict_into_shards_factory(
+        groups,
+        get_storage_size=lambda own: (
+            dtype.itemsize * sum(one.numel() for one in own.tensors.values())
+        ),
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=shard_bytes,
+    )
     where: dict[str, str] = {}
-    total = 0
-    for number, part in enumerate(parts, start=1):
-        file = "model.safetensors"
-        if len(parts) > 1:
-            file = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
+    for file, chosen in files.filename_to_tensors.items():
         read = {
             _KEYS + name: torch.empty(stored[name].size, dtype=dtype)
-            for group in part
-            for name in group.parameters
+            for own in chosen
+            for name in groups[own].parameters
         }
         _read(read, checkpoint)
         tensors: dict[str, Tensor] = {}
-        for group in part:
+        for group in (groups[own] for own in chosen):
             tensors |= names.revert(group, {name: read[_KEYS + name] for name in group.parameters})
         save_file(tensors, folder / file, metadata={"format": "pt"})
         done(folder / file)
         where |= dict.fromkeys(tensors, file)
-        total += sum(tensor.nbytes for tensor in tensors.values())
-    if len(parts) > 1:
+    total = int(files.metadata["total_size"])
+    if files.is_sharded:
         index = {"metadata": {"total_size": total}, "weight_map": where}
         text = json.dumps(index, indent=2, sort_keys=True)
         path = folder / "model.safetensors.index.json"
@@ -188,23 +192,6 @@ def _buffers(names: FolderNames, stored: Mapping[str, Any]) -> list[ParameterGro
     return [
         names.group_of_one(name, value.size) for name, value in stored.items() if name not in known
     ]
-
-
-def _parts(
-    groups: Sequence[ParameterGroup], most: int, dtype: torch.dtype
-) -> Iterator[Sequence[ParameterGroup]]:
-    """The groups of each file, in order."""
-    part: list[ParameterGroup] = []
-    size = 0
-    for group in groups:
-        own = dtype.itemsize * sum(shape.numel() for shape in group.tensors.values())
-        if part and size + own > most:
-            yield part
-            part, size = [], 0
-        part.append(group)
-        size += own
-    if part:
-        yield part
 
 
 def _read(tensors: dict[str, Tensor], checkpoint: Path) -> None:

@@ -40,7 +40,7 @@ class ScoreModel(PackedModel):
     def head(self) -> nn.Linear:
         """The layer that converts a hidden state to a score."""
         head = self.hf.score
-        assert isinstance(head, nn.Linear), "open_score_model refuses others"
+        assert isinstance(head, nn.Linear), "open_scores refuses others"
         return head
 
     def forward(self, packed: Packed) -> Tensor:
@@ -100,20 +100,18 @@ class ValueModel(ScoreModel):
         return values.clone(), self._ends(final, packed).clone()
 
 
-def open_value_model(
-    spec: ModelSpec, device: torch.device = CPU, *, head_seed: int | None = None
-) -> ValueModel:
-    """Builds a critic; see ``open_score_model``."""
-    return _open(ValueModel, spec, device, head_seed)
-
-
-def open_score_model(
-    spec: ModelSpec, device: torch.device = CPU, *, head_seed: int | None = None
-) -> ScoreModel:
-    """Builds the reward model of a Hugging Face folder (``AutoModelForSequenceClassification``, one
-    label); ``PackedModel.fill`` reads its weights.
+def open_scores(
+    kind: type[Scores],
+    spec: ModelSpec,
+    device: torch.device = CPU,
+    *,
+    head_seed: int | None = None,
+) -> Scores:
+    """Builds the reward model or critic of a Hugging Face folder
+    (``AutoModelForSequenceClassification``, one label); ``PackedModel.fill`` reads its weights.
 
     Args:
+        kind: of the model.
         spec: the folder, and how its model runs. A causal model's folder has no head, and gets one
             from ``head_seed``.
         device: the device that the model will run on.
@@ -124,12 +122,6 @@ def open_score_model(
         DataError: the folder holds no loadable reward model, or weights of it are missing.
         ConfigError: the family cannot be trained packed, or scores sequences in another way.
     """
-    return _open(ScoreModel, spec, device, head_seed)
-
-
-def _open(
-    kind: type[Scores], spec: ModelSpec, device: torch.device, head_seed: int | None
-) -> Scores:
     auto = AutoModelForSequenceClassification
     hf, weights, missing = open_pretrained(
         auto, spec, "a sequence classifier", device, num_labels=1

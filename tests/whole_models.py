@@ -9,8 +9,7 @@ from agentrl.training.models.policy_model import PolicyModel, open_policy
 from agentrl.training.models.score_model import (
     ScoreModel,
     ValueModel,
-    open_score_model,
-    open_value_model,
+    open_scores,
 )
 
 CPU = torch.device("cpu")
@@ -25,7 +24,7 @@ def load_policy(spec: ModelSpec, device: torch.device = CPU) -> PolicyModel:
 def load_value_model(
     spec: ModelSpec, device: torch.device = CPU, *, head_seed: int | None = None
 ) -> ValueModel:
-    model = open_value_model(spec, device, head_seed=head_seed)
+    model = open_scores(ValueModel, spec, device, head_seed=head_seed)
     model.fill(CPU)
     return model
 
@@ -33,6 +32,6 @@ def load_value_model(
 def load_score_model(
     spec: ModelSpec, device: torch.device = CPU, *, head_seed: int | None = None
 ) -> ScoreModel:
-    model = open_score_model(spec, device, head_seed=head_seed)
+    model = open_scores(ScoreModel, spec, device, head_seed=head_seed)
     model.fill(CPU)
     return model

@@ -200,6 +200,12 @@ def _size_faults(stage: StageConfig) -> Iterator[Fault]:
             "train.mini_batch_prompts",
             "train.batch_prompts",
         )
+    if train.backend not in ("fsdp2", "plain") and ":" not in train.backend:
+        yield fault(
+            f"train.backend must be fsdp2, plain or module:NAME of a TrainBackend, got "
+            f"{train.backend!r}; set one of them",
+            "train.backend",
+        )
     if train.backend == "plain" and train.world_size > 1:
         yield fault(
             "train.backend='plain' runs in one process, which needs train.world_size=1, got "

@@ -178,9 +178,9 @@ class TrainConfig(Section):
     """Where ranks, TorchEngine and evaluation compute: ``cuda`` gives each process a GPU of its
     own; ``auto`` is ``cuda`` where this machine has a GPU, or with ``controller.ray_address``
     those of the cluster, else ``cpu``."""
-    backend: Literal["fsdp2", "plain"] = "fsdp2"
+    backend: str = "fsdp2"
     """``fsdp2`` shards weights, gradients and optimizer over the ranks; ``plain`` is one process
-    without FSDP, with the same numbers."""
+    without FSDP, with the same numbers; or ``module:NAME`` of a backend of your own."""
     shard: Annotated[Literal["full", "grad_op", "hybrid"], _SHARDED] = "full"
     """How ``fsdp2`` shards: ``full`` gathers each layer for its forward and again for its backward;
     ``grad_op`` keeps it gathered from a step's first forward to its last backward; ``hybrid``

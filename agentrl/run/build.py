@@ -40,6 +40,7 @@ from agentrl.tools import (
     resolve_tools,
 )
 from agentrl.training import RewardModelSpec
+from agentrl.training.backends.find import absolute
 from agentrl.training.parallel.rank_mesh import Sharding
 from agentrl.types import SamplingParams, Task
 from agentrl.types.user_code.function import check_takes, load_function
@@ -446,7 +447,7 @@ def model_settings(stage: StageConfig) -> dict[str, Any]:
     """How every model of a stage runs, trained or frozen: fields of ``ModelSpec``."""
     return {
         "dtype": stage.dtype,
-        "backend": stage.train.backend,
+        "backend": absolute(stage.train.backend, stage.base_dir),
         "attention": stage.model.attention,
         "sharding": Sharding(stage.train.shard, stage.train.shard_size, stage.train.gradient_sync),
         "head_dtype": stage.model.head_dtype,

@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from agentrl.training.backends.backend import ModelInfo, TrainBackend
     from agentrl.training.data.partition import (
         Layout,
         Plan,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from agentrl.training.optim.optim_spec import OptimSpec
     from agentrl.training.parallel.process_group import DistSpec, join, leave
     from agentrl.training.roles.actor import Actor, ActorSpec
+    from agentrl.training.roles.check_backend import check_backend
     from agentrl.training.roles.critic import Critic, CriticSpec
     from agentrl.training.roles.learner import LearnerSpec, LearningRole
     from agentrl.training.roles.policy import Reference, ReferenceSpec
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
         RewardModel,
         RewardModelSpec,
     )
-    from agentrl.training.roles.role import ModelInfo
 
 __all__ = [
     "Actor",
@@ -53,6 +54,8 @@ __all__ = [
     "RewardModel",
     "RewardModelSpec",
     "ShardPlan",
+    "TrainBackend",
+    "check_backend",
     "join",
     "leave",
     "merge_columns",
@@ -67,7 +70,8 @@ _HOMES = (
     "optim.optim_spec",
     "data.partition",
     "parallel.process_group",
-    "roles.role",
+    "backends.backend",
+    "roles.check_backend",
     "roles.learner",
     "roles.actor",
     "roles.critic",

@@ -11,16 +11,18 @@ import sys
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
 from agentrl.controller.cluster.ray_role_group import _KEEP_FREED_MEMORY
 from agentrl.training import DistSpec, OptimSpec, join, leave
-from agentrl.training.backends.backend import TrainBackend
 from agentrl.training.backends.fsdp2 import Fsdp2Backend
+from agentrl.training.backends.packed_backend import PackedBackend
 from agentrl.training.backends.plain import PlainBackend
 from agentrl.training.data.packing import Packed
 from agentrl.training.models.packed_model import attention_of
 from agentrl.training.models.policy_model import PolicyModel
+from agentrl.training.update_stats import StatSum
 from benchmarks.figures import ROOT, Figures
 from benchmarks.trainer.interleaved import in_turn, median_ratio
 from benchmarks.trainer.shapes import SHAPES, config_of, packed_row, random_model
@@ -28,19 +30,22 @@ from benchmarks.trainer.shapes import SHAPES, config_of, packed_row, random_mode
 __all__ = ["compared", "measure", "step_of"]
 
 MOST = 1.10
-BACKENDS: tuple[type[TrainBackend], ...] = (PlainBackend, Fsdp2Backend)
+BACKENDS: tuple[type[PackedBackend], ...] = (PlainBackend, Fsdp2Backend)
 
 
-def step_of(backend: TrainBackend, packed: Packed) -> Callable[[], tuple[float, float]]:
+def step_of(backend: PackedBackend, packed: Packed) -> Callable[[], tuple[float, float]]:
     """An optimizer step on one micro-batch: its loss, and the norm of its gradient."""
     backend.optimize_by(OptimSpec())
 
     def step() -> tuple[float, float]:
-        backend.begin_step(1)
-        logprobs, _ = backend.forward(packed)
-        loss = -logprobs.sum() / packed.targets.numel()
-        backend.backward(loss)
-        return float(loss.detach()), backend.step(1.0, 1.0).grad_norm
+        losses = []
+
+        def loss(row: Packed, answer: tuple[Tensor, Tensor], _: StatSum) -> Tensor:
+            losses.append(-answer[0].sum() / row.targets.numel())
+            return losses[-1]
+
+        backend.run([packed], loss)
+        return float(losses[0].detach()), backend.step(1.0, 1.0).grad_norm
 
     return step
 

@@ -34,7 +34,7 @@ def train(
     slower rank. What the first checkpoint cost stands apart: it makes the memory of the copies.
     """
     actor = _actor(model, place)
-    batch = batch_of(ROW, actor.model.config.vocab_size, seed=place.rank)
+    batch = batch_of(ROW, actor.backend.model.config.vocab_size, seed=place.rank)
     shard = shard_of(batch, [range(len(ROW))])
     _step(actor, shard)  # makes the optimizer's state
     found: dict[str, list[float]] = {name: [] for name in ("alone", "beside", "blocked", "written")}

@@ -19,8 +19,9 @@ from agentrl.training import DistSpec
 from agentrl.training.backends.plain import PlainBackend
 from agentrl.training.data.attention import SEGMENTS
 from agentrl.training.data.kernel_attention import SHARING, AttentionName, choose_attention
-from agentrl.training.data.packing import Packed, micro_batches
+from agentrl.training.data.packing import MicroBatches, Packed
 from agentrl.training.models.packed_model import attention_of
+from agentrl.training.update_stats import StatSum
 from agentrl.types import BatchShard
 from benchmarks.figures import Figures
 from benchmarks.trainer.gpu_device import Bench
@@ -73,10 +74,15 @@ def one_pass(
     model = device_policy(shape, attention, bench.device, layers=layers)
     assert attention_of(model.hf) == attention
     backend = PlainBackend(model, DistSpec(device=str(bench.device)), dtype)
-    logprobs, _ = backend.forward(packed)
-    backend.backward(-logprobs.sum())
+    kept: list[Tensor] = []
+
+    def loss(_: Packed, answer: tuple[Tensor, Tensor], __: StatSum) -> Tensor:
+        kept.append(answer[0].detach())
+        return -answer[0].sum()
+
+    backend.run([packed], loss)
     gradients = {name: one.grad for name, one in backend.state().items() if one.grad is not None}
-    return Pass(logprobs.detach().float(), gradients)
+    return Pass(kept[0].float(), gradients)
 
 
 def off_by(found: Pass, expected: Pass) -> tuple[float, float]:
@@ -123,7 +129,7 @@ def _compare(
     bench: Bench,
 ) -> None:
     size = arguments.sizes
-    (packed,) = micro_batches(shard, bench.device, share_prefixes=shares)
+    (packed,) = MicroBatches(shard, bench.device, share_prefixes=shares)
 
     def run(attention: str, dtype: torch.dtype) -> Pass:
         found = one_pass(

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from agentrl.training import DistSpec, OptimSpec, join, leave
-from agentrl.training.backends.backend import TrainBackend
 from agentrl.training.backends.fsdp2 import Fsdp2Backend
+from agentrl.training.backends.packed_backend import PackedBackend
 from agentrl.training.data.kernel_attention import BY_ROW, choose_attention
 from agentrl.training.data.packing import Packed
 from agentrl.training.models.block_forward import Recompute
 from agentrl.training.parallel.rank_mesh import FULL, Sharding
+from agentrl.training.update_stats import StatSum
 from benchmarks.figures import Figures
 from benchmarks.trainer.gpu_device import Bench, datasheet_peak, measured_peak
 from benchmarks.trainer.gpu_model import device_policy, model_flops
@@ -89,7 +90,7 @@ def fitting(
 
 
 def step_on(
-    backend: TrainBackend, rows: Sequence[Packed], copies: int = 1
+    backend: PackedBackend, rows: Sequence[Packed], copies: int = 1
 ) -> Callable[[], tuple[float, float]]:
     """An optimizer step on micro-batches: the loss over all ranks, and the gradient's norm.
 
@@ -101,20 +102,21 @@ def step_on(
     tokens = copies * sum(row.targets.numel() for row in rows)
 
     def step() -> tuple[float, float]:
-        backend.begin_step(len(rows))
         losses = []
-        for row in rows:
-            logprobs, _ = backend.forward(row)
-            loss = -logprobs.double().sum() / tokens
-            backend.backward(loss)
-            losses.append(loss.detach())
+
+        def loss(_: Packed, answer: tuple[Tensor, Tensor], __: StatSum) -> Tensor:
+            own = -answer[0].double().sum() / tokens
+            losses.append(own.detach())
+            return own
+
+        backend.run(rows, loss)
         norm = backend.step(1.0, 1.0).grad_norm
         return copies * float(sum(losses)), norm
 
     return step
 
 
-def held_tensors(backend: TrainBackend, rows: Sequence[Packed]) -> Iterator[Tensor]:
+def held_tensors(backend: PackedBackend, rows: Sequence[Packed]) -> Iterator[Tensor]:
     """Weights, gradients, moments and rows."""
     for one in backend.state().values():
         yield one

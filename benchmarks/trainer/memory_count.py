@@ -25,8 +25,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from agentrl.training import DistSpec, OptimSpec
-from agentrl.training.backends.backend import TrainBackend
 from agentrl.training.backends.fsdp2 import Fsdp2Backend
+from agentrl.training.backends.packed_backend import PackedBackend
 from agentrl.training.data.kernel_attention import Boundaries
 from agentrl.training.data.packing import Packed
 from agentrl.training.models.block_forward import Recompute, wrap_blocks
@@ -107,7 +107,7 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return found
 
 
-def count_step(backend: TrainBackend, packed: Packed, optim: OptimSpec) -> Count:
+def count_step(backend: PackedBackend, packed: Packed, optim: OptimSpec) -> Count:
     """Runs the second of two micro-batches of a step, whose gradients are there already.
 
     Args:
@@ -127,9 +127,8 @@ def count_step(backend: TrainBackend, packed: Packed, optim: OptimSpec) -> Count
     return Count(*held, optimizer, _largest_gathered(backend), live.peak)
 
 
-def _pass(backend: TrainBackend, packed: Packed) -> None:
-    logprobs, _ = backend.forward(packed)
-    backend.backward(-logprobs.sum() / 1000)
+def _pass(backend: PackedBackend, packed: Packed) -> None:
+    backend.run([packed], lambda _, answer, __: -answer[0].sum() / 1000)
 
 
 def _bytes(tensors: Sequence[Tensor]) -> int:
@@ -137,7 +136,7 @@ def _bytes(tensors: Sequence[Tensor]) -> int:
     return sum(one.numel() * one.element_size() for one in local)
 
 
-def _largest_gathered(backend: TrainBackend) -> int:
+def _largest_gathered(backend: PackedBackend) -> int:
     """A layer while the next one is gathered, beside what is gathered for the whole pass."""
     sizes: dict[nn.Module, int] = {}
     for module in backend.model.modules():

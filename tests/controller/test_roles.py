@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
 from agentrl.algorithms import make_algorithm
@@ -15,12 +16,13 @@ from agentrl.controller.checkpoints import Checkpoints
 from agentrl.controller.cluster.role_group import LocalRoleGroup
 from agentrl.errors import ConfigError
 from agentrl.training import DistSpec, LearningRole, OptimSpec
-from agentrl.training.models.score_model import ScoreModel
+from agentrl.training.backends.backend import RoleModel
+from agentrl.training.data.packing import Packed
 from agentrl.training.roles.learner import LearnerSpec
+from agentrl.training.update_stats import StatSum
 from agentrl.types import BatchShard, Collect, Dispatch, Stat, Stats, register
 from tests.controller.replay import learn
 from tests.controller.tiny import made_groups
-from tests.whole_models import load_score_model
 
 
 @dataclass(frozen=True)
@@ -33,19 +35,23 @@ class Critic(LearningRole):
     """Learns each trajectory's credit from its tokens, by least squares."""
 
     name = "critic"
+    kind = "scores"
 
-    def load_model(self) -> ScoreModel:
-        return load_score_model(self.spec, self.device, head_seed=5)
+    def asked(self) -> RoleModel:
+        return replace(super().asked(), head_seed=5)
 
     @register(Dispatch.DATA, collect=Collect.STATS)
     def update(self, shard: BatchShard) -> Stats:
         loss = 0.0
-        for packed in self.packed(shard):
-            values = self.model(packed)
+
+        def of(packed: Packed, values: Tensor, stats: StatSum) -> Tensor:
+            nonlocal loss
             credit = torch.from_numpy(shard.batch.credit[shard.batch.trajectory[packed.rows]])
             error = ((values - credit) ** 2).sum()
-            torch.autograd.backward(error / shard.batch.num_samples)
             loss += error.item()
+            return error / shard.batch.num_samples
+
+        self.backend.run(self.packed(shard), of)
         return Stats({"loss": Stat.of([loss])}) + self.step()
 
 

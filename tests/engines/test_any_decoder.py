@@ -139,23 +139,23 @@ async def test_the_engines_behaviours_hold_for_them_too(family, start) -> None:
     assert (strings.finish_reason, sampled(strings)[0].tolist()) == ("stop", free[:end].tolist())
 
 
+@pytest.mark.parametrize("family", ["gpt_neox", "mixtral", "qwen3_moe"])
 async def test_a_weight_update_is_served_under_its_version_and_its_checksum_is_the_trainers(
+    family,
     start,
 ) -> None:
-    model, other = (
-        make_model("gpt_neox", seed=seed, tie_word_embeddings=False, **GPT) for seed in (0, 1)
-    )
+    settings = FAMILIES[family] | {"tie_word_embeddings": False}
+    model, other = (make_model(family, seed=seed, **settings) for seed in (0, 1))
     engine, prompt = start(model), random_ids(0, 12)
     await engine.generate(request(prompt, name="before", session="s"))
-    await asyncio.to_thread(publish, engine, 3, dict(other.module.named_parameters()))
+    await asyncio.to_thread(publish, engine, 3, other.tensors)
     completion = await engine.generate(request(prompt, name="after", session="s"))
     agree(other, completion, prompt)
     assert completion.segments[0].policy_version == 3
     assert completion.cached_tokens == 0
-    whole = {name: parameter.detach() for name, parameter in other.module.named_parameters()}
     assert engine.checksum() == {
-        name: tensor_checksum(tensor.numpy().reshape(-1).view(np.uint32))
-        for name, tensor in whole.items()
+        name: tensor_checksum(tensor.contiguous().numpy().reshape(-1).view(np.uint32))
+        for name, tensor in other.tensors.items()
     }
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from transformers.core_model_loading import revert_weight_conversion
 
 from agentrl.engines.base import PauseMode
 from agentrl.engines.torch import TorchEngine
@@ -34,7 +35,8 @@ class TinyModel:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        return dict(self.module.state_dict())
+        """As its folder holds them."""
+        return dict(revert_weight_conversion(self.module, self.module.state_dict()))
 
     @cached_property
     def exact(self) -> Any:

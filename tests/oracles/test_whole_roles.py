@@ -332,7 +332,7 @@ def eager(kind: Any, folder: Path, role: Actor | Critic | None = None, **setting
 
 def gradients(role: Actor | Critic) -> dict[str, Tensor]:
     """AdamW's first moment without decay is the gradient itself."""
-    (optimizer,) = role.optimizers
+    (optimizer,) = role.backend.optimizers
     return {n: optimizer.state[p]["exp_avg"] for n, p in parameters(role).items()}
 
 

@@ -170,8 +170,8 @@ def layout(world_size: int, micro_batch_tokens: int) -> Layout:
 
 def gradients(actor: Actor) -> dict[str, torch.Tensor]:
     """The whole gradient of the last step by name, as AdamW with beta_1 = 0 remembers it."""
-    (optimizer,) = actor.optimizers
+    (optimizer,) = actor.backend.optimizers
     return {
         name: optimizer.state[p]["exp_avg"].full_tensor()
-        for name, p in actor.model.named_parameters()
+        for name, p in actor.backend.model.named_parameters()
     }

@@ -38,7 +38,8 @@ from agentrl.training import (
 from agentrl.training.data import packing
 from agentrl.training.data.partition import Plan, partition
 from agentrl.training.data.prefix_tree import ROOT, Span
-from agentrl.training.fsdp.weights import tensor_checksum, whole_tensor
+from agentrl.training.fsdp.weights import whole_tensor
+from agentrl.training.models.checksum import tensor_checksum
 from agentrl.training.parallel import tensor_parallel
 from agentrl.training.parallel.rank_mesh import FULL, Sharding
 from agentrl.training.roles.learner import LearningRole
@@ -164,7 +165,7 @@ class Ranks:
 
 def gradients(role: LearningRole) -> dict[str, torch.Tensor]:
     """The whole gradient of the last step."""
-    (optimizer,) = role.optimizers
+    (optimizer,) = role.backend.optimizers
     return {
         name: whole_tensor(optimizer.state[one]["exp_avg"]).clone()
         for name, one in role.backend.state().items()

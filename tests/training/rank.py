@@ -15,7 +15,7 @@ import torch
 
 from agentrl.training import DistSpec, OptimSpec, leave, merge_columns, shards, union
 from agentrl.training.data.partition import partition
-from agentrl.training.fsdp.weights import tensor_checksum
+from agentrl.training.models.checksum import tensor_checksum
 from agentrl.types import Batch, SegmentKind
 from tests.training.harness import (
     PLAIN,

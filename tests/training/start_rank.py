@@ -38,8 +38,10 @@ def start(role: str, folder: str, place: DistSpec) -> dict[str, Any]:
     state = built.backend.state()
     return {
         "weights": {name.removeprefix("hf."): _whole(one) for name, one in state.items()},
-        "buffers": dict(built.model.hf.named_buffers()),
+        "buffers": dict(built.backend.model.hf.named_buffers()),
         "read": [weights.read for weights in opened],
+        "published": dict(built.backend.weights(torch.float32)),
+        "checksum": built.checksum(),
     }
 
 

@@ -33,7 +33,6 @@ from agentrl.training import (
     shards,
 )
 from agentrl.training.data.partition import partition
-from agentrl.training.models.packed_model import BackendName
 from agentrl.training.roles.role import Role
 from agentrl.types import BatchShard
 from tests.training.harness import layout, make_actor, make_batch, make_siblings, prefixes
@@ -106,10 +105,10 @@ CASES = {
 def outputs(role: Role, shard: BatchShard) -> list[Tensor]:
     """What the model answers for every micro-batch, in its own precision."""
     found: list[Tensor] = []
-    with role.backend.inference():
-        for packed in role.packed(shard):
-            answer = role.backend.forward(packed)
-            found += answer if isinstance(answer, tuple) else (answer,)
+    role.backend.infer(
+        role.packed(shard),
+        lambda _, answer: found.extend(answer if isinstance(answer, tuple) else (answer,)),
+    )
     return found
 
 
@@ -121,7 +120,7 @@ def numbers(case: Case, model_path: str, **spec: Any) -> dict[str, Any]:
     found: dict[str, Any] = {"before": outputs(role, shard)}
     if isinstance(role, LearningRole):
         found["stats"] = [dict(role.update(shard).means()) for _ in range(3)]
-        (optimizer,) = role.optimizers
+        (optimizer,) = role.backend.optimizers
         state = role.backend.state()
         found["gradients"] = [whole(optimizer.state[one]["exp_avg"]) for one in state.values()]
         found["after"] = outputs(role, shard)
@@ -176,13 +175,13 @@ def test_plain_rounds_as_fsdp2_does_in_bfloat16(
 
 
 @pytest.mark.parametrize("backend", ["fsdp2", "plain"])
-def test_what_wakes_goes_on_exactly(model_path: str, backend: BackendName) -> None:
+def test_what_wakes_goes_on_exactly(model_path: str, backend: str) -> None:
     slept, other = (make_actor(model_path, "sft", optim=OPTIM, backend=backend) for _ in range(2))
     shard = shard_of("sft")
     for actor in (slept, other):
         actor.update(shard)
     parameters = list(slept.backend.state().values())
-    optimizer = slept.optimizers[0]
+    optimizer = slept.backend.optimizers[0]
     moments = [optimizer.state[one]["exp_avg"] for one in parameters]
     slept.backend.residency.evict("params", "optimizer")
     for tensor in (*parameters, *moments):
@@ -196,7 +195,7 @@ def test_what_wakes_goes_on_exactly(model_path: str, backend: BackendName) -> No
 
 @pytest.mark.parametrize(("first", "second"), [("fsdp2", "plain"), ("plain", "fsdp2")])
 def test_a_checkpoint_goes_on_in_another_backend(
-    model_path: str, tmp_path: Path, first: BackendName, second: BackendName
+    model_path: str, tmp_path: Path, first: str, second: str
 ) -> None:
     shard = shard_of("sft")
     actor = make_actor(model_path, "sft", optim=OPTIM, backend=first)
@@ -213,7 +212,7 @@ def test_weights_of_a_plain_model_are_refused_while_they_are_rounded(
     model_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     actor = make_actor(model_path, "sft", backend="plain", dtype="bfloat16")
-    monkeypatch.setattr(type(actor.model), "_logprobs", lambda *_: [][0])
+    monkeypatch.setattr(type(actor.backend.model), "_logprobs", lambda *_: [][0])
     with pytest.raises(IndexError):
         actor.logprobs(shard_of("sft"))
     with pytest.raises(TrainingError, match=r"model\.embed_tokens\.weight is gathered"):

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from agentrl.training import Actor
-from agentrl.training.data.packing import micro_batches
+from agentrl.training.data.packing import MicroBatches
 from agentrl.training.models import block_forward
 from agentrl.training.models.block_forward import rounded_length
 from agentrl.types import SegmentKind
@@ -68,10 +68,10 @@ def test_selective_computes_every_second_product_and_no_attention_again(model_pa
     backward = {}
     for recompute in (False, True, "selective"):
         actor = make_actor(model_path, "sft", gradient_checkpointing=recompute)
-        actor.model.skips_mlp_rows = False
+        actor.backend.model.skips_mlp_rows = False
         shard = update_shards(actor, BATCH, 200, 1)[0]
         (packed,) = actor.packed(shard)
-        logprobs, _ = actor.backend.forward(packed)
+        logprobs, _ = actor.backend.model(packed)
         with Products() as counted:
             logprobs.sum().backward()
         backward[recompute] = counted.found
@@ -145,7 +145,7 @@ def test_a_filler_is_a_sample_that_nothing_is_asked_of(model_path: str) -> None:
     actor = make_actor(model_path, "sft")
     shard = update_shards(actor, BATCH, 200, 1)[0]
     (whole,) = actor.packed(shard)
-    (filled,) = micro_batches(shard, actor.device, share_prefixes=True, length_of=rounded_length)
+    (filled,) = MicroBatches(shard, actor.device, share_prefixes=True, length_of=rounded_length)
     assert filled.spans[:-1] == whole.spans
     assert filled.token_ids.numel() == rounded_length(whole.token_ids.numel()) == 128
     assert filled.spans[-1].size == 128 - whole.token_ids.numel()

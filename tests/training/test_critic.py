@@ -118,8 +118,10 @@ def test_micro_batches_change_no_gradient(model_path: str) -> None:
     for micro_batch_tokens in (40, 400):
         role = critic(model_path)
         role.update(shard_of(valued(role, make_batch(), 64), micro_batch_tokens))
-        (optimizer,) = role.optimizers
-        found.append([optimizer.state[p]["exp_avg"].full_tensor() for p in role.model.parameters()])
+        (optimizer,) = role.backend.optimizers
+        found.append(
+            [optimizer.state[p]["exp_avg"].full_tensor() for p in role.backend.model.parameters()]
+        )
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
 

@@ -25,10 +25,9 @@ BATCH = make_batch(kind=SegmentKind.TARGET)
 
 def logprobs(actor: Actor) -> Tensor:
     shard = update_shards(actor, BATCH, 200, 1)[0]
-    (packed,) = actor.packed(shard)
-    with actor.backend.inference():
-        found: Tensor = actor.backend.forward(packed)[0]
-    return found
+    found: list[Tensor] = []
+    actor.backend.infer(actor.packed(shard), lambda _, answer: found.append(answer[0]))
+    return found[0]
 
 
 def by_hand(actor: Actor) -> Tensor:
@@ -36,10 +35,9 @@ def by_hand(actor: Actor) -> Tensor:
     shard = update_shards(actor, BATCH, 200, 1)[0]
     (packed,) = actor.packed(shard)
     kept: list[Tensor] = []
-    trunk: Any = actor.model.hidden
-    actor.model.hidden = lambda *given: kept.append(trunk(*given)) or kept[0]  # type: ignore[func-returns-value]
-    with actor.backend.inference():
-        actor.backend.forward(packed)
+    trunk: Any = actor.backend.model.hidden
+    actor.backend.model.hidden = lambda *given: kept.append(trunk(*given)) or kept[0]  # type: ignore[func-returns-value]
+    actor.backend.infer([packed], lambda *_: None)
     weight = dict(actor.weights("bfloat16"))["model.embed_tokens.weight"]  # tied
     scores = torch.log_softmax(kept[0].double() @ weight.double().T, -1)
     return scores[packed.logit_of, packed.targets]

@@ -15,7 +15,7 @@ from agentrl.errors import ConfigError
 from agentrl.training import DistSpec
 from agentrl.training.data.packing import Cut, padded_spans, slice_row
 from agentrl.training.data.prefix_tree import ROOT, Span
-from agentrl.training.fsdp.weights import tensor_checksum
+from agentrl.training.models.checksum import tensor_checksum
 from agentrl.training.parallel.rank_mesh import Sharding, num_replicas
 from agentrl.training.parallel.sequence_parallel import check_sequence_parallel
 from agentrl.training.parallel.tensor_parallel import check_tensor_parallel

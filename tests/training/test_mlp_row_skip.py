@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from agentrl.training import shards
 from agentrl.training.data.kernel_attention import attention_arguments
-from agentrl.training.data.packing import Packed, micro_batches
+from agentrl.training.data.packing import MicroBatches, Packed
 from agentrl.training.data.partition import partition
 from agentrl.training.models.mlp_row_skip import skip_mlp_rows
 from agentrl.training.models.packed_model import ModelSpec
@@ -27,7 +27,7 @@ def whole_row() -> Packed:
     (plan,) = partition(
         batch.lengths, batch.group[batch.trajectory], seed=0, layout=layout(1, 1000)
     )
-    (row,) = micro_batches(shards(batch, plan)[0], torch.device("cpu"), share_prefixes=True)
+    (row,) = MicroBatches(shards(batch, plan)[0], torch.device("cpu"), share_prefixes=True)
     return row
 
 

@@ -37,7 +37,6 @@ from agentrl.training.models import policy_model
 from agentrl.training.roles.reward_model import _pair_columns
 from agentrl.training.roles.role import Role
 from agentrl.training.roles.token_columns import TokenColumns
-from agentrl.training.roles.update_stats import StatSum
 from agentrl.types import BatchShard
 from tests.training.harness import (
     VOCAB,
@@ -100,11 +99,13 @@ def shard_of(name: str, place: DistSpec) -> BatchShard:
 def passes(role: Role, shard: BatchShard, packed: Any) -> None:
     """Forward, loss and backward of a micro-batch."""
     if isinstance(role, Actor):
-        role._backward(packed, shard, StatSum(), TokenColumns("full"))
+        columns = TokenColumns("full")
+        role.backend.run(
+            [packed], lambda row, answer, stats: role._loss(row, answer, shard, stats, columns)
+        )
     elif isinstance(role, Critic | RewardLearner):
-        role._backward(packed, StatSum())
-    with role.backend.inference():
-        role.backend.forward(packed)
+        role.backend.run([packed], role._loss)
+    role.backend.infer([packed], lambda *_: None)
 
 
 def guarded(role: Role, shard: BatchShard) -> None:
@@ -147,8 +148,8 @@ def test_a_micro_batch_is_one_copy(model_path: str, name: str) -> None:
     place = DistSpec()
     join(place)
     role = build(name, model_path, place, backend="plain", dtype="bfloat16")
-    role.model.skips_mlp_rows = False  # of a CPU alone
-    role.model.to("meta")
+    role.backend.model.skips_mlp_rows = False  # of a CPU alone
+    role.backend.model.to("meta")
     role.device = torch.device("meta")
     role.backend._prepare(place)
     shard = shard_of(name, place)

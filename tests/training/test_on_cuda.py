@@ -53,8 +53,11 @@ def actor_on(model_path: str, algorithm: str = "sft", **spec: Any) -> Actor:
 
 def gradients_of(actor: Actor) -> dict[str, Tensor]:
     """Of the last step, whole, as AdamW with beta_1 = 0 remembers them."""
-    (optimizer,) = actor.optimizers
-    found = {name: optimizer.state[one]["exp_avg"] for name, one in actor.model.named_parameters()}
+    (optimizer,) = actor.backend.optimizers
+    found = {
+        name: optimizer.state[one]["exp_avg"]
+        for name, one in actor.backend.model.named_parameters()
+    }
     return {
         name: one.full_tensor() if isinstance(one, DTensor) else one for name, one in found.items()
     }

@@ -223,7 +223,7 @@ def test_a_checkpoint_read_after_an_examination_is_what_scores_from_then_on(
 
 def test_what_only_scores_has_no_gradients(exported: Path) -> None:
     role = RewardModel(RewardModelSpec(str(exported)), DistSpec())
-    assert not any(parameter.requires_grad for parameter in role.model.parameters())
+    assert not any(parameter.requires_grad for parameter in role.backend.model.parameters())
 
 
 def test_a_causal_model_is_no_reward_model(model_path: str) -> None:
@@ -258,11 +258,11 @@ def test_a_group_that_is_no_pair_is_refused(model_path: str) -> None:
 def test_a_gradient_that_is_not_finite_takes_no_step(model_path: str) -> None:
     role = learner(model_path)
     shard = shard_of(pairs())
-    before = role.model.head.weight.full_tensor().clone()  # type: ignore[attr-defined]
+    before = role.backend.model.head.weight.full_tensor().clone()  # type: ignore[attr-defined]
     stats = role.update(replace(shard, sample_weight=np.full(len(LENGTHS), np.nan)))
     assert stats["optim/not_finite"].sum == 1
     assert role.steps == 0
-    assert torch.equal(role.model.head.weight.full_tensor(), before)  # type: ignore[attr-defined]
+    assert torch.equal(role.backend.model.head.weight.full_tensor(), before)  # type: ignore[attr-defined]
 
 
 def test_a_pair_lies_in_one_micro_batch() -> None:

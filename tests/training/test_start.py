@@ -12,17 +12,20 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import AutoModelForCausalLM
 
 from agentrl.errors import ConfigError, DataError
 from agentrl.training import DistSpec
+from agentrl.training.models.checksum import tensor_checksum
 from agentrl.training.models.folder_weights import Ranges, shard_ranges
 from agentrl.training.models.packed_model import ModelSpec
 from agentrl.training.models.policy_model import open_policy
+from tests.tiny_models import write_family
 from tests.training.harness import VOCAB, make_actor, write_model
 from tests.training.ranks import run_ranks
 from tests.training.start_rank import start
@@ -30,26 +33,6 @@ from tests.whole_models import load_policy
 
 SMALL = 4096
 """Bytes of a tensor that every rank may read."""
-
-
-def write_moe(folder: Path) -> Path:
-    """Three experts, so that two ranks hold different numbers of them."""
-    torch.manual_seed(3)
-    config = Qwen3MoeConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        intermediate_size=48,
-        moe_intermediate_size=24,
-        num_experts=3,
-        num_experts_per_tok=2,
-        tie_word_embeddings=False,
-    )
-    Qwen3MoeForCausalLM(config).save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +43,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     untied = write_model(root / "untied", tie_word_embeddings=False, max_position_embeddings=64)
     half = AutoModelForCausalLM.from_pretrained(odd, dtype=torch.bfloat16)
     half.save_pretrained(root / "half", max_shard_size="20KB")
-    found = {"odd": odd, "untied": untied, "half": root / "half", "moe": write_moe(root / "moe")}
+    found = {
+        "odd": odd,
+        "untied": untied,
+        "half": root / "half",
+        "moe": write_family(root / "moe", "qwen3_moe", vocab_size=VOCAB),
+    }
     return found | {"critic": odd}
 
 
@@ -101,6 +89,18 @@ def test_a_new_head_is_the_same_on_every_rank_and_layout(
     for rank in two["critic"]:
         assert rank["weights"].keys() == alone.keys()
         assert all(torch.equal(rank["weights"][one], alone[one]) for one in alone)
+
+
+@pytest.mark.parametrize("name", ["odd", "moe"])
+def test_two_ranks_publish_the_tensors_of_the_folder(
+    folders: dict[str, Path], two: dict[str, list[dict[str, Any]]], name: str
+) -> None:
+    stored = load_file(folders[name] / "model.safetensors")
+    sums = {one: int(tensor_checksum(tensor)) % 2**64 for one, tensor in stored.items()}
+    for rank in two[name]:
+        assert rank["published"].keys() == stored.keys()
+        assert all(torch.equal(rank["published"][one], stored[one]) for one in stored)
+        assert rank["checksum"] == sums
 
 
 @pytest.mark.parametrize("name", ["odd", "untied", "half", "moe"])

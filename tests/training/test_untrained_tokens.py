@@ -104,7 +104,7 @@ def token_gradients(role: Actor | Critic, shard: BatchShard) -> npt.NDArray[np.f
             column.retain_grad()
         said.append((given[0], columns))
 
-    hook = role.model.register_forward_hook(keep)
+    hook = role.backend.model.register_forward_hook(keep)
     role.update(shard)
     hook.remove()
     found = np.zeros(shard.batch.num_tokens)

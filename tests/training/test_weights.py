@@ -11,7 +11,7 @@ from torch import tensor
 
 from agentrl.errors import TrainingError
 from agentrl.training import Actor
-from agentrl.training.fsdp.weights import tensor_checksum
+from agentrl.training.models.checksum import tensor_checksum
 from agentrl.types import SegmentKind
 from tests.training.harness import make_actor, make_batch, prepared, update
 
@@ -59,7 +59,7 @@ def test_after_a_forward_that_failed_nothing_is_published(
     model_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     actor = make_actor(model_path)
-    monkeypatch.setattr(type(actor.model), "_logprobs", lambda *_: [][0])
+    monkeypatch.setattr(type(actor.backend.model), "_logprobs", lambda *_: [][0])
     with pytest.raises(IndexError):
         prepared(actor, make_batch())
     with pytest.raises(TrainingError, match="build the role again from its checkpoint"):
@@ -79,6 +79,6 @@ ENDS: dict[str, Callable[[Actor, Path], object]] = {
 def test_gathered_weights_are_refused_by_name(model_path: str, tmp_path: Path, end: str) -> None:
     actor = make_actor(model_path, "sft")
     update(actor, make_batch(kind=SegmentKind.TARGET))
-    actor.model.unshard()  # type: ignore[operator]
+    actor.backend.model.unshard()  # type: ignore[operator]
     with pytest.raises(TrainingError, match=r"model\.embed_tokens\.weight is gathered"):
         ENDS[end](actor, tmp_path / "folder")

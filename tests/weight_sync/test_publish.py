@@ -43,7 +43,7 @@ def request() -> GenerateRequest:
 
 def change(actor: Actor) -> None:
     with torch.no_grad():
-        for parameter in actor.model.parameters():
+        for parameter in actor.backend.model.parameters():
             parameter.mul_(1.5)
 
 
@@ -158,7 +158,7 @@ async def test_a_server_whose_probe_differs_is_named_and_the_engine_answers_noth
 
 async def test_weights_that_are_not_finite_are_named(actor: Actor, engine: TorchEngine) -> None:
     with torch.no_grad():
-        dict(actor.model.hf.named_parameters())["model.norm.weight"][5] = float("nan")
+        dict(actor.backend.model.hf.named_parameters())["model.norm.weight"][5] = float("nan")
     with pytest.raises(
         TrainingError,
         match=r"NaN or infinite in 1 of \d+ tensors, first 'model\.norm\.weight' \(1 of \d+ num",
@@ -169,7 +169,7 @@ async def test_weights_that_are_not_finite_are_named(actor: Actor, engine: Torch
 
 def test_logprobs_that_overflow_are_no_fault_of_the_weights(actor: Actor) -> None:
     with torch.no_grad():
-        dict(actor.model.hf.named_parameters())["model.norm.weight"].fill_(3e38)
+        dict(actor.backend.model.hf.named_parameters())["model.norm.weight"].fill_(3e38)
     with pytest.raises(TrainingError, match="though its weights are finite in float32"):
         trainer_reference(actor, "float32")
 

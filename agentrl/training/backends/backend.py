@@ -1,43 +1,91 @@
-"""Train backend: a role's model and optimizers on one rank; all that a role does with them.
+"""Train backend: the contract of what holds and runs a role's model on one rank.
 
-- Roles compute what goes in and what a loss makes of what comes out. How parameters lie, and what
-  crosses ranks, is the backend's.
+- Roles compute what goes in and what a loss makes of what comes out. How parameters lie, in which
+  order passes run, and what crosses ranks, is the backend's.
 - Every method is called on all ranks alike.
+- A class of one's own plugs in by ``train.backend: module:NAME``; ``check_backend`` holds it to
+  this contract.
+
+Axes: N wanted tokens and M samples of a micro-batch (``Packed``).
 """
 
 from __future__ import annotations
 
-import math
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
-from agentrl.training.backends.residency import Residency
+from agentrl.errors import StoreError
 from agentrl.training.data.packing import Packed
-from agentrl.training.fsdp.checkpoint import (
-    CheckpointWriter,
-    SaveResult,
-    load_checkpoint,
-    save_checkpoint,
-)
-from agentrl.training.fsdp.export import export_model
-from agentrl.training.fsdp.gradients import clip_gradients
-from agentrl.training.fsdp.sharding import sharded_parameters
-from agentrl.training.fsdp.weights import checksums, full_weights
-from agentrl.training.models.names import PREFIX
-from agentrl.training.models.packed_model import PackedModel
+from agentrl.training.models.checksum import tensor_checksum
+from agentrl.training.models.packed_model import ModelSpec
 from agentrl.training.optim.optim_spec import OptimSpec
-from agentrl.training.optim.optimizer import build_optimizers
 from agentrl.training.parallel.process_group import DistSpec
-from agentrl.training.parallel.rank_mesh import FULL, Sharding
+from agentrl.training.save_result import SaveResult
+from agentrl.training.update_stats import StatSum
+from agentrl.types import Part
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the driver must know of a model.
+
+    Args:
+        num_parameters: in all, tied ones once.
+        vocab_size: of the output layer, padding included.
+        length_scale: ℓ of the partition's cost n + n²/ℓ, tokens.
+        max_tokens: longest sequence that it has positions for; None where it sets no bound.
+        shares_prefixes: whether it computes the common beginning of a micro-batch's samples once.
+    """
+
+    num_parameters: int
+    vocab_size: int
+    length_scale: float
+    max_tokens: int | None = None
+    shares_prefixes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RoleModel:
+    """What a role asks of its model.
+
+    Args:
+        kind: what it answers for a packed row: ``policy`` ``[max(N, 1)]`` logprobs of the wanted
+            tokens at their temperature and entropies in nats, ``values`` ``[max(N, 1)]`` values
+            before the wanted tokens and ``[max(M, 1)]`` behind the samples, ``scores``
+            ``[max(M, 1)]`` of the samples; all in at least float32.
+        trains: whether its weights move.
+        head_seed: of the weights of a new head, which a causal model's folder lacks; None refuses
+            such a folder.
+        entropy_gradient: whether a loss reads the gradient of entropies.
+    """
+
+    kind: Literal["policy", "values", "scores"]
+    trains: bool = False
+    head_seed: int | None = None
+    entropy_gradient: bool = False
+
+
+class MicroBatches(Protocol):
+    """Rows that are packed one at a time, and their number."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Packed]: ...
+
+
+Loss: TypeAlias = Callable[[Packed, Any, StatSum], Tensor]
+"""The scalar whose gradient a micro-batch gives, of its row and the model's answer; it adds what it
+tells of them to the statistics. It is called once for each micro-batch, of a filler too, whose
+scalar is 0 times the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +94,8 @@ class StepResult:
 
     Args:
         grad_norm: before clipping.
-        not_finite: Hugging Face names of the parameters whose gradients are not finite; None where
-            the step was taken.
+        not_finite: names of the parameters whose gradients are not finite; None where the step was
+            taken.
         num_parameters: tensors, of which those are some.
     """
 
@@ -60,134 +108,119 @@ class TrainBackend(ABC):
     """One rank of a model.
 
     Args:
-        model: as loaded, equal on every rank.
+        info: of the model.
         place: this rank's.
-        dtype: of the forward pass; parameters, gradients and optimizer are at least float32.
-        sharding: over ranks, where the backend shards.
 
     Attributes:
-        model: the module; its parameters are read through ``state`` alone.
-        optimizers: none before ``optimize_by``.
+        info: of the model.
         is_first: whether this is rank 0.
-        residency: what of it lies on the device.
+        model: what computes, for a look at it.
     """
 
     name: ClassVar[str]
-    """Of ``train.backend``."""
+    """Of ``train.backend``, for messages."""
 
-    def __init__(
-        self,
-        model: PackedModel,
-        place: DistSpec,
-        dtype: torch.dtype,
-        sharding: Sharding = FULL,
-    ) -> None:
-        self.model = model
-        self.dtype = dtype
-        self.sharding = sharding
+    model: Any
+
+    def __init__(self, info: ModelInfo, place: DistSpec) -> None:
+        self.info = info
         self.is_first = place.rank == 0
         self._is_first_of_data = place.is_first_of_data
-        self.optimizers: list[torch.optim.Optimizer] = []
-        self._writer = CheckpointWriter()
-        self._prepare(place)
-        self.residency = Residency(
-            {"params": self._parameters, "optimizer": self._moments},
-            is_frozen=not any(one.requires_grad for one in model.parameters()),
-        )
+        self._saved: SaveResult | None = None
+
+    @classmethod
+    @abstractmethod
+    def build(cls, spec: ModelSpec, asked: RoleModel, place: DistSpec) -> TrainBackend:
+        """Loads the model of a folder.
+
+        Raises:
+            DataError: the folder holds no model of the kind.
+            ConfigError: the backend cannot run it so.
+        """
 
     @abstractmethod
-    def _prepare(self, place: DistSpec) -> None:
-        """Brings ``model`` into the form in which it runs and is kept."""
+    def run(self, micro_batches: MicroBatches, loss: Loss) -> StatSum:
+        """Adds the gradients of the micro-batches' losses to the parameters', SUMMED over ranks.
 
-    def begin_step(self, num_micro_batches: int) -> None:  # noqa: B027 - none has to prepare
-        """Tells of how many backward passes the next gradient consists; unknown, each may be the
-        last."""
-
-    def forward(self, packed: Packed) -> Any:
-        """What the model returns for a packed row, with gradient; ``backward`` must follow."""
-        return self.model(packed)
-
-    def backward(self, loss: Tensor) -> None:
-        """Adds the gradient of a scalar to the parameters', SUMMED over ranks."""
-        torch.autograd.backward(loss)
+        Returns:
+            What the losses told.
+        """
 
     @abstractmethod
-    def inference(self) -> AbstractContextManager[None]:
-        """Runs forward passes that no backward follows; after one that raises, the role can be
-        neither saved nor published."""
+    def infer(self, micro_batches: Iterable[Packed], take: Callable[[Packed, Any], None]) -> None:
+        """Gives ``take`` the model's answers, without gradients; after one that raises, the role
+        can be neither saved nor published."""
 
+    @abstractmethod
     def optimize_by(self, spec: OptimSpec) -> None:
         """Makes the optimizers."""
-        self.optimizers = build_optimizers(spec, self.model, self.model.head)
 
+    @abstractmethod
     def step(self, factor: float, clip_grad_norm: float | None) -> StepResult:
         """Clips the gradients, takes an optimizer step and forgets them. A gradient that is not
         finite is only forgotten, by all ranks alike, since they agree on its norm.
 
         Args:
-            factor: of each group's ``base_lr``.
+            factor: of the specification's learning rates.
             clip_grad_norm: largest norm; None clips nothing.
-
-        Raises:
-            TrainingError: weights are gathered; no step was taken.
         """
-        state = self.state()
-        norm = clip_gradients(state.values(), clip_grad_norm)
-        taken = math.isfinite(norm)
-        result = StepResult(norm, None if taken else self._not_finite(state), len(state))
-        if taken:
-            with self.residency.holding("optimizer"):
-                self._move(factor)
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
-        return result
 
-    def _move(self, factor: float) -> None:
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = group["base_lr"] * factor
-            optimizer.step()
-
+    @abstractmethod
     def state(self) -> Mapping[str, nn.Parameter]:
-        """The parameters by name, as the optimizer updates them: sharded, never gathered.
+        """The parameters by name, as the optimizer updates them."""
 
-        Raises:
-            TrainingError: weights are gathered.
-        """
-        return sharded_parameters(self.model)
-
+    @abstractmethod
     def weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        """Whole tensors by the names of the model's folder; see ``full_weights``."""
-        return full_weights(self.model, dtype)
+        """Whole tensors as the model's folder has them, by their names there; every rank runs the
+        iteration to its end. A tensor may share memory with the parameter."""
 
     def checksums(self, dtype: torch.dtype) -> dict[str, int]:
-        """Of what ``weights`` yields; see ``checksums``."""
-        return checksums(self.model, dtype)
+        """``tensor_checksum`` of what ``weights`` yields, by name, equal on every rank."""
+        return {name: int(tensor_checksum(tensor)) % 2**64 for name, tensor in self.weights(dtype)}
 
+    @abstractmethod
     def save(self, folder: Path, *, step: int, purpose: str, source: Path) -> None:
-        """Writes weights, optimizer state and step; see ``save_checkpoint``."""
-        save_checkpoint(
-            folder, self.model, self.optimizers, step=step, purpose=purpose, source=source
-        )
+        """Writes a checkpoint: weights, optimizer state and step.
+
+        Args:
+            folder: a new one.
+            step: optimizer steps taken.
+            purpose: whose weights these are, for messages.
+            source: the folder that the model was loaded from.
+
+        Raises:
+            StoreError: a rank cannot write.
+        """
 
     def begin_save(self, folder: Path, *, step: int, purpose: str, source: Path) -> None:
-        """Copies weights, optimizer state and step, and writes them beside what follows; see
-        ``CheckpointWriter``."""
-        self._writer.begin(
-            folder, self.model, self.optimizers, step=step, purpose=purpose, source=source
-        )
+        """Takes a checkpoint of the state as it is; a backend may write it beside what follows."""
+        start = time.monotonic()
+        error = None
+        try:
+            self.save(folder, step=step, purpose=purpose, source=source)
+        except StoreError as failed:
+            error = failed
+        self._saved = SaveResult(time.monotonic() - start, error)
 
     def save_result(self, *, wait: bool) -> SaveResult | None:
         """What became of ``begin_save``; None while it is being written."""
-        return self._writer.result(wait=wait)
+        return self._saved
 
+    @abstractmethod
     def load(self, folder: Path) -> int:
-        """Goes on from a checkpoint of any backend; see ``load_checkpoint``."""
-        return load_checkpoint(folder, self.model, self.optimizers)
+        """Goes on from a checkpoint, exactly.
 
+        Returns:
+            The optimizer steps taken.
+        """
+
+    @abstractmethod
     def export(self, source: Path, folder: Path) -> None:
-        """Writes a Hugging Face folder; see ``export_model``."""
-        export_model(self.model, source, folder, self.dtype)
+        """Writes a Hugging Face folder, with what lies beside the weights of ``source``."""
+
+    def holding(self, *needs: Part) -> AbstractContextManager[None]:
+        """Has parts of the role on the device within."""
+        return nullcontext()
 
     def sum_over_ranks(self, tensor: Tensor) -> Tensor:
         """``tensor``, summed in place over data coordinates, on all ranks: those that share a
@@ -196,28 +229,3 @@ class TrainBackend(ABC):
             tensor.zero_()
         dist.all_reduce(tensor)
         return tensor
-
-    @property
-    def model_device(self) -> torch.device:
-        """Where the parameters lie."""
-        return next(iter(self.model.parameters())).device
-
-    def _parameters(self) -> Iterator[Tensor]:
-        return (parameter.detach() for parameter in self.state().values())
-
-    def _moments(self) -> Iterator[Tensor]:
-        for optimizer in self.optimizers:
-            for values in optimizer.state.values():
-                yield from (one for one in values.values() if isinstance(one, Tensor))
-
-    def _not_finite(self, state: Mapping[str, nn.Parameter]) -> tuple[str, ...]:
-        """The parameters whose gradients are not finite on any rank."""
-        flags = []
-        for parameter in state.values():
-            grad = parameter.grad
-            own = grad.to_local() if isinstance(grad, DTensor) else grad
-            flags.append(own is not None and not bool(torch.isfinite(own).all()))
-        anywhere = torch.tensor(flags, dtype=torch.int32, device=self.model_device)
-        dist.all_reduce(anywhere, op=dist.ReduceOp.MAX)
-        found = zip(state, anywhere.tolist(), strict=True)
-        return tuple(name.removeprefix(PREFIX) for name, flag in found if flag)

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from agentrl.errors import ConfigError
-from agentrl.training.backends.backend import TrainBackend
-from agentrl.training.data.packing import Packed
+from agentrl.training.backends.packed_backend import PackedBackend
 from agentrl.training.parallel.process_group import DistSpec
 
 
-class PlainBackend(TrainBackend):
+class PlainBackend(PackedBackend):
     """``train.backend: plain``.
 
     Raises:
@@ -42,21 +41,15 @@ class PlainBackend(TrainBackend):
             for name, parameter in module._parameters.items()
             if parameter is not None and parameter.dtype != self.dtype
         ]
-        self._gathered = False
 
-    def forward(self, packed: Packed) -> Any:
-        """See ``TrainBackend.forward``."""
+    @contextmanager
+    def _micro_batch(self, *, is_last: bool) -> Iterator[None]:
         self._gather()
-        return self.model(packed)
-
-    def backward(self, loss: Tensor) -> None:
-        """See ``TrainBackend.backward``."""
-        super().backward(loss)
+        yield
         self._release()
 
     @contextmanager
-    def inference(self) -> Iterator[None]:
-        """See ``TrainBackend.inference``."""
+    def _inference(self) -> Iterator[None]:
         with torch.no_grad():
             self._gather()
             yield
@@ -64,16 +57,12 @@ class PlainBackend(TrainBackend):
 
     def _gather(self) -> None:
         """Puts copies in the forward's dtype in the parameters' place; tied ones share theirs."""
-        if self._gathered:
-            return
         copies: dict[int, Tensor] = {}
         for module, name, parameter in self._owners:
             if id(parameter) not in copies:
                 copies[id(parameter)] = parameter.to(self.dtype)
             module._parameters[name] = copies[id(parameter)]  # type: ignore[assignment]
-        self._gathered = True
 
     def _release(self) -> None:
         for module, name, parameter in self._owners:
             module._parameters[name] = parameter
-        self._gathered = False

@@ -13,7 +13,7 @@ samples, L tokens of a slice.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -47,11 +47,41 @@ Extras: TypeAlias = Callable[[I64], Mapping[str, npt.NDArray[Any]]]
 """
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RowSlice:
-    """A rank's slice of a packed row: what its model computes.
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Row:
+    """What a model computes of a packed row: all of it, or a rank's slice, in which positions count
+    from its beginning. Arrays stay on the host, for what decides shapes.
 
-    Fields that ``Packed`` has too are those of the slice, and positions count from its beginning.
+    Args:
+        token_ids: ``[T]`` int64.
+        positions: ``[T]`` int64, from 0 in each sample.
+        logit_rows: ``[R]`` int64, increasing: the positions whose logits are computed, once for
+            each temperature.
+        temperature: ``[R]`` float32, the sampler's.
+        logit_of: ``[N]`` int64, increasing: the entry of ``logit_rows`` that predicts the wanted
+            token.
+        targets: ``[N]`` int64, the wanted tokens: those that a loss reads.
+        ends: ``[M]`` int64, the position of each sample's last token.
+        host_logit_of: ``logit_of``.
+        before: ``[N]`` int64, the position before each wanted token.
+        host_ends: ``ends``.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    logit_rows: Tensor
+    temperature: Tensor
+    logit_of: Tensor
+    targets: Tensor
+    ends: Tensor
+    host_logit_of: I64
+    before: I64
+    host_ends: I64
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class RowSlice(Row):
+    """A rank's slice of a packed row.
 
     Args:
         counts: wanted tokens of each rank; the slice has those of its rank.
@@ -60,89 +90,55 @@ class RowSlice:
             order of ranks.
     """
 
-    token_ids: Tensor
-    positions: Tensor
-    logit_rows: Tensor
-    temperature: Tensor
-    logit_of: Tensor
-    targets: Tensor
-    ends: Tensor
     end_order: Tensor
     counts: tuple[int, ...]
     end_counts: tuple[int, ...]
-    host_logit_of: I64
-    before: I64
-    host_ends: I64
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Packed:
-    """A packed row. Its tensors came to the device in one copy; arrays stay on the host, for what
-    decides shapes.
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Packed(Row):
+    """A packed row. Its tensors came to the device in one copy.
 
     Args:
-        token_ids: ``[T]`` int64.
-        positions: ``[T]`` int64, from 0 in each sample.
         spans: the spans of the row in order, each with the span that it attends to; with those of
             slices of equal length the last one may be padding.
-        logit_rows: ``[R]`` int64, increasing: the positions whose logits are computed, once for
-            each temperature.
-        temperature: ``[R]`` float32, the sampler's.
-        logit_of: ``[N]`` int64, increasing: the entry of ``logit_rows`` that predicts the wanted
-            token.
-        targets: ``[N]`` int64, the wanted tokens: those that a loss reads.
         sample: ``[N]`` int64, row of the token's sample in the shard.
         sampled: ``[N]`` bool, whether the policy sampled the token.
         trained: ``[K]`` int64, the wanted tokens that are trained; the others are read by an
             auxiliary loss alone.
         fresh_rows, stale_rows: int64, those of the trained tokens that the policy sampled, by
             whether the version that is trained did.
-        ends: ``[M]`` int64, the position of each sample's last token.
         columns: ``[N]`` each: the shard's columns by name, float32; ``weight`` float64, that of the
             sample times the token's within it, 0 for one that is not trained; ``turn_row``,
             ``trajectory_row`` and ``staleness`` int64. What the role added, in its own shapes.
         source: ``[N]`` int64, position of the token in the shard's columns.
         trained_source: ``[K]`` int64, of the trained ones.
         rows: ``[M]`` int64, the samples by their rows in the shard, in the order of the packed row.
-        host_logit_of: ``logit_of``.
-        before: ``[N]`` int64, the position before each wanted token.
-        host_ends: ``ends``.
         slice: what this rank computes of the row; None where it computes the whole of it.
     """
 
-    token_ids: Tensor
-    positions: Tensor
     spans: tuple[Span, ...]
-    logit_rows: Tensor
-    temperature: Tensor
-    logit_of: Tensor
-    targets: Tensor
     sample: Tensor
     sampled: Tensor
     trained: Tensor
     fresh_rows: Tensor
     stale_rows: Tensor
-    ends: Tensor
     columns: Mapping[str, Tensor]
     source: I64
     trained_source: I64
     rows: I64
-    host_logit_of: I64
-    before: I64
-    host_ends: I64
     slice: RowSlice | None = None
 
+    @property
+    def own(self) -> Row:
+        """What this rank computes."""
+        return self if self.slice is None else self.slice
 
-def micro_batches(
-    shard: BatchShard,
-    device: torch.device,
-    *,
-    share_prefixes: bool,
-    extras: Extras | None = None,
-    cut: Cut = WHOLE,
-    length_of: Callable[[int], int] | None = None,
-) -> Iterator[Packed]:
-    """The micro-batches of ``shard``, in order; a filler is one untrained token.
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MicroBatches:
+    """The micro-batches of ``shard``, in order, each packed and copied to the device when it is
+    asked for; a filler is one untrained token.
 
     Args:
         shard: this rank's samples.
@@ -156,11 +152,75 @@ def micro_batches(
     Raises:
         DataError: a sample's first token is marked as trained, or a temperature is not above 0.
     """
-    wanted = shard.wanted()
-    _check(shard.batch, wanted)
-    for micro_batch in shard.micro_batches:
-        rows = np.asarray(micro_batch, dtype=np.int64)
-        yield _pack(shard, wanted, rows, device, share_prefixes, extras, cut, length_of)
+
+    shard: BatchShard
+    device: torch.device
+    _: KW_ONLY
+    share_prefixes: bool
+    extras: Extras | None = None
+    cut: Cut = WHOLE
+    length_of: Callable[[int], int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.shard.micro_batches)
+
+    def __iter__(self) -> Iterator[Packed]:
+        wanted = self.shard.wanted()
+        _check(self.shard.batch, wanted)
+        for micro_batch in self.shard.micro_batches:
+            yield self._pack(wanted, np.asarray(micro_batch, dtype=np.int64))
+
+    def _pack(self, wanted: npt.NDArray[np.bool_], rows: I64) -> Packed:
+        shard, cut = self.shard, self.cut
+        batch = shard.batch
+        row = _lay_out(batch, wanted, rows, self.share_prefixes)
+        if self.length_of is not None:
+            row = _filled(row, self.length_of(row.token_ids.size) - row.token_ids.size)
+        temperature = batch.temperature[row.sample]
+        # a row of logits serves every token that it foretells at one temperature
+        asked = (row.before << 32) | temperature.astype(np.float32).view(np.uint32).astype(np.int64)
+        _, first, logit_of = np.unique(asked, return_index=True, return_inverse=True)
+        order = np.argsort(logit_of, kind="stable")
+        source, sample, logit_of = row.source[order], row.sample[order], logit_of[order]
+        trained = np.flatnonzero(batch.loss_mask[source])
+        is_sampled = batch.kind[source] == SegmentKind.POLICY
+        columns = _columns(shard, source, sample)
+        is_stale = columns["staleness"] > 0
+        arrays: dict[str, npt.NDArray[Any]] = {
+            "token_ids": row.token_ids,
+            "positions": row.positions,
+            "logit_rows": row.before[first],
+            "temperature": temperature[first],
+            "logit_of": logit_of,
+            "targets": batch.token_ids[source].astype(np.int64),
+            "sample": sample,
+            "sampled": is_sampled,
+            "trained": trained,
+            "fresh_rows": np.flatnonzero((is_sampled & ~is_stale)[trained]),
+            "stale_rows": np.flatnonzero((is_sampled & is_stale)[trained]),
+            "ends": row.ends,
+        }
+        if self.extras is not None:
+            columns |= self.extras(row.samples)
+        moved = arrays | {f"column {name}": one for name, one in columns.items()}
+        spans, part = row.spans, None
+        if cut.parts > 1:
+            spans = padded_spans(row.spans, cut.parts)
+            part = slice_row(arrays, row.before[order], cut)
+            moved |= {f"slice {name}": one for name, one in part.arrays.items()}
+        tensors = to_device(moved, self.device)
+        return Packed(
+            **{name: tensors[name] for name in arrays},
+            slice=None if part is None else part.on_device(tensors),
+            spans=spans,
+            columns={name: tensors[f"column {name}"] for name in columns},
+            source=source,
+            trained_source=source[trained],
+            rows=row.samples,
+            host_logit_of=logit_of,
+            before=row.before[order],
+            host_ends=row.ends,
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -230,67 +290,6 @@ def _filled(row: _Row, filler: int) -> _Row:
         token_ids=np.concatenate([row.token_ids, np.zeros(filler, np.int64)]),
         positions=np.concatenate([row.positions, np.arange(filler)]),
         spans=(*row.spans, Span(ROOT, 0, filler)),
-    )
-
-
-def _pack(
-    shard: BatchShard,
-    wanted: npt.NDArray[np.bool_],
-    rows: I64,
-    device: torch.device,
-    share_prefixes: bool,
-    extras: Extras | None,
-    cut: Cut,
-    length_of: Callable[[int], int] | None,
-) -> Packed:
-    batch = shard.batch
-    row = _lay_out(batch, wanted, rows, share_prefixes)
-    if length_of is not None:
-        row = _filled(row, length_of(row.token_ids.size) - row.token_ids.size)
-    temperature = batch.temperature[row.sample]
-    # a row of logits serves every token that it foretells at one temperature
-    asked = (row.before << 32) | temperature.astype(np.float32).view(np.uint32).astype(np.int64)
-    _, first, logit_of = np.unique(asked, return_index=True, return_inverse=True)
-    order = np.argsort(logit_of, kind="stable")
-    source, sample, logit_of = row.source[order], row.sample[order], logit_of[order]
-    trained = np.flatnonzero(batch.loss_mask[source])
-    is_sampled = batch.kind[source] == SegmentKind.POLICY
-    columns = _columns(shard, source, sample)
-    is_stale = columns["staleness"] > 0
-    arrays: dict[str, npt.NDArray[Any]] = {
-        "token_ids": row.token_ids,
-        "positions": row.positions,
-        "logit_rows": row.before[first],
-        "temperature": temperature[first],
-        "logit_of": logit_of,
-        "targets": batch.token_ids[source].astype(np.int64),
-        "sample": sample,
-        "sampled": is_sampled,
-        "trained": trained,
-        "fresh_rows": np.flatnonzero((is_sampled & ~is_stale)[trained]),
-        "stale_rows": np.flatnonzero((is_sampled & is_stale)[trained]),
-        "ends": row.ends,
-    }
-    if extras is not None:
-        columns |= extras(row.samples)
-    moved = arrays | {f"column {name}": one for name, one in columns.items()}
-    spans, part = row.spans, None
-    if cut.parts > 1:
-        spans = padded_spans(row.spans, cut.parts)
-        part = slice_row(arrays, row.before[order], cut)
-        moved |= {f"slice {name}": one for name, one in part.arrays.items()}
-    tensors = to_device(moved, device)
-    return Packed(
-        **{name: tensors[name] for name in arrays},
-        slice=None if part is None else part.on_device(tensors),
-        spans=spans,
-        columns={name: tensors[f"column {name}"] for name in columns},
-        source=source,
-        trained_source=source[trained],
-        rows=row.samples,
-        host_logit_of=logit_of,
-        before=row.before[order],
-        host_ends=row.ends,
     )
 
 

@@ -18,7 +18,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,20 +48,9 @@ from agentrl.training.fsdp.checkpoint_files import (
 )
 from agentrl.training.fsdp.export import copy_beside_weights
 from agentrl.training.fsdp.sharding import sharded_parameters
+from agentrl.training.models.names import PREFIX
 from agentrl.training.models.packed_model import PackedModel
-
-
-@dataclass(frozen=True, slots=True)
-class SaveResult:
-    """What became of a checkpoint, equal on every rank.
-
-    Args:
-        seconds: from the copy to the last file.
-        error: why there is none; None where it is whole.
-    """
-
-    seconds: float
-    error: StoreError | None = None
+from agentrl.training.save_result import SaveResult
 
 
 def save_checkpoint(
@@ -330,7 +318,7 @@ def _describe(model: PackedModel, source: Path, folder: Path) -> None:
 
 
 def load_checkpoint(
-    folder: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
+    folder: Path, model: PackedModel, optimizers: Sequence[torch.optim.Optimizer]
 ) -> int:
     """Read a checkpoint into ``model`` and ``optimizers``; every rank calls it. Another world size
     is fine.
@@ -377,9 +365,15 @@ def _owned(
                 yield f"optimizer.{owner}.{name}/", parameter, optimizer.state[parameter]
 
 
-def _state(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Tensor]:
+def _state(model: PackedModel, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Tensor]:
     state: dict[str, Tensor] = {
         f"model.{name}": parameter.detach() for name, parameter in sharded_parameters(model).items()
+    }
+    saved = model.hf.state_dict()
+    state |= {
+        f"model.{PREFIX}{name}": buffer
+        for name, buffer in model.hf.named_buffers()
+        if name in saved
     }
     for prefix, _, values in _owned(model, optimizers):
         state |= {prefix + key: value for key, value in values.items()}

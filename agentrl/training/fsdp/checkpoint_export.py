@@ -1,4 +1,4 @@
-"""Checkpoint export: a role's checkpoint as an ordinary Hugging Face folder, without its model.
+"""Checkpoint export: a role's checkpoint as an ordinary Hugging Face folder, by its names alone.
 
 - One shard of the folder is in memory at a time, cast as it is read.
 - A folder at a URL gets each file as soon as it is written here, its configuration last.
@@ -11,11 +11,13 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
+from huggingface_hub import split_state_dict_into_shards_factory
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
@@ -23,7 +25,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
+from transformers import AutoConfig
 
+from agentrl.engines.torch.model.folder_names import FolderNames, ParameterGroup
 from agentrl.errors import StoreError
 from agentrl.store import write_failure
 from agentrl.store.remote_folder import RemoteFolder, is_url
@@ -137,27 +141,36 @@ def _write_weights(
 ) -> int:
     reader = FileSystemReader(checkpoint)
     stored: dict[str, Any] = {
-        key: value
+        key.removeprefix(_KEYS): value
         for key, value in reader.read_metadata().state_dict_metadata.items()
         if key.startswith(_KEYS) and isinstance(value, TensorStorageMetadata)
     }
-    sizes: dict[str, int] = {
-        key: value.size.numel() * dtype.itemsize for key, value in stored.items()
-    }
-    parts = list(_parts(sizes, shard_bytes))
+    names = _names(checkpoint / MODEL_FOLDER)
+    groups = {own.parameters[0]: own for own in (*names.groups, *_buffers(names, stored))}
+    files = split_state_dict_into_shards_factory(
+        groups,
+        get_storage_size=lambda own: (
+            dtype.itemsize * sum(one.numel() for one in own.tensors.values())
+        ),
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=shard_bytes,
+    )
     where: dict[str, str] = {}
-    for number, keys in enumerate(parts, start=1):
-        name = "model.safetensors"
-        if len(parts) > 1:
-            name = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
-        tensors = {key: torch.empty(stored[key].size, dtype=dtype) for key in keys}
-        _read(tensors, checkpoint)
-        named = {key.removeprefix(_KEYS): tensor for key, tensor in tensors.items()}
-        save_file(named, folder / name, metadata={"format": "pt"})
-        done(folder / name)
-        where |= dict.fromkeys(named, name)
-    total: int = sum(sizes.values())
-    if len(parts) > 1:
+    for file, chosen in files.filename_to_tensors.items():
+        read = {
+            _KEYS + name: torch.empty(stored[name].size, dtype=dtype)
+            for own in chosen
+            for name in groups[own].parameters
+        }
+        _read(read, checkpoint)
+        tensors: dict[str, Tensor] = {}
+        for group in (groups[own] for own in chosen):
+            tensors |= names.revert(group, {name: read[_KEYS + name] for name in group.parameters})
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+        done(folder / file)
+        where |= dict.fromkeys(tensors, file)
+    total = int(files.metadata["total_size"])
+    if files.is_sharded:
         index = {"metadata": {"total_size": total}, "weight_map": where}
         text = json.dumps(index, indent=2, sort_keys=True)
         path = folder / "model.safetensors.index.json"
@@ -166,18 +179,19 @@ def _write_weights(
     return total
 
 
-def _parts(sizes: dict[str, int], most: int) -> Iterator[Sequence[str]]:
-    """The keys of each file, in order."""
-    part: list[str] = []
-    size = 0
-    for key, own in sizes.items():
-        if part and size + own > most:
-            yield part
-            part, size = [], 0
-        part.append(key)
-        size += own
-    if part:
-        yield part
+def _names(folder: Path) -> FolderNames:
+    """Of the model that a configuration describes, which is built without its weights."""
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    with torch.device("meta"):
+        return FolderNames(getattr(transformers, config.architectures[0])(config))
+
+
+def _buffers(names: FolderNames, stored: Mapping[str, Any]) -> list[ParameterGroup]:
+    """What is stored beside parameters, each as a group by itself."""
+    known = {name for group in names.groups for name in group.parameters}
+    return [
+        names.group_of_one(name, value.size) for name, value in stored.items() if name not in known
+    ]
 
 
 def _read(tensors: dict[str, Tensor], checkpoint: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,7 +12,7 @@ from safetensors import SafetensorError
 
 from agentrl.errors import StoreError
 from agentrl.store import write_failure
-from agentrl.training.fsdp.weights import full_weights
+from agentrl.training.fsdp.weights import full_weights, persistent_buffers
 from agentrl.training.models.packed_model import PackedModel, no_progress_bars
 
 _BESIDE_THE_WEIGHTS = (
@@ -52,10 +53,13 @@ def export_model(model: PackedModel, source: Path, folder: Path, dtype: torch.dt
         if first:
             state[name] = tensor.cpu()
     if first:
+        state |= persistent_buffers(model)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with no_progress_bars():
-                model.hf.save_pretrained(folder, state_dict=state)  # type: ignore[operator]
+                hf: Any = model.hf
+                # they have the folder's names already
+                hf.save_pretrained(folder, state_dict=state, save_original_format=False)
             copy_beside_weights(source, folder)
         except (OSError, SafetensorError) as error:
             raise write_failure(

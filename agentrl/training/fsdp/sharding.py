@@ -110,8 +110,8 @@ def sharded_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     if gathered:
         raise TrainingError(
             f"{gathered[0].removeprefix(PREFIX)} is gathered, so it is a copy in the forward's "
-            f"dtype and not the weight itself; run forwards that no backward follows under "
-            f"TrainBackend.inference, and build the role again from its checkpoint "
+            f"dtype and not the weight itself; run forwards that no backward follows by "
+            f"TrainBackend.infer, and build the role again from its checkpoint "
             f"where a forward or backward has failed",
             rank=dist.get_rank(),
         )

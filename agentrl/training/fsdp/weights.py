@@ -1,4 +1,4 @@
-"""Weights: whole tensors under their Hugging Face names, and checksums of shards."""
+"""Weights: whole tensors by their names in the folder, and checksums of them by shards."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from agentrl.engines.torch.model.folder_names import ParameterGroup
 from agentrl.training.fsdp.sharding import is_first_copy, sharded_parameters
+from agentrl.training.models.checksum import tensor_checksum
 from agentrl.training.models.names import PREFIX
 from agentrl.training.models.packed_model import PackedModel
 
 
 @torch.no_grad()
 def full_weights(model: PackedModel, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """``(name, whole tensor)`` one at a time; a tied weight comes once, under its first name.
+    """``(name in the folder, whole tensor)`` one at a time; a tied weight comes once.
 
     - A tensor is cast before it is gathered, for half the bytes on the wire and the least memory.
     - Each tensor is a collective, so every rank must run the iteration to its end.
@@ -31,8 +33,20 @@ def full_weights(model: PackedModel, dtype: torch.dtype) -> Iterator[tuple[str, 
     Raises:
         TrainingError: weights are gathered.
     """
-    for name, tensor in _shards(model, dtype):
-        yield name, whole_tensor(tensor)
+    for group, parts in _groups(model, dtype):
+        wholes = {name: whole_tensor(part) for name, part in parts.items()}
+        yield from model.names.revert(group, wholes).items()
+
+
+def persistent_buffers(model: PackedModel) -> dict[str, Tensor]:
+    """What a folder holds beside parameters, such as the bias of a router, by its name there; it is
+    equal on every rank and never trained."""
+    saved = model.hf.state_dict()
+    return {
+        model.names.renamed(name): buffer.cpu()
+        for name, buffer in model.hf.named_buffers()
+        if name in saved
+    }
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
@@ -59,56 +73,69 @@ def whole_tensor(tensor: Tensor) -> Tensor:
     return DTensor.from_local(part, mesh[names[-1:]], [divided], run_check=False).full_tensor()
 
 
-def _shards(model: PackedModel, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    for name, parameter in sharded_parameters(model).items():
-        yield name.removeprefix(PREFIX), parameter.detach().to(dtype)
+def _groups(
+    model: PackedModel, dtype: torch.dtype
+) -> Iterator[tuple[ParameterGroup, dict[str, Tensor]]]:
+    """What is converted together, as this rank has it."""
+    state = sharded_parameters(model)
+    for group in model.names.groups:
+        yield (
+            group,
+            {name: state[PREFIX + name].detach().to(dtype) for name in group.parameters},
+        )
 
 
 @torch.no_grad()
 def checksums(model: PackedModel, dtype: torch.dtype) -> dict[str, int]:
-    """A checksum of each weight in ``dtype`` by name, equal on every rank; shards are summed, not
-    gathered.
+    """A checksum of each tensor of the folder in ``dtype`` by name, equal on every rank.
+
+    Shards are summed, not gathered, also those of stacked experts. Of parameters that lie in the
+    folder in another form the wholes are.
 
     Raises:
         TrainingError: weights are gathered already.
     """
-    sums = {}
-    for name, tensor in _shards(model, dtype):
-        start, row, is_counted = 0, None, is_first_copy(tensor)
-        if isinstance(tensor, DTensor):
-            _, offset = compute_local_shape_and_global_offset(
-                tensor.shape, tensor.device_mesh, tensor.placements
-            )
-            strides = [math.prod(tensor.shape[dim + 1 :]) for dim in range(tensor.ndim)]
-            start = sum(map(math.prod, zip(offset, strides, strict=True)))
-            row, tensor = strides[0] if strides else None, tensor.to_local()
-        own = tensor_checksum(tensor, start=start, row=row)
-        sums[name] = own if is_counted else torch.zeros_like(own)
+    sums: dict[str, Tensor] = {}
+    for group, parts in _groups(model, dtype):
+        tensor = next(iter(parts.values()))
+        zero = torch.zeros((), dtype=torch.int64, device=tensor.device)
+        sums |= dict.fromkeys(group.tensors, zero)
+        if group.is_renamed:
+            if is_first_copy(tensor):
+                (name,) = group.tensors
+                sums[name] = _shard_checksum(tensor)
+            continue
+        if group.experts is None:
+            wholes = {name: whole_tensor(part) for name, part in parts.items()}
+            is_counted, made = dist.get_rank() == 0, model.names.revert(group, wholes)
+        else:
+            is_counted, made = is_first_copy(tensor), _own_experts(model, group, tensor)
+        if is_counted:
+            sums |= {name: tensor_checksum(one) for name, one in made.items()}
     total = torch.stack([*sums.values()])
     dist.all_reduce(total)
     return {name: value % 2**64 for name, value in zip(sums, total.tolist(), strict=True)}
 
 
-def tensor_checksum(tensor: Tensor, *, start: int = 0, row: int | None = None) -> Tensor:
-    """Σ bits_i · (2i + 1) modulo 2⁶⁴ over flat indices i, as an int64 scalar tensor.
+def _own_experts(model: PackedModel, group: ParameterGroup, stack: Tensor) -> dict[str, Tensor]:
+    """The folder's tensors of the experts that this rank holds of a stack."""
+    first = 0
+    if isinstance(stack, DTensor):
+        _, (first, *others) = compute_local_shape_and_global_offset(
+            stack.shape, stack.device_mesh, stack.placements
+        )
+        assert not any(others), "stacks are divided by experts"
+        stack = stack.to_local()
+    return model.names.revert_experts(group, stack, first) if stack.numel() else {}
 
-    It is additive over shards that start at their own index (docs/controller.md), so that trainer
-    and engine compare weights without gathering them.
 
-    Args:
-        tensor: floating point, any shape.
-        start: flat index of its first element in the whole tensor.
-        row: how far the whole tensor's rows are apart; None where the rows here are whole.
-    """
-    bits = tensor.contiguous().view(
-        {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize]
+def _shard_checksum(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor's checksum."""
+    if not isinstance(tensor, DTensor):
+        return tensor_checksum(tensor)
+    _, offset = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
     )
-    flat = bits.reshape(-1).to(torch.int64)
-    if tensor.itemsize < 8:
-        flat = flat & (2 ** (8 * tensor.itemsize) - 1)  # the bits, not a signed number
-    index = torch.arange(start, start + flat.numel(), device=flat.device)
-    width = math.prod(tensor.shape[1:])
-    if row is not None and row != width and flat.numel():
-        rows = torch.arange(tensor.shape[0], device=flat.device)[:, None] * row
-        index = (start + rows + torch.arange(width, device=flat.device)).reshape(-1)
-    return (flat * (2 * index + 1)).sum()
+    strides = [math.prod(tensor.shape[dim + 1 :]) for dim in range(tensor.ndim)]
+    start = sum(map(math.prod, zip(offset, strides, strict=True)))
+    return tensor_checksum(tensor.to_local(), start=start, row=strides[0] if strides else None)

@@ -2,8 +2,8 @@
 
 - A model is built on ``meta``, sharded there, and filled: every process reads the slices that its
   DTensors hold, whatever their placements, and casts them in pieces. None holds the whole model.
-- Names follow transformers' conversion, and experts that lie one by one in the folder are stacked
-  by it. A family with another conversion is read whole, as ``can_slice`` says.
+- Names follow transformers' conversion, which also makes the parameters that lie otherwise in the
+  folder (``FolderNames``). Of stacked experts a process reads its own, of others the whole.
 """
 
 from __future__ import annotations
@@ -23,17 +23,14 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.distributed.tensor.placement_types import _StridedShard
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
-    Concatenate,
-    MergeModulelist,
     WeightConverter,
     WeightRenaming,
-    convert_and_load_state_dict_in_model,
     dot_natural_key,
     rename_source_key,
 )
-from transformers.modeling_utils import LoadStateDictConfig
 
-from agentrl.errors import DataError
+from agentrl.engines.torch.model.folder_names import FolderNames, ParameterGroup
+from agentrl.errors import ConfigError, DataError
 
 _PIECE_BYTES = 2**25
 """Of a slice, read and cast at once."""
@@ -89,7 +86,10 @@ class FolderWeights:
         missing: names of the model's weights that the folder does not hold.
         new: values of such weights by name, whole, which ``fill`` takes its slices of.
         read: the ranges that were read, by stored name.
-        can_slice: whether ``fill`` can read the folder; otherwise it must be read whole.
+        names: of the weights in the folder.
+
+    Raises:
+        ConfigError: the weights cannot be written back under the folder's names.
     """
 
     hf: nn.Module
@@ -98,33 +98,33 @@ class FolderWeights:
     missing: frozenset[str] = field(init=False)
     new: dict[str, Tensor] = field(init=False, default_factory=dict)
     read: dict[str, list[Ranges]] = field(init=False, default_factory=dict)
-    can_slice: bool = field(init=False, default=True)
+    names: FolderNames = field(init=False)
 
     def __post_init__(self) -> None:
         self._copied: dict[str, StoredTensor] = {}
         """Stored tensors by the name of their weight."""
-        self._merged: dict[str, dict[str, StoredTensor]] = {}
-        """Those that are stacked, by the name of their weight and their own."""
+        self._parts: dict[str, dict[str, StoredTensor]] = {}
+        """Those that are converted, by the name of the first weight that they make, and their
+        own."""
+        self._made: dict[str, Tensor] = {}
+        """Weights that were made beside another and wait for their turn."""
         model: Any = self.hf
-        self._mapping = get_model_conversion_mapping(model)
-        converters = [one for one in self._mapping if isinstance(one, WeightConverter)]
-        renamings = [one for one in self._mapping if isinstance(one, WeightRenaming)]
-        by_pattern = {pattern: one for one in converters for pattern in one.source_patterns}
         known = model.state_dict()
-        for key, stored in sorted(self._stored(), key=lambda pair: dot_natural_key(pair[0])):
-            prefix = model.base_model_prefix
-            name, pattern = rename_source_key(key, renamings, converters, prefix, known)
-            if name not in known and key in known:
-                name, pattern = rename_source_key(key, [], [], prefix, known)
-            if name not in known:
-                continue
-            if pattern is None:
-                self._copied[name] = stored
-            else:
-                self._merged.setdefault(name, {})[key] = stored
-                self.can_slice = self.can_slice and _stacks(by_pattern[pattern])
-        self._used = [one for one in self._mapping if one.was_used()]
-        found = self._copied.keys() | self._merged.keys()
+        self._find_stored(known)
+        self._untie_unequal()
+        self.names = names_of(model, self.named)
+        self._converted = {
+            name: group
+            for group in self.names.groups
+            if not group.is_renamed
+            for name in group.parameters
+        }
+        self._check_names()
+        found = self._copied.keys() | {
+            name
+            for name, group in self._converted.items()
+            if not self._parts.keys().isdisjoint(group.parameters)
+        }
         absent = known.keys() - found
         for one, other in model.all_tied_weights_keys.items():
             if {one, other} & found:
@@ -133,8 +133,42 @@ class FolderWeights:
         self.missing = frozenset(
             name for name in absent if not any(one.search(name) for one in ignored)
         )
-        if self.can_slice:
-            self._untie_unequal()
+
+    def _find_stored(self, known: Mapping[str, Tensor]) -> None:
+        """Finds the weight of each stored tensor, and which conversions that takes."""
+        model: Any = self.hf
+        mapping = get_model_conversion_mapping(model)
+        converters = [one for one in mapping if isinstance(one, WeightConverter)]
+        renamings = [one for one in mapping if isinstance(one, WeightRenaming)]
+        prefix = model.base_model_prefix
+        for key, stored in sorted(self._stored(), key=lambda pair: dot_natural_key(pair[0])):
+            name, pattern = rename_source_key(key, renamings, converters, prefix, known)
+            if name not in known and key in known:
+                name, pattern = rename_source_key(key, [], [], prefix, known)
+            if name not in known:
+                continue
+            if pattern is None:
+                self._copied[name] = stored
+            else:
+                self._parts.setdefault(name, {})[key] = stored
+        model._weight_conversions = [one for one in mapping if one.was_used()]
+
+    def _check_names(self) -> None:
+        """What is published has the names of the folder, which may lack the prefix of the trunk."""
+        model: Any = self.hf
+        prefix = f"{model.base_model_prefix}."
+        for group in self.names.groups:
+            stored = [self._copied[name].key for name in group.parameters if name in self._copied]
+            for name in group.parameters:
+                stored += self._parts.get(name, ())
+            bare = {name.removeprefix(prefix) for name in group.tensors}
+            for key in stored:
+                if key.removeprefix(prefix) not in bare:
+                    raise ConfigError(
+                        f"{self.named}: transformers reads {key} as {group.parameters[0]}, and "
+                        f"would write it as {next(iter(group.tensors))}, so that no engine could "
+                        "be updated; choose another family"
+                    )
 
     def _stored(self) -> Iterator[tuple[str, StoredTensor]]:
         for path in weight_files(self.folder):
@@ -178,19 +212,19 @@ class FolderWeights:
             filled = self._filled(names[own], parameter, device)
             for module, name in owners[own]:
                 module._parameters[name] = filled
-        for name, buffer in model.named_buffers():
-            if name in self._copied:
-                buffer.copy_(self._copied[name][...])
-        model._weight_conversions = self._used
+        for prefix, module in model.named_modules():
+            for name, buffer in module._buffers.items():
+                source = self._copied.get(f"{prefix}.{name}")
+                if buffer is not None and source is not None:
+                    module._buffers[name] = source[...].to(device, buffer.dtype)
         self._copied.clear()
-        self._merged.clear()
+        self._parts.clear()
 
     def _filled(
         self, names: Sequence[str], parameter: nn.Parameter, device: torch.device
     ) -> nn.Parameter:
-        for name in names:
-            if name in self._merged:
-                return self._stacked(name, parameter, device)
+        if names[0] in self._converted and names[0] not in self.new:
+            return self._made_of_parts(names[0], parameter, device)
         source = next((self._copied[name] for name in names if name in self._copied), None)
         new = next((self.new[name] for name in names if name in self.new), None)
         if source is not None and tuple(source.get_shape()) != tuple(parameter.shape):
@@ -208,21 +242,57 @@ class FolderWeights:
             raise DataError(f"{self.named} lacks {names[0]!r}")
         return _parameter_like(parameter, local)
 
-    def _stacked(self, name: str, parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
-        """The weight of experts that the folder holds one by one, by transformers' conversion."""
-        config = LoadStateDictConfig(
-            dtype=parameter.dtype, device_map={"": device}, weight_mapping=self._mapping
-        )
+    def _made_of_parts(
+        self, name: str, parameter: nn.Parameter, device: torch.device
+    ) -> nn.Parameter:
+        """A weight that lies otherwise in the folder, by transformers' conversion."""
+        group = self._converted[name]
+        ranges = shard_ranges(parameter)
+        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        local = torch.empty(local.shape, dtype=local.dtype, device=device)
+        if group.experts is None:
+            if name not in self._made:
+                self._made |= self._convert(group, list(group.tensors))
+            _copy_slices(self._made.pop(name), local, ranges)
+        elif local.numel():
+            ((first, stop),) = ranges[0]
+            own = self._convert(group, group.of_experts(first, stop))[name]
+            _copy_slices(own, local, [((0, stop - first),), *ranges[1:]])
+        return _parameter_like(parameter, local)
+
+    def _convert(self, group: ParameterGroup, wanted: Sequence[str]) -> dict[str, Tensor]:
+        """The weights that some stored tensors make.
+
+        Raises:
+            DataError: one is missing, or has another shape than it makes.
+        """
+        stored = next((self._parts[name] for name in group.parameters if name in self._parts), None)
         model: Any = self.hf
-        info, _ = convert_and_load_state_dict_in_model(model, self._merged[name], config)
-        filled: nn.Parameter = model.get_parameter(name)
-        faults = [*info.conversion_errors.values(), *info.mismatched_keys]
-        if faults or filled.is_meta:
-            raise DataError(
-                f"{self.named}: {name} cannot be made of the stored experts "
-                f"({next(iter(faults), 'some are missing')}); copy or download the folder again"
-            )
-        return filled
+        prefix = f"{model.base_model_prefix}."
+        bare = {key.removeprefix(prefix): one for key, one in (stored or {}).items()}
+        tensors: dict[str, Tensor] = {}
+        for name in wanted:
+            source = bare.get(name.removeprefix(prefix))
+            if source is None or tuple(source.get_shape()) != tuple(group.tensors[name]):
+                found = "is missing" if source is None else f"has shape {source.get_shape()}"
+                raise DataError(
+                    f"{self.named}: {group.parameters[0]} is made of {name}, which {found}; "
+                    "copy or download the folder again"
+                )
+            tensors[name] = source[...]
+        return self.names.convert(tensors)
+
+
+def names_of(hf: nn.Module, named: str) -> FolderNames:
+    """The table of a model's names.
+
+    Raises:
+        ConfigError: transformers has no way back to them.
+    """
+    try:
+        return FolderNames(hf)
+    except ValueError as error:
+        raise ConfigError(f"{named}: {error}; choose another family") from error
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -316,15 +386,6 @@ def _parameter_like(parameter: nn.Parameter, local: Tensor) -> nn.Parameter:
             stride=parameter.stride(),
         )
     return nn.Parameter(local, requires_grad=parameter.requires_grad)
-
-
-def _stacks(converter: WeightConverter) -> bool:
-    """Whether a conversion only stacks experts along a first dimension of their own, so that a
-    shard of it needs whole experts alone."""
-    operations: Sequence[Any] = converter.operations
-    if not operations or not isinstance(operations[0], MergeModulelist) or operations[0].dim != 0:
-        return False
-    return all(isinstance(one, Concatenate) and one.dim > 0 for one in operations[1:])
 
 
 def _equal(one: StoredTensor, other: StoredTensor) -> bool:

@@ -22,6 +22,7 @@ from torch.nn.functional import linear
 from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
+from agentrl.engines.torch.model.folder_names import FolderNames
 from agentrl.errors import ConfigError, DataError
 from agentrl.render import sees_images
 from agentrl.training.data.attention import SEGMENTS
@@ -34,7 +35,7 @@ from agentrl.training.data.kernel_attention import (
 from agentrl.training.data.prefix_tree import ROOT, Span
 from agentrl.training.models.block_forward import Recompute
 from agentrl.training.models.computed_buffers import check_buffers, compute_buffers
-from agentrl.training.models.folder_weights import FolderWeights, weight_files
+from agentrl.training.models.folder_weights import FolderWeights, names_of, weight_files
 from agentrl.training.models.mlp_row_skip import MLP_ROWS, skip_mlp_rows
 from agentrl.training.models.names import DType, torch_dtype
 from agentrl.training.models.patch_rmsnorm import patch_rmsnorm
@@ -60,10 +61,6 @@ EAGER = "eager"
 
 _TWIN_SIZE = 64
 """Tokens and MLP width of a small twin."""
-
-BackendName = Literal["fsdp2", "plain"]
-"""How a model is held and run."""
-
 
 Offload = Literal["none", "optimizer", "all"]
 """What waits in the host's memory while no method needs it."""
@@ -92,7 +89,7 @@ class ModelSpec:
         head_dtype: of the output layer's products, beside a forward in bfloat16; None is ``dtype``.
         compile: compile layers, and round rows up to few lengths.
         deterministic: refuse kernels whose result depends on timing.
-        backend: ``fsdp2``, or ``plain`` for one process without FSDP.
+        backend: what holds and runs it; see ``find_backend``.
         sharding: how ``fsdp2`` holds it.
     """
 
@@ -107,7 +104,7 @@ class ModelSpec:
     offload: Offload = "none"
     head_dtype: Literal["float32"] | None = None
     deterministic: bool = False
-    backend: BackendName = "fsdp2"
+    backend: str = "fsdp2"
     sharding: Sharding = FULL
 
 
@@ -125,6 +122,7 @@ class PackedModel(nn.Module):
         skips_mlp_rows: whether the last MLP computes chosen rows alone (``mlp_row_skip``); on a CPU
             only.
         sequence: the ranks that hold a row together; None for one.
+        names: of its parameters in its folder.
         weights: what ``fill`` reads; None for a model that has its weights.
     """
 
@@ -133,6 +131,7 @@ class PackedModel(nn.Module):
         self.hf = hf
         self.sequence: SequenceGroup | None = None
         self.weights: FolderWeights | None = None
+        self.names = FolderNames(hf)
         self.attention = attention
         self.head_dtype: torch.dtype | None = None
         # other attentions refuse arguments that they do not know
@@ -279,8 +278,7 @@ def open_pretrained(
     """Builds the model of a Hugging Face folder on ``meta``, in at least float32 and without
     dropout, for packed rows.
 
-    A family whose stored weights are no slices of its own is read whole instead, by every process
-    and with a warning.
+    Weights that are no safetensors are read whole instead, by every process and with a warning.
 
     Args:
         auto: the transformers class of the required kind, such as ``AutoModelForCausalLM``.
@@ -318,14 +316,16 @@ def open_pretrained(
             hf: Any = auto.from_config(
                 config, dtype=_kept_dtype(spec), attn_implementation=attention
             )
-        weights: FolderWeights | None = FolderWeights(hf, folder, named)
-        assert weights is not None
-        missing = weights.missing
-        if weights.can_slice and weight_files(folder):
+        weights: FolderWeights | None = None
+        if weight_files(folder):
+            weights = FolderWeights(hf, folder, named)
+            missing = weights.missing
             compute_buffers(hf)
         else:
-            weights = None
             hf, missing = _read_whole(auto, spec, config, attention, named)
+            names_of(hf, named)
+    except ConfigError:
+        raise
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise DataError(f"{named} could not be loaded as {kind}: {error}") from error
     if not getattr(hf, "_supports_attention_backend", False):
@@ -378,7 +378,7 @@ def _read_whole(
     for parameter in hf.parameters():
         parameter.data = parameter.data.clone()  # what maps a file cannot be freed by ``Residency``
     logger.warning(
-        "%s: every rank reads the whole %s, whose files hold no slices of its weights",
+        "%s: every rank reads the whole %s, whose files are no safetensors",
         named,
         type(hf).__name__,
         extra={"event": "model_read_whole", "family": type(hf).__name__},

@@ -131,7 +131,7 @@ class PolicyModel(PackedModel):
             ``[max(N, 1)]`` logprobs, at least float32, with gradient, and entropies in nats, which
             have one where ``entropy_gradient`` asks for it.
         """
-        row = packed if packed.slice is None else packed.slice
+        row = packed.own
         if row.targets.numel():
             rows, host_rows = row.logit_rows, row.before
             temperature = row.temperature

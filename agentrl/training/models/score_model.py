@@ -40,7 +40,7 @@ class ScoreModel(PackedModel):
     def head(self) -> nn.Linear:
         """The layer that converts a hidden state to a score."""
         head = self.hf.score
-        assert isinstance(head, nn.Linear), "open_score_model refuses others"
+        assert isinstance(head, nn.Linear), "open_scores refuses others"
         return head
 
     def forward(self, packed: Packed) -> Tensor:
@@ -52,7 +52,7 @@ class ScoreModel(PackedModel):
         Returns:
             ``[max(M, 1)]`` scores, at least float32.
         """
-        row = packed if packed.slice is None else packed.slice
+        row = packed.own
         ends, host_ends = row.ends, row.host_ends
         if not host_ends.size:
             ends, host_ends = ends.new_zeros(1), FIRST_ROW
@@ -84,7 +84,7 @@ class ValueModel(ScoreModel):
             ``[max(N, 1)]``, at least float32, of the states before trained tokens, and
             ``[max(M, 1)]`` of those behind the samples.
         """
-        row = packed if packed.slice is None else packed.slice
+        row = packed.own
         one = row.ends.new_zeros(1)
         ends = row.ends if row.ends.numel() else one
         before = row.logit_rows[row.logit_of] if row.targets.numel() else one
@@ -100,20 +100,18 @@ class ValueModel(ScoreModel):
         return values.clone(), self._ends(final, packed).clone()
 
 
-def open_value_model(
-    spec: ModelSpec, device: torch.device = CPU, *, head_seed: int | None = None
-) -> ValueModel:
-    """Builds a critic; see ``open_score_model``."""
-    return _open(ValueModel, spec, device, head_seed)
-
-
-def open_score_model(
-    spec: ModelSpec, device: torch.device = CPU, *, head_seed: int | None = None
-) -> ScoreModel:
-    """Builds the reward model of a Hugging Face folder (``AutoModelForSequenceClassification``, one
-    label); ``PackedModel.fill`` reads its weights.
+def open_scores(
+    kind: type[Scores],
+    spec: ModelSpec,
+    device: torch.device = CPU,
+    *,
+    head_seed: int | None = None,
+) -> Scores:
+    """Builds the reward model or critic of a Hugging Face folder
+    (``AutoModelForSequenceClassification``, one label); ``PackedModel.fill`` reads its weights.
 
     Args:
+        kind: of the model.
         spec: the folder, and how its model runs. A causal model's folder has no head, and gets one
             from ``head_seed``.
         device: the device that the model will run on.
@@ -124,12 +122,6 @@ def open_score_model(
         DataError: the folder holds no loadable reward model, or weights of it are missing.
         ConfigError: the family cannot be trained packed, or scores sequences in another way.
     """
-    return _open(ScoreModel, spec, device, head_seed)
-
-
-def _open(
-    kind: type[Scores], spec: ModelSpec, device: torch.device, head_seed: int | None
-) -> Scores:
     auto = AutoModelForSequenceClassification
     hf, weights, missing = open_pretrained(
         auto, spec, "a sequence classifier", device, num_labels=1

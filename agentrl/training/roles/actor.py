@@ -8,23 +8,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from agentrl.algorithms import AlgorithmSpec, PolicyInputs
 from agentrl.errors import ConfigError
 from agentrl.store.store_spec import Detail
+from agentrl.training.backends.backend import RoleModel
 from agentrl.training.data.packing import Packed
 from agentrl.training.device import DeviceMeter
 from agentrl.training.models.names import DType, torch_dtype
-from agentrl.training.models.policy_model import PolicyModel
 from agentrl.training.parallel.process_group import DistSpec
 from agentrl.training.roles.advantages import shard_advantages
 from agentrl.training.roles.learner import LearnerSpec, LearningRole, check_tokens
 from agentrl.training.roles.policy import PolicyRole
 from agentrl.training.roles.token_columns import TokenColumns
-from agentrl.training.roles.update_stats import StatSum
+from agentrl.training.update_stats import StatSum
 from agentrl.types import BatchShard, Collect, Dispatch, Stat, Stats, UpdateStats, register
 from agentrl.types.arrays import Floats
 
@@ -53,7 +52,6 @@ class Actor(PolicyRole, LearningRole):
 
     name = "actor"
     spec: ActorSpec
-    model: PolicyModel
 
     def __init__(self, spec: ActorSpec, place: DistSpec) -> None:
         if spec.algorithm.policy_loss is None:
@@ -65,11 +63,14 @@ class Actor(PolicyRole, LearningRole):
         super().__init__(spec, place)
         self._sharers = place.tp * place.sp
         """Ranks that compute a row together."""
-        self.model.entropy_gradient = spec.algorithm.needs.entropy
         parts = [f"{name}_loss" for name in spec.algorithm.terms]
         names = ["loss", *(["pg_loss", *parts] if parts else [])]
         names += [one.name for one in spec.algorithm.auxiliary]
         self._loss_names = [f"policy/{name}" for name in names]
+
+    def asked(self) -> RoleModel:
+        """See ``Role.asked``."""
+        return replace(super().asked(), entropy_gradient=self.spec.algorithm.needs.entropy)
 
     @register(Dispatch.DATA, collect=Collect.COLUMNS)
     def logprobs(self, shard: BatchShard) -> dict[str, Floats]:
@@ -99,25 +100,25 @@ class Actor(PolicyRole, LearningRole):
             ValueError: the shard has no sample weights, or lacks a column that the algorithm needs.
             TrainingError: weights are gathered; no step was taken.
         """
-        if shard.sample_weight is None:
-            raise ValueError("an update needs sample weights: shards(batch, plan, weights)")
         first = self.backend.is_first
-        wanted = torch.tensor(int(np.count_nonzero(shard.wanted())), device=self.device)
-        if int(self.backend.sum_over_ranks(wanted)) == 0:
+        if not self.is_wanted(shard, shard.wanted()):
             return UpdateStats({"optim/skipped": Stat.of([1.0])} if first else {}, {})
-        self.backend.begin_step(len(shard.micro_batches))
         meter = DeviceMeter(
-            self.device, 6.0 * self._facts.num_parameters / self._sharers, self.spec.dtype
+            self.device, 6.0 * self.backend.info.num_parameters / self._sharers, self.spec.dtype
         )
-        stats = StatSum()
         columns = TokenColumns(self.spec.detail, self.column_dtype)
-        for packed in self.packed(shard):
-            self._backward(packed, shard, stats, columns)
+
+        def loss(packed: Packed, answer: tuple[Tensor, Tensor], stats: StatSum) -> Tensor:
             meter.add(packed.token_ids.numel())
+            return self._loss(packed, answer, shard, stats, columns)
+
+        stats = self.backend.run(self.packed(shard), loss)
         once = self.step()
-        for name in self._loss_names:  # sums over all ranks, counted once
+        # sums over all ranks, counted once
+        for name in self._loss_names:
             stats.add(name, torch.zeros((), device=self.device), int(first))
-        found = Stats(stats.result()) + once  # read from the device, which is then done
+        # read from the device, which is then done
+        found = Stats(stats.result()) + once
         found += {name: Stat.of([value]) for name, value in meter.metrics().items()}
         return UpdateStats(found, columns.result(shard.batch.num_tokens))
 
@@ -128,21 +129,21 @@ class Actor(PolicyRole, LearningRole):
         Args:
             dtype: as served; None is the spec's own.
         """
-        with self.backend.residency.holding("params"):
+        with self.backend.holding("params"):
             yield from self.backend.weights(self.dtype if dtype is None else torch_dtype(dtype))
 
-    def _backward(
+    def _loss(
         self,
         packed: Packed,
+        answer: tuple[Tensor, Tensor],
         shard: BatchShard,
         stats: StatSum,
         columns: TokenColumns,
-    ) -> None:
-        """Forward and backward of a micro-batch."""
-        logprobs, entropy = self.backend.forward(packed)
+    ) -> Tensor:
+        """The loss of a micro-batch."""
+        logprobs, entropy = answer
         if packed.targets.numel() == 0:
-            self.backend.backward(logprobs.sum() * 0.0)
-            return
+            return logprobs.sum() * 0.0
         inputs = policy_inputs(packed, shard, self.spec.algorithm, logprobs, entropy)
         weight = packed.columns["weight"]
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -151,7 +152,7 @@ class Actor(PolicyRole, LearningRole):
             inputs, weight = rows_of(inputs, packed.trained), weight[packed.trained]
         if packed.trained_source.size:
             loss = loss + self._trained_loss(inputs, packed, weight, stats, columns)
-        self.backend.backward(loss)
+        return loss
 
     def _trained_loss(
         self,

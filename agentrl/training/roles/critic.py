@@ -11,15 +11,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from agentrl.algorithms import ValueInputs
 from agentrl.errors import ConfigError
 from agentrl.training.data.packing import Packed
-from agentrl.training.models.score_model import ValueModel, open_value_model
 from agentrl.training.parallel.process_group import DistSpec
 from agentrl.training.roles.advantages import last_trained
 from agentrl.training.roles.learner import LearnerSpec, LearningRole, check_tokens
-from agentrl.training.roles.update_stats import StatSum
+from agentrl.training.update_stats import StatSum
 from agentrl.types import BatchShard, Collect, Dispatch, Stat, Stats, register
 from agentrl.types.arrays import Floats
 
@@ -48,8 +48,8 @@ class Critic(LearningRole):
     """
 
     name = "critic"
+    kind = "values"
     spec: CriticSpec
-    model: ValueModel
 
     def __init__(self, spec: CriticSpec, place: DistSpec) -> None:
         if spec.algorithm.value_loss is None:
@@ -59,10 +59,6 @@ class Critic(LearningRole):
         self._value_loss = spec.algorithm.value_loss
         super().__init__(spec, place)
 
-    def load_model(self) -> ValueModel:
-        """A model of values, with a new head where the folder has none."""
-        return open_value_model(self.spec, self.device, head_seed=self.spec.head_seed)
-
     @register(Dispatch.DATA, collect=Collect.COLUMNS)
     def values(self, shard: BatchShard) -> dict[str, Floats]:
         """``{"values": [T], "final_values": [T]}``: of the state before each trained token, and on
@@ -71,13 +67,15 @@ class Critic(LearningRole):
         batch = shard.batch
         values = np.zeros(batch.num_tokens, dtype=self.column_dtype)
         ends = np.zeros(batch.num_samples, dtype=self.column_dtype)
-        with self.backend.inference():
-            for packed in self.packed(shard):
-                found, final = self.backend.forward(packed)
-                if packed.source.size:
-                    values[packed.source] = found.cpu().numpy()
-                if packed.rows.size:
-                    ends[packed.rows] = final.cpu().numpy()
+
+        def take(packed: Packed, answer: tuple[Tensor, Tensor]) -> None:
+            found, final = answer
+            if packed.source.size:
+                values[packed.source] = found.cpu().numpy()
+            if packed.rows.size:
+                ends[packed.rows] = final.cpu().numpy()
+
+        self.backend.infer(self.packed(shard), take)
         final_values = np.zeros_like(values)
         last = last_trained(batch)
         samples = np.repeat(np.arange(batch.num_samples), batch.lengths)
@@ -96,26 +94,19 @@ class Critic(LearningRole):
             ValueError: the shard has no sample weights, values or returns.
             TrainingError: the gradient is not finite; no step was taken.
         """
-        if shard.sample_weight is None:
-            raise ValueError("an update needs sample weights: shards(batch, plan, weights)")
         first = self.backend.is_first
-        trained = torch.tensor(int(np.count_nonzero(shard.batch.loss_mask)), device=self.device)
-        if int(self.backend.sum_over_ranks(trained)) == 0:
+        if not self.is_wanted(shard, shard.batch.loss_mask != 0):
             return Stats({"optim/skipped": Stat.of([1.0])} if first else {})
-        self.backend.begin_step(len(shard.micro_batches))
-        stats = StatSum()
-        for packed in self.packed(shard):
-            self._backward(packed, stats)
+        stats = self.backend.run(self.packed(shard), self._loss)
         once = self.step()
         stats.add("loss", torch.zeros((), device=self.device), int(first))
         return Stats(stats.result()) + once
 
-    def _backward(self, packed: Packed, stats: StatSum) -> None:
-        values, final = self.backend.forward(packed)
+    def _loss(self, packed: Packed, answer: tuple[Tensor, Tensor], stats: StatSum) -> Tensor:
+        values, final = answer
         trained = packed.trained
         if not trained.numel():
-            self.backend.backward((values.sum() + final.sum()) * 0.0)
-            return
+            return (values.sum() + final.sum()) * 0.0
         old = packed.columns.get("values")
         returns = packed.columns.get("returns")
         if old is None or returns is None:
@@ -128,6 +119,6 @@ class Critic(LearningRole):
         check_tokens(outcome.loss, inputs.values, self.spec.algorithm.told("value_loss"))
         weight = packed.columns["weight"][trained]
         loss = (outcome.loss * weight).sum()
-        self.backend.backward(loss)
         stats.add("loss", loss.detach(), 0)
         stats.add_all(outcome.stats)
+        return loss

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from agentrl.algorithms import AlgorithmSpec
 from agentrl.errors import TrainingError
-from agentrl.training.backends.backend import StepResult
-from agentrl.training.fsdp.checkpoint import SaveResult
+from agentrl.training.backends.backend import RoleModel, StepResult
 from agentrl.training.models.names import DType, torch_dtype
 from agentrl.training.models.packed_model import ModelSpec
 from agentrl.training.optim.optim_spec import OptimSpec
 from agentrl.training.optim.optimizer import learning_rate_factor
 from agentrl.training.parallel.process_group import DistSpec
 from agentrl.training.roles.role import Role
+from agentrl.training.save_result import SaveResult
 from agentrl.types import BatchShard, Collect, Dispatch, Stat, Stats, register
 
 logger = logging.getLogger(__name__)
@@ -59,10 +61,24 @@ class LearningRole(Role):
         self.backend.optimize_by(spec.optim)
         self.steps = 0
 
-    @property
-    def optimizers(self) -> Sequence[torch.optim.Optimizer]:
-        """Of its weights."""
-        return self.backend.optimizers
+    def asked(self) -> RoleModel:
+        """See ``Role.asked``."""
+        return replace(super().asked(), head_seed=getattr(self.spec, "head_seed", None))
+
+    def is_wanted(self, shard: BatchShard, wanted: npt.NDArray[np.bool_]) -> bool:
+        """Whether a loss reads a token of a mini-batch on any rank.
+
+        Args:
+            shard: of this rank.
+            wanted: its tokens that a loss reads.
+
+        Raises:
+            ValueError: the shard has no sample weights.
+        """
+        if shard.sample_weight is None:
+            raise ValueError("an update needs sample weights: shards(batch, plan, weights)")
+        count = torch.tensor(int(np.count_nonzero(wanted)), device=self.device)
+        return int(self.backend.sum_over_ranks(count)) > 0
 
     @register(Dispatch.DATA, collect=Collect.STATS)
     def update(self, shard: BatchShard) -> Stats:

@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor
 
+from agentrl.training.data.packing import Packed
 from agentrl.training.models.packed_model import ModelSpec
-from agentrl.training.models.policy_model import PolicyModel, open_policy
 from agentrl.training.parallel.process_group import DistSpec
 from agentrl.training.roles.role import Role
 from agentrl.types import BatchShard, Collect, Dispatch, register
@@ -20,9 +21,7 @@ from agentrl.types.arrays import Floats
 class PolicyRole(Role):
     """One rank of a policy."""
 
-    def load_model(self) -> PolicyModel:
-        """A causal model."""
-        return open_policy(self.spec, self.device)
+    kind = "policy"
 
     def trained_logprobs(self, shard: BatchShard) -> Floats:
         """``[T]`` logprobs in the shard's order, at each sample's temperature, without
@@ -31,11 +30,12 @@ class PolicyRole(Role):
         Every rank takes part with equally many micro-batches.
         """
         column = np.zeros(shard.batch.num_tokens, dtype=self.column_dtype)
-        with self.backend.inference():
-            for packed in self.packed(shard):
-                logprobs, _ = self.backend.forward(packed)
-                if packed.source.size:
-                    column[packed.source] = logprobs.cpu().numpy()
+
+        def take(packed: Packed, answer: tuple[Tensor, Tensor]) -> None:
+            if packed.source.size:
+                column[packed.source] = answer[0].cpu().numpy()
+
+        self.backend.infer(self.packed(shard), take)
         return column
 
 

@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from agentrl.algorithms import PairInputs
 from agentrl.errors import ConfigError, DataError
 from agentrl.training.data.packing import Packed
 from agentrl.training.models.packed_model import ModelSpec
-from agentrl.training.models.score_model import ScoreModel, open_score_model
 from agentrl.training.parallel.process_group import DistSpec
 from agentrl.training.roles.learner import LearnerSpec, LearningRole
 from agentrl.training.roles.role import Role
-from agentrl.training.roles.update_stats import StatSum
+from agentrl.training.update_stats import StatSum
 from agentrl.types import Batch, BatchShard, Collect, Dispatch, Stats, register
 
 I64 = npt.NDArray[np.int64]
@@ -57,20 +57,19 @@ class RewardLearnerSpec(LearnerSpec):
 class RewardModel(Role):
     """One rank of a reward model."""
 
-    def load_model(self) -> ScoreModel:
-        """A sequence classifier with a head."""
-        return open_score_model(self.spec, self.device)
+    kind = "scores"
 
     @register(Dispatch.DATA)
     def scores(self, shard: BatchShard) -> npt.NDArray[np.float32]:
         """``[S]`` float32 scores of the shard's samples, read at their last tokens; they may be not
         finite."""
         found = np.zeros(shard.batch.num_samples, dtype=np.float32)
-        with self.backend.inference():
-            for packed in self.packed(shard):
-                scores = self.backend.forward(packed)
-                if packed.rows.size:
-                    found[packed.rows] = scores.cpu().numpy()
+
+        def take(packed: Packed, scores: Tensor) -> None:
+            if packed.rows.size:
+                found[packed.rows] = scores.cpu().numpy()
+
+        self.backend.infer(self.packed(shard), take)
         return found
 
 
@@ -93,10 +92,6 @@ class RewardLearner(RewardModel, LearningRole):
         self._pair_loss = spec.algorithm.pair_loss
         super().__init__(spec, place)
 
-    def load_model(self) -> ScoreModel:
-        """A sequence classifier, with a new head where the folder has none."""
-        return open_score_model(self.spec, self.device, head_seed=self.spec.head_seed)
-
     @register(Dispatch.DATA, collect=Collect.STATS)
     def update(self, shard: BatchShard) -> Stats:
         """One optimizer step on a mini-batch: L = Σ_p w_p · ℓ_p over the pairs of all ranks.
@@ -112,18 +107,14 @@ class RewardLearner(RewardModel, LearningRole):
         """
         if shard.sample_weight is None:
             raise ValueError("an update needs sample weights: shards(batch, plan, weights)")
-        self.backend.begin_step(len(shard.micro_batches))
-        stats = StatSum()
-        for packed in self.packed(shard, partial(_pair_columns, shard)):
-            self._backward(packed, stats)
+        rows = self.packed(shard, partial(_pair_columns, shard))
+        stats = self.backend.run(rows, self._loss)
         once = self.step()
         return Stats(stats.result()) + once
 
-    def _backward(self, packed: Packed, stats: StatSum) -> None:
-        scores = self.backend.forward(packed)
+    def _loss(self, packed: Packed, scores: Tensor, stats: StatSum) -> Tensor:
         if not packed.rows.size:
-            self.backend.backward(scores.sum() * 0.0)
-            return
+            return scores.sum() * 0.0
         columns = packed.columns
         inputs = PairInputs(
             chosen=scores[columns["chosen"]],
@@ -132,10 +123,10 @@ class RewardLearner(RewardModel, LearningRole):
         )
         outcome = self._pair_loss(inputs)
         weight = columns["pair_weight"]
-        self.backend.backward((outcome.loss * weight.to(outcome.loss.dtype)).sum())
         for name, stat in outcome.stats.items():
             stats.add(name, stat.sum, stat.count)
         stats.add_values("reward_model/loss", outcome.loss)
+        return (outcome.loss * weight.to(outcome.loss.dtype)).sum()
 
 
 def _pair_columns(shard: BatchShard, rows: I64) -> dict[str, npt.NDArray[Any]]:

@@ -1,56 +1,21 @@
-"""Role: a model on one rank, loaded, measured and given to its backend."""
+"""Role: what one rank does with a model, which its backend holds and runs."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
 
-from agentrl.errors import ConfigError
-from agentrl.training.backends.backend import TrainBackend
-from agentrl.training.backends.fsdp2 import Fsdp2Backend
-from agentrl.training.backends.plain import PlainBackend
-from agentrl.training.backends.residency import OFFLOADED
-from agentrl.training.data.packing import Cut, Extras, Packed, micro_batches
-from agentrl.training.models.block_forward import rounded_length, wrap_blocks
+from agentrl.training.backends.backend import ModelInfo, RoleModel
+from agentrl.training.backends.find import find_backend
+from agentrl.training.data.packing import Cut, Extras, MicroBatches
+from agentrl.training.models.block_forward import rounded_length
 from agentrl.training.models.names import torch_dtype
-from agentrl.training.models.packed_model import (
-    BackendName,
-    ModelSpec,
-    PackedModel,
-    check_layout,
-    column_dtype,
-)
+from agentrl.training.models.packed_model import ModelSpec, column_dtype
 from agentrl.training.parallel.process_group import DistSpec
 from agentrl.types import BatchShard, Dispatch, register, registration
-
-_BACKENDS: Mapping[BackendName, type[TrainBackend]] = {
-    "fsdp2": Fsdp2Backend,
-    "plain": PlainBackend,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """What the driver must know of a model.
-
-    Args:
-        num_parameters: in all, tied ones once.
-        vocab_size: of the output layer, padding included.
-        length_scale: ℓ of the partition's cost n + n²/ℓ, tokens.
-        max_tokens: longest sequence that it has positions for; None where it sets no bound.
-        shares_prefixes: whether it computes the common beginning of a micro-batch's samples once.
-    """
-
-    num_parameters: int
-    vocab_size: int
-    length_scale: float
-    max_tokens: int | None = None
-    shares_prefixes: bool = False
 
 
 class Role:
@@ -67,43 +32,21 @@ class Role:
 
     Attributes:
         backend: holds and runs the model.
-        model: of the backend; its parameters are read through ``backend.state`` alone.
         column_dtype: of the columns that it returns, float32 but for a float64 model.
     """
 
-    trains = False
+    kind: ClassVar[Literal["policy", "values", "scores"]]
+    """What its model answers; see ``RoleModel``."""
+    trains: ClassVar[bool] = False
     """Whether its weights move; those of others are frozen."""
-    model: PackedModel
 
     def __init__(self, spec: ModelSpec, place: DistSpec) -> None:
-        if spec.deterministic:
-            _use_deterministic_kernels()
         self.spec = spec
         self.device = torch.device(place.device)
         self.dtype = torch_dtype(spec.dtype)
         self.column_dtype = column_dtype(self.dtype)
-        check_layout(spec.model_path, f"{spec.setting}={spec.model_path!r}", place.tp, place.sp)
         self._cut = Cut(place.sp, place.sp_rank)
-        self.model = self.load_model()
-        if spec.head_dtype is not None:
-            if not isinstance(self.model.head, torch.nn.Linear):
-                raise ConfigError(
-                    f"ModelConfig.head_dtype={spec.head_dtype!r} needs a linear output layer, got "
-                    f"a {type(self.model.head).__name__}; leave it out, or choose another family"
-                )
-            self.model.head_dtype = torch_dtype(spec.head_dtype)
-        if spec.compile:  # chosen rows would make a graph for each of their numbers
-            self.model.skips_mlp_rows = False
-            self.model.compile_scores()
-        if spec.gradient_checkpointing or spec.compile:
-            blocks = self.model.blocks()
-            wrap_blocks(blocks, recompute=spec.gradient_checkpointing, compiles=spec.compile)
-        if not self.trains:
-            self.model.requires_grad_(False)
-        self._facts = _facts_of(self.model)
-        self.backend = _BACKENDS[spec.backend](self.model, place, self.dtype, spec.sharding)
-        self.backend.residency.offloaded = OFFLOADED[spec.offload]
-        self.backend.residency.evict(*OFFLOADED[spec.offload])
+        self.backend = find_backend(spec.backend).build(spec, self.asked(), place)
 
     def __init_subclass__(cls) -> None:
         """Has what a registered method needs on the device while it runs."""
@@ -112,26 +55,24 @@ class Role:
             if hasattr(method, "__registration__"):
                 setattr(cls, name, _holding(method))
 
-    def load_model(self) -> PackedModel:
-        """The model of ``spec`` for ``device``, not sharded yet, and mostly without its weights."""
-        raise NotImplementedError
+    def asked(self) -> RoleModel:
+        """What the role asks of its model."""
+        return RoleModel(self.kind, self.trains)
 
     @register(Dispatch.FIRST, needs=())
     def facts(self) -> ModelInfo:
         """Sizes of the model."""
-        return self._facts
+        return self.backend.info
 
-    def packed(self, shard: BatchShard, extras: Extras | None = None) -> Iterator[Packed]:
-        """The micro-batches of a shard as rows for the model, each copied to the device at once."""
-        shares = self.model.shares_prefixes
-        length_of = rounded_length if self.spec.compile else None
-        return micro_batches(
+    def packed(self, shard: BatchShard, extras: Extras | None = None) -> MicroBatches:
+        """The micro-batches of a shard as rows for the model."""
+        return MicroBatches(
             shard,
             self.device,
-            share_prefixes=shares,
+            share_prefixes=self.backend.info.shares_prefixes,
             extras=extras,
             cut=self._cut,
-            length_of=length_of,
+            length_of=rounded_length if self.spec.compile else None,
         )
 
 
@@ -140,33 +81,7 @@ def _holding(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(method)
     def held(role: Role, *args: Any, **keywords: Any) -> Any:
-        with role.backend.residency.holding(*needs):
+        with role.backend.holding(*needs):
             return method(role, *args, **keywords)
 
     return held
-
-
-def _facts_of(model: PackedModel) -> ModelInfo:
-    """Sizes of a model that is not sharded yet."""
-    config: Any = model.config.get_text_config()
-    num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    # a token costs 6P in its products, and 6·2·n/2·width in the scores of each layer at length n
-    width = config.num_attention_heads * getattr(
-        config, "head_dim", config.hidden_size // config.num_attention_heads
-    )
-    scale = num_parameters / (config.num_hidden_layers * width)
-    longest = getattr(config, "max_position_embeddings", None)
-    return ModelInfo(
-        num_parameters, int(config.vocab_size), float(scale), longest, model.shares_prefixes
-    )
-
-
-def _use_deterministic_kernels() -> None:
-    """Refuses kernels whose result depends on timing, and seeds torch, in this process.
-
-    Call it before the first CUDA kernel, because cuBLAS reads its workspace setting once.
-    """
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = False
-    torch.manual_seed(0)

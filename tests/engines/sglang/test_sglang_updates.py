@@ -48,7 +48,7 @@ def actor(model: Path) -> Iterator[Actor]:
 
 def change(actor: Actor, factor: float) -> None:
     with torch.no_grad():
-        for parameter in actor.model.parameters():
+        for parameter in actor.backend.model.parameters():
             parameter.mul_(factor)
 
 

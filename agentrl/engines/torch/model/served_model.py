@@ -50,6 +50,20 @@ class Forward(Protocol):
         """
 
 
+class Place(Protocol):
+    """Where a Hugging Face tensor goes."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The tensor's."""
+
+    def write(self, tensor: Tensor) -> None:
+        """Puts it there."""
+
+    def checksum(self) -> int:
+        """``tensor_checksum`` of the bits in the served dtype."""
+
+
 @dataclass(frozen=True, slots=True)
 class WeightPlace:
     """Where a Hugging Face tensor lies: ``view`` has its elements in its order (copies along axis 0
@@ -71,10 +85,15 @@ class WeightPlace:
 
     def checksum(self) -> int:
         """``tensor_checksum`` of the float32 or bfloat16 tensor's bits."""
-        read = (self.view[0] if self.copies else self.view).contiguous().cpu().view(-1)
-        width = read.element_size()
-        signed = read.view({2: torch.int16, 4: torch.int32}[width]).numpy()
-        return tensor_checksum(signed.view({2: np.uint16, 4: np.uint32}[width]))
+        return checksum_of(self.view[0] if self.copies else self.view)
+
+
+def checksum_of(tensor: Tensor) -> int:
+    """``tensor_checksum`` of a float32 or bfloat16 tensor's bits."""
+    read = tensor.contiguous().cpu().view(-1)
+    width = read.element_size()
+    signed = read.view({2: torch.int16, 4: torch.int32}[width]).numpy()
+    return tensor_checksum(signed.view({2: np.uint16, 4: np.uint32}[width]))
 
 
 class ServedModel(ABC):
@@ -100,8 +119,8 @@ class ServedModel(ABC):
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype
         self.device = device
-        self.places: dict[str, WeightPlace] = {}
-        self.optional: dict[str, WeightPlace] = {}
+        self.places: dict[str, Place] = {}
+        self.optional: dict[str, Place] = {}
         self.aliases: dict[str, str] = {}
         self._put: set[str] = set()
 

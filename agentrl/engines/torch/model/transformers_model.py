@@ -6,6 +6,7 @@ import inspect
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from agentrl.engines.torch.kv_cache import KVCache
-from agentrl.engines.torch.model.served_model import ServedModel, WeightPlace
+from agentrl.engines.torch.model.folder_names import FolderNames, ParameterGroup
+from agentrl.engines.torch.model.served_model import ServedModel, WeightPlace, checksum_of
 from agentrl.engines.torch.model.transformers_check import prove, unserved
 from agentrl.engines.torch.model.transformers_decoder import MaskKind, TransformersDecoder
 from agentrl.errors import EngineError
@@ -31,8 +33,8 @@ class TransformersModel(ServedModel):
     """``ServedModel`` by transformers' own forward, with the engine's rows as its cache (the slower
     path).
 
-    Names of weights are those of the module's parameters; a tied weight may come under any of its
-    names, and the value of a buffer that is saved may be put too.
+    Names of weights are those of the folder (``FolderNames``). A tied weight may come under any of
+    its names, and the value of a buffer that is saved may be put too.
 
     Args:
         module: of a causal language model; its output layer is replaced by one in float32.
@@ -61,10 +63,7 @@ class TransformersModel(ServedModel):
         self.vocab_size = int(config.vocab_size)
         self.num_heads = int(config.num_attention_heads)
         self.max_positions = _positions(config)
-        first = {id(parameter): name for name, parameter in module.named_parameters()}
-        for name, parameter in module.named_parameters(remove_duplicate=False):
-            self.aliases[name] = first[id(parameter)]
-            self.places.setdefault(first[id(parameter)], WeightPlace.of(parameter))
+        self._place_parameters()
         saved = module.state_dict()
         self.optional = {
             name: WeightPlace.of(buffer) for name, buffer in module.named_buffers() if name in saved
@@ -83,6 +82,24 @@ class TransformersModel(ServedModel):
             "transformers' forward is used, which is slower (docs/engines.md)",
             self.kind,
         )
+
+    def _place_parameters(self) -> None:
+        names = FolderNames(self._module)
+        parameters = dict(self._module.named_parameters())
+        folder_names: dict[int, str] = {}
+        for group in names.groups:
+            own = {name: parameters[name] for name in group.parameters}
+            if group.is_renamed:
+                ((name, parameter),) = zip(group.tensors, own.values(), strict=True)
+                folder_names[id(parameter)] = name
+                self.places[name] = WeightPlace.of(parameter)
+                continue
+            made = _Made(names, group, own)
+            for name, shape in group.tensors.items():
+                self.places[name] = _Part(tuple(shape), name, made)
+        for name, parameter in self._module.named_parameters(remove_duplicate=False):
+            if id(parameter) in folder_names:
+                self.aliases[names.renamed(name)] = folder_names[id(parameter)]
 
     def forward_over(self, kv: KVCache) -> TransformersDecoder:
         """See ``ServedModel``."""
@@ -123,6 +140,58 @@ def config_module(config: Mapping[str, Any], dtype: torch.dtype) -> Any:
     kind = values.pop("model_type", None)
     with _built(f"model_type={kind!r}"):
         return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **values), dtype=dtype)
+
+
+class _Made:
+    """Parameters that lie otherwise in the folder; they are made once all its tensors have come.
+
+    Args:
+        names: of the model.
+        group: of the parameters.
+        parameters: by name.
+    """
+
+    def __init__(
+        self, names: FolderNames, group: ParameterGroup, parameters: Mapping[str, Tensor]
+    ) -> None:
+        self._names = names
+        self._group = group
+        self._parameters = parameters
+        self._come: dict[str, Tensor] = {}
+        self._sums: dict[str, int] = {}
+
+    def write(self, name: str, tensor: Tensor) -> None:
+        like = next(iter(self._parameters.values()))
+        # the sender may use its memory again
+        self._come[name] = tensor.to(like.device, like.dtype, copy=True)
+        if len(self._come) < len(self._group.tensors):
+            return
+        for own, made in self._names.convert(self._come).items():
+            self._parameters[own].copy_(made)
+        self._come.clear()
+        self._sums.clear()
+
+    def checksum(self, name: str) -> int:
+        # those of all tensors are made together, and each is asked for once
+        if name not in self._sums:
+            reverted = self._names.revert(self._group, self._parameters)
+            self._sums = {own: checksum_of(tensor) for own, tensor in reverted.items()}
+        return self._sums.pop(name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Where a tensor goes that others make a parameter with."""
+
+    shape: tuple[int, ...]
+    name: str
+    made: _Made
+
+    def write(self, tensor: Tensor) -> None:
+        self.made.write(self.name, tensor)
+
+    def checksum(self) -> int:
+        return self.made.checksum(self.name)
 
 
 class _FP32Head(nn.Module):

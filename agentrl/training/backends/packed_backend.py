@@ -1,0 +1,268 @@
+"""Packed backend: a packed model of this process in torch, the base of ``fsdp2`` and ``plain``."""
+
+from __future__ import annotations
+
+import math
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from agentrl.errors import ConfigError
+from agentrl.training.backends.backend import (
+    Loss,
+    MicroBatches,
+    ModelInfo,
+    RoleModel,
+    StepResult,
+    TrainBackend,
+)
+from agentrl.training.backends.residency import OFFLOADED, Residency
+from agentrl.training.data.packing import Packed
+from agentrl.training.fsdp.checkpoint import CheckpointWriter, load_checkpoint, save_checkpoint
+from agentrl.training.fsdp.export import export_model
+from agentrl.training.fsdp.gradients import clip_gradients
+from agentrl.training.fsdp.sharding import sharded_parameters
+from agentrl.training.fsdp.weights import checksums, full_weights
+from agentrl.training.models.block_forward import wrap_blocks
+from agentrl.training.models.names import PREFIX, torch_dtype
+from agentrl.training.models.packed_model import ModelSpec, PackedModel, check_layout
+from agentrl.training.models.policy_model import open_policy
+from agentrl.training.models.score_model import ScoreModel, ValueModel, open_scores
+from agentrl.training.optim.optim_spec import OptimSpec
+from agentrl.training.optim.optimizer import build_optimizers
+from agentrl.training.parallel.process_group import DistSpec
+from agentrl.training.parallel.rank_mesh import FULL, Sharding
+from agentrl.training.save_result import SaveResult
+from agentrl.training.update_stats import StatSum
+from agentrl.types import Part
+
+
+class PackedBackend(TrainBackend):
+    """One rank of a packed model.
+
+    Args:
+        model: as loaded, equal on every rank.
+        place: this rank's.
+        dtype: of the forward pass; parameters, gradients and optimizer are at least float32.
+        sharding: over ranks, where the backend shards.
+
+    Attributes:
+        optimizers: none before ``optimize_by``.
+        residency: what of it lies on the device.
+    """
+
+    model: PackedModel
+
+    def __init__(
+        self,
+        model: PackedModel,
+        place: DistSpec,
+        dtype: torch.dtype,
+        sharding: Sharding = FULL,
+    ) -> None:
+        super().__init__(_info_of(model), place)
+        self.model = model
+        self.dtype = dtype
+        self.sharding = sharding
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self._writer = CheckpointWriter()
+        self._prepare(place)
+        self.residency = Residency(
+            {"params": self._parameters, "optimizer": self._moments},
+            is_frozen=not any(one.requires_grad for one in model.parameters()),
+        )
+
+    @classmethod
+    def build(cls, spec: ModelSpec, asked: RoleModel, place: DistSpec) -> Self:
+        """See ``TrainBackend.build``."""
+        if spec.deterministic:
+            _use_deterministic_kernels()
+        check_layout(spec.model_path, f"{spec.setting}={spec.model_path!r}", place.tp, place.sp)
+        model = _open(spec, asked, torch.device(place.device))
+        if spec.head_dtype is not None:
+            if not isinstance(model.head, torch.nn.Linear):
+                raise ConfigError(
+                    f"ModelConfig.head_dtype={spec.head_dtype!r} needs a linear output layer, got "
+                    f"a {type(model.head).__name__}; leave it out, or choose another family"
+                )
+            model.head_dtype = torch_dtype(spec.head_dtype)
+        if spec.compile:
+            # chosen rows would make a graph for each of their numbers
+            model.skips_mlp_rows = False
+            model.compile_scores()
+        if spec.gradient_checkpointing or spec.compile:
+            recompute = spec.gradient_checkpointing
+            wrap_blocks(model.blocks(), recompute=recompute, compiles=spec.compile)
+        if not asked.trains:
+            model.requires_grad_(False)
+        made = cls(model, place, torch_dtype(spec.dtype), spec.sharding)
+        made.residency.offloaded = OFFLOADED[spec.offload]
+        made.residency.evict(*OFFLOADED[spec.offload])
+        return made
+
+    @abstractmethod
+    def _prepare(self, place: DistSpec) -> None:
+        """Brings ``model`` into the form in which it runs and is kept."""
+
+    @abstractmethod
+    def _micro_batch(self, *, is_last: bool) -> AbstractContextManager[None]:
+        """A forward and its backward pass run within; the last one's gradient is the step's."""
+
+    @abstractmethod
+    def _inference(self) -> AbstractContextManager[None]:
+        """Forward passes that no backward follows run within."""
+
+    def run(self, micro_batches: MicroBatches, loss: Loss) -> StatSum:
+        """See ``TrainBackend.run``."""
+        stats = StatSum()
+        for number, packed in enumerate(micro_batches, start=1):
+            with self._micro_batch(is_last=number == len(micro_batches)):
+                torch.autograd.backward(loss(packed, self.model(packed), stats))
+        return stats
+
+    def infer(self, micro_batches: Iterable[Packed], take: Callable[[Packed, Any], None]) -> None:
+        """See ``TrainBackend.infer``."""
+        with self._inference():
+            for packed in micro_batches:
+                take(packed, self.model(packed))
+
+    def optimize_by(self, spec: OptimSpec) -> None:
+        """See ``TrainBackend.optimize_by``."""
+        self.optimizers = build_optimizers(spec, self.model, self.model.head)
+
+    def step(self, factor: float, clip_grad_norm: float | None) -> StepResult:
+        """See ``TrainBackend.step``.
+
+        Raises:
+            TrainingError: weights are gathered; no step was taken.
+        """
+        state = self.state()
+        norm = clip_gradients(state.values(), clip_grad_norm)
+        taken = math.isfinite(norm)
+        result = StepResult(norm, None if taken else self._not_finite(state), len(state))
+        if taken:
+            with self.residency.holding("optimizer"):
+                self._move(factor)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        return result
+
+    def _move(self, factor: float) -> None:
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["base_lr"] * factor
+            optimizer.step()
+
+    def state(self) -> Mapping[str, nn.Parameter]:
+        """The parameters by name, as the optimizer updates them: sharded, never gathered.
+
+        Raises:
+            TrainingError: weights are gathered.
+        """
+        return sharded_parameters(self.model)
+
+    def weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        """Whole tensors by the names of the model's folder; see ``full_weights``."""
+        return full_weights(self.model, dtype)
+
+    def checksums(self, dtype: torch.dtype) -> dict[str, int]:
+        """Of what ``weights`` yields; see ``checksums``."""
+        return checksums(self.model, dtype)
+
+    def save(self, folder: Path, *, step: int, purpose: str, source: Path) -> None:
+        """Writes weights, optimizer state and step; see ``save_checkpoint``."""
+        save_checkpoint(
+            folder, self.model, self.optimizers, step=step, purpose=purpose, source=source
+        )
+
+    def begin_save(self, folder: Path, *, step: int, purpose: str, source: Path) -> None:
+        """Copies weights, optimizer state and step, and writes them beside what follows; see
+        ``CheckpointWriter``."""
+        self._writer.begin(
+            folder, self.model, self.optimizers, step=step, purpose=purpose, source=source
+        )
+
+    def save_result(self, *, wait: bool) -> SaveResult | None:
+        """What became of ``begin_save``; None while it is being written."""
+        return self._writer.result(wait=wait)
+
+    def load(self, folder: Path) -> int:
+        """Goes on from a checkpoint of any backend; see ``load_checkpoint``."""
+        return load_checkpoint(folder, self.model, self.optimizers)
+
+    def export(self, source: Path, folder: Path) -> None:
+        """Writes a Hugging Face folder; see ``export_model``."""
+        export_model(self.model, source, folder, self.dtype)
+
+    def holding(self, *needs: Part) -> AbstractContextManager[None]:
+        """See ``TrainBackend.holding``."""
+        return self.residency.holding(*needs)
+
+    @property
+    def model_device(self) -> torch.device:
+        """Where the parameters lie."""
+        return next(iter(self.model.parameters())).device
+
+    def _parameters(self) -> Iterator[Tensor]:
+        return (parameter.detach() for parameter in self.state().values())
+
+    def _moments(self) -> Iterator[Tensor]:
+        for optimizer in self.optimizers:
+            for values in optimizer.state.values():
+                yield from (one for one in values.values() if isinstance(one, Tensor))
+
+    def _not_finite(self, state: Mapping[str, nn.Parameter]) -> tuple[str, ...]:
+        """The parameters whose gradients are not finite on any rank."""
+        flags = []
+        for parameter in state.values():
+            grad = parameter.grad
+            own = grad.to_local() if isinstance(grad, DTensor) else grad
+            flags.append(own is not None and not bool(torch.isfinite(own).all()))
+        anywhere = torch.tensor(flags, dtype=torch.int32, device=self.model_device)
+        dist.all_reduce(anywhere, op=dist.ReduceOp.MAX)
+        found = zip(state, anywhere.tolist(), strict=True)
+        return tuple(name.removeprefix(PREFIX) for name, flag in found if flag)
+
+
+def _open(spec: ModelSpec, asked: RoleModel, device: torch.device) -> PackedModel:
+    """The model for ``device``, not sharded yet, and mostly without its weights."""
+    if asked.kind != "policy":
+        kind = ValueModel if asked.kind == "values" else ScoreModel
+        return open_scores(kind, spec, device, head_seed=asked.head_seed)
+    model = open_policy(spec, device)
+    model.entropy_gradient = asked.entropy_gradient
+    return model
+
+
+def _info_of(model: PackedModel) -> ModelInfo:
+    """Sizes of a model that is not sharded yet."""
+    config: Any = model.config.get_text_config()
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    # a token costs 6P in its products, and 6·2·n/2·width in the scores of each layer at length n
+    width = config.num_attention_heads * getattr(
+        config, "head_dim", config.hidden_size // config.num_attention_heads
+    )
+    scale = num_parameters / (config.num_hidden_layers * width)
+    longest = getattr(config, "max_position_embeddings", None)
+    return ModelInfo(
+        num_parameters, int(config.vocab_size), float(scale), longest, model.shares_prefixes
+    )
+
+
+def _use_deterministic_kernels() -> None:
+    """Refuses kernels whose result depends on timing, and seeds torch, in this process.
+
+    Call it before the first CUDA kernel, because cuBLAS reads its workspace setting once.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    torch.manual_seed(0)

@@ -1,0 +1,71 @@
+"""A train backend of one's own plugs in, is held to the contract, and trains as ``plain`` does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from agentrl.config import load_config
+from agentrl.errors import ConfigError
+from agentrl.training import OptimSpec, check_backend
+from agentrl.training.backends.find import absolute, find_backend
+from tests.training.harness import make_actor, make_batch, prepared, update
+from tests.training.own_backend import Loop
+
+OWN = "tests.training.own_backend:"
+OPTIM = OptimSpec(lr=1e-3)
+
+
+@pytest.mark.parametrize("backend", ["plain", "fsdp2", f"{OWN}Loop"])
+def test_these_hold_the_contract(model_path: str, backend: str) -> None:
+    check_backend(backend, model_path)
+
+
+def test_a_backend_that_breaks_the_contract_is_told_each_rule(model_path: str) -> None:
+    with pytest.raises(ConfigError, match="breaks 1 rules") as caught:
+        check_backend(f"{OWN}Forgetful", model_path)
+    assert "load() goes on from what save() wrote, exactly: the next step" in str(caught.value)
+    with pytest.raises(ConfigError, match="breaks") as caught:
+        check_backend(f"{OWN}Careless", model_path)
+    told = str(caught.value)
+    assert "run() and step() take optimizer step 1: " in told
+    assert "step() only forgets a gradient that is not finite: not_finite is None" in told
+    assert "weights() are whole tensors by the folder's names, at first" not in told
+
+
+def test_two_steps_are_those_of_plain(model_path: str) -> None:
+    file = Path(__file__).with_name("own_backend.py")
+    named = absolute(f"{file.name}:Loop", file.parent)
+    actors = [make_actor(model_path, optim=OPTIM, backend=one) for one in ("plain", named)]
+    assert type(actors[1].backend).__name__ == Loop.__name__
+    batch = make_batch()
+    for _ in range(2):
+        plain, own = (dict(update(one, prepared(one, batch)).means()) for one in actors)
+        assert own == pytest.approx(plain, rel=1e-4, abs=1e-6)
+    plain_weights, own_weights = (dict(one.weights()) for one in actors)
+    assert plain_weights.keys() == own_weights.keys()
+    for name, weight in plain_weights.items():
+        torch.testing.assert_close(own_weights[name], weight, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("megatron", "must be one of fsdp2, plain, or module:name, got 'megatron'"),
+        ("json:loads", "must name a subclass of agentrl.training.TrainBackend"),
+        ("nosuch.module:Name", "cannot be loaded"),
+    ],
+)
+def test_what_is_no_backend_is_named(name: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        find_backend(name)
+
+
+def test_a_configuration_takes_a_backends_name() -> None:
+    given = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}}
+    config = load_config({**given, "train": {"backend": f"{OWN}Loop"}})
+    assert config.resolved_stages()[0].train.backend == f"{OWN}Loop"
+    with pytest.raises(ConfigError, match=r"train\.backend must be fsdp2, plain or module:NAME"):
+        load_config({**given, "train": {"backend": "megatron"}})

@@ -35,8 +35,8 @@ def play_command(config: Path, /, *overrides: str, task: str | None = None) -> i
     """
     from agentrl.cli.try_command import task_named
     from agentrl.config import load_config
+    from agentrl.run.play.person_policy import PersonPolicy, play
     from agentrl.run.policy_source import played_stage
-    from agentrl.run.rehearsal.person_policy import PersonPolicy, play
 
     stage = played_stage(load_config(config, overrides, trains=False))
     chosen = task_named(stage, task)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 
 from agentrl.engines.base import RolloutEngine
-from agentrl.envs import ENV_THREADS, EnvSpec
+from agentrl.envs import ENV_THREADS
 from agentrl.errors import EngineError
 from agentrl.rollouts.builder import TrajectoryBuilder
 from agentrl.rollouts.context import EpisodeContext, PhaseSemaphores
@@ -26,9 +26,7 @@ from agentrl.rollouts.group_scores import with_group_scores
 from agentrl.rollouts.groups import GroupInFlight, GroupOutcome, GroupRequest, cancelled_outcome
 from agentrl.rollouts.rollout_spec import RolloutSpec
 from agentrl.rollouts.states.snapshots import EpisodeState, GroupState, StateSlot
-from agentrl.sandbox import SandboxPool
 from agentrl.tools import TOOL_THREADS
-from agentrl.tools.parsers import parser_for
 from agentrl.types import Status, Trajectory, TrajectoryGroup
 from agentrl.types.machine.loop_thread import LoopThread
 from agentrl.types.machine.loop_watch import LoopWatch
@@ -62,16 +60,7 @@ class EpisodeRunner:
         on_close: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         permits = spec.permits
-        sandbox = spec.env.sandbox if isinstance(spec.env, EnvSpec) else None
-        renderer = None if spec.renderer is None else spec.renderer.build()
-        self._context = EpisodeContext(
-            spec,
-            engine,
-            renderer,
-            parser_for(renderer, spec.parser),
-            spec.rubric.build(),
-            None if sandbox is None else SandboxPool(sandbox, max_running=permits.sandboxes),
-        )
+        self._context = EpisodeContext.of(spec, engine, sandboxes=permits.sandboxes)
         self._on_close = on_close
         # How attempts ended: kinds of faults of user code, and "" for any other end. Used in the
         # event loop alone.
@@ -301,9 +290,7 @@ class EpisodeRunner:
             group.cancel()
         tasks = [group.task for group in groups if group.task is not None]
         await asyncio.gather(*tasks, return_exceptions=True)
-        # no episode runs any more: services first, then the engine's hook, then the sandboxes
+        # No episode runs any more, so that nothing asks for what ends here.
         await self._context.close()
         if self._on_close is not None:
             await self._on_close()
-        if self._context.sandboxes is not None:
-            await self._context.sandboxes.close()

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config import StageConfig
-from agentrl.envs import Env, EnvSpec, ToolEnv
+from agentrl.envs import EnvSpec, ToolEnv
 from agentrl.errors import DataError, EnvError
 from agentrl.render import Renderer
 from agentrl.run.build import LiveObjects, player_spec, renderer_spec
 from agentrl.run.data.task_table import TaskTable
+from agentrl.run.play.player import opened_env
 from agentrl.store import RunDirectory, write_json
 from agentrl.store.json_text import from_json
 from agentrl.types import Task, ToolSpec, load_object, with_images
@@ -114,7 +115,9 @@ async def prompt_lengths(
         try:
             named = repr(task.info.get("tools"))
             if named not in offered:
-                offered[named] = await _tools(driver.build(task))
+                async with opened_env(driver, task, seed=0) as (_, opening):
+                    # the same for every task that names the same tools
+                    offered[named] = opening.tools or ()
             tools = offered[named]
             messages = ToolEnv.opening(task, driver.kwargs.get("system_prompt"))
             length = sum(map(len, renderer.prompt(with_images(messages), tools)))
@@ -122,15 +125,6 @@ async def prompt_lengths(
             continue
         found[task.id] = length
     return found
-
-
-async def _tools(env: Env) -> tuple[ToolSpec, ...]:
-    """What a ToolEnv announces, which is the same for every task that names the same tools."""
-    assert isinstance(env, ToolEnv)
-    try:
-        return (await env.reset(seed=0)).tools or ()
-    finally:
-        await env.close()
 
 
 def is_tool_env(driver: EnvSpec) -> bool:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentrl.config import StageConfig
-from agentrl.envs import EnvSpec, ToolEnv, build_env
+from agentrl.envs import EnvSpec, ToolEnv
 from agentrl.errors import ConfigError, did_you_mean
 from agentrl.run.build import LiveObjects, env_spec
+from agentrl.run.play.player import opened_env
 from agentrl.sandbox import SandboxSpec
 from agentrl.tools import HermesParser, Tool, ToolFactory, ToolReference, resolve_tools
 from agentrl.types import Action, CallRecord, Message, Task, ToolSpec
@@ -65,10 +66,8 @@ async def try_tool(
     """
     spec = _env(reference, args, stage)
     task = task or _TASK
-    env = await build_env(lambda: spec.build(task))
-    assert isinstance(env, ToolEnv)
-    try:
-        tools = (await env.reset(seed=0)).tools or ()
+    async with opened_env(spec, task, seed=0) as (env, opening):
+        tools = opening.tools or ()
         if stage is not None and any(tool.name == reference for tool in tools):
             tools = tuple(tool for tool in tools if tool.name == reference)
         if arguments is None:
@@ -81,8 +80,6 @@ async def try_tool(
         (answer,) = result.observation.messages
         assert not isinstance(result.reward, Mapping)  # a ToolEnv has one agent
         return ToolTrial(tools, task, record, answer, result.reward, result.terminated)
-    finally:
-        await env.close()
 
 
 def _chosen(tools: tuple[ToolSpec, ...], name: str | None) -> str:

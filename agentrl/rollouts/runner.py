@@ -100,7 +100,8 @@ class EpisodeRunner:
             item = self._finished.get(timeout=timeout_s)
             while True:
                 if isinstance(item, BaseException):
-                    self._finished.put(item)  # whoever asks next is told too
+                    # The next caller gets the error too.
+                    self._finished.put(item)
                     raise EngineError(
                         f"the episode runner broke: {described(item)}", retryable=False
                     ) from item
@@ -258,12 +259,14 @@ class EpisodeRunner:
                 slot=slot if keeps_state else None,
             )
             of_user = trajectory.status.reason in _OF_USER_CODE
-            if len(self._ends) < 2:  # else nothing more is to be learned
+            # With two kinds of ends no fault is common to all, and the count is of no more use.
+            if len(self._ends) < 2:
                 self._ends[trajectory.failure_kind if of_user else ""] += 1
             if trajectory.status.kind != "failed" or not trajectory.info.get("retryable"):
                 return trajectory
             if of_user and len(self._ends) == 1 and self._ends.total() >= _ALIKE:
-                return trajectory  # every attempt so far failed so, and another one would
+                # Every attempt so far failed of this fault, and another one would too.
+                return trajectory
             if attempt < spec.max_retries:
                 logger.warning(
                     "episode %s failed (%s) and is retried: %s",

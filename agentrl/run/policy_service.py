@@ -74,7 +74,8 @@ def serve_policy(
 
             def keep(trajectory: Trajectory) -> None:
                 writer.write(trajectory, 0)
-                writer.flush()  # who ends an episode may look it up at once
+                # A client that ends an episode may look it up at once.
+                writer.flush()
 
         server = functools.partial(
             StandaloneServer,

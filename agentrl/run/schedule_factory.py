@@ -131,7 +131,8 @@ def rollouts(
             sampler,
             name=stage.data.sampler.name,
             first_draw=first_draw,
-            check_ids=False,  # the data set did
+            # The data set has compared the ids already.
+            check_ids=False,
         ),
         context.ledger,
         admission,

@@ -141,7 +141,8 @@ class Trainer(Closing):
             check_warmup(stages[-1].make_algorithm(), steps)
         stop = StopRequest()
         with stopping_signals(stop) as take_signals:
-            stop.deferred = True  # until it can be told how the run goes on
+            # A signal waits until the run can say how it goes on.
+            stop.deferred = True
             changes: list[str] = []
             if resume:
                 directory, changes = resume_directory(self.config, stages)
@@ -174,7 +175,8 @@ class Trainer(Closing):
                             take_signals,
                         )
                 except BaseException as error:
-                    stop.deferred = True  # a signal cuts nothing short from here on
+                    # From here on a signal cuts nothing short.
+                    stop.deferred = True
                     if interruption.tell(error) is None:
                         if isinstance(error, AgentRLError):
                             # a disk that is full may not take even why it failed

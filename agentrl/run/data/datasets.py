@@ -18,7 +18,7 @@ from agentrl.controller.samplers.mixture import Mixture
 from agentrl.errors import DataError
 from agentrl.run.data.images import place_row_images
 from agentrl.run.data.sources import Source, bind_named, call_named
-from agentrl.run.data.task_rows import check_style, task_of
+from agentrl.run.data.task_rows import check_style, same_id, task_of
 from agentrl.run.data.task_table import SourceTasks, TaskStream, TaskTable
 from agentrl.types import REWARD_STYLE, Task
 
@@ -114,7 +114,8 @@ class DataSet:
         """
         if self.stream:
             stream = TaskStream(self._streamed)
-            stream[0]  # what is wrong with the first is better known now
+            # A fault of the first task is better known now than in its episode.
+            stream[0]
             return stream
         which, of = self.part
         tables = [(source, source.table()) for source in self.sources]
@@ -180,10 +181,7 @@ class DataSet:
                 task = task_of(row, which + number * of, where, source.folder, source.name)
                 check_style(task, where, has_reward_model=self.has_reward_model)
                 if (first := seen.setdefault(task.id, where)) != where:
-                    raise DataError(
-                        f"{where} and {first} have the same id {task.id!r}, and ids must be "
-                        "unique; give one another, or leave the column 'id' out"
-                    )
+                    raise same_id(task, where, first)
                 yield task
 
         sources = self.sources

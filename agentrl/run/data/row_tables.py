@@ -136,7 +136,8 @@ def _spooled(batches: Iterable[Any], schema: Any) -> Sequence[Any]:
                 writer.write_batch(batch)
         reader = pa.ipc.open_file(pa.memory_map(name))
     finally:
-        os.unlink(name)  # what is mapped stays until nobody reads it
+        # A mapped file stays until nobody reads it, and no kill leaves one behind.
+        os.unlink(name)
     return [reader.get_batch(number) for number in range(reader.num_record_batches)]
 
 
@@ -160,14 +161,15 @@ class HeldTable:
 
 
 class JoinedTable:
-    """Several tables, one behind the other."""
+    """Several tables, one behind the other, or the first ``limit`` of their rows."""
 
-    def __init__(self, tables: Sequence[RowTable]) -> None:
+    def __init__(self, tables: Sequence[RowTable], limit: int | None = None) -> None:
         self._tables = tables
         self._ends = np.cumsum([len(table) for table in tables])
+        self._num = int(self._ends[-1]) if limit is None else min(limit, int(self._ends[-1]))
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return self._num
 
     def row(self, index: int) -> Any:
         """A row of the table that has it."""

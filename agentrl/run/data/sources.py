@@ -121,8 +121,9 @@ class Source:
             JsonlTable(path, self.limit) if path.suffix == ".jsonl" else ParquetTable(path)
             for path in files
         ]
-        joined = tables[0] if len(tables) == 1 else JoinedTable(tables)
-        return joined if self.limit is None else _First(joined, self.limit)
+        return (
+            tables[0] if len(files) == 1 and self.limit is None else JoinedTable(tables, self.limit)
+        )
 
     def _called(self) -> Iterable[Any]:
         rows: Iterable[Any] = call_named(
@@ -212,24 +213,6 @@ class Source:
             f"{self.setting}='{self.reference}' holds no row; point it at a data set with at "
             "least one"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _First:
-    """The first rows of a table."""
-
-    table: RowTable
-    most: int
-
-    def __len__(self) -> int:
-        return min(self.most, len(self.table))
-
-    def row(self, index: int) -> Any:
-        """A row of the table."""
-        return self.table.row(index)
-
-    def where(self, index: int) -> str:
-        return self.table.where(index)
 
 
 def call_named(

@@ -46,7 +46,8 @@ class PersonPolicy(MessagePolicy):
         changed = request.tools if request.tools != self._tools else None
         self._show(request.messages[self._num_shown :], changed)
         self._tools = request.tools
-        self._num_shown = len(request.messages) + 1  # its own turn too
+        # The turn that comes is the person's own, and is not shown again.
+        self._num_shown = len(request.messages) + 1
         text = written_turn(await self._ask())
         return text, self._parser.parse(text, request.tools)
 

@@ -75,7 +75,8 @@ class RecordedDriver(EnvDriver):
             seat = self._seat(self._result.observation.agent)
             observed = await self._observe(seat)
             self._take(turn, seat, observed)
-            if "step_s" not in turn.timings:  # the recorded episode was ended within this turn
+            # A turn without a step is the one in which the recorded episode was ended.
+            if "step_s" not in turn.timings:
                 return self._recorded.status
             self._result = await self._step(self._env, seat, _action(turn))
         end = self._end()

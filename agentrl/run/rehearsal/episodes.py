@@ -32,7 +32,8 @@ from agentrl.types.user_code.wall import call_user, failed_as
 _MAX_TURNS = 32
 _HOSTILE_TURNS = 2
 _LABEL = "check"
-_MARGIN = 1e-6  # of sums of weights in floating point
+# Sums of weights are exact to this much in floating point.
+_MARGIN = 1e-6
 _COSTS = (length_cost.__name__, tool_cost.__name__)
 
 ScriptKind = Literal["empty answer", "reference solution", "task's answer", "hostile answer"]

@@ -78,7 +78,8 @@ async def try_tool(
         result = await env.step(action)
         (record,) = result.calls
         (answer,) = result.observation.messages
-        assert not isinstance(result.reward, Mapping)  # a ToolEnv has one agent
+        # A ToolEnv has one agent, so that its reward is one number.
+        assert not isinstance(result.reward, Mapping)
         return ToolTrial(tools, task, record, answer, result.reward, result.terminated)
 
 

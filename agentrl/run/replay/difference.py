@@ -36,16 +36,6 @@ class Difference:
         return f"{self.what}{where}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Pair:
-    """One thing of both episodes, and where it was seen."""
-
-    what: str
-    turn: int | None
-    recorded: Any
-    replayed: Any
-
-
 def first_difference(recorded: Trajectory, replayed: Trajectory, mask: Mask) -> Difference | None:
     """The first difference in the order of the episode, rewards last; None where there is none.
 
@@ -65,51 +55,54 @@ def first_difference(recorded: Trajectory, replayed: Trajectory, mask: Mask) -> 
     return None
 
 
-def _pairs(recorded: Trajectory, replayed: Trajectory, mask: Mask) -> Iterator[_Pair]:
+def _pairs(recorded: Trajectory, replayed: Trajectory, mask: Mask) -> Iterator[Difference]:
+    """Each thing of both episodes, in the order in which they are compared; most are equal."""
     if recorded.first_state is not None:
         yield _states("state", None, recorded.first_state, replayed.first_state, mask)
     for was, found in zip(recorded.turns, replayed.turns, strict=False):
         before = was.index - 1 if was.index else None
-        yield _Pair("observation", before, was.observed, found.observed)
-        yield _Pair("observation info", before, was.observed_info, found.observed_info)
+        yield Difference("observation", before, was.observed, found.observed)
+        yield Difference("observation info", before, was.observed_info, found.observed_info)
         yield from _effects(was, found, mask)
     end = (str(recorded.status), len(recorded.turns))
-    yield _Pair("end", None, end, (str(replayed.status), len(replayed.turns)))
+    yield Difference("end", None, end, (str(replayed.status), len(replayed.turns)))
     if recorded.last_observed or recorded.last_info:
         last = len(recorded.turns) - 1
-        yield _Pair("observation", last, recorded.last_observed, replayed.last_observed)
-        yield _Pair("observation info", last, recorded.last_info, replayed.last_info)
+        yield Difference("observation", last, recorded.last_observed, replayed.last_observed)
+        yield Difference("observation info", last, recorded.last_info, replayed.last_info)
     yield from _rewards("", recorded, replayed)
     for agent, seat in recorded.seats.items():
         if agent in replayed.seats:
             yield from _rewards(f" of {agent}", seat, replayed.seats[agent])
 
 
-def _effects(was: Turn, found: Turn, mask: Mask) -> Iterator[_Pair]:
+def _effects(was: Turn, found: Turn, mask: Mask) -> Iterator[Difference]:
     """What the step of a turn led to."""
     turn = was.index
-    yield _Pair("tool result", turn, _results(was), _results(found))
-    yield _Pair("step reward", turn, was.rewards, found.rewards)
-    yield _Pair("step info", turn, was.info, found.info)
+    yield Difference("tool result", turn, _results(was), _results(found))
+    yield Difference("step reward", turn, was.rewards, found.rewards)
+    yield Difference("step info", turn, was.info, found.info)
     if was.state is not None:
         yield _states("state", turn, was.state, found.state, mask)
     if was.files:
         yield _states("files", turn, was.files, found.files, mask)
 
 
-def _rewards(whose: str, was: Trajectory | Seat, found: Trajectory | Seat) -> Iterator[_Pair]:
+def _rewards(whose: str, was: Trajectory | Seat, found: Trajectory | Seat) -> Iterator[Difference]:
     for name, value in was.rewards.items():
         if name in found.rewards:
-            yield _Pair(f"reward {name}{whose}", None, value, found.rewards[name])
+            yield Difference(f"reward {name}{whose}", None, value, found.rewards[name])
     if was.rewards.keys() == found.rewards.keys():
-        yield _Pair(f"reward{whose}", None, was.reward, found.reward)
+        yield Difference(f"reward{whose}", None, was.reward, found.reward)
 
 
-def _states(what: str, turn: int | None, was: Any, found: Any, mask: Mask) -> _Pair:
+def _states(what: str, turn: int | None, was: Any, found: Any, mask: Mask) -> Difference:
     """A pair of states or files, whose secrets were masked before they were hashed."""
     if isinstance(found, Mapping):
         found = {path: _masked(blob, mask) for path, blob in found.items()}
-    return _Pair(what, turn, was, found if isinstance(found, Mapping) else _masked(found, mask))
+    return Difference(
+        what, turn, was, found if isinstance(found, Mapping) else _masked(found, mask)
+    )
 
 
 def _masked(blob: Blob | None, mask: Mask) -> Blob | None:

@@ -92,7 +92,8 @@ class Replayer:
         async with AsyncExitStack() as stack:
             by_name = {stage.name: stage for stage in self._stages()}
             opened: dict[str, _ReplayStage] = {}
-            opening = asyncio.Lock()  # workers ask for a stage at once, and one opens it
+            # Several workers ask for a stage at once: the lock lets one of them open it.
+            opening = asyncio.Lock()
 
             async def stage_of(name: str) -> _ReplayStage:
                 async with opening:
@@ -101,7 +102,8 @@ class Replayer:
                     return opened[name]
 
             async def work() -> None:
-                for entry in stored:  # shared by all workers, each of which takes the next
+                # All workers share the iterator: each takes the next episode.
+                for entry in stored:
                     recorded = entry.trajectory
                     known = recorded.stage in by_name
                     name = recorded.stage if known else played_stage(self._config).name

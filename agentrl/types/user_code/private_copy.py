@@ -1,6 +1,6 @@
 """Private copy: what user code is given to keep or change, so that nobody else sees what it does.
 
-- Containers, and agentrl's own records of them, are made anew; tokens and other objects are shared.
+- Containers, and agentrl's own records of them, are copied; tokens and other objects are shared.
 - Of a task its objects are copied too, by ``copy.deepcopy``: nothing else is a user's to hold.
 - Trees like JSON take a part of what ``copy.deepcopy`` takes.
 """

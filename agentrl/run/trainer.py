@@ -273,7 +273,7 @@ class Trainer(Closing):
         if stages[0].device == "cuda" or any(stage.train.compile for stage in stages):
             display.message("the first updates compile their kernels: they may take half a minute")
         results: dict[str, Any] = {}
-        first_draw = num_steps = played = without_signal = 0
+        first_group_index = num_steps = played = without_signal = 0
         with ExitStack() as stack:
             ledger = stack.enter_context(closing(Ledger(directory.ledger_path)))
             if resume:
@@ -309,11 +309,11 @@ class Trainer(Closing):
                         parts,
                         stage,
                         models,
-                        first_draw=first_draw,
+                        first_group_index=first_group_index,
                         resume=resume,
                     )
                     self._player.hosting = stage.plays and not stage.replays
-                first_draw = max(first_draw, outcome.next_draw)
+                first_group_index = max(first_group_index, outcome.next_group_index)
                 num_steps = outcome.steps
                 played += outcome.steps if stage.plays else 0
                 without_signal += outcome.without_signal

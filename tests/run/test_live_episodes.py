@@ -92,5 +92,5 @@ def _watch_the_half_of_a_group(run_dir: Path, cache: Path) -> float:
             pytest.fail(f"after {DEADLINE_S:g} s: {task} is held; in the index {dict(sizes)}")
     (draw,) = {row["group_index"] for row in rows if row["task_id"] == task}
     ended = [row for row in read_jsonl(run_dir / "ledger.jsonl") if row["to"] == "finished"]
-    assert draw not in {row["draw"] for row in ended}
+    assert draw not in {row["group_index"] for row in ended}
     return max(late.values())

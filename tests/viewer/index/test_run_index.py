@@ -83,8 +83,22 @@ def test_rows_have_what_the_ledger_and_notes_say(
             writer.write(make(group, attempt=1), step=4)
     index.refresh()
     rows = [
-        {"n": 0, "attempt": 0, "draw": 1, "siblings": [0], "to": "trained", "step": 5},
-        {"n": 1, "attempt": 0, "draw": 2, "siblings": [0], "to": "dropped", "reason": "stale"},
+        {
+            "n": 0,
+            "attempt": 0,
+            "group_index": 1,
+            "rollout_indices": [0],
+            "to": "trained",
+            "step": 5,
+        },
+        {
+            "n": 1,
+            "attempt": 0,
+            "group_index": 2,
+            "rollout_indices": [0],
+            "to": "dropped",
+            "reason": "stale",
+        },
     ]
     run.ledger_path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     notes = run.root / "notes" / "ada.jsonl"
@@ -98,7 +112,11 @@ def test_rows_have_what_the_ledger_and_notes_say(
     with notes.open("a") as file:
         file.write(json.dumps({"id": "n1", "deleted": True}) + "\n")
     with run.ledger_path.open("a") as file:
-        file.write(json.dumps({"attempt": 0, "draw": 1, "siblings": [0], "to": "rolled_back"}))
+        file.write(
+            json.dumps(
+                {"attempt": 0, "group_index": 1, "rollout_indices": [0], "to": "rolled_back"}
+            )
+        )
         file.write("\n")
     index.refresh()
     assert index.ids("note:any") == []

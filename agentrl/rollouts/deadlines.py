@@ -70,7 +70,7 @@ class StragglerCancel:
             clock.spend()
 
 
-class TimeLimit(PausableTimeout):
+class Deadline(PausableTimeout):
     """Ends its block after ``seconds``.
 
     Waits for a sandbox that others use do not count, nor does time in which the engine is paused.

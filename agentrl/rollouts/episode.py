@@ -14,7 +14,7 @@ from agentrl.errors import AgentRLError, EnvError, ServerError, ToolFaultError
 from agentrl.llm import CONTEXT_EXCEEDED
 from agentrl.rollouts.builder import TrajectoryBuilder
 from agentrl.rollouts.context import EpisodeContext, PhaseSemaphores
-from agentrl.rollouts.deadlines import LimitSpentError, StragglerCancel, TimeLimit
+from agentrl.rollouts.deadlines import Deadline, LimitSpentError, StragglerCancel
 from agentrl.rollouts.driver import DriverSpec, EpisodeDriver
 from agentrl.rollouts.env_driver import EnvDriver
 from agentrl.rollouts.rollout_spec import EpisodeKey
@@ -116,7 +116,7 @@ async def _play_and_score(
             # before the deadline starts: other episodes cause this wait
             await preparing.enter_async_context(permits.preparing)
             builder.start()
-            async with TimeLimit(timeout_s, "episode_timeout", straggler):
+            async with Deadline(timeout_s, "episode_timeout", straggler):
                 await driver.prepare()
                 await preparing.aclose()
                 status = await driver.play()

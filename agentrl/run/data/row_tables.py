@@ -29,7 +29,7 @@ _SMALL_BYTES = 64 * 2**20
 _SPOOL_ROWS = 1024
 
 
-class RowTable(Protocol):
+class SourceRows(Protocol):
     """The rows of a source."""
 
     def __len__(self) -> int: ...
@@ -163,7 +163,7 @@ class HeldTable:
 class JoinedTable:
     """Several tables, one behind the other, or the first ``limit`` of their rows."""
 
-    def __init__(self, tables: Sequence[RowTable], limit: int | None = None) -> None:
+    def __init__(self, tables: Sequence[SourceRows], limit: int | None = None) -> None:
         self._tables = tables
         self._ends = np.cumsum([len(table) for table in tables])
         self._num = int(self._ends[-1]) if limit is None else min(limit, int(self._ends[-1]))
@@ -180,7 +180,7 @@ class JoinedTable:
         table, own = self._place(index)
         return table.where(own)
 
-    def _place(self, index: int) -> tuple[RowTable, int]:
+    def _place(self, index: int) -> tuple[SourceRows, int]:
         place, own = place_within(self._ends, index)
         return self._tables[place], own
 
@@ -210,7 +210,7 @@ def held(rows: Iterable[Any], name: str, setting: str, limit: int | None) -> Hel
     return HeldTable(taken, name)
 
 
-def located(table: RowTable) -> Iterator[tuple[str, Any]]:
+def located(table: SourceRows) -> Iterator[tuple[str, Any]]:
     """Each row of a table with its place."""
     for index in range(len(table)):
         yield table.where(index), table.row(index)

@@ -17,7 +17,7 @@ from agentrl.run.data.row_tables import (
     JoinedTable,
     JsonlTable,
     ParquetTable,
-    RowTable,
+    SourceRows,
     held,
     located,
 )
@@ -32,7 +32,7 @@ _PATTERN = frozenset("*?[")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class DataSource:
     """One source of a data set.
 
     Args:
@@ -64,13 +64,13 @@ class Source:
             return self.base_dir
         return (self.base_dir / self.reference).parent
 
-    def table(self) -> RowTable:
+    def table(self) -> SourceRows:
         """Its rows by number, at least one.
 
         Raises:
             DataError: it cannot be read, or is empty.
         """
-        table: RowTable = self._guarded(self._table)()
+        table: SourceRows = self._guarded(self._table)()
         if not len(table):
             raise self._empty()
         return table
@@ -105,7 +105,7 @@ class Source:
         else:
             yield from located(self._table())
 
-    def _table(self) -> RowTable:
+    def _table(self) -> SourceRows:
         if self.custom.path is not None:
             rows = custom_rows(self.custom, self.reference, self.base_dir, self.seed)
             name = f"{self.custom.path}:{self.custom.name}"

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.controller.samplers.mixture import Share
-from agentrl.run.data.row_tables import RowTable, place_within
+from agentrl.run.data.row_tables import SourceRows, place_within
 from agentrl.run.data.task_rows import check_style, same_id, task_of
 from agentrl.types import Task
 
@@ -33,7 +33,7 @@ class SourceTasks:
         positions: the rows that are tasks.
     """
 
-    table: RowTable
+    table: SourceRows
     folder: Path
     name: str
     weight: float | None

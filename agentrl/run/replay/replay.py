@@ -18,7 +18,7 @@ from agentrl.run.data.images import with_stored_images
 from agentrl.run.play import Player, ScriptedPolicy
 from agentrl.run.play.recorded_driver import RecordedActions
 from agentrl.run.policy_source import played_stage
-from agentrl.run.replay.difference import Difference, first_difference
+from agentrl.run.replay.difference import ReplayDifference, first_difference
 from agentrl.store import RunDirectory, SecretMask, StoredTrajectory, TrajectoryReader
 from agentrl.types import Task, Trajectory
 
@@ -40,7 +40,7 @@ class Replayed:
     recorded: Trajectory
     replayed: Trajectory
     stage: str
-    difference: Difference | None
+    difference: ReplayDifference | None
 
     @property
     def failure(self) -> str:

@@ -12,16 +12,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from agentrl.config import StageConfig
-from agentrl.envs import EnvSpec, ToolEnv
+from agentrl.envs import EnvSpec, ToolEnv, opened_env
 from agentrl.errors import DataError, EnvError
 from agentrl.render import Renderer
 from agentrl.run.build import LiveObjects, player_spec, renderer_spec
 from agentrl.run.data.task_table import TaskTable
-from agentrl.run.play.player import opened_env
 from agentrl.store import RunDirectory, write_json
 from agentrl.store.json_text import from_json
 from agentrl.types import Task, ToolSpec, load_object, with_images
@@ -122,7 +122,7 @@ async def _lengths(driver: EnvSpec, tasks: Sequence[Task], renderer: Renderer) -
         try:
             named = repr(task.info.get("tools"))
             if named not in offered:
-                async with opened_env(driver, task, seed=0) as (_, opening):
+                async with opened_env(partial(driver.build, task), seed=0) as (_, opening):
                     # the same for every task that names the same tools
                     offered[named] = opening.tools or ()
             tools = offered[named]

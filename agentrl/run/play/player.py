@@ -1,20 +1,18 @@
 """Player: plays episodes of a stage in the caller's event loop, with any policy and any driver.
 
 ``agentrl check``, ``play`` and ``replay`` play so. ``agentrl try`` takes one step of an opened
-environment, and ``hosted_player`` plays with a stage's own policy.
+environment (``envs.opened_env``), and ``hosted_player`` plays with a stage's own policy.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Literal, Self
 
 from agentrl.engines.base import RolloutEngine
-from agentrl.envs import AsyncEnv, EnvSpec, build_env
+from agentrl.envs import EnvSpec
 from agentrl.rollouts import DriverSpec, EpisodeContext, EpisodeKey, RolloutSpec, run_episode
-from agentrl.types import Observation, Task, Trajectory
+from agentrl.types import Task, Trajectory
 
 
 class Player:
@@ -58,19 +56,3 @@ class Player:
         if states is not None:
             parts = replace(parts, spec=replace(self.spec, states=states))
         return await run_episode(parts, task, key, env=driver)
-
-
-@asynccontextmanager
-async def opened_env(
-    env: EnvSpec, task: Task, *, seed: int
-) -> AsyncIterator[tuple[AsyncEnv, Observation]]:
-    """An environment of its own after its ``reset``, and how it opens; no episode plays in it.
-
-    Raises:
-        AgentRLError: there is no environment, or ``reset`` raised or broke a rule.
-    """
-    built = AsyncEnv(await build_env(lambda: env.build(task)))
-    try:
-        yield built, await built.reset(seed=seed)
-    finally:
-        await built.close()

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Literal
 
 from agentrl.config import StageConfig
-from agentrl.envs import ENV_THREADS, EnvSpec, Rubric, solution_of
+from agentrl.envs import ENV_THREADS, EnvSpec, Rubric, opened_env, solution_of
 from agentrl.envs.rewards.costs import length_cost, tool_cost
 from agentrl.envs.rewards.reward_check import hostile_findings, scorer
 from agentrl.errors import ConfigError, EnvError
@@ -24,7 +24,7 @@ from agentrl.rollouts import DriverSpec, EpisodeKey, RolloutSpec
 from agentrl.rollouts.group_scores import with_group_scores
 from agentrl.run.build import LiveObjects, env_spec, rollout_spec
 from agentrl.run.play.message_policies import ScriptedPolicy
-from agentrl.run.play.player import Player, opened_env
+from agentrl.run.play.player import Player
 from agentrl.types import Message, Observation, Task, ToolSpec, Trajectory, seed_for
 from agentrl.types.user_code.private_copy import changed_parts, watched_tasks
 from agentrl.types.user_code.wall import call_user, failed_as
@@ -180,7 +180,7 @@ async def opening_of(
     if not isinstance(env, EnvSpec):
         return None, solution_of(task)
     seed = seed_for(spec.root_seed, "env", _LABEL, 0)
-    async with opened_env(env, task, seed=seed) as (built, observation):
+    async with opened_env(partial(env.build, task), seed=seed) as (built, observation):
         solution = await call_user(
             partial(solution_of, task, built.env),
             failed=failed_as(EnvError, "its solution raised"),

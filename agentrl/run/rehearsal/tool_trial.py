@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from agentrl.config import StageConfig
-from agentrl.envs import EnvSpec, ToolEnv
+from agentrl.envs import EnvSpec, ToolEnv, opened_env
 from agentrl.errors import ConfigError, did_you_mean
 from agentrl.run.build import LiveObjects, env_spec
-from agentrl.run.play.player import opened_env
 from agentrl.sandbox import SandboxSpec
 from agentrl.tools import HermesParser, Tool, ToolFactory, ToolReference, resolve_tools
 from agentrl.types import Action, CallRecord, Message, Task, ToolSpec
@@ -66,7 +66,7 @@ async def try_tool(
     """
     spec = _env(reference, args, stage)
     task = task or _TASK
-    async with opened_env(spec, task, seed=0) as (env, opening):
+    async with opened_env(partial(spec.build, task), seed=0) as (env, opening):
         tools = opening.tools or ()
         if stage is not None and any(tool.name == reference for tool in tools):
             tools = tuple(tool for tool in tools if tool.name == reference)

@@ -72,6 +72,7 @@ class _LineReader:
 
     async def _more(self) -> None:
         number = sys.stdin.fileno()
+        # A regular file can always be read, and an event loop cannot watch one.
         if not stat.S_ISREG(os.fstat(number).st_mode):
             loop = asyncio.get_running_loop()
             readable = asyncio.Event()

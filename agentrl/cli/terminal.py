@@ -216,6 +216,7 @@ def print_json_line(value: Mapping[str, Any]) -> None:
 
 
 def _json(value: Mapping[str, Any] | Sequence[Any], indent: int | None = None) -> str:
+    # JSON has no NaN and no infinity: a second reading turns both into null.
     finite = json.loads(json.dumps(value, default=_plain), parse_constant=lambda _: None)
     spelled = "utf" not in (sys.stdout.encoding or "utf-8").lower()
     return printable_json(json.dumps(finite, indent=indent, ensure_ascii=spelled))

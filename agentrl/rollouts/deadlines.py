@@ -114,6 +114,8 @@ class Deadline(PausableTimeout):
             timed_out = isinstance(error, TimeoutError)
         except TimeoutError:
             timed_out = True
+        # A TimeoutError of the block's own is not ours: the clock alone says whether this deadline
+        # has passed.
         if timed_out and self.expired():
             straggler = self._straggler
             cancelled = straggler is not None and straggler.requested

@@ -97,6 +97,7 @@ class EnvDriver:
         start = time.monotonic()
         context = self._turns.context
         builder = self._turns.builder
+        # Files of images are read here, once, so that the record has what the policy saw.
         builder.task = replace(builder.task, messages=await _with_images(builder.task.messages, {}))
         make = partial(
             self._spec.build,
@@ -182,6 +183,8 @@ class EnvDriver:
     async def _step(self, env: AsyncEnv, seat: ActingSeat, action: Action) -> StepResult:
         start = time.monotonic()
         builder = self._turns.builder
+        # A turn whose calls are all unreadable counts towards max_bad_turns; one readable call ends
+        # the count.
         is_bad = bool(action.problems) and not action.tool_calls
         seat.bad_turns = seat.bad_turns + 1 if is_bad else 0
         waits = WaitClock()

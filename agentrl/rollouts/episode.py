@@ -123,6 +123,8 @@ async def _play_and_score(
     except LimitSpentError as spent:
         status = Status("truncated", str(spent))
     except ServerError as error:
+        # Only a server of messages knows its own context: a history that is too long for it ends
+        # the episode, and is no fault of ours.
         if error.code != CONTEXT_EXCEEDED or not builder.turns:
             raise
         status = Status("truncated", "context_tokens", str(error))
@@ -136,6 +138,7 @@ async def _play_and_score(
     if driver.env is not None:
         await states.at_end(driver.env)
     if status.finished:
+        # Rubrics may run code or ask judges, so that fewer score than play.
         async with permits.scoring:
             await _score(turns, driver, status)
     return status

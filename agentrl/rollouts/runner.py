@@ -107,6 +107,8 @@ class EpisodeRunner:
                     ) from item
                 outcomes.append(item)
                 self._in_flight.pop((item.request.label, item.request.group_index), None)
+                # The first one was worth a wait; the others come along where they are there
+                # already.
                 item = self._finished.get_nowait()
         except queue.Empty:
             return outcomes

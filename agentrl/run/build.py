@@ -224,6 +224,8 @@ def env_spec(stage: StageConfig, live: LiveObjects, *, with_tools: bool = True) 
         },
         base_dir,
     )
+    # What is asked for must have a parameter of the factory: a setting that nobody takes is refused
+    # by name below.
     asked: dict[str, Any] = {}
     if tools:
         asked["tools"] = tools if with_tools else []

@@ -136,6 +136,8 @@ def _stored(
     unsealed = 0
     for outcome in player.stream(requests):
         for trajectory in (*outcome.retried, *outcome.group.trajectories):
+            # A group is played whole, from the same seeds: what had finished before comes again,
+            # and is stored already.
             if trajectory.rollout_index in finished[trajectory.group_index]:
                 continue
             writer.write(trajectory, _STEP)

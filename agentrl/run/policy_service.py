@@ -62,6 +62,8 @@ def serve_policy(
     spec = rollout_spec(stage, LiveObjects(), folder)
     check_served_rubric(spec.rubric.build())
     with ExitStack() as stack:
+        # All parts are built before the run directory is made, so that a fault leaves no folder
+        # behind.
         engine = engine_plan(stage, folder).build()
         stack.callback(engine.close)
         parts = EpisodeContext.of(spec, engine)

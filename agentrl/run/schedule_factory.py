@@ -121,6 +121,7 @@ def rollouts(
     processes = context.processes
     pool = processes.rollouts
     score = score_of(processes.roles, stage)
+    # Batches and evaluations wait at the same service, so that its deadline covers the larger one.
     most_tasks = max((item.num_tasks or 1000 for item in stage.eval.sets.values()), default=0)
     trained = admission.draws_per_batch * admission.rollouts_per_group
     evaluated = most_tasks * stage.eval.samples

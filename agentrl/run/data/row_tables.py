@@ -75,6 +75,8 @@ class JsonlTable:
         Raises:
             DataError: it is no JSON, or not UTF-8.
         """
+        # A line may be longer than one read, and threads share the file: each reads at its own
+        # offset.
         line = b""
         while not line.endswith(b"\n"):
             size = max(65536, len(line))

@@ -50,6 +50,7 @@ class RunProcesses:
         # Stored groups need no worker to play them.
         replays = config.run.replay is not None
         workers = 0 if replays else rollout.num_workers
+        # Where a later part cannot be opened, the stack ends those before it, the newest first.
         self.sync: WeightSync = ColocatedSync()
         with ExitStack() as opened:
             if config.controller.mode == "inline":

@@ -115,6 +115,8 @@ class HostedPlayer(Closing):
         set up if missing.
         """
         if plays_by_messages(stage):
+            # A server of messages needs neither ranks nor weights: its episodes run in this
+            # process.
             if self._chat is None:
                 place = EnginePlace(model="", max_running=stage.rollout.max_running)
                 engine = EnginePlan(stage_engine(stage), place)
@@ -132,6 +134,7 @@ class HostedPlayer(Closing):
                     )
                 model = given_model(self.config.model.path, self.config.base_dir)
             reward_model = reward_model_folder(stage, self.models)
+            # Nothing is trained here, so that one step is as good as any number.
             recipe = StageRecipe(stage, stage.make_algorithm(), model, reward_model, num_steps=1)
             self.processes.setup(
                 role_specs(recipe, training=False),

@@ -53,6 +53,7 @@ class Player:
             states: when changed files are kept, in place of the specification's.
         """
         parts = self._parts
+        # The pool and the rubric stay shared: the specification alone differs by episode.
         if states is not None:
             parts = replace(parts, spec=replace(self.spec, states=states))
         return await run_episode(parts, task, key, env=driver)

@@ -17,7 +17,7 @@ from agentrl.agent_server.stream_writer import StreamWriter
 from agentrl.errors import AgentRLError, DataError, RewardError, ServerError
 from agentrl.llm import CONTEXT_EXCEEDED
 from agentrl.rollouts.builder import TurnRequest
-from agentrl.rollouts.deadlines import LimitSpentError, TimeLimit
+from agentrl.rollouts.deadlines import Deadline, LimitSpentError
 from agentrl.rollouts.turns import TurnGenerator, TurnResult
 from agentrl.tools.parsers import PlainParser
 from agentrl.types import Message, SamplingParams, Status, ToolCall, ToolResult
@@ -270,7 +270,7 @@ class ServedEpisode:
     async def _generate(self, turn_request: TurnRequest, stream: StreamWriter) -> TurnResult:
         timeout_s = self._turns.context.spec.limits.turn_timeout_s
         try:
-            async with TimeLimit(timeout_s, "turn_timeout"):
+            async with Deadline(timeout_s, "turn_timeout"):
                 sampling = self._sampling(stream.request, turn_request)
                 stream.start(self._turns, turn_request, sampling.stop)
                 turn = await self._turns.generate(

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 _NUM_ROWS = 100
-_MEASURED = 2000  # prompts or demonstrations, spread over the data
+# So many prompts or demonstrations, spread over the data, tell its lengths.
+_MEASURED = 2000
 
 
 def check_command(config: Path, /, *overrides: str, tasks: PositiveCount = 2) -> None:

@@ -101,7 +101,8 @@ def _reap() -> None:
 
 
 def _processors() -> int:
-    usable = getattr(os, "sched_getaffinity", None)  # Linux alone has it
+    # Linux alone has this function.
+    usable = getattr(os, "sched_getaffinity", None)
     return len(usable(0)) if usable else os.cpu_count() or 1
 
 

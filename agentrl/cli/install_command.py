@@ -34,7 +34,8 @@ def install_command(
     from agentrl.run.install.sglang_env.build import build_environment
     from agentrl.run.install.sglang_env.recipe import CPU, GPU, SGLANG_VERSION, default_folder
 
-    del what  # one choice so far
+    # There is one choice so far.
+    del what
     recipe = GPU if gpu else CPU
     place = (folder or default_folder(recipe)).expanduser().absolute()
     python, made = build_environment(place, recipe, torch_index=torch_index, tell=say)

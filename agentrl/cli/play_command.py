@@ -35,8 +35,8 @@ def play_command(config: Path, /, *overrides: str, task: str | None = None) -> i
     """
     from agentrl.cli.try_command import task_named
     from agentrl.config import load_config
+    from agentrl.run.play.person_policy import PersonPolicy, play
     from agentrl.run.policy_source import played_stage
-    from agentrl.run.rehearsal.person_policy import PersonPolicy, play
 
     stage = played_stage(load_config(config, overrides, trains=False))
     chosen = task_named(stage, task)
@@ -72,6 +72,7 @@ class _LineReader:
 
     async def _more(self) -> None:
         number = sys.stdin.fileno()
+        # A regular file can always be read, and an event loop cannot watch one.
         if not stat.S_ISREG(os.fstat(number).st_mode):
             loop = asyncio.get_running_loop()
             readable = asyncio.Event()

@@ -20,7 +20,8 @@ from agentrl.errors import DataError, StoreError
 from agentrl.guards.printable import printable, printable_json
 
 _WIDE = 200
-_NARROWEST = 6  # to which a column of text is cut
+# A column of text is cut no further than to this width.
+_NARROWEST = 6
 
 
 @contextmanager
@@ -151,7 +152,8 @@ def _fitting(
         total += max(heading, room[index] if whole else min(room[index], _NARROWEST))
         if total > width and index >= 2:
             return index
-        total += 1  # the least gap
+        # Columns stand at least one character apart.
+        total += 1
     return len(columns)
 
 
@@ -195,7 +197,8 @@ class _Cell(NamedTuple):
 def _cell(value: Any) -> _Cell:
     text = "-" if value is None else str(value)
     if isinstance(value, float) and math.isfinite(value):
-        small = 0 < abs(value) < 5e-4  # which three decimals would show as nothing
+        # Three decimals would show such a number as nothing.
+        small = 0 < abs(value) < 5e-4
         text = f"{value:.2e}" if small else f"{value:.3f}"
     return _Cell(
         Text(printable(text).replace("\n", "⏎")), value is None or isinstance(value, int | float)
@@ -213,6 +216,7 @@ def print_json_line(value: Mapping[str, Any]) -> None:
 
 
 def _json(value: Mapping[str, Any] | Sequence[Any], indent: int | None = None) -> str:
+    # JSON has no NaN and no infinity: a second reading turns both into null.
     finite = json.loads(json.dumps(value, default=_plain), parse_constant=lambda _: None)
     spelled = "utf" not in (sys.stdout.encoding or "utf-8").lower()
     return printable_json(json.dumps(finite, indent=indent, ensure_ascii=spelled))

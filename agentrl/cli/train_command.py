@@ -50,12 +50,14 @@ def train_command(
     from agentrl.store import RunDirectory
 
     place = loaded.config.run.dir or ""
-    with reading_stored_files():  # told before the seconds that the imports below take
+    # A folder that cannot be used is refused before the imports below, which take seconds.
+    with reading_stored_files():
         RunDirectory.open(place) if resume else RunDirectory.check_new(place)
     from rich.console import Console
 
     console = Console()
-    terminal = sys.stdout.isatty()  # rich takes FORCE_COLOR for one
+    # rich takes FORCE_COLOR for a terminal, and nobody sits before that one.
+    terminal = sys.stdout.isatty()
     with ExitStack() as stack:
         if view:
             from agentrl.viewer.beside import ViewerBeside

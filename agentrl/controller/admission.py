@@ -90,7 +90,7 @@ class RolloutState:
     """What a checkpoint must know.
 
     Args:
-        next_draw: the next new one.
+        next_group_index: the next new one.
         outstanding: draws to issue again: those that ran.
         spent: how much of the refill is.
         ledger_offset: rows of the ledger at that moment.
@@ -101,7 +101,7 @@ class RolloutState:
             (``run.deterministic``); the checkpoint holds them whole.
     """
 
-    next_draw: int
+    next_group_index: int
     outstanding: tuple[int, ...]
     spent: int
     ledger_offset: int

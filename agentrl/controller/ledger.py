@@ -1,9 +1,8 @@
 """Ledger: records where every trajectory of a run is, in an append-only file that always balances.
 
-A row moves rollouts of one group to a state (docs/controller.md, Three records). Its keys ``draw``
-and ``siblings`` are the group's index and the rollouts' indices. A trajectory is (attempt of the
-run, draw, sibling). Always: issued = running + finished + buffered + taken + trained + failed +
-cancelled + dropped + rolled_back.
+A row moves rollouts of one group to a state (docs/controller.md, Three records). A trajectory is
+(attempt of the run, group index, rollout index). Always: issued = running + finished + buffered +
+taken + trained + failed + cancelled + dropped + rolled_back.
 """
 
 from __future__ import annotations
@@ -41,7 +40,9 @@ _NEXT: Mapping[str, frozenset[str]] = {
 
 
 class Ledger:
-    """Appends rows ``{"n", "attempt", "draw", "siblings", "to", ...}``; ``n`` is the row's offset.
+    """Appends rows ``{"n", "attempt", "group_index", "rollout_indices", "to", ...}``.
+
+    ``n`` is the row's offset.
 
     Args:
         path: ``ledger.jsonl``; an existing one is read back and must balance.
@@ -65,25 +66,25 @@ class Ledger:
         self._file: IO[bytes] = path.open("ab")
 
     def issue(self, group_index: int, num_rollouts: int, **detail: object) -> None:
-        """A draw is given to a runner.
+        """A group is given to a runner.
 
         Raises:
-            StoreError: a sibling of it was trained in an earlier attempt of this lineage and not
+            StoreError: a rollout of it was trained in an earlier attempt of this lineage and not
                 rolled back.
         """
         with self._lock:
             again = [s for s in range(num_rollouts) if (group_index, s) in self._trained]
             if again:
                 raise StoreError(
-                    f"{self._path}: draw {group_index} was trained before (siblings {again}); it "
-                    "is never again"
+                    f"{self._path}: group {group_index} was trained before (rollouts {again}); "
+                    "it is never again"
                 )
             self.move(group_index, range(num_rollouts), "running", **detail)
 
     def move(
         self, group_index: int, rollout_indices: Iterable[int], to: LedgerState, **detail: object
     ) -> None:
-        """Moves siblings of a draw to a state.
+        """Moves rollouts of a group to a state.
 
         Raises:
             StoreError: a transition that cannot be, such as training a trajectory twice.
@@ -114,7 +115,7 @@ class Ledger:
         self.move(group.group_index, finished, to, **detail)
 
     def trained(self, group_indices: Mapping[int, Sequence[int]], step: int) -> None:
-        """The given siblings of each draw were trained in ``step``; durable when this returns."""
+        """The given rollouts of each group were trained in ``step``; durable when this returns."""
         for group_index, rollout_indices in group_indices.items():
             self.move(group_index, rollout_indices, "trained", step=step)
         self.sync()
@@ -163,18 +164,22 @@ class Ledger:
         to: LedgerState,
         **detail: object,
     ) -> None:
-        places = {"attempt": attempt, "draw": group_index, "siblings": rollout_indices}
+        places = {
+            "attempt": attempt,
+            "group_index": group_index,
+            "rollout_indices": rollout_indices,
+        }
         row = {"n": self.offset, **places, "to": to, **detail}
         self._apply(row)
         self._file.write(json.dumps(row, separators=(",", ":")).encode() + b"\n")
 
     def _apply(self, row: Mapping[str, object]) -> None:
         to = row["to"]
-        rollout_indices = row["siblings"]
+        rollout_indices = row["rollout_indices"]
         if to not in get_args(LedgerState) or not isinstance(rollout_indices, list):
             raise StoreError(f"{self._path}: row {self.offset} is no ledger row: {row!r:.200}")
         for rollout_index in rollout_indices:
-            key = (int(str(row["attempt"])), int(str(row["draw"])), int(rollout_index))
+            key = (int(str(row["attempt"])), int(str(row["group_index"])), int(rollout_index))
             state = self._history[key][-1][1] if key in self._history else ""
             if to != "rolled_back" and to not in _NEXT.get(state, frozenset()):
                 raise StoreError(
@@ -229,23 +234,27 @@ def trained_batches(path: Path, stage: str) -> dict[int, dict[int, list[int]]]:
     taken: dict[tuple[int, int], int] = {}
     batches: dict[int, dict[int, list[int]]] = {}
     for row in ledger_rows(path):
-        key = (row["attempt"], row["draw"])
+        key = (row["attempt"], row["group_index"])
         if row["to"] == "running" and row.get("stage") == stage:
             own.add(key)
         if key not in own:
             continue
         if row["to"] == "taken":  # in the order of the batch, before any of it is trained
             taken[key] = row["step"]
-            batches.setdefault(row["step"], {}).setdefault(row["draw"], [])
+            batches.setdefault(row["step"], {}).setdefault(row["group_index"], [])
         elif row["to"] == "trained":
-            batches[row["step"]][row["draw"]] = list(row["siblings"])
+            batches[row["step"]][row["group_index"]] = list(row["rollout_indices"])
         elif row["to"] == "rolled_back" and key in taken:
             groups = batches[taken[key]]
-            left = [one for one in groups.pop(row["draw"], ()) if one not in row["siblings"]]
+            left = [
+                one
+                for one in groups.pop(row["group_index"], ())
+                if one not in row["rollout_indices"]
+            ]
             if left:
-                groups[row["draw"]] = left
+                groups[row["group_index"]] = left
     trained = {
-        step: {draw: siblings for draw, siblings in groups.items() if siblings}
+        step: {group: rollouts for group, rollouts in groups.items() if rollouts}
         for step, groups in sorted(batches.items())
     }
     return {step: groups for step, groups in trained.items() if groups}

@@ -85,7 +85,7 @@ class RolloutService(Schedule):
     def __post_init__(self) -> None:
         self.max_staleness = self.admission.max_staleness
         self.on_stale = self.admission.on_stale
-        self._next_draw = self.restored.next_draw
+        self._next_group_index = self.restored.next_group_index
         self._again = list(self.restored.outstanding)
         self._saved = {group.group_index: group for group in self.restored.running}
         self._issued = self.restored.spent
@@ -371,7 +371,7 @@ class RolloutService(Schedule):
                 if group.group_index in going_on
             ]
             snapshot = RolloutState(
-                next_draw=self._next_draw,
+                next_group_index=self._next_group_index,
                 outstanding=tuple(sorted({*going_on, *self._again})),
                 spent=max(0, self._issued - len(going_on) - len(self._buffer)),
                 ledger_offset=self.ledger.offset,
@@ -392,9 +392,9 @@ class RolloutService(Schedule):
         num_rollouts = admission.rollouts_per_group
         while self._may_issue():
             again = bool(self._again)
-            draw = self._again.pop(0) if again else self._next_draw
+            draw = self._again.pop(0) if again else self._next_group_index
             task = self.sampler.task(draw)
-            self._next_draw = max(self._next_draw, draw + 1)
+            self._next_group_index = max(self._next_group_index, draw + 1)
             saved = self._saved.pop(draw, None)
             if saved is not None and len(saved.rollouts) != num_rollouts:
                 saved = None  # a resumed run may have other numbers of rollouts

@@ -76,7 +76,7 @@ class DemonstrationSchedule(Schedule):
         to_group: makes a trajectory group of a conversation and its draw.
         batch_groups: conversations a batch.
         ledger: the run's; a checkpoint remembers how far it is.
-        next_draw: that the rows begin at.
+        next_group_index: that the rows begin at.
     """
 
     rows: Iterator[Any]
@@ -84,14 +84,16 @@ class DemonstrationSchedule(Schedule):
     _: KW_ONLY
     batch_groups: int
     ledger: Ledger
-    next_draw: int = 0
+    next_group_index: int = 0
 
     def next_groups(self, step: int) -> list[TrajectoryGroup]:
-        first = self.next_draw
-        self.next_draw += self.batch_groups
-        return [self.to_group(next(self.rows), draw) for draw in range(first, self.next_draw)]
+        first = self.next_group_index
+        self.next_group_index += self.batch_groups
+        return [
+            self.to_group(next(self.rows), draw) for draw in range(first, self.next_group_index)
+        ]
 
     def snapshot(self, again: Collection[int] = ()) -> RolloutState:
         assert not again, "demonstrations are taken in their order, and trained"
         self.ledger.sync()
-        return RolloutState(self.next_draw, (), 0, self.ledger.offset)
+        return RolloutState(self.next_group_index, (), 0, self.ledger.offset)

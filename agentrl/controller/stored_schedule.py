@@ -31,7 +31,7 @@ class StoredSchedule(Schedule):
         max_staleness: published versions that a trained token may lie behind.
         on_stale: what becomes of groups with older tokens.
         stage: the stage that trains.
-        first_draw: the stage's first draw.
+        first_group_index: the stage's first draw.
     """
 
     groups_of: Callable[[int], Sequence[TrajectoryGroup]]
@@ -43,16 +43,16 @@ class StoredSchedule(Schedule):
     max_staleness: int = 0
     on_stale: StaleRule = "drop"
     stage: str = ""
-    first_draw: int = 0
+    first_group_index: int = 0
 
     def __post_init__(self) -> None:
-        self._next_draw = self.first_draw
+        self._next_group_index = self.first_group_index
 
     def next_groups(self, step: int) -> list[TrajectoryGroup]:
         taken = []
         for group in self.groups_of(step):
             index = group.group_index
-            self._next_draw = max(self._next_draw, index + 1)
+            self._next_group_index = max(self._next_group_index, index + 1)
             rollouts = [trajectory.rollout_index for trajectory in group.trajectories]
             self.ledger.move(index, rollouts, "running", stage=self.stage, stored=True)
             request = GroupRequest(index, group.task, len(rollouts), stage=self.stage)
@@ -73,7 +73,7 @@ class StoredSchedule(Schedule):
 
     def snapshot(self, again: Collection[int] = ()) -> RolloutState:
         self.ledger.sync()
-        return RolloutState(self._next_draw, (), 0, self.ledger.offset)
+        return RolloutState(self._next_group_index, (), 0, self.ledger.offset)
 
     def take_counts(self) -> Mapping[str, int]:
         return {}

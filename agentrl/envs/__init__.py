@@ -5,7 +5,7 @@ from __future__ import annotations
 from agentrl.envs.adapters.gymnasium_env import GymnasiumEnv
 from agentrl.envs.adapters.openenv import OpenEnv
 from agentrl.envs.adapters.textarena_env import TextArenaEnv
-from agentrl.envs.async_env import ENV_THREADS, AsyncEnv, build_env, call_env
+from agentrl.envs.async_env import ENV_THREADS, AsyncEnv, build_env, call_env, opened_env
 from agentrl.envs.check import check_env, env_findings
 from agentrl.envs.contract import Finding, observation_findings
 from agentrl.envs.env import Env
@@ -62,6 +62,7 @@ __all__ = [
     "exact_answer",
     "group_rewards",
     "observation_findings",
+    "opened_env",
     "solution_of",
     "stated_answer",
     "turn_rewards",

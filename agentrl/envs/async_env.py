@@ -8,7 +8,8 @@ import io
 import json
 import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Literal
 
@@ -216,3 +217,23 @@ class _BoundedFile(io.BytesIO):
                 "matters of it"
             )
         return written
+
+
+@asynccontextmanager
+async def opened_env(
+    make: Callable[[], Env], *, seed: int
+) -> AsyncIterator[tuple[AsyncEnv, Observation]]:
+    """An environment after its ``reset``, and how it opens, where no episode plays in it.
+
+    Args:
+        make: builds it.
+        seed: of the ``reset``.
+
+    Raises:
+        AgentRLError: there is no environment, or ``reset`` raised or broke a rule.
+    """
+    env = AsyncEnv(await build_env(make))
+    try:
+        yield env, await env.reset(seed=seed)
+    finally:
+        await env.close()

@@ -169,6 +169,7 @@ class TrajectoryBuilder:
         """
         sequence = turn.sequence
         index = len(self.turns)
+        # An agent's first sequence has no parent either, and is no restart.
         self.restarts += sequence.parent is None and agent in self.conversations
         self.messages = (*sequence.messages, message)
         self.conversations[agent] = self.messages
@@ -235,6 +236,8 @@ class TrajectoryBuilder:
             info=dict(result.info),
         )
         reward = result.reward
+        # One number is the acting agent's; a mapping may leave that agent out, whose reward is then
+        # 0.
         given = reward if isinstance(reward, Mapping) else {last.agent: reward}
         for agent, value in ({last.agent: 0.0} | dict(given)).items():
             self._earn(agent, float(value))
@@ -242,6 +245,8 @@ class TrajectoryBuilder:
     def _earn(self, agent: str, value: float) -> None:
         """Adds a step reward to an agent's latest turn."""
         value += self.unclaimed.pop(agent, 0.0)
+        # A reward may come before its agent has acted, such as for the opponent's opening move. It
+        # waits for the agent's first turn.
         own = next((turn for turn in reversed(self.turns) if turn.agent == agent), None)
         if own is None:
             self.unclaimed[agent] = value

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar, cast
 
 from agentrl.engines.base import RolloutEngine
-from agentrl.envs import Rubric
+from agentrl.envs import EnvSpec, Rubric
 from agentrl.render import Renderer
 from agentrl.rollouts.rollout_spec import RolloutSpec
 from agentrl.sandbox import SandboxPool
-from agentrl.tools.parsers import ToolCallParser
+from agentrl.tools.parsers import ToolCallParser, parser_for
 
 
 class HostService(Protocol):
@@ -67,6 +67,30 @@ class EpisodeContext:
     services: dict[Callable[..., Any], HostService] = field(default_factory=dict)
     told: set[str] = field(default_factory=set)
 
+    @classmethod
+    def of(cls, spec: RolloutSpec, engine: RolloutEngine, *, sandboxes: int = 0) -> EpisodeContext:
+        """Builds the parts of a specification; whatever plays episodes gets them here.
+
+        Args:
+            spec: names the parts.
+            engine: generates completions.
+            sandboxes: lent at one time; with 0 there is no pool, and each environment makes its
+                own.
+
+        Raises:
+            AgentRLError: a part cannot be built.
+        """
+        renderer = None if spec.renderer is None else spec.renderer.build()
+        sandbox = spec.env.sandbox if isinstance(spec.env, EnvSpec) else None
+        return cls(
+            spec,
+            engine,
+            renderer,
+            parser_for(renderer, spec.parser),
+            spec.rubric.build(),
+            SandboxPool(sandbox, max_running=sandboxes) if sandbox and sandboxes else None,
+        )
+
     def service(self, make: Callable[[RolloutEngine], Service]) -> Service:
         """The host's only ``make(engine)``, created at its first use."""
         if make not in self.services:
@@ -85,7 +109,11 @@ class EpisodeContext:
         return replace(self, engine=self.service(own.engine), renderer=None)
 
     async def close(self) -> None:
-        """Closes the services of this host, and what the rubric holds on its loop."""
+        """Closes the services of this host, what the rubric holds on its loop, and the
+        sandboxes.
+        """
         for service in self.services.values():
             await service.close()
         await self.rubric.close()
+        if self.sandboxes is not None:
+            await self.sandboxes.close()

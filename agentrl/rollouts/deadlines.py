@@ -70,7 +70,7 @@ class StragglerCancel:
             clock.spend()
 
 
-class TimeLimit(PausableTimeout):
+class Deadline(PausableTimeout):
     """Ends its block after ``seconds``.
 
     Waits for a sandbox that others use do not count, nor does time in which the engine is paused.
@@ -114,6 +114,8 @@ class TimeLimit(PausableTimeout):
             timed_out = isinstance(error, TimeoutError)
         except TimeoutError:
             timed_out = True
+        # A TimeoutError of the block's own is not ours: the clock alone says whether this deadline
+        # has passed.
         if timed_out and self.expired():
             straggler = self._straggler
             cancelled = straggler is not None and straggler.requested

@@ -11,7 +11,7 @@ from functools import partial
 from agentrl.envs import AsyncEnv, Env, EnvSpec, build_env, observation_findings
 from agentrl.errors import EnvError
 from agentrl.rollouts.builder import SequenceState
-from agentrl.rollouts.deadlines import TimeLimit
+from agentrl.rollouts.deadlines import Deadline
 from agentrl.rollouts.states.snapshots import EpisodeState, NotResumable, SeatState, StateSlot
 from agentrl.rollouts.states.state_recorder import StateRecorder
 from agentrl.rollouts.tool_calls import num_bad_turns
@@ -32,7 +32,7 @@ _NO_MESSAGE = "something-to-answer"
 
 
 @dataclass(slots=True, eq=False)
-class Seat:
+class ActingSeat:
     """One agent of the running episode.
 
     Args:
@@ -77,7 +77,7 @@ class EnvDriver:
         self._states = states or StateRecorder(turns.context, turns.builder)
         self._env: AsyncEnv | None = None
         self._result = StepResult(Observation())
-        self._seats: dict[str, Seat] = {}
+        self._seats: dict[str, ActingSeat] = {}
         if saved is not None:
             self._result = saved.result
             turns.resume(saved)
@@ -85,7 +85,7 @@ class EnvDriver:
                 generator = turns.of_agent(agent)
                 sequence = generator.resume_seat(own)
                 bad_turns = num_bad_turns(saved.turns, agent)
-                self._seats[agent] = Seat(generator, sequence, own.tools, bad_turns)
+                self._seats[agent] = ActingSeat(generator, sequence, own.tools, bad_turns)
 
     @property
     def env(self) -> Env | None:
@@ -97,6 +97,7 @@ class EnvDriver:
         start = time.monotonic()
         context = self._turns.context
         builder = self._turns.builder
+        # Files of images are read here, once, so that the record has what the policy saw.
         builder.task = replace(builder.task, messages=await _with_images(builder.task.messages, {}))
         make = partial(
             self._spec.build,
@@ -128,7 +129,7 @@ class EnvDriver:
             request = seat.turns.next_request(seat.sequence, observed, seat.tools)
             if isinstance(request, Status):
                 return request
-            async with TimeLimit(timeout_s, "turn_timeout"):
+            async with Deadline(timeout_s, "turn_timeout"):
                 turn = await seat.turns.generate(request, agent=agent)
                 if turn is None:
                     return Status("cancelled", "aborted")
@@ -143,13 +144,13 @@ class EnvDriver:
         if self._env is not None:
             await self._env.close()
 
-    def _seat(self, agent: str) -> Seat:
+    def _seat(self, agent: str) -> ActingSeat:
         if agent not in self._seats:
             generator = self._turns.of_agent(agent)
-            self._seats[agent] = Seat(generator, generator.first_sequence())
+            self._seats[agent] = ActingSeat(generator, generator.first_sequence())
         return self._seats[agent]
 
-    async def _observe(self, seat: Seat) -> tuple[Message, ...]:
+    async def _observe(self, seat: ActingSeat) -> tuple[Message, ...]:
         """The new messages of the observation that the next turn answers."""
         observation = self._result.observation
         observed = await _with_images(observation.messages, observation.images)
@@ -179,9 +180,11 @@ class EnvDriver:
             return Status("truncated", "max_turns")
         return None
 
-    async def _step(self, env: AsyncEnv, seat: Seat, action: Action) -> StepResult:
+    async def _step(self, env: AsyncEnv, seat: ActingSeat, action: Action) -> StepResult:
         start = time.monotonic()
         builder = self._turns.builder
+        # A turn whose calls are all unreadable counts towards max_bad_turns; one readable call ends
+        # the count.
         is_bad = bool(action.problems) and not action.tool_calls
         seat.bad_turns = seat.bad_turns + 1 if is_bad else 0
         waits = WaitClock()

@@ -14,7 +14,7 @@ from agentrl.errors import AgentRLError, EnvError, ServerError, ToolFaultError
 from agentrl.llm import CONTEXT_EXCEEDED
 from agentrl.rollouts.builder import TrajectoryBuilder
 from agentrl.rollouts.context import EpisodeContext, PhaseSemaphores
-from agentrl.rollouts.deadlines import LimitSpentError, StragglerCancel, TimeLimit
+from agentrl.rollouts.deadlines import Deadline, LimitSpentError, StragglerCancel
 from agentrl.rollouts.driver import DriverSpec, EpisodeDriver
 from agentrl.rollouts.env_driver import EnvDriver
 from agentrl.rollouts.rollout_spec import EpisodeKey
@@ -116,13 +116,15 @@ async def _play_and_score(
             # before the deadline starts: other episodes cause this wait
             await preparing.enter_async_context(permits.preparing)
             builder.start()
-            async with TimeLimit(timeout_s, "episode_timeout", straggler):
+            async with Deadline(timeout_s, "episode_timeout", straggler):
                 await driver.prepare()
                 await preparing.aclose()
                 status = await driver.play()
     except LimitSpentError as spent:
         status = Status("truncated", str(spent))
     except ServerError as error:
+        # Only a server of messages knows its own context: a history that is too long for it ends
+        # the episode, and is no fault of ours.
         if error.code != CONTEXT_EXCEEDED or not builder.turns:
             raise
         status = Status("truncated", "context_tokens", str(error))
@@ -136,6 +138,7 @@ async def _play_and_score(
     if driver.env is not None:
         await states.at_end(driver.env)
     if status.finished:
+        # Rubrics may run code or ask judges, so that fewer score than play.
         async with permits.scoring:
             await _score(turns, driver, status)
     return status

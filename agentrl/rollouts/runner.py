@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 
 from agentrl.engines.base import RolloutEngine
-from agentrl.envs import ENV_THREADS, EnvSpec
+from agentrl.envs import ENV_THREADS
 from agentrl.errors import EngineError
 from agentrl.rollouts.builder import TrajectoryBuilder
 from agentrl.rollouts.context import EpisodeContext, PhaseSemaphores
@@ -26,9 +26,7 @@ from agentrl.rollouts.group_scores import with_group_scores
 from agentrl.rollouts.groups import GroupInFlight, GroupOutcome, GroupRequest, cancelled_outcome
 from agentrl.rollouts.rollout_spec import RolloutSpec
 from agentrl.rollouts.states.snapshots import EpisodeState, GroupState, StateSlot
-from agentrl.sandbox import SandboxPool
 from agentrl.tools import TOOL_THREADS
-from agentrl.tools.parsers import parser_for
 from agentrl.types import Status, Trajectory, TrajectoryGroup
 from agentrl.types.machine.loop_thread import LoopThread
 from agentrl.types.machine.loop_watch import LoopWatch
@@ -62,16 +60,7 @@ class EpisodeRunner:
         on_close: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         permits = spec.permits
-        sandbox = spec.env.sandbox if isinstance(spec.env, EnvSpec) else None
-        renderer = None if spec.renderer is None else spec.renderer.build()
-        self._context = EpisodeContext(
-            spec,
-            engine,
-            renderer,
-            parser_for(renderer, spec.parser),
-            spec.rubric.build(),
-            None if sandbox is None else SandboxPool(sandbox, max_running=permits.sandboxes),
-        )
+        self._context = EpisodeContext.of(spec, engine, sandboxes=permits.sandboxes)
         self._on_close = on_close
         # How attempts ended: kinds of faults of user code, and "" for any other end. Used in the
         # event loop alone.
@@ -111,12 +100,15 @@ class EpisodeRunner:
             item = self._finished.get(timeout=timeout_s)
             while True:
                 if isinstance(item, BaseException):
-                    self._finished.put(item)  # whoever asks next is told too
+                    # The next caller gets the error too.
+                    self._finished.put(item)
                     raise EngineError(
                         f"the episode runner broke: {described(item)}", retryable=False
                     ) from item
                 outcomes.append(item)
                 self._in_flight.pop((item.request.label, item.request.group_index), None)
+                # The first one was worth a wait; the others come along where they are there
+                # already.
                 item = self._finished.get_nowait()
         except queue.Empty:
             return outcomes
@@ -269,12 +261,14 @@ class EpisodeRunner:
                 slot=slot if keeps_state else None,
             )
             of_user = trajectory.status.reason in _OF_USER_CODE
-            if len(self._ends) < 2:  # else nothing more is to be learned
+            # With two kinds of ends no fault is common to all, and the count is of no more use.
+            if len(self._ends) < 2:
                 self._ends[trajectory.failure_kind if of_user else ""] += 1
             if trajectory.status.kind != "failed" or not trajectory.info.get("retryable"):
                 return trajectory
             if of_user and len(self._ends) == 1 and self._ends.total() >= _ALIKE:
-                return trajectory  # every attempt so far failed so, and another one would
+                # Every attempt so far failed of this fault, and another one would too.
+                return trajectory
             if attempt < spec.max_retries:
                 logger.warning(
                     "episode %s failed (%s) and is retried: %s",
@@ -301,9 +295,7 @@ class EpisodeRunner:
             group.cancel()
         tasks = [group.task for group in groups if group.task is not None]
         await asyncio.gather(*tasks, return_exceptions=True)
-        # no episode runs any more: services first, then the engine's hook, then the sandboxes
+        # No episode runs any more, so that nothing asks for what ends here.
         await self._context.close()
         if self._on_close is not None:
             await self._on_close()
-        if self._context.sandboxes is not None:
-            await self._context.sandboxes.close()

@@ -174,6 +174,8 @@ class TurnGenerator:
         segments = None
         if sequence.ids.size:
             segments = renderer.extend(sequence.completion, observed, sequence.messages, tools)
+        # The template rewrites what was said, or there is nothing to extend: the whole conversation
+        # becomes a new prompt.
         if segments is None:
             sequence = sequence.restarted((*sequence.messages, *observed))
             segments = renderer.prompt(sequence.messages, tools)
@@ -222,12 +224,15 @@ class TurnGenerator:
         self._last_request = turn
         chosen = sampling or self.sampling
         request = self._engine_request(turn, agent, chosen, number, on_tokens)
+        # Compared before the request is sent: an engine would answer for other tokens without a
+        # word.
         if turn.sequence.parent is not None and self.context.renderer is not None:
             assert_extends_context(request, turn.sequence.ids)
         start = time.monotonic()
         counted = counted_now()
         completion = await engine.generate(request)
         seconds = time.monotonic() - start
+        # Seconds in which the engine was paused for new weights are no part of the turn's own time.
         paused = seconds - (counted_now() - counted)
         self.builder.count("generate_s", seconds)
         info = engine.info()

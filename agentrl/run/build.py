@@ -133,15 +133,18 @@ def _bound(part: RewardFunctionConfig, base_dir: str) -> RewardFn:
         reference = BUILT_IN[reference]
     function = load_function(reference, base_dir, broken, takes)
     if part.function in BUILT_IN and "base_dir" in inspect.signature(function).parameters:
-        args.setdefault("base_dir", base_dir)  # where files among its settings start
+        # Files among its settings are named from the configuration's folder.
+        args.setdefault("base_dir", base_dir)
     check_takes(function, part.function, broken, takes, "episode", **args)
 
     def reward(view: EpisodeView) -> float | Score | Awaitable[float | Score]:
         value: float | Score | Awaitable[float | Score] = function(view, **private_copy(args))
         return value
 
-    reward.__dict__.update(getattr(function, "__dict__", {}))  # what it scores, above all
-    reward.__dict__["__wrapped__"] = function  # errors name the line of the user's function
+    # The marks of the decorators, such as what it scores, must survive.
+    reward.__dict__.update(getattr(function, "__dict__", {}))
+    # So errors name the line of the user's function and not of this one.
+    reward.__dict__["__wrapped__"] = function
     reward.__name__ = str(part.name or getattr(function, "__name__", type(function).__name__))
     return reward
 
@@ -222,6 +225,8 @@ def env_spec(stage: StageConfig, live: LiveObjects, *, with_tools: bool = True) 
         },
         base_dir,
     )
+    # What is asked for must have a parameter of the factory: a setting that nobody takes is refused
+    # by name below.
     asked: dict[str, Any] = {}
     if tools:
         asked["tools"] = tools if with_tools else []
@@ -409,7 +414,8 @@ def reward_model_folder(stage: StageConfig, trained: Mapping[str, Path]) -> Path
     """
     own = stage.reward.model
     if not stage.plays or stage.replays:
-        return None  # what was stored was scored
+        # Stored episodes have their scores.
+        return None
     if own.stage is not None:
         if own.stage not in trained:
             raise ConfigError(

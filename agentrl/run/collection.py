@@ -17,8 +17,8 @@ from agentrl.run.data.prompt_limit import left_out_tasks
 from agentrl.run.engine import plays_by_messages
 from agentrl.run.lifetime.record import new_run
 from agentrl.run.model_folder import given_model
+from agentrl.run.play.hosted_player import HostedPlayer
 from agentrl.run.stage_tokenizer import keep_tokenizer
-from agentrl.run.trainer import Trainer
 from agentrl.store import (
     EventLog,
     Heartbeat,
@@ -94,9 +94,9 @@ def collect(
         if missing:
             placed = config.replace(run=config.run.replace(dir=str(out)))
             already = len(draws) - len(missing)
-            with Trainer(placed) as trainer, closing(EventLog(directory)) as events:
+            with HostedPlayer(placed) as player, closing(EventLog(directory)) as events:
                 for done, _ in enumerate(
-                    _stored(trainer, missing, finished, writer, events), already + 1
+                    _stored(player, missing, finished, writer, events), already + 1
                 ):
                     played(done, len(draws))
     stored = [s for s in TrajectoryReader(directory).summaries() if s.group_index < len(chosen)]
@@ -125,7 +125,7 @@ def _draws(
 
 
 def _stored(
-    trainer: Trainer,
+    player: HostedPlayer,
     requests: Sequence[GroupRequest],
     finished: Mapping[int, Collection[int]],
     writer: TrajectoryWriter,
@@ -134,15 +134,17 @@ def _stored(
     """Plays groups and stores what had not finished before, in shards; failures are told in
     ``events.jsonl`` too. Yields after each group."""
     unsealed = 0
-    for outcome in trainer.play(requests):
+    for outcome in player.stream(requests):
         for trajectory in (*outcome.retried, *outcome.group.trajectories):
+            # A group is played whole, from the same seeds: what had finished before comes again,
+            # and is stored already.
             if trajectory.rollout_index in finished[trajectory.group_index]:
                 continue
             writer.write(trajectory, _STEP)
             unsealed += 1
             if trajectory.status.kind == "failed":
                 events.trajectory_failed(trajectory)
-        for incident in trainer.take_failures():
+        for incident in player.take_failures():
             events.log(incident.event, str(incident), boundary="engine", level="warning")
         if unsealed >= _SEAL_EVERY:
             writer.seal(_STEP)

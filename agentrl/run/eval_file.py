@@ -136,6 +136,7 @@ def _schema() -> Any:
 def _row(entry: EvaluatedTask, index: int) -> dict[str, Any]:
     task = entry.task
     first = next((turn for episode in entry.trajectories[:1] for turn in episode.turns), None)
+    # The first observation is what the policy read, the system prompt included.
     opening = (first and first.observed) or task.messages
     return {
         "data_source": task.data_source,

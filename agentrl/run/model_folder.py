@@ -15,7 +15,8 @@ from agentrl.errors import DataError
 
 _HUB_NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+)(@(?P<revision>[\w./-]+))?", re.ASCII)
 _WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
-_UNWANTED = ("*/*", "consolidated*")  # other formats of the same weights
+# Repositories hold the same weights in other formats too.
+_UNWANTED = ("*/*", "consolidated*")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _LINE_EVERY_S = 15.0
 _LINE_WIDTH = 80
@@ -95,7 +96,8 @@ def _downloaded(named: re.Match[str], path: Path, key: str) -> Path:
         allow_patterns=[*_WANTED],
         ignore_patterns=[*_UNWANTED],
     )
-    if _COMMIT.fullmatch(revision or ""):  # never another one: what is here is asked of nobody
+    # A commit never changes, so that a copy in the cache needs no look at the hub.
+    if _COMMIT.fullmatch(revision or ""):
         with suppress(FileNotFoundError):
             return Path(fetch(local_files_only=True))
     try:

@@ -22,7 +22,6 @@ from agentrl.run.model_folder import given_model
 from agentrl.run.policy_source import played_stage, policy_folder, stage_alone
 from agentrl.run.stage_tokenizer import keep_tokenizer
 from agentrl.store import RunDirectory, TrajectoryWriter
-from agentrl.tools.parsers import parser_for
 from agentrl.types import Trajectory
 
 
@@ -61,10 +60,13 @@ def serve_policy(
     stage = played_stage(load_config(config, overrides, trains=False))
     folder = given_model(str(policy_folder(model)), Path())
     spec = rollout_spec(stage, LiveObjects(), folder)
-    renderer = None if spec.renderer is None else spec.renderer.build()
-    rubric = spec.rubric.build()
-    check_served_rubric(rubric)
+    check_served_rubric(spec.rubric.build())
     with ExitStack() as stack:
+        # All parts are built before the run directory is made, so that a fault leaves no folder
+        # behind.
+        engine = engine_plan(stage, folder).build()
+        stack.callback(engine.close)
+        parts = EpisodeContext.of(spec, engine)
         keep = _forget
         if out is not None:
             directory = new_run(out, stage_alone(stage, folder), str(folder))
@@ -74,11 +76,9 @@ def serve_policy(
 
             def keep(trajectory: Trajectory) -> None:
                 writer.write(trajectory, 0)
-                writer.flush()  # who ends an episode may look it up at once
+                # A client that ends an episode may look it up at once.
+                writer.flush()
 
-        engine = engine_plan(stage, folder).build()
-        stack.callback(engine.close)
-        parts = EpisodeContext(spec, engine, renderer, parser_for(renderer, spec.parser), rubric)
         server = functools.partial(
             StandaloneServer,
             parts,

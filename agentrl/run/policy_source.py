@@ -30,10 +30,12 @@ def named_policy(
         ConfigError: there is no configuration, or none that says which model.
         DataError: the run has finished no stage.
     """
-    if config and "=" in config and not Path(config).is_file():  # an override, no configuration
+    # The second word may be an override, where the first one is a run or a configuration.
+    if config and "=" in config and not Path(config).is_file():
         overrides = [config, *overrides]
         config = None
-    if named.is_file() and config is None:  # a configuration alone
+    # The first word may be a configuration that says which model plays.
+    if named.is_file() and config is None:
         stage = played_stage(load_config(named, overrides, trains=False))
         if plays_by_messages(stage):
             return stage_alone(stage, None)
@@ -98,7 +100,8 @@ def stage_alone(stage: StageConfig, model: Path | None, *, run: Path | None = No
     if model is not None:
         sections["model"] = stage.model.replace(path=str(model.resolve()), build=None)
     for key in ("critic", "reference"):
-        if sections[key].stage is not None:  # an earlier stage is not of this configuration
+        # An earlier stage is not part of this configuration.
+        if sections[key].stage is not None:
             sections[key] = sections[key].replace(stage="model")
     scorer = stage.reward.model
     if run is not None and scorer.stage is not None:

@@ -109,6 +109,7 @@ def start_model(config: RunConfig, directory: RunDirectory) -> Path:
         parent = directory.read_record().get("parent")
         return given_model(pinned(own.path, parent), config.base_dir)
     folder = directory.models_folder / "start"
+    # A folder that is there is whole: it is moved into its place when everything is written.
     if folder.is_dir():
         return folder
     assert own.build is not None, "the configuration's rules ask for model.path or model.build"

@@ -54,7 +54,7 @@ def conversations(recipe: StageRecipe, ledger: Ledger, *, start: int) -> Demonst
         to_group,
         batch_groups=stage.train.batch_prompts,
         ledger=ledger,
-        next_draw=start,
+        next_group_index=start,
     )
 
 
@@ -89,7 +89,7 @@ def rollouts(
     policy: RoleHandle,
     recorder: Recorder,
     *,
-    first_draw: int,
+    first_group_index: int,
     snapshot: RolloutState,
 ) -> RolloutService:
     """Batches of episodes that the stage's policy plays.
@@ -100,7 +100,7 @@ def rollouts(
         tasks: the data set.
         policy: whose weights play.
         recorder: of the stage.
-        first_draw: the stage's first draw.
+        first_group_index: the stage's first draw.
         snapshot: the draws to go on from.
     """
     stage = recipe.stage
@@ -121,6 +121,7 @@ def rollouts(
     processes = context.processes
     pool = processes.rollouts
     score = score_of(processes.roles, stage)
+    # Batches and evaluations wait at the same service, so that its deadline covers the larger one.
     most_tasks = max((item.num_tasks or 1000 for item in stage.eval.sets.values()), default=0)
     trained = admission.draws_per_batch * admission.rollouts_per_group
     evaluated = most_tasks * stage.eval.samples
@@ -130,8 +131,9 @@ def rollouts(
             tasks,
             sampler,
             name=stage.data.sampler.name,
-            first_draw=first_draw,
-            check_ids=False,  # the data set did
+            first_group_index=first_group_index,
+            # The data set has compared the ids already.
+            check_ids=False,
         ),
         context.ledger,
         admission,
@@ -157,7 +159,7 @@ def stored_groups(
     batches: StoredBatches,
     recorder: Recorder,
     *,
-    first_draw: int,
+    first_group_index: int,
 ) -> StoredSchedule:
     """The batches that an earlier run trained."""
     rollout = recipe.stage.rollout
@@ -170,14 +172,14 @@ def stored_groups(
         max_staleness=rollout.max_staleness,
         on_stale=rollout.on_stale,
         stage=recipe.stage.name,
-        first_draw=first_draw,
+        first_group_index=first_group_index,
     )
 
 
 def _keep_group(recipe: StageRecipe, played: TrajectoryGroup) -> FilterResult:
     """Whether a group may be trained on."""
     if len(played.finished) < recipe.stage.rollout.min_group_size:
-        return FilterResult(False, "min_siblings")
+        return FilterResult(False, "min_group_size")
     return keep_any_seat(played, partial(comparable, recipe.algorithm))
 
 

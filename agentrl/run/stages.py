@@ -85,7 +85,7 @@ class StageOutcome:
     """What a stage came to: where the next one's draws begin, its evaluations, its steps, and how
     many of those had nothing to learn from."""
 
-    next_draw: int
+    next_group_index: int
     results: Mapping[str, Any]
     steps: int
     without_signal: int = 0
@@ -180,7 +180,7 @@ def run_stage(
     stage: StageConfig,
     models: Mapping[str, Path],
     *,
-    first_draw: int,
+    first_group_index: int,
     resume: bool,
 ) -> StageOutcome:
     """Trains one stage to its end, from its newest checkpoint where there is one to resume.
@@ -189,7 +189,7 @@ def run_stage(
         context: what all stages share.
         stage: whole.
         models: folders of the model that the run starts from, and of its stages.
-        first_draw: its first draw; draws are unique in a run.
+        first_group_index: its first draw; draws are unique in a run.
         resume: go on from the newest checkpoint.
     """
     model = models[stage.starts_from]
@@ -217,17 +217,27 @@ def run_stage(
     learners = [RoleHandle(processes.roles, name) for name in _learners(algorithm)]
     recorder = _recorder(context, stage, manifest)
     snapshot = (
-        manifest.rollouts if manifest else RolloutState(first_draw, (), 0, context.ledger.offset)
+        manifest.rollouts
+        if manifest
+        else RolloutState(first_group_index, (), 0, context.ledger.offset)
     )
     schedule: Schedule
     if batches is not None:
-        schedule = stored_groups(context, recipe, batches, recorder, first_draw=snapshot.next_draw)
+        schedule = stored_groups(
+            context, recipe, batches, recorder, first_group_index=snapshot.next_group_index
+        )
     elif plays:
         schedule = rollouts(
-            context, recipe, tasks, learners[0], recorder, first_draw=first_draw, snapshot=snapshot
+            context,
+            recipe,
+            tasks,
+            learners[0],
+            recorder,
+            first_group_index=first_group_index,
+            snapshot=snapshot,
         )
     else:
-        schedule = conversations(recipe, context.ledger, start=snapshot.next_draw)
+        schedule = conversations(recipe, context.ledger, start=snapshot.next_group_index)
     run = StageRun(
         _settings(stage, num_steps),
         algorithm=algorithm,
@@ -256,10 +266,10 @@ def run_stage(
         close_after(error, run.close, "writing the last checkpoint")
         close_after(error, schedule.close, "closing the stage")
         raise
-    next_draw = schedule.snapshot().next_draw if plays else first_draw
+    next_group_index = schedule.snapshot().next_group_index if plays else first_group_index
     schedule.close()
     return StageOutcome(
-        next_draw, recorder.results, num_steps, int(state.totals.get(WITHOUT_SIGNAL, 0))
+        next_group_index, recorder.results, num_steps, int(state.totals.get(WITHOUT_SIGNAL, 0))
     )
 
 
@@ -398,6 +408,6 @@ def finished_stage(context: RunContext, stage: StageConfig) -> StageOutcome | No
     manifest = finished_manifest(context.directory, stage)
     if manifest is None:
         return None
-    next_draw = manifest.rollouts.next_draw if stage.plays else 0
+    next_group_index = manifest.rollouts.next_group_index if stage.plays else 0
     without_signal = int(manifest.progress.get(WITHOUT_SIGNAL, 0))
-    return StageOutcome(next_draw, manifest.results, manifest.step, without_signal)
+    return StageOutcome(next_group_index, manifest.results, manifest.step, without_signal)

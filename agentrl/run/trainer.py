@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -14,22 +14,10 @@ from rich.console import Console
 
 from agentrl.config import RunConfig, StageConfig
 from agentrl.config.algorithm_rules import check_warmup
-from agentrl.config.engine_section import stage_engine
 from agentrl.config.key_names import naming_keys
-from agentrl.controller.cluster.episode_host import EpisodeHost
-from agentrl.controller.cluster.rollout_pool import (
-    Incident,
-    RolloutPool,
-    RolloutWorkerSpec,
-    Score,
-    collect_groups,
-    stream_groups,
-    unscored,
-)
 from agentrl.controller.evaluator import Evaluation, RolloutEvaluator
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.stop_request import StopRequest
-from agentrl.engines import EnginePlace, EnginePlan
 from agentrl.envs import EnvSpec, RewardFn, Rubric
 from agentrl.errors import AgentRLError, Closing, ConfigError, close_after
 from agentrl.metrics import (
@@ -40,22 +28,15 @@ from agentrl.metrics import (
     StepDisplay,
     TensorBoardSink,
 )
-from agentrl.rollouts import GroupOutcome, GroupRequest
-from agentrl.run.build import LiveObjects, StageRecipe, eval_plan, reward_model_folder, rollout_spec
-from agentrl.run.engine import plays_by_messages
+from agentrl.rollouts import GroupRequest
+from agentrl.run.build import LiveObjects, eval_plan
 from agentrl.run.lifetime.interruption import Interruption
 from agentrl.run.lifetime.resumption import resume_directory
-from agentrl.run.lifetime.session import RunContext, RunProcesses, with_device
+from agentrl.run.lifetime.session import RunContext, with_device
 from agentrl.run.lifetime.signals import stopping_signals
-from agentrl.run.model_folder import given_model
+from agentrl.run.play.hosted_player import HostedPlayer
 from agentrl.run.run_setup import make_directory, roll_back, start_model
-from agentrl.run.schedule_factory import rollout_deadline_s, score_of
-from agentrl.run.stages import (
-    finished_stage,
-    role_specs,
-    rollout_worker_spec,
-    run_stage,
-)
+from agentrl.run.stages import finished_stage, run_stage
 from agentrl.run.vocabulary import check_vocabularies
 from agentrl.store import (
     EventLog,
@@ -126,14 +107,14 @@ class Trainer(Closing):
         reward: Rubric | RewardFn | Sequence[RewardFn] | None = None,
         console: Console | None = None,
     ) -> None:
-        self.config = config
         self._live = LiveObjects(tools, env, reward)
+        self._player = HostedPlayer(config, self._live)
         self._console = console or Console(quiet=True)
-        self._session: RunProcesses | None = None
-        self._log_folder: Path | None = None
-        self._chat: EpisodeHost | None = None
-        self._hosting = False
-        self._models: Mapping[str, Path] = {}
+
+    @property
+    def config(self) -> RunConfig:
+        """The configuration, with what the machines decide once they are known."""
+        return self._player.config
 
     @naming_keys()
     def train(self, steps: int | None = None, *, resume: bool = False) -> Summary:
@@ -152,7 +133,7 @@ class Trainer(Closing):
             RunInterruptedError: SIGTERM or SIGUSR1 came, in the main thread; ``resume`` goes on
                 from the checkpoint.
         """
-        self.config = with_device(self.config)
+        self._player.config = with_device(self.config)
         stages = self.config.resolved_stages()
         if steps is not None:
             train = stages[-1].train.replace(steps=steps, epochs=None)
@@ -160,7 +141,8 @@ class Trainer(Closing):
             check_warmup(stages[-1].make_algorithm(), steps)
         stop = StopRequest()
         with stopping_signals(stop) as take_signals:
-            stop.deferred = True  # until it can be told how the run goes on
+            # A signal waits until the run can say how it goes on.
+            stop.deferred = True
             changes: list[str] = []
             if resume:
                 directory, changes = resume_directory(self.config, stages)
@@ -169,10 +151,11 @@ class Trainer(Closing):
             display = StepDisplay(self._console, directory.root)
             for line in changes:
                 display.message(line)
-            self._log_folder = directory.log_folder.resolve()
+            log_folder = directory.log_folder.resolve()
+            self._player.log_folder = log_folder
             with (
                 closing(EventLog(directory)) as events,
-                logging_to(self._log_folder / "driver.jsonl"),
+                logging_to(log_folder / "driver.jsonl"),
                 warnings_on(display.alert),
                 Heartbeat(directory) as heartbeat,
             ):
@@ -192,7 +175,8 @@ class Trainer(Closing):
                             take_signals,
                         )
                 except BaseException as error:
-                    stop.deferred = True  # a signal cuts nothing short from here on
+                    # From here on a signal cuts nothing short.
+                    stop.deferred = True
                     if interruption.tell(error) is None:
                         if isinstance(error, AgentRLError):
                             # a disk that is full may not take even why it failed
@@ -230,7 +214,7 @@ class Trainer(Closing):
         Raises:
             ConfigError: there is no set of that name, or none at all.
         """
-        stage = self._rollout_stage()
+        stage = self._player.stage()
         sets = stage.eval.sets
         if name is not None and name not in sets:
             raise ConfigError(f"eval.sets has no {name!r}; it has {', '.join(sets) or 'none'}")
@@ -248,7 +232,7 @@ class Trainer(Closing):
         asked = {key: value for key, value in given.items() if value is not None}
         stage = stage.replace(eval=stage.eval.replace(sets=chosen, **asked))
         plan = eval_plan(stage, self._live)
-        return list(RolloutEvaluator(plan, self._roll_out, stage.name).evaluate("now"))
+        return list(RolloutEvaluator(plan, self._player.play, stage.name).evaluate("now"))
 
     @naming_keys()
     def rollout(self, tasks: Iterable[Task], *, samples: int = 1) -> list[Trajectory]:
@@ -258,33 +242,12 @@ class Trainer(Closing):
             GroupRequest(group_index, task, samples, "eval", "rollout")
             for group_index, task in enumerate(tasks)
         ]
-        outcomes = self._roll_out(requests) if requests else ()
+        outcomes = self._player.play(requests) if requests else ()
         return [t for outcome in outcomes for t in outcome.group.trajectories]
-
-    def play(self, requests: Iterable[GroupRequest]) -> Iterator[GroupOutcome]:
-        """Plays any number of groups with the policy as it is; each comes as it ends, and nothing
-        is kept."""
-        stage = self._rollout_stage()
-        in_flight = max(1, 2 * stage.rollout.max_running // stage.rollout.group_size)
-        deadline_s = rollout_deadline_s(stage, in_flight * stage.rollout.group_size)
-        pool, score = self._pool(stage)
-        yield from stream_groups(
-            pool, requests, in_flight=in_flight, deadline_s=deadline_s, score=score
-        )
-
-    def take_failures(self) -> list[Incident]:
-        """Rollout workers and servers that died since the last call; what was lost with them is
-        played again."""
-        return [] if self._session is None else self._session.rollouts.take_failures()
 
     def close(self) -> None:
         """Ends the workers; a second call does nothing."""
-        opened = [own for own in (self._chat, self._session) if own is not None]
-        self._chat = None
-        self._session = None
-        self._hosting = False
-        for own in opened:
-            own.close()
+        self._player.close()
 
     def _train(
         self,
@@ -303,14 +266,14 @@ class Trainer(Closing):
         with timer.phase("setup"):
             models = {"model": start_model(self.config, directory)}
             check_vocabularies(stages, models["model"])
-            processes = self._processes()
+            processes = self._player.processes
             take_signals()
             hosts = processes.roles.describe()
         display.message(devices_line([(process.host, process.device) for process in hosts]))
         if stages[0].device == "cuda" or any(stage.train.compile for stage in stages):
             display.message("the first updates compile their kernels: they may take half a minute")
         results: dict[str, Any] = {}
-        first_draw = num_steps = played = without_signal = 0
+        first_group_index = num_steps = played = without_signal = 0
         with ExitStack() as stack:
             ledger = stack.enter_context(closing(Ledger(directory.ledger_path)))
             if resume:
@@ -346,16 +309,16 @@ class Trainer(Closing):
                         parts,
                         stage,
                         models,
-                        first_draw=first_draw,
+                        first_group_index=first_group_index,
                         resume=resume,
                     )
-                    self._hosting = stage.plays and not stage.replays
-                first_draw = max(first_draw, outcome.next_draw)
+                    self._player.hosting = stage.plays and not stage.replays
+                first_group_index = max(first_group_index, outcome.next_group_index)
                 num_steps = outcome.steps
                 played += outcome.steps if stage.plays else 0
                 without_signal += outcome.without_signal
                 results |= outcome.results
-        self._models = models
+        self._player.models = models
         timer.add("total", time.monotonic() - started)
         summary = Summary(directory.root, results, num_steps, timer.total(), without_signal)
         write_json(directory.summary_path, summary.record())
@@ -367,57 +330,3 @@ class Trainer(Closing):
             )
         display.finish(results, summary.seconds, hints)
         return summary
-
-    def _processes(self) -> RunProcesses:
-        if self._session is None:
-            self._session = RunProcesses(self.config, self._log_folder)
-        return self._session
-
-    def _roll_out(self, requests: Sequence[GroupRequest]) -> list[GroupOutcome]:
-        """Plays groups outside of training, with the weights trained last, or those that the run
-        starts from."""
-        stage = self._rollout_stage()
-        deadline_s = rollout_deadline_s(stage, sum(request.group_size for request in requests))
-        pool, score = self._pool(stage)
-        return collect_groups(pool, requests, deadline_s, score=score)
-
-    def _pool(self, stage: StageConfig) -> tuple[RolloutPool, Score]:
-        """Where the stage's episodes are played outside of training, and what scores them; it is
-        set up if missing.
-        """
-        if plays_by_messages(stage):
-            if self._chat is None:
-                place = EnginePlace(model="", max_running=stage.rollout.max_running)
-                engine = EnginePlan(stage_engine(stage), place)
-                host = EpisodeHost()
-                host.setup(RolloutWorkerSpec(engine, rollout_spec(stage, self._live, None)))
-                self._chat = host
-            return self._chat, unscored
-        processes = self._processes()
-        if not self._hosting:
-            model = self._models.get(stage.name)
-            if model is None:
-                if self.config.model.path is None:
-                    raise ConfigError(
-                        "model.path is not set and nothing was trained yet; call train() first, or "
-                        "set model.path"
-                    )
-                model = given_model(self.config.model.path, self.config.base_dir)
-            reward_model = reward_model_folder(stage, self._models)
-            recipe = StageRecipe(stage, stage.make_algorithm(), model, reward_model, num_steps=1)
-            processes.setup(
-                role_specs(recipe, training=False),
-                rollout_worker_spec(recipe, self._live),
-            )
-            self._hosting = True
-        return processes.rollouts, score_of(processes.roles, stage)
-
-    def _rollout_stage(self) -> StageConfig:
-        self.config = with_device(self.config)
-        stages = [stage for stage in self.config.resolved_stages() if stage.plays]
-        if not stages:
-            raise ConfigError(
-                "no stage plays episodes: give one an algorithm that learns from rollouts, such as "
-                "grpo"
-            )
-        return stages[-1]

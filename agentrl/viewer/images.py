@@ -1,4 +1,4 @@
-"""Images: the kinds that are shown as such, by their first bytes; none of them runs anything."""
+"""Images: the kinds that are shown, by their first bytes; none of them runs anything."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Address:
 
     @property
     def link(self) -> str:
-        """What a person opens; whoever has it sees the run."""
+        """What a person opens; who has it sees the run."""
         host = own_hosts(self.host)[0]
         place = f"{_in_url(host)}:{self.port}"
         return f"http://{place}/?token={self.token}{self.page}"

@@ -215,7 +215,7 @@ def dropped_group(run: RecordedRun, tokenizer: Tokenizer) -> PlantedFault:
     """A group whose rewards are all equal was not trained; the run has such groups of its own."""
     rows = [json.loads(line) for line in run.texts["ledger.jsonl"].splitlines()]
     dropped = next(row for row in rows if row["to"] == "dropped")
-    index = dropped.get("draw", dropped.get("group_index"))
+    index = dropped.get("group_index", dropped.get("group_index"))
     return PlantedFault(
         "dropped group",
         f"group {index} was not trained: {dropped['reason']}",

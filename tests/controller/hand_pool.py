@@ -136,10 +136,14 @@ class World:
         self.taken_in: list[GroupOutcome] = []
         self.published: list[tuple[int, PauseMode]] = []
         restored = settings.pop("restored", RolloutState(0, (), 0, 0))
-        if restored.sampler == SamplerState() and restored.next_draw:  # of the order of the data
+        if (
+            restored.sampler == SamplerState() and restored.next_group_index
+        ):  # of the order of the data
             waiting = (*restored.outstanding, *(group.group_index for group in restored.groups))
             known = tuple((draw, draw) for draw in waiting)
-            restored = replace(restored, sampler=SamplerState({"drawn": restored.next_draw}, known))
+            restored = replace(
+                restored, sampler=SamplerState({"drawn": restored.next_group_index}, known)
+            )
         self.service = RolloutService(
             self.pool,
             PromptSampler(TASKS, settings.pop("sampler", None) or in_order(TASKS)),

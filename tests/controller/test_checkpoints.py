@@ -24,7 +24,7 @@ def manifest(step: int) -> Manifest:
         stage="rl",
         step=step,
         policy_version=step,
-        rollouts=RolloutState(next_draw=9, outstanding=(4, 6), spent=1, ledger_offset=33),
+        rollouts=RolloutState(next_group_index=9, outstanding=(4, 6), spent=1, ledger_offset=33),
         algorithm={"kl": 0.1},
         progress={"tokens": 12.0},
         results={"code": {"before": {"sampled": 1 / 3}}},
@@ -59,7 +59,9 @@ def test_the_newest_one_comes_back_as_it_was(checkpoints: Checkpoints) -> None:
 
 def test_groups_that_wait_come_back_token_for_token(checkpoints: Checkpoints) -> None:
     groups = tuple(made_groups(3, 2))
-    rollouts = RolloutState(next_draw=9, outstanding=(6,), spent=0, ledger_offset=33, groups=groups)
+    rollouts = RolloutState(
+        next_group_index=9, outstanding=(6,), spent=0, ledger_offset=33, groups=groups
+    )
     checkpoints.commit(checkpoints.begin(4), replace(manifest(4), rollouts=rollouts))
     found = checkpoints.latest()
     assert found is not None
@@ -85,7 +87,7 @@ def test_groups_that_run_come_back_as_they_stood(checkpoints: Checkpoints) -> No
     (played,) = made_groups(3, 1)
     running = (GroupState(3, (played.trajectories[0], NotResumable("a lock")), version=2),)
     rollouts = RolloutState(
-        next_draw=9, outstanding=(3,), spent=0, ledger_offset=33, running=running
+        next_group_index=9, outstanding=(3,), spent=0, ledger_offset=33, running=running
     )
     checkpoints.commit(checkpoints.begin(4), replace(manifest(4), rollouts=rollouts))
     found = checkpoints.latest()

@@ -30,7 +30,7 @@ def test_a_trajectory_is_never_trained_twice(tmp_path: Path) -> None:
     _trained(ledger, 0, step=1)
     with pytest.raises(StoreError, match="cannot go from trained to trained"):
         ledger.trained({0: [0]}, 2)
-    with pytest.raises(StoreError, match="draw 0 was trained before"):
+    with pytest.raises(StoreError, match="group 0 was trained before"):
         ledger.issue(0, 2)
 
 
@@ -65,6 +65,6 @@ def test_a_restore_rolls_back_what_came_later_and_what_was_open(tmp_path: Path) 
 
 def test_a_row_that_is_no_ledger_row_is_named(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
-    path.write_text('{"n":0,"attempt":0,"draw":0,"siblings":[0],"to":"sleeping"}\n')
+    path.write_text('{"n":0,"attempt":0,"group_index":0,"rollout_indices":[0],"to":"sleeping"}\n')
     with pytest.raises(StoreError, match="row 0 is no ledger row"):
         Ledger(path)

@@ -127,8 +127,8 @@ def test_the_ledger_says_of_which_stage_a_group_is_and_why_it_was_dropped(
     until(lambda: told == [(0, "no_spread")])
     w.ledger.sync()
     lines = (tmp_path / "ledger-0.jsonl").read_text().splitlines()
-    rows = [row for row in map(json.loads, lines) if row["draw"] == 0]
-    assert [(row["to"], row["siblings"]) for row in rows] == [
+    rows = [row for row in map(json.loads, lines) if row["group_index"] == 0]
+    assert [(row["to"], row["rollout_indices"]) for row in rows] == [
         ("running", [0, 1]),
         ("finished", [0, 1]),
         ("dropped", [0, 1]),
@@ -280,14 +280,14 @@ def test_a_snapshot_holds_what_is_not_trained_yet(world: MakeWorld) -> None:
     assert sorted(batch.group_indices())[0] == 0
     until(lambda: w.service.snapshot().groups)
     snapshot = w.service.snapshot()
-    assert (snapshot.next_draw, snapshot.outstanding) == (4, (3,))
+    assert (snapshot.next_group_index, snapshot.outstanding) == (4, (3,))
     assert [group.group_index for group in snapshot.groups] == [2]
 
 
 def test_a_restored_service_issues_the_outstanding_draws_first(world: MakeWorld) -> None:
     w = world(bounds(3, 1), restored=RolloutState(9, (4, 6), 0, 0))
     assert w.pool.wait_for(3) == [4, 6, 9]
-    assert w.service.snapshot().next_draw == 10
+    assert w.service.snapshot().next_group_index == 10
 
 
 def test_a_snapshot_holds_what_runs_as_it_stands(world: MakeWorld) -> None:

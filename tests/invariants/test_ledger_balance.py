@@ -44,7 +44,7 @@ def history(path: Path, seed: int) -> list[tuple[int, int]]:
 
 def issued(lines: Iterable[bytes]) -> int:
     rows = [json.loads(line) for line in lines]
-    return sum(len(row["siblings"]) for row in rows if row["to"] == "running")
+    return sum(len(row["rollout_indices"]) for row in rows if row["to"] == "running")
 
 
 @pytest.mark.invariant
@@ -84,7 +84,7 @@ def test_after_any_kill_and_resume_nothing_is_open_and_what_was_trained_by_then_
         assert not [state for state in OPEN if counts[state]]
         stood = [json.loads(line) for line in lines[:offset]]
         assert counts["trained"] == sum(
-            len(row["siblings"]) for row in stood if row["to"] == "trained"
+            len(row["rollout_indices"]) for row in stood if row["to"] == "trained"
         )
         ledger.close()
         again = Ledger(path)

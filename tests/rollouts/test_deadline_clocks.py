@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from agentrl.rollouts.deadlines import Deadlines, LimitSpentError, TimeLimit
+from agentrl.rollouts.deadlines import Deadline, Deadlines, LimitSpentError
 from agentrl.sandbox import SandboxPool, SandboxSpec
 from agentrl.sandbox.permits import FifoSemaphore
 from agentrl.types.clock import PausableClock, PausableTimeout, clock_paused, counted_by
@@ -24,7 +24,7 @@ async def give_later(permits: FifoSemaphore) -> None:
 async def test_a_wait_for_a_permit_is_not_counted() -> None:
     permits = FifoSemaphore(1)
     await permits.take()
-    async with TimeLimit(SHORT_S, "turn_timeout"):
+    async with Deadline(SHORT_S, "turn_timeout"):
         await give_later(permits)
         await permits.take()
 
@@ -34,7 +34,7 @@ async def test_what_is_left_counts_on_after_the_wait() -> None:
     await permits.take()
 
     async def wait_then_dawdle() -> None:
-        async with TimeLimit(SHORT_S, "turn_timeout"):
+        async with Deadline(SHORT_S, "turn_timeout"):
             await give_later(permits)
             await permits.take()
             await asyncio.Event().wait()
@@ -46,7 +46,7 @@ async def test_what_is_left_counts_on_after_the_wait() -> None:
 async def test_every_deadline_around_the_wait_stands_still() -> None:
     permits = FifoSemaphore(1)
     await permits.take()
-    async with TimeLimit(SHORT_S, "episode_timeout"), TimeLimit(SHORT_S, "turn_timeout"):
+    async with Deadline(SHORT_S, "episode_timeout"), Deadline(SHORT_S, "turn_timeout"):
         await give_later(permits)
         await permits.take()
 
@@ -54,7 +54,7 @@ async def test_every_deadline_around_the_wait_stands_still() -> None:
 async def test_a_call_that_waits_in_a_task_of_the_turn_stops_its_clock() -> None:
     permits = FifoSemaphore(1)
     await permits.take()
-    async with TimeLimit(SHORT_S, "turn_timeout"), asyncio.TaskGroup() as calls:
+    async with Deadline(SHORT_S, "turn_timeout"), asyncio.TaskGroup() as calls:
         await give_later(permits)
         for _ in range(2):  # one after the other: the clock goes on when the last has waited
             calls.create_task(permits.take()).add_done_callback(lambda _: permits.give())
@@ -70,7 +70,7 @@ async def test_a_wait_on_another_thread_stops_the_clock_too() -> None:
     def on_a_loop_of_its_own() -> None:
         asyncio.run(waits())
 
-    async with TimeLimit(SHORT_S, "turn_timeout"):
+    async with Deadline(SHORT_S, "turn_timeout"):
         context = contextvars.copy_context()
         thread = threading.Thread(target=context.run, args=(on_a_loop_of_its_own,))
         thread.start()
@@ -85,7 +85,7 @@ async def test_a_wait_on_another_thread_stops_the_clock_too() -> None:
 async def test_what_waits_on_after_the_deadlines_end_changes_nothing() -> None:
     permits = FifoSemaphore(1)
     await permits.take()
-    async with TimeLimit(SHORT_S, "turn_timeout"):
+    async with Deadline(SHORT_S, "turn_timeout"):
         left_behind = asyncio.ensure_future(permits.take())
         await asyncio.sleep(0)
     permits.give()
@@ -95,7 +95,7 @@ async def test_what_waits_on_after_the_deadlines_end_changes_nothing() -> None:
 async def test_a_deadline_counts_its_own_time_without_a_wait() -> None:
     permits = FifoSemaphore(1)
     with pytest.raises(LimitSpentError):
-        async with TimeLimit(SHORT_S, "turn_timeout"), permits:  # free: nobody waited
+        async with Deadline(SHORT_S, "turn_timeout"), permits:  # free: nobody waited
             await asyncio.Event().wait()
 
 
@@ -124,7 +124,7 @@ async def test_an_episode_that_waits_for_anothers_sandbox_keeps_its_turn() -> No
         first = await pool.acquire()
 
         async def other() -> None:
-            async with TimeLimit(SHORT_S, "turn_timeout"):
+            async with Deadline(SHORT_S, "turn_timeout"):
                 await pool.release(await pool.acquire())
 
         waiting = asyncio.ensure_future(other())
@@ -139,9 +139,9 @@ async def test_an_episode_that_waits_for_anothers_sandbox_keeps_its_turn() -> No
 async def test_no_deadline_of_a_host_counts_while_its_engine_is_paused() -> None:
     deadlines = Deadlines()
     with deadlines.of_this_task():
-        async with TimeLimit(SHORT_S, "episode_timeout"):
+        async with Deadline(SHORT_S, "episode_timeout"):
             with deadlines.paused():
-                async with TimeLimit(SHORT_S, "turn_timeout"):  # also one that begins meanwhile
+                async with Deadline(SHORT_S, "turn_timeout"):  # also one that begins meanwhile
                     await asyncio.sleep(LONG_S)
 
 
@@ -150,7 +150,7 @@ async def test_deadlines_go_on_after_the_pause() -> None:
 
     async def dawdle() -> None:
         with deadlines.of_this_task():
-            async with TimeLimit(SHORT_S, "turn_timeout"):
+            async with Deadline(SHORT_S, "turn_timeout"):
                 await asyncio.to_thread(pause_for_a_moment, deadlines)
                 await asyncio.Event().wait()
 
@@ -165,7 +165,7 @@ def pause_for_a_moment(deadlines: Deadlines) -> None:
 
 async def test_another_hosts_deadlines_go_on() -> None:
     async def dawdle() -> None:
-        async with TimeLimit(0.05, "turn_timeout"):
+        async with Deadline(0.05, "turn_timeout"):
             await asyncio.Event().wait()
 
     with Deadlines().paused(), pytest.raises(LimitSpentError, match="turn_timeout"):

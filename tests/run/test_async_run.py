@@ -66,10 +66,10 @@ def test_tokens_are_no_staler_than_allowed(tmp_path: Path, overrides: tuple[str,
 def trained_rewards(run_dir: Path) -> dict[int, list[float]]:
     """The rewards of the trajectories that each step trained, by ledger and store."""
     step_of = {
-        (row["draw"], index): row["step"]
+        (row["group_index"], index): row["step"]
         for row in read_jsonl(run_dir / "ledger.jsonl")
         if row.get("to") == "trained"
-        for index in row["siblings"]
+        for index in row["rollout_indices"]
     }
     found: dict[int, list[float]] = defaultdict(list)
     for one in TrajectoryReader(RunDirectory(run_dir)).summaries():

@@ -79,7 +79,7 @@ def test_a_run_that_its_environment_stopped_goes_on_once_that_is_mended(
         row for row in read_jsonl(tmp_path / "run" / "ledger.jsonl") if row["to"] == "trained"
     ]
     # the draws that failed are played again
-    assert sorted(row["draw"] for row in trained) == list(range(6))
+    assert sorted(row["group_index"] for row in trained) == list(range(6))
     assert [row["step"] for row in metrics(tmp_path / "run") if row["stage"] == "rl"] == [1, 2]
 
 

@@ -88,4 +88,4 @@ def _watch_the_half_of_a_group(run_dir: Path, cache: Path) -> None:
     assert found is not None
     (draw,) = {row["group_index"] for row in found if row["task_id"] == task}
     ended = [row for row in read_jsonl(run_dir / "ledger.jsonl") if row["to"] == "finished"]
-    assert draw not in {row["draw"] for row in ended}
+    assert draw not in {row["group_index"] for row in ended}

@@ -101,8 +101,8 @@ def trained_draws(run_dir: Path) -> list[tuple[int, int]]:
     state: dict[tuple[int, int, int], str] = {}
     for row in read_jsonl(run_dir / "ledger.jsonl"):
         state |= {
-            (row["attempt"], row["draw"], rollout_index): row["to"]
-            for rollout_index in row["siblings"]
+            (row["attempt"], row["group_index"], rollout_index): row["to"]
+            for rollout_index in row["rollout_indices"]
         }
     return [key[1:] for key, to in state.items() if to == "trained"]
 

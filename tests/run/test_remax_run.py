@@ -68,7 +68,7 @@ def test_the_greedy_rollout_is_stored_and_never_trained(whole: Path) -> None:
             assert row["reward/mean"] == pytest.approx(sum(rewards["train"]) / 6)
             assert row["count/trained_trajectories"] == 6
     ledger = read_jsonl(whole / "ledger.jsonl")
-    dropped = [row["siblings"] for row in ledger if row.get("reason") == "baseline"]
+    dropped = [row["rollout_indices"] for row in ledger if row.get("reason") == "baseline"]
     assert dropped == [[2]] * 6
     assert not states(whole).keys() & {"running", "finished", "buffered", "taken"}
 

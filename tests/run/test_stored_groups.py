@@ -105,7 +105,12 @@ def test_what_was_rolled_back_is_not_replayed(config: Path, stored: Path) -> Non
             (1, "trained", {"step": 5}),
         ]:
             for draw in reversed(last):
-                row = {"n": offset, "attempt": attempt, "draw": draw, "siblings": list(last[draw])}
+                row = {
+                    "n": offset,
+                    "attempt": attempt,
+                    "group_index": draw,
+                    "rollout_indices": list(last[draw]),
+                }
                 file.write(json.dumps({**row, "to": to, **detail}) + "\n")
                 offset += 1
     again = batches(config, copy)

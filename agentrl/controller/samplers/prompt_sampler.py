@@ -51,7 +51,7 @@ class PromptSampler:
         tasks: the data set.
         sampler: chooses the task of a new draw.
         name: of the sampler, as configured.
-        first_draw: draw of the stage's first task; earlier ones belong to an earlier stage.
+        first_group_index: draw of the stage's first task; earlier ones belong to an earlier stage.
         check_ids: whether to read every task once and compare their ids; false for data that did.
 
     Raises:
@@ -62,7 +62,7 @@ class PromptSampler:
     sampler: TaskSampler
     _: KW_ONLY
     name: str = "uniform"
-    first_draw: int = 0
+    first_group_index: int = 0
     check_ids: bool = True
 
     def __post_init__(self) -> None:

@@ -17,8 +17,8 @@ from agentrl.config.sections import CustomDataConfig, DataSourceConfig
 from agentrl.controller.samplers.mixture import Mixture
 from agentrl.errors import DataError
 from agentrl.run.data.images import place_row_images
-from agentrl.run.data.sources import Source, bind_named, call_named
-from agentrl.run.data.task_rows import check_style, task_of
+from agentrl.run.data.sources import DataSource, bind_named, call_named
+from agentrl.run.data.task_rows import check_style, same_id, task_of
 from agentrl.run.data.task_table import SourceTasks, TaskStream, TaskTable
 from agentrl.types import REWARD_STYLE, Task
 
@@ -85,9 +85,9 @@ class DataSet:
         return cls(own.data, own.args, stage.base_dir, stage.run.seed, setting, own.num_tasks)
 
     @property
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[DataSource]:
         """Its sources, in order."""
-        first = Source(
+        first = DataSource(
             "", self.args, self.base_dir, self.seed, self.setting, self.limit, custom=self.custom
         )
         if isinstance(self.reference, str):
@@ -114,7 +114,8 @@ class DataSet:
         """
         if self.stream:
             stream = TaskStream(self._streamed)
-            stream[0]  # what is wrong with the first is better known now
+            # A fault of the first task is better known now than in its episode.
+            stream[0]
             return stream
         which, of = self.part
         tables = [(source, source.table()) for source in self.sources]
@@ -162,28 +163,25 @@ class DataSet:
             rows = _endless(self._conversations, sources)
         return itertools.islice(rows, skip, None)
 
-    def _part(self, source: Source) -> Iterator[LocatedRow]:
+    def _part(self, source: DataSource) -> Iterator[LocatedRow]:
         which, of = self.part
         return itertools.islice(source.rows(), which, None, of)
 
-    def _conversations(self, source: Source) -> Iterator[LocatedRow]:
+    def _conversations(self, source: DataSource) -> Iterator[LocatedRow]:
         for where, row in self._part(source):
             yield where, place_row_images(row, source.folder, where)
 
     def _streamed(self) -> Iterator[Task]:
         """The tasks of a stream, for one pass where its sources have no weights."""
 
-        def read(source: Source) -> Iterator[Task]:
+        def read(source: DataSource) -> Iterator[Task]:
             which, of = self.part
             seen: dict[str, str] = {}
             for number, (where, row) in enumerate(self._part(source)):
                 task = task_of(row, which + number * of, where, source.folder, source.name)
                 check_style(task, where, has_reward_model=self.has_reward_model)
                 if (first := seen.setdefault(task.id, where)) != where:
-                    raise DataError(
-                        f"{where} and {first} have the same id {task.id!r}, and ids must be "
-                        "unique; give one another, or leave the column 'id' out"
-                    )
+                    raise same_id(task, where, first)
                 yield task
 
         sources = self.sources
@@ -193,7 +191,9 @@ class DataSet:
         return _mixed([_endless(read, [source]) for source in sources], weights)
 
 
-def _endless(read: Callable[[Source], Iterator[Any]], sources: Sequence[Source]) -> Iterator[Any]:
+def _endless(
+    read: Callable[[DataSource], Iterator[Any]], sources: Sequence[DataSource]
+) -> Iterator[Any]:
     """All rows of the sources, one source behind the other, again and again."""
     while True:
         for source in sources:

@@ -10,13 +10,14 @@ they are drawn.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from agentrl.config import StageConfig
-from agentrl.envs import Env, EnvSpec, ToolEnv
+from agentrl.envs import EnvSpec, ToolEnv, opened_env
 from agentrl.errors import DataError, EnvError
 from agentrl.render import Renderer
 from agentrl.run.build import LiveObjects, player_spec, renderer_spec
@@ -92,29 +93,38 @@ def left_out_tasks(
     stage: StageConfig, live: LiveObjects, tasks: Sequence[Task], model: Path
 ) -> LeftOut:
     """The tasks whose prompts are too long, as far as they can be told without playing."""
-    driver = player_spec(stage, live)
     limit = stage.data.max_prompt_tokens
-    lengths: Mapping[str, int] = {}
-    if isinstance(driver, EnvSpec) and is_tool_env(driver):
-        found = asyncio.run(prompt_lengths(driver, tasks, renderer_spec(stage, model).build()))
-        lengths = {task_id: length for task_id, length in found.items() if length > limit}
+    found = prompt_lengths(stage, live, tasks, renderer_spec(stage, model).build)
+    lengths = {task_id: length for task_id, length in found.items() if length > limit}
     return LeftOut(tuple(lengths), len(tasks), limit, max(lengths.values(), default=0))
 
 
-async def prompt_lengths(
-    driver: EnvSpec, tasks: Sequence[Task], renderer: Renderer
+def prompt_lengths(
+    stage: StageConfig,
+    live: LiveObjects,
+    tasks: Sequence[Task],
+    make_renderer: Callable[[], Renderer],
 ) -> dict[str, int]:
-    """The tokens of each prompt, by the task's id.
+    """The tokens of each prompt, by the task's id; none where only playing them would tell.
 
     A task whose prompt cannot be made or rendered is none of them: its episodes say why.
     """
+    driver = player_spec(stage, live)
+    if not isinstance(driver, EnvSpec) or not _is_tool_env(driver):
+        return {}
+    return asyncio.run(_lengths(driver, tasks, make_renderer()))
+
+
+async def _lengths(driver: EnvSpec, tasks: Sequence[Task], renderer: Renderer) -> dict[str, int]:
     offered: dict[str, tuple[ToolSpec, ...]] = {}
     found: dict[str, int] = {}
     for task in tasks:
         try:
             named = repr(task.info.get("tools"))
             if named not in offered:
-                offered[named] = await _tools(driver.build(task))
+                async with opened_env(partial(driver.build, task), seed=0) as (_, opening):
+                    # the same for every task that names the same tools
+                    offered[named] = opening.tools or ()
             tools = offered[named]
             messages = ToolEnv.opening(task, driver.kwargs.get("system_prompt"))
             length = sum(map(len, renderer.prompt(with_images(messages), tools)))
@@ -124,16 +134,7 @@ async def prompt_lengths(
     return found
 
 
-async def _tools(env: Env) -> tuple[ToolSpec, ...]:
-    """What a ToolEnv announces, which is the same for every task that names the same tools."""
-    assert isinstance(env, ToolEnv)
-    try:
-        return (await env.reset(seed=0)).tools or ()
-    finally:
-        await env.close()
-
-
-def is_tool_env(driver: EnvSpec) -> bool:
+def _is_tool_env(driver: EnvSpec) -> bool:
     """Whether its prompt is that of ``ToolEnv``: the system prompt, then the task's messages."""
     factory = driver.factory
     made = load_object(factory, driver.base_dir) if isinstance(factory, str) else factory

@@ -29,7 +29,7 @@ _SMALL_BYTES = 64 * 2**20
 _SPOOL_ROWS = 1024
 
 
-class RowTable(Protocol):
+class SourceRows(Protocol):
     """The rows of a source."""
 
     def __len__(self) -> int: ...
@@ -75,6 +75,8 @@ class JsonlTable:
         Raises:
             DataError: it is no JSON, or not UTF-8.
         """
+        # A line may be longer than one read, and threads share the file: each reads at its own
+        # offset.
         line = b""
         while not line.endswith(b"\n"):
             size = max(65536, len(line))
@@ -136,7 +138,8 @@ def _spooled(batches: Iterable[Any], schema: Any) -> Sequence[Any]:
                 writer.write_batch(batch)
         reader = pa.ipc.open_file(pa.memory_map(name))
     finally:
-        os.unlink(name)  # what is mapped stays until nobody reads it
+        # A mapped file stays until nobody reads it, and no kill leaves one behind.
+        os.unlink(name)
     return [reader.get_batch(number) for number in range(reader.num_record_batches)]
 
 
@@ -160,14 +163,15 @@ class HeldTable:
 
 
 class JoinedTable:
-    """Several tables, one behind the other."""
+    """Several tables, one behind the other, or the first ``limit`` of their rows."""
 
-    def __init__(self, tables: Sequence[RowTable]) -> None:
+    def __init__(self, tables: Sequence[SourceRows], limit: int | None = None) -> None:
         self._tables = tables
         self._ends = np.cumsum([len(table) for table in tables])
+        self._num = int(self._ends[-1]) if limit is None else min(limit, int(self._ends[-1]))
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return self._num
 
     def row(self, index: int) -> Any:
         """A row of the table that has it."""
@@ -178,7 +182,7 @@ class JoinedTable:
         table, own = self._place(index)
         return table.where(own)
 
-    def _place(self, index: int) -> tuple[RowTable, int]:
+    def _place(self, index: int) -> tuple[SourceRows, int]:
         place, own = place_within(self._ends, index)
         return self._tables[place], own
 
@@ -208,7 +212,7 @@ def held(rows: Iterable[Any], name: str, setting: str, limit: int | None) -> Hel
     return HeldTable(taken, name)
 
 
-def located(table: RowTable) -> Iterator[tuple[str, Any]]:
+def located(table: SourceRows) -> Iterator[tuple[str, Any]]:
     """Each row of a table with its place."""
     for index in range(len(table)):
         yield table.where(index), table.row(index)

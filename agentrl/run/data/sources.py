@@ -17,7 +17,7 @@ from agentrl.run.data.row_tables import (
     JoinedTable,
     JsonlTable,
     ParquetTable,
-    RowTable,
+    SourceRows,
     held,
     located,
 )
@@ -32,7 +32,7 @@ _PATTERN = frozenset("*?[")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class DataSource:
     """One source of a data set.
 
     Args:
@@ -64,13 +64,13 @@ class Source:
             return self.base_dir
         return (self.base_dir / self.reference).parent
 
-    def table(self) -> RowTable:
+    def table(self) -> SourceRows:
         """Its rows by number, at least one.
 
         Raises:
             DataError: it cannot be read, or is empty.
         """
-        table: RowTable = self._guarded(self._table)()
+        table: SourceRows = self._guarded(self._table)()
         if not len(table):
             raise self._empty()
         return table
@@ -105,7 +105,7 @@ class Source:
         else:
             yield from located(self._table())
 
-    def _table(self) -> RowTable:
+    def _table(self) -> SourceRows:
         if self.custom.path is not None:
             rows = custom_rows(self.custom, self.reference, self.base_dir, self.seed)
             name = f"{self.custom.path}:{self.custom.name}"
@@ -121,8 +121,9 @@ class Source:
             JsonlTable(path, self.limit) if path.suffix == ".jsonl" else ParquetTable(path)
             for path in files
         ]
-        joined = tables[0] if len(tables) == 1 else JoinedTable(tables)
-        return joined if self.limit is None else _First(joined, self.limit)
+        return (
+            tables[0] if len(files) == 1 and self.limit is None else JoinedTable(tables, self.limit)
+        )
 
     def _called(self) -> Iterable[Any]:
         rows: Iterable[Any] = call_named(
@@ -212,24 +213,6 @@ class Source:
             f"{self.setting}='{self.reference}' holds no row; point it at a data set with at "
             "least one"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _First:
-    """The first rows of a table."""
-
-    table: RowTable
-    most: int
-
-    def __len__(self) -> int:
-        return min(self.most, len(self.table))
-
-    def row(self, index: int) -> Any:
-        """A row of the table."""
-        return self.table.row(index)
-
-    def where(self, index: int) -> str:
-        return self.table.where(index)
 
 
 def call_named(

@@ -137,6 +137,14 @@ def check_style(task: Task, where: str, *, has_reward_model: bool) -> None:
         )
 
 
+def same_id(task: Task, where: str, first: str) -> DataError:
+    """The error of a task whose id an earlier one has; ``where`` and ``first`` are their places."""
+    return DataError(
+        f"{where} and {first} have the same id {task.id!r}, and ids must be unique; give one "
+        "another, or leave the column 'id' out"
+    )
+
+
 def _without_nulls(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _without_nulls(own) for key, own in value.items() if own is not None}

@@ -13,9 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.controller.samplers.mixture import Share
-from agentrl.errors import DataError
-from agentrl.run.data.row_tables import RowTable, place_within
-from agentrl.run.data.task_rows import check_style, task_of
+from agentrl.run.data.row_tables import SourceRows, place_within
+from agentrl.run.data.task_rows import check_style, same_id, task_of
 from agentrl.types import Task
 
 _KEPT = 4096
@@ -34,7 +33,7 @@ class SourceTasks:
         positions: the rows that are tasks.
     """
 
-    table: RowTable
+    table: SourceRows
     folder: Path
     name: str
     weight: float | None
@@ -116,12 +115,8 @@ class TaskTable(_Tasks):
         found: dict[str, int] = {}
         for index, task in enumerate(self):
             check_style(task, self._where(index), has_reward_model=has_reward_model)
-            first = found.setdefault(task.id, index)
-            if first != index:
-                raise DataError(
-                    f"{self._where(index)} and {self._where(first)} have the same id {task.id!r}, "
-                    "and ids must be unique; give one another, or leave the column 'id' out"
-                )
+            if (first := found.setdefault(task.id, index)) != index:
+                raise same_id(task, self._where(index), self._where(first))
 
     def _where(self, index: int) -> str:
         source, own = self._place(index)

@@ -81,6 +81,8 @@ def resume_directory(
     differing = list(_differing(_sections(before, old), _sections(config, new)))
     wrong_order = list(_order([s.name for s in old], [s.name for s in new], begun))
     problems = [
+        # Where stages have other places, their settings are compared with those of others, and
+        # every difference would be told. The order is told alone.
         *_fixed(differing, () if wrong_order else begun - finished),
         *wrong_order,
     ] or list(_data(directory, [stage for stage in stages if stage.name in begun]))

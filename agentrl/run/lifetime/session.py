@@ -43,11 +43,14 @@ class RunProcesses:
     rollouts: RolloutPool
 
     def __init__(self, config: RunConfig, log_folder: Path | None = None) -> None:
-        stage = config.resolved_stages()[0]  # settings of processes are the same in all
+        # Stages share their processes, so that the first one's settings are those of all.
+        stage = config.resolved_stages()[0]
         train, rollout = stage.train, stage.rollout
         ranks, threads, device = train.world_size, train.threads_per_rank, stage.device
-        replays = config.run.replay is not None  # stored groups need nobody to play them
+        # Stored groups need no worker to play them.
+        replays = config.run.replay is not None
         workers = 0 if replays else rollout.num_workers
+        # Where a later part cannot be opened, the stack ends those before it, the newest first.
         self.sync: WeightSync = ColocatedSync()
         with ExitStack() as opened:
             if config.controller.mode == "inline":

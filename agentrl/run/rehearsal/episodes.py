@@ -16,15 +16,15 @@ from functools import partial
 from typing import Literal
 
 from agentrl.config import StageConfig
-from agentrl.envs import ENV_THREADS, AsyncEnv, EnvSpec, Rubric, build_env, solution_of
+from agentrl.envs import ENV_THREADS, EnvSpec, Rubric, opened_env, solution_of
 from agentrl.envs.rewards.costs import length_cost, tool_cost
 from agentrl.envs.rewards.reward_check import hostile_findings, scorer
 from agentrl.errors import ConfigError, EnvError
-from agentrl.rollouts import DriverSpec, EpisodeContext, EpisodeKey, RolloutSpec, run_episode
+from agentrl.rollouts import DriverSpec, EpisodeKey, RolloutSpec
 from agentrl.rollouts.group_scores import with_group_scores
 from agentrl.run.build import LiveObjects, env_spec, rollout_spec
-from agentrl.run.rehearsal.scripted_policy import ScriptedPolicy
-from agentrl.tools.parsers import load_parser
+from agentrl.run.play.message_policies import ScriptedPolicy
+from agentrl.run.play.player import Player
 from agentrl.types import Message, Observation, Task, ToolSpec, Trajectory, seed_for
 from agentrl.types.user_code.private_copy import changed_parts, watched_tasks
 from agentrl.types.user_code.wall import call_user, failed_as
@@ -32,7 +32,8 @@ from agentrl.types.user_code.wall import call_user, failed_as
 _MAX_TURNS = 32
 _HOSTILE_TURNS = 2
 _LABEL = "check"
-_MARGIN = 1e-6  # of sums of weights in floating point
+# Sums of weights are exact to this much in floating point.
+_MARGIN = 1e-6
 _COSTS = (length_cost.__name__, tool_cost.__name__)
 
 ScriptKind = Literal["empty answer", "reference solution", "task's answer", "hostile answer"]
@@ -178,17 +179,14 @@ async def opening_of(
     """
     if not isinstance(env, EnvSpec):
         return None, solution_of(task)
-    built = AsyncEnv(await build_env(lambda: env.build(task)))
-    try:
-        observation = await built.reset(seed=seed_for(spec.root_seed, "env", _LABEL, 0))
+    seed = seed_for(spec.root_seed, "env", _LABEL, 0)
+    async with opened_env(partial(env.build, task), seed=seed) as (built, observation):
         solution = await call_user(
             partial(solution_of, task, built.env),
             failed=failed_as(EnvError, "its solution raised"),
             in_thread=ENV_THREADS.run,
         )
-    finally:
-        await built.close()
-    return observation, solution
+        return observation, solution
 
 
 async def _play(
@@ -200,15 +198,12 @@ async def _play(
     setting: str,
     opening: Observation | None,
 ) -> Rehearsed:
-    engine = ScriptedPolicy(script.turns, calls=script.kind == "empty answer")
-    rubric = spec.rubric.build()
-    parts = EpisodeContext(spec, engine, None, load_parser("none"), rubric)
-    try:
+    policy = ScriptedPolicy(script.turns, calls=script.kind == "empty answer")
+    async with Player(replace(spec, parser="none"), policy) as player:
+        rubric = player.rubric
         with watched_tasks() as given:
-            played = await run_episode(parts, task, EpisodeKey(0, 0, label=_LABEL), env=env)
+            played = await player.play(task, EpisodeKey(0, 0, label=_LABEL), env)
             (trajectory,) = await with_group_scores(rubric, [played])
-    finally:
-        await parts.close()
     if not trajectory.status.finished:
         failed = ConfigError(
             f"stage {stage.name}: {setting}: an episode of task {task.id!r} with a scripted policy "

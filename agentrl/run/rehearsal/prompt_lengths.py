@@ -4,7 +4,6 @@ at hand.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,11 +13,10 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from agentrl.config import RunConfig, StageConfig
-from agentrl.envs import EnvSpec
 from agentrl.render import Renderer
-from agentrl.run.build import LiveObjects, player_spec, renderer_spec
+from agentrl.run.build import LiveObjects, renderer_spec
 from agentrl.run.data.datasets import call_named
-from agentrl.run.data.prompt_limit import is_tool_env, prompt_lengths
+from agentrl.run.data.prompt_limit import prompt_lengths
 from agentrl.run.model_folder import cached_model
 from agentrl.types import Task
 
@@ -81,10 +79,7 @@ def tokenizer_folder(config: RunConfig) -> Iterator[Path | None]:
 
 def measured(stage: StageConfig, tasks: Sequence[Task], renderer: Renderer) -> Lengths | None:
     """The lengths of the tasks' prompts; None where only playing them would tell."""
-    driver = player_spec(stage, LiveObjects())
-    if not isinstance(driver, EnvSpec) or not is_tool_env(driver):
-        return None
-    lengths = asyncio.run(prompt_lengths(driver, tasks, renderer))
+    lengths = prompt_lengths(stage, LiveObjects(), tasks, lambda: renderer)
     return Lengths.of(list(lengths.values()), stage.data.max_prompt_tokens) if lengths else None
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from agentrl.config import StageConfig
-from agentrl.envs import EnvSpec, ToolEnv, build_env
+from agentrl.envs import EnvSpec, ToolEnv, opened_env
 from agentrl.errors import ConfigError, did_you_mean
 from agentrl.run.build import LiveObjects, env_spec
 from agentrl.sandbox import SandboxSpec
@@ -65,10 +66,8 @@ async def try_tool(
     """
     spec = _env(reference, args, stage)
     task = task or _TASK
-    env = await build_env(lambda: spec.build(task))
-    assert isinstance(env, ToolEnv)
-    try:
-        tools = (await env.reset(seed=0)).tools or ()
+    async with opened_env(partial(spec.build, task), seed=0) as (env, opening):
+        tools = opening.tools or ()
         if stage is not None and any(tool.name == reference for tool in tools):
             tools = tuple(tool for tool in tools if tool.name == reference)
         if arguments is None:
@@ -79,10 +78,9 @@ async def try_tool(
         result = await env.step(action)
         (record,) = result.calls
         (answer,) = result.observation.messages
-        assert not isinstance(result.reward, Mapping)  # a ToolEnv has one agent
+        # A ToolEnv has one agent, so that its reward is one number.
+        assert not isinstance(result.reward, Mapping)
         return ToolTrial(tools, task, record, answer, result.reward, result.terminated)
-    finally:
-        await env.close()
 
 
 def _chosen(tools: tuple[ToolSpec, ...], name: str | None) -> str:

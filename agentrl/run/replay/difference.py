@@ -14,7 +14,7 @@ Mask: TypeAlias = Callable[[str], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ReplayDifference:
     """What is not as it was recorded.
 
     Args:
@@ -36,17 +36,9 @@ class Difference:
         return f"{self.what}{where}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Pair:
-    """One thing of both episodes, and where it was seen."""
-
-    what: str
-    turn: int | None
-    recorded: Any
-    replayed: Any
-
-
-def first_difference(recorded: Trajectory, replayed: Trajectory, mask: Mask) -> Difference | None:
+def first_difference(
+    recorded: Trajectory, replayed: Trajectory, mask: Mask
+) -> ReplayDifference | None:
     """The first difference in the order of the episode, rewards last; None where there is none.
 
     What was not recorded is not compared: states that a run did not store, a reward model's score.
@@ -61,55 +53,60 @@ def first_difference(recorded: Trajectory, replayed: Trajectory, mask: Mask) -> 
         was = _plain(pair.recorded, mask)
         found = _plain(pair.replayed, mask)
         if was != found:
-            return Difference(pair.what, pair.turn, was, found)
+            return ReplayDifference(pair.what, pair.turn, was, found)
     return None
 
 
-def _pairs(recorded: Trajectory, replayed: Trajectory, mask: Mask) -> Iterator[_Pair]:
+def _pairs(recorded: Trajectory, replayed: Trajectory, mask: Mask) -> Iterator[ReplayDifference]:
+    """Each thing of both episodes, in the order in which they are compared; most are equal."""
     if recorded.first_state is not None:
         yield _states("state", None, recorded.first_state, replayed.first_state, mask)
     for was, found in zip(recorded.turns, replayed.turns, strict=False):
         before = was.index - 1 if was.index else None
-        yield _Pair("observation", before, was.observed, found.observed)
-        yield _Pair("observation info", before, was.observed_info, found.observed_info)
+        yield ReplayDifference("observation", before, was.observed, found.observed)
+        yield ReplayDifference("observation info", before, was.observed_info, found.observed_info)
         yield from _effects(was, found, mask)
     end = (str(recorded.status), len(recorded.turns))
-    yield _Pair("end", None, end, (str(replayed.status), len(replayed.turns)))
+    yield ReplayDifference("end", None, end, (str(replayed.status), len(replayed.turns)))
     if recorded.last_observed or recorded.last_info:
         last = len(recorded.turns) - 1
-        yield _Pair("observation", last, recorded.last_observed, replayed.last_observed)
-        yield _Pair("observation info", last, recorded.last_info, replayed.last_info)
+        yield ReplayDifference("observation", last, recorded.last_observed, replayed.last_observed)
+        yield ReplayDifference("observation info", last, recorded.last_info, replayed.last_info)
     yield from _rewards("", recorded, replayed)
     for agent, seat in recorded.seats.items():
         if agent in replayed.seats:
             yield from _rewards(f" of {agent}", seat, replayed.seats[agent])
 
 
-def _effects(was: Turn, found: Turn, mask: Mask) -> Iterator[_Pair]:
+def _effects(was: Turn, found: Turn, mask: Mask) -> Iterator[ReplayDifference]:
     """What the step of a turn led to."""
     turn = was.index
-    yield _Pair("tool result", turn, _results(was), _results(found))
-    yield _Pair("step reward", turn, was.rewards, found.rewards)
-    yield _Pair("step info", turn, was.info, found.info)
+    yield ReplayDifference("tool result", turn, _results(was), _results(found))
+    yield ReplayDifference("step reward", turn, was.rewards, found.rewards)
+    yield ReplayDifference("step info", turn, was.info, found.info)
     if was.state is not None:
         yield _states("state", turn, was.state, found.state, mask)
     if was.files:
         yield _states("files", turn, was.files, found.files, mask)
 
 
-def _rewards(whose: str, was: Trajectory | Seat, found: Trajectory | Seat) -> Iterator[_Pair]:
+def _rewards(
+    whose: str, was: Trajectory | Seat, found: Trajectory | Seat
+) -> Iterator[ReplayDifference]:
     for name, value in was.rewards.items():
         if name in found.rewards:
-            yield _Pair(f"reward {name}{whose}", None, value, found.rewards[name])
+            yield ReplayDifference(f"reward {name}{whose}", None, value, found.rewards[name])
     if was.rewards.keys() == found.rewards.keys():
-        yield _Pair(f"reward{whose}", None, was.reward, found.reward)
+        yield ReplayDifference(f"reward{whose}", None, was.reward, found.reward)
 
 
-def _states(what: str, turn: int | None, was: Any, found: Any, mask: Mask) -> _Pair:
+def _states(what: str, turn: int | None, was: Any, found: Any, mask: Mask) -> ReplayDifference:
     """A pair of states or files, whose secrets were masked before they were hashed."""
     if isinstance(found, Mapping):
         found = {path: _masked(blob, mask) for path, blob in found.items()}
-    return _Pair(what, turn, was, found if isinstance(found, Mapping) else _masked(found, mask))
+    return ReplayDifference(
+        what, turn, was, found if isinstance(found, Mapping) else _masked(found, mask)
+    )
 
 
 def _masked(blob: Blob | None, mask: Mask) -> Blob | None:

@@ -5,23 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
 from agentrl.config import RunConfig, StageConfig, load_config
 from agentrl.envs import EnvSpec
 from agentrl.errors import ConfigError
-from agentrl.rollouts import EpisodeContext, EpisodeKey, RolloutSpec, run_episode
+from agentrl.rollouts import EpisodeKey
 from agentrl.run.build import LiveObjects, env_spec, rollout_spec
 from agentrl.run.data.images import with_stored_images
+from agentrl.run.play import Player, ScriptedPolicy
+from agentrl.run.play.recorded_driver import RecordedActions
 from agentrl.run.policy_source import played_stage
-from agentrl.run.rehearsal import ScriptedPolicy
-from agentrl.run.replay.difference import Difference, first_difference
-from agentrl.run.replay.recorded_driver import RecordedActions
-from agentrl.sandbox import SandboxPool
+from agentrl.run.replay.difference import ReplayDifference, first_difference
 from agentrl.store import RunDirectory, SecretMask, StoredTrajectory, TrajectoryReader
-from agentrl.tools.parsers import load_parser
 from agentrl.types import Task, Trajectory
 
 States = Literal["off", "end", "turn"]
@@ -42,7 +40,7 @@ class Replayed:
     recorded: Trajectory
     replayed: Trajectory
     stage: str
-    difference: Difference | None
+    difference: ReplayDifference | None
 
     @property
     def failure(self) -> str:
@@ -94,17 +92,18 @@ class Replayer:
         async with AsyncExitStack() as stack:
             by_name = {stage.name: stage for stage in self._stages()}
             opened: dict[str, _ReplayStage] = {}
-            opening = asyncio.Lock()  # workers ask for a stage at once, and one opens it
+            # Several workers ask for a stage at once: the lock lets one of them open it.
+            opening = asyncio.Lock()
 
             async def stage_of(name: str) -> _ReplayStage:
                 async with opening:
                     if name not in opened:
-                        stage = _ReplayStage(by_name[name])
-                        opened[name] = await stack.enter_async_context(stage)
+                        opened[name] = await _ReplayStage.open(by_name[name], stack)
                     return opened[name]
 
             async def work() -> None:
-                for entry in stored:  # shared by all workers, each of which takes the next
+                # All workers share the iterator: each takes the next episode.
+                for entry in stored:
                     recorded = entry.trajectory
                     known = recorded.stage in by_name
                     name = recorded.stage if known else played_stage(self._config).name
@@ -131,57 +130,52 @@ class Replayer:
 
 
 class _ReplayStage:
-    """What the episodes of one stage are replayed with; a context, which ends its sandboxes."""
+    """What the episodes of one stage are replayed with.
 
-    def __init__(self, stage: StageConfig) -> None:
+    Args:
+        stage: whole.
+        env: its environment.
+        player: plays them.
+    """
+
+    def __init__(self, stage: StageConfig, env: EnvSpec, player: Player) -> None:
         self.name = stage.name
         self._stage = stage
-        self._spec: RolloutSpec
-        self._pool: SandboxPool | None = None
+        self._env = env
+        self._player = player
 
-    async def __aenter__(self) -> _ReplayStage:
-        spec = await asyncio.to_thread(rollout_spec, self._stage, LiveObjects(), None)
+    @classmethod
+    async def open(cls, stage: StageConfig, stack: AsyncExitStack) -> _ReplayStage:
+        """Builds the parts of a stage, which end with ``stack``."""
+        spec = await asyncio.to_thread(rollout_spec, stage, LiveObjects(), None)
         if not isinstance(spec.env, EnvSpec):
             raise ConfigError(
-                f"stage {self.name!r}: env.agent_command cannot be replayed, since its program "
+                f"stage {stage.name!r}: env.agent_command cannot be replayed, since its program "
                 "decides by itself what it asks; replay episodes of an environment"
             )
-        self._spec = spec
-        if spec.env.sandbox is not None:
-            self._pool = SandboxPool(spec.env.sandbox, max_running=_EPISODES_AT_ONCE)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._pool is not None:
-            await self._pool.close()
+        # The policy generates nothing here: each action is a recorded one.
+        player = Player(
+            replace(spec, parser="none", save_episode_state=False),
+            ScriptedPolicy(""),
+            sandboxes=_EPISODES_AT_ONCE,
+        )
+        return cls(stage, spec.env, await stack.enter_async_context(player))
 
     async def play(self, recorded: Trajectory, task: Task) -> Trajectory:
         """The episode that the recorded actions lead to now."""
-        spec = replace(self._spec, states=_states_of(recorded), save_episode_state=False)
-        engine = ScriptedPolicy("", calls=False)  # generates nothing here
-        context = EpisodeContext(
-            spec, engine, None, load_parser("none"), spec.rubric.build(), self._pool
+        named = {one.name: getattr(recorded, one.name) for one in fields(EpisodeKey)}
+        actions = RecordedActions(self._env_of(recorded.label), recorded)
+        return await self._player.play(
+            task, EpisodeKey(**named), actions, states=_states_of(recorded)
         )
-        key = EpisodeKey(
-            recorded.group_index,
-            recorded.rollout_index,
-            recorded.attempt,
-            recorded.purpose,
-            recorded.label,
-            recorded.stage,
-            recorded.group_size,
-        )
-        actions = RecordedActions(self._env(recorded.label), recorded)
-        return await run_episode(context, task, key, env=actions)
 
-    def _env(self, label: str) -> EnvSpec:
+    def _env_of(self, label: str) -> EnvSpec:
         """The stage's environment; without its tools for an evaluation that has none."""
         sets = self._stage.eval.sets
         named = max((name for name in sets if label.startswith(f"{name}/")), key=len, default="")
         if named and not sets[named].tools:
             return env_spec(self._stage, LiveObjects(), with_tools=False)
-        assert isinstance(self._spec.env, EnvSpec)  # see __aenter__
-        return self._spec.env
+        return self._env
 
 
 def _states_of(recorded: Trajectory) -> States:

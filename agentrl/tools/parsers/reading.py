@@ -428,7 +428,7 @@ def schema_values(
     words: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Arguments of a format that writes texts bare and all else as JSON: what the schema calls a
-    string is the text itself, and anything else JSON where it reads as such.
+    string is the text itself, and anything else JSON where it can be read so.
 
     Args:
         name: the tool's.

@@ -1,6 +1,6 @@
 """Loop watch: how late an event loop is, and the line of a user's code that keeps it.
 
-- A beat on the loop measures how late it comes; nothing else there can tell while it stands still.
+- A beat on the loop measures how late it comes; nothing else there can tell while it is held.
 - A thread beside it looks at the loop's stack when a beat is overdue.
 """
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 _BEAT_S = 0.1
 _OVERDUE_S = 1.0
-"""A loop that stands still for so long is looked at."""
+"""A loop that is held for so long is looked at."""
 
 # What this process has told; single operations of a set, from any thread.
 _told: set[str] = set()

@@ -14,7 +14,7 @@ from agentrl.store import RunDirectory
 _WHOLE_EVERY = 10
 _NEWEST_STEPS = 16
 _SETTLED_S = 2.0
-"""After this long, a folder whose time of change stands still has no newer names: times are kept
+"""After this long, a folder whose time of change does not move has no newer names: times are kept
 coarsely.
 """
 

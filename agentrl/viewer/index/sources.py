@@ -152,8 +152,8 @@ def ledger_rows(records: list[dict[str, Any]]) -> list[LedgerRow]:
     """
     newest: dict[tuple[int, int], LedgerRow] = {}
     for record in records:
-        group = record.get("draw")
-        rollouts = record.get("siblings")
+        group = record.get("group_index")
+        rollouts = record.get("rollout_indices")
         if not (isinstance(rollouts, list) and _is_place(group) and all(map(_is_place, rollouts))):
             # a row of another kind
             continue

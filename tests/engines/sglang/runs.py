@@ -47,10 +47,10 @@ def assert_each_was_trained_once(run_dir: Path) -> None:
     """Nothing was lost, nothing failed, nothing was trained twice."""
     rows = read_jsonl(run_dir / "ledger.jsonl")
     trained = Counter(
-        (row["draw"], rollout_index)
+        (row["group_index"], rollout_index)
         for row in rows
         if row["to"] == "trained"
-        for rollout_index in row["siblings"]
+        for rollout_index in row["rollout_indices"]
     )
     assert trained
     assert max(trained.values()) == 1

@@ -84,8 +84,22 @@ def test_rows_have_what_the_ledger_and_notes_say(
             writer.write(make(group, attempt=1), step=4)
     index.refresh()
     rows = [
-        {"n": 0, "attempt": 0, "draw": 1, "siblings": [0], "to": "trained", "step": 5},
-        {"n": 1, "attempt": 0, "draw": 2, "siblings": [0], "to": "dropped", "reason": "stale"},
+        {
+            "n": 0,
+            "attempt": 0,
+            "group_index": 1,
+            "rollout_indices": [0],
+            "to": "trained",
+            "step": 5,
+        },
+        {
+            "n": 1,
+            "attempt": 0,
+            "group_index": 2,
+            "rollout_indices": [0],
+            "to": "dropped",
+            "reason": "stale",
+        },
     ]
     run.ledger_path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     notes = NoteBook(run.notes_folder, "ada")
@@ -96,7 +110,11 @@ def test_rows_have_what_the_ledger_and_notes_say(
     assert index.page("note:odd").rows[0]["labels"] == ["keep", "odd"]
     notes.delete(note.id)
     with run.ledger_path.open("a") as file:
-        file.write(json.dumps({"attempt": 0, "draw": 1, "siblings": [0], "to": "rolled_back"}))
+        file.write(
+            json.dumps(
+                {"attempt": 0, "group_index": 1, "rollout_indices": [0], "to": "rolled_back"}
+            )
+        )
         file.write("\n")
     index.refresh()
     assert index.ids("note:any") == []

@@ -1,9 +1,8 @@
-"""Scripted policy: a ``RolloutEngine`` of messages that says given turns, without a model."""
+"""Message policies: engines of messages that need no server, such as one that says given turns."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from agentrl.types import (
     Completion,
@@ -19,7 +18,17 @@ UNKNOWN_TOOL = ToolCall("call_0", "no_such_tool_agentrl_check", {"x": 1})
 
 
 class MessagePolicy:
-    """What a ``RolloutEngine`` of messages that needs no server has beside ``generate``."""
+    """A ``RolloutEngine`` whose turns ``say`` gives."""
+
+    async def say(self, request: GenerateRequest) -> tuple[str, ParsedMessage]:
+        """The next turn: its text, and what a parser makes of it."""
+        raise NotImplementedError
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        """See ``RolloutEngine.generate``."""
+        text, parsed = await self.say(request)
+        usage = TokenUsage(0, 0)
+        return Completion(request.request_id, (), "stop", usage, text=text, parsed=parsed)
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """Nothing runs elsewhere."""
@@ -50,37 +59,21 @@ class ScriptedPolicy(MessagePolicy):
         self._calls = calls
         self._said = 0
 
-    async def generate(self, request: GenerateRequest) -> Completion:
-        """See ``RolloutEngine.generate``."""
+    async def say(self, request: GenerateRequest) -> tuple[str, ParsedMessage]:
+        """See ``MessagePolicy.say``."""
         if self._calls and request.tools:
             self._calls = False
-            message: Message = {
-                "role": "assistant",
-                "content": "",
-                "tool_calls": [UNKNOWN_TOOL.openai()],
-            }
+            calls: tuple[ToolCall, ...] = (UNKNOWN_TOOL,)
+            content = ""
         else:
             message = self._turns[min(self._said, len(self._turns) - 1)]
             self._said += 1
-        return completion_of(request, message)
-
-
-def completion_of(request: GenerateRequest, message: Message) -> Completion:
-    """The completion of an engine that says ``message``."""
-    content: Any = message["content"]
-    text = content if isinstance(content, str) else ""
-    calls = [
-        ToolCall(f"call_{number}", call["function"]["name"], call["function"]["arguments"])
-        for number, call in enumerate(message.get("tool_calls", ()))
-    ]
-    said: Message = {"role": "assistant", "content": content}
-    if calls:
-        said["tool_calls"] = [call.openai() for call in calls]
-    return Completion(
-        request_id=request.request_id,
-        segments=(),
-        finish_reason="stop",
-        usage=TokenUsage(0, 0),
-        text=text,
-        parsed=ParsedMessage(said, tuple(calls), ()),
-    )
+            content = message["content"]
+            calls = tuple(
+                ToolCall(f"call_{number}", call["function"]["name"], call["function"]["arguments"])
+                for number, call in enumerate(message.get("tool_calls", ()))
+            )
+        said: Message = {"role": "assistant", "content": content}
+        if calls:
+            said["tool_calls"] = [call.openai() for call in calls]
+        return content if isinstance(content, str) else "", ParsedMessage(said, calls, ())

@@ -8,7 +8,7 @@ from typing import Any
 
 from agentrl.envs import EnvSpec
 from agentrl.rollouts import EnvDriver
-from agentrl.rollouts.env_driver import Seat
+from agentrl.rollouts.env_driver import ActingSeat
 from agentrl.rollouts.turns import TurnGenerator
 from agentrl.types import Action, Message, Status, ToolCall, Trajectory, Turn
 
@@ -75,20 +75,21 @@ class RecordedDriver(EnvDriver):
             seat = self._seat(self._result.observation.agent)
             observed = await self._observe(seat)
             self._take(turn, seat, observed)
-            if "step_s" not in turn.timings:  # the recorded episode was ended within this turn
+            # A turn without a step is the one in which the recorded episode was ended.
+            if "step_s" not in turn.timings:
                 return self._recorded.status
             self._result = await self._step(self._env, seat, _action(turn))
         end = self._end()
         await self._keep_last_observation()
         return end or self._end_outside()
 
-    def _seat(self, agent: str) -> Seat:
+    def _seat(self, agent: str) -> ActingSeat:
         """An agent of the episode; no engine is asked for its turns."""
         if agent not in self._seats:
-            self._seats[agent] = Seat(self._turns, self._turns.first_sequence())
+            self._seats[agent] = ActingSeat(self._turns, self._turns.first_sequence())
         return self._seats[agent]
 
-    def _take(self, turn: Turn, seat: Seat, observed: tuple[Message, ...]) -> None:
+    def _take(self, turn: Turn, seat: ActingSeat, observed: tuple[Message, ...]) -> None:
         """Records the turn as generated again, without its effects."""
         builder = self._turns.builder
         seat.sequence = seat.sequence.extended((*observed, turn.message))

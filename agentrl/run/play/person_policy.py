@@ -12,19 +12,12 @@ from dataclasses import replace
 
 from agentrl.config import StageConfig
 from agentrl.errors import ConfigError
-from agentrl.rollouts import EpisodeContext, EpisodeKey, run_episode
+from agentrl.rollouts import EpisodeKey
 from agentrl.run.build import LiveObjects, rollout_spec
-from agentrl.run.rehearsal.scripted_policy import MessagePolicy
+from agentrl.run.play.message_policies import MessagePolicy
+from agentrl.run.play.player import Player
 from agentrl.tools.parsers.hermes import HermesParser
-from agentrl.types import (
-    Completion,
-    GenerateRequest,
-    Message,
-    Task,
-    TokenUsage,
-    ToolSpec,
-    Trajectory,
-)
+from agentrl.types import GenerateRequest, Message, ParsedMessage, Task, ToolSpec, Trajectory
 
 _PATIENCE_S = 7 * 86400.0
 
@@ -48,21 +41,15 @@ class PersonPolicy(MessagePolicy):
         self._num_shown = 0
         self._tools: tuple[ToolSpec, ...] = ()
 
-    async def generate(self, request: GenerateRequest) -> Completion:
-        """See ``RolloutEngine.generate``."""
+    async def say(self, request: GenerateRequest) -> tuple[str, ParsedMessage]:
+        """See ``MessagePolicy.say``."""
         changed = request.tools if request.tools != self._tools else None
         self._show(request.messages[self._num_shown :], changed)
         self._tools = request.tools
-        self._num_shown = len(request.messages) + 1  # its own turn too
+        # The turn that comes is the person's own, and is not shown again.
+        self._num_shown = len(request.messages) + 1
         text = written_turn(await self._ask())
-        return Completion(
-            request_id=request.request_id,
-            segments=(),
-            finish_reason="stop",
-            usage=TokenUsage(0, 0),
-            text=text,
-            parsed=self._parser.parse(text, request.tools),
-        )
+        return text, self._parser.parse(text, request.tools)
 
 
 def written_turn(line: str) -> str:
@@ -84,9 +71,5 @@ async def play(stage: StageConfig, task: Task, policy: PersonPolicy) -> Trajecto
         )
     spec = rollout_spec(stage, LiveObjects(), None)
     limits = replace(spec.limits, episode_timeout_s=_PATIENCE_S, turn_timeout_s=_PATIENCE_S)
-    spec = replace(spec, limits=limits)
-    parts = EpisodeContext(spec, policy, None, HermesParser(), spec.rubric.build())
-    try:
-        return await run_episode(parts, task, EpisodeKey(0, 0, label="play"))
-    finally:
-        await parts.close()
+    async with Player(replace(spec, limits=limits, parser="hermes"), policy) as player:
+        return await player.play(task, EpisodeKey(0, 0, label="play"))

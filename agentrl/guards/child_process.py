@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import resource
@@ -17,8 +18,8 @@ import tempfile
 import threading
 import time
 from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import IO
 
 _MAX_BYTES = 2**28
 _MAX_SAID_BYTES = 2**16
@@ -73,8 +74,12 @@ def ask_child(script: Path, data: bytes, limits: ChildLimits, *, keep: bool = Fa
         ChildEndedError: the child passed a limit, or the function raised.
         OSError: no child can be started.
     """
-    kept = _idle.setdefault((script, limits), []) if keep else []
-    child = _living(kept) or _Child(script, limits, keep=keep)
+    kept = _idle.setdefault((script, limits, keep), [])
+    child = None
+    with contextlib.suppress(IndexError):
+        child = kept.pop()
+    if child is None or child.process.poll() is not None:
+        child = _Child(script, limits, keep=keep)
     try:
         answer = child.ask(data)
     except BaseException:
@@ -87,95 +92,59 @@ def ask_child(script: Path, data: bytes, limits: ChildLimits, *, keep: bool = Fa
     return answer
 
 
-def _living(kept: list[_Child]) -> _Child | None:
-    """A kept child that nothing ended meanwhile."""
-    while True:
-        try:
-            child = kept.pop()
-        except IndexError:
-            return None
-        if child.is_alive:
-            return child
-        child.end()
-
-
 class _Child:
     """The parent's side; used by one thread at a time."""
 
     def __init__(self, script: Path, limits: ChildLimits, *, keep: bool) -> None:
         self._time_s = limits.time_s
-        self._is_late = False
         # a file and no pipe, which would block a child that says much
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  closed in end()
         order = json.dumps({"script": str(script), "keep": keep, **asdict(limits)})
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-B", __file__, order],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._said,
-            env={},
-        )
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the process has not ended."""
-        return self._process.poll() is None
+        self._pipe, theirs = Pipe()
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-I", "-B", __file__, order],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=self._said,
+                env={},
+            )
 
     def ask(self, data: bytes) -> bytes:
         """The answer to a request."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        clock = threading.Timer(self._time_s, self._end_late)
+        clock = threading.Timer(self._time_s, self.process.kill)
         clock.daemon = True
         clock.start()
+        started = time.monotonic()
         try:
-            _write(self._process.stdin, data)
-            return _read(self._process.stdout)
-        except (BrokenPipeError, EOFError) as error:
-            status = self._process.wait()
+            self._pipe.send_bytes(data)
+            return self._pipe.recv_bytes(_MAX_BYTES)
+        except (OSError, EOFError) as error:
+            # the clock still runs, so that this wait has an end too
+            status = self.process.wait()
             self._said.seek(0)
-            said = self._said.read().decode(errors="replace").strip()[-_TOLD_CHARS:]
-            raise ChildEndedError(is_late=self._is_late, status=status, said=said) from error
+            raise ChildEndedError(
+                is_late=time.monotonic() - started >= self._time_s,
+                status=status,
+                said=self._said.read().decode(errors="replace").strip()[-_TOLD_CHARS:],
+            ) from error
         finally:
             clock.cancel()
 
     def end(self) -> None:
         """End the process."""
-        self._process.kill()
-        # closes both pipes; what was not sent is of no more use
-        self._process.communicate()
+        self.process.kill()
+        self.process.wait()
+        self._pipe.close()
         self._said.close()
 
-    def _end_late(self) -> None:
-        self._is_late = True
-        self._process.kill()
 
-
-_idle: dict[tuple[Path, ChildLimits], list[_Child]] = {}
+_idle: dict[tuple[Path, ChildLimits, bool], list[_Child]] = {}
 """Kept children that wait for a request, of all threads; list.append and pop are atomic."""
 
 
-def _write(file: IO[bytes], data: bytes) -> None:
-    file.write(len(data).to_bytes(8, "big") + data)
-    file.flush()
-
-
-def _read(file: IO[bytes]) -> bytes:
-    size = int.from_bytes(_exactly(file, 8), "big")
-    if size > _MAX_BYTES:
-        raise EOFError(f"{size} bytes are announced")
-    return _exactly(file, size)
-
-
-def _exactly(file: IO[bytes], size: int) -> bytes:
-    data = file.read(size)
-    if len(data) < size:
-        raise EOFError
-    return data
-
-
 def _serve(script: str, *, keep: bool, limits: ChildLimits) -> None:
-    """The child's side: answers requests until its standard input ends."""
+    """The child's side: answers requests until the pipe ends."""
     answer = runpy.run_path(script)["answerer"]()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (_MAX_SAID_BYTES, _MAX_SAID_BYTES))
@@ -186,16 +155,17 @@ def _serve(script: str, *, keep: bool, limits: ChildLimits) -> None:
     if not limits.opens_files:
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
     _, most = resource.getrlimit(resource.RLIMIT_CPU)
+    pipe = Connection(0)
     while True:
         try:
-            data = _read(sys.stdin.buffer)
+            data = pipe.recv_bytes(_MAX_BYTES)
         except EOFError:
             return
         if limits.cpu_s is not None:
             end = math.ceil(time.process_time() + limits.cpu_s)
             # a child of one request can never raise it again
             resource.setrlimit(resource.RLIMIT_CPU, (end, most if keep else end))
-        _write(sys.stdout.buffer, answer(data))
+        pipe.send_bytes(answer(data))
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def test_a_child_has_no_environment_and_hard_limits(
 def test_each_end_says_what_it_was(script: Path) -> None:
     assert "Too many open files" in ended(script, b"open('/dev/null')").said
     assert "MemoryError" in ended(script, b"bytearray(2**29)").said
-    late = ended(script, b"os.read(0, 1)", ChildLimits(time_s=0.5))
+    late = ended(script, b"os.read(os.pipe()[0], 1)", ChildLimits(time_s=0.5))
     assert late.is_late
     assert late.status == -signal.SIGKILL
 

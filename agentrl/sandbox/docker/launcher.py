@@ -22,7 +22,7 @@ import requests
 from agentrl.errors import SandboxError
 from agentrl.sandbox.forkserver.channel import OnEnd, OnFrame, Stream
 from agentrl.sandbox.forkserver.launcher import HOST_FOLDER
-from agentrl.sandbox.host import frames, mux
+from agentrl.sandbox.host import frames
 from agentrl.types.machine.loop_thread import LoopThread
 
 from . import containers, images
@@ -50,9 +50,11 @@ modules = take(int.from_bytes(take(8), "big"))
 if sys.version_info < {oldest}:
     import json, struct
     why = {too_old!r}.replace("VERSION", "%d.%d" % sys.version_info[:2])
-    frame = json.dumps({{"op": "refused", "setting": False, "why": why, "sizes": []}}).encode()
-    frame = struct.pack("!IQ", len(frame), 0) + frame
-    os.write(1, struct.pack("!BII", {data}, {control}, len(frame)) + frame)
+    def frame(header, *blobs):
+        head = json.dumps(dict(header, sizes=list(map(len, blobs)))).encode()
+        return struct.pack("!IQ", len(head), sum(map(len, blobs))) + head + b"".join(blobs)
+    refusal = frame({{"op": "refused", "setting": False, "why": why}})
+    os.write(1, frame({{"op": "data", "link": {control}}}, refusal))
     sys.exit(0)
 with open("/run/host.zip", "xb") as file:
     file.write(modules)
@@ -99,8 +101,7 @@ class DockerLauncher:
     ) -> ContainerHost:
         boot = _BOOT.format(
             oldest=images.OLDEST_PYTHON,
-            data=mux.DATA,
-            control=mux.CONTROL,
+            control=frames.CONTROL,
             too_old=str(images.lacks_python(self.image, "has Python VERSION")),
         )
         container = containers.create(
@@ -169,7 +170,7 @@ class ContainerLink:
 
     def send(self, header: frames.Header, blobs: Sequence[bytes] = ()) -> None:
         data = frames.encode(header, blobs)
-        self.host.stream.write(mux.encode(mux.DATA, self.number, data))
+        self.host.stream.write(frames.on_link(self.number, "data", data))
 
     def close(self) -> None:
         self.host.hang_up(self.number)
@@ -213,11 +214,11 @@ class ContainerHost:
         self._io = io
         self._stderr = bytearray()
         self._buffer = bytearray()
-        self._decoder = mux.ChunkDecoder()
+        self._decoder = frames.FrameDecoder()
         # Guards _links: slots are opened on callers' threads, and end on the I/O thread.
         self._lock = threading.Lock()
-        self._links = {mux.CONTROL: ContainerLink(self, mux.CONTROL, on_frame, on_end)}
-        self.control = self._links[mux.CONTROL]
+        self._links = {frames.CONTROL: ContainerLink(self, frames.CONTROL, on_frame, on_end)}
+        self.control = self._links[frames.CONTROL]
         self.stream = Stream(
             io, getattr(attached, "_sock", attached), self._on_data, self._on_stream_end
         )
@@ -227,15 +228,15 @@ class ContainerHost:
         link = ContainerLink(self, number + 1, on_frame, on_end)
         with self._lock:
             self._links[number + 1] = link
-        self.stream.write(mux.encode(mux.OPEN, number + 1))
+        self.stream.write(frames.on_link(number + 1, "open"))
         return link
 
     def hang_up(self, number: int) -> None:
         """Close a link; the supervisor's ends everything."""
-        if number == mux.CONTROL:
+        if number == frames.CONTROL:
             self.stream.close()
             return
-        self.stream.write(mux.encode(mux.END, number))
+        self.stream.write(frames.on_link(number, "end"))
         self._io.call(lambda: self._end_link(number))
 
     def said(self) -> str:
@@ -274,12 +275,12 @@ class ContainerHost:
             if source == _STDERR:
                 self._stderr = (self._stderr + part)[-_KEPT_STDERR_BYTES:]
                 continue
-            for kind, number, body in self._decoder.feed(part):
-                if kind == mux.END:
-                    self._end_link(number)
+            for header, (body,) in self._decoder.feed(part):
+                if header["op"] == "end":
+                    self._end_link(header["link"])
                     continue
                 with self._lock:
-                    link = self._links.get(number)
+                    link = self._links.get(header["link"])
                 if link is not None:
                     link.on_data(body)
 

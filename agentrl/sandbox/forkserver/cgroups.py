@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.sandbox.host.proc import rounds
-from agentrl.sandbox.owner_id import Owner
+from agentrl.sandbox.owner_id import Owner, orphaned, owner_part
 
 _PREFIX = "agentrl-sandbox-"  # of a cgroup's name, before its owner
 # by version: the limit, the counts of kills and of reached limits, and what forbids swap
@@ -223,14 +223,12 @@ def remove_orphaned_cgroups() -> list[str]:
 
 
 def _remove_orphans(node: Node) -> list[str]:
-    removed = []
     with os.scandir(node.path) as entries:
-        for entry in entries:
-            owner = Owner.parse(entry.name.removeprefix(_PREFIX).rpartition("-")[0])
-            if entry.name.startswith(_PREFIX) and owner is not None and owner.is_dead:
-                with contextlib.suppress(
-                    OSError
-                ):  # another removes it too, or its processes are on their way out
-                    os.rmdir(entry.path)
-                    removed.append(f"cgroup {entry.path} of owner {owner}")
+        named = [(entry.path, owner_part(entry.name, _PREFIX)) for entry in entries]
+    removed = []
+    for path, owner in orphaned(named).items():
+        # another removes it too, or its processes are on their way out
+        with contextlib.suppress(OSError):
+            os.rmdir(path)
+            removed.append(f"cgroup {path} of owner {owner}")
     return removed

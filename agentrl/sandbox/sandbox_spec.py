@@ -193,6 +193,14 @@ class SandboxSpec(Section):
         """
         return self.replace(backend=self.check().backend)
 
+    def of_image(self, image: str | None) -> SandboxSpec:
+        """The same in another image; None is its own.
+
+        Raises:
+            ConfigError: the backend has no images.
+        """
+        return self if image is None else self.replace(image=image)
+
     def build(self) -> Sandbox:
         """A fresh sandbox of the backend that :meth:`check` chose; raises what it raises."""
         resolved = self.resolved()

@@ -20,7 +20,8 @@ from .host.files import removal
 from .host.run import process_tree
 from .owner_id import is_ours, left_after, orphaned, orphaned_folders
 
-_GRACE_S = 2.0  # for hosts that are ending by themselves
+# for hosts that are ending by themselves
+_GRACE_S = 2.0
 
 
 def remove_orphans() -> list[str]:

@@ -67,8 +67,10 @@ class SandboxPool:
         self._starting = FifoSemaphore(spec.max_starting or max_running)
         self._lent: dict[
             Sandbox, Callable[[], None]
-        ] = {}  # and what stops the clock of its lifetime
-        self._counts = Counter[str]()  # starting, started, failed, overdue
+            # and what stops the clock of its lifetime
+        ] = {}
+        # starting, started, failed, overdue
+        self._counts = Counter[str]()
         # Guards _lent and the counts: callers are on any loop, a lifetime's end on its timer's
         # thread.
         self._lock = threading.Lock()

@@ -253,7 +253,8 @@ class SandboxSpec(Section):
         for name in self.candidates():
             reports.append(report_on(self.replace(backend=name)))
             if len(reports[-1].held) == len(GUARANTEES):
-                break  # nothing can hold more, and whatever follows costs more
+                # nothing can hold more, and whatever follows costs more
+                break
         usable = [
             report for report in reports if report.problem is None and self.required <= report.held
         ]
@@ -262,7 +263,8 @@ class SandboxSpec(Section):
             raise MachineError(
                 f"SandboxSpec.backend={self.backend!r}: {found}; {self._advice(reports)}"
             )
-        best = max(usable, key=lambda report: len(report.held))  # the first of equals
+        # the first of equals
+        best = max(usable, key=lambda report: len(report.held))
         if self.backend == "auto":
             passed_over = [f"; {report}" for report in reports if report is not best]
             _log.info("sandbox backend 'auto' takes %s%s", best, "".join(passed_over))

@@ -29,9 +29,11 @@ from . import containers, images
 from .engine import Client, asked, connect
 
 _STDERR = 2
-_HEAD = struct.Struct(">BxxxI")  # of the engine's attached stream
+# of the engine's attached stream
+_HEAD = struct.Struct(">BxxxI")
 _KEPT_STDERR_BYTES = 4096
-_EXIT_S = 2.0  # in which the engine says how a container ended whose stream has ended
+# in which the engine says how a container ended whose stream has ended
+_EXIT_S = 2.0
 _SIGKILLED = 137
 _READABLE = ("/opt", "/srv", "/app", "/go", "/nix")
 
@@ -209,7 +211,8 @@ class ContainerHost:
     ) -> None:
         self._client = client
         self._container = container
-        self._attached = attached  # the SDK's wrapper closes the socket when it is collected
+        # the SDK's wrapper closes the socket when it is collected
+        self._attached = attached
         self._exit_code = exit_code
         self._io = io
         self._stderr = bytearray()
@@ -262,7 +265,8 @@ class ContainerHost:
             with asked("remove a container"):
                 containers.remove(self._client, self._container)
         except SandboxError:
-            return  # the engine is gone, and what it left is reaped when it is back
+            # the engine is gone, and what it left is reaped when it is back
+            return
 
     def clear(self, facts: Mapping[str, Any]) -> None:
         """The engine removes the container with all that it holds."""
@@ -294,7 +298,6 @@ class ContainerHost:
         with self._lock:
             links = self._links
             self._links = {}
-        for number in sorted(
-            links, reverse=True
-        ):  # the supervisor's last, as its end is everyone's
+        # the supervisor's last, as its end is everyone's
+        for number in sorted(links, reverse=True):
             links[number].on_end()

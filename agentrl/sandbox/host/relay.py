@@ -23,7 +23,8 @@ from typing import NoReturn
 from . import frames, supervisor
 
 _READ_BYTES = 1 << 18
-_MAX_WAITING_BYTES = 64 * 2**20  # for slots that do not read; the owner waits beyond that
+# for slots that do not read; the owner waits beyond that
+_MAX_WAITING_BYTES = 64 * 2**20
 _STDIN = 0
 _STDOUT = 1
 
@@ -66,7 +67,8 @@ class Relay:
                     continue
                 link: _Link = key.data
                 if self.links.get(link.number) is not link:
-                    continue  # ended by another event of this round
+                    # ended by another event of this round
+                    continue
                 if events & selectors.EVENT_WRITE:
                     self.flush(link)
                 if events & selectors.EVENT_READ and not self.hear(link):
@@ -104,9 +106,8 @@ class Relay:
         with theirs:
             asked = frames.encode({"op": "open", "slot": number - 1})
             self.control.setblocking(True)
-            with contextlib.suppress(
-                BrokenPipeError, ConnectionResetError
-            ):  # the next read sees its end
+            # the next read sees its end
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 self.write_out(self.links[frames.CONTROL])
                 socket.send_fds(self.control, [asked], [theirs.fileno()])
             self.control.setblocking(False)

@@ -210,6 +210,13 @@ class ToolEnv(Env):
             info=info,
         )
 
+    def sandbox_of(self, task: Task) -> str | None:
+        """The image in which a task's sandbox runs; None is the configured one. By default a task
+        names it as ``task.info["sandbox_image"]``.
+        """
+        image: str | None = task.info.get("sandbox_image")
+        return image
+
     async def open_sandbox(self) -> Sandbox:
         """The episode's sandbox; the first call takes it, and waits where a pool has none left.
 
@@ -226,10 +233,11 @@ class ToolEnv(Env):
                     "the environment was given no sandbox; pass ToolEnv(sandbox=SandboxSpec())"
                 )
             self._check_open()
+            image = self.sandbox_of(self.task)
             if isinstance(source, SandboxPool):
-                sandbox = await source.acquire()
+                sandbox = await source.acquire(image)
             else:
-                sandbox = await asyncio.to_thread(source.build)
+                sandbox = await asyncio.to_thread(source.of_image(image).build)
             # While this waited.
             if self._closed:
                 await self._end_sandbox(sandbox)

@@ -85,7 +85,8 @@ def report_on(backend: str, spec: Hashable, *, proxied: bool) -> BackendReport:
         report = _reports.get(spec)
         if report is None:
             report = _try(backend, spec, proxied=proxied)
-            if report.problem is None:  # else a later call may succeed: the machine may be busy
+            # else a later call may succeed: the machine may be busy
+            if report.problem is None:
                 logger.info(
                     "sandbox %s", report, extra={"event": "sandbox_probed", "backend": backend}
                 )
@@ -104,7 +105,8 @@ def _try(backend: str, spec: Hashable, *, proxied: bool) -> BackendReport:
             return BackendReport(backend, guarantees, notes=sandbox.notes)
 
     try:
-        with ThreadPoolExecutor(1) as pool:  # the caller's thread may run an event loop already
+        # the caller's thread may run an event loop already
+        with ThreadPoolExecutor(1) as pool:
             return pool.submit(asyncio.run, attempt()).result()
     except ConfigError:
         raise

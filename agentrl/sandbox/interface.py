@@ -218,7 +218,8 @@ class Sandbox(ABC):
                 try:
                     sha256 = hashlib.sha256(await self.read_file(path)).hexdigest()
                 except FileRefusedError:
-                    sha256 = ""  # a link or a closed file by now
+                    # a link or a closed file by now
+                    sha256 = ""
             found[path] = FileHash(num_bytes, sha256)
         return found, len(listed) < MAX_LISTED
 

@@ -1,8 +1,7 @@
 """Orphan cleanup: removes hosts, processes and folders that dead owners left.
 
-All of it happens only where owner and host were killed together, or a host was stopped. What
-belongs to a process that lives, or of which nothing can be known, is left alone
-(:mod:`agentrl.sandbox.owner_id`).
+All of it happens only where owner and host were killed together, or a host was stopped.
+:mod:`agentrl.sandbox.owner_id` finds what is left.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import contextlib
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator
 
 from .forkserver.cgroups import remove_orphaned_cgroups
@@ -20,9 +18,10 @@ from .host import proc
 from .host.confine import marks
 from .host.files import removal
 from .host.run import process_tree
-from .owner_id import Owner
+from .owner_id import is_ours, left_after, orphaned, orphaned_folders
 
-_GRACE_S = 2.0  # for hosts that are ending by themselves
+# for hosts that are ending by themselves
+_GRACE_S = 2.0
 
 
 def remove_orphans() -> list[str]:
@@ -35,62 +34,26 @@ def remove_orphans() -> list[str]:
     if sys.platform != "linux":
         return []
     strays = marks.orphans()
-    for _ in proc.rounds(_GRACE_S, 0.05):
-        hosts = dict(_orphaned_hosts())
-        folders = dict(_orphaned_folders())
-        if not (hosts or folders):
-            break
+    hosts, folders = left_after(
+        _GRACE_S, lambda: (orphaned(_hosts()), orphaned_folders(FOLDER_PREFIX))
+    )
     removed = [f"{_ended(pid)} of owner {owner}" for pid, owner in hosts.items()]
-    if (
-        hosts or folders or strays
-    ):  # before the folders: nothing that runs is to meddle with their removal
+    # before the folders: nothing that runs is to meddle with their removal
+    if hosts or folders or strays:
         ended, left = marks.end_orphans(_GRACE_S)
-        removed += [
-            f"process {pid} of a sandbox whose host is dead" for pid in sorted(ended - left)
-        ]
-        removed += [
-            f"nothing of process {pid} of a sandbox whose host is dead: it goes on"
-            for pid in sorted(left)
-        ]
+        whose = "of a sandbox whose host is dead"
+        removed += [f"process {pid} {whose}" for pid in sorted(ended - left)]
+        removed += [f"nothing of process {pid} {whose}: it goes on" for pid in sorted(left)]
     removed += [f"{_removed(path)} of owner {owner}" for path, owner in folders.items()]
     return removed + remove_orphaned_cgroups()
 
 
-def _orphaned_hosts() -> Iterator[tuple[int, Owner]]:
-    """Pids of supervisors and slots whose owner is dead, as far as this user may end them."""
-    for name in os.listdir("/proc"):
-        if name.isdigit() and (owner := _owner_of_host(name)) is not None and owner.is_dead:
-            yield int(name), owner
-
-
-def _owner_of_host(pid: str) -> Owner | None:
-    words = proc.read(pid, "cmdline").decode(errors="replace").split("\0")
-    if marks.HOST_TITLE not in words or not _is_ours(f"/proc/{pid}"):
-        return None
-    return Owner.parse("".join(words[words.index(marks.HOST_TITLE) + 1 :][:1]))
-
-
-def _orphaned_folders() -> Iterator[tuple[str, Owner]]:
-    for base in dict.fromkeys(
-        ("/tmp", tempfile.gettempdir())
-    ):  # the first is a host's, which has no TMPDIR
-        with contextlib.suppress(OSError), os.scandir(base) as entries:
-            for entry in entries:
-                owner = Owner.parse(entry.name.removeprefix(FOLDER_PREFIX).rpartition("-")[0])
-                if (
-                    owner is not None
-                    and owner.is_dead
-                    and entry.is_dir(follow_symlinks=False)
-                    and _is_ours(entry.path)
-                ):
-                    yield entry.path, owner
-
-
-def _is_ours(path: str) -> bool:
-    try:
-        return os.geteuid() in (0, os.stat(path, follow_symlinks=False).st_uid)
-    except OSError:
-        return False
+def _hosts() -> Iterator[tuple[int, str]]:
+    """Pids of supervisors and slots that this user may end, and what names their owner."""
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        words = proc.read(name, "cmdline").decode(errors="replace").split("\0")
+        if marks.HOST_TITLE in words and is_ours(f"/proc/{name}"):
+            yield int(name), "".join(words[words.index(marks.HOST_TITLE) + 1 :][:1])
 
 
 def _ended(pid: int) -> str:

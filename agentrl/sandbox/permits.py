@@ -23,7 +23,8 @@ class FifoSemaphore:
 
     def __init__(self, count: int) -> None:
         self._free = count
-        self._waiting: deque[Future[None]] = deque()  # first come, first served
+        # first come, first served
+        self._waiting: deque[Future[None]] = deque()
         self._refusal: str | None = None
         # Guards all of the above; permits pass between event loops and threads, held for no wait.
         self._lock = threading.Lock()
@@ -46,7 +47,8 @@ class FifoSemaphore:
             with clock_paused():
                 await asyncio.wrap_future(permit)
         except asyncio.CancelledError:
-            with self._lock:  # it is handed over within the lock: it is either here or not
+            # it is handed over within the lock: it is either here or not
+            with self._lock:
                 came_all_the_same = permit.done() and not permit.cancelled()
             if came_all_the_same:
                 self.give()

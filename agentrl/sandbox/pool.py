@@ -46,7 +46,8 @@ class SandboxPool:
     """Lends sandboxes; the callers beyond ``max_running`` wait in order, on whatever loop they are.
 
     A sandbox is ended with everything in it when it comes back, so that nothing of one episode
-    reaches the next; a fresh one costs a few milliseconds.
+    reaches the next; a fresh one costs a few milliseconds. Sandboxes of several images share the
+    pool's bounds, and each image has a host of its own.
 
     Args:
         spec: what to build; its ``max_starting`` and ``max_lifetime_s`` hold in each pool.
@@ -66,25 +67,32 @@ class SandboxPool:
         self._starting = FifoSemaphore(spec.max_starting or max_running)
         self._lent: dict[
             Sandbox, Callable[[], None]
-        ] = {}  # and what stops the clock of its lifetime
-        self._counts = Counter[str]()  # starting, started, failed, overdue
+            # and what stops the clock of its lifetime
+        ] = {}
+        # starting, started, failed, overdue
+        self._counts = Counter[str]()
         # Guards _lent and the counts: callers are on any loop, a lifetime's end on its timer's
         # thread.
         self._lock = threading.Lock()
 
-    async def acquire(self) -> Sandbox:
+    async def acquire(self, image: str | None = None) -> Sandbox:
         """A fresh sandbox, started, when one of the permits is free; the caller's clock is paused
         until then.
 
+        Args:
+            image: that it runs in; None is the spec's own.
+
         Raises:
+            ConfigError: the backend has no images.
             SandboxError: the pool is closed, or the sandbox did not start.
         """
+        spec = self.spec.of_image(image)
         async with AsyncExitStack() as undo:
             await self._permits.take()
             undo.callback(self._permits.give)
             async with self._starting:
                 with clock_paused():
-                    sandbox = await self._start()
+                    sandbox = await self._start(spec)
             undo.push_async_callback(sandbox.close)
             with self._lock:
                 self._permits.check_open()
@@ -135,11 +143,11 @@ class SandboxPool:
                 },
             )
 
-    async def _start(self) -> Sandbox:
+    async def _start(self, spec: SandboxSpec) -> Sandbox:
         self._count("starting")
         sandbox: Sandbox | None = None
         try:
-            sandbox = await asyncio.to_thread(self.spec.build)
+            sandbox = await asyncio.to_thread(spec.build)
             await sandbox.start()
         except BaseException:
             self._count("failed")

@@ -164,7 +164,8 @@ async def measure(sandbox: Sandbox, *, proxied: bool = False) -> MappingProxyTyp
     held = json.loads(result.stdout)
     alone = await sandbox.run(_LOOK_FOR_STRAY)
     held["memory"] = held["memory"] and await _bounds_what_is_unmapped(sandbox)
-    held["processes"] = held["processes"] and alone.status == "ok"  # else one outlived its run
+    # else one outlived its run
+    held["processes"] = held["processes"] and alone.status == "ok"
     return MappingProxyType({name: bool(held[name]) for name in GUARANTEES})
 
 

@@ -193,6 +193,14 @@ class SandboxSpec(Section):
         """
         return self.replace(backend=self.check().backend)
 
+    def of_image(self, image: str | None) -> SandboxSpec:
+        """The same in another image; None is its own.
+
+        Raises:
+            ConfigError: the backend has no images.
+        """
+        return self if image is None else self.replace(image=image)
+
     def build(self) -> Sandbox:
         """A fresh sandbox of the backend that :meth:`check` chose; raises what it raises."""
         resolved = self.resolved()
@@ -245,7 +253,8 @@ class SandboxSpec(Section):
         for name in self.candidates():
             reports.append(report_on(self.replace(backend=name)))
             if len(reports[-1].held) == len(GUARANTEES):
-                break  # nothing can hold more, and whatever follows costs more
+                # nothing can hold more, and whatever follows costs more
+                break
         usable = [
             report for report in reports if report.problem is None and self.required <= report.held
         ]
@@ -254,7 +263,8 @@ class SandboxSpec(Section):
             raise MachineError(
                 f"SandboxSpec.backend={self.backend!r}: {found}; {self._advice(reports)}"
             )
-        best = max(usable, key=lambda report: len(report.held))  # the first of equals
+        # the first of equals
+        best = max(usable, key=lambda report: len(report.held))
         if self.backend == "auto":
             passed_over = [f"; {report}" for report in reports if report is not best]
             _log.info("sandbox backend 'auto' takes %s%s", best, "".join(passed_over))

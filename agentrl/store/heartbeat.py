@@ -145,7 +145,8 @@ class RunWatch:
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
         self._counter: int | None = None
-        self._moved = -float("inf")  # by the monotonic clock
+        # by the monotonic clock
+        self._moved = -float("inf")
 
     def look(self) -> RunState:
         """The state now."""

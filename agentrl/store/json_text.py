@@ -35,7 +35,8 @@ _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 def to_json(value: Any) -> str:
     """``value`` on one line of standard JSON that can be encoded in UTF-8."""
     empty = _EMPTY.get(type(value))
-    if empty is not None and not value:  # most columns of most trajectories
+    # most columns of most trajectories
+    if empty is not None and not value:
         return empty
     try:
         text = _ENCODER.encode(value)
@@ -43,14 +44,16 @@ def to_json(value: Any) -> str:
         # a NaN, a key that is no string, or a cycle: rare, so that only these pay for a walk
         value = _storable(value, 0)
         text = _ENCODER.encode(value)
-    if nested_too_deeply(text):  # nobody could read it
+    # nobody could read it
+    if nested_too_deeply(text):
         value = _storable(value, 0)
         text = _ENCODER.encode(value)
     if text.isascii():
         return text
     try:
         text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair, which only an escape can carry
+    # half of a surrogate pair, which only an escape can carry
+    except UnicodeEncodeError:
         return _ASCII_ENCODER.encode(value)
     return text
 
@@ -65,7 +68,8 @@ def from_json(text: str | bytes) -> Any:
     marked = _FLOAT in text or _IMAGE in text or _BLOB in text
     try:
         return parse_json(text, max_bytes=_MAX_BYTES, object_hook=_restore if marked else None)
-    except (TypeError, AttributeError) as error:  # an image or a blob whose fields are none
+    # an image or a blob whose fields are none
+    except (TypeError, AttributeError) as error:
         raise ValueError(str(error)) from error
 
 

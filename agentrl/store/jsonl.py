@@ -1,7 +1,8 @@
 """JSON lines: append-only files of one object a line.
 
 A line is there from its first byte to its newline, or it was partial by a death and never counted:
-reading passes over one partial last line, opening for append cuts it off.
+reading waits for the end of a partial last line, opening for append cuts it off. Whoever reads such
+a file, once or again and again while it grows, reads it by :class:`JsonFollower`.
 """
 
 from __future__ import annotations
@@ -9,19 +10,26 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TypeAlias
 
 from agentrl.errors import StoreError
-from agentrl.guards.regular_file import open_regular
+from agentrl.guards.regular_file import check_regular, open_regular
 from agentrl.store.atomic import sync_path, write_bytes
 from agentrl.store.json_text import from_json, to_json
 from agentrl.store.masking import SecretMask
 from agentrl.store.write_error import os_refusals, write_failure
 
+Record: TypeAlias = dict[str, Any]
+Damage: TypeAlias = Callable[[StoreError], None]
+"""Is told of what cannot be read, which is then passed over."""
+
 MAX_LINE = 2**28
 """Bytes of a line."""
+
+_BLOCK = 1 << 22
+_REMEMBERED = 256
+"""Bytes at either end of the last line, by which the same file is known again."""
 
 
 class JsonlWriter:
@@ -94,48 +102,146 @@ class JsonlWriter:
         return self._file
 
 
-def read_jsonl(
-    path: Path, on_damage: Callable[[StoreError], None] | None = None
-) -> Iterator[dict[str, Any]]:
-    """The objects of a file in order, but for a partial last line; nothing where there is no file.
+class JsonFollower:
+    """Follows one file that grows by whole lines; a partial last line waits for its end.
+
+    A file that was replaced, cut back before the last look's end or rewritten is read from its
+    beginning. Used by one thread.
 
     Args:
-        path: the file.
-        on_damage: is told of a whole line that is no JSON object, which is then passed over, and
-            of a file that cannot be opened.
-
-    Raises:
-        StoreError: without ``on_damage`` the same; the disk fails.
+        path: the file; it need not exist yet.
     """
-    told = on_damage or _raise
-    refused = f"{path} cannot be read"
-    try:
-        with os_refusals(refused):
-            file = open_regular(path)
-    except StoreError as error:
-        if not isinstance(error.__cause__, FileNotFoundError):
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = 0
+        self._marks: tuple[tuple[int, bytes], ...] = ()
+        """Where and what the ends of the last line are."""
+        self._stamp: tuple[int, ...] = ()
+        """Of the file when it was last found to be the same."""
+        self._end = 0
+        self._num_read = 0
+
+    def look(self, on_damage: Damage | None = None) -> tuple[bool, Iterator[tuple[int, Record]]]:
+        """What came since the last look.
+
+        Args:
+            on_damage: is told of a whole line that is no JSON object, and of a file that cannot be
+                read.
+
+        Returns:
+            Whether all that was read still stands in the file, and each new object with the offset
+            of its line. A line counts as read once the next one is asked for.
+
+        Raises:
+            StoreError: without ``on_damage`` what it would be told.
+        """
+        told = on_damage or _raise
+        try:
+            return self.is_same(), self._records(told)
+        except StoreError as error:
             told(error)
-        return
-    with file, os_refusals(refused):
-        for number, line in enumerate(iter(partial(file.readline, MAX_LINE), b""), start=1):
-            place = f"{path}:{number}"
-            if not line.endswith(b"\n"):
-                if len(line) == MAX_LINE:
-                    told(StoreError(f"{place} must have less than {MAX_LINE:,} bytes"))
-                return
+            return True, iter(())
+
+    def is_same(self) -> bool:
+        """Whether all that was read still stands in the file; where not, the next look begins
+        again.
+
+        Raises:
+            StoreError: the file cannot be read.
+        """
+        with os_refusals(f"{self.path} cannot be read"):
             try:
-                record = parse_line(place, line)
-            except StoreError as error:
-                told(error)
-            else:
-                yield record
+                found = check_regular(self.path)
+            except FileNotFoundError:
+                found = None
+            stamp = () if found is None else (found.st_ino, found.st_size, found.st_mtime_ns)
+            if stamp == self._stamp:
+                return True
+            self._end = 0 if found is None else found.st_size
+            replaced = bool(self._stamp) and stamp[:1] != self._stamp[:1]
+            same = not self._offset or (not replaced and self._has_marks())
+            self._stamp = stamp
+            if not same:
+                self._offset = 0
+                self._num_read = 0
+            return same
+
+    def lines(self) -> Iterator[tuple[int, bytes]]:
+        """Each whole line that was not read yet when ``is_same`` looked: where it starts, and its
+        bytes without the newline.
+
+        Raises:
+            StoreError: the file cannot be read.
+        """
+        if self._offset >= self._end:
+            return
+        with os_refusals(f"{self.path} cannot be read"):
+            try:
+                file = open_regular(self.path)
+            # removed since ``is_same``, which tells it the next time
+            except FileNotFoundError:
+                return
+            with file:
+                file.seek(self._offset)
+                yield from self._lines_of(file)
+
+    def _records(self, told: Damage) -> Iterator[tuple[int, Record]]:
+        try:
+            for start, line in self.lines():
+                try:
+                    record = parse_line(f"{self.path}:{self._num_read + 1}", line)
+                except StoreError as error:
+                    told(error)
+                else:
+                    yield start, record
+        except StoreError as error:
+            told(error)
+
+    def _lines_of(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+        partial = b""
+        while block := file.read(_BLOCK):
+            *lines, rest = block.split(b"\n")
+            for line in lines:
+                whole = partial + line
+                partial = b""
+                start = self._offset
+                yield start, whole
+                tail = (whole + b"\n")[-_REMEMBERED:]
+                self._offset = start + len(whole) + 1
+                self._num_read += 1
+                self._marks = ((start, whole[:_REMEMBERED]), (self._offset - len(tail), tail))
+            partial += rest
+            if len(partial) >= MAX_LINE:
+                place = f"{self.path}:{self._num_read + 1}"
+                raise StoreError(f"{place} must have less than {MAX_LINE:,} bytes")
+
+    def _has_marks(self) -> bool:
+        if self._end < self._offset:
+            return False
+        with open_regular(self.path) as file:
+            for start, mark in self._marks:
+                file.seek(start)
+                if file.read(len(mark)) != mark:
+                    return False
+        return True
+
+
+def read_jsonl(path: Path, on_damage: Damage | None = None) -> Iterator[Record]:
+    """The objects of a file in order, but for a partial last line; nothing where there is no file.
+
+    Args and errors as of ``JsonFollower.look``.
+    """
+    _, records = JsonFollower(path).look(on_damage)
+    for _, record in records:
+        yield record
 
 
 def _raise(error: StoreError) -> None:
     raise error
 
 
-def parse_line(place: str, line: bytes) -> dict[str, Any]:
+def parse_line(place: str, line: bytes) -> Record:
     """The object of a whole line.
 
     Args:
@@ -154,7 +260,7 @@ def parse_line(place: str, line: bytes) -> dict[str, Any]:
     return record
 
 
-def keep_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:
+def keep_lines(path: Path, keep: Callable[[Record], bool]) -> int:
     """Rewrite a file, in one step, without the lines that ``keep`` refuses; for a run that goes
     back to a checkpoint.
 

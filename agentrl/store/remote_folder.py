@@ -104,7 +104,8 @@ class RemoteFolder:
     def _failing(self, what: str, name: str) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # boundary: each file system has errors of its own
+        # boundary: each file system has errors of its own
+        except Exception as error:
             why = str(error).strip() or type(error).__name__
             raise StoreError(
                 f"{self.url}/{name} could not be {what}: {why.splitlines()[-1]}"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentrl.envs import AsyncEnv, EnvSpec, ToolEnv, check_env
-from agentrl.errors import EnvError, SandboxError
+from agentrl.errors import ConfigError, EnvError, SandboxError
 from agentrl.sandbox import SandboxPool, SandboxSpec
 from agentrl.tools import HermesParser, PythonTool, ToolContext, tool
 from agentrl.types import Action, FinishReason, StepResult, Task
@@ -276,6 +277,13 @@ async def test_a_sandbox_that_comes_after_close_goes_back() -> None:
         await waiting
     async with asyncio.timeout(60), pool.session():
         pass
+
+
+@pytest.mark.parametrize("source", [UNSAFE, SandboxPool(UNSAFE, max_running=1)])
+async def test_a_task_names_the_image_of_its_sandbox(source: SandboxPool | SandboxSpec) -> None:
+    task = replace(TASK, info={"sandbox_image": "python:3.12"})
+    with pytest.raises(ConfigError, match=r"image='python:3.12' needs a backend with images"):
+        await ToolEnv(task, sandbox=source).open_sandbox()
 
 
 async def test_a_sandbox_where_none_was_given_is_refused() -> None:

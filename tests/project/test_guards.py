@@ -57,7 +57,7 @@ ALLOWED: dict[str, tuple[set[str], str]] = {
     "viewer/demo/__init__.py": ({"json.loads"}, OWN),
     "viewer/export/answers.py": ({"json.loads"}, OWN),
     "viewer/export/redaction.py": ({PATTERN}, USERS),
-    "viewer/template/child.py": ({"json.load"}, OWN),
+    "viewer/template/child.py": ({"json.loads"}, OWN),
 }
 
 

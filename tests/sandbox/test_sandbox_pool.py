@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 
 import pytest
 
@@ -173,3 +174,23 @@ async def test_a_worn_host_is_replaced_and_its_sandboxes_live_on(landlock: Backe
             assert vars(new)["_slot"].server is not first
         assert (await old.run("print(3)")).stdout == b"3\n"
         assert not first.ended
+
+
+async def test_two_images_are_lent_under_one_bound() -> None:
+    build = f"{Path(__file__).with_name('own_images.py')}:build"
+    pool = SandboxPool(SandboxSpec(build, require="none", image="plain"), max_running=2)
+    one, other = await pool.acquire(), await pool.acquire("other")
+    assert [sandbox.notes for sandbox in (one, other)] == ["plain", "other"]
+    waiter = asyncio.create_task(pool.acquire("third"))
+    await asyncio.wait([waiter], timeout=0.05)
+    assert (pool.counts().running, pool.counts().waiting) == (2, 1)
+    await pool.release(one)
+    assert (await waiter).notes == "third"
+    await pool.close()
+
+
+async def test_an_image_needs_a_backend_with_images() -> None:
+    pool = SandboxPool(SandboxSpec("unsafe"), max_running=1)
+    with pytest.raises(ConfigError, match="needs a backend with images"):
+        await pool.acquire("python:3.12")
+    await pool.release(await pool.acquire())  # it cost no permit

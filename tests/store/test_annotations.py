@@ -270,7 +270,7 @@ def test_a_damaged_shard_and_a_damaged_line_are_named_and_passed_over(
             assert [one.step for one in reader.annotations()] == [2, 3]
         assert len(reader.damage) == 2
         assert any(f"{shard} cannot be read" in told for told in reader.damage)
-        assert any(f"of {live} must be a JSON object" in told for told in reader.damage)
+        assert any(f"{live}:1 must be a JSON object" in told for told in reader.damage)
         live.write_bytes(whole)
 
 

@@ -19,12 +19,12 @@ from agentrl.store import (
     TrajectoryReader,
     TrajectoryWriter,
     encode_trajectory,
+    jsonl,
     write_shard,
 )
-from agentrl.store.line_follower import LineFollower
+from agentrl.store.jsonl import JsonFollower
 from agentrl.store.step_files import shard_folders
 from agentrl.store.step_files.shard_folders import ShardFolders
-from agentrl.store.trajectories import listing
 from agentrl.types import Trajectory
 
 Make = Callable[..., Trajectory]
@@ -49,13 +49,13 @@ def test_a_look_parses_only_what_was_appended(
     run: RunDirectory, make: Make, writer: TrajectoryWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parsed: list[str] = []
-    parse_line = listing.parse_line
+    parse_line = jsonl.parse_line
 
     def counted(place: str, line: bytes) -> dict[str, Any]:
         parsed.append(place.rpartition(":")[2])
         return parse_line(place, line)
 
-    monkeypatch.setattr(listing, "parse_line", counted)
+    monkeypatch.setattr(jsonl, "parse_line", counted)
     reader = TrajectoryReader(run)
     for group_index in range(3):
         writer.write(make(group_index), 0)
@@ -291,7 +291,7 @@ def test_summaries_are_small_in_memory(run: RunDirectory, make: Make) -> None:
 
 def test_a_line_follower_starts_over_when_the_file_is_another_one(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    follower = LineFollower(path)
+    follower = JsonFollower(path)
     assert follower.is_same()
     assert list(follower.lines()) == []
     path.write_bytes(b"one\ntwo\nthr")
@@ -312,7 +312,7 @@ def test_a_line_follower_starts_over_when_the_file_is_another_one(tmp_path: Path
 def test_a_line_counts_as_read_once_the_next_is_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"one\ntwo\n")
-    follower = LineFollower(path)
+    follower = JsonFollower(path)
     follower.is_same()
     for _, line in follower.lines():
         if line == b"two":
@@ -325,7 +325,7 @@ def test_a_line_longer_than_a_block_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     long = b"x" * (9 << 20)
     path.write_bytes(b"a\n" + long + b"\nb\n")
-    follower = LineFollower(path)
+    follower = JsonFollower(path)
     follower.is_same()
     assert [len(line) for _, line in follower.lines()] == [1, len(long), 1]
 

@@ -1,58 +1,46 @@
 """Math worker: compares answers by math-verify, in a process of its own.
 
-It is run as a script and imports nothing of agentrl. Each line of standard input is a request as
-JSON, ``{"gold": [...], "said": ..., "cpu_s": ...}``. Two lines answer it: whether every gold answer
-could be read, then whether one is said. A request that takes more than ``cpu_s`` seconds of
-processor time ends the process, whatever it is doing (SIGXCPU).
+A script of ``guards.child_process``, which imports nothing of agentrl. A request is JSON,
+``{"gold": [...], "said": ...}``, and so is its answer: whether one of the gold answers is
+said. Without ``said`` it is whether every gold answer can be read.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
-import math
-import resource
-import sys
-import time
 import warnings
+from collections.abc import Callable
 from typing import Any
 
-_MEMORY_BYTES = 4 * 2**30
 
-
-def main() -> None:
-    """Answers requests until standard input ends."""
+def answerer() -> Callable[[bytes], bytes]:
+    """What answers, with math-verify imported."""
     from math_verify import parse, verify
 
     logging.disable()
     warnings.simplefilter("ignore")
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _, most = resource.getrlimit(resource.RLIMIT_CPU)
 
     def read(text: str) -> Any:
         return parse(text, parsing_timeout=None)
 
-    for line in sys.stdin:
-        request = json.loads(line)
-        end = math.ceil(time.process_time() + request["cpu_s"])
-        resource.setrlimit(resource.RLIMIT_CPU, (end, most))
-        golds = [read(_boxed(gold)) for gold in request["gold"]]
-        _tell({"readable": all(golds)})
+    # of one question, since the second request about it follows the first
+    read_gold = functools.lru_cache(maxsize=16)(lambda gold: read(_boxed(gold)))
+
+    def answer(asked: bytes) -> bytes:
+        request = json.loads(asked)
+        golds = [read_gold(gold) for gold in request["gold"]]
+        if "said" not in request:
+            return json.dumps(all(golds)).encode()
         said = read(request["said"])
         correct = any(verify(gold, said, timeout_seconds=None) for gold in golds)
-        _tell({"correct": bool(correct), "read": str(said[-1])[:500] if said else None})
+        found = {"correct": bool(correct), "read": str(said[-1])[:500] if said else None}
+        return json.dumps(found).encode()
+
+    return answer
 
 
 def _boxed(gold: str) -> str:
     """An answer as its parser finds it: plain LaTeX has no mark of where it begins."""
     return gold if "$" in gold or "\\boxed" in gold else f"\\boxed{{{gold}}}"
-
-
-def _tell(answer: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(answer) + "\n")
-    sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main()

@@ -59,7 +59,8 @@ async def _attack(code: str, factory: Factory) -> None:
         with open(canary, "w") as file:
             file.write("canary")
         os.chmod(canary, 0o666)
-        with suppress(OSError, AttributeError):  # not on every file system and machine
+        # not on every file system and machine
+        with suppress(OSError, AttributeError):
             os.setxattr(canary, "user.agentrl", b"canary")
         before = _state(canary)
         made = [
@@ -177,7 +178,8 @@ async def _traces(factory: Factory) -> None:
     """A sandbox that lives after another sees nothing that it left, wherever it could write."""
     name = f"agentrl-trace-{os.urandom(6).hex()}".encode()
     rule = "nothing of one sandbox is left for the next"
-    for program in (LEAVE, LOOK_FOR_TRACE, LOOK_FOR_TRACE):  # the second may get the first's place
+    # the second may get the first's place
+    for program in (LEAVE, LOOK_FOR_TRACE, LOOK_FOR_TRACE):
         await steps(step(rule, program, {"status": "ok", "stdout": held}, stdin=name))(factory)
 
 

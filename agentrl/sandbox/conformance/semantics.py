@@ -15,7 +15,8 @@ from .verdict import Factory, checks, expect, has, step, steps
 
 _SIGSEGV = 11
 _SIGTERM = 15
-_PATIENCE_S = 30.0  # far beyond any deadline below: a loaded machine must not fail a sandbox
+# far beyond any deadline below: a loaded machine must not fail a sandbox
+_PATIENCE_S = 30.0
 _OUTPUT = Limits(output_bytes=10_000)
 _MEMORY = Limits(memory_bytes=64 * 2**20)
 _SECRET = "AGENTRL_CONFORMANCE_SECRET"
@@ -263,7 +264,8 @@ SEMANTICS = checks(
                 "import sys\nprint(repr(sys.stdin.read()))",
                 {"stdout": b"''\n"},
             ),
-            step(  # TIOCSTI
+            # TIOCSTI
+            step(
                 "nobody can type for the next reader",
                 "import fcntl\nfcntl.ioctl(0, 0x5412, b'x')",
                 {"status": "error"},

@@ -16,9 +16,8 @@ from .settings import DEFAULT_IMAGE, HOST_BYTES
 if TYPE_CHECKING:
     from agentrl.sandbox.sandbox_spec import SandboxSpec
 
-_OWN_PROCESSES = (
-    2  # of a sandbox beside what its code may have: the slot, and an interpreter that rests
-)
+# of a sandbox beside what its code may have: the slot, and an interpreter that rests
+_OWN_PROCESSES = 2
 
 
 def docker(spec: SandboxSpec) -> ForkedSandbox:

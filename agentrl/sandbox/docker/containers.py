@@ -9,7 +9,7 @@ from typing import Any
 import docker
 
 from agentrl.errors import MachineError, SandboxError
-from agentrl.sandbox.owner_id import Owner
+from agentrl.sandbox.owner_id import Owner, orphaned
 
 from .engine import Client, asked, connect
 from .settings import HOST_BYTES, SANDBOX_BYTES, DockerSettings
@@ -194,11 +194,10 @@ def remove_orphaned(client: Client) -> list[str]:
     """:func:`remove_orphaned_containers` over a connection that exists."""
     removed = []
     with asked("list and remove containers"):
-        for found in client.api.containers(
-            all=True, filters={"label": f"{_MACHINE}={socket.gethostname()}"}
-        ):
-            owner = Owner.parse(found["Labels"].get(_OWNER, ""))
-            if owner is not None and owner.is_dead:
-                remove(client, found["Id"])
-                removed.append(f"container {found['Id'][:12]} of process {owner.pid}")
+        here = {"label": f"{_MACHINE}={socket.gethostname()}"}
+        found = client.api.containers(all=True, filters=here)
+        named = ((one["Id"], one["Labels"].get(_OWNER, "")) for one in found)
+        for container, owner in orphaned(named).items():
+            remove(client, container)
+            removed.append(f"container {container[:12]} of process {owner.pid}")
     return removed

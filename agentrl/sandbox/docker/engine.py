@@ -17,13 +17,16 @@ from agentrl.errors import MachineError, SandboxError
 
 from .settings import DockerSettings
 
-Client = Any  # docker.DockerClient, which has no types
+# docker.DockerClient, which has no types
+Client = Any
 
-_OLDEST_API = (1, 40)  # Docker 19.03, podman 3
+# Docker 19.03, podman 3
+_OLDEST_API = (1, 40)
 _TIMEOUT_S = 60
 _USUAL_HOST = "unix:///var/run/docker.sock"
 _answered: set[str] = set()
-_lock = threading.Lock()  # guards _answered: hosts start on threads of their own
+# guards _answered: hosts start on threads of their own
+_lock = threading.Lock()
 
 
 def connect(settings: DockerSettings) -> Client:
@@ -67,9 +70,8 @@ def connect(settings: DockerSettings) -> Client:
 def _open(way: dict[str, Any], version: str) -> Client:
     client = docker.DockerClient(version=version, timeout=_TIMEOUT_S, **way)
     if "tls" in way:
-        client.api.trust_env = (
-            False  # REQUESTS_CA_BUNDLE would take the place of the engine's own authority
-        )
+        # REQUESTS_CA_BUNDLE would take the place of the engine's own authority
+        client.api.trust_env = False
     return client
 
 

@@ -19,7 +19,8 @@ from .bundle import GRAFT_FOLDER, graft_tar, image_tar
 from .engine import Client, asked, connect
 from .settings import LOCAL_PYTHON, DockerSettings
 
-OLDEST_PYTHON = (3, 10)  # the host's own code
+# the host's own code
+OLDEST_PYTHON = (3, 10)
 PYTHON_COMMAND = ("python3",)
 _GRAFT_OF = "agentrl.sandbox.graft-of"
 _GRAFT_COMMAND = "agentrl.sandbox.python"
@@ -200,7 +201,8 @@ def _has_python(client: Client, image: Image) -> bool:
             or "executable file not found" in str(error)
             or "no such file" in str(error).lower()
         ):
-            return False  # the engine's words for a program that is not there
+            # the engine's words for a program that is not there
+            return False
         raise
     finally:
         client.api.remove_container(container, force=True)

@@ -22,16 +22,18 @@ import requests
 from agentrl.errors import SandboxError
 from agentrl.sandbox.forkserver.channel import OnEnd, OnFrame, Stream
 from agentrl.sandbox.forkserver.launcher import HOST_FOLDER
-from agentrl.sandbox.host import frames, mux
+from agentrl.sandbox.host import frames
 from agentrl.types.machine.loop_thread import LoopThread
 
 from . import containers, images
 from .engine import Client, asked, connect
 
 _STDERR = 2
-_HEAD = struct.Struct(">BxxxI")  # of the engine's attached stream
+# of the engine's attached stream
+_HEAD = struct.Struct(">BxxxI")
 _KEPT_STDERR_BYTES = 4096
-_EXIT_S = 2.0  # in which the engine says how a container ended whose stream has ended
+# in which the engine says how a container ended whose stream has ended
+_EXIT_S = 2.0
 _SIGKILLED = 137
 _READABLE = ("/opt", "/srv", "/app", "/go", "/nix")
 
@@ -50,9 +52,11 @@ modules = take(int.from_bytes(take(8), "big"))
 if sys.version_info < {oldest}:
     import json, struct
     why = {too_old!r}.replace("VERSION", "%d.%d" % sys.version_info[:2])
-    frame = json.dumps({{"op": "refused", "setting": False, "why": why, "sizes": []}}).encode()
-    frame = struct.pack("!IQ", len(frame), 0) + frame
-    os.write(1, struct.pack("!BII", {data}, {control}, len(frame)) + frame)
+    def frame(header, *blobs):
+        head = json.dumps(dict(header, sizes=list(map(len, blobs)))).encode()
+        return struct.pack("!IQ", len(head), sum(map(len, blobs))) + head + b"".join(blobs)
+    refusal = frame({{"op": "refused", "setting": False, "why": why}})
+    os.write(1, frame({{"op": "data", "link": {control}}}, refusal))
     sys.exit(0)
 with open("/run/host.zip", "xb") as file:
     file.write(modules)
@@ -99,8 +103,7 @@ class DockerLauncher:
     ) -> ContainerHost:
         boot = _BOOT.format(
             oldest=images.OLDEST_PYTHON,
-            data=mux.DATA,
-            control=mux.CONTROL,
+            control=frames.CONTROL,
             too_old=str(images.lacks_python(self.image, "has Python VERSION")),
         )
         container = containers.create(
@@ -169,7 +172,7 @@ class ContainerLink:
 
     def send(self, header: frames.Header, blobs: Sequence[bytes] = ()) -> None:
         data = frames.encode(header, blobs)
-        self.host.stream.write(mux.encode(mux.DATA, self.number, data))
+        self.host.stream.write(frames.on_link(self.number, "data", data))
 
     def close(self) -> None:
         self.host.hang_up(self.number)
@@ -208,16 +211,17 @@ class ContainerHost:
     ) -> None:
         self._client = client
         self._container = container
-        self._attached = attached  # the SDK's wrapper closes the socket when it is collected
+        # the SDK's wrapper closes the socket when it is collected
+        self._attached = attached
         self._exit_code = exit_code
         self._io = io
         self._stderr = bytearray()
         self._buffer = bytearray()
-        self._decoder = mux.ChunkDecoder()
+        self._decoder = frames.FrameDecoder()
         # Guards _links: slots are opened on callers' threads, and end on the I/O thread.
         self._lock = threading.Lock()
-        self._links = {mux.CONTROL: ContainerLink(self, mux.CONTROL, on_frame, on_end)}
-        self.control = self._links[mux.CONTROL]
+        self._links = {frames.CONTROL: ContainerLink(self, frames.CONTROL, on_frame, on_end)}
+        self.control = self._links[frames.CONTROL]
         self.stream = Stream(
             io, getattr(attached, "_sock", attached), self._on_data, self._on_stream_end
         )
@@ -227,15 +231,15 @@ class ContainerHost:
         link = ContainerLink(self, number + 1, on_frame, on_end)
         with self._lock:
             self._links[number + 1] = link
-        self.stream.write(mux.encode(mux.OPEN, number + 1))
+        self.stream.write(frames.on_link(number + 1, "open"))
         return link
 
     def hang_up(self, number: int) -> None:
         """Close a link; the supervisor's ends everything."""
-        if number == mux.CONTROL:
+        if number == frames.CONTROL:
             self.stream.close()
             return
-        self.stream.write(mux.encode(mux.END, number))
+        self.stream.write(frames.on_link(number, "end"))
         self._io.call(lambda: self._end_link(number))
 
     def said(self) -> str:
@@ -261,7 +265,8 @@ class ContainerHost:
             with asked("remove a container"):
                 containers.remove(self._client, self._container)
         except SandboxError:
-            return  # the engine is gone, and what it left is reaped when it is back
+            # the engine is gone, and what it left is reaped when it is back
+            return
 
     def clear(self, facts: Mapping[str, Any]) -> None:
         """The engine removes the container with all that it holds."""
@@ -274,12 +279,12 @@ class ContainerHost:
             if source == _STDERR:
                 self._stderr = (self._stderr + part)[-_KEPT_STDERR_BYTES:]
                 continue
-            for kind, number, body in self._decoder.feed(part):
-                if kind == mux.END:
-                    self._end_link(number)
+            for header, (body,) in self._decoder.feed(part):
+                if header["op"] == "end":
+                    self._end_link(header["link"])
                     continue
                 with self._lock:
-                    link = self._links.get(number)
+                    link = self._links.get(header["link"])
                 if link is not None:
                     link.on_data(body)
 
@@ -293,7 +298,6 @@ class ContainerHost:
         with self._lock:
             links = self._links
             self._links = {}
-        for number in sorted(
-            links, reverse=True
-        ):  # the supervisor's last, as its end is everyone's
+        # the supervisor's last, as its end is everyone's
+        for number in sorted(links, reverse=True):
             links[number].on_end()

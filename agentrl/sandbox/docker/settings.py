@@ -16,8 +16,10 @@ reached.
 """
 
 DEFAULT_IMAGE = f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"
-HOST_BYTES = 128 * 2**20  # of the container's memory, for the host itself
-SANDBOX_BYTES = 16 * 2**20  # for each sandbox, whose slot and resting interpreter take about 6 MiB
+# of the container's memory, for the host itself
+HOST_BYTES = 128 * 2**20
+# for each sandbox, whose slot and resting interpreter take about 6 MiB
+SANDBOX_BYTES = 16 * 2**20
 
 
 _SCHEMES = ("unix", "tcp", "http", "https")

@@ -36,26 +36,30 @@ if TYPE_CHECKING:
     from .slot_sandbox import ForkedSandbox
 
 _INFO_S = 30.0
-_HOST = f"{namespaced_slot.PLACE}/code"  # where the host finds its own modules
+# where the host finds its own modules
+_HOST = f"{namespaced_slot.PLACE}/code"
+# to be walked through and not listed, also by its owner's uid, which the code may have
 _PASSABLE = (
     "--perms",
     "0111",
-)  # to be walked through and not listed, also by its owner's uid, which the code may have
+)
+# no zero: a mapping of it is shared memory that no process shows
 _DEVICES = (
     "null",
     "full",
     "random",
     "urandom",
-)  # no zero: a mapping of it is shared memory that no process shows
+)
 _ISOLATION = (
     "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-net", "--unshare-uts",
     "--unshare-cgroup-try", "--hostname", "sandbox", "--die-with-parent", "--new-session",
 )  # fmt: skip
+# words of bubblewrap where the kernel refused it
 _REFUSAL = (
     "namespace",
     "ermission",
     "not permitted",
-)  # words of bubblewrap where the kernel refused it
+)
 _SWITCHES = (
     (
         "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
@@ -200,9 +204,8 @@ def _arguments(folders: Mapping[str, str]) -> list[str]:
             args += ["--ro-bind", path, path]
     seen = (*folders, *SYSTEM_FILES)
     parents = {str(parent) for inside in seen for parent in PurePath(inside).parents} - {"/", _HOST}
-    for path in sorted(
-        parents
-    ):  # as bubblewrap makes them, they may be closed to the uids of slots
+    # as bubblewrap makes them, they may be closed to the uids of slots
+    for path in sorted(parents):
         args += [*_PASSABLE, "--dir", path]
     for path in SYSTEM_FILES:
         args += ["--ro-bind-try", path, path]
@@ -231,11 +234,12 @@ def _argv_of_root(
     """
     staged = {inside: drop_privileges.staged(number) for number, inside in enumerate(folders)}
     argv = [bwrap, *_arguments(staged), "--info-fd", str(tell), "--userns-block-fd", str(blocked)]
+    # over the block alone: a uid for each slot
     for capability in (
         "CAP_SETUID",
         "CAP_SETGID",
         "CAP_KILL",
-    ):  # over the block alone: a uid for each slot
+    ):
         argv += ["--cap-add", capability]
     order = {"uid": uid, "folders": list(folders.values()), "argv": [*argv, "--", *_command()]}
     return [*host_argv("confine.drop_privileges"), json.dumps(order)]

@@ -17,15 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.sandbox.host.proc import rounds
-from agentrl.sandbox.owner_id import Owner
+from agentrl.sandbox.owner_id import Owner, orphaned, owner_part
 
-_PREFIX = "agentrl-sandbox-"  # of a cgroup's name, before its owner
+# of a cgroup's name, before its owner
+_PREFIX = "agentrl-sandbox-"
 # by version: the limit, the counts of kills and of reached limits, and what forbids swap
 _FILES = {
     1: ("memory.limit_in_bytes", "memory.oom_control", "memory.failcnt", "memory.swappiness"),
     2: ("memory.max", "memory.events", "memory.events", "memory.swap.max"),
 }
-_EMPTY_S = 2.0  # in which the processes of a sandbox that has ended leave its cgroup
+# in which the processes of a sandbox that has ended leave its cgroup
+_EMPTY_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,8 @@ def find_node() -> Node | None:
     """Where this process can make memory cgroups; None where it cannot. Found by trying."""
     try:
         candidates = list(candidate_nodes())
-    except OSError:  # no /proc
+    # no /proc
+    except OSError:
         return None
     return next(filter(_is_usable, candidates), None)
 
@@ -57,7 +60,8 @@ def _is_usable(node: Node) -> bool:
         cgroup = Cgroup(node)
         try:
             with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as cat:
-                os.write(cgroup.files[0], str(cat.pid).encode())  # a process can be moved into it
+                # a process can be moved into it
+                os.write(cgroup.files[0], str(cat.pid).encode())
         finally:
             cgroup.remove()
     except OSError:
@@ -88,7 +92,8 @@ def open_kill_count(proc: str = "/proc/self") -> tuple[int, ...]:
     counts = [_FILES[1][1], "memory.events.local", "memory.events"]
     try:
         paths = [f"{node.path}/{count}" for node in _own_nodes(proc) for count in counts]
-    except OSError:  # no /proc
+    # no /proc
+    except OSError:
         return ()
     for path in (*paths, "/proc/vmstat"):
         with contextlib.suppress(OSError):
@@ -193,9 +198,8 @@ class CgroupPool:
             return self._kill_count
         try:
             cgroup = self._idle.pop() if self._idle else Cgroup(self._node)
-        except (
-            OSError
-        ):  # the machine's number of cgroups is bounded too; the rlimits and the watch remain
+        # the machine's number of cgroups is bounded too; the rlimits and the watch remain
+        except OSError:
             return self._kill_count
         self._lent[number] = cgroup
         return cgroup.files
@@ -223,14 +227,12 @@ def remove_orphaned_cgroups() -> list[str]:
 
 
 def _remove_orphans(node: Node) -> list[str]:
-    removed = []
     with os.scandir(node.path) as entries:
-        for entry in entries:
-            owner = Owner.parse(entry.name.removeprefix(_PREFIX).rpartition("-")[0])
-            if entry.name.startswith(_PREFIX) and owner is not None and owner.is_dead:
-                with contextlib.suppress(
-                    OSError
-                ):  # another removes it too, or its processes are on their way out
-                    os.rmdir(entry.path)
-                    removed.append(f"cgroup {entry.path} of owner {owner}")
+        named = [(entry.path, owner_part(entry.name, _PREFIX)) for entry in entries]
+    removed = []
+    for path, owner in orphaned(named).items():
+        # another removes it too, or its processes are on their way out
+        with contextlib.suppress(OSError):
+            os.rmdir(path)
+            removed.append(f"cgroup {path} of owner {owner}")
     return removed

@@ -58,7 +58,8 @@ class Stream:
         """
         with self._lock:
             if self._ended:
-                return  # on_end tells those that wait for the reply
+                # on_end tells those that wait for the reply
+                return
             self._out.append((memoryview(data), [os.dup(fd) for fd in fds]))
             if len(self._out) == 1:
                 self._send_waiting()
@@ -72,7 +73,8 @@ class Stream:
                 try:
                     self._sock.shutdown(socket.SHUT_RDWR)
                 except OSError:
-                    return  # the peer was faster; the I/O thread sees it
+                    # the peer was faster; the I/O thread sees it
+                    return
 
     def abandon(self) -> None:
         """Close this process's copy only: what a forked child does."""
@@ -89,7 +91,8 @@ class Stream:
     def _receive(self) -> None:
         while not self._ended:
             try:
-                with self._lock:  # one TLS connection may not be read and written at once
+                # one TLS connection may not be read and written at once
+                with self._lock:
                     data = self._sock.recv(_READ_BYTES)
             except _WOULD_BLOCK:
                 return
@@ -102,7 +105,8 @@ class Stream:
             if not data:
                 self._end()
             elif not isinstance(self._sock, ssl.SSLSocket):
-                return  # TLS alone holds back what the selector does not see
+                # TLS alone holds back what the selector does not see
+                return
 
     def _flush(self) -> None:
         with self._lock:
@@ -118,7 +122,8 @@ class Stream:
             except _WOULD_BLOCK:
                 return
             except OSError:
-                self._drop_waiting()  # the I/O thread sees the same end
+                # the I/O thread sees the same end
+                self._drop_waiting()
                 return
             self._out.popleft()
             for fd in fds:

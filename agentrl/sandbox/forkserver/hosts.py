@@ -16,7 +16,8 @@ from agentrl.sandbox.permits import FifoSemaphore
 from .server import ForkServer, HostSettings
 
 logger = logging.getLogger(__name__)
-_GRACE_S = 60.0  # after which nobody who was given a host has yet to open a sandbox in it
+# after which nobody who was given a host has yet to open a sandbox in it
+_GRACE_S = 60.0
 
 _servers: dict[HostSettings, ForkServer] = {}
 _executing: dict[HostSettings, FifoSemaphore] = {}
@@ -82,7 +83,8 @@ def _end_retired() -> None:
 
 def _after_fork_in_child() -> None:
     global _lock
-    _lock = threading.Lock()  # another thread of the parent may have held the old one
+    # another thread of the parent may have held the old one
+    _lock = threading.Lock()
     for server in (*_servers.values(), *_retired):
         server.abandon()
     _servers.clear()

@@ -31,7 +31,8 @@ _BOOT = (
     "import sys; sys.path.insert(0, {folder!r}); from host.{module} import main; "
     "sys.path.remove({folder!r}); main()"
 )
-FOLDER_PREFIX = "agentrl-sandbox-"  # of a host's folder, before its owner
+# of a host's folder, before its owner
+FOLDER_PREFIX = "agentrl-sandbox-"
 HOST_FOLDER = Path(__file__).parents[1] / "host"
 
 
@@ -145,7 +146,8 @@ class ProcessHost:
         cgroups = self._cgroups = CgroupPool()
 
         def hear(header: frames.Header, blobs: list[bytes]) -> None:
-            if header["op"] in ("closed", "open_failed"):  # its cgroup is free for another slot
+            # its cgroup is free for another slot
+            if header["op"] in ("closed", "open_failed"):
                 cgroups.take_back(header["slot"])
             on_frame(header, blobs)
 

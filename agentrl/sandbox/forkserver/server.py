@@ -71,14 +71,17 @@ class HostSettings:
 class SlotHandle:
     """A slot process of the host, as its owner sees it: requests in, futures out."""
 
-    link: Link  # set by open_slot
+    # set by open_slot
+    link: Link
 
     def __init__(self, server: ForkServer, number: int) -> None:
         self.number = number
         self.closed: Future[None] = Future()
         self.server = server
-        self.opened: Future[frames.Frame] = Future()  # resolves when the slot is ready
-        self.has_cgroup = False  # whether a memory cgroup bounds its runs, once it is open
+        # resolves when the slot is ready
+        self.opened: Future[frames.Frame] = Future()
+        # whether a memory cgroup bounds its runs, once it is open
+        self.has_cgroup = False
         self._pending: dict[int, Future[frames.Frame]] = {0: self.opened}
         self._ids = itertools.count(1)
         # Guards _pending and _ended: callers ask on any thread, replies come on the I/O thread.
@@ -185,7 +188,8 @@ class ForkServer:
         try:
             self.facts = self._ready.result(_START_S)
             if settings.network:
-                assert isinstance(self._host, ProcessHost)  # another refuses to serve a proxy
+                # another refuses to serve a proxy
+                assert isinstance(self._host, ProcessHost)
                 self.proxy = ProxyServer(self._host.listener(), AllowList(settings.network))
         except TimeoutError:
             self.close()
@@ -217,7 +221,8 @@ class ForkServer:
             SandboxError: the host has ended.
         """
         slot = SlotHandle(self, next(self._numbers))
-        with self._lock:  # what the supervisor says of the slot is heard when the slot is known
+        # what the supervisor says of the slot is heard when the slot is known
+        with self._lock:
             if self.ended:
                 raise SandboxError(
                     "the sandbox host ended before it gave a sandbox; another may do"
@@ -229,7 +234,8 @@ class ForkServer:
     def close(self) -> None:
         """End the host with everything in it."""
         if not hasattr(self, "_host"):
-            self.io.stop()  # waits for a start that is under way
+            # waits for a start that is under way
+            self.io.stop()
         if hasattr(self, "_host"):
             self.control.close()
             self._host.end(_END_S)

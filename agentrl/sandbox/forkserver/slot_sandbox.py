@@ -23,7 +23,8 @@ from agentrl.sandbox.permits import FifoSemaphore
 
 from .server import ForkServer, SlotHandle
 
-_STALL_S = 60.0  # how long a slot may be silent beyond the deadlines of what it was asked
+# how long a slot may be silent beyond the deadlines of what it was asked
+_STALL_S = 60.0
 _CLOSE_S = 20.0
 _SET_AT_START = ("memory_bytes", "processes", "file_bytes", "open_files")
 
@@ -56,7 +57,8 @@ class ForkedSandbox(Sandbox):
         # Guards _slot, _closed and _allowed_s; held for no wait. Callers are on any thread.
         self._lock = threading.Lock()
         self._turn = FifoSemaphore(1)
-        self._allowed_s = 0.0  # the deadlines of everything asked and not yet answered
+        # the deadlines of everything asked and not yet answered
+        self._allowed_s = 0.0
 
     @property
     def notes(self) -> str:
@@ -114,10 +116,11 @@ class ForkedSandbox(Sandbox):
         }
         server = (await self._open()).server
         asked = time.monotonic()
+        # its own turn first, so that no permit lies idle behind its other run
         async with (
             self._turn,
             server.executing,
-        ):  # its own turn first, so that no permit lies idle behind its other run
+        ):
             queued_s = time.monotonic() - asked
             reply, blobs = await self._ask(
                 header, [stdin, source, *uploads.values()], limits.wall_s
@@ -214,7 +217,8 @@ class ForkedSandbox(Sandbox):
         try:
             reply, out = await asyncio.wait_for(asyncio.wrap_future(future), patience_s)
         except asyncio.CancelledError:
-            slot.link.send({"op": "cancel", "target": number})  # its reply is dropped
+            # its reply is dropped
+            slot.link.send({"op": "cancel", "target": number})
             raise
         except TimeoutError:
             slot.kill()

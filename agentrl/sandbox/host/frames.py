@@ -1,4 +1,8 @@
-"""Frames: the wire format of owner, supervisor and slot, a JSON header and raw blobs."""
+"""Frames: the only wire format of owner, supervisor and slots, a JSON header and raw blobs.
+
+Where several links share one stream, a container's standard input and output, the bytes of each
+travel in frames as well: their header names the link, and their one blob is a piece of it.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,9 @@ from typing import Any
 _PREFIX = struct.Struct("!IQ")
 MAX_HEADER_BYTES = 16 * 2**20
 MAX_FRAME_BYTES = 2 * 2**30
+CONTROL = 0
+"""The link to the supervisor; the link to slot n has the number n + 1."""
+_PIECE_BYTES = 1 << 18
 
 Header = dict[str, Any]
 Frame = tuple[Header, list[bytes]]
@@ -24,6 +31,19 @@ def encode(header: Header, blobs: Sequence[bytes] = ()) -> bytes:
     head = json.dumps({**header, "sizes": [len(blob) for blob in blobs]}).encode()
     body = sum(len(blob) for blob in blobs)
     return b"".join((_PREFIX.pack(len(head), body), head, *blobs))
+
+
+def on_link(link: int, op: str, data: bytes = b"") -> bytes:
+    """Bytes of a link, in pieces that hold up no other link for long.
+
+    Args:
+        link: its number.
+        op: ``open`` a slot behind it, ``data`` on it, or its ``end``.
+        data: what it carries.
+    """
+    header = {"link": link, "op": op}
+    starts = range(0, len(data) or 1, _PIECE_BYTES)
+    return b"".join(encode(header, [data[start : start + _PIECE_BYTES]]) for start in starts)
 
 
 def cut(

@@ -1,6 +1,6 @@
 """Relay: the first process of a container; stands in for the owner there.
 
-The owner speaks over standard input and output, in chunks of ``mux``; the relay gives the
+The owner speaks over standard input and output, in frames of links; the relay gives the
 supervisor a control socket and each slot a socket of its own, as an owner on this machine would.
 
     owner ──stdin, stdout of the container──► relay (pid 1) ──a socket each──► supervisor, slots
@@ -20,10 +20,11 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from . import frames, mux, supervisor
+from . import frames, supervisor
 
 _READ_BYTES = 1 << 18
-_MAX_WAITING_BYTES = 64 * 2**20  # for slots that do not read; the owner waits beyond that
+# for slots that do not read; the owner waits beyond that
+_MAX_WAITING_BYTES = 64 * 2**20
 _STDIN = 0
 _STDOUT = 1
 
@@ -52,8 +53,8 @@ class Relay:
         self.control = control
         self.waiting_bytes = 0
         self.listening = False
-        self.decoder = mux.ChunkDecoder()
-        self.add(control, mux.CONTROL)
+        self.decoder = frames.FrameDecoder()
+        self.add(control, frames.CONTROL)
         self.listen()
 
     def serve(self) -> None:
@@ -66,7 +67,8 @@ class Relay:
                     continue
                 link: _Link = key.data
                 if self.links.get(link.number) is not link:
-                    continue  # ended by another event of this round
+                    # ended by another event of this round
+                    continue
                 if events & selectors.EVENT_WRITE:
                     self.flush(link)
                 if events & selectors.EVENT_READ and not self.hear(link):
@@ -84,11 +86,11 @@ class Relay:
     def hear_owner(self) -> bool:
         """One read from the owner; False at its end."""
         data = os.read(_STDIN, _READ_BYTES)
-        for kind, number, part in self.decoder.feed(data):
-            if kind == mux.OPEN:
-                self.open(number)
-            elif (link := self.links.get(number)) is not None:
-                if kind == mux.END:
+        for header, (part,) in self.decoder.feed(data):
+            if header["op"] == "open":
+                self.open(header["link"])
+            elif (link := self.links.get(header["link"])) is not None:
+                if header["op"] == "end":
                     link.ending = True
                 else:
                     link.waiting.append(memoryview(part))
@@ -104,10 +106,9 @@ class Relay:
         with theirs:
             asked = frames.encode({"op": "open", "slot": number - 1})
             self.control.setblocking(True)
-            with contextlib.suppress(
-                BrokenPipeError, ConnectionResetError
-            ):  # the next read sees its end
-                self.write_out(self.links[mux.CONTROL])
+            # the next read sees its end
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                self.write_out(self.links[frames.CONTROL])
                 socket.send_fds(self.control, [asked], [theirs.fileno()])
             self.control.setblocking(False)
         self.add(ours, number)
@@ -126,10 +127,10 @@ class Relay:
         except ConnectionResetError:
             data = b""
         if data:
-            self.tell(mux.encode(mux.DATA, link.number, data))
+            self.tell(frames.on_link(link.number, "data", data))
             return True
         self.drop(link)
-        return link.number != mux.CONTROL
+        return link.number != frames.CONTROL
 
     def flush(self, link: _Link) -> None:
         """Write what the link takes now; the rest when it is ready."""
@@ -161,7 +162,7 @@ class Relay:
         del self.links[link.number]
         self.selector.unregister(link.sock)
         link.sock.close()
-        self.tell(mux.encode(mux.END, link.number))
+        self.tell(frames.on_link(link.number, "end"))
 
     def tell(self, data: bytes) -> None:
         """Write to the owner, who reads all the time; where it is gone, the next read sees so."""

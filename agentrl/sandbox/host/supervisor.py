@@ -43,7 +43,8 @@ class _SlotEntry:
     number: int
     index: int
     pid: int
-    root: str | None  # a folder of this process's to remove
+    # a folder of this process's to remove
+    root: str | None
     uid: int | None
     killed_at: float | None = None
 
@@ -64,7 +65,8 @@ class Supervisor:
         self.control = control
         self.owner = os.getppid()
         self.slots: dict[int, _SlotEntry] = {}
-        self.unswept: list[_SlotEntry] = []  # ended, while something that they ran lives on
+        # ended, while something that they ran lives on
+        self.unswept: list[_SlotEntry] = []
         self.cleaners: dict[int, _SlotEntry] = {}
         self.first_uid: int | None = None
         self.namespaced = bool(settings.get("namespaced"))
@@ -95,7 +97,8 @@ class Supervisor:
             os.chmod(self.base, 0o711)
         self.wake = process_tree.adopt_orphans()
         child.warm_up()
-        self.config = SlotConfig(  # of each slot, which is then given what is its own
+        # of each slot, which is then given what is its own
+        self.config = SlotConfig(
             root=namespaced_slot.STORE,
             uid=self.first_uid,
             abi=abi,
@@ -113,7 +116,8 @@ class Supervisor:
             bounded=self.namespaced or bool(self.roots),
         )
         if abi is not None:
-            self.config.filter()  # made before any fork
+            # made before any fork
+            self.config.filter()
         gc.disable()
         gc.freeze()
 
@@ -161,9 +165,8 @@ class Supervisor:
                 "base": self.base,
             }
         )
-        while (
-            os.getppid() == self.owner
-        ):  # a fork of the owner may hold the socket open after its death
+        # a fork of the owner may hold the socket open after its death
+        while os.getppid() == self.owner:
             for fd, _ in poller.poll(_TICK_S * 1000):
                 if fd == self.wake:
                     os.read(self.wake, 4096)
@@ -201,7 +204,8 @@ class Supervisor:
         try:
             self.control.sendall(frames.encode(header))
         except (BrokenPipeError, ConnectionResetError):
-            return  # the next read sees the end of file
+            # the next read sees the end of file
+            return
 
     def open(self, number: int, sock: socket.socket, cgroup: Sequence[int]) -> None:
         """Fork a slot that listens on ``sock``, and has the descriptors of its cgroup where it has
@@ -251,7 +255,8 @@ class Supervisor:
         for path in reversed(_folders(root)):
             os.mkdir(path, 0o700)
         if uid is not None:
-            for path in _folders(root):  # what is in the outer one is out of reach meanwhile
+            # what is in the outer one is out of reach meanwhile
+            for path in _folders(root):
                 os.chown(path, uid, uid, follow_symlinks=False)
         return root
 
@@ -269,7 +274,8 @@ class Supervisor:
         def reaped(pid: int, status: int, _: object) -> None:
             if (entry := self.slots.pop(pid, None)) is not None:
                 if status and entry.uid is not None and not self.namespaced:
-                    uids.end_all(entry.uid)  # the slot was ended before it could end what it ran
+                    # the slot was ended before it could end what it ran
+                    uids.end_all(entry.uid)
                 self.unswept.append(entry)
                 self.sweep()
             elif (entry := self.cleaners.pop(pid, None)) is not None:
@@ -393,7 +399,8 @@ def _first_frame(control: socket.socket) -> frames.Header | None:
 def main() -> None:
     """Serve the owner behind standard input until it is gone."""
     for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the owner decides when to end, by closing
+        # the owner decides when to end, by closing
+        signal.signal(number, signal.SIG_IGN)
     control = socket.socket(fileno=os.dup(0))
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)

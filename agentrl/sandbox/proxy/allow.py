@@ -12,13 +12,15 @@ from agentrl.guards.addresses import Address, is_public
 
 _USUAL_PORTS = frozenset({80, 443})
 _NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(\.(?!-)[a-z0-9_-]{1,63}(?<!-))*", re.ASCII)
-_MAX_NAME = 253  # characters (RFC 1035, sec. 2.3.4, without the root's own)
+# characters (RFC 1035, sec. 2.3.4, without the root's own)
+_MAX_NAME = 253
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
     name: str
-    below: bool  # ``*.name``
+    # ``*.name``
+    below: bool
     port: int | None
 
     def permits(self, host: str, port: int) -> bool:

@@ -11,8 +11,10 @@ from urllib.parse import urlsplit
 from .allow import is_host, split_port
 
 MAX_HEAD_BYTES = 64 * 2**10
-_MAX_LENGTH_DIGITS = 15  # of a body: a petabyte
-_MAX_ECHO = 100  # characters of what was asked that an answer repeats
+# of a body: a petabyte
+_MAX_LENGTH_DIGITS = 15
+# characters of what was asked that an answer repeats
+_MAX_ECHO = 100
 _OWN_HEADERS = ("host", "connection", "keep-alive", "te", "trailer", "upgrade")
 
 

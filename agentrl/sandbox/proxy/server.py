@@ -89,7 +89,8 @@ class ProxyServer:
         try:
             sock, _ = self._listener.accept()
         except BlockingIOError:
-            return  # the peer has gone
+            # the peer has gone
+            return
         except OSError as error:
             logger.warning(
                 "the sandboxes' proxy cannot accept a connection: %s; it goes on in %g s",
@@ -107,7 +108,8 @@ class ProxyServer:
 
     def _served(self, sock: socket.socket, task: asyncio.Task[None]) -> None:
         self._open.discard(task)
-        if task.cancelled():  # perhaps before it began
+        # perhaps before it began
+        if task.cancelled():
             sock.close()
 
     async def _serve_one(self, sock: socket.socket) -> None:
@@ -122,7 +124,8 @@ class ProxyServer:
             else:
                 await self._exchange(reader, writer)
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
-            return  # one side hung up, or said nothing for too long
+            # one side hung up, or said nothing for too long
+            return
         finally:
             writer.close()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -133,18 +133,19 @@ def decode_annotation(record: Mapping[str, Any], data: bytes) -> StoredAnnotatio
             record["learner"],
             record["pass_index"],
             from_json(record["values_json"]),
-            dict(_arrays(record["arrays"], data)),
+            dict(arrays_of(record, data)),
         )
         return StoredAnnotation(annotation, record["recorded_at"], record["resumes"])
     except (KeyError, TypeError, ValueError) as error:
         raise StoreError(f"{record!r:.200} is no annotation: {error!r}") from error
 
 
-def _arrays(
-    described: Iterable[tuple[str, str, int]], data: bytes
-) -> Iterable[tuple[str, npt.NDArray[np.generic]]]:
+def arrays_of(
+    record: Mapping[str, Any], data: bytes
+) -> Iterator[tuple[str, npt.NDArray[np.generic]]]:
+    """The arrays of a live file's record by name, out of their bytes."""
     offset = 0
-    for name, dtype, size in described:
+    for name, dtype, size in record["arrays"]:
         array = np.frombuffer(data, dtype, size, offset)
         offset += array.nbytes
         yield name, array

@@ -16,7 +16,11 @@ from agentrl.store.annotations.columns import (
     AnnotationColumn,
 )
 from agentrl.store.annotations.rollbacks import Rollbacks
-from agentrl.store.annotations.shard import AnnotationShardWriter, seal_annotations
+from agentrl.store.annotations.shard import (
+    AnnotationShardWriter,
+    LiveAnnotation,
+    seal_annotations,
+)
 from agentrl.store.atomic import write_json
 from agentrl.store.masking import SecretMask
 from agentrl.store.run_directory import RunDirectory
@@ -25,7 +29,7 @@ from agentrl.store.step_files.sealing import StepFiles
 _STANDARD = {one.name: one for one in (*TRAJECTORY_COLUMNS, *TOKEN_COLUMNS, *FULL_COLUMNS)}
 
 
-class AnnotationFiles:
+class AnnotationFiles(StepFiles[LiveAnnotation]):
     """What a writer annotates. Used by one thread, but for ``columns``.
 
     Args:
@@ -42,11 +46,7 @@ class AnnotationFiles:
         self._mask = mask
         self._resumes = Rollbacks(run).count
         self._declared = {one.name: one for one in read_declared(self._path)}
-        live = run.live_annotations_folder
-        self._growing: dict[Path, AnnotationShardWriter | None] = {}
-        """The shards of steps that are not sealed, by their live file; None where an annotation
-        came that has no column in it, so that sealing reads the live file back."""
-        self._files = StepFiles(live, run.sealed_annotations_folder, writer, self._seal)
+        super().__init__(run.live_annotations_folder, run.sealed_annotations_folder, writer)
 
     @property
     def columns(self) -> Mapping[str, AnnotationColumn]:
@@ -77,42 +77,13 @@ class AnnotationFiles:
         stored = StoredAnnotation(annotation, recorded_at, self._resumes)
         record, arrays = encode_annotation(stored)
         record["values_json"] = self._mask(record["values_json"])
-        live = self._files.append(annotation.step, record, arrays)
-        if live not in self._growing:
-            shard = self._files.shard_of(live)
-            self._growing[live] = AnnotationShardWriter(shard, self._declared)
-        growing = self._growing[live]
-        if growing is not None and not growing.takes(record):
-            growing.discard()
-            growing = self._growing[live] = None
-        if growing is not None:
-            growing.add((record, arrays))
+        self.add(annotation.step, record, arrays, (record, arrays))
 
-    def recover(self) -> int:
+    def new_shard(self, path: Path) -> AnnotationShardWriter:
         """See ``StepFiles``; so for what follows."""
-        return self._files.recover()
+        return AnnotationShardWriter(path, self._declared)
 
-    def seal(self, step: int) -> None:
-        self._files.seal(step)
-
-    def seal_all(self) -> None:
-        self._files.seal_all()
-
-    def sync(self) -> None:
-        self._files.sync()
-
-    def close(self) -> None:
-        self._files.close()
-        for growing in self._growing.values():
-            if growing is not None:
-                growing.discard()
-        self._growing.clear()
-
-    def _seal(self, live: Path, shard: Path) -> int:
-        growing = self._growing.pop(live, None)
-        if growing is not None:
-            growing.publish()
-            return growing.num_rows
+    def seal_live(self, live: Path, shard: Path) -> int:
         return seal_annotations(live, shard, self._declared)
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from agentrl.errors import StoreError
 from agentrl.store.annotations.annotation import Annotation, StoredAnnotation, decode_annotation
@@ -19,14 +18,11 @@ from agentrl.store.annotations.columns import AnnotationColumn
 from agentrl.store.annotations.files import read_declared
 from agentrl.store.annotations.rollbacks import Rollbacks
 from agentrl.store.annotations.shard import read_ids, read_row, read_rows
-from agentrl.store.jsonl import parse_line
-from agentrl.store.line_follower import LineFollower
+from agentrl.store.jsonl import Damage, JsonFollower, Record
 from agentrl.store.run_directory import RunDirectory, step_name
 from agentrl.store.step_files.live import frame_of, read_frame
 from agentrl.store.step_files.recent_rows import RecentRows
 from agentrl.store.step_files.shard_folders import ShardFolders
-
-Damage = Callable[[StoreError], None]
 
 _LOOKS = 3
 
@@ -86,7 +82,8 @@ class AnnotationIndex:
         """
         logs = [log for log in self._appended() if step in (None, log.step)]
         pattern = "step=*" if step is None else step_name(step)
-        early = self._all_of(logs)  # before the shards, which may be made of them meanwhile
+        # before the shards, which may be made of them meanwhile
+        early = self._all_of(logs)
         shards = sorted(self._run.sealed_annotations_folder.glob(f"{pattern}/*.parquet"))
         sealed = (one for path in shards for one in self._readable(path))
         for found in self._standing(chain(sealed, early), since):
@@ -136,7 +133,8 @@ class AnnotationIndex:
             found, errors = self._read_rows(trajectory_id)
             others = [one for one in found if one.annotation.trajectory_id != trajectory_id]
             if not errors and not others:
-                break  # else a shard may have been replaced since it was listed
+                # else a shard may have been replaced since it was listed
+                break
         for error in errors:
             self._on_damage(error)
         own = [one for one in found if one.annotation.trajectory_id == trajectory_id]
@@ -158,7 +156,8 @@ class AnnotationIndex:
         try:
             yield from read_rows(path)
         except StoreError as error:
-            if path.exists():  # else store.keep left nothing of it
+            # else store.keep left nothing of it
+            if path.exists():
                 self._on_damage(error)
 
     def _all_of(self, logs: Iterable[_AppendedLog]) -> list[StoredAnnotation]:
@@ -170,7 +169,7 @@ class AnnotationIndex:
             if (one := self._decoded(log.path, record)) is not None
         ]
 
-    def _decoded(self, path: Path, record: dict[str, Any]) -> StoredAnnotation | None:
+    def _decoded(self, path: Path, record: Record) -> StoredAnnotation | None:
         """The annotation of a line; None where its frame is gone, since it is sealed by now."""
         try:
             frame = frame_of(f"a line of {path}", record)
@@ -223,28 +222,21 @@ class _AppendedLog:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.step = int(path.parent.name.removeprefix("step="))
-        self.by_id: dict[str, list[dict[str, Any]]] = {}
-        self._follower = LineFollower(path)
+        self.by_id: dict[str, list[Record]] = {}
+        self._follower = JsonFollower(path)
 
     def read_on(self, on_damage: Damage) -> None:
         """Take what was appended; a partial last line waits."""
-        try:
-            if not self._follower.is_same():  # another file of that name
-                self.by_id = {}
-            for start, line in self._follower.lines():
-                self._take(f"the line at {start} of {self.path}", line, on_damage)
-        except StoreError as error:
-            on_damage(error)
-
-    def _take(self, place: str, line: bytes, on_damage: Damage) -> None:
-        try:
-            record = parse_line(place, line)
-            if "id" not in record:
-                raise StoreError(f"{place} names no trajectory: {line!r:.200}")
-        except StoreError as error:
-            on_damage(error)
-        else:
-            self.by_id.setdefault(str(record["id"]), []).append(record)
+        same, records = self._follower.look(on_damage)
+        # another file of that name
+        if not same:
+            self.by_id = {}
+        for start, record in records:
+            if "id" in record:
+                self.by_id.setdefault(str(record["id"]), []).append(record)
+            else:
+                place = f"the line at {start} of {self.path}"
+                on_damage(StoreError(f"{place} names no trajectory: {record!r:.200}"))
 
 
 def _age(stored: StoredAnnotation) -> tuple[int, int, float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from agentrl.errors import StoreError
-from agentrl.store.annotations.annotation import Annotation, StoredAnnotation
+from agentrl.store.annotations.annotation import Annotation, StoredAnnotation, arrays_of
 from agentrl.store.annotations.columns import FIXED, AnnotationColumn
 from agentrl.store.json_text import from_json
+from agentrl.store.jsonl import Record
 from agentrl.store.step_files.live import read_framed, read_frames
-from agentrl.store.step_files.shard_file import shard_file
+from agentrl.store.step_files.shard_file import place_of, reading_shard, shard_file
 from agentrl.store.step_files.shard_writer import ShardLayout, ShardWriter
 
 FORMAT = 2
@@ -45,10 +45,10 @@ LAYOUT = ShardLayout(
         "write_statistics": ["id", "step", "learner"],
     },
     max_rows=32,
-    max_bytes=1 << 19,  # so that reading one annotation reads little
+    # so that reading one annotation reads little
+    max_bytes=1 << 19,
 )
 
-Record = dict[str, Any]
 LiveAnnotation = tuple[Record, bytes]
 """As a live file has it: its line, and the bytes of its arrays."""
 
@@ -74,11 +74,11 @@ class AnnotationShardWriter(ShardWriter[LiveAnnotation]):
         self._taken: dict[str, str] | None = None
         """Names and dtypes of the arrays that were found to fit last."""
 
-    def takes(self, record: Record) -> bool:
+    def takes(self, row: LiveAnnotation) -> bool:
         """Whether the shard has a column for each of its arrays."""
         if self._schema is None:
             return True
-        arrays = {name: dtype for name, dtype, _ in record["arrays"]}
+        arrays = {name: dtype for name, dtype, _ in row[0]["arrays"]}
         if arrays != self._taken and all(
             name in self._schema.names
             and self._schema.field(name).type.value_type == pa.from_numpy_dtype(dtype)
@@ -116,17 +116,14 @@ def seal_annotations(live: Path, shard: Path, columns: Mapping[str, AnnotationCo
     if not records:
         return 0
     writer = AnnotationShardWriter(shard, columns, _schema(records, columns))
-    try:
-        for start in range(0, len(records), LAYOUT.max_rows):
-            part = records[start : start + LAYOUT.max_rows]
-            frames = read_frames(live, [record["frame"] for record in part])
-            for row in zip(part, frames, strict=True):
-                writer.add(row)
-    except BaseException:
-        writer.discard()
-        raise
-    writer.publish()
-    return len(records)
+    return writer.write(_with_arrays(live, records))
+
+
+def _with_arrays(live: Path, records: Sequence[Record]) -> Iterator[LiveAnnotation]:
+    for start in range(0, len(records), LAYOUT.max_rows):
+        part = records[start : start + LAYOUT.max_rows]
+        frames = read_frames(live, [record["frame"] for record in part])
+        yield from zip(part, frames, strict=True)
 
 
 def _schema(records: Sequence[Record], columns: Mapping[str, AnnotationColumn]) -> pa.Schema:
@@ -153,10 +150,7 @@ def _record_batch(rows: Sequence[LiveAnnotation], schema: pa.Schema) -> pa.Recor
         name: [None] * len(rows) for name in schema.names if name not in _FIXED
     }
     for row, (record, data) in enumerate(rows):
-        offset = 0
-        for name, dtype, size in record["arrays"]:
-            array = np.frombuffer(data, dtype, size, offset)
-            offset += array.nbytes
+        for name, array in arrays_of(record, data):
             parts[name][row] = array
     columns = [
         pa.array([record[name] for record, _ in rows], kind) for name, kind in _FIXED.items()
@@ -194,12 +188,8 @@ def read_row(path: Path, index: int) -> StoredAnnotation:
         StoreError: the file is no shard of annotations, or has no such row.
     """
     with _reading(path), shard_file(path) as file:
-        for group in range(file.metadata.num_row_groups):
-            size = file.metadata.row_group(group).num_rows
-            if index < size:
-                return next(_rows(file.read_row_group(group).slice(index, 1)))
-            index -= size
-    raise StoreError(f"{path} has no row {index}")
+        group, place = place_of(file, index)
+        return next(_rows(file.read_row_group(group).slice(place, 1)))
 
 
 def read_rows(path: Path) -> Iterator[StoredAnnotation]:
@@ -235,9 +225,5 @@ def _rows(table: pa.Table) -> Iterator[StoredAnnotation]:
         yield StoredAnnotation(annotation, row["recorded_at"], row["resumes"])
 
 
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, KeyError, ValueError, TypeError, IndexError, pa.ArrowException) as error:
-        raise StoreError(f"{path} cannot be read as a shard of annotations: {error}") from error
+def _reading(path: Path) -> AbstractContextManager[None]:
+    return reading_shard(f"{path} cannot be read as a shard of annotations")

@@ -6,14 +6,13 @@ then counts, and none is gone without a line.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from agentrl.errors import StoreError
-from agentrl.store.jsonl import JsonlWriter, parse_line, read_jsonl
-from agentrl.store.line_follower import LineFollower
+from agentrl.store.jsonl import Damage, JsonFollower, JsonlWriter, read_jsonl
 from agentrl.store.run_directory import RunDirectory
 
 
@@ -112,23 +111,24 @@ class DropCounts:
         on_damage: is told of a line that cannot be read.
     """
 
-    def __init__(self, run: RunDirectory, on_damage: Callable[[StoreError], None]) -> None:
+    def __init__(self, run: RunDirectory, on_damage: Damage) -> None:
         self._folder = run.dropped_folder
         self._on_damage = on_damage
-        self._files: dict[Path, LineFollower] = {}
+        self._files: dict[Path, JsonFollower] = {}
         self._shards: dict[tuple[str, str], tuple[int, int, int]] = {}
         """Step, trajectories kept and trajectories before, by stage and shard."""
 
     def by_stage(self) -> dict[str, dict[int, tuple[int, int]]]:
         """``(kept, of)`` by stage and step; a step that is whole is left out."""
         for path in sorted(self._folder.glob("*.jsonl")):
-            follower = self._files.setdefault(path, LineFollower(path))
-            try:
-                follower.is_same()  # where it is another file, its lines come again
-                for start, line in follower.lines():
-                    self._take(f"the line at {start} of {path}", line)
-            except StoreError as error:
-                self._on_damage(error)
+            follower = self._files.setdefault(path, JsonFollower(path))
+            # Where it is another file, its lines come again.
+            _, lines = follower.look(self._on_damage)
+            for _, line in lines:
+                try:
+                    self._count(DropRecord.of_line(line))
+                except StoreError as error:
+                    self._on_damage(error)
         found: dict[str, dict[int, tuple[int, int]]] = {}
         for (stage, _), (step, kept, of) in sorted(self._shards.items()):
             own = found.setdefault(stage, {})
@@ -136,14 +136,7 @@ class DropCounts:
             own[step] = (before[0] + kept, before[1] + of)
         return found
 
-    def _take(self, place: str, line: bytes) -> None:
-        try:
-            self._count(parse_line(place, line))
-        except StoreError as error:
-            self._on_damage(error)
-
-    def _count(self, line: dict[str, Any]) -> None:
-        record = DropRecord.of_line(line)
+    def _count(self, record: DropRecord) -> None:
         # a shard may shrink again when the rules change: it had what it had at first
         place = (record.stage, record.shard)
         of = self._shards.get(place, (0, 0, record.of))[2]

@@ -7,7 +7,7 @@ end of both files.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,7 @@ import zstandard
 
 from agentrl.errors import StoreError
 from agentrl.guards.regular_file import check_regular, open_regular
-from agentrl.store.json_text import to_json
-from agentrl.store.jsonl import cut_torn_line, read_jsonl, write_all
+from agentrl.store.jsonl import Damage, JsonFollower, JsonlWriter, Record, write_all
 from agentrl.store.write_error import os_refusals
 
 _MOST_BYTES = 2**30
@@ -34,11 +33,9 @@ class FramedWriter:
         self.path = path
         # the files last until the step is sealed: quick before small
         self._compressor = zstandard.ZstdCompressor(level=-50)
+        self._lines = JsonlWriter(path)
         with os_refusals(f"{path} cannot be opened"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._lines = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
             self._frames = os.open(frames_path(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-            cut_torn_line(self._lines)
             # a frame whose line was partial stays as a gap that no line names
             self._end = os.fstat(self._frames).st_size
 
@@ -51,28 +48,27 @@ class FramedWriter:
             data: what the record describes.
 
         Raises:
-            OSError: it cannot be written; the files may then end in a partial record.
+            OSError, StoreError: it cannot be written; the files may then end in a partial record.
         """
-        text = to_json(record)
         frame = self._compressor.compress(data)
         write_all(self._frames, frame)
-        line = f'{text[:-1]},"frame":[{self._end},{len(frame)}]}}\n'
+        place = [self._end, len(frame)]
         self._end += len(frame)
-        write_all(self._lines, line.encode())
+        self._lines.append({**record, "frame": place})
 
     def sync(self) -> None:
         """Make every record so far durable.
 
         Raises:
-            OSError: the disk refuses.
+            OSError, StoreError: the disk refuses.
         """
         os.fsync(self._frames)
-        os.fsync(self._lines)
+        self._lines.sync()
 
     def close(self) -> None:
         """Close both files; called once."""
         os.close(self._frames)
-        os.close(self._lines)
+        self._lines.close()
 
 
 def frames_path(path: Path) -> Path:
@@ -90,7 +86,7 @@ def remove_framed(path: Path) -> None:
     frames_path(path).unlink(missing_ok=True)
 
 
-def read_framed(path: Path) -> Iterator[dict[str, Any]]:
+def read_framed(path: Path) -> Iterator[Record]:
     """The records that are there with their frames, in order, ``frame`` included; nothing where
     there is no file.
 
@@ -100,14 +96,36 @@ def read_framed(path: Path) -> Iterator[dict[str, Any]]:
     Raises:
         StoreError: a whole line is no JSON object, or names no frame.
     """
-    end: int | None = None
-    for number, record in enumerate(read_jsonl(path), start=1):
-        frame = frame_of(f"{path}:{number}", record)
-        if end is None:
-            end = frames_size(path)
-        if sum(frame) > end:  # the machine died, and the disk kept the line alone
-            return
+    _, records = JsonFollower(path).look()
+    for _, record in with_frames(path, records):
         yield record
+
+
+def with_frames(
+    path: Path, records: Iterable[tuple[int, Record]], on_damage: Damage | None = None
+) -> Iterator[tuple[int, Record]]:
+    """Records of a live file up to the first whose frame the disk did not keep, as the death of the
+    machine leaves it.
+
+    Args:
+        path: the lines' file.
+        records: as a ``JsonFollower`` gives them.
+        on_damage: is told of a record that names no frame; without it that is raised.
+    """
+    size = 0
+    for start, record in records:
+        try:
+            end = sum(frame_of(f"the line at {start} of {path}", record))
+        except StoreError as error:
+            if on_damage is None:
+                raise
+            on_damage(error)
+            continue
+        if end > size:
+            size = frames_size(path)
+        if end > size:
+            return
+        yield start, record
 
 
 def frame_of(place: str, record: Mapping[str, Any]) -> Sequence[int]:
@@ -121,7 +139,7 @@ def frame_of(place: str, record: Mapping[str, Any]) -> Sequence[int]:
         StoreError: the record does not say.
     """
     frame = record.get("frame")
-    if not (isinstance(frame, list) and len(frame) == 2):
+    if not (isinstance(frame, list) and [type(one) for one in frame] == [int, int]):
         raise StoreError(f"{place} must name its frame as [offset, bytes], got {frame!r}")
     return frame
 

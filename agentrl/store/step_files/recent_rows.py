@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import functools
 from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -23,7 +23,7 @@ class RecentRows(Generic[_Row, _T]):
 
     def __init__(self, read: Callable[[Path, _Row], _T]) -> None:
         self._read = read
-        self._rows: OrderedDict[tuple[Path, int, int, _Row], _T] = OrderedDict()
+        self._recent = functools.lru_cache(KEPT)(lambda path, stamp, row: read(path, row))
 
     def get(self, path: Path, row: _Row) -> _T:
         """The row, read again where the shard was replaced since.
@@ -38,11 +38,7 @@ class RecentRows(Generic[_Row, _T]):
         try:
             stat = path.stat()
         except OSError:
-            return self._read(path, row)  # says what is wrong with it
-        key = (path, stat.st_ino, stat.st_mtime_ns, row)
-        if key not in self._rows:
-            self._rows[key] = self._read(path, row)
-        self._rows.move_to_end(key)
-        while len(self._rows) > KEPT:
-            self._rows.popitem(last=False)
-        return self._rows[key]
+            # says what is wrong with it
+            return self._read(path, row)
+        found: _T = self._recent(path, (stat.st_ino, stat.st_mtime_ns), row)
+        return found

@@ -85,6 +85,7 @@ class ShardFolders:
                         stat = entry.stat(follow_symlinks=False)
                         stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
                         shards.append((folder / entry.name, stamp))
-        except FileNotFoundError:  # the folder, or a shard of it, went since it was listed
+        # the folder, or a shard of it, went since it was listed
+        except FileNotFoundError:
             return shards
         return shards

@@ -8,15 +8,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agentrl.errors import StoreError
 from agentrl.store.atomic import sync_path, take_place, temporary_beside
-from agentrl.store.step_files.shard_file import shard_file
+from agentrl.store.step_files.shard_file import reading_shard, shard_file
 from agentrl.store.step_files.shard_writer import ShardLayout
 from agentrl.store.write_error import write_failure
-
-
-class DamagedShardError(StoreError):
-    """A shard cannot be read."""
 
 
 def shrink_shard(
@@ -57,10 +52,8 @@ def shrink_shard(
 
 
 def _copy(path: Path, temporary: Path, keeps: Sequence[bool], layout: ShardLayout) -> None:
-    try:
+    with reading_shard(f"{path} cannot be read as a shard"):
         file = shard_file(path)
-    except (OSError, pa.ArrowException) as error:
-        raise DamagedShardError(f"{path} cannot be read as a shard: {error}") from error
     with file, pq.ParquetWriter(temporary, file.schema_arrow, **layout.options) as writer:
         for group in _row_groups(_kept(path, file, keeps), layout):
             writer.write_table(group, row_group_size=group.num_rows)
@@ -73,12 +66,8 @@ def _kept(path: Path, file: pq.ParquetFile, keeps: Sequence[bool]) -> Iterator[p
         own = keeps[first : first + file.metadata.row_group(number).num_rows]
         first += len(own)
         if any(own):
-            try:
+            with reading_shard(f"row group {number} of {path} cannot be read"):
                 table = file.read_row_group(number, use_threads=False)
-            except (OSError, pa.ArrowException) as error:
-                raise DamagedShardError(
-                    f"row group {number} of {path} cannot be read: {error}"
-                ) from error
             yield table.filter(pa.array(own))
 
 

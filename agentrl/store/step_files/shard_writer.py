@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,7 +51,8 @@ class ShardWriter(ABC, Generic[Row]):
         self._layout = layout
         self._temporary = temporary_beside(path)
         self._file: pq.ParquetWriter | None = None
-        self._thread = ThreadPoolExecutor(1, "shard")  # starts with the first row group
+        # starts with the first row group
+        self._thread = ThreadPoolExecutor(1, "shard")
         self._written: Future[None] | None = None
         """Of the row group that the thread has, or had last."""
         self._group: list[Row] = []
@@ -66,6 +67,25 @@ class ShardWriter(ABC, Generic[Row]):
     @abstractmethod
     def size(self, row: Row) -> int:
         """About how many bytes a row has."""
+
+    def takes(self, row: Row) -> bool:
+        """Whether the file has a column for all of a row."""
+        return True
+
+    def write(self, rows: Iterable[Row]) -> int:
+        """Add all rows and publish, or leave nothing; the number of rows.
+
+        Raises:
+            StoreError: the file cannot be written.
+        """
+        try:
+            for row in rows:
+                self.add(row)
+        except BaseException:
+            self.discard()
+            raise
+        self.publish()
+        return self.num_rows
 
     def add(self, row: Row) -> None:
         """Add a row at the end.
@@ -104,7 +124,8 @@ class ShardWriter(ABC, Generic[Row]):
         """Remove what was written; nothing where it was published."""
         self._thread.shutdown()
         if self._file is not None:
-            with contextlib.suppress(OSError, pa.ArrowException):  # a full disk refuses the footer
+            # a full disk refuses the footer
+            with contextlib.suppress(OSError, pa.ArrowException):
                 self._file.close()
         self._temporary.unlink(missing_ok=True)
 

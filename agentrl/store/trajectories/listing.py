@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,9 +11,8 @@ import pyarrow.compute as pc
 
 from agentrl.errors import StoreError
 from agentrl.guards.regular_file import open_regular
-from agentrl.store.jsonl import parse_line
-from agentrl.store.line_follower import LineFollower
-from agentrl.store.step_files.live import frame_of, frames_size
+from agentrl.store.jsonl import Damage, JsonFollower, parse_line
+from agentrl.store.step_files.live import with_frames
 from agentrl.store.trajectories.columns import Row
 from agentrl.store.trajectories.live_record import read_live_row
 from agentrl.store.trajectories.shard import read_shard_row, read_summaries
@@ -88,47 +87,33 @@ class LiveListing:
         on_damage: is told of a line that cannot be read, which is then passed over.
     """
 
-    def __init__(self, path: Path, on_damage: Callable[[StoreError], None]) -> None:
+    def __init__(self, path: Path, on_damage: Damage) -> None:
         self.path = path
         self.ids: list[str] = []
         self.recorded_at: list[float] = []
         self._on_damage = on_damage
         self._summaries: list[TrajectorySummary] = []
-        self._lines: list[tuple[int, int]] = []
-        """Where each trajectory's line starts and how long it is."""
-        self._follower = LineFollower(path)
-        self._seen = 0
-        """Lines so far, those that were passed over included."""
+        self._starts: list[int] = []
+        """Where each trajectory's line starts."""
+        self._follower = JsonFollower(path)
 
     def grow(self) -> bool:
         """Take in what was appended; False where the file is another one now, or gone, so that
         this listing is of no more use.
-
-        Raises:
-            StoreError: the file cannot be read.
         """
-        if not self._follower.is_same():
+        same, records = self._follower.look(self._on_damage)
+        if not same:
             return False
-        frames = -1
-        for start, line in self._follower.lines():
-            place = f"{self.path}:{self._seen + 1}"
+        for start, record in with_frames(self.path, records, self._on_damage):
             try:
-                record = parse_line(place, line)
-                end = sum(frame_of(place, record))
-                if end > frames:
-                    frames = frames_size(self.path)
-                if end > frames:  # the machine died, and the disk kept the line alone
-                    return True
                 summary = summary_of(record)
             except (StoreError, TypeError, ValueError) as error:
-                told = error if isinstance(error, StoreError) else StoreError(f"{place}: {error}")
-                self._on_damage(told)
+                self._on_damage(StoreError(f"the line at {start} of {self.path}: {error}"))
             else:
                 self.ids.append(summary.id)
                 self.recorded_at.append(summary.recorded_at)
                 self._summaries.append(summary)
-                self._lines.append((start, len(line)))
-            self._seen += 1
+                self._starts.append(start)
         return True
 
     def fitting(self, filters: Mapping[str, Any]) -> Sequence[int]:
@@ -145,11 +130,11 @@ class LiveListing:
 
     def read(self, position: int) -> tuple[Row, TokenArrays]:
         """See ``Listing.read``."""
-        start, size = self._lines[position]
+        start = self._starts[position]
         try:
             with open_regular(self.path) as file:
                 file.seek(start)
-                line = file.read(size)
+                line = file.readline()
         except OSError as error:
             raise StoreError(f"{self.path} cannot be read: {error.strerror or error}") from error
         record = parse_line(f"the line at {start} of {self.path}", line)

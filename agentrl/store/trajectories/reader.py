@@ -194,7 +194,8 @@ class TrajectoryReader:
         """
 
         def recorded_at(trajectory_id: str) -> float:
-            if not self._newest:  # asked of a run that was resumed alone
+            # asked of a run that was resumed alone
+            if not self._newest:
                 self._look()
             place = self._newest.get(trajectory_id)
             return 0.0 if place is None else place.recorded_at
@@ -222,7 +223,8 @@ class TrajectoryReader:
                 if row["id"] == trajectory_id:
                     (summary,) = place.listing.summaries([place.position])
                     return summary, row, arrays
-            self._look()  # it was live and has been sealed since, or its shard was rewritten
+            # it was live and has been sealed since, or its shard was rewritten
+            self._look()
         raise StoreError(f"{path} is rewritten all the time; read {trajectory_id!r} again")
 
     def _missing(self, trajectory_id: str) -> NoTrajectoryError:
@@ -272,14 +274,11 @@ class TrajectoryReader:
         for path in paths:
             listing = self._live.get(path) or LiveListing(path, self._pass_over)
             known = len(listing.ids)
-            try:
-                if not listing.grow():
-                    left.append(listing)
-                    listing = LiveListing(path, self._pass_over)
-                    listing.grow()
-                    known = 0
-            except StoreError as error:
-                self._pass_over(error)
+            if not listing.grow():
+                left.append(listing)
+                listing = LiveListing(path, self._pass_over)
+                listing.grow()
+                known = 0
             self._live[path] = listing
             self._take(listing, known)
         return left

@@ -9,19 +9,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agentrl.errors import StoreError
 from agentrl.store.annotations import shard as annotation_shard
 from agentrl.store.retention.drop_log import DropLog, DropRecord
 from agentrl.store.retention.keep_rules import COLUMNS, fits
 from agentrl.store.retention.noted import NotedTrajectories, UnreadableNotesError
 from agentrl.store.run_directory import RunDirectory, step_name
-from agentrl.store.step_files.shard_rewrite import DamagedShardError, shrink_shard
+from agentrl.store.step_files.shard_file import DamagedShardError
+from agentrl.store.step_files.shard_rewrite import shrink_shard
 from agentrl.store.step_files.shard_writer import ShardLayout
 from agentrl.store.store_spec import KeepSpec
 from agentrl.store.trajectories import shard as trajectory_shard
@@ -85,7 +84,8 @@ class Retention:
 
     def _steps(self, through: int | None, last: int) -> Sequence[int]:
         if through is not None:
-            return range(through, last + 1)  # the first of them may have got another shard
+            # the first of them may have got another shard
+            return range(through, last + 1)
         roots = (self._run.sealed_folder, self._run.sealed_annotations_folder)
         names = {folder.name for root in roots for folder in root.glob("step=*")}
         numbers = sorted(int(name.removeprefix("step=")) for name in names)
@@ -103,8 +103,7 @@ class Retention:
             logger.warning("%s; store.keep leaves %s as it is", error, shard, extra=told)
 
     def _shrink(self, shard: Path, stage: str) -> None:
-        with _reading():
-            rows = trajectory_shard.read_columns(shard, COLUMNS).to_pylist()
+        rows = trajectory_shard.read_columns(shard, COLUMNS).to_pylist()
         ids = [row["id"] for row in rows]
         fitting = [row["stage"] != stage or self._fits(row) for row in rows]
         own = [row for row in rows if row["stage"] == stage]
@@ -130,8 +129,7 @@ class Retention:
         )
 
     def _shrink_annotations(self, shard: Path) -> None:
-        with _reading():
-            ids = annotation_shard.read_ids(shard)
+        ids = annotation_shard.read_ids(shard)
         dropped = [one in self._fates and not self._fates[one].stays for one in ids]
         self._rewrite(
             shard, ids, [not one for one in dropped], annotation_shard.LAYOUT, lambda _: None
@@ -176,11 +174,3 @@ class Retention:
             self._fates[trajectory_id] = known if known is not None and newer else own
         while len(self._fates) > _REMEMBERED:
             del self._fates[next(iter(self._fates))]
-
-
-@contextmanager
-def _reading() -> Iterator[None]:
-    try:
-        yield
-    except StoreError as error:
-        raise DamagedShardError(str(error)) from error

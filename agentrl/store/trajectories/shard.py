@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agentrl.errors import StoreError
-from agentrl.store.step_files.shard_file import shard_file
+from agentrl.store.step_files.shard_file import place_of, reading_shard, shard_file
 from agentrl.store.step_files.shard_writer import ShardLayout, ShardWriter
 from agentrl.store.trajectories.columns import (
     ARRAYS,
@@ -82,15 +81,7 @@ def write_shard(path: Path, rows: Iterable[StoredRow]) -> int:
     Raises:
         StoreError: the file cannot be written.
     """
-    writer = TrajectoryShardWriter(path)
-    try:
-        for row in rows:
-            writer.add(row)
-    except BaseException:
-        writer.discard()
-        raise
-    writer.publish()
-    return writer.num_rows
+    return TrajectoryShardWriter(path).write(rows)
 
 
 def read_summaries(path: Path) -> pa.Table:
@@ -104,7 +95,7 @@ def read_summaries(path: Path) -> pa.Table:
 
 def read_columns(path: Path, names: Sequence[str]) -> pa.Table:
     """Some columns of every row, none of them an array; otherwise as ``read_summaries``."""
-    with _reading(f"{path} cannot be read as a shard"), _opened(path) as file:
+    with reading_shard(f"{path} cannot be read as a shard"), _opened(path) as file:
         return _table(file, names).combine_chunks()
 
 
@@ -114,7 +105,7 @@ def read_shard_row(path: Path, index: int) -> StoredRow:
     Raises:
         StoreError: the file is no shard, or has no such row.
     """
-    with _reading(f"row {index} of {path} cannot be read"), _opened(path) as file:
+    with reading_shard(f"row {index} of {path} cannot be read"), _opened(path) as file:
         return _row_at(file, index)
 
 
@@ -124,7 +115,7 @@ def find_shard_row(path: Path, trajectory_id: str) -> StoredRow:
     Raises:
         StoreError: the file is no shard, or has no such row.
     """
-    with _reading(f"{trajectory_id!r} of {path} cannot be read"), _opened(path) as file:
+    with reading_shard(f"{trajectory_id!r} of {path} cannot be read"), _opened(path) as file:
         ids = file.read(["id"], use_threads=False)["id"].to_pylist()
         return _row_at(file, len(ids) - 1 - ids[::-1].index(trajectory_id))
 
@@ -135,19 +126,11 @@ def read_shard(path: Path) -> Iterator[StoredRow]:
     Raises:
         StoreError: the file is no shard.
     """
-    with _reading(f"{path} cannot be read as a shard"), _opened(path) as file:
+    with reading_shard(f"{path} cannot be read as a shard"), _opened(path) as file:
         for number in range(file.num_row_groups):
             table = _table(file, _WHOLE, number)
             for index in range(table.num_rows):
                 yield _row(table.slice(index, 1))
-
-
-@contextmanager
-def _reading(failure: str) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, IndexError, ValueError, pa.ArrowException) as error:
-        raise StoreError(f"{failure}: {error}") from error
 
 
 @contextmanager
@@ -191,13 +174,8 @@ def _row_at(file: pq.ParquetFile, index: int) -> StoredRow:
     Raises:
         IndexError: it has no such row.
     """
-    first = 0
-    for number in range(file.num_row_groups):
-        rows = file.metadata.row_group(number).num_rows
-        if first <= index < first + rows:
-            return _row(_table(file, _WHOLE, number).slice(index - first, 1))
-        first += rows
-    raise IndexError(f"it has {first} rows")
+    group, place = place_of(file, index)
+    return _row(_table(file, _WHOLE, group).slice(place, 1))
 
 
 def _row(table: pa.Table) -> StoredRow:

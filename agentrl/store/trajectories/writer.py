@@ -325,7 +325,8 @@ class TrajectoryWriter(Closing):
 
     def _store(self, trajectory: Trajectory, step: int, recorded_at: float) -> None:
         for image in trajectory.images().values():
-            if image.data is not None:  # else it was read from a store
+            # else it was read from a store
+            if image.data is not None:
                 self._run.write_blob(image.data)
         row, arrays = encode_trajectory(trajectory, step=step, recorded_at=recorded_at)
         for column in SECRET_COLUMNS:
@@ -341,7 +342,8 @@ class TrajectoryWriter(Closing):
         """
         blobs = {blob.sha256: blob for blob in trajectory.blobs() if blob.data is not None}
         for blob in blobs.values():
-            assert blob.data is not None  # see above
+            # see above
+            assert blob.data is not None
             data = self._mask.in_bytes(blob.data)
             self._run.write_blob(data, durable=False)
             if data != blob.data:

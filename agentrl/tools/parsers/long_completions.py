@@ -7,11 +7,12 @@ read in a process of its own, since a thread would hold the interpreter's lock a
 from __future__ import annotations
 
 import pickle
-import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from agentrl.errors import MachineError
+from agentrl.guards.child_process import ChildEndedError, ChildLimits, ask_child
 from agentrl.tools.parsers.base import BUILT_IN, ToolCallParser
 from agentrl.tools.threads import BoundedThreads
 from agentrl.types import ParsedMessage, ToolSpec
@@ -22,11 +23,8 @@ READ_AT_ONCE = 128 * 1024
 PARSER_THREADS = BoundedThreads(2, "agentrl-parser")
 """The threads in which longer ones are waited for, or read where the parser is a user's own."""
 
-_DEADLINE_S = 300.0
-_BOOT = (
-    "import sys; sys.path[:] = sys.argv[1:]; "
-    "from agentrl.tools.parsers.long_completions import serve; serve()"
-)
+_LIMITS = ChildLimits(time_s=300.0)
+_CHILD = Path(__file__).parents[1] / "parser_child.py"
 
 
 async def read_completion(
@@ -48,27 +46,12 @@ async def read_completion(
 
 
 def _in_process(asked: bytes) -> ParsedMessage:
-    command = [sys.executable, "-c", _BOOT, *sys.path]
     try:
-        ended = subprocess.run(
-            command, input=asked, capture_output=True, timeout=_DEADLINE_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
+        found = ask_child(_CHILD, pickle.dumps((sys.path, asked)), _LIMITS)
+    except (OSError, ChildEndedError) as error:
         raise MachineError(
-            f"a process that reads a long completion failed: {error}; see that one can start"
+            f"a process that reads a long completion of {len(asked)} bytes failed: {error}; where "
+            "it was killed, give the machine more memory or let turns be shorter"
         ) from error
-    if ended.returncode != 0:
-        said = ended.stderr.decode(errors="replace").strip()[-400:]
-        raise MachineError(
-            f"a process that reads a long completion of {len(asked)} bytes ended with status "
-            f"{ended.returncode}: {said or 'it said nothing'}; where it was killed, give the "
-            "machine more memory or let turns be shorter"
-        )
-    answer: ParsedMessage = pickle.loads(ended.stdout)
+    answer: ParsedMessage = pickle.loads(found)
     return answer
-
-
-def serve() -> None:
-    """The process: reads what standard input asks for and answers on standard output."""
-    make, text, tools = pickle.loads(sys.stdin.buffer.read())
-    sys.stdout.buffer.write(pickle.dumps(make().parse(text, tools)))

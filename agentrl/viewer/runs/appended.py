@@ -7,8 +7,7 @@ from typing import Any
 
 from agentrl.errors import StoreError
 from agentrl.guards.regular_file import NotRegularError
-from agentrl.store.jsonl import parse_line
-from agentrl.store.line_follower import LineFollower
+from agentrl.store.jsonl import JsonFollower
 
 
 class AppendedLines:
@@ -19,7 +18,7 @@ class AppendedLines:
     """
 
     def __init__(self, path: Path) -> None:
-        self._follower = LineFollower(path)
+        self._follower = JsonFollower(path)
         self.damage: list[str] = []
         """Lines that are no JSON object, which are passed over; or why the file is."""
 
@@ -33,18 +32,13 @@ class AppendedLines:
         Raises:
             StoreError: the file is there and cannot be read.
         """
-        restarted, records = False, []
-        try:
-            restarted = not self._follower.is_same()
-            for start, line in self._follower.lines():
-                try:
-                    place = f"a line of {self._follower.path} at {start}"
-                    records.append(parse_line(place, line))
-                except StoreError as error:
-                    self.damage.append(str(error))
-        except StoreError as error:
-            if not isinstance(error.__cause__, NotRegularError):
-                raise
-            if str(error) not in self.damage:
-                self.damage.append(str(error))
-        return restarted, records
+        same, records = self._follower.look(self._pass_over)
+        return not same, [record for _, record in records]
+
+    def _pass_over(self, error: StoreError) -> None:
+        if isinstance(error.__cause__, OSError) and not isinstance(
+            error.__cause__, NotRegularError
+        ):
+            raise error
+        if str(error) not in self.damage:
+            self.damage.append(str(error))

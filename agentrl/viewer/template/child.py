@@ -1,16 +1,14 @@
 """Template child: renders one chat template, in a process that may do nothing else.
 
-Run as a script by ``process`` with an empty environment; needs the standard library and
-jinja2 alone. The limits hold before the template is read. One JSON object comes in on standard
-input, one goes out.
+A script of ``guards.child_process``; needs the standard library and jinja2 alone. One JSON object
+is the request, one the answer.
 """
 
 from __future__ import annotations
 
 import datetime
 import json
-import resource
-import sys
+from collections.abc import Callable
 from typing import Any
 
 from jinja2 import TemplateError, ext, nodes
@@ -89,27 +87,20 @@ def warm_up() -> None:
         return
 
 
-def limit(memory_bytes: int, cpu_s: int) -> None:
-    """Bounds this process for good: memory, CPU, and no file to open or write."""
-    # macOS knows no limit of the address space
-    memory = resource.RLIMIT_AS if sys.platform == "linux" else resource.RLIMIT_DATA
-    resource.setrlimit(memory, (memory_bytes, memory_bytes))
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
-
-
-def answer() -> dict[str, str]:
-    """The text, or what went wrong."""
+def answerer() -> Callable[[bytes], bytes]:
+    """What answers, once all that it imports is there."""
     warm_up()
-    limit(int(sys.argv[1]), int(sys.argv[2]))
+    return answer
+
+
+def answer(job: bytes) -> bytes:
+    """The text, or what went wrong."""
     try:
-        return {"text": rendered(json.load(sys.stdin))}
+        found = {"text": rendered(json.loads(job))}
     except SecurityError as error:
-        return {"error": f"it reaches for what no template may: {error}"}
+        found = {"error": f"it reaches for what no template may: {error}"}
     except MemoryError:
-        return {"error": "it needs more memory than a template may have"}
+        found = {"error": "it needs more memory than a template may have"}
     except (
         TemplateError,
         ArithmeticError,
@@ -119,8 +110,5 @@ def answer() -> dict[str, str]:
         TypeError,
         ValueError,
     ) as error:
-        return {"error": f"{type(error).__name__}: {error}"[:2000]}
-
-
-if __name__ == "__main__":
-    json.dump(answer(), sys.stdout)
+        found = {"error": f"{type(error).__name__}: {error}"[:2000]}
+    return json.dumps(found).encode()

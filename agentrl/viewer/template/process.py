@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any
 
 from agentrl.errors import DataError
 from agentrl.guards.bounded_json import parse_json
+from agentrl.guards.child_process import ChildEndedError, ChildLimits, ask_child
 
 _CHILD = Path(__file__).with_name("child.py")
 
@@ -100,30 +99,25 @@ class ChatTemplateText:
 
 
 def _answer(job: bytes, limits: TemplateLimits) -> str:
-    memory = str(limits.memory_mb << 20)
-    # Isolated: no variable and no package of the user's has a say; and nothing is written.
-    command = [sys.executable, "-I", "-B", str(_CHILD), memory, str(limits.cpu_s)]
+    own = ChildLimits(limits.time_s, limits.cpu_s, limits.memory_mb << 20, opens_files=False)
     try:
-        ended = subprocess.run(
-            command, input=job, capture_output=True, timeout=limits.time_s, env={}, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise DataError(
-            f"the run's chat template was ended after {limits.time_s:g} s; it may loop without end"
-        ) from error
-    if ended.returncode == -signal.SIGXCPU or ended.returncode == -signal.SIGKILL:
-        raise DataError(
-            f"the run's chat template was ended after {limits.cpu_s} s of CPU; it may loop without "
-            "end"
-        )
-    try:
-        answer = parse_json(ended.stdout)
+        answer = parse_json(ask_child(_CHILD, job, own))
+    except ChildEndedError as error:
+        if error.is_late or error.status in (-signal.SIGXCPU, -signal.SIGKILL):
+            spent = f"{limits.time_s:g} s" if error.is_late else f"{limits.cpu_s} s of CPU"
+            raise DataError(
+                f"the run's chat template was ended after {spent}; it may loop without end"
+            ) from error
+        raise _broken(limits, error) from error
     except ValueError as error:
-        told = ended.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        raise DataError(
-            f"the process of the run's chat template ended with status {ended.returncode}: "
-            f"{''.join(told) or 'no word'}; its limit is {limits.memory_mb} MB of memory"
-        ) from error
+        raise _broken(limits, error) from error
     if "error" in answer:
         raise DataError(f"the run's chat template cannot render: {answer['error']}")
     return str(answer["text"])
+
+
+def _broken(limits: TemplateLimits, error: Exception) -> DataError:
+    return DataError(
+        f"the process of the run's chat template broke: {error}; its limit is "
+        f"{limits.memory_mb} MB of memory"
+    )

@@ -22,7 +22,8 @@ _SYS_RESTRICT_SELF = 446
 _CREATE_RULESET_VERSION = 1
 _RULE_PATH_BENEATH = 1
 _RULE_NET_PORT = 2
-_RESTRICT_SELF_LOG_SAME_EXEC_OFF = 1  # ABI 7: a hostile loop must not flood the audit log
+# ABI 7: a hostile loop must not flood the audit log
+_RESTRICT_SELF_LOG_SAME_EXEC_OFF = 1
 
 _EXECUTE = 1
 _WRITE_FILE = 2
@@ -39,7 +40,8 @@ _SCOPE_ALL = 0b11
 _SCOPE_SIGNAL = 0b10
 _FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 
-_DEVICES = ("/dev/full", "/dev/random", "/dev/urandom")  # /dev/zero is memory that is mapped
+# /dev/zero is memory that is mapped
+_DEVICES = ("/dev/full", "/dev/random", "/dev/urandom")
 
 
 def _call(number: int, *args: object) -> int:
@@ -90,7 +92,8 @@ def run_ruleset(
     """
     handled = _ALL_V1 | sum(right for since, right in _SINCE.items() if abi >= since)
     ruleset = _create(abi, handled, _NET_ALL if abi >= 4 else 0, _SCOPE_ALL if abi >= 6 else 0)
-    devices = (1 << 6) | (1 << 11)  # MAKE_CHAR, MAKE_BLOCK
+    # MAKE_CHAR, MAKE_BLOCK
+    devices = (1 << 6) | (1 << 11)
     grants = [(path, handled & ~devices) for path in write]
     grants += [(path, _READ_FILE | _READ_DIR | _EXECUTE) for path in read_exec]
     grants += [(path, _READ_FILE | _READ_DIR) for path in (*read, *_DEVICES)]

@@ -14,7 +14,8 @@ import signal
 
 from .. import proc
 
-HOST_TITLE = "agentrl-sandbox-host"  # in the command line of every process of a host
+# in the command line of every process of a host
+HOST_TITLE = "agentrl-sandbox-host"
 _MARK = b"0x155"
 _MARKED = b"00000155\n"
 _FILE = "coredump_filter"
@@ -24,7 +25,8 @@ _ROUND_S = 0.005
 def mark_self() -> None:
     """Mark this process, and with it all that it will start."""
     with (
-        contextlib.suppress(FileNotFoundError),  # a kernel without core dumps
+        # a kernel without core dumps
+        contextlib.suppress(FileNotFoundError),
         proc.opened(f"/proc/self/{_FILE}", os.O_WRONLY) as fd,
     ):
         os.write(fd, _MARK)
@@ -59,7 +61,8 @@ def end_orphans(deadline_s: float) -> tuple[set[int], set[int]]:
 
 
 def _is_marked(pid: int) -> bool:
-    return proc.read(pid, _FILE) == _MARKED  # empty where it has ended, or is the kernel's own
+    # empty where it has ended, or is the kernel's own
+    return proc.read(pid, _FILE) == _MARKED
 
 
 def _is_orphan(pid: int) -> bool:
@@ -72,7 +75,8 @@ def _is_orphan(pid: int) -> bool:
         if _is_host(parent):
             return False
         if not (status := _status(parent)):
-            return False  # it ended in this moment: the next look tells where its children went
+            # it ended in this moment: the next look tells where its children went
+            return False
     return True
 
 

@@ -31,7 +31,8 @@ def without_huge_pages() -> None:
     try:
         prctl(_PR_SET_THP_DISABLE, 1)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # a kernel without huge pages to switch off (gVisor)
+        # a kernel without huge pages to switch off (gVisor)
+        if error.errno != errno.EINVAL:
             raise
 
 
@@ -58,7 +59,8 @@ def withhold_zero() -> None:
 
 def lies_in_memory(path: str) -> bool:
     """Whether what is written below ``path`` takes memory."""
-    found = ctypes.create_string_buffer(512)  # struct statfs; its first word is the type
+    # struct statfs; its first word is the type
+    found = ctypes.create_string_buffer(512)
     checked(libc.statfs(path.encode(), found))
     return ctypes.c_ulong.from_buffer(found).value in (_TMPFS, _RAMFS)
 
@@ -99,9 +101,8 @@ class Bound:
                 os.write(self._limit, str(wanted).encode())
                 self._bytes = wanted
             except OSError as error:
-                if (
-                    error.errno != errno.EBUSY
-                ):  # files of earlier runs hold more: the old limit stays
+                # files of earlier runs hold more: the old limit stays
+                if error.errno != errno.EBUSY:
                     raise
         self._seen = self._counts()
 

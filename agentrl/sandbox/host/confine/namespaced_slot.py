@@ -62,7 +62,8 @@ def _fork_once_more(uid: int | None, say: int) -> None:
     try:
         if uid is not None:
             uids.become(uid)
-            prctl(_PR_SET_DUMPABLE, 1)  # or the kernel hides its own /proc files from it
+            # or the kernel hides its own /proc files from it
+            prctl(_PR_SET_DUMPABLE, 1)
         namespaces.unshare_with_users(
             namespaces.NEW_PIDS | namespaces.NEW_IPC | namespaces.NEW_MOUNTS
         )
@@ -95,7 +96,8 @@ class SlotNamespaces:
         self._bounds = (0, 0)
         self.firsts: dict[
             int, int
-        ] = {}  # the first process of a run's pid namespace, by the pid of the run's
+            # the first process of a run's pid namespace, by the pid of the run's
+        ] = {}
 
     def bound(self, limits: dict[str, Any]) -> None:
         """Let the store hold what ``limits`` allow; what lies there already stays."""

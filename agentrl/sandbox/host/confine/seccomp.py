@@ -41,15 +41,18 @@ _RET = 0x06
 _OFF_NR = 0
 _OFF_ARCH = 4
 _OFF_ARGS = 16
-_FARTHEST = 255  # that a conditional jump reaches
+# that a conditional jump reaches
+_FARTHEST = 255
 _X32_BIT = 0x40000000
-_SCOPED_SIGNALS_ABI = 6  # of Landlock
+# of Landlock
+_SCOPED_SIGNALS_ABI = 6
 NEWEST_ABI = sys.maxsize
 
 # (AUDIT_ARCH, column of the tables)
 _ARCHES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1), "arm64": (0xC00000B7, 1)}
 
-_NEW_NAMESPACES = 0x7E020080  # CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET,TIME}
+# CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET,TIME}
+_NEW_NAMESPACES = 0x7E020080
 _F_SETOWN = 8
 _F_SETOWN_EX = 15
 _AF_UNIX = 1
@@ -122,7 +125,8 @@ class _Rule:
         code = [_op(_LD_W_ABS, _OFF_ARGS + 8 * self.arg + (4 if self.high_word else 0))]
         if self.mask != 0xFFFFFFFF:
             code.append(_op(_AND, self.mask))
-        for left in reversed(range(len(self.values))):  # comparisons that follow
+        # comparisons that follow
+        for left in reversed(range(len(self.values))):
             value = self.values[-1 - left]
             if self.allow:
                 code.append(_op(_JEQ, value, left + 1, 0))
@@ -155,7 +159,8 @@ _RULES = (
     # a buffer of the kernel's counts for no limit, and may hold megabytes where it is made larger
     _Rule(("setsockopt",), 2, (_SO_SNDBUF, _SO_RCVBUF, _SO_ZEROCOPY)),
 )  # fmt: skip
-_TCP_ALONE = (  # over IPv4
+# over IPv4
+_TCP_ALONE = (
     _Rule(("socket",), 0, (_AF_INET,), allow=True),
     _Rule(("socket",), 1, (_SOCK_STREAM,), _SOCK_TYPE, allow=True),
     _Rule(("socket",), 2, (0,), ~_IPPROTO_TCP & 0xFFFFFFFF, allow=True),
@@ -217,7 +222,8 @@ def build_filter(
     if proxied:
         rules += _TCP_ALONE
         answers |= {"socket": _RET_ALLOW, "connect": _RET_ALLOW}
-    if pid is not None:  # the kernel does not scope signals: a process may signal itself only
+    # the kernel does not scope signals: a process may signal itself only
+    if pid is not None:
         rules.append(_Rule(_SIGNALS, 0, (pid,), allow=True))
         rules.append(_Rule(("fcntl",), 1, (_F_SETOWN, _F_SETOWN_EX)))
     if names_pid(abi):

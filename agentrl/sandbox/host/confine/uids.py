@@ -8,7 +8,8 @@ import signal
 import socket
 
 BLOCK = 1024
-SLOTS = 1000  # sandboxes of one host, each with a uid of the block
+# sandboxes of one host, each with a uid of the block
+SLOTS = 1000
 NONE_TO_SPARE = (
     "runs as root, and this user namespace has no other uids to run the code under; run agentrl "
     "as another user, or in a container that was given more uids"

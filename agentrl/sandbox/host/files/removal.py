@@ -111,9 +111,8 @@ def _empty_in_place(folder: int, root: int, levels: int, moved: list[str]) -> No
     """
     with os.scandir(folder) as entries:
         listed = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
-    for name in [
-        name for name, is_folder in listed if not is_folder
-    ]:  # first: moving a folder may take a block
+    # first: moving a folder may take a block
+    for name in [name for name, is_folder in listed if not is_folder]:
         os.unlink(name, dir_fd=folder)
     for name in [name for name, is_folder in listed if is_folder]:
         # also where it is moved: the kernel asks for the right to write in it

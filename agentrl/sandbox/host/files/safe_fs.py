@@ -14,7 +14,8 @@ from .removal import FOLDER
 MAX_DEPTH = 64
 # of one listing: a name of the code's choosing may be long, and longer as JSON
 _MAX_NAMES_BYTES = 2**20
-_MAX_HASHED_BYTES = 64 * 2**20  # of one look
+# of one look
+_MAX_HASHED_BYTES = 64 * 2**20
 _BLOCK = 2**20
 # non-blocking: opening a named pipe must not wait for a writer
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -226,4 +227,5 @@ def _walk(folder: int, above: str, depth: int) -> Iterator[tuple[int, str, os.st
                     with opened(entry.name, FOLDER, dir_fd=folder) as fd:
                         yield from _walk(fd, f"{above}{entry.name}/", depth + 1)
     except OSError:
-        return  # the code forbids its own folders
+        # the code forbids its own folders
+        return

@@ -16,8 +16,10 @@ _READABLE = 0o500
 # that wait to be read at most, the kernel's own bookkeeping included
 _SOCKET_BYTES = 2**18
 _PIPE_BYTES = 2**16
-_SMALL_TABLE = 64  # descriptors, that every process has room for
-_TRIES = 5  # of a look during which the code closed a folder
+# descriptors, that every process has room for
+_SMALL_TABLE = 64
+# of a look during which the code closed a folder
+_TRIES = 5
 
 
 class Uncountable(Exception):  # noqa: N818  the code's doing: its run is ended for it
@@ -72,7 +74,8 @@ def _below(name: str, parent: int | None, depth: int) -> Iterator[os.stat_result
         at = os.open(name, removal.PLACE, dir_fd=parent)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-            return  # gone, or another thing by now
+            # gone, or another thing by now
+            return
         raise
     info = os.fstat(at)
     closed = info.st_mode & _READABLE != _READABLE

@@ -25,14 +25,19 @@ from .session import InterpreterSession, serve
 from .slot import Slot
 
 CODE_NAME = "main.py"
-Stdio = tuple[int, int, int]  # descriptors
+# descriptors
+Stdio = tuple[int, int, int]
 NOT_EXECUTABLE = 126
 NOT_FOUND = 127
-_OOM_HEADROOM = 16 * 2**20  # lets an interpreter that ran out of memory still print that it did
-_SHARED_UID_MARGIN = 256  # processes that the user may start meanwhile
-_QUEUED_SIGNALS = 64  # of a run, POSIX timers among them: the kernel counts them by user
+# lets an interpreter that ran out of memory still print that it did
+_OOM_HEADROOM = 16 * 2**20
+# processes that the user may start meanwhile
+_SHARED_UID_MARGIN = 256
+# of a run, POSIX timers among them: the kernel counts them by user
+_QUEUED_SIGNALS = 64
 _PR_SET_PDEATHSIG = 1
-_RLIMIT_SIGPENDING = 11  # of Linux, on every architecture here; Python 3.11 has no name for it
+# of Linux, on every architecture here; Python 3.11 has no name for it
+_RLIMIT_SIGPENDING = 11
 _PR_SET_DUMPABLE = 4
 
 
@@ -40,7 +45,8 @@ def warm_up() -> None:
     """Do once, before any fork, what each run would otherwise do again in its own memory."""
     package = (__package__ or "").rpartition(".")[0]
     for name in [name for name in sys.modules if name == package or name.startswith(package + ".")]:
-        del sys.modules[name]  # the code's imports must not find the host's modules
+        # the code's imports must not find the host's modules
+        del sys.modules[name]
     exec(_compile(b"pass", CODE_NAME), {})
     linecache.clearcache()
 
@@ -72,7 +78,8 @@ def run(
             os.write(status, f"{type(error).__name__}: {error}".encode())
             os._exit(1)
         if header["argv"] is not None:
-            exit_code = _execute(header["argv"])  # the status pipe closes on exec
+            # the status pipe closes on exec
+            exit_code = _execute(header["argv"])
         else:
             os.close(status)
             if session is not None:
@@ -136,7 +143,8 @@ def _prepare(
 def _confine(slot: Slot, abi: int) -> None:
     """Give up for ever what a run may not do."""
     config = slot.config
-    if config.namespaced or slot.ruleset is None:  # else the slot counts files it holds
+    # else the slot counts files it holds
+    if config.namespaced or slot.ruleset is None:
         prctl(_PR_SET_DUMPABLE, 0)
     if config.namespaced:
         namespaces.drop_capabilities()
@@ -152,7 +160,8 @@ def _belong_to(slot: Slot) -> None:
         marks.mark_self()
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != slot.pid:
-        os._exit(1)  # it ended before
+        # it ended before
+        os._exit(1)
 
 
 def _mapped_bytes() -> int | None:
@@ -178,7 +187,8 @@ def _close_all_but(keep: set[int]) -> None:
     """No descriptor of the host may be forged or read by the code."""
     start = 0
     for fd in sorted(keep):
-        if start < fd:  # an empty range would mean "to the end"
+        # an empty range would mean "to the end"
+        if start < fd:
             os.closerange(start, fd)
         start = fd + 1
     os.closerange(start, os.sysconf("SC_OPEN_MAX"))
@@ -273,18 +283,19 @@ def _flush() -> None:
         try:
             stream.flush()
         except (OSError, ValueError):
-            continue  # the code closed it, or nobody reads any more
+            # the code closed it, or nobody reads any more
+            continue
 
 
 def _fresh_interpreter() -> None:
-    tempfile.tempdir = None  # the host's own choice, made before TMPDIR was the sandbox's
+    # the host's own choice, made before TMPDIR was the sandbox's
+    tempfile.tempdir = None
     sys.argv = [CODE_NAME]
     sys.path.insert(0, os.getcwd())
     for name in ("exit", "quit"):
         setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D"))
-    if (
-        "numpy.random" in sys.modules
-    ):  # the standard library's generator reseeds itself after a fork
+    # the standard library's generator reseeds itself after a fork
+    if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     gc.enable()
 
@@ -326,7 +337,8 @@ def _compile(code: bytes, name: str) -> Any:
 
 def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next  # the frames above the code's own
+        # the frames above the code's own
+        trace = trace.tb_next
     try:
         if isinstance(error, MemoryError):
             soft, hard = resource.getrlimit(resource.RLIMIT_AS)

@@ -22,10 +22,10 @@ from .watch import SpaceShort, Watch
 _CHUNK = 1 << 16
 _WATCH_S = 0.1
 _REAP_S = 20.0
-_SETTLE_S = (
-    2.0  # in which what a run left beside its interpreter must end; else the interpreter goes too
-)
-_MAX_FETCHED_BYTES = 2**30  # of one run
+# in which what a run left beside its interpreter must end; else the interpreter goes too
+_SETTLE_S = 2.0
+# of one run
+_MAX_FETCHED_BYTES = 2**30
 _LOST = "the interpreter ended, and its variables with it"
 _FRESH = "the variables of earlier runs are lost: their interpreter had ended"
 _HARMED = (
@@ -73,15 +73,21 @@ class _Execution:
     stdin: memoryview
     pid: int = 0
     session: InterpreterSession | None = None
-    harmed_at_rest: bool = False  # the kernel ended processes of the memory since the last run
-    starts_afresh: bool = False  # untold: the session's interpreter had ended
-    status: int | None = None  # as waitpid tells it
-    reported: int | None = None  # the exit code of a run whose interpreter lives on
+    # the kernel ended processes of the memory since the last run
+    harmed_at_rest: bool = False
+    # untold: the session's interpreter had ended
+    starts_afresh: bool = False
+    # as waitpid tells it
+    status: int | None = None
+    # the exit code of a run whose interpreter lives on
+    reported: int | None = None
     cpu_s: float = 0.0
-    held_bytes: int = 0  # by the processes that were killed, each at its most
+    # by the processes that were killed, each at its most
+    held_bytes: int = 0
     reason: str = ""
     detail: str = ""
-    failure: str = ""  # of the machine
+    # of the machine
+    failure: str = ""
 
     def start(self, code: bytes) -> None:
         self.limits = self.header["limits"]
@@ -124,7 +130,8 @@ class _Execution:
                 slot.session.begin(code, self.header["env"], stdio)
             except (
                 SessionBroken
-            ) as broken:  # what earlier runs did to it costs their variables, and not this run
+                # what earlier runs did to it costs their variables, and not this run
+            ) as broken:
                 if self.harmed_at_rest:
                     raise HostFailure(_HARMED) from broken
                 slot.kill_all()
@@ -159,7 +166,8 @@ class _Execution:
             self.status = status
             used_s = used_s if self.session is None else self.session.used_s(used_s)
         elif self.slot.session is not None and pid == self.slot.session.pid:
-            self.slot.forget_session()  # it was frozen while this ran, and still it ended
+            # it was frozen while this ran, and still it ended
+            self.slot.forget_session()
             self.slot.lost_unsaid = True
         self.cpu_s += used_s
 
@@ -172,9 +180,8 @@ class _Execution:
         """Serve the pipes until the code has ended or must end."""
         deadline = self.started + self.limits["wall_s"]
         next_watch = self.started + _WATCH_S
-        with (
-            selectors.PollSelector() as selector
-        ):  # epoll would take what is counted by user, and the code is this one
+        # epoll would take what is counted by user, and the code is this one
+        with selectors.PollSelector() as selector:
             selector.register(self.slot.sock, selectors.EVENT_READ, "owner")
             selector.register(self.slot.wake, selectors.EVENT_READ, "wake")
             for stream in (self.out, self.err):
@@ -183,7 +190,8 @@ class _Execution:
                 selector.register(self.in_w, selectors.EVENT_WRITE, "stdin")
             else:
                 self.close_stdin()
-            if self.header["id"] in self.slot.cancelled:  # while it waited for its turn
+            # while it waited for its turn
+            if self.header["id"] in self.slot.cancelled:
                 self.end("killed", "cancelled by the caller")
             if self.session is not None:
                 selector.register(self.session.control, selectors.EVENT_READ, "session")
@@ -219,7 +227,8 @@ class _Execution:
                 self.reported = self.session.outcome()
             except SessionBroken as error:
                 self.end("killed", str(error))
-            if self.reported is None:  # closed: only the end of the process says more
+            # closed: only the end of the process says more
+            if self.reported is None:
                 selector.unregister(self.session.control)
         elif not what.read():
             selector.unregister(what.fd)
@@ -306,13 +315,15 @@ class _Execution:
         frozen = False
         while not frozen:
             session.freeze()
-            frozen = session.is_frozen()  # before the look below: what is awake may fork after it
+            # before the look below: what is awake may fork after it
+            frozen = session.is_frozen()
             left_s = end - time.monotonic()
             if not process_tree.kill_below(keep, group, self.reap, left_s, bare=keep) or left_s < 0:
                 return False
             self.reap()
             if self.slot.session is None or (own and self.status is not None):
-                return False  # it ended meanwhile
+                # it ended meanwhile
+                return False
         while not own and self.status is None and time.monotonic() < end:
             self.reap()
             time.sleep(0.001)

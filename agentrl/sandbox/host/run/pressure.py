@@ -20,7 +20,8 @@ _COUNTERS = (
     "/sys/fs/cgroup/memory/memory.oom_control",
 )
 _NUMBER_BYTES = 8
-_CLAIM_S = 1.0  # in which the run to blame, which the kernel just ended, says so
+# in which the run to blame, which the kernel just ended, says so
+_CLAIM_S = 1.0
 
 
 class Claims:
@@ -45,7 +46,8 @@ class Claims:
         """Whether each kill after ``before`` up to ``last`` is claimed."""
         ranges = []
         for at in range(0, len(self._bounds), 2):
-            end = self._bounds[at + 1]  # first, as it is written last
+            # first, as it is written last
+            end = self._bounds[at + 1]
             ranges.append((self._bounds[at], end))
         for start, end in sorted(ranges):
             if start <= before < end:
@@ -62,7 +64,8 @@ class Pressure:
         counter: a descriptor of the file that counts the kills; None looks for a container's.
     """
 
-    is_spent = False  # each process of a run, and the watch over all of them, ends at its own limit
+    # each process of a run, and the watch over all of them, ends at its own limit
+    is_spent = False
 
     def __init__(self, claims: Claims, index: int, counter: int | None) -> None:
         self._claims = claims
@@ -95,5 +98,6 @@ class Pressure:
 
     def _kills(self) -> int:
         if self._counter is None:
-            return 0  # nothing tells (gVisor, macOS)
+            # nothing tells (gVisor, macOS)
+            return 0
         return number(os.pread(self._counter, 4096, 0), b"oom_kill ")

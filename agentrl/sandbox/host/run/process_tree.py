@@ -13,7 +13,8 @@ from .. import proc
 from ..confine.libc import prctl
 
 _PR_SET_CHILD_SUBREAPER = 36
-_MADE = (b"RssAnon:", b"RssShmem:", b"VmSwap:")  # in KiB (proc_pid_status(5))
+# in KiB (proc_pid_status(5))
+_MADE = (b"RssAnon:", b"RssShmem:", b"VmSwap:")
 _LINUX = sys.platform == "linux"
 
 

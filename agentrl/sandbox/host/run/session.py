@@ -29,9 +29,11 @@ from . import process_tree
 
 _TOKEN_BYTES = 8
 _EXIT = struct.Struct(f"!{_TOKEN_BYTES}si")
-_SEALED = 0b1111  # F_SEAL_SEAL, SHRINK, GROW, WRITE
+# F_SEAL_SEAL, SHRINK, GROW, WRITE
+_SEALED = 0b1111
 _TICKS = os.sysconf("SC_CLK_TCK")
-_STOPPING_S = 0.01  # processor time that threads may need to notice that they were stopped
+# processor time that threads may need to notice that they were stopped
+_STOPPING_S = 0.01
 RunCode = Callable[[bytes, dict[str, str]], int]
 
 
@@ -82,13 +84,13 @@ class InterpreterSession:
         with self._open_job() as job:
             job.write(frames.encode({"env": env}, [self._token, code]))
             job.seek(0)
-            if (
-                sys.platform == "linux"
-            ):  # the code may keep it, and no limit would count what it wrote there
+            # the code may keep it, and no limit would count what it wrote there
+            if sys.platform == "linux":
                 fcntl.fcntl(job, fcntl.F_ADD_SEALS, _SEALED)
             try:
                 socket.send_fds(self.control, [b"."], [*stdio, job.fileno()])
-            except OSError as error:  # whatever the reason: the code holds the other end
+            # whatever the reason: the code holds the other end
+            except OSError as error:
                 raise SessionBroken(f"it takes no run: {error.strerror}") from error
         os.kill(self.pid, signal.SIGCONT)
 
@@ -118,7 +120,8 @@ class InterpreterSession:
             said = self.control.recv(1 << 12)
         except ConnectionResetError:
             said = b""
-        except BlockingIOError:  # readable, and yet nothing to read: urgent data
+        # readable, and yet nothing to read: urgent data
+        except BlockingIOError:
             said = b"!"
         if not said:
             return None
@@ -167,7 +170,8 @@ class InterpreterSession:
         of_children = int(fields[13]) + int(fields[14])
         try:
             return time.clock_gettime((~self.pid << 3) | 2) + of_children / _TICKS
-        except OSError:  # it has ended, and has yet to be reaped
+        # it has ended, and has yet to be reaped
+        except OSError:
             return (int(fields[11]) + int(fields[12]) + of_children) / _TICKS
 
 
@@ -177,7 +181,8 @@ def serve(control: socket.socket, run: RunCode) -> NoReturn:
     while True:
         try:
             word, fds, _, _ = socket.recv_fds(control, 1, 4)
-        except BlockingIOError:  # the code gave the socket a deadline
+        # the code gave the socket a deadline
+        except BlockingIOError:
             poller = select.poll()
             poller.register(control, select.POLLIN)
             poller.poll()
@@ -185,17 +190,21 @@ def serve(control: socket.socket, run: RunCode) -> NoReturn:
         if not word:
             os._exit(0)
         if len(fds) < 4:
-            os._exit(1)  # the code left no descriptor free
+            # the code left no descriptor free
+            os._exit(1)
         for target, fd in enumerate(fds[:3]):
             os.dup2(fd, target)
             os.close(fd)
         with open(fds[3], "rb") as job:
             ((header, (token, code)),) = frames.FrameDecoder().feed(job.read())
-        process_tree.reap_all()  # children of earlier runs, which the slot has ended
+        # children of earlier runs, which the slot has ended
+        process_tree.reap_all()
         exit_code = run(code, header["env"])
         if os.getpid() != own:
-            os._exit(exit_code)  # a fork that the code let run on to its end
+            # a fork that the code let run on to its end
+            os._exit(exit_code)
         try:
             control.sendall(_EXIT.pack(token, exit_code))
-        except OSError:  # the code closed it: the end of the process says the same
+        # the code closed it: the end of the process says the same
+        except OSError:
             os._exit(exit_code)

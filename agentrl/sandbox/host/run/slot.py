@@ -98,7 +98,8 @@ class Slot:
         self.bound: memory.Bound | None = None
         self.scoped = False
         self.session: InterpreterSession | None = None
-        self.lost_unsaid = False  # whether an interpreter ended and no reply said so
+        # whether an interpreter ended and no reply said so
+        self.lost_unsaid = False
         # Of the owner, in order; read and served by this one thread.
         self.requests: deque[frames.Frame] = deque()
         self.cancelled: set[int] = set()
@@ -112,7 +113,8 @@ class Slot:
         memory.die_first()
         if config.namespaced:
             self.namespaces = SlotNamespaces()
-            self.scoped = True  # the first process of its pid namespace
+            # the first process of its pid namespace
+            self.scoped = True
         if len(config.cgroup) > 1:
             disk = memory.lies_in_memory(self.work)
             self.memory = self.bound = memory.Bound(config.cgroup, disk=disk)
@@ -135,7 +137,8 @@ class Slot:
                 prctl(_PR_SET_DUMPABLE, 1)
         if config.abi is None:
             return
-        prctl(_PR_SET_NO_NEW_PRIVS, 1)  # which Landlock and seccomp ask for
+        # which Landlock and seccomp ask for
+        prctl(_PR_SET_NO_NEW_PRIVS, 1)
         memory.without_huge_pages()
         if signals is not None:
             landlock.restrict_self(config.abi, signals)
@@ -172,7 +175,8 @@ class Slot:
         """
         resting = self.resting_pid
         if not resting:
-            removal.empty(self.temp)  # the folder itself stays: Landlock's rule is about it
+            # the folder itself stays: Landlock's rule is about it
+            removal.empty(self.temp)
         if self.namespaces is None:
             return os.fork()
         self.namespaces.firsts = {
@@ -221,7 +225,8 @@ class Slot:
         """End whatever runs in this slot but the slot itself."""
         if self.scoped:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(-1, signal.SIGKILL)  # one step: no fork of a bomb escapes it
+                # one step: no fork of a bomb escapes it
+                os.kill(-1, signal.SIGKILL)
 
 
 def _is_refused(pid: int) -> bool:

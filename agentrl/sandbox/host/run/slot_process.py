@@ -53,7 +53,8 @@ def _answer(slot: Slot, header: frames.Header, blobs: list[bytes]) -> None:
     reply: dict[str, Any] = {}
     out: list[bytes] = []
     try:
-        for path in slot.own_folders:  # code that closed its folder must not fail the next request
+        # code that closed its folder must not fail the next request
+        for path in slot.own_folders:
             os.chmod(path, 0o700)
         reply, out = _done(slot, header, blobs)
     except safe_fs.PathRefused as error:
@@ -71,7 +72,8 @@ def _answer(slot: Slot, header: frames.Header, blobs: list[bytes]) -> None:
 
 def _done(slot: Slot, header: frames.Header, blobs: list[bytes]) -> frames.Frame:
     """The reply's fields and blobs."""
-    if slot.namespaces is not None and "limits" in header:  # what follows may write
+    # what follows may write
+    if slot.namespaces is not None and "limits" in header:
         slot.namespaces.bound(header["limits"])
     match header["op"]:
         case "run":

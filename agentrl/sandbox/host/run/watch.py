@@ -12,16 +12,18 @@ from . import process_tree
 from .session import InterpreterSession
 from .slot import Slot
 
-_FILES_EVERY = 5  # looks
+# looks
+_FILES_EVERY = 5
 # what is reserved, and of a small file system the tenth part
 _RESERVE_BYTES = 512 * 2**20
 _RESERVE_SHARE = 10
-_EARLY_SHARE = (
-    8  # of its disk limit: a run that wrote as much since its files were counted is not waited for
-)
-_BLAMED_SHARE = 4  # of its disk limit: a run that wrote as much has its part in a full file system
+# of its disk limit: a run that wrote as much since its files were counted is not waited for
+_EARLY_SHARE = 8
+# of its disk limit: a run that wrote as much has its part in a full file system
+_BLAMED_SHARE = 4
 
-Verdict = tuple[str, str]  # a result's status and detail
+# a result's status and detail
+Verdict = tuple[str, str]
 
 
 class SpaceShort(Exception):  # noqa: N818
@@ -74,7 +76,8 @@ class Watch:
         if slot.memory.is_spent or (len(pids) > 1 and self._passes_memory(pids)):
             return "oom", f"all processes together passed {limits['memory_bytes']} bytes"
         if self.session is not None and limits["cpu_s"] is not None:
-            used_s = self.session.used_s()  # RLIMIT_CPU counts a process's whole life
+            # RLIMIT_CPU counts a process's whole life
+            used_s = self.session.used_s()
             if used_s > limits["cpu_s"]:
                 return (
                     "timeout",

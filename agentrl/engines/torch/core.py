@@ -21,7 +21,6 @@ from agentrl.engines.torch.kv_state import KVState
 from agentrl.engines.torch.model.served_model import ServedModel
 from agentrl.engines.torch.prefill import DETERMINISTIC_CHUNK, Pending
 from agentrl.engines.torch.row_layout import Blocks, attention_blocks, exchanges
-from agentrl.engines.torch.sampler_noise import SamplerNoise
 from agentrl.engines.torch.sampling import SamplingRows, sample, uniforms
 from agentrl.engines.torch.sessions import KVSession
 from agentrl.engines.torch.torch_spec import RowPlan
@@ -48,7 +47,6 @@ class TorchScheduler:
         weights: ServedModel,
         life: EngineLife,
         decode: Callable[[npt.NDArray[np.int32]], str] | None = None,
-        noise: SamplerNoise | None = None,
     ) -> None:
         self.admitting = True
         self.now = life.clock.now  # seconds of engine time, which stops while it is paused
@@ -57,7 +55,6 @@ class TorchScheduler:
         self._weights = weights
         self._life = life
         self._as_text = decode
-        self._noise = noise
         self._rows = KVState(plan, weights)
         # of sessions with KV here: they go first, so that it is not evicted
         self._returning: deque[ScheduledRequest] = deque()
@@ -303,7 +300,7 @@ class TorchScheduler:
                     self._running[row].prefill_s += self.now() - began
             chosen = np.array(rows, dtype=np.int64)
             spread = logits if len(rows) == len(items) else logits[sources]
-            self._sample(
+            self.advance(
                 spread, chosen, table.sampling(chosen, chosen, self._weights.device), chosen
             )
 
@@ -320,9 +317,13 @@ class TorchScheduler:
             blocks = attention_blocks(table.keys(self._span), kv.max_keys)
         logits = lanes.decoder.decode(inputs[0], inputs[1], blocks)
         table.kv_len[live] += 1
-        self._sample(logits, np.arange(self._span), self._sampling, live)
+        self.advance(logits, np.arange(self._span), self._sampling, live)
 
-    def _sample(
+    def next_positions(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Of the token that each of ``rows`` samples next."""
+        return self._rows.table.inputs[1, rows] + 1
+
+    def advance(
         self,
         logits: Tensor,
         rows: npt.NDArray[np.int64],
@@ -334,10 +335,7 @@ class TorchScheduler:
         """
         table = self._rows.table
         device = self._weights.device
-        positions = table.inputs[1, rows] + 1
-        if self._noise is not None:
-            logits = logits + self._noise.at(positions, self._life.policy_version)
-        draws = torch.from_numpy(uniforms(table.seeds[rows], positions)).to(device)
+        draws = torch.from_numpy(uniforms(table.seeds[rows], self.next_positions(rows))).to(device)
         drawn = sample(logits, draws, params).on_host()
         if live.size < rows.size:
             drawn = drawn.of(live)

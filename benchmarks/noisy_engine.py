@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from agentrl.engines import EnginePlace, HostedEngine, WeightSender
-from agentrl.engines.torch import TorchEngine, TorchEngineSpec
+from agentrl.engines.torch import TorchEngineSpec
 from agentrl.engines.torch.core import TorchScheduler
+from agentrl.engines.torch.engine import TorchEngine
 from agentrl.types.section import Weight
 
 

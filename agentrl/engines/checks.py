@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.engines.base import EnginePlace, EngineSpec, EngineTraits, HostedEngine, WeightSender
+from agentrl.engines.find import engines_with
 from agentrl.errors import ConfigError, EngineError
 from agentrl.types import Completion, EngineInfo, GenerateRequest, SamplingParams, concat_ids
 
@@ -298,7 +299,7 @@ def check_request(
     elif request.media and not images:
         problem = (
             f"engine {info.name!r} with {info.model} takes no images, got {len(request.media)}; "
-            "use the engine 'sglang' and a model that sees"
+            f"use a model that sees, and the engine {engines_with('returns_ids', 'images')}"
         )
     elif [span.sha256 for span in request.media] != [image.sha256 for image in request.images]:
         problem = (

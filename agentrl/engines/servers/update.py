@@ -35,6 +35,7 @@ class ServerUpdate:
         flush: whether the servers' KV cache is emptied.
         folder: where this update's weights may be written.
         model: the folder of the model's configuration and tokenizer.
+        kind: of the servers.
         dtype: of the servers' weights.
         timeout_s: of one call.
     """
@@ -50,6 +51,7 @@ class ServerUpdate:
         self.flush = state.flushes_updates
         self.folder = state.weights_folder(version)
         self.model = Path(state.kind.place.model)
+        self.kind = state.kind
         self.dtype = state.kind.place.dtype
         self.timeout_s = state.kind.spec.update_timeout_s
         self._control = control

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -16,7 +17,9 @@ from agentrl.engines.sglang.capabilities import require_version
 from agentrl.engines.sglang.client import SGLangClient
 from agentrl.engines.sglang.model_check import SPARE_POSITIONS
 from agentrl.engines.sglang.sglang_spec import SGLangEngineSpec
+from agentrl.engines.weights import WeightArray
 from agentrl.errors import ConfigError, MachineError
+from agentrl.types.user_code.load import load_object
 
 _PROBE = (
     "import importlib.metadata as m, torch; "
@@ -64,6 +67,11 @@ class SGLangServers:
     def client(self, name: str, url: str, labels: WeightLabels) -> SGLangClient:
         """A client of one server."""
         return SGLangClient(name, url, self.place, self.spec, labels)
+
+    def bucket(self, arrays: Sequence[WeightArray]) -> str:
+        """See ``ServerKind.bucket``: base64 of the pickled bucket."""
+        pickled = load_object("agentrl.engines.sglang.tensor_bucket:flattened_bucket")(arrays)
+        return base64.b64encode(pickled).decode()
 
     def command(self, *, model: Path, port: int, label: str) -> list[str]:
         """The command line of one server.

@@ -321,7 +321,8 @@ class TorchScheduler:
 
     def next_positions(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Of the token that each of ``rows`` samples next."""
-        return self._rows.table.inputs[1, rows] + 1
+        positions: npt.NDArray[np.int64] = self._rows.table.inputs[1, rows] + 1
+        return positions
 
     def advance(
         self,

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from agentrl.engines.sglang import SGLangEngine
+from agentrl.engines.sglang import tensor_bucket as bucket
 from agentrl.errors import EngineError
 from agentrl.training import Actor, DistSpec, join, leave
 from agentrl.weight_sync import BroadcastSender, DiskSender, HttpSender, publish_in_process
-from agentrl.weight_sync import http as bucket
 from agentrl.weight_sync import plan as batch
 from tests.controller.tiny import actor_spec
 from tests.engines.sglang.digests import require_sent

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
+from agentrl.engines.find import engines_with
 from agentrl.engines.torch.kv_cache import KVCache, KVShape
 from agentrl.engines.torch.model.transformers_decoder import MaskKind, Masks, TransformersDecoder
 from agentrl.engines.torch.prefill import Pending, Prefiller
@@ -35,7 +36,7 @@ def unserved(model_type: str, cause: str) -> EngineError:
     """The refusal of a model, with what it lacks."""
     return EngineError(
         f"TorchEngine cannot serve model_type={model_type!r}: {cause}; choose another model, or "
-        "the engine 'sglang'",
+        f"the engine {engines_with('returns_ids', 'transport')}",
         retryable=False,
     )
 

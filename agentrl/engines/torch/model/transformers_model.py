@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from agentrl.engines.find import engines_with
 from agentrl.engines.torch.kv_cache import KVCache
 from agentrl.engines.torch.model.served_model import ServedModel, WeightPlace
 from agentrl.engines.torch.model.transformers_check import prove, unserved
@@ -196,7 +197,7 @@ def _built(what: str) -> Iterator[None]:
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         raise EngineError(
             f"transformers cannot build a causal language model for {what}: {error}; "
-            "choose another model, or the engine 'sglang'",
+            f"choose another model, or the engine {engines_with('returns_ids', 'transport')}",
             retryable=False,
         ) from error
 

@@ -11,11 +11,11 @@ from pydantic_core import to_jsonable_python
 
 from agentrl.envs.async_env import ENV_THREADS
 from agentrl.envs.env import Env
-from agentrl.envs.user_env import without_thoughts
 from agentrl.errors import ConfigError, EnvError
 from agentrl.guards.bounded_json import parse_json
 from agentrl.tools import ToolExecutor, tool
 from agentrl.types import Action, Message, Observation, StepResult, Task, load_object
+from agentrl.types.thoughts import without_thoughts
 from agentrl.types.user_code.optional_packages import needed
 
 _UNREAD = object()

@@ -15,7 +15,6 @@ import asyncio
 import itertools
 import json
 import logging
-import random
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -26,14 +25,15 @@ from urllib.parse import urlsplit
 import httpx
 
 from agentrl.envs.env import Env
-from agentrl.envs.user_env import without_thoughts
 from agentrl.errors import ConfigError, EnvError, ToolError
 from agentrl.guards.strict_json import JSONFault, read_json
 from agentrl.tools import Tool, ToolExecutor
 from agentrl.tools.execution.faults import EndpointFault, tool_error
 from agentrl.tools.execution.gates import gate_of
 from agentrl.types import Action, Message, Observation, StepResult, Task, ToolCall
+from agentrl.types.backoff import backoff_s
 from agentrl.types.clock import clock_paused
+from agentrl.types.thoughts import without_thoughts
 from agentrl.types.user_code.optional_packages import needed
 
 if TYPE_CHECKING:
@@ -299,8 +299,7 @@ class _Session:
                     await self.close(last=fault.unread)
                     if not fault.unread:
                         raise self._failed(fault) from fault
-                    longest = min(_FIRST_PAUSE_S * 2 ** min(attempt, 9), _LONGEST_PAUSE_S)
-                    pause_s = random.uniform(longest / 2, longest)
+                    pause_s = backoff_s(attempt, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S)
                     if time.monotonic() + pause_s > ends_at:
                         late = f"{fault}, and did for OpenEnv.wait_s={self._wait_s:g}; raise it"
                         raise self._failed(_ServerFault(late, sent=False)) from fault

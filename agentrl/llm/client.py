@@ -12,7 +12,6 @@ import asyncio
 import itertools
 import json
 import logging
-import random
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -26,6 +25,7 @@ from agentrl.guards.bounded_json import parse_json
 from agentrl.llm.server import ChatServerSpec
 from agentrl.llm.wire import to_wire
 from agentrl.types import Message, ToolSpec
+from agentrl.types.backoff import backoff_s
 
 if TYPE_CHECKING:
     import openai
@@ -221,8 +221,7 @@ class ChatClient:
             if not error.retryable or attempt == spec.max_retries:
                 raise error
             if wait_s is None:
-                longest = min(spec.max_backoff_s, _FIRST_BACKOFF_S * 2**attempt)
-                wait_s = random.uniform(longest / 2, longest)
+                wait_s = backoff_s(attempt, first_s=_FIRST_BACKOFF_S, longest_s=spec.max_backoff_s)
             if time.monotonic() + wait_s >= end:
                 raise ServerError(
                     f"{error}; the next attempt would come after "

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
+from agentrl.errors import StoreError
 from agentrl.guards.regular_file import check_regular, open_regular
+from agentrl.store.jsonl import parse_line
 from agentrl.store.write_error import os_refusals
 
 _BLOCK = 1 << 22
 _REMEMBERED = 256
 """Bytes at either end of the last line, by which the same file is known again."""
+
+
+class AppendedRecord(NamedTuple):
+    """The object of a line, where the line starts, its bytes, and both in words."""
+
+    place: str
+    start: int
+    size: int
+    value: dict[str, Any]
 
 
 class LineFollower:
@@ -78,6 +89,21 @@ class LineFollower:
             with file:
                 file.seek(self._offset)
                 yield from self._lines_of(file)
+
+    def records(self, on_damage: Callable[[StoreError], None]) -> Iterator[AppendedRecord]:
+        """The object of each new line; one that holds none is told, and passed over.
+
+        Raises:
+            StoreError: the file cannot be read.
+        """
+        for start, line in self.lines():
+            place = f"the line at {start} of {self.path}"
+            try:
+                record = parse_line(place, line)
+            except StoreError as error:
+                on_damage(error)
+            else:
+                yield AppendedRecord(place, start, len(line), record)
 
     def _lines_of(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
         partial = b""

@@ -19,7 +19,6 @@ from agentrl.store.annotations.columns import AnnotationColumn
 from agentrl.store.annotations.files import read_declared
 from agentrl.store.annotations.rollbacks import Rollbacks
 from agentrl.store.annotations.shard import read_ids, read_row, read_rows
-from agentrl.store.jsonl import parse_line
 from agentrl.store.line_follower import LineFollower
 from agentrl.store.run_directory import RunDirectory, step_name
 from agentrl.store.step_files.live import frame_of, read_frame
@@ -231,20 +230,14 @@ class _AppendedLog:
         try:
             if not self._follower.is_same():  # another file of that name
                 self.by_id = {}
-            for start, line in self._follower.lines():
-                self._take(f"the line at {start} of {self.path}", line, on_damage)
+            for found in self._follower.records(on_damage):
+                record = found.value
+                if "id" in record:
+                    self.by_id.setdefault(str(record["id"]), []).append(record)
+                else:
+                    on_damage(StoreError(f"{found.place} names no trajectory: {record!r:.200}"))
         except StoreError as error:
             on_damage(error)
-
-    def _take(self, place: str, line: bytes, on_damage: Damage) -> None:
-        try:
-            record = parse_line(place, line)
-            if "id" not in record:
-                raise StoreError(f"{place} names no trajectory: {line!r:.200}")
-        except StoreError as error:
-            on_damage(error)
-        else:
-            self.by_id.setdefault(str(record["id"]), []).append(record)
 
 
 def _age(stored: StoredAnnotation) -> tuple[int, int, float]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import StoreError
-from agentrl.store.jsonl import JsonlWriter, parse_line, read_jsonl
+from agentrl.store.jsonl import JsonlWriter, read_jsonl
 from agentrl.store.line_follower import LineFollower
 from agentrl.store.run_directory import RunDirectory
 
@@ -123,8 +123,8 @@ class DropCounts:
             follower = self._files.setdefault(path, LineFollower(path))
             try:
                 follower.is_same()  # where it is another file, its lines come again
-                for start, line in follower.lines():
-                    self._take(f"the line at {start} of {path}", line)
+                for line in follower.records(self._on_damage):
+                    self._count(line.value)
             except StoreError as error:
                 self._on_damage(error)
         found: dict[int, tuple[int, int]] = {}
@@ -133,14 +133,12 @@ class DropCounts:
             found[step] = (before[0] + kept, before[1] + of)
         return dict(sorted(found.items()))
 
-    def _take(self, place: str, line: bytes) -> None:
+    def _count(self, line: dict[str, Any]) -> None:
         try:
-            self._count(parse_line(place, line))
+            record = DropRecord.of_line(line)
         except StoreError as error:
             self._on_damage(error)
-
-    def _count(self, line: dict[str, Any]) -> None:
-        record = DropRecord.of_line(line)
+            return
         # a shard may shrink again when the rules change: it had what it had at first
         of = self._shards.get(record.shard, (0, 0, record.of))[2]
         self._shards[record.shard] = (record.step, record.kept, of)

@@ -97,8 +97,6 @@ class LiveListing:
         self._lines: list[tuple[int, int]] = []
         """Where each trajectory's line starts and how long it is."""
         self._follower = LineFollower(path)
-        self._seen = 0
-        """Lines so far, those that were passed over included."""
 
     def grow(self) -> bool:
         """Take in what was appended; False where the file is another one now, or gone, so that
@@ -110,10 +108,8 @@ class LiveListing:
         if not self._follower.is_same():
             return False
         frames = -1
-        for start, line in self._follower.lines():
-            place = f"{self.path}:{self._seen + 1}"
+        for place, start, size, record in self._follower.records(self._on_damage):
             try:
-                record = parse_line(place, line)
                 end = sum(frame_of(place, record))
                 if end > frames:
                     frames = frames_size(self.path)
@@ -127,8 +123,7 @@ class LiveListing:
                 self.ids.append(summary.id)
                 self.recorded_at.append(summary.recorded_at)
                 self._summaries.append(summary)
-                self._lines.append((start, len(line)))
-            self._seen += 1
+                self._lines.append((start, size))
         return True
 
     def fitting(self, filters: Mapping[str, Any]) -> Sequence[int]:

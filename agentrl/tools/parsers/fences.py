@@ -10,8 +10,9 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from agentrl.tools.parsers.reading import Call, CallFault, Marks, Reading, split_reasoning
+from agentrl.tools.parsers.reading import Call, CallFault, Marks, Reading
 from agentrl.types import ParsedMessage, ToolSpec
+from agentrl.types.thoughts import split_reasoning
 
 _FENCE = "```"
 _OPEN = re.compile(r"^[ \t]*```[ \t]*([\w+-]+)[^\n`]*$", re.MULTILINE)

@@ -19,9 +19,9 @@ from agentrl.tools.parsers.reading import (
     Marks,
     Reading,
     object_call,
-    split_reasoning,
 )
 from agentrl.types import ParsedMessage, ToolSpec
+from agentrl.types.thoughts import split_reasoning
 
 _TAG = "<|python_tag|>"
 _FORM = '{"name": "...", "parameters": {...}}'

@@ -17,9 +17,9 @@ from agentrl.tools.parsers.reading import (
     Reading,
     named_call,
     object_call,
-    split_reasoning,
 )
 from agentrl.types import ParsedMessage, ToolSpec
+from agentrl.types.thoughts import split_reasoning
 
 _MARK = "[TOOL_CALLS]"
 _FORM = f'{_MARK}[{{"name": "...", "arguments": {{...}}}}]'

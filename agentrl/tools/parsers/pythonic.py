@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from agentrl.tools.parsers.reading import Call, CallFault, Marks, Reading, split_reasoning
+from agentrl.tools.parsers.reading import Call, CallFault, Marks, Reading
 from agentrl.types import ParsedMessage, ToolSpec
+from agentrl.types.thoughts import split_reasoning
 
 _OPENS = ("<|python_start|>", "<|tool_call_start|>")
 _CLOSES = ("<|python_end|>", "<|tool_call_end|>")

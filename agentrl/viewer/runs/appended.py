@@ -7,7 +7,6 @@ from typing import Any
 
 from agentrl.errors import StoreError
 from agentrl.guards.regular_file import NotRegularError
-from agentrl.store.jsonl import parse_line
 from agentrl.store.line_follower import LineFollower
 
 
@@ -36,11 +35,8 @@ class AppendedLines:
         restarted, records = False, []
         try:
             restarted = not self._follower.is_same()
-            for _, line in self._follower.lines():
-                try:
-                    records.append(parse_line(f"a line of {self._follower.path.name}", line))
-                except StoreError as error:
-                    self.damage.append(str(error))
+            for record in self._follower.records(lambda error: self.damage.append(str(error))):
+                records.append(record.value)
         except StoreError as error:
             if not isinstance(error.__cause__, NotRegularError):
                 raise

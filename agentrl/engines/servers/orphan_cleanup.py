@@ -36,7 +36,8 @@ def reap_servers() -> list[str]:
         number = len(supervise.server_processes(marker))
         supervise.end_server(marker)
         removed.append(f"server of owner {marker.partition('/')[0]}, {number} processes")
-    for folder, owner in _folders().items():  # of those that left no process
+    for folder, owner in _folders().items():
+        # of those that left no process
         supervise.remove_leftovers(str(folder))
         removed.append(f"folder {folder} of owner {owner}")
     return removed

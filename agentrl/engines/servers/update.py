@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NoReturn
 
+from agentrl.engines.checks import PutTensors
 from agentrl.engines.servers.client import ServerClient
 from agentrl.engines.servers.control import ServerControl
 from agentrl.engines.servers.errors import ServerLostError
@@ -55,7 +56,9 @@ class ServerUpdate:
         self.dtype = state.kind.place.dtype
         self.timeout_s = state.kind.spec.update_timeout_s
         self._control = control
-        self._shapes = shapes
+        tied = {"lm_head.weight"} if state.kind.sizes.ties_embeddings else set()
+        must = {name: shape for name, shape in shapes.items() if name not in tied}
+        self._put = PutTensors(must, shapes)
         self._open = False
         self._over = False
 
@@ -84,23 +87,18 @@ class ServerUpdate:
             EngineError: no tensor of this name or shape, or one that was put before; the update has
                 failed.
         """
-        expected = self._shapes.get(array.name)
-        if expected is None:
-            self._fail(f"{self.model} has no tensor {array.name!r}")
-        if expected != array.shape:
-            self._fail(f"{array.name} must have shape {expected}, got {array.shape}")
         if array.name in self.arrays:
             self._fail(f"{array.name} was put twice")
+        if fault := self._put.fault(array.name, array.shape):
+            self._fail(fault)
         self.arrays[array.name] = array
 
     def require_complete(self) -> None:
         """Raises an EngineError, and fails the update, where a tensor was not put: servers would
         not notice.
         """
-        tied = {"lm_head.weight"} if self._control.state.kind.sizes.ties_embeddings else set()
-        missing = sorted(self._shapes.keys() - self.arrays.keys() - tied)
-        if missing:
-            self._fail(f"{len(missing)} tensors were not put, first {missing[0]!r}; put every one")
+        if missing := self._put.missing():
+            self._fail(missing)
 
     def pause_servers(self) -> None:
         """Before the first tensor; not for weights from a folder. A second call does nothing."""

@@ -96,11 +96,13 @@ class SGLangClient(HttpClient):
             await self._act("/abort_request", {"abort_all": True})
             await self.resume()
             if await self.has_route("/end_weight_update"):
-                with suppress(RefusedError):  # none was open
+                with suppress(RefusedError):
+                    # none was open
                     await self._success("/end_weight_update", {})
             try:
                 await self._act("/flush_cache", {})
-            except RefusedError:  # a request still runs
+            except RefusedError:
+                # a request still runs
                 return False
         except ServerLostError:
             return False

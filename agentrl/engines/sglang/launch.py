@@ -93,7 +93,8 @@ class SGLangServers:
             "context-length": place.context_tokens + SPARE_POSITIONS,
             "weight-version": label,
             "skip-server-warmup": True,
-            "sleep-on-idle": True,  # else the scheduler spins, and takes a core from training
+            # else the scheduler spins, and takes a core from training
+            "sleep-on-idle": True,
             "skip-tokenizer-init": not needs_tokenizer,
             # PIL's pixels, whatever else is installed there
             "disable-fast-image-processor": self.sizes.sees_images,
@@ -130,7 +131,8 @@ class SGLangServers:
             "HF_HUB_OFFLINE": "1",
             "TRANSFORMERS_OFFLINE": "1",
             "PYTHONUNBUFFERED": "1",
-            "SGLANG_MM_AVOID_RETOKENIZE": "1",  # ids beside images stay as they are sent
+            # ids beside images stay as they are sent
+            "SGLANG_MM_AVOID_RETOKENIZE": "1",
             # for SPARE_POSITIONS, which no token reaches
             "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
         }

@@ -50,4 +50,5 @@ def _opcodes(value: object) -> bytes:
     """A value's pickle without its head (protocol) and its end (stop); its memo's numbers may
     repeat elsewhere.
     """
-    return pickle.dumps(value, protocol=3)[2:-1]  # 2 has no bytes, 4 adds frames
+    # 2 has no bytes, 4 adds frames
+    return pickle.dumps(value, protocol=3)[2:-1]

@@ -210,7 +210,8 @@ class TorchUpdateSession:
 
     def _commit(self) -> None:
         self.model.finish()
-        self.core.retract()  # KV of an older version is never read under a newer one
+        # KV of an older version is never read under a newer one
+        self.core.retract()
         self.life.end_update(self.version)
 
     def _abort(self) -> None:

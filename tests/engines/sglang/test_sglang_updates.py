@@ -197,7 +197,7 @@ async def test_a_tensor_that_was_not_put_tears_the_engine(
                 session.put(name, parameter)
         session.commit()
 
-    with pytest.raises(EngineError, match=r"1 tensors were not put, first 'model\.norm\.weight'"):
+    with pytest.raises(EngineError, match=r"1 of \d+ tensors were not put, first 'model\.norm"):
         await asyncio.to_thread(incomplete)
     assert engine.health().state == "corrupt"
     with pytest.raises(EngineError, match="corrupt"):

@@ -57,7 +57,8 @@ def prove(module: Any, kinds: tuple[MaskKind, ...]) -> tuple[KVShape, Masks]:
     window = getattr(config, "sliding_window", None) or 0
     causes = []
     try:
-        if window:  # the short sequence is to outgrow it
+        if window:
+            # the short sequence is to outgrow it
             config.sliding_window = min(window, _WINDOW)
         for kind in kinds:
             cause = _disagreement(module, shape, Masks(kind, min(window, _WINDOW)))
@@ -101,7 +102,8 @@ def _kv_shape(module: Any, model_type: str) -> KVShape:
     ids = torch.zeros((1, 1), dtype=torch.int64, device=module.device)
     try:
         module(input_ids=ids, position_ids=ids, past_key_values=recorder, use_cache=True)
-    except Exception as error:  # of a family's own code, given a cache that it does not know
+    except Exception as error:
+        # of a family's own code, given a cache that it does not know
         raise unserved(
             model_type, f"it keeps more than keys and values ({type(error).__name__}: {error})"
         ) from error

@@ -120,10 +120,20 @@ def config_module(config: Mapping[str, Any], dtype: torch.dtype) -> Any:
     Raises:
         EngineError: transformers cannot build it.
     """
+    with _built(f"model_type={config.get('model_type')!r}"):
+        return AutoModelForCausalLM.from_config(hugging_face_config(config), dtype=dtype)
+
+
+def hugging_face_config(config: Mapping[str, Any]) -> Any:
+    """A ``config.json`` as transformers reads it, which knows older spellings too.
+
+    Raises:
+        EngineError: transformers knows no such model.
+    """
     values = dict(config)
     kind = values.pop("model_type", None)
     with _built(f"model_type={kind!r}"):
-        return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **values), dtype=dtype)
+        return AutoConfig.for_model(kind, **values)
 
 
 class _FP32Head(nn.Module):

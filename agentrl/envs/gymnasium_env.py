@@ -15,7 +15,7 @@ from agentrl.errors import ConfigError, EnvError
 from agentrl.guards.bounded_json import parse_json
 from agentrl.tools import ToolExecutor, tool
 from agentrl.types import Action, Message, Observation, StepResult, Task, load_object
-from agentrl.types.thoughts import without_thoughts
+from agentrl.types.messages import without_thoughts
 from agentrl.types.user_code.optional_packages import needed
 
 _UNREAD = object()

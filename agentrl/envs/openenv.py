@@ -31,9 +31,8 @@ from agentrl.tools import Tool, ToolExecutor
 from agentrl.tools.execution.faults import EndpointFault, tool_error
 from agentrl.tools.execution.gates import gate_of
 from agentrl.types import Action, Message, Observation, StepResult, Task, ToolCall
-from agentrl.types.backoff import backoff_s
-from agentrl.types.clock import clock_paused
-from agentrl.types.thoughts import without_thoughts
+from agentrl.types.clock import backoff_s, clock_paused
+from agentrl.types.messages import without_thoughts
 from agentrl.types.user_code.optional_packages import needed
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from agentrl.envs.env import Env
 from agentrl.errors import ConfigError, EnvError, did_you_mean
 from agentrl.types import Action, Message, Observation, StepResult, Task, load_object
 from agentrl.types.env import MAIN_AGENT
-from agentrl.types.thoughts import without_thoughts
+from agentrl.types.messages import without_thoughts
 
 _VERBS = ("reset", "get_observation", "step", "close")
 _GAME = -1

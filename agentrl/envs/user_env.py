@@ -11,7 +11,7 @@ from agentrl.envs.tool_env import ToolEnv
 from agentrl.errors import DataError, EnvError, ServerError
 from agentrl.llm import ChatClient, ChatServerSpec
 from agentrl.types import Action, Message, Observation, StepResult, Task, load_object
-from agentrl.types.thoughts import without_thoughts
+from agentrl.types.messages import without_thoughts
 
 END_WORD = "[END]"
 """What a user says to end the conversation."""

@@ -25,7 +25,7 @@ from agentrl.guards.bounded_json import parse_json
 from agentrl.llm.server import ChatServerSpec
 from agentrl.llm.wire import to_wire
 from agentrl.types import Message, ToolSpec
-from agentrl.types.backoff import backoff_s
+from agentrl.types.clock import backoff_s
 
 if TYPE_CHECKING:
     import openai

@@ -19,7 +19,7 @@ from agentrl.render.message_check import call_arguments, text_content
 from agentrl.render.renderer import Renderer
 from agentrl.render.vision import Vision
 from agentrl.types import Message, Segment, SegmentKind, ToolSpec, images_in
-from agentrl.types.thoughts import THOUGHTS_CLOSE, THOUGHTS_OPEN
+from agentrl.types.messages import THOUGHTS_CLOSE, THOUGHTS_OPEN
 
 
 class TemplateRenderer(Renderer):

@@ -39,7 +39,7 @@ from agentrl.types import (
     seed_for,
 )
 from agentrl.types.completion import OnTokens
-from agentrl.types.thoughts import opened_thoughts
+from agentrl.types.messages import opened_thoughts
 from agentrl.types.user_code.wall import failed_as, wall
 
 _PROMPT_END = 16

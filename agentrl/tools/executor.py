@@ -42,8 +42,7 @@ from agentrl.types import (
     ToolSpec,
     seed_for,
 )
-from agentrl.types.backoff import backoff_s
-from agentrl.types.clock import epoch_at
+from agentrl.types.clock import backoff_s, epoch_at
 from agentrl.types.user_code.place import described, said_by
 from agentrl.types.user_code.private_copy import private_copy
 from agentrl.types.user_code.wall import DeadlineError, wall

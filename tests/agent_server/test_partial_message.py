@@ -22,7 +22,7 @@ from agentrl.tools.parsers import (
     stable_length,
 )
 from agentrl.types import Message, ParsedMessage, ToolSpec
-from agentrl.types.thoughts import opened_thoughts
+from agentrl.types.messages import opened_thoughts
 from tests.rollouts.bytewise import BytewiseRenderer, ids
 
 TOOLS = (ToolSpec("add", "", {"type": "object", "properties": {"a": {}, "b": {"type": "string"}}}),)

@@ -22,7 +22,7 @@ from agentrl.engines.base import PauseMode, Tag, WeightSender
 from agentrl.engines.checksum import HeldTensor
 from agentrl.engines.probe import Probe, rounding
 from agentrl.engines.servers.client import ServerClient, ServerKind
-from agentrl.engines.servers.errors import ServerLostError
+from agentrl.engines.servers.http_client import ServerLostError
 from agentrl.engines.servers.pool import ServerPool
 from agentrl.engines.servers.requests import Requests
 from agentrl.engines.servers.server import Server

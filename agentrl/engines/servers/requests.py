@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.engines.checks import check_request, require_new
-from agentrl.engines.servers.errors import ServerLostError
+from agentrl.engines.servers.http_client import ServerLostError
 from agentrl.engines.servers.pool import ServerPool
 from agentrl.engines.servers.server import Server
 from agentrl.engines.servers.state import ServersState

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from agentrl.engines.checks import PutTensors
 from agentrl.engines.servers.client import ServerClient
 from agentrl.engines.servers.control import ServerControl
-from agentrl.engines.servers.errors import ServerLostError
+from agentrl.engines.servers.http_client import ServerLostError
 from agentrl.engines.weights import WeightArray
 from agentrl.errors import EngineError
 

@@ -13,8 +13,13 @@ import numpy.typing as npt
 from agentrl.engines.base import EnginePlace, PauseMode, Tag
 from agentrl.engines.checksum import HeldTensor
 from agentrl.engines.servers.client import WeightLabels
-from agentrl.engines.servers.errors import RefusedError, ServerLostError, refusal
-from agentrl.engines.servers.http_client import CONNECT_S, HttpClient
+from agentrl.engines.servers.http_client import (
+    CONNECT_S,
+    HttpClient,
+    RefusedError,
+    ServerLostError,
+    refusal,
+)
 from agentrl.engines.sglang.capabilities import (
     DIGESTS_SINCE,
     IMAGES_SINCE,

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.engines.checks import chosen
-from agentrl.engines.servers.errors import RefusedError, ServerLostError
+from agentrl.engines.servers.http_client import RefusedError, ServerLostError
 from agentrl.errors import TokenMismatchError
 from agentrl.types import (
     Completion,

@@ -17,7 +17,7 @@ from agentrl.render.message_check import call_arguments, text_content
 from agentrl.render.renderer import Renderer
 from agentrl.render.vision import IMAGE_TEXT, Vision
 from agentrl.types import Image, Message, Segment, SegmentKind, ToolSpec
-from agentrl.types.thoughts import THOUGHTS_CLOSE, split_as_template
+from agentrl.types.messages import THOUGHTS_CLOSE, split_as_template
 
 TURN_START = "<|im_start|>"
 TURN_END = "<|im_end|>"

@@ -12,7 +12,7 @@ from functools import partial
 
 from agentrl.tools.parsers.reading import Call, CallFault, Marks, Reading
 from agentrl.types import ParsedMessage, ToolSpec
-from agentrl.types.thoughts import split_reasoning
+from agentrl.types.messages import split_reasoning
 
 _FENCE = "```"
 _OPEN = re.compile(r"^[ \t]*```[ \t]*([\w+-]+)[^\n`]*$", re.MULTILINE)

@@ -21,7 +21,7 @@ from agentrl.tools.parsers.reading import (
     object_call,
 )
 from agentrl.types import ParsedMessage, ToolSpec
-from agentrl.types.thoughts import split_reasoning
+from agentrl.types.messages import split_reasoning
 
 _TAG = "<|python_tag|>"
 _FORM = '{"name": "...", "parameters": {...}}'

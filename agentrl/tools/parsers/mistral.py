@@ -19,7 +19,7 @@ from agentrl.tools.parsers.reading import (
     object_call,
 )
 from agentrl.types import ParsedMessage, ToolSpec
-from agentrl.types.thoughts import split_reasoning
+from agentrl.types.messages import split_reasoning
 
 _MARK = "[TOOL_CALLS]"
 _FORM = f'{_MARK}[{{"name": "...", "arguments": {{...}}}}]'

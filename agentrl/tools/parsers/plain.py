@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from agentrl.tools.parsers.reading import Marks
 from agentrl.types import Message, ParsedMessage, ToolSpec
-from agentrl.types.thoughts import split_reasoning
+from agentrl.types.messages import split_reasoning
 
 
 class PlainParser:

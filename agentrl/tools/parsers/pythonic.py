@@ -16,7 +16,7 @@ from typing import Any
 
 from agentrl.tools.parsers.reading import Call, CallFault, Marks, Reading
 from agentrl.types import ParsedMessage, ToolSpec
-from agentrl.types.thoughts import split_reasoning
+from agentrl.types.messages import split_reasoning
 
 _OPENS = ("<|python_start|>", "<|tool_call_start|>")
 _CLOSES = ("<|python_end|>", "<|tool_call_end|>")

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from agentrl.guards.strict_json import JSONFault, read_json
 from agentrl.types import CallProblem, Message, ParsedMessage, ProblemKind, ToolCall, ToolSpec
-from agentrl.types.thoughts import split_reasoning
+from agentrl.types.messages import split_reasoning
 
 _MAX_DETAIL = 600
 _MOST = 256

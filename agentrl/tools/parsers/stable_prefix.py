@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
 from agentrl.tools.parsers.reading import Marks
-from agentrl.types.thoughts import THOUGHTS_CLOSE, THOUGHTS_OPEN
+from agentrl.types.messages import THOUGHTS_CLOSE, THOUGHTS_OPEN
 
 
 @runtime_checkable

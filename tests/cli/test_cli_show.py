@@ -154,7 +154,7 @@ def test_one_bad_line_hides_itself_alone_and_is_named(agentrl: Agentrl, run_dir:
     assert f"! passed over: {run.summary_path} must be JSON" in err
     code, out, _ = agentrl("tail", run_dir)
     assert code == 0
-    assert "warning passed over: the line at 0 of" in " ".join(out.split())
+    assert "warning passed over: a line of" in out
 
 
 def test_a_run_tells_how_much_store_keep_dropped(agentrl: Agentrl, run_dir: Path) -> None:

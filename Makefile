@@ -15,7 +15,7 @@ AGENTS_VENV ?= .venv-agents
 AGENTS_PINS := tests/agent_server/agents/requirements.txt
 S3_LIBS ?= .venv-s3
 S3_PINS := tests/controller/s3_requirements.txt
-PIP_INSTALL := $(VENV)/bin/python -P agentrl/run/install/pip_install.py -c constraints-cpu.txt \
+PIP_INSTALL := $(VENV)/bin/python -m pip install --disable-pip-version-check -c constraints-cpu.txt \
 	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 FAST := not slow and not docker and not sglang and not agents and not browser and not gpu and not s3 and not wide and not tooling
 WAITING := (docker or sglang or agents or s3) and not gpu

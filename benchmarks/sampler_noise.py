@@ -2,7 +2,8 @@
 (``python -m benchmarks.sampler_noise``).
 
 A policy that has learned ``benchmarks/doors/config.yaml`` is trained on, with
-``rollout.torch.sampler_noise``. Runs differ in ``algorithm.rollout_correction`` alone; one has no
+the engine of
+``benchmarks/noisy_engine.py``. Runs differ in ``algorithm.rollout_correction`` alone; one has no
 noise. What each is worth at its end is seen without noise, on held-out tasks.
 """
 
@@ -17,9 +18,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 
+from benchmarks import noisy_engine
 from benchmarks.doors.runs import CONFIG, column, train, warm_up
 from benchmarks.figures import Figures, add_arguments
 
+ENGINE = f"{Path(noisy_engine.__file__)}:NoisyEngineSpec"
 SEEDS = (0, 1, 2)
 START_STEPS = 100
 STEPS = 60
@@ -70,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = arguments.runs or Path(tempfile.mkdtemp(prefix="agentrl-noise-"))
     folder.mkdir(parents=True, exist_ok=True)
     model = warm_up(folder / "warmup")
-    noise = f"stages.rl.rollout.torch.sampler_noise={arguments.noise}"
+    noise = noisy(arguments.noise)
     for seed in SEEDS:
         seeded = (f"run.seed={seed}", PROMPTS)
         start = run_of(folder, "start", seed)
@@ -79,10 +82,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = (*seeded, f"stages.rl.train.steps={STEPS}")
         train(run_of(folder, "clean", seed), learned, settings)
         for name, own in VARIANTS.items():
-            train(run_of(folder, name, seed), learned, (*settings, noise, *own))
-        mild = f"stages.rl.rollout.torch.sampler_noise={MILD}"
+            train(run_of(folder, name, seed), learned, (*settings, *noise, *own))
+        mild = noisy(MILD)
         for level in LEVELS:
-            train(mild_run(folder, level, seed), learned, (*settings, mild, *CORRECTIONS[level]))
+            train(mild_run(folder, level, seed), learned, (*settings, *mild, *CORRECTIONS[level]))
     figures = Figures()
     report(figures, folder)
     figures.note(
@@ -99,6 +102,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         "at their full weight, or near it, which is a bias: they go with weights."
     )
     return figures.finish(arguments, seeds=SEEDS)
+
+
+def noisy(scale: float) -> tuple[str, str]:
+    """Settings of a sampler with so much noise."""
+    return f"stages.rl.rollout.engine={ENGINE}", f"stages.rl.rollout.noisy.scale={scale}"
 
 
 def run_of(folder: Path, name: str, seed: int) -> Path:

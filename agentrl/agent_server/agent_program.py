@@ -96,7 +96,8 @@ class AgentProgramSpec:
             **self.environment,
             "PATH": program_path(),
             "OPENAI_BASE_URL": f"{url}/v1",
-            "OPENAI_API_BASE": f"{url}/v1",  # LiteLLM's and LangChain's name for it
+            # LiteLLM's and LangChain's name for it
+            "OPENAI_API_BASE": f"{url}/v1",
             "OPENAI_API_KEY": key,
             "OPENAI_MODEL": self.model,
             "AGENTRL_EPISODE_URL": url,

@@ -70,7 +70,8 @@ def make_app(registry: EpisodeRegistry) -> FastAPI:
     @app.get("/v1/models/{name:path}")
     @app.get("/episodes/{episode_id}/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
-        return described(name)  # the policy answers to every name
+        # the policy answers to every name
+        return described(name)
 
     _add_completion_routes(app, registry, "chat/completions", ChatAnswer)
     _add_completion_routes(app, registry, "responses", ResponseAnswer)
@@ -178,7 +179,8 @@ async def _complete(
             return JSONResponse(answer.body(generating.result(), stream))
         await stream.news.wait()
         if generating.done():
-            generating.result()  # an error before the first token has its own HTTP status
+            # an error before the first token has its own HTTP status
+            generating.result()
     except asyncio.CancelledError:
         generating.cancel()
         raise
@@ -201,7 +203,8 @@ async def _events(
         yield answer.failure(error)
         return
     finally:
-        generating.cancel()  # the client has left
+        # the client has left
+        generating.cancel()
     for delta in stream.final_deltas(turn):
         yield "".join(answer.delta(delta, stream))
     yield "".join(answer.closing(turn, stream))

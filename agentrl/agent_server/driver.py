@@ -65,7 +65,8 @@ class ServedDriver:
         """
         try:
             status = await self._wait()
-        finally:  # also after a deadline: the rubric must see every turn
+        finally:
+            # also after a deadline: the rubric must see every turn
             await self.episode.close()
         if status.kind == "terminated" and not self.episode.num_turns:
             raise EnvError("the agent ended the episode without asking the policy anything")

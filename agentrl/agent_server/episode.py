@@ -217,7 +217,8 @@ class ServedEpisode:
         """Ends the episode as failed, and returns the client's error."""
         if not self._end.done():
             self._end.set_exception(error)
-            self._end.exception()  # marks it as seen: the driver may have left already
+            # marks it as seen: the driver may have left already
+            self._end.exception()
         return ApiError(503, error.boundary, f"the policy cannot answer: {error}")
 
     def _turn_request(

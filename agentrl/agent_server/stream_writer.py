@@ -80,7 +80,8 @@ class StreamWriter:
     def on_tokens(self, ids: npt.NDArray[np.int32], logprobs: npt.NDArray[np.float32]) -> None:
         """See ``GenerateRequest.on_tokens``; called from any thread."""
         self._parts.append((ids, logprobs))
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and no client is left
+        with contextlib.suppress(RuntimeError):
+            # the loop is closed, and no client is left
             self._loop.call_soon_threadsafe(self.news.set)
 
     def deltas(self) -> Iterator[dict[str, Any]]:

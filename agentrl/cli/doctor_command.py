@@ -44,15 +44,17 @@ def doctor_command(
 
 
 def _print_packages() -> None:
-    from agentrl.run.install.sglang_env.build import installed_environments
+    from agentrl.engines.find import server_environments
     from agentrl.run.lifetime.record import package_version
 
     print_table(
         ("package", "version"),
         [(name, package_version(name) or "not installed") for name in _PACKAGES],
     )
-    for line in installed_environments() or ["none here; agentrl install sglang makes one"]:
-        say(f"SGLang's environment: {line}")
+    for own in server_environments().values():
+        missing = f"none here; agentrl install {own.engine} makes one"
+        for line in own.installed() or [missing]:
+            say(f"{own.product}'s environment: {line}")
 
 
 def _print_sandboxes() -> None:

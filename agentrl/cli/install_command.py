@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -11,7 +11,7 @@ from agentrl.cli.terminal import say
 
 
 def install_command(
-    what: Literal["sglang"],
+    engine: str,
     /,
     *,
     folder: Annotated[Path | None, Parameter(name="--dir")] = None,
@@ -22,23 +22,23 @@ def install_command(
 
     Parameters
     ----------
-    what
-        sglang: SGLang, for rollout.engine=sglang. Takes minutes, and about 2 GB without a GPU.
+    engine
+        The engine that starts such servers, such as sglang. Takes minutes, and about 2 GB without
+        a GPU.
     folder
-        Where; by default below the user's data folder, where rollout.sglang.python finds it.
+        Where; by default below the user's data folder, where rollout.ENGINE.python finds it.
     gpu
         With CUDA; by default for the CPU.
     torch_index
         A package index that has torch for the CPU, instead of PyTorch's own.
     """
-    from agentrl.run.install.sglang_env.build import build_environment
-    from agentrl.run.install.sglang_env.recipe import CPU, GPU, SGLANG_VERSION, default_folder
+    from agentrl.engines.find import server_environment
 
-    # There is one choice so far.
-    del what
-    recipe = GPU if gpu else CPU
-    place = (folder or default_folder(recipe)).expanduser().absolute()
-    python, made = build_environment(place, recipe, torch_index=torch_index, tell=say)
-    say(f"SGLang {SGLANG_VERSION} is {'ready' if made else 'there already'}: {python}")
+    environment = server_environment(engine)
+    recipe = environment.recipe("gpu" if gpu else "cpu")
+    place = (folder or environment.folder(recipe)).expanduser().absolute()
+    python, made = environment.build(place, recipe, torch_index=torch_index, tell=say)
+    state = "ready" if made else "there already"
+    say(f"{environment.product} {environment.version} is {state}: {python}")
     if folder is not None:
-        say(f"use it with rollout.engine=sglang rollout.sglang.python={python}")
+        say(f"use it with rollout.engine={engine} rollout.{environment.engine}.python={python}")

@@ -40,7 +40,7 @@ _COMMANDS = {
     "view": "Show runs in the browser, also while they train.",
     "replay": "Play the recorded actions of episodes again, and say what comes out otherwise.",
     "doctor": "Say what this machine offers, sandboxes included.",
-    "install": "Build the environment that SGLang servers run in.",
+    "install": "Build the environment that an engine's servers run in.",
 }
 
 # A command's file is imported when it is called or its help is shown; what it needs is imported

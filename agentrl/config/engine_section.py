@@ -13,7 +13,7 @@ from agentrl.config.rules import fault
 from agentrl.config.schema import StageConfig
 from agentrl.config.train_sections import RolloutConfig
 from agentrl.engines.base import EngineSpec
-from agentrl.engines.find import BUILT_IN, find_engine
+from agentrl.engines.find import BUILT_IN, engines_with, find_engine
 from agentrl.errors import ConfigError, did_you_mean
 from agentrl.types.section import Fault, meant, section_faults
 
@@ -68,13 +68,14 @@ def engine_faults(stage: StageConfig, *, trains: bool) -> Iterator[Fault]:
     if trains and not traits.returns_ids:
         yield fault(
             f"rollout.engine={rollout.engine!r} cannot train (such a server returns neither token "
-            "ids nor logprobs); use 'torch' or 'sglang' here",
+            f"ids nor logprobs); use {engines_with('returns_ids')} here",
             "rollout.engine",
         )
     if stage.run.deterministic and not traits.deterministic:
         yield fault(
-            "run.deterministic needs rollout.engine='torch' (other engines batch by arrival), "
-            f"got {rollout.engine!r}; set it, or run.deterministic=false",
+            f"run.deterministic needs rollout.engine={engines_with('deterministic')} (other "
+            f"engines batch by arrival), got {rollout.engine!r}; set it, or "
+            "run.deterministic=false",
             "rollout.engine",
             "run.deterministic",
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.engines.base import EnginePlace, EngineSpec, EngineTraits, HostedEngine, WeightSender
+from agentrl.engines.find import engines_with
 from agentrl.errors import ConfigError, EngineError
 from agentrl.types import Completion, EngineInfo, GenerateRequest, SamplingParams, concat_ids
 
@@ -298,7 +299,7 @@ def check_request(
     elif request.media and not images:
         problem = (
             f"engine {info.name!r} with {info.model} takes no images, got {len(request.media)}; "
-            "use the engine 'sglang' and a model that sees"
+            f"use a model that sees, and the engine {engines_with('returns_ids', 'images')}"
         )
     elif [span.sha256 for span in request.media] != [image.sha256 for image in request.images]:
         problem = (
@@ -317,6 +318,71 @@ def check_request(
         )
     if problem:
         raise EngineError(f"request {request.request_id!r}: {problem}", retryable=False)
+
+
+def chosen(sampling: SamplingParams, *names: str) -> dict[str, Any]:
+    """Those of some parameters that differ from their defaults, as JSON has them: a server is not
+    sent what is switched off."""
+    plain = SamplingParams(sampling.max_new_tokens)
+    given = {name: getattr(sampling, name) for name in names}
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in given.items()
+        if value != getattr(plain, name)
+    }
+
+
+class PutTensors:
+    """What an update has put so far, held against the tensors of the model.
+
+    Args:
+        shapes: of each tensor that must be put, by its Hugging Face name.
+        optional: of those that may be put too.
+    """
+
+    def __init__(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        optional: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> None:
+        self.names: set[str] = set()
+        self._shapes = shapes
+        self._optional = optional or {}
+
+    def fault(self, name: str, shape: tuple[int, ...]) -> str:
+        """Why a tensor cannot be put; empty where it can, and counts as put."""
+        wanted = self._shapes.get(name, self._optional.get(name))
+        if wanted is None:
+            return (
+                f"the model has no tensor {name!r}; its names are like "
+                f"{next(iter(self._shapes), '')!r}"
+            )
+        if shape != wanted:
+            return (
+                f"{name} must have shape {wanted}, got {shape}; send the whole tensor under "
+                "its Hugging Face name"
+            )
+        self.names.add(name)
+        return ""
+
+    def missing(self) -> str:
+        """What is missing before an update can be committed; empty where all is there."""
+        left = [name for name in self._shapes if name not in self.names]
+        if not left:
+            return ""
+        return (
+            f"{len(left)} of {len(self._shapes)} tensors were not put, first {left[0]!r}; put "
+            "every tensor before commit"
+        )
+
+
+def require_new(request: GenerateRequest, in_flight: Container[str]) -> None:
+    """Raises an EngineError where another request in flight has the same id."""
+    if request.request_id in in_flight:
+        raise EngineError(
+            f"request_id {request.request_id!r} is already in flight; ids must be unique",
+            retryable=False,
+        )
 
 
 def first_outside(ids: npt.NDArray[Any], vocab_size: int) -> int | None:

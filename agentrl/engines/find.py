@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from agentrl.engines.base import EngineSpec
+from agentrl.engines.servers.environment import ServerEnvironment
+from agentrl.engines.servers.section import ServersSpec
 from agentrl.errors import ConfigError
 from agentrl.types.user_code.function import UserFunction, check_takes, load_named
 
@@ -49,6 +51,43 @@ def find_engine(name: str, base_dir: str | Path | None = None) -> type[EngineSpe
             f"a name other than {', '.join(BUILT_IN)}, got {found.section!r}"
         )
     return found
+
+
+def engines_with(*abilities: str) -> str:
+    """The built-in engines whose ``EngineTraits`` have all of some abilities, for advice."""
+    traits = {name: find_engine(name)().traits() for name in BUILT_IN}
+    able = [
+        repr(name)
+        for name, own in sorted(traits.items(), reverse=True)
+        if all(getattr(own, ability) for ability in abilities)
+    ]
+    return " or ".join(able)
+
+
+def server_environments() -> dict[str, ServerEnvironment]:
+    """The environments of the built-in engines of servers, by the engine's name."""
+    kinds = {name: find_engine(name) for name in BUILT_IN}
+    return {
+        name: kind.server_environment
+        for name, kind in kinds.items()
+        if issubclass(kind, ServersSpec)
+    }
+
+
+def server_environment(name: str) -> ServerEnvironment:
+    """The environment of an engine's servers.
+
+    Raises:
+        ConfigError: there is no such engine, or it starts no servers.
+    """
+    kind = find_engine(name)
+    if not issubclass(kind, ServersSpec):
+        able = ", ".join(server_environments())
+        raise ConfigError(
+            f"agentrl install needs an engine that starts servers, {able} or "
+            f"module:name of a ServersSpec, got {name!r}; name one"
+        )
+    return kind.server_environment
 
 
 def _broken(rule: str) -> ConfigError:

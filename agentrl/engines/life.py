@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from agentrl.engines.base import EngineState, PauseMode, Tag
 from agentrl.errors import EngineError
+from agentrl.types import GenerateRequest
 from agentrl.types.clock import PausableClock
 
 
@@ -142,6 +143,16 @@ class EngineLife:
         if self.fault and not self.closed:
             return EngineError(self.fault)
         return EngineError(f"the engine is closed ({self.closed}); build it again, or use another")
+
+    def require_version(self, request: GenerateRequest) -> None:
+        """Raises an EngineError where the request needs a later version; another engine may have
+        it."""
+        if request.min_version > self.policy_version:
+            raise EngineError(
+                f"request {request.request_id!r} needs min_version={request.min_version}, the "
+                f"engine serves policy_version={self.policy_version}; send it to an engine that "
+                "was updated"
+            )
 
     def require_whole(self, what: str) -> None:
         """Raises an EngineError where the engine has ended or its weights are corrupt."""

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from agentrl.engines.checks import chosen
 from agentrl.errors import EngineError
-from agentrl.llm import ChatAnswer, ChatClient, ChatServerSpec
+from agentrl.llm import ChatAnswer, ChatClient, ChatServerSpec, wire_reasoning
 from agentrl.tools.parsers.reading import Reading, kind_of, named_call
 from agentrl.types import (
     Completion,
@@ -117,18 +118,11 @@ def _settings(sampling: SamplingParams) -> Mapping[str, Any]:
     """What differs from a server's defaults; ``top_k`` and ``min_p`` are extensions that not every
     server has.
     """
-    named = {"name": "answer", "schema": json.loads(sampling.json_schema or "{}")}
-    chosen = {
-        "top_p": (sampling.top_p, sampling.top_p < 1),
-        "top_k": (sampling.top_k, sampling.top_k > 0),
-        "min_p": (sampling.min_p, sampling.min_p > 0),
-        "stop": (list(sampling.stop), bool(sampling.stop)),
-        "response_format": (
-            {"type": "json_schema", "json_schema": named},
-            bool(sampling.json_schema),
-        ),
-    }
-    return {name: value for name, (value, is_set) in chosen.items() if is_set}
+    settings = chosen(sampling, "top_p", "top_k", "min_p", "stop")
+    if sampling.json_schema:
+        named = {"name": "answer", "schema": json.loads(sampling.json_schema)}
+        settings["response_format"] = {"type": "json_schema", "json_schema": named}
+    return settings
 
 
 def _answerable(messages: Sequence[Message]) -> list[Message]:
@@ -176,5 +170,4 @@ def _parsed(wire: Mapping[str, Any]) -> ParsedMessage:
             arguments = function.get("arguments") or {}
             call = partial(named_call, name, arguments, f'the arguments of "{name}"')
             reading.add(f"{name}({arguments})", call)
-    reasoning = wire.get("reasoning_content") or wire.get("reasoning")
-    return reading.message(reasoning if isinstance(reasoning, str) else None)
+    return reading.message(wire_reasoning(wire) or None)

@@ -25,7 +25,8 @@ against Hugging Face.
 _MARGIN = 3.0
 
 _TOKENS = 16
-_STEP = 7919  # a prime: no two of the tokens are equal in a vocabulary that is no multiple of it
+# a prime: no two of the tokens are equal in a vocabulary that is no multiple of it
+_STEP = 7919
 
 
 def probe_ids(vocab_size: int) -> tuple[int, ...]:

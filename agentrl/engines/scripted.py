@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.engines.base import EngineHealth, EngineLayout, EngineNotice, PauseMode, Tag
-from agentrl.engines.checks import check_request
+from agentrl.engines.checks import PutTensors, check_request, require_new
 from agentrl.engines.checksum import tensor_checksum
 from agentrl.engines.life import EngineLife
 from agentrl.errors import EngineError
@@ -38,7 +38,8 @@ Script: TypeAlias = (
     | Sequence[Sequence[int]]
 )
 
-_ENDED = 0.0  # time of a loop at which a wait expires that an abort ends
+# time of a loop at which a wait expires that an abort ends
+_ENDED = 0.0
 
 
 @dataclass(eq=False)
@@ -89,10 +90,7 @@ class ScriptedEngine:
     async def generate(self, request: GenerateRequest) -> Completion:
         """The script's answer; see ``RolloutEngine.generate``."""
         check_request(request, self.info(), stop_strings=self.decode is not None, images=True)
-        if request.request_id in self._waits:
-            raise EngineError(
-                f"request_id {request.request_id!r} is already in flight; ids must be unique"
-            )
+        require_new(request, self._waits)
         call = len(self.requests)
         self.requests.append(request)
         if call in self.failures:
@@ -102,12 +100,7 @@ class ScriptedEngine:
         try:
             async with scope:
                 await self._ready(request)
-            if request.min_version > self._life.policy_version:
-                raise EngineError(
-                    f"request {request.request_id!r} needs min_version={request.min_version}, the "
-                    f"engine serves policy_version={self._life.policy_version}; send it to an "
-                    "engine that was updated"
-                )
+            self._life.require_version(request)
             return self._completion(request, *self._answer(request))
         except TimeoutError:
             if not scope.expired():
@@ -311,7 +304,11 @@ class ScriptedUpdateSession:
 
     engine: ScriptedEngine
     version: int
-    _put: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        shapes = self.engine.shapes
+        self._tensors = None if shapes is None else PutTensors(shapes)
+        self._put: dict[str, int] = {}
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
         """Takes one tensor.
@@ -319,21 +316,16 @@ class ScriptedUpdateSession:
         Raises:
             EngineError: an unknown name or another shape; the engine is corrupt.
         """
-        shape = tuple(tensor.shape)
-        wanted = self.engine.shapes
-        if wanted is not None and name not in wanted:
-            self._fail(f"there is no tensor {name!r}")
-        if wanted is not None and shape != wanted[name]:
-            self._fail(f"{name} must have shape {wanted[name]}, got {shape}")
+        if self._tensors is not None and (fault := self._tensors.fault(name, tuple(tensor.shape))):
+            self._fail(fault)
         self._put[name] = tensor_checksum(
             tensor.detach().float().cpu().contiguous().numpy().view(np.uint32)
         )
 
     def commit(self) -> None:
         """Serves the new version."""
-        missing = [name for name in self.engine.shapes or () if name not in self._put]
-        if missing:
-            self._fail(f"{missing[0]!r} was not sent; put every tensor")
+        if self._tensors is not None and (missing := self._tensors.missing()):
+            self._fail(missing)
         self.engine.end_update(self.version, self._put)
 
     def abort(self) -> None:
@@ -352,7 +344,8 @@ def _end(loop: asyncio.AbstractEventLoop, scope: asyncio.Timeout) -> None:
     """Ends a request's wait, from any thread; later than its answer that changes nothing."""
 
     def expire() -> None:
-        with contextlib.suppress(RuntimeError):  # it is over
+        with contextlib.suppress(RuntimeError):
+            # it is over
             scope.reschedule(_ENDED)
 
     loop.call_soon_threadsafe(expire)

@@ -1,5 +1,5 @@
-"""Weight arrays: tensors as bytes under their Hugging Face names, read, written and checked without
-torch.
+"""Model folders without torch: ``config.json``, and tensors as bytes under their Hugging Face
+names, read, written and checked.
 """
 
 from __future__ import annotations
@@ -48,6 +48,22 @@ class WeightArray:
 def array_checksum(array: WeightArray) -> int:
     """The checksum that trainer and engine compare (docs/controller.md)."""
     return tensor_checksum(array.bits)
+
+
+def read_config(model: str | Path) -> Mapping[str, Any]:
+    """The model's ``config.json``.
+
+    Raises:
+        DataError: there is none.
+    """
+    path = Path(model) / "config.json"
+    try:
+        config: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"EnginePlace.model must be a Hugging Face folder, {path} cannot be read: {error}"
+        ) from error
+    return config
 
 
 def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -12,11 +11,11 @@ from agentrl.errors import DataError, EnvError, ServerError
 from agentrl.llm import ChatClient, ChatServerSpec
 from agentrl.tools import opened
 from agentrl.types import Action, Message, Observation, StepResult, Task, load_object
+from agentrl.types.messages import without_thoughts
 
 END_WORD = "[END]"
 """What a user says to end the conversation."""
 
-_THOUGHTS = re.compile(r"<think>.*?(?:</think>|\Z)|\A.*</think>", re.DOTALL)
 
 _ROLE = """\
 You play a user who talks with an assistant. Who you are and what you want:
@@ -239,11 +238,6 @@ class UserEnv(ToolEnv):
             f"task {self.task.id!r}: the user must be a list of lines, or text with instructions "
             f"for a model, got {given!r}; give UserEnv.user, or task.info['user']"
         )
-
-
-def without_thoughts(text: str) -> str:
-    """What a message says aloud: without blocks of ``<think>``, whether or not they were closed."""
-    return _THOUGHTS.sub("", text).strip()
 
 
 def _client(server: ChatServerSpec | Mapping[str, Any]) -> ChatClient:

@@ -13,7 +13,14 @@ from agentrl.llm.items import (
     tool_from_item,
 )
 from agentrl.llm.server import ChatServerSpec
-from agentrl.llm.wire import CONTEXT_EXCEEDED, WireFault, from_wire, to_wire, tool_from_wire
+from agentrl.llm.wire import (
+    CONTEXT_EXCEEDED,
+    WireFault,
+    from_wire,
+    to_wire,
+    tool_from_wire,
+    wire_reasoning,
+)
 
 __all__ = [
     "CONTEXT_EXCEEDED",
@@ -32,4 +39,5 @@ __all__ = [
     "to_wire",
     "tool_from_item",
     "tool_from_wire",
+    "wire_reasoning",
 ]

@@ -12,7 +12,6 @@ import asyncio
 import itertools
 import json
 import logging
-import random
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -26,6 +25,7 @@ from agentrl.guards.bounded_json import parse_json
 from agentrl.llm.server import ChatServerSpec
 from agentrl.llm.wire import to_wire
 from agentrl.types import Message, ToolSpec
+from agentrl.types.clock import backoff_s
 
 if TYPE_CHECKING:
     import openai
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _FIRST_BACKOFF_S = 0.5
-_SPENT_CODES = ("insufficient_quota", "billing_hard_limit_reached")  # 429, but waiting is no remedy
+# 429, but waiting is no remedy
+_SPENT_CODES = ("insufficient_quota", "billing_hard_limit_reached")
 _REMEDIES = {
     400: "fix the request",
     403: "use a key that may use this model: {key} holds one that may not",
@@ -144,7 +145,8 @@ class ChatClient:
             "model": self.spec.model,
             "messages": [to_wire(message) for message in messages],
         } | {name: value for name, value in optional.items() if value is not None}
-        content = json.dumps(body).encode()  # ASCII, which carries half a surrogate pair too
+        # ASCII, which carries half a surrogate pair too
+        content = json.dumps(body).encode()
         start = time.monotonic()
         http, permits = self._connection()
         async with permits:
@@ -221,8 +223,7 @@ class ChatClient:
             if not error.retryable or attempt == spec.max_retries:
                 raise error
             if wait_s is None:
-                longest = min(spec.max_backoff_s, _FIRST_BACKOFF_S * 2**attempt)
-                wait_s = random.uniform(longest / 2, longest)
+                wait_s = backoff_s(attempt, first_s=_FIRST_BACKOFF_S, longest_s=spec.max_backoff_s)
             if time.monotonic() + wait_s >= end:
                 raise ServerError(
                     f"{error}; the next attempt would come after "
@@ -245,7 +246,8 @@ class ChatClient:
 
     def _broken(self, cause: BaseException) -> ServerError:
         kind = type(cause).__name__
-        if kind == "DecodingError":  # of the transport, which is openai's own
+        if kind == "DecodingError":
+            # of the transport, which is openai's own
             return self._error(
                 f"answered with something that is not as its head says ({cause}); see its log"
             )
@@ -254,7 +256,8 @@ class ChatClient:
     def _refused(self, refused: openai.APIStatusError) -> ServerError:
         status = refused.status_code
         code = str(refused.code or refused.type or "")
-        said = refused.body  # its `error`, which the package took out
+        # its `error`, which the package took out
+        said = refused.body
         if isinstance(said, Mapping):
             said = said.get("message") or said.get("detail") or said
         remedy = _REMEDIES.get(status, "see the server's log" if status >= 500 else "see base_url")

@@ -88,5 +88,6 @@ def _is_url(text: str) -> bool:
     try:
         parts = urlsplit(text)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
-    except ValueError:  # a port that is no number, half an IPv6 address
+    except ValueError:
+        # a port that is no number, half an IPv6 address
         return False

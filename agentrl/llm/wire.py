@@ -96,12 +96,19 @@ def from_wire(value: Any, where: str) -> Message:
                 f"{value.get('tool_call_id')!r}"
             )
         message["tool_call_id"] = value["tool_call_id"]
-    reasoning = value.get("reasoning_content", value.get("reasoning"))
-    if role == "assistant" and isinstance(reasoning, str):
+    reasoning = wire_reasoning(value)
+    if role == "assistant" and reasoning is not None:
         message["reasoning_content"] = reasoning
     if isinstance(value.get("name"), str):
         message["name"] = value["name"]
     return message
+
+
+def wire_reasoning(value: Mapping[str, Any]) -> str | None:
+    """The thoughts of a message, under either of the keys that servers use; None without any."""
+    keys = ("reasoning_content", "reasoning")
+    texts = [text for key in keys if isinstance(text := value.get(key), str)]
+    return max(texts, key=bool, default=None)
 
 
 def stored_message(value: Mapping[str, Any], where: str) -> Message:

@@ -19,9 +19,7 @@ from agentrl.render.message_check import call_arguments, text_content
 from agentrl.render.renderer import Renderer
 from agentrl.render.vision import Vision
 from agentrl.types import Message, Segment, SegmentKind, ToolSpec, images_in
-
-_OPEN_THINKING = "<think>"
-_CLOSE_THINKING = "</think>"
+from agentrl.types.messages import THOUGHTS_CLOSE, THOUGHTS_OPEN
 
 
 class TemplateRenderer(Renderer):
@@ -75,9 +73,7 @@ class TemplateRenderer(Renderer):
             for token in added
             if token not in around and any(token in body for body in bodies)
         }
-        self._provenance = Provenance(
-            added, {_OPEN_THINKING, _CLOSE_THINKING, *inside} - set(stops)
-        )
+        self._provenance = Provenance(added, {THOUGHTS_OPEN, THOUGHTS_CLOSE, *inside} - set(stops))
         try:
             probe = template.render([dict(QUESTION)], [TOOL.openai()], generation=True)
             self._writes_tools = TOOL.name in probe
@@ -137,7 +133,7 @@ class TemplateRenderer(Renderer):
             )
         if dropped:
             thoughts = self._provenance.assistant(message.get("reasoning_content") or "")
-            body = f"{thoughts}\n{_CLOSE_THINKING}\n\n{body}"
+            body = f"{thoughts}\n{THOUGHTS_CLOSE}\n\n{body}"
         ending = self._ending.search(body)
         end = ending.group(1) if ending else ""
         if ending:
@@ -253,13 +249,13 @@ def _spoken_after(given: str, spoken: str) -> tuple[str | None, bool]:
     """
     if spoken.startswith(given):
         return spoken[len(given) :], False
-    base, opened, rest = given.rpartition(_OPEN_THINKING)
+    base, opened, rest = given.rpartition(THOUGHTS_OPEN)
     if not opened or rest.strip() or not spoken.startswith(base):
         return None, False
     body = spoken[len(base) :]
     # as the prompt does, except for the white space after it
-    begins = body.startswith(_OPEN_THINKING)
-    return (body[len(_OPEN_THINKING) :] if begins else body), not begins
+    begins = body.startswith(THOUGHTS_OPEN)
+    return (body[len(THOUGHTS_OPEN) :] if begins else body), not begins
 
 
 def _checked(message: Message) -> Message:

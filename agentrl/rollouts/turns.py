@@ -22,7 +22,7 @@ from agentrl.rollouts.states.snapshots import EpisodeState, SeatState
 from agentrl.rollouts.token_consistency import assert_extends_context, assert_token_consistency
 from agentrl.rollouts.tool_calls import bounded, renumbered
 from agentrl.store.json_text import to_json
-from agentrl.tools.parsers import MarkedFormat, opened_thoughts, read_completion
+from agentrl.tools.parsers import MarkedFormat, read_completion
 from agentrl.types import (
     Action,
     Blob,
@@ -39,6 +39,7 @@ from agentrl.types import (
     seed_for,
 )
 from agentrl.types.completion import OnTokens
+from agentrl.types.messages import opened_thoughts
 from agentrl.types.user_code.wall import failed_as, wall
 
 _PROMPT_END = 16

@@ -11,10 +11,10 @@ import numpy.typing as npt
 from agentrl.config import StageConfig
 from agentrl.config.engine_section import stage_engine
 from agentrl.engines.base import EnginePlace, EnginePlan
+from agentrl.engines.find import engines_with
 from agentrl.errors import ConfigError
 from agentrl.render import Renderer, RendererSpec, sees_images
 from agentrl.run.build import renderer_spec
-from agentrl.run.install.sglang_env.recipe import default_python
 from agentrl.store import RunDirectory
 from agentrl.training.device import FIRST_DEVICE
 
@@ -43,13 +43,13 @@ def engine_plan(stage: StageConfig, model: Path) -> EnginePlan:
     traits = spec.traits()
     if not traits.returns_ids:
         raise ConfigError(
-            f"rollout.engine={rollout.engine!r} cannot be used for training; set "
-            "rollout.engine=torch, or sglang"
+            f"rollout.engine={rollout.engine!r} cannot be used for training; set rollout.engine to "
+            f"{engines_with('returns_ids')}"
         )
     if sees_images(model) and not traits.images:
         raise ConfigError(
             f"rollout.engine={rollout.engine!r} reads text alone, and model.path='{model}' sees "
-            "images; set rollout.engine=sglang"
+            f"images; set rollout.engine to {engines_with('returns_ids', 'images')}"
         )
     folder = RunDirectory(Path(stage.run.dir or ".")).engine_folder / stage.name
     place = EnginePlace(
@@ -65,7 +65,6 @@ def engine_plan(stage: StageConfig, model: Path) -> EnginePlan:
         decode=functools.partial(_decoded, renderer_spec(stage, model)),
         stop_strings=bool(rollout.stop),
         unavailable_s=min(_LONGEST_WAIT_S, rollout.turn_timeout_s / 2),
-        server_python=str(default_python()),
     )
     return EnginePlan(spec, spec.resolve(place))
 

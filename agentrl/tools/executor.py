@@ -41,7 +41,7 @@ from agentrl.types import (
     ToolSpec,
     seed_for,
 )
-from agentrl.types.clock import epoch_at
+from agentrl.types.clock import backoff_s, epoch_at
 from agentrl.types.user_code.place import described, said_by
 from agentrl.types.user_code.private_copy import private_copy
 from agentrl.types.user_code.wall import DeadlineError, by_deadline, wall
@@ -57,6 +57,7 @@ _LONGEST_NAME = 64
 _ATTEMPTS = 4
 """Of a call whose failure is ours."""
 _FIRST_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 1.0
 
 TokenEnds: TypeAlias = Callable[[str], Sequence[int]]
 
@@ -368,17 +369,17 @@ class ToolExecutor:
         """
         tool, context = one.tool, one.context
         ends_at = time.monotonic() + context.deadline_s
-        pause_s = _FIRST_PAUSE_S
-        for left in reversed(range(_ATTEMPTS)):
+        for attempt in range(_ATTEMPTS):
             try:
                 output = await _contained(tool, one.call, context, one.pieces)
             except Exception as error:
                 fault = self._endpoints.fault(error, one.call.arguments)
                 if fault is None or tool.takes_hosts:
                     raise
+                pause_s = backoff_s(attempt, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S)
                 remaining_s = ends_at - time.monotonic() - pause_s
                 may_repeat = tool.idempotent or not fault.sent
-                if not (may_repeat and left and remaining_s > 0):
+                if not (may_repeat and attempt < _ATTEMPTS - 1 and remaining_s > 0):
                     if isinstance(error, ToolError):
                         raise
                     alone = one.gate.is_alone()
@@ -397,7 +398,6 @@ class ToolExecutor:
             one.pieces.clear()
             await asyncio.sleep(pause_s)
             context = replace(context, deadline_s=max(remaining_s, 1e-3))
-            pause_s *= 2
         raise AssertionError("the last attempt gives or raises")
 
     def _abandon(self) -> None:

@@ -6,6 +6,7 @@
   pool stops every clock of the caller that waits for its turn, and knows none of them.
 - ``WaitClock`` is told of the same waits, and remembers them.
 - ``EpochClock`` gives times of day that never go back.
+- ``backoff_s`` says how long to wait before something that failed is tried again.
 
 The standard library alone: the sandbox package imports this module.
 """
@@ -13,6 +14,7 @@ The standard library alone: the sandbox package imports this module.
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -268,3 +270,17 @@ def clock_paused() -> Iterator[None]:
     finally:
         for clock in clocks:
             clock.go_on()
+
+
+def backoff_s(attempt: int, *, first_s: float, longest_s: float) -> float:
+    """Seconds before the next attempt: twice as long after each, and drawn from the upper half, so
+    that many who failed together do not come back together.
+
+    Args:
+        attempt: that failed, from 0.
+        first_s: longest wait after the first one.
+        longest_s: longest wait of all.
+    """
+    # the exponent is bounded: an endless series of attempts would leave the range of floats
+    longest = min(first_s * 2 ** min(attempt, 32), longest_s)
+    return random.uniform(longest / 2, longest)

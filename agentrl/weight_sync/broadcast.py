@@ -117,7 +117,8 @@ class BroadcastSender:
                 time.sleep(_POLL_S)
             update.wait(joining)
             return _Group(name, update.member_ids, own.result())
-        except RuntimeError as error:  # of gloo or NCCL
+        except RuntimeError as error:
+            # of gloo or NCCL
             raise EngineError(f"the group {name!r} could not be joined: {error}") from error
         finally:
             with_us.shutdown(wait=False)
@@ -170,9 +171,11 @@ class _BroadcastSession(BatchSession):
         if not fault:
             update.wait(receiving)
             return
-        self._sender.group = None  # never used again, nor waited for
+        # never used again, nor waited for
+        self._sender.group = None
         if receiving.done():
-            update.wait(receiving)  # a server that refused says why
+            # a server that refused says why
+            update.wait(receiving)
         update.lose_all(f"the broadcast of the weights broke off: {fault}")
 
     def _broadcast(self, batch: Sequence[WeightArray], receiving: Future[None]) -> str:
@@ -192,6 +195,7 @@ class _BroadcastSession(BatchSession):
                         return "a server took no part any more"
                     time.sleep(_POLL_S)
                 work.wait()
-            except RuntimeError as error:  # how gloo and NCCL say that a rank is gone, and why
+            except RuntimeError as error:
+                # how gloo and NCCL say that a rank is gone, and why
                 return " ".join(str(error).split())
         return ""

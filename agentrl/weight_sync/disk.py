@@ -28,7 +28,8 @@ class _DiskSession(BatchSession):
     """No server hears of an update before the folder is whole."""
 
     def send(self, batch: Sequence[WeightArray], *, label: str | None, flush: bool) -> None:
-        if label is None:  # all are written with the last of them
+        if label is None:
+            # all are written with the last of them
             return
         update = self.update
         folder = update.folder
@@ -36,7 +37,8 @@ class _DiskSession(BatchSession):
         update.on_all(
             lambda client, _: client.load_folder(str(folder.resolve()), label=label, flush=flush)
         )
-        update.arrays = open_weights(folder, update.dtype)  # no longer in memory
+        # no longer in memory
+        update.arrays = open_weights(folder, update.dtype)
         for older in folder.parent.iterdir():
             if older.is_dir() and older != folder:
                 shutil.rmtree(older)

@@ -133,12 +133,14 @@ def update_engine(
     reference = trainer()
     try:
         verify_checksums(reference.checksum, engine.checksum(), version)
-        engine.resume()  # a paused server scores nothing
+        # a paused server scores nothing
+        engine.resume()
         verify_probe(engine, reference.probe, engine.layout().dtype, version, noise)
     except EngineError as error:
         logger.warning(
             "%s: the engine is closed", error, extra={"event": "weights_differ", "version": version}
         )
-        engine.close()  # it is whole, and wrong: its clients must hear so
+        # it is whole, and wrong: its clients must hear so
+        engine.close()
         raise
     return WeightsReport(version, num_tensors, num_bytes, time.monotonic() - start)

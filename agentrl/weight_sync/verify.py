@@ -56,7 +56,8 @@ def trainer_reference(actor: Actor, dtype: ServedDtype) -> Reference:
     column = actor.logprobs(BatchShard(_one_sample(ids), np.zeros(1, np.int64), ((0,),)))[
         "old_logprobs"
     ]
-    if not np.isfinite(column[1:]).all():  # on every rank alike
+    if not np.isfinite(column[1:]).all():
+        # on every rank alike
         raise TrainingError(_not_finite(actor, dtype))
     return Reference(checksum, Probe(ids, column[1:].astype(np.float32)))
 

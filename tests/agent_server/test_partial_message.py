@@ -19,10 +19,10 @@ from agentrl.tools.parsers import (
     Marks,
     PlainParser,
     load_parser,
-    opened_thoughts,
     stable_length,
 )
 from agentrl.types import Message, ParsedMessage, ToolSpec
+from agentrl.types.messages import opened_thoughts
 from tests.rollouts.bytewise import BytewiseRenderer, ids
 
 TOOLS = (ToolSpec("add", "", {"type": "object", "properties": {"a": {}, "b": {"type": "string"}}}),)

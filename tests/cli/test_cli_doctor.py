@@ -12,7 +12,7 @@ import pytest
 
 from agentrl.cli.main import run
 from agentrl.engines.servers.process import FOLDER_PREFIX as SERVER_PREFIX
-from agentrl.run.install.sglang_env.recipe import CPU, SGLANG_VERSION, default_folder
+from agentrl.engines.sglang.environment import SGLANG
 from agentrl.sandbox import BACKENDS, GUARANTEES, SandboxSpec
 from agentrl.sandbox.forkserver.launcher import FOLDER_PREFIX
 from agentrl.sandbox.owner_id import Owner
@@ -103,16 +103,16 @@ def test_it_sees_the_sglang_that_install_made(
         "SGLang's environment: none here; agentrl install sglang makes one"
         in capsys.readouterr().out.splitlines()
     )
-    folder = default_folder(CPU)
+    folder = SGLANG.folder(SGLANG.recipe("cpu"))
     (folder / "bin").mkdir(parents=True)
     (folder / "bin" / "python").touch()
-    mark = {"sglang": SGLANG_VERSION, "recipe": "cpu", "complete": False}
+    mark = {"sglang": SGLANG.version, "recipe": "cpu", "complete": False}
     (folder / "agentrl-sglang.json").write_text(json.dumps(mark))
     run(["doctor"])
-    assert f"{SGLANG_VERSION} for cpu in {folder}, not finished" in capsys.readouterr().out
+    assert f"{SGLANG.version} for cpu in {folder}, not finished" in capsys.readouterr().out
     (folder / "agentrl-sglang.json").write_text(json.dumps({**mark, "complete": True}))
     run(["doctor"])
     assert (
-        f"SGLang's environment: {SGLANG_VERSION} for cpu in {folder}"
+        f"SGLang's environment: {SGLANG.version} for cpu in {folder}"
         in capsys.readouterr().out.splitlines()
     )

@@ -97,8 +97,8 @@ def test_imitation_needs_no_siblings(write: Write) -> None:
          "train.backend to 'fsdp2'"),
         ("rollout: {min_group_size: "
          "9}", "rollout.min_group_size must be at most rollout.group_size=8, got 9"),
-        ("rollout: {torch: {sampler_noise: -1}}", "rollout.torch.sampler_noise must be at least 0"),
-        ("rollout: {sglang: {sampler_noise: 1}}", "unknown key rollout.sglang.sampler_noise"),
+        ("rollout: {torch: {num_threads: 0}}", "rollout.torch.num_threads must be at least 1"),
+        ("rollout: {sglang: {num_threads: 1}}", "unknown key rollout.sglang.num_threads"),
         ("rollout: {top_p: 0.9}", "set rollout.allow_biased_sampling=true to train all the same"),
         ("rollout: {top_k: 5}", "got top_p=1.0, top_k=5"),
         ("rollout: {temperature: 0}", "rollout.temperature must be more than 0 for training"),

@@ -14,13 +14,13 @@ import pytest
 
 from agentrl.config import StageConfig
 from agentrl.config.load import load_config
+from agentrl.engines.sglang.environment import SGLANG
 from agentrl.errors import ConfigError, MachineError
 from agentrl.run.engine import engine_plan
-from agentrl.run.install.sglang_env.build import build_environment
-from agentrl.run.install.sglang_env.recipe import CPU, default_folder, default_python
 from agentrl.weight_sync import BroadcastSender, DiskSender, HttpSender, make_sender
 
 Write = Callable[..., Path]
+CPU = SGLANG.recipe("cpu")
 
 
 @pytest.fixture
@@ -141,8 +141,8 @@ def test_the_default_environment_lies_in_the_users_data_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    assert default_folder(CPU).parent == tmp_path / "agentrl"
-    assert default_python() == default_folder(CPU) / "bin" / "python"
+    assert SGLANG.folder(CPU).parent == tmp_path / "agentrl"
+    assert SGLANG.python() == SGLANG.folder(CPU) / "bin" / "python"
 
 
 def test_a_folder_with_other_files_is_not_built_in(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_folder_with_other_files_is_not_built_in(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match="must be a new or empty folder, and it holds other files"
     ):
-        build_environment(tmp_path, CPU, torch_index=None, tell=lambda _: None)
+        SGLANG.build(tmp_path, CPU, torch_index=None, tell=lambda _: None)
 
 
 def test_an_environment_of_another_kind_is_not_built_over(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_an_environment_of_another_kind_is_not_built_over(tmp_path: Path) -> Non
         '{"sglang": "0.1.0", "recipe": "gpu", "complete": true}'
     )
     with pytest.raises(ConfigError, match=r"holds an environment of SGLang 0\.1\.0 for gpu"):
-        build_environment(tmp_path, CPU, torch_index=None, tell=lambda _: None)
+        SGLANG.build(tmp_path, CPU, torch_index=None, tell=lambda _: None)
 
 
 def test_an_environment_that_is_there_is_not_built_again(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_an_environment_that_is_there_is_not_built_again(tmp_path: Path) -> None
     (tmp_path / "agentrl-sglang.json").write_text(
         '{"sglang": "0.5.23", "recipe": "cpu", "complete": true}'
     )
-    assert build_environment(tmp_path, CPU, torch_index=None, tell=lambda _: None) == (
+    assert SGLANG.build(tmp_path, CPU, torch_index=None, tell=lambda _: None) == (
         tmp_path / "bin" / "python",
         False,
     )

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from agentrl.engines import EnginePlace
 from agentrl.engines.torch import TorchEngineSpec
-from agentrl.engines.torch.model.config import DecoderConfig, computed
-from agentrl.engines.torch.model.rope import Rope
-from agentrl.errors import EngineError
+from agentrl.engines.torch.model.loading import computed
+from agentrl.errors import DataError
 from tests.engines.tiny import ROUNDING, make_model, random_ids, request, sampled
 
 MODELS = {
@@ -153,26 +153,23 @@ def test_the_own_decoder_computes_nothing_that_it_does_not_know(tiny, change) ->
     assert not computed({**tiny.config, **change})
 
 
-def test_a_missing_key_of_the_configuration_is_named(tiny) -> None:
-    config = {key: value for key, value in tiny.config.items() if key != "intermediate_size"}
-    with pytest.raises(EngineError, match="intermediate_size"):
-        DecoderConfig.from_hugging_face(config)
-
-
-def test_both_spellings_of_the_rotary_base_are_read(tiny) -> None:
-    new = DecoderConfig.from_hugging_face({**tiny.config, "rope_parameters": {"rope_theta": 5e5}})
-    old = {key: value for key, value in tiny.config.items() if key != "rope_parameters"} | {
-        "rope_theta": 5e5
-    }
-    assert new.rope == DecoderConfig.from_hugging_face(old).rope == Rope(theta=5e5)
+async def test_both_spellings_of_the_rotary_base_are_read(start) -> None:
+    model = make_model("llama", rope_parameters={"rope_theta": 5e5})
+    old = {key: value for key, value in model.config.items() if key != "rope_parameters"}
+    asked = request(random_ids(1, 40), max_new_tokens=4)
+    (_, new_ones), (_, old_ones) = [
+        sampled(await start(replace(model, config=config)).generate(asked))
+        for config in (model.config, {**old, "rope_theta": 5e5})
+    ]
+    assert new_ones.tolist() == old_ones.tolist()
 
 
 def test_a_folder_without_weights_is_refused(tiny, tmp_path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(tiny.config))
-    with pytest.raises(EngineError, match=r"holds no \*.safetensors"):
+    with pytest.raises(DataError, match=r"holds no \*.safetensors"):
         TorchEngineSpec().build(EnginePlace(str(tmp_path), context_tokens=128))
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path) -> None:
-    with pytest.raises(EngineError, match=r"config\.json"):
+    with pytest.raises(DataError, match=r"config\.json"):
         TorchEngineSpec().build(EnginePlace(str(tmp_path / "absent")))

@@ -174,7 +174,7 @@ def test_a_failed_update_tears_the_engine(fault, start) -> None:
     else:
         tensors["transformer.nothing"] = torch.zeros(3)
     message = {
-        "missing": "were not sent",
+        "missing": "were not put",
         "shape": r"must have shape \(61, 32\)",
         "unknown": "transformer.nothing",
     }

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from agentrl.engines.base import EnginePlace
-from agentrl.engines.torch import TorchEngine, TorchEngineSpec
-from agentrl.engines.torch.sampler_noise import SamplerNoise
 from agentrl.engines.torch.sampling import uniforms
+from benchmarks.noisy_engine import NoisyEngine, NoisyEngineSpec, SamplerNoise
 from tests.engines.tiny import (
     ROUNDING,
     VOCAB,
@@ -24,9 +23,9 @@ from tests.engines.tiny import (
 
 async def test_tokens_and_logprobs_are_those_of_the_noisy_logits() -> None:
     model = make_model()
-    engine = TorchEngine(
+    engine = NoisyEngine(
         EnginePlace("", context_tokens=64),
-        TorchEngineSpec(sampler_noise=1.5),
+        NoisyEngineSpec(scale=1.5),
         config=model.config,
         state_dict=model.tensors,
     )

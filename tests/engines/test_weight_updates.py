@@ -135,7 +135,7 @@ async def test_a_failed_update_leaves_an_engine_that_answers_nothing(fault, tiny
             "unknown": "model.nom.weight",
         }
         message = {
-            "missing": "were not sent",
+            "missing": "were not put",
             "shape": r"\(61, 32\), got \(32,\)",
             "unknown": "model.nom.weight",
         }

@@ -77,7 +77,7 @@ def test_new_pins_install_again(installed: Path) -> None:
     os.utime(installed / ".installed", (0, 0))
 
     commands = make("-n", "demo", f"VENV={installed}").stdout
-    assert "agentrl/run/install/pip_install.py -c constraints-cpu.txt  -e ." in commands
+    assert "pip install --disable-pip-version-check -c constraints-cpu.txt  -e ." in commands
 
 
 def test_torch_index_is_added_to_the_usual_one(installed: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from agentrl import EpisodeView, Trainer, load_config
 from agentrl.metrics.health.monitors import MONITORS
 from agentrl.store import read_jsonl
+from benchmarks import noisy_engine
 from tests.run import tiny_run
 
 TASK = Path(__file__).with_name("health_task.py")
@@ -120,9 +121,11 @@ def test_a_policy_that_is_paid_for_few_calls_stops_to_call(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_a_sampler_that_departs_from_the_policy_is_told(tmp_path: Path) -> None:
-    assert not fired(tmp_path, CONFIG, correct, "stages.rl.optim.lr=1.0e-3", "stages.rl.steps=5")
-    noisy = ("stages.rl.rollout.torch.sampler_noise=1.0", "stages.rl.steps=8")
-    told = fired(tmp_path, CONFIG, correct, "stages.rl.optim.lr=1.0e-3", *noisy, resume=True)
+    engine = f"stages.rl.rollout.engine={noisy_engine.__file__}:NoisyEngineSpec"
+    settings = ("stages.rl.optim.lr=1.0e-3", engine)
+    assert not fired(tmp_path, CONFIG, correct, *settings, "stages.rl.steps=5")
+    noisy = ("stages.rl.rollout.noisy.scale=1.0", "stages.rl.steps=8")
+    told = fired(tmp_path, CONFIG, correct, *settings, *noisy, resume=True)
     assert "mismatch_jump" in told
 
 

@@ -92,11 +92,13 @@ class ChatAnswer:
 
 
 def _event(body: dict[str, Any]) -> str:
-    return f"data: {json.dumps(body)}\n\n"  # in ASCII: some clients end a line at U+2028
+    # in ASCII: some clients end a line at U+2028
+    return f"data: {json.dumps(body)}\n\n"
 
 
 def _finish_reason(turn: TurnResult) -> str:
-    cut = turn.action.finish_reason == "length"  # also behind a whole call
+    # also behind a whole call
+    cut = turn.action.finish_reason == "length"
     return "tool_calls" if turn.action.tool_calls and not cut else turn.action.finish_reason
 
 

@@ -26,7 +26,8 @@ class PartialText:
         self.text = ""
         self._decode = decode
         self._tail: npt.NDArray[np.int32] = np.zeros(0, dtype=np.int32)
-        self._known = 0  # ids at the tail's beginning whose text is in ``text``
+        # ids at the tail's beginning whose text is in ``text``
+        self._known = 0
 
     def add(self, ids: npt.NDArray[np.int32]) -> str:
         """Appends ids ``[k]`` and returns the text so far.
@@ -60,7 +61,8 @@ class PartialMessage:
     tools: Sequence[ToolSpec]
     stop: Sequence[str] = ()
     opened: str = ""
-    _read: int = 0  # characters of the turn at the last parse
+    # characters of the turn at the last parse
+    _read: int = 0
 
     def read(self, text: str) -> ParsedMessage | None:
         """The message at the turn's beginning; None if more text is needed first."""

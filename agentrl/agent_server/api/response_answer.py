@@ -50,7 +50,8 @@ class ResponseAnswer:
         self._request = parse_response_request(body, threads)
         self.chat = self._request.chat
         self._threads = threads
-        self._name = uuid.uuid4().hex  # the ids of the response and its items contain it
+        # the ids of the response and its items contain it
+        self._name = uuid.uuid4().hex
         self._created = int(time.time())
         self._numbers = itertools.count()
         # The streamed items so far, and the index of each whose text may go on, by its type.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,25 +13,9 @@ import numpy.typing as npt
 from agentrl.engines.base import EnginePlace, PauseMode, Tag
 from agentrl.engines.checksum import HeldTensor
 from agentrl.engines.servers.section import ServersSpec
-from agentrl.engines.weights import WeightArray
-from agentrl.errors import ConfigError, DataError, EngineError
+from agentrl.engines.weights import WeightArray, read_config
+from agentrl.errors import ConfigError, EngineError
 from agentrl.types import Completion, GenerateRequest
-
-
-def read_config(model: str | Path) -> Mapping[str, Any]:
-    """The model's ``config.json``.
-
-    Raises:
-        DataError: there is none.
-    """
-    path = Path(model) / "config.json"
-    try:
-        config: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"EnginePlace.model_path must be a Hugging Face folder, {path} cannot be read: {error}"
-        ) from error
-    return config
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,3 +191,7 @@ class ServerKind(Protocol):
     def environment(self) -> dict[str, str]: ...
 
     def client(self, name: str, url: str, labels: WeightLabels) -> ServerClient: ...
+
+    def bucket(self, arrays: Sequence[WeightArray]) -> str:
+        """Tensors in the form of ``ServerClient.load_bucket``."""
+        ...

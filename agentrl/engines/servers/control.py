@@ -10,7 +10,6 @@ import asyncio
 import functools
 import logging
 import shutil
-import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -23,13 +22,14 @@ from agentrl.engines.base import PauseMode, Tag, WeightSender
 from agentrl.engines.checksum import HeldTensor
 from agentrl.engines.probe import Probe, rounding
 from agentrl.engines.servers.client import ServerClient, ServerKind
-from agentrl.engines.servers.errors import ServerLostError
+from agentrl.engines.servers.http_client import ServerLostError
 from agentrl.engines.servers.pool import ServerPool
 from agentrl.engines.servers.requests import Requests
 from agentrl.engines.servers.server import Server
 from agentrl.engines.servers.state import ServersState
 from agentrl.engines.weights import WeightArray, write_weights
 from agentrl.errors import EngineError
+from agentrl.types.machine.loop_thread import LoopThread
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -65,19 +65,18 @@ class ServerControl:
         self.state = ServersState(kind)
         self.pool = ServerPool(self.state, self._start_server)
         self.requests = Requests(self.state, self.pool)
-        self._loop = asyncio.new_event_loop()
-        # set on that loop, which then ends
-        self._closed = asyncio.Event()
-        # runs the loop; all of pool, requests and updates happens there
-        self._thread = threading.Thread(
-            target=self._run, name=f"agentrl-{kind.spec.section}-engine", daemon=True
-        )
-        self._thread.start()
+        # all of pool, requests and updates happens on its loop
+        self._thread = LoopThread(f"agentrl-{kind.spec.section}-engine")
         try:
             self.submit(self._start()).result()
         except BaseException:
             self.close()
             raise
+
+    @property
+    def runs(self) -> bool:
+        """Whether it was not closed."""
+        return self._thread.thread.is_alive()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Runs a coroutine on the engine's loop.
@@ -85,22 +84,21 @@ class ServerControl:
         Raises:
             EngineError: the engine is closed.
         """
-        if not self._thread.is_alive():
+        if not self.runs:
             work.close()
             raise EngineError("the engine is closed; build it again")
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        return self._thread.submit(work)
 
     def close(self) -> None:
         """Ends the servers that it started; requests in flight fail. A second call does nothing."""
-        if not self._thread.is_alive():
+        if not self.runs:
             return
         if self.sender is not None:
             self.sender.close()
         try:
             self.submit(self._end()).result(_CLOSE_S)
         finally:
-            self._loop.call_soon_threadsafe(self._closed.set)
-            self._thread.join(_CLOSE_S)
+            self._thread.stop(_CLOSE_S)
 
     @blocking
     async def pause(self, mode: PauseMode) -> None:
@@ -298,12 +296,8 @@ class ServerControl:
         weights = self.state.weights_folder(0).parent
         if weights.exists():
             await asyncio.to_thread(shutil.rmtree, weights)
-
-    def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            while not self._closed.is_set():
-                try:
-                    runner.run(self._closed.wait())
-                except (SystemExit, KeyboardInterrupt) as error:
-                    # of a task: its own caller is told, and the others go on
-                    logger.error("the servers' thread met %r", error)
+        # the loop ends next: who still waits for a task there must hear so
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)

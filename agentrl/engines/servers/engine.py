@@ -102,7 +102,7 @@ class ServersEngine(ServerControl):
         """See ``EngineControl.health``; answers at once, from what is known on this side."""
         life = self.state.life
         return EngineHealth(
-            state=life.state if self._thread.is_alive() else "closed",
+            state=life.state if self.runs else "closed",
             running=self.requests.running,
             waiting=self.requests.waiting,
             kv_tokens=sum(tuple(self.state.kv.values())),

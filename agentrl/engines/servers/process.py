@@ -72,7 +72,8 @@ class ServerProcess:
                     pass_fds=(told,),
                 )
             self._pipe = starter.stdin
-            starter.wait(_START_S)  # the supervisor is not this process, but a grandchild of it
+            # the supervisor is not this process, but a grandchild of it
+            starter.wait(_START_S)
         except (OSError, subprocess.TimeoutExpired) as error:
             os.close(self._status)
             supervise.remove_leftovers(folder)

@@ -13,8 +13,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.engines.checks import check_request
-from agentrl.engines.servers.errors import ServerLostError
+from agentrl.engines.checks import check_request, require_new
+from agentrl.engines.servers.http_client import ServerLostError
 from agentrl.engines.servers.pool import ServerPool
 from agentrl.engines.servers.server import Server
 from agentrl.engines.servers.state import ServersState
@@ -77,10 +77,7 @@ class Requests:
             stop_strings=self._state.kind.place.stop_strings,
             images=self._state.kind.sizes.sees_images,
         )
-        if request.request_id in self._flights:
-            raise EngineError(
-                f"request_id {request.request_id!r} is already in flight; ids must be unique"
-            )
+        require_new(request, self._flights)
         flight = _Flight(request)
         if request.on_tokens is not None:
             flight.request = replace(request, on_tokens=partial(flight.tell, request.on_tokens))
@@ -104,7 +101,8 @@ class Requests:
         flights = [self._flights[one] for one in request_ids if one in self._flights]
         for flight in flights:
             flight.aborted = True
-        await self._state.notify()  # those that wait for a server
+        # those that wait for a server
+        await self._state.notify()
         await asyncio.gather(*(self._forget(one.server, one.rid) for one in flights if one.server))
 
     async def release(self, session_id: str) -> None:
@@ -192,13 +190,7 @@ class Requests:
                 if life.closed or life.fault:
                     raise EngineError(str(life.error()), retryable=not life.fault)
                 if life.paused is None:
-                    if request.min_version > life.policy_version:
-                        raise EngineError(
-                            f"request {request.request_id!r} needs "
-                            f"min_version={request.min_version}, the engine "
-                            f"serves policy_version={life.policy_version}; send it to an engine "
-                            "that was updated"
-                        )
+                    life.require_version(request)
                     if (server := self._pool.router.choose(request.session_id, failed)) is not None:
                         return server
                     self._pool.require_any_live()

@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from agentrl.engines.base import EnginePlace, EngineSpec, EngineTraits, Transport
+from agentrl.engines.servers.environment import ServerEnvironment
 from agentrl.errors import ConfigError, MachineError
 from agentrl.types.section import Count, Listed, Natural, Seconds
 
@@ -49,8 +50,8 @@ class ServersSpec(EngineSpec):
     max_restarts: Natural = 3
     """Of one server in a stage, until it is given up."""
 
-    product: ClassVar[str] = ""
-    """Name of the servers' program, for messages."""
+    server_environment: ClassVar[ServerEnvironment]
+    """Where such servers run: how it is built and found."""
 
     @model_validator(mode="after")
     def _fits(self) -> ServersSpec:
@@ -93,11 +94,13 @@ class ServersSpec(EngineSpec):
             ConfigError: the variable of the API key is not set.
         """
         where = type(self).__name__
+        own = self.server_environment
+        place = replace(place, server_python=str(own.python()))
         path = self.interpreter(place)
         if not (self.urls or self.command or path.is_file()):
             given = f"{where}.python='{self.python}' is no file"
             raise MachineError(
-                f"the engine '{self.section}' needs an environment with {self.product}, and "
+                f"the engine '{self.section}' needs an environment with {own.product}, and "
                 f"{given if self.python else f'there is none at {path}'}; run `agentrl install "
                 f"{self.section}`, or set {where}.python or {where}.urls"
             )

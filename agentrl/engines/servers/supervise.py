@@ -35,7 +35,8 @@ seconds of the clock say when it was started, the folder is its temporary one.""
 
 _GRACE_S = 2.0
 _POLL_S = 0.2
-_LOOK_S = 2.0  # between looks at what the server has in shared memory, in case it dies at once
+# between looks at what the server has in shared memory, in case it dies at once
+_LOOK_S = 2.0
 _PR_SET_PDEATHSIG = 1
 _SHARED_MEMORY = "/dev/shm"
 _LISTING = ".agentrl-shared-memory"
@@ -180,7 +181,8 @@ def _start(command: list[str], keep_out: list[int]) -> int:
 
 
 def _say(status: int, text: str) -> None:
-    with contextlib.suppress(BrokenPipeError):  # the owner is gone
+    with contextlib.suppress(BrokenPipeError):
+        # the owner is gone
         os.write(status, f"{text}\n".encode())
 
 
@@ -189,7 +191,8 @@ def _watch(owner: int) -> list[int]:
     keep the pipe.
     """
     if os.getppid() != owner:
-        os._exit(1)  # it ended already
+        # it ended already
+        os._exit(1)
     try:
         return [os.pidfd_open(owner)]
     except (AttributeError, OSError):

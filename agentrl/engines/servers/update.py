@@ -9,9 +9,10 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NoReturn
 
+from agentrl.engines.checks import PutTensors
 from agentrl.engines.servers.client import ServerClient
 from agentrl.engines.servers.control import ServerControl
-from agentrl.engines.servers.errors import ServerLostError
+from agentrl.engines.servers.http_client import ServerLostError
 from agentrl.engines.weights import WeightArray
 from agentrl.errors import EngineError
 
@@ -35,6 +36,7 @@ class ServerUpdate:
         flush: whether the servers' KV cache is emptied.
         folder: where this update's weights may be written.
         model: the folder of the model's configuration and tokenizer.
+        kind: of the servers.
         dtype: of the servers' weights.
         timeout_s: of one call.
     """
@@ -50,10 +52,13 @@ class ServerUpdate:
         self.flush = state.flushes_updates
         self.folder = state.weights_folder(version)
         self.model = Path(state.kind.place.model)
+        self.kind = state.kind
         self.dtype = state.kind.place.dtype
         self.timeout_s = state.kind.spec.update_timeout_s
         self._control = control
-        self._shapes = shapes
+        tied = {"lm_head.weight"} if state.kind.sizes.ties_embeddings else set()
+        must = {name: shape for name, shape in shapes.items() if name not in tied}
+        self._put = PutTensors(must, shapes)
         self._open = False
         self._over = False
 
@@ -82,23 +87,18 @@ class ServerUpdate:
             EngineError: no tensor of this name or shape, or one that was put before; the update has
                 failed.
         """
-        expected = self._shapes.get(array.name)
-        if expected is None:
-            self._fail(f"{self.model} has no tensor {array.name!r}")
-        if expected != array.shape:
-            self._fail(f"{array.name} must have shape {expected}, got {array.shape}")
         if array.name in self.arrays:
             self._fail(f"{array.name} was put twice")
+        if fault := self._put.fault(array.name, array.shape):
+            self._fail(fault)
         self.arrays[array.name] = array
 
     def require_complete(self) -> None:
         """Raises an EngineError, and fails the update, where a tensor was not put: servers would
         not notice.
         """
-        tied = {"lm_head.weight"} if self._control.state.kind.sizes.ties_embeddings else set()
-        missing = sorted(self._shapes.keys() - self.arrays.keys() - tied)
-        if missing:
-            self._fail(f"{len(missing)} tensors were not put, first {missing[0]!r}; put every one")
+        if missing := self._put.missing():
+            self._fail(missing)
 
     def pause_servers(self) -> None:
         """Before the first tensor; not for weights from a folder. A second call does nothing."""

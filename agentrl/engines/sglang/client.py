@@ -13,8 +13,13 @@ import numpy.typing as npt
 from agentrl.engines.base import EnginePlace, PauseMode, Tag
 from agentrl.engines.checksum import HeldTensor
 from agentrl.engines.servers.client import WeightLabels
-from agentrl.engines.servers.errors import RefusedError, ServerLostError, refusal
-from agentrl.engines.servers.http_client import CONNECT_S, HttpClient
+from agentrl.engines.servers.http_client import (
+    CONNECT_S,
+    HttpClient,
+    RefusedError,
+    ServerLostError,
+    refusal,
+)
 from agentrl.engines.sglang.capabilities import (
     DIGESTS_SINCE,
     IMAGES_SINCE,
@@ -96,11 +101,13 @@ class SGLangClient(HttpClient):
             await self._act("/abort_request", {"abort_all": True})
             await self.resume()
             if await self.has_route("/end_weight_update"):
-                with suppress(RefusedError):  # none was open
+                with suppress(RefusedError):
+                    # none was open
                     await self._success("/end_weight_update", {})
             try:
                 await self._act("/flush_cache", {})
-            except RefusedError:  # a request still runs
+            except RefusedError:
+                # a request still runs
                 return False
         except ServerLostError:
             return False

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -16,7 +17,9 @@ from agentrl.engines.sglang.capabilities import require_version
 from agentrl.engines.sglang.client import SGLangClient
 from agentrl.engines.sglang.model_check import SPARE_POSITIONS
 from agentrl.engines.sglang.sglang_spec import SGLangEngineSpec
+from agentrl.engines.weights import WeightArray
 from agentrl.errors import ConfigError, MachineError
+from agentrl.types.user_code.load import load_object
 
 _PROBE = (
     "import importlib.metadata as m, torch; "
@@ -65,6 +68,11 @@ class SGLangServers:
         """A client of one server."""
         return SGLangClient(name, url, self.place, self.spec, labels)
 
+    def bucket(self, arrays: Sequence[WeightArray]) -> str:
+        """See ``ServerKind.bucket``: base64 of the pickled bucket."""
+        pickled = load_object("agentrl.engines.sglang.tensor_bucket:flattened_bucket")(arrays)
+        return base64.b64encode(pickled).decode()
+
     def command(self, *, model: Path, port: int, label: str) -> list[str]:
         """The command line of one server.
 
@@ -85,7 +93,8 @@ class SGLangServers:
             "context-length": place.context_tokens + SPARE_POSITIONS,
             "weight-version": label,
             "skip-server-warmup": True,
-            "sleep-on-idle": True,  # else the scheduler spins, and takes a core from training
+            # else the scheduler spins, and takes a core from training
+            "sleep-on-idle": True,
             "skip-tokenizer-init": not needs_tokenizer,
             # PIL's pixels, whatever else is installed there
             "disable-fast-image-processor": self.sizes.sees_images,
@@ -122,7 +131,8 @@ class SGLangServers:
             "HF_HUB_OFFLINE": "1",
             "TRANSFORMERS_OFFLINE": "1",
             "PYTHONUNBUFFERED": "1",
-            "SGLANG_MM_AVOID_RETOKENIZE": "1",  # ids beside images stay as they are sent
+            # ids beside images stay as they are sent
+            "SGLANG_MM_AVOID_RETOKENIZE": "1",
             # for SPARE_POSITIONS, which no token reaches
             "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
         }

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.engines.base import EnginePlace
-from agentrl.engines.servers.client import read_config
-from agentrl.engines.weights import tensor_shapes
+from agentrl.engines.weights import read_config, tensor_shapes
 from agentrl.errors import DataError
 
 SPARE_POSITIONS = 8

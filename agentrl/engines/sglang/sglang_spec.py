@@ -7,7 +7,9 @@ from typing import ClassVar
 from pydantic import Field, field_validator
 
 from agentrl.engines.base import EnginePlace, HostedEngine, WeightSender
+from agentrl.engines.servers.environment import ServerEnvironment
 from agentrl.engines.servers.section import ServersSpec
+from agentrl.engines.sglang.environment import SGLANG
 from agentrl.types.section import Arguments, Count, Fraction
 from agentrl.types.user_code.load import load_object
 
@@ -32,7 +34,7 @@ class SGLangEngineSpec(ServersSpec):
     """Servers of ``rollout.engine: sglang``, and how weights reach them."""
 
     section: ClassVar[str] = "sglang"
-    product: ClassVar[str] = "SGLang"
+    server_environment: ClassVar[ServerEnvironment] = SGLANG
 
     tp_size: Count = 1
     """Tensor-parallel ranks of a server."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.engines.servers.errors import RefusedError, ServerLostError
+from agentrl.engines.checks import chosen
+from agentrl.engines.servers.http_client import RefusedError, ServerLostError
 from agentrl.errors import TokenMismatchError
 from agentrl.types import (
     Completion,
@@ -32,16 +32,11 @@ _FINISH: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "abor
 
 def sampling_body(sampling: SamplingParams) -> dict[str, Any]:
     """``sampling_params`` of SGLang 0.5; what is switched off is left out."""
-    body: dict[str, Any] = {
+    return {
         "max_new_tokens": sampling.max_new_tokens,
         "temperature": sampling.temperature,
+        **chosen(sampling, "top_p", "top_k", "min_p", "stop_token_ids", "stop", "json_schema"),
     }
-    plain = SamplingParams(sampling.max_new_tokens)
-    for name in ("top_p", "top_k", "min_p", "stop_token_ids", "stop", "json_schema"):
-        value = getattr(sampling, name)
-        if value != getattr(plain, name):
-            body[name] = list(value) if isinstance(value, tuple) else value
-    return body
 
 
 def generate_body(request: GenerateRequest, rid: str) -> dict[str, Any]:
@@ -131,68 +126,6 @@ def read_answer(
         TokenMismatchError: its parts contradict each other.
     """
     who = f"{server}, request {request.request_id!r}"
-    found = _read_parts(answer, request.num_alternatives, who)
-    _check_parts(found, who)
-    segments = tuple(
-        Segment(
-            SegmentKind.POLICY,
-            found.ids[start:end],
-            found.logprobs[start:end],
-            version_of(label),
-            side=alternatives_side(
-                found.alternatives[0][start:end], found.alternatives[1][start:end]
-            ),
-        )
-        for label, start, end in found.spans
-        if end > start
-    )
-    matched = found.matched
-    return Completion(
-        request_id=request.request_id,
-        segments=segments,
-        finish_reason=found.reason,
-        stop_string=matched if found.reason == "stop" and isinstance(matched, str) else None,
-        usage=found.usage,
-        cached_tokens=found.cached,
-        timings=found.timings,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """The parts of an answer, of n sampled tokens.
-
-    Args:
-        reason: why it ended.
-        matched: what ended it, as the server says.
-        ids: ``[n]`` of the tokens.
-        named, logprobs: ids and logprobs of the logprobs' own list.
-        triples: that list as it came.
-        spans: ``(label, start, end)`` of each weight version.
-        alternatives: ids and logprobs ``[n, K]``.
-        usage, cached, timings: of the request.
-    """
-
-    reason: FinishReason
-    matched: object
-    ids: npt.NDArray[np.int32]
-    named: npt.NDArray[np.int32]
-    logprobs: npt.NDArray[np.float32]
-    triples: Sequence[Sequence[Any]]
-    spans: Sequence[tuple[str, int, int]]
-    alternatives: tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]
-    usage: TokenUsage
-    cached: int
-    timings: Mapping[str, float]
-
-
-def _read_parts(answer: Mapping[str, Any], num_alternatives: int, who: str) -> _Parts:
-    """The parts of an answer, each by itself.
-
-    Raises:
-        ServerLostError: a part is missing or has another shape; or the server itself failed the
-            request.
-    """
     try:
         meta = answer["meta_info"]
         finish = meta["finish_reason"]
@@ -202,61 +135,76 @@ def _read_parts(answer: Mapping[str, Any], num_alternatives: int, who: str) -> _
             raise ServerLostError(
                 f"{who}: the server gave it up with status {status}: {finish.get('message')}"
             )
+        matched = finish.get("matched")
         ids = np.asarray(answer["output_ids"], np.int32)
         triples = meta.get("output_token_logprobs") or []
         named, logprobs = scored(triples)
-        return _Parts(
-            reason,
-            finish.get("matched"),
-            ids,
-            named,
-            logprobs,
-            triples,
-            spans=_spans(meta, ids.size),
-            alternatives=_alternatives(meta, num_alternatives),
-            usage=TokenUsage(int(meta["prompt_tokens"]), int(meta["completion_tokens"])),
-            cached=int(meta.get("cached_tokens") or 0),
-            timings={"server_s": float(meta["e2e_latency"])} if "e2e_latency" in meta else {},
-        )
+        spans = _spans(meta, ids.size)
+        others, other_logprobs = _alternatives(meta, request.num_alternatives)
+        usage = TokenUsage(int(meta["prompt_tokens"]), int(meta["completion_tokens"]))
+        cached = int(meta.get("cached_tokens") or 0)
+        timings = {"server_s": float(meta["e2e_latency"])} if "e2e_latency" in meta else {}
     except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
         raise ServerLostError(
             f"{who}: the answer is not one of SGLang's ({type(error).__name__}: {error}); is this "
             "its /generate?"
         ) from error
-
-
-def _check_parts(found: _Parts, who: str) -> None:
-    """Refuses parts that cannot be trained, or contradict each other.
-
-    Raises:
-        RefusedError: it sampled outside the vocabulary, or a logprob is not a finite number.
-        TokenMismatchError: its parts contradict each other.
-    """
-    if found.matched == _NAN_MARK:
+    if matched == _NAN_MARK:
         raise RefusedError(
             f"{who}: the server sampled from logits that are not numbers; look at the weights"
         )
-    ids, logprobs, alternatives = found.ids, found.logprobs, found.alternatives[0]
     if not np.isfinite(logprobs).all():
-        first = found.triples[int(np.argmin(np.isfinite(logprobs)))][0]
+        first = triples[int(np.argmin(np.isfinite(logprobs)))][0]
         raise RefusedError(
             f"{who}: a logprob is {first!r}, which is not a finite number; the server's weights or "
             "arithmetic are broken (a dtype that overflows?), and nothing can be trained on it"
         )
-    if not np.array_equal(found.named, ids):
-        raise TokenMismatchError(
-            f"{who}: {ids.size} ids came back and {logprobs.size} logprobs, which are not of the "
-            "same tokens"
+    if contradiction := _contradiction(ids, named, others, spans):
+        raise TokenMismatchError(f"{who}: {contradiction}")
+    return Completion(
+        request_id=request.request_id,
+        segments=tuple(
+            Segment(
+                SegmentKind.POLICY,
+                ids[start:end],
+                logprobs[start:end],
+                version_of(label),
+                side=alternatives_side(others[start:end], other_logprobs[start:end]),
+            )
+            for label, start, end in spans
+            if end > start
+        ),
+        finish_reason=reason,
+        stop_string=matched if reason == "stop" and isinstance(matched, str) else None,
+        usage=usage,
+        cached_tokens=cached,
+        timings=timings,
+    )
+
+
+def _contradiction(
+    ids: npt.NDArray[np.int32],
+    named: npt.NDArray[np.int32],
+    others: npt.NDArray[np.int32],
+    spans: Sequence[tuple[str, int, int]],
+) -> str:
+    """How the parts of an answer contradict each other; empty where they agree.
+
+    Args:
+        ids: ``[n]`` of the sampled tokens.
+        named: those that the logprobs are of.
+        others: ``[n, K]`` alternatives.
+        spans: ``(label, start, end)`` of each weight version.
+    """
+    if not np.array_equal(named, ids):
+        return (
+            f"{ids.size} ids came back and {named.size} logprobs, which are not of the same tokens"
         )
-    if alternatives.shape[1] and len(alternatives) != ids.size:
-        raise TokenMismatchError(
-            f"{who}: {ids.size} ids came back and alternatives to {len(alternatives)}"
-        )
-    spans = found.spans
+    if others.shape[1] and len(others) != ids.size:
+        return f"{ids.size} ids came back and alternatives to {len(others)}"
     if [*(start for _, start, _ in spans), ids.size] != [0, *(end for _, _, end in spans)]:
-        raise TokenMismatchError(
-            f"{who}: the spans of weight versions {spans} do not cover its {ids.size} ids"
-        )
+        return f"the spans of weight versions {spans} do not cover its {ids.size} ids"
+    return ""
 
 
 def _alternatives(

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from agentrl.engines.base import EngineHealth, PauseMode, Tag
+from agentrl.engines.checks import require_new
 from agentrl.engines.life import EngineLife
 from agentrl.engines.torch.job import ScheduledRequest
-from agentrl.engines.torch.kv_state import KVState
 from agentrl.engines.torch.model.served_model import ServedModel
-from agentrl.engines.torch.prefill import DETERMINISTIC_CHUNK, Pending
+from agentrl.engines.torch.prefill import DETERMINISTIC_CHUNK, Pending, Prefiller
 from agentrl.engines.torch.row_layout import Blocks, attention_blocks, exchanges
-from agentrl.engines.torch.sampler_noise import SamplerNoise
+from agentrl.engines.torch.rows import RowTable
 from agentrl.engines.torch.sampling import SamplingRows, sample, uniforms
-from agentrl.engines.torch.sessions import KVSession
+from agentrl.engines.torch.sessions import KVSession, SessionCache
 from agentrl.engines.torch.torch_spec import RowPlan
 from agentrl.errors import EngineError
 from agentrl.types import Completion, FinishReason
@@ -31,6 +31,20 @@ from agentrl.types.arrays import common_prefix
 
 _BATCH_SHARE = 4
 _HOLD_BACK_STEPS = 8
+
+
+class KVState:
+    """The decode rows, empty at first, made and dropped as one (``sleep`` frees them): their KV,
+    their host arrays, the sessions in them, and the forward passes over them.
+    """
+
+    def __init__(self, plan: RowPlan, model: ServedModel) -> None:
+        self.kv, self.decoder = model.empty_rows(plan.num_rows, plan.context_tokens)
+        self.table = RowTable(plan.num_rows, self.kv.capacity, self.kv.trash)
+        self.cache = SessionCache(self.table, self.kv, plan.parked_tokens)
+        self.prefiller = Prefiller(
+            self.decoder, self.kv, model.num_heads, model.device, fixed=plan.deterministic
+        )
 
 
 class TorchScheduler:
@@ -48,25 +62,27 @@ class TorchScheduler:
         weights: ServedModel,
         life: EngineLife,
         decode: Callable[[npt.NDArray[np.int32]], str] | None = None,
-        noise: SamplerNoise | None = None,
     ) -> None:
         self.admitting = True
-        self.now = life.clock.now  # seconds of engine time, which stops while it is paused
-        self.outbox: list[ScheduledRequest] = []  # answered
+        # seconds of engine time, which stops while it is paused
+        self.now = life.clock.now
+        # answered
+        self.outbox: list[ScheduledRequest] = []
         self._plan = plan
         self._weights = weights
         self._life = life
         self._as_text = decode
-        self._noise = noise
         self._rows = KVState(plan, weights)
         # of sessions with KV here: they go first, so that it is not evicted
         self._returning: deque[ScheduledRequest] = deque()
         self._arriving: deque[ScheduledRequest] = deque()
         self._held_back = 0
         self._jobs: dict[str, ScheduledRequest] = {}
-        self._running: dict[int, ScheduledRequest] = {}  # by row
+        # by row
+        self._running: dict[int, ScheduledRequest] = {}
         self._next_expiry = float("inf")
-        self._watched = False  # whether any request wants more after a token than that it is kept
+        # whether any request wants more after a token than that it is kept
+        self._watched = False
         self._live: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self._span = 0
         self._sampling = SamplingRows()
@@ -96,18 +112,19 @@ class TorchScheduler:
 
     def submit(self, job: ScheduledRequest) -> None:
         """Queues a validated request."""
-        request_id = job.request.request_id
-        if self._life.fault:
-            self._answer(job, self._life.error())
-        elif request_id in self._jobs:
-            message = f"request_id {request_id!r} is already in flight; ids must be unique"
-            self._answer(job, EngineError(message, retryable=False))
-        else:
-            self._jobs[request_id] = job
-            known = self._rows.cache.holds(job.request.session_id)
-            (self._returning if known else self._arriving).append(job)
-            self._next_expiry = min(self._next_expiry, job.deadline)
-            self._watched |= bool(job.request.sampling.stop) or job.request.on_tokens is not None
+        request = job.request
+        try:
+            if self._life.fault:
+                raise self._life.error()
+            require_new(request, self._jobs)
+        except EngineError as error:
+            self._answer(job, error)
+            return
+        self._jobs[request.request_id] = job
+        known = self._rows.cache.holds(request.session_id)
+        (self._returning if known else self._arriving).append(job)
+        self._next_expiry = min(self._next_expiry, job.deadline)
+        self._watched |= bool(request.sampling.stop) or request.on_tokens is not None
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Ends requests with what they have; unknown ids are ignored."""
@@ -222,24 +239,21 @@ class TorchScheduler:
         return True
 
     def _admit(self) -> None:
-        lanes = self._rows
+        state = self._rows
         skipped = []
         # by the ids of a whole prompt, or by the row of what goes on behind KV that there is
         pending: dict[bytes | int, Pending] = {}
         free = self._plan.num_rows - len(self._running)
         while self.num_waiting and free:
             job = (self._returning or self._arriving).popleft()
-            if job.request.min_version > self._life.policy_version:
-                message = (
-                    f"request {job.request.request_id!r} needs "
-                    f"min_version={job.request.min_version}, the engine "
-                    f"serves policy_version={self._life.policy_version}; send it to an engine that "
-                    "was updated"
-                )
-                self._answer(job, EngineError(message))
+            try:
+                self._life.require_version(job.request)
+            except EngineError as error:
+                self._answer(job, error)
                 continue
-            session = lanes.cache.open(job.request.session_id)
-            if session.busy:  # a session's requests run one after the other
+            session = state.cache.open(job.request.session_id)
+            if session.busy:
+                # a session's requests run one after the other
                 skipped.append(job)
                 continue
             free -= 1
@@ -252,26 +266,26 @@ class TorchScheduler:
         self, job: ScheduledRequest, session: KVSession, pending: dict[bytes | int, Pending]
     ) -> None:
         """Gives the job a row and what KV there is, and notes what is left to prefill."""
-        lanes = self._rows
+        state = self._rows
         ids = job.ids
-        row = lanes.cache.place(session)
+        row = state.cache.place(session)
         # the last id must be fed again for its logits, so at most n-1 positions are taken from the
         # cache
-        reused = self._reusable(common_prefix(ids[:-1], lanes.table.held(row)), session.pure)
+        reused = self._reusable(common_prefix(ids[:-1], state.table.held(row)), session.pure)
         sibling = None if reused else pending.get(ids.tobytes())
         if sibling is not None:
             sibling.rows.append(row)
             reused = ids.size
         else:
-            if reused == 0 and (found := lanes.cache.find_prompt(ids)) is not None:
+            if reused == 0 and (found := state.cache.find_prompt(ids)) is not None:
                 source, pure = found
                 reused = self._reusable(ids.size - 1, pure)
-                lanes.kv.copy(source, row, reused)
+                state.kv.copy(source, row, reused)
             pending[row if reused else ids.tobytes()] = Pending([row], ids, reused)
             if reused == 0:
-                lanes.cache.remember_prompt(session, ids)
+                state.cache.remember_prompt(session, ids)
         session.pure = ids.size
-        lanes.table.begin(row, job)
+        state.table.begin(row, job)
         job.row = row
         self._running[row] = job
         job.mark(self._life.policy_version)
@@ -287,42 +301,47 @@ class TorchScheduler:
         return min(tokens, pure) // DETERMINISTIC_CHUNK * DETERMINISTIC_CHUNK
 
     def _prefill(self, pending: Sequence[Pending]) -> None:
-        lanes = self._rows
-        table = lanes.table
+        state = self._rows
+        table = state.table
         began = self.now()
-        for items, logits in lanes.prefiller.run(pending):
+        for items, logits in state.prefiller.run(pending):
             rows = []
             sources = []
             for index, item in enumerate(items):
                 for row in item.rows:
                     table.kv_len[row] = item.first
                     table.inputs[1, row] = item.first - 1
-                    lanes.kv.set_visible(row, item.first)
+                    state.kv.set_visible(row, item.first)
                     rows.append(row)
                     sources.append(index)
                     self._running[row].prefill_s += self.now() - began
             chosen = np.array(rows, dtype=np.int64)
             spread = logits if len(rows) == len(items) else logits[sources]
-            self._sample(
+            self.advance(
                 spread, chosen, table.sampling(chosen, chosen, self._weights.device), chosen
             )
 
     def _decode(self) -> None:
         """One token for every running row, in one forward over the span."""
-        lanes = self._rows
-        table = lanes.table
+        state = self._rows
+        table = state.table
         live = self._live
-        kv = lanes.kv
+        kv = state.kv
         inputs = torch.from_numpy(table.inputs[:, : self._span]).to(self._weights.device)
         if self._plan.deterministic:
             blocks: Blocks = ((self._span, kv.max_keys),)
         else:
             blocks = attention_blocks(table.keys(self._span), kv.max_keys)
-        logits = lanes.decoder.decode(inputs[0], inputs[1], blocks)
+        logits = state.decoder.decode(inputs[0], inputs[1], blocks)
         table.kv_len[live] += 1
-        self._sample(logits, np.arange(self._span), self._sampling, live)
+        self.advance(logits, np.arange(self._span), self._sampling, live)
 
-    def _sample(
+    def next_positions(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Of the token that each of ``rows`` samples next."""
+        positions: npt.NDArray[np.int64] = self._rows.table.inputs[1, rows] + 1
+        return positions
+
+    def advance(
         self,
         logits: Tensor,
         rows: npt.NDArray[np.int64],
@@ -334,10 +353,7 @@ class TorchScheduler:
         """
         table = self._rows.table
         device = self._weights.device
-        positions = table.inputs[1, rows] + 1
-        if self._noise is not None:
-            logits = logits + self._noise.at(positions, self._life.policy_version)
-        draws = torch.from_numpy(uniforms(table.seeds[rows], positions)).to(device)
+        draws = torch.from_numpy(uniforms(table.seeds[rows], self.next_positions(rows))).to(device)
         drawn = sample(logits, draws, params).on_host()
         if live.size < rows.size:
             drawn = drawn.of(live)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,6 @@ from agentrl.engines.torch.core import TorchScheduler
 from agentrl.engines.torch.job import ScheduledRequest
 from agentrl.engines.torch.model.loading import load_model
 from agentrl.engines.torch.model.served_model import ServedModel
-from agentrl.engines.torch.sampler_noise import SamplerNoise
 from agentrl.engines.torch.thread import EngineThread
 from agentrl.engines.torch.torch_spec import RowPlan, TorchEngineSpec
 from agentrl.errors import ConfigError, EngineError
@@ -48,6 +47,8 @@ class TorchEngine:
             incomplete weights.
     """
 
+    scheduler: ClassVar[type[TorchScheduler]] = TorchScheduler
+
     def __init__(
         self,
         place: EnginePlace,
@@ -68,10 +69,7 @@ class TorchEngine:
                     "max_position_embeddings="
                     f"{model.max_positions}, got {place.context_tokens}; lower it"
                 )
-            noise = None
-            if spec.sampler_noise:
-                noise = SamplerNoise(spec.sampler_noise, model.vocab_size, model.device)
-            self._core = TorchScheduler(plan, model, self._life, place.decode, noise)
+            self._core = self.scheduler(plan, model, self._life, place.decode)
         self._model = model
         self._thread = EngineThread(self._core, self._life, spec.num_threads or place.num_threads)
 
@@ -212,7 +210,8 @@ class TorchUpdateSession:
 
     def _commit(self) -> None:
         self.model.finish()
-        self.core.retract()  # KV of an older version is never read under a newer one
+        # KV of an older version is never read under a newer one
+        self.core.retract()
         self.life.end_update(self.version)
 
     def _abort(self) -> None:

@@ -49,7 +49,8 @@ class KVCache:
         )
         self.keys, self.values = self._both
         self.bias = torch.full((rows, K, self.capacity), float("-inf"), dtype=dtype, device=device)
-        self.bias[:, :, 0] = 0.0  # a row without any visible key would be NaN
+        # a row without any visible key would be NaN
+        self.bias[:, :, 0] = 0.0
         self._row_base = (torch.arange(rows * K, device=device) * self.capacity).view(rows, K)
         self.flat = list(zip(*self._both.view(2, shape.num_layers, -1, E), strict=True))
         self._flat_bias = self.bias.view(-1)

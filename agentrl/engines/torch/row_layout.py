@@ -19,7 +19,8 @@ _ALIGN = 16
 _IDLE_SHARE = 0.25
 _LONG = 1.25
 _LONG_KEYS = 48
-_BLOCK_COST = 1500  # keys whose attention takes as long as the operations of one more block
+# keys whose attention takes as long as the operations of one more block
+_BLOCK_COST = 1500
 
 
 def exchanges(lengths: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
@@ -64,7 +65,8 @@ def attention_blocks(lengths: npt.NDArray[np.int64], max_keys: int) -> Blocks:
         max_keys: of the cache.
     """
     rows = lengths.size
-    behind = np.maximum.accumulate(lengths[::-1])[::-1]  # the longest from each row on
+    # the longest from each row on
+    behind = np.maximum.accumulate(lengths[::-1])[::-1]
     keys = np.minimum(np.maximum(-(-behind // _ALIGN), 1) * _ALIGN, max_keys)
     ends = np.arange(rows)
     cost = ends * keys[0] + (rows - ends) * keys

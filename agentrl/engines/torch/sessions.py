@@ -44,7 +44,8 @@ class SessionCache:
         self._budget = parked_tokens
         self._parked_tokens = 0
         self._sessions: dict[str, KVSession] = {}
-        self._idle: dict[str, KVSession] = {}  # with a row, in order of their last use
+        # with a row, in order of their last use
+        self._idle: dict[str, KVSession] = {}
         # KV and ids of those without a row, likewise
         self._parked: dict[str, tuple[Tensor, npt.NDArray[np.int32]]] = {}
         self._rows: list[KVSession | None] = [None] * len(table.kv_len)

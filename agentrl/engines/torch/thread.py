@@ -129,13 +129,15 @@ class EngineThread:
             by_loop.setdefault(job.future.get_loop(), []).append(job)
         self._core.outbox.clear()
         for loop, jobs in by_loop.items():
-            with contextlib.suppress(RuntimeError):  # it was closed: nobody awaits these any more
+            with contextlib.suppress(RuntimeError):
+                # it was closed: nobody awaits these any more
                 loop.call_soon_threadsafe(_resolve, jobs)
 
     def _end(self, crash: str) -> None:
         with self._ending:
             self._life.close(crash)
-        self._run_inbox(wait=False)  # what was posted before; submitted requests fail below
+        # what was posted before; submitted requests fail below
+        self._run_inbox(wait=False)
         self._core.fail_all()
         self._deliver()
         if self._drained is not None:

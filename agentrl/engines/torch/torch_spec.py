@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from agentrl.engines.base import EnginePlace, EngineSpec, EngineTraits, HostedEngine, WeightSender
 from agentrl.errors import ConfigError
-from agentrl.types.section import Count, Weight
+from agentrl.types.section import Count
 from agentrl.types.user_code.load import load_object
 
 
@@ -66,10 +66,6 @@ class TorchEngineSpec(EngineSpec):
     """``cpu``, or a CUDA device such as ``cuda:0``; by default that of ``train.device``."""
     num_threads: Count | None = None
     """Threads of the engine's own thread in torch; by default ``train.threads_per_rank``."""
-    sampler_noise: Weight = 0.0
-    """Control of an experiment: standard deviation, in nats, of Gaussian noise on the logits that
-    tokens are sampled from. Their reported logprobs have it, the trainer's have not. It is fixed by
-    policy version, position and token, and evaluation has it too."""
 
     def traits(self) -> EngineTraits:
         """See ``EngineSpec.traits``."""

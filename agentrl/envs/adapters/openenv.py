@@ -15,7 +15,6 @@ import asyncio
 import itertools
 import json
 import logging
-import random
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -32,7 +31,7 @@ from agentrl.tools import Tool
 from agentrl.tools.execution.faults import EndpointFault, tool_error
 from agentrl.tools.execution.gates import gate_of
 from agentrl.types import Action, Observation, Task, ToolCall
-from agentrl.types.clock import clock_paused
+from agentrl.types.clock import backoff_s, clock_paused
 from agentrl.types.user_code.optional_packages import needed
 
 if TYPE_CHECKING:
@@ -267,8 +266,7 @@ class _Session:
                     await self.close(last=fault.unread)
                     if not fault.unread:
                         raise self._failed(fault) from fault
-                    longest = min(_FIRST_PAUSE_S * 2 ** min(attempt, 9), _LONGEST_PAUSE_S)
-                    pause_s = random.uniform(longest / 2, longest)
+                    pause_s = backoff_s(attempt, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S)
                     if time.monotonic() + pause_s > ends_at:
                         late = f"{fault}, and did for OpenEnv.wait_s={self._wait_s:g}; raise it"
                         raise self._failed(_ServerFault(late, sent=False)) from fault

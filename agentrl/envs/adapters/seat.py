@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.envs.env import Env
-from agentrl.envs.user_env import without_thoughts
 from agentrl.errors import ConfigError
 from agentrl.tools import Tool, ToolExecutor
 from agentrl.types import Action, Message, Observation, StepResult, Task
+from agentrl.types.messages import without_thoughts
 
 NO_ARGS: Mapping[str, Any] = {}
 

@@ -17,6 +17,7 @@ from agentrl.render.message_check import call_arguments, text_content
 from agentrl.render.renderer import Renderer
 from agentrl.render.vision import IMAGE_TEXT, Vision
 from agentrl.types import Image, Message, Segment, SegmentKind, ToolSpec
+from agentrl.types.messages import THOUGHTS_CLOSE, split_as_template
 
 TURN_START = "<|im_start|>"
 TURN_END = "<|im_end|>"
@@ -172,7 +173,7 @@ class ChatMLRenderer(Renderer):
         if any(message["role"] != "tool" for message in messages):
             return True
         turn = self.style.generation_prefix + self.decode(completion)
-        return "</think>" in turn and not _split_thinking(turn)[0]
+        return THOUGHTS_CLOSE in turn and not split_as_template(turn)[0]
 
 
 def chatml_pieces(
@@ -257,14 +258,7 @@ def _thinking_of(message: Message) -> tuple[str, str]:
     """An assistant's reasoning and content, from its own field or from a block in the content."""
     content = text_content(message)
     reasoning = message.get("reasoning_content")
-    return (reasoning, content) if isinstance(reasoning, str) else _split_thinking(content)
-
-
-def _split_thinking(text: str) -> tuple[str, str]:
-    if "</think>" not in text:
-        return "", text
-    reasoning = text.split("</think>")[0].rstrip("\n").split("<think>")[-1].lstrip("\n")
-    return reasoning, text.split("</think>")[-1].lstrip("\n")
+    return (reasoning, content) if isinstance(reasoning, str) else split_as_template(content)
 
 
 def _after_prefix(prefix: str, body: Sequence[Piece]) -> list[Piece]:

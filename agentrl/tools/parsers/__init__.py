@@ -15,7 +15,7 @@ from agentrl.tools.parsers.parser_choice import parser_for
 from agentrl.tools.parsers.plain import PlainParser
 from agentrl.tools.parsers.pythonic import PythonicParser
 from agentrl.tools.parsers.qwen_coder import QwenCoderParser
-from agentrl.tools.parsers.reading import Marks, opened_thoughts
+from agentrl.tools.parsers.reading import Marks
 from agentrl.tools.parsers.stable_prefix import MarkedFormat, stable_length
 
 __all__ = [
@@ -34,7 +34,6 @@ __all__ = [
     "QwenCoderParser",
     "ToolCallParser",
     "load_parser",
-    "opened_thoughts",
     "parser_for",
     "read_completion",
     "stable_length",

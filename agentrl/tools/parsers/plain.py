@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentrl.tools.parsers.reading import Marks, split_reasoning
+from agentrl.tools.parsers.reading import Marks
 from agentrl.types import Message, ParsedMessage, ToolSpec
+from agentrl.types.messages import split_reasoning
 
 
 class PlainParser:

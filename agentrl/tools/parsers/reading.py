@@ -12,9 +12,8 @@ from typing import Any, ClassVar, TypeAlias
 
 from agentrl.guards.strict_json import JSONFault, read_json
 from agentrl.types import CallProblem, Message, ParsedMessage, ProblemKind, ToolCall, ToolSpec
+from agentrl.types.messages import split_reasoning
 
-THOUGHTS_OPEN = "<think>"
-THOUGHTS_CLOSE = "</think>"
 _MAX_DETAIL = 600
 _MOST = 256
 """Calls of one completion that are read: far more than any turn may make, and few enough to take no
@@ -308,37 +307,6 @@ class PairParser(BlockParser):
             return name[1], schema_values(name[1], dict(written), tools, self.words)
 
         return Body(max(slip, last), call)
-
-
-def opened_thoughts(prompt_end: str) -> str:
-    """``<think>`` where the end of a prompt opens a block, so that a completion begins within it;
-    else nothing.
-    """
-    return THOUGHTS_OPEN if prompt_end.rstrip().endswith(THOUGHTS_OPEN) else ""
-
-
-def split_reasoning(text: str, *, before: str | None = None) -> tuple[str | None, str]:
-    """The leading ``<think>`` block and the rest.
-
-    The opening tag may be missing, because some templates end the prompt with it. A block that is
-    never closed takes the rest of the text.
-
-    Args:
-        text: a completion.
-        before: without an opening tag, a closing one counts only in front of the first of these.
-
-    Returns:
-        The thoughts without their tags, None where there are none; and what follows them.
-    """
-    stripped = text.lstrip()
-    if stripped.startswith(THOUGHTS_OPEN):
-        thoughts, _, rest = stripped.removeprefix(THOUGHTS_OPEN).partition(THOUGHTS_CLOSE)
-        return thoughts.strip(), rest
-    limit = text.find(before) if before is not None else -1
-    end = text.find(THOUGHTS_CLOSE, 0, limit if limit >= 0 else len(text))
-    if end < 0:
-        return None, text
-    return text[:end].strip(), text[end + len(THOUGHTS_CLOSE) :]
 
 
 def object_call(value: Any, key: str, form: str, also: tuple[str, ...] = ()) -> Call:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
-from agentrl.tools.parsers.reading import THOUGHTS_CLOSE, THOUGHTS_OPEN, Marks
+from agentrl.tools.parsers.reading import Marks
+from agentrl.types.messages import THOUGHTS_CLOSE, THOUGHTS_OPEN
 
 
 @runtime_checkable

@@ -23,7 +23,7 @@ SAMPLED = (
 
 ALTERNATIVES_MISSING = (
     "no likeliest tokens were recorded beside the sampled ones: store.detail: full asks an engine "
-    "of token ids for them, and torch and sglang give them; an export with --redact leaves them out"
+    "of token ids for them; an export with --redact leaves them out"
 )
 
 _KNOWN = {column.name: column for column in (*SAMPLED, DERIVED, *TOKEN_COLUMNS, *FULL_COLUMNS)}

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from agentrl.engines.servers.errors import RefusedError, ServerLostError
+from agentrl.engines.servers.http_client import RefusedError, ServerLostError
 from agentrl.engines.servers.server import free_port, server_url
 from agentrl.engines.sglang.client import SGLangClient
 from agentrl.errors import EngineError, MachineError

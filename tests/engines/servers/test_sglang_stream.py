@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from agentrl.engines import EnginePlace
-from agentrl.engines.servers.errors import RefusedError, ServerLostError
+from agentrl.engines.servers.http_client import RefusedError, ServerLostError
 from agentrl.engines.servers.pool import ServerPool
 from agentrl.engines.servers.requests import Requests
 from agentrl.engines.servers.server import Server

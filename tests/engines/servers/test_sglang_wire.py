@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentrl.engines.servers.errors import RefusedError, ServerLostError, error_text, refusal
+from agentrl.engines.servers.http_client import RefusedError, ServerLostError, error_text, refusal
 from agentrl.engines.sglang.wire import generate_body, read_answer, sampling_body
 from agentrl.errors import EngineError, TokenMismatchError
 from agentrl.rollouts.token_consistency import assert_token_consistency

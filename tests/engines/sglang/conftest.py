@@ -20,8 +20,8 @@ from agentrl.engines import WeightSender
 from agentrl.engines.servers.process import ServerProcess
 from agentrl.engines.servers.server import free_port, server_url
 from agentrl.engines.sglang import SGLangEngine, SGLangEngineSpec
+from agentrl.engines.sglang.environment import SGLANG
 from agentrl.engines.sglang.launch import SGLangServers
-from agentrl.run.install.sglang_env.recipe import default_python
 from agentrl.training.models.tiny import build_tiny_model
 from tests.engines.servers.broken_server import Behaviour, BrokenServer, broken_server, passes_on
 from tests.engines.servers.sglang_answers import split
@@ -38,7 +38,7 @@ def python() -> str:
     """The interpreter of the servers' environment: ``AGENTRL_SGLANG_PYTHON``, or where `agentrl
     install` puts it.
     """
-    path = Path(os.environ.get("AGENTRL_SGLANG_PYTHON") or default_python())
+    path = Path(os.environ.get("AGENTRL_SGLANG_PYTHON") or SGLANG.python())
     if not path.is_file():
         pytest.skip(f"no environment for SGLang servers at {path}: run `agentrl install sglang`")
     return str(path)

@@ -12,7 +12,7 @@ import httpx
 import pytest
 import torch
 
-from agentrl.engines.servers.errors import RefusedError
+from agentrl.engines.servers.http_client import RefusedError
 from agentrl.engines.sglang import SGLangEngine
 from agentrl.errors import EngineError
 from agentrl.store import RunDirectory, TrajectoryReader

@@ -8,14 +8,15 @@ heads, K key-value heads, G = H/K queries a key-value head, E head_dim, V vocabu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from agentrl.engines.torch.kv_cache import KVCache, additive_mask
-from agentrl.engines.torch.model.config import DecoderConfig
+from agentrl.engines.torch.kv_cache import KVCache, KVShape, additive_mask
+from agentrl.engines.torch.model.served_model import ServedModel, WeightPlace
 from agentrl.engines.torch.row_layout import Blocks
 
 
@@ -46,16 +47,99 @@ class LayerWeights:
     qk_norm: Tensor | None
 
 
-class DecoderTensors(Protocol):
-    """Weights of a whole model, as the decoder reads them."""
+class DecoderWeights(ServedModel):
+    """All weights of a Llama-family decoder: RMSNorm, rotary embedding, grouped-query attention,
+    SwiGLU.
 
-    config: DecoderConfig
-    dtype: torch.dtype
-    device: torch.device
-    embedding: Tensor
-    head_fp32: Tensor
-    norm: Tensor
-    layers: list[LayerWeights]
+    Args:
+        config: transformers' own, of a model that this decoder computes (``loading.computed``).
+    """
+
+    def __init__(self, config: Any, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(dtype, device)
+        self.config = config
+        self.kind = config.model_type
+        self.vocab_size = config.vocab_size
+        self.max_positions = config.max_position_embeddings
+        self.num_heads = config.num_attention_heads
+        self.norm_eps = config.rms_norm_eps
+        width = config.hidden_size
+        head_dim = getattr(config, "head_dim", None) or width // self.num_heads
+        self.kv_shape = KVShape(config.num_hidden_layers, config.num_key_value_heads, head_dim)
+        # radians a position, in float32; the scalings that are computed here keep the amplitude
+        self.frequencies: Tensor = LlamaRotaryEmbedding(config).inv_freq
+        self.embedding = self._new("model.embed_tokens.weight", self.vocab_size, width)
+        self.head = self.embedding
+        if config.tie_word_embeddings:
+            self.aliases["lm_head.weight"] = "model.embed_tokens.weight"
+        else:
+            self.head = self._new("lm_head.weight", self.vocab_size, width)
+        self.norm = self._new("model.norm.weight", width)
+        layers = range(config.num_hidden_layers)
+        self.layers = [self._layer(f"model.layers.{index}.") for index in layers]
+
+    def forward_over(self, kv: KVCache) -> NativeDecoder:
+        """See ``ServedModel``."""
+        return NativeDecoder(self, kv)
+
+    def renew(self) -> None:
+        """See ``ServedModel``. Logits are always computed in fp32: a bf16 result would round
+        logprobs by up to 2**-9 of a logit."""
+        self.head_fp32 = self.head.float()
+
+    def _empty(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    def _new(self, name: str, *shape: int) -> Tensor:
+        """A tensor that lies as it is in Hugging Face's model."""
+        stored = self._empty(*shape)
+        self.places[name] = WeightPlace.of(stored)
+        return stored
+
+    def _layer(self, prefix: str) -> LayerWeights:
+        config = self.config
+        D = config.hidden_size
+        E = self.kv_shape.head_dim
+        F = config.intermediate_size
+        H = self.num_heads
+        K = self.kv_shape.heads
+        has_bias = bool(getattr(config, "attention_bias", False))
+        mlp_bias = bool(getattr(config, "mlp_bias", False))
+        # Qwen2 has biases on queries, keys and values alone; Qwen3 a norm over each of their heads
+        qkv_bias = has_bias or self.kind == "qwen2"
+        output_bias = has_bias and self.kind != "qwen2"
+        attention = prefix + "self_attn."
+        mlp = prefix + "mlp."
+        layer = LayerWeights(
+            qkv=self._empty((H + 2 * K) * E, D),
+            output=self._new(attention + "o_proj.weight", D, H * E),
+            gate_up=self._empty(2 * F, D),
+            down=self._new(mlp + "down_proj.weight", D, F),
+            attention_norm=self._new(prefix + "input_layernorm.weight", D),
+            ffn_norm=self._new(prefix + "post_attention_layernorm.weight", D),
+            qkv_bias=self._empty((H + 2 * K) * E) if qkv_bias else None,
+            output_bias=self._new(attention + "o_proj.bias", D) if output_bias else None,
+            gate_up_bias=self._empty(2 * F) if mlp_bias else None,
+            down_bias=self._new(mlp + "down_proj.bias", D) if mlp_bias else None,
+            qk_norm=self._empty(H + K, E) if self.kind == "qwen3" else None,
+        )
+        for fused, suffix in ((layer.qkv, "weight"), (layer.qkv_bias, "bias")):
+            if fused is not None:
+                queries, keys, values = torch.split(fused, [H * E, K * E, K * E])
+                for name, part, heads in (("q_proj", queries, H), ("k_proj", keys, K)):
+                    self.places[f"{attention}{name}.{suffix}"] = WeightPlace(
+                        tuple(part.shape), _interleaved(part, heads)
+                    )
+                self.places[f"{attention}v_proj.{suffix}"] = WeightPlace.of(values)
+        if layer.qk_norm is not None:
+            gains = _interleaved(layer.qk_norm.view(-1), H + K)
+            self.places[f"{attention}q_norm.weight"] = WeightPlace((E,), gains[:H], copies=True)
+            self.places[f"{attention}k_norm.weight"] = WeightPlace((E,), gains[H:], copies=True)
+        for fused, suffix in ((layer.gate_up, "weight"), (layer.gate_up_bias, "bias")):
+            if fused is not None:
+                self.places[f"{mlp}gate_proj.{suffix}"] = WeightPlace.of(fused[:F])
+                self.places[f"{mlp}up_proj.{suffix}"] = WeightPlace.of(fused[F:])
+        return layer
 
 
 class NativeDecoder:
@@ -66,23 +150,23 @@ class NativeDecoder:
     ``torch.set_float32_matmul_precision("medium")``.
     """
 
-    def __init__(self, weights: DecoderTensors, kv: KVCache) -> None:
-        config = weights.config
+    def __init__(self, weights: DecoderWeights, kv: KVCache) -> None:
         self._weights = weights
         self._kv = kv
-        self._H = config.num_heads
-        self._K = config.num_kv_heads
-        self._E = config.head_dim
+        self._H = weights.num_heads
+        self._K = weights.kv_shape.heads
+        self._E = weights.kv_shape.head_dim
         self._qk_width = (self._H + self._K) * self._E
         self._scale = self._E**-0.5
-        self._eps = config.norm_eps
+        self._eps = weights.norm_eps
         self._fp32 = weights.dtype == torch.float32
         device = weights.device
         # oneDNN's bf16 product of keys that lie apart takes three times as long as copying them
         # together first
         self._dense_keys = not self._fp32 and device.type == "cpu"
-        angles = torch.outer(torch.arange(kv.capacity).float(), config.rope.frequencies(self._E))
-        self._rope = torch.polar(torch.ones_like(angles), angles).to(device)  # [capacity, E/2]
+        angles = torch.outer(torch.arange(kv.capacity).float(), weights.frequencies)
+        # [capacity, E/2]
+        self._rope = torch.polar(torch.ones_like(angles), angles).to(device)
         self._key_positions = torch.arange(kv.capacity, device=device)
 
     def decode(self, tokens_N: Tensor, positions_N: Tensor, blocks: Blocks) -> Tensor:
@@ -125,7 +209,8 @@ class NativeDecoder:
         hidden = self._weights.embedding.index_select(0, tokens_MT.view(-1))
         rope = self._rope.index_select(0, positions_MT.view(-1)).unsqueeze(1)
         index = kv.flat_index(rows_M, positions_MT)
-        later_keys = self._key_positions[:num_keys] > positions_MT[:, :, None]  # [M, T, L]
+        # [M, T, L]
+        later_keys = self._key_positions[:num_keys] > positions_MT[:, :, None]
         mask = additive_mask(later_keys, hidden.dtype)
         for number, layer in enumerate(self._weights.layers):
             queries = self._project(hidden, number, rope, index)
@@ -200,3 +285,8 @@ class NativeDecoder:
 def _residual(hidden: Tensor, update: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     total = torch.addmm(hidden, update, weight.t())
     return total if bias is None else total.add_(bias)
+
+
+def _interleaved(fused: Tensor, heads: int) -> Tensor:
+    """``[heads, 2, E/2, ...]``: a view in Hugging Face order of rows stored interleaved."""
+    return fused.view(heads, -1, 2, *fused.shape[1:]).transpose(1, 2)

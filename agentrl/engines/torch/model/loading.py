@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
-from agentrl.engines.base import EnginePlace
-from agentrl.engines.torch.model.config import DecoderConfig, computed
+from agentrl.engines.base import EnginePlace, ServedDtype
+from agentrl.engines.torch.model.decoder import DecoderWeights
 from agentrl.engines.torch.model.served_model import ServedModel
-from agentrl.engines.torch.model.weights import DecoderWeights
-from agentrl.errors import ConfigError, EngineError
+from agentrl.engines.torch.model.transformers_model import (
+    TransformersModel,
+    config_module,
+    folder_module,
+    hugging_face_config,
+)
+from agentrl.engines.weights import open_weights, read_config
+from agentrl.errors import ConfigError
 
 
 def load_model(
@@ -35,7 +39,8 @@ def load_model(
 
     Raises:
         ConfigError: the device is not there.
-        EngineError: neither can serve it, the folder cannot be read, or weights are missing.
+        DataError: the folder cannot be read.
+        EngineError: neither can serve it, or weights are missing.
     """
     device = torch.device(device_name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
@@ -45,57 +50,34 @@ def load_model(
             "a machine with NVIDIA's driver and a torch that was built for CUDA"
         )
     folder = Path(place.model)
-    values = _read_config(folder) if config is None else config
+    values = read_config(folder) if config is None else config
     dtype = getattr(torch, place.dtype)
     if computed(values):
-        weights = DecoderWeights(DecoderConfig.from_hugging_face(values), dtype, device)
-        weights.load(_folder_tensors(folder) if state_dict is None else state_dict.items())
+        weights = DecoderWeights(hugging_face_config(values), dtype, device)
+        weights.load(
+            _folder_tensors(folder, place.dtype) if state_dict is None else state_dict.items()
+        )
         return weights
-    from agentrl.engines.torch.model.transformers_model import (
-        TransformersModel,
-        config_module,
-        folder_module,
-    )
-
     module = folder_module(folder, dtype) if state_dict is None else config_module(values, dtype)
     return TransformersModel(module, device, state_dict, deterministic=place.deterministic)
 
 
-def _read_config(folder: Path) -> Mapping[str, Any]:
-    try:
-        config: Mapping[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise EngineError(
-            f"EnginePlace.model_path must be a Hugging Face folder with a config.json, {folder} is "
-            f"not: {error}",
-            retryable=False,
-        ) from error
-    return config
+def computed(config: Mapping[str, Any]) -> bool:
+    """Whether the engine's own decoder computes a model: never a silent approximation."""
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return (
+        config.get("model_type") in ("llama", "qwen2", "qwen3")
+        and config.get("hidden_act", "silu") == "silu"
+        and not config.get("use_sliding_window")
+        and set(config.get("layer_types") or ()) <= {"full_attention"}
+        and scaling.get("rope_type", scaling.get("type", "default"))
+        in ("default", "linear", "llama3")
+    )
 
 
-def _folder_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """Names and tensors of a Hugging Face folder's safetensors files, one tensor in memory at a
-    time.
-
-    Raises:
-        EngineError: no safetensors file, or an index that names a missing one.
-    """
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        files = sorted(
-            {folder / name for name in json.loads(index.read_text())["weight_map"].values()}
-        )
-    else:
-        files = sorted(folder.glob("*.safetensors"))
-    absent = [file.name for file in files if not file.is_file()]
-    if not files or absent:
-        what = f"lacks {absent[0]}" if absent else "holds no *.safetensors file"
-        raise EngineError(
-            f"EnginePlace.model_path: {folder} {what}; save the model with "
-            "save_pretrained(safe_serialization=True)",
-            retryable=False,
-        )
-    for file in files:
-        with safe_open(str(file), framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118  (safe_open is no mapping)
-                yield name, tensors.get_tensor(name)
+def _folder_tensors(folder: Path, dtype: ServedDtype) -> Iterator[tuple[str, Tensor]]:
+    """Names and tensors of a Hugging Face folder, one tensor in memory at a time."""
+    for name, array in open_weights(folder, dtype).items():
+        # a copy: torch wants memory that may be written, and the folder's is not
+        data = torch.from_numpy(array.data.copy())
+        yield name, data.view(getattr(torch, dtype)).reshape(array.shape)

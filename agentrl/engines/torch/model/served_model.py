@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from agentrl.engines.checks import PutTensors
 from agentrl.engines.checksum import tensor_checksum
 from agentrl.engines.torch.kv_cache import KVCache, KVShape
 from agentrl.engines.torch.row_layout import Blocks
@@ -122,7 +123,7 @@ class ServedModel(ABC):
         self.places: dict[str, Place] = {}
         self.optional: dict[str, Place] = {}
         self.aliases: dict[str, str] = {}
-        self._put: set[str] = set()
+        self._put = PutTensors({})
 
     @abstractmethod
     def forward_over(self, kv: KVCache) -> Forward:
@@ -135,17 +136,22 @@ class ServedModel(ABC):
     @property
     def touched(self) -> bool:
         """Whether anything was put since ``begin``."""
-        return bool(self._put)
+        return bool(self._put.names)
 
     def load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Puts all weights; see ``put`` and ``finish``."""
+        self.begin()
         for name, tensor in tensors:
             self.put(name, tensor)
         self.finish()
 
     def begin(self) -> None:
         """Starts an update: nothing counts as put."""
-        self._put.clear()
+        must, may = (
+            {name: place.shape for name, place in places.items()}
+            for places in (self.places, self.optional)
+        )
+        self._put = PutTensors(must, may)
 
     def put(self, name: str, tensor: Tensor) -> None:
         """Copies one whole tensor into its place, cast to the served dtype.
@@ -154,21 +160,9 @@ class ServedModel(ABC):
             EngineError: an unknown name, or another shape.
         """
         name = self.aliases.get(name, name)
-        place = self.places.get(name) or self.optional.get(name)
-        if place is None:
-            raise EngineError(
-                f"weight update: this {self.kind} model has no tensor {name!r}; "
-                f"its names are like {next(iter(self.places))!r}",
-                retryable=False,
-            )
-        if tuple(tensor.shape) != place.shape:
-            raise EngineError(
-                f"weight update: {name} must have shape {place.shape}, got {tuple(tensor.shape)}; "
-                "send the whole tensor under its Hugging Face name",
-                retryable=False,
-            )
-        self._put.add(name)
-        place.write(tensor)
+        if fault := self._put.fault(name, tuple(tensor.shape)):
+            raise EngineError(f"weight update of this {self.kind}: {fault}", retryable=False)
+        (self.places.get(name) or self.optional[name]).write(tensor)
 
     def finish(self) -> None:
         """Ends an update.
@@ -176,13 +170,8 @@ class ServedModel(ABC):
         Raises:
             EngineError: a tensor was not put.
         """
-        missing = [name for name in self.places if name not in self._put]
-        if missing:
-            raise EngineError(
-                f"weight update: {len(missing)} of {len(self.places)} tensors were not sent, the "
-                f"first is {missing[0]!r}; put every tensor before commit",
-                retryable=False,
-            )
+        if missing := self._put.missing():
+            raise EngineError(f"weight update of this {self.kind}: {missing}", retryable=False)
         self.renew()
 
     def checksum(self) -> dict[str, int]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
+from agentrl.engines.find import engines_with
 from agentrl.engines.torch.kv_cache import KVCache, KVShape
 from agentrl.engines.torch.model.transformers_decoder import MaskKind, Masks, TransformersDecoder
 from agentrl.engines.torch.prefill import Pending, Prefiller
@@ -35,7 +36,7 @@ def unserved(model_type: str, cause: str) -> EngineError:
     """The refusal of a model, with what it lacks."""
     return EngineError(
         f"TorchEngine cannot serve model_type={model_type!r}: {cause}; choose another model, or "
-        "the engine 'sglang'",
+        f"the engine {engines_with('returns_ids', 'transport')}",
         retryable=False,
     )
 
@@ -56,7 +57,8 @@ def prove(module: Any, kinds: tuple[MaskKind, ...]) -> tuple[KVShape, Masks]:
     window = getattr(config, "sliding_window", None) or 0
     causes = []
     try:
-        if window:  # the short sequence is to outgrow it
+        if window:
+            # the short sequence is to outgrow it
             config.sliding_window = min(window, _WINDOW)
         for kind in kinds:
             cause = _disagreement(module, shape, Masks(kind, min(window, _WINDOW)))
@@ -100,7 +102,8 @@ def _kv_shape(module: Any, model_type: str) -> KVShape:
     ids = torch.zeros((1, 1), dtype=torch.int64, device=module.device)
     try:
         module(input_ids=ids, position_ids=ids, past_key_values=recorder, use_cache=True)
-    except Exception as error:  # of a family's own code, given a cache that it does not know
+    except Exception as error:
+        # of a family's own code, given a cache that it does not know
         raise unserved(
             model_type, f"it keeps more than keys and values ({type(error).__name__}: {error})"
         ) from error

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from agentrl.engines.find import engines_with
 from agentrl.engines.torch.kv_cache import KVCache
 from agentrl.engines.torch.model.folder_names import FolderNames, ParameterGroup
 from agentrl.engines.torch.model.served_model import ServedModel, WeightPlace, checksum_of
@@ -136,10 +137,20 @@ def config_module(config: Mapping[str, Any], dtype: torch.dtype) -> Any:
     Raises:
         EngineError: transformers cannot build it.
     """
+    with _built(f"model_type={config.get('model_type')!r}"):
+        return AutoModelForCausalLM.from_config(hugging_face_config(config), dtype=dtype)
+
+
+def hugging_face_config(config: Mapping[str, Any]) -> Any:
+    """A ``config.json`` as transformers reads it, which knows older spellings too.
+
+    Raises:
+        EngineError: transformers knows no such model.
+    """
     values = dict(config)
     kind = values.pop("model_type", None)
     with _built(f"model_type={kind!r}"):
-        return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **values), dtype=dtype)
+        return AutoConfig.for_model(kind, **values)
 
 
 class _Made:
@@ -265,7 +276,7 @@ def _built(what: str) -> Iterator[None]:
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         raise EngineError(
             f"transformers cannot build a causal language model for {what}: {error}; "
-            "choose another model, or the engine 'sglang'",
+            f"choose another model, or the engine {engines_with('returns_ids', 'transport')}",
             retryable=False,
         ) from error
 

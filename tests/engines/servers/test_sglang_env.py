@@ -6,17 +6,18 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from agentrl.engines.servers.environment import interpreter
+from agentrl.engines.sglang.environment import SGLANG
 from agentrl.errors import MachineError
-from agentrl.run.install.sglang_env.build import build_environment
-from agentrl.run.install.sglang_env.recipe import Recipe, interpreter
 
 pytestmark = pytest.mark.slow
 
-NOTHING = Recipe("cpu", steps=(), torch_index=None, stand_ins=True)
+NOTHING = replace(SGLANG.recipe("cpu"), steps=())
 """An environment without SGLang: the proof at its end fails."""
 
 
@@ -28,7 +29,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
         with pytest.raises(
             MachineError, match="loading the server failed; call the command again to go on"
         ):
-            build_environment(folder, NOTHING, torch_index=None, tell=told.append)
+            SGLANG.build(folder, NOTHING, torch_index=None, tell=told.append)
     assert told[-1] == "loading the server, to see that it can be"
     return interpreter(folder)
 
@@ -61,5 +62,5 @@ def test_stand_ins_of_an_earlier_version_are_renewed(python: Path) -> None:
     module.write_text("old = True\n")
     mark = folder / "agentrl-sglang.json"
     mark.write_text(json.dumps({**json.loads(mark.read_text()), "complete": True}))
-    assert build_environment(folder, NOTHING, torch_index=None, tell=print) == (python, False)
+    assert SGLANG.build(folder, NOTHING, torch_index=None, tell=print) == (python, False)
     assert run(python, "import sgl_kernel; print(hasattr(sgl_kernel, 'rotate'))") == "True\n"

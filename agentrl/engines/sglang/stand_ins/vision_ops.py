@@ -41,7 +41,8 @@ class DeclareOperators(importlib.abc.MetaPathFinder):
                 library = torch.library.Library(namespace, "FRAGMENT")  # type: ignore[no-untyped-call]
                 for operator in operators:
                     library.define(operator)  # type: ignore[no-untyped-call]
-                _kept.append(library)  # what it declared ends with it
+                # what it declared ends with it
+                _kept.append(library)
         return None
 
 

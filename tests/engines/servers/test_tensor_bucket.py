@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from agentrl.weight_sync.http import flattened_bucket
+from agentrl.engines.sglang.tensor_bucket import flattened_bucket
 from agentrl.weight_sync.tensor_bytes import to_array
 
 MODULE = "sglang.srt.weight_sync.tensor_bucket"

@@ -1,0 +1,41 @@
+"""SGLang's environment: what it is made of, with a GPU and without.
+
+The stand-ins belong to the recipe for the CPU, which users build too (``agentrl install sglang``):
+SGLang 0.5.23 looks up GPU kernels when it is loaded, and the torchvision wheel operators of torch's
+CUDA build. Neither is there without a GPU, and neither is ever called.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agentrl.engines.servers.environment import Recipe, ServerEnvironment
+
+_HERE = Path(__file__).parent
+_STAND_INS = _HERE / "stand_ins"
+
+SGLANG = ServerEnvironment(
+    engine="sglang",
+    product="SGLang",
+    version="0.5.23",
+    proof=("-m", "sglang.launch_server", "--help"),
+    recipes=(
+        # The wheel with all that it asks for: CUDA builds of torch and of SGLang's kernels.
+        Recipe("gpu", (("sglang==0.5.23",),)),
+        # The CPU build of torch, SGLang's wheel without its CUDA packages. Linux, x86-64.
+        Recipe(
+            "cpu",
+            (
+                ("torch==2.13.0",),
+                ("--no-deps", "-r", str(_HERE / "recipe" / "server.txt")),
+                ("-r", str(_HERE / "recipe" / "dependencies.txt")),
+            ),
+            torch_index="https://download.pytorch.org/whl/cpu",
+            stand_ins={
+                "sgl_kernel/__init__.py": _STAND_INS / "kernels.py",
+                "agentrl_vision_ops.py": _STAND_INS / "vision_ops.py",
+                "agentrl_vision_ops.pth": _STAND_INS / "vision_ops.txt",
+            },
+        ),
+    ),
+)

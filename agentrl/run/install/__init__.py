@@ -1,1 +1,0 @@
-"""Installation: pip with progress, and the environment of SGLang servers."""

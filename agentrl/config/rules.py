@@ -9,9 +9,9 @@ from pathlib import Path
 
 from agentrl.config.schema import RunConfig, StageConfig
 from agentrl.config.train_sections import TrainConfig
-from agentrl.controller.samplers.catalog import users_function
 from agentrl.errors import ConfigError
 from agentrl.metrics import REWARD_MODEL_PART
+from agentrl.rollouts.samplers.catalog import users_function
 from agentrl.types.section import Fault, Section, settings_of_the_run
 
 

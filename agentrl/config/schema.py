@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from agentrl.algorithms import AlgorithmSpec, LearnsFrom, make_algorithm
+from agentrl.algorithms import AlgorithmSettings, AlgorithmSpec, LearnsFrom, make_algorithm
 from agentrl.config.sections import (
     CheckpointConfig,
     ControllerConfig,
@@ -138,16 +138,26 @@ class StageConfig(_StageSections, _RunSections):
         return spec.for_updates(self.train.updates_per_batch, single=self.updates_are_on_policy)
 
     @property
+    def learner(self) -> AlgorithmSettings | AlgorithmSpec:
+        """What a built-in algorithm's settings say of it, without torch; a user's own is made."""
+        return self.algorithm.checked or self.make_algorithm()
+
+    @property
+    def last_step(self) -> int:
+        """Batches to train, in a stage that runs: there ``train.epochs`` are steps already."""
+        assert self.train.steps is not None, "the stage's steps are counted when it begins"
+        return self.train.steps
+
+    @property
     def rollouts_per_group(self) -> int:
         """Episodes of a task: those that must finish, those beside them, and a greedy baseline."""
-        needs = (self.algorithm.checked or self.make_algorithm()).needs
         own = self.rollout
-        return own.group_size + own.oversample_per_group + needs.baseline
+        return own.group_size + own.oversample_per_group + self.learner.needs.baseline
 
     @property
     def learns_from(self) -> LearnsFrom:
-        """What it trains on; known without torch for a built-in algorithm, a user's own is made."""
-        return (self.algorithm.checked or self.make_algorithm()).learns_from
+        """What it trains on."""
+        return self.learner.learns_from
 
     @property
     def plays(self) -> bool:

@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
-from agentrl.controller.samplers.catalog import settings_of
-from agentrl.controller.samplers.settings import SamplerSettings
 from agentrl.engines.openai_spec import OpenAIEngineSpec
 from agentrl.errors import ConfigError
+from agentrl.rollouts.samplers.catalog import settings_of
+from agentrl.rollouts.samplers.settings import SamplerSettings
 from agentrl.types.section import (
     ActsWith,
     Arguments,

@@ -117,7 +117,7 @@ class FailureBound:
             if failed > self.max_frac * number:
                 raise cause.error(
                     f"{failed} of the {number} {where} failed at one boundary, more than "
-                    f"FailureBound.max_frac={self.max_frac:g} of them"
+                    f"RolloutConfig.max_failed_frac={self.max_frac:g} of them"
                 )
         if (
             causes

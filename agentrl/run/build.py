@@ -15,14 +15,14 @@ from agentrl.algorithms import AlgorithmSpec
 from agentrl.config import StageConfig
 from agentrl.config.sections import CustomRewardConfig, RewardFunctionConfig
 from agentrl.controller.evaluator import EvalPlan, EvalSet
-from agentrl.controller.samplers.catalog import make_sampler
-from agentrl.controller.samplers.task_sampler import TaskSampler
 from agentrl.envs import EnvSpec, EpisodeView, RewardFn, Rubric, Score, ToolEnv, WrapperReference
 from agentrl.envs.rewards import BUILT_IN
 from agentrl.envs.rewards.custom import custom_reward
 from agentrl.errors import ConfigError, did_you_mean
 from agentrl.render import RendererSpec
 from agentrl.rollouts import AgentSpec, EpisodeLimits, RolloutSpec, RubricFactory, StagePermits
+from agentrl.rollouts.samplers.catalog import make_sampler
+from agentrl.rollouts.samplers.task_sampler import TaskSampler
 from agentrl.run.data.datasets import DataSet
 from agentrl.run.data.task_table import TaskTable
 from agentrl.run.model_folder import given_model

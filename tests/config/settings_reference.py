@@ -13,7 +13,7 @@ from pydantic_core import PydanticUndefined
 
 from agentrl.algorithms import ALGORITHMS, PolicyGradientSettings
 from agentrl.config.schema import RunConfig, StageEntry
-from agentrl.controller.samplers.catalog import SAMPLERS
+from agentrl.rollouts.samplers.catalog import SAMPLERS
 from agentrl.types.section import OF_THE_RUN, Section, plain_section, sections_within
 
 

@@ -45,8 +45,8 @@ def test_a_batch_of_which_most_episodes_failed_for_want_of_an_engine_is_no_step(
         hold((125, ENGINE), (3, FINE), batch=128)
     assert str(caught.value) == (
         "125 of the 128 episodes of step 3 of stage 'rl' failed at one boundary, more than "
-        "FailureBound.max_frac=0.5 of them: no server is left\nfix that, then continue with "
-        "--resume"
+        "RolloutConfig.max_failed_frac=0.5 of them: no server is left\nfix that, then "
+        "continue with --resume"
     )
 
 

@@ -16,9 +16,9 @@ import pytest
 from agentrl.algorithms import FilterResult
 from agentrl.controller.admission import RolloutState
 from agentrl.controller.checkpoints import Checkpoints, Manifest
-from agentrl.controller.samplers.prompt_sampler import SamplerState
 from agentrl.errors import DataError
 from agentrl.rollouts import GroupOutcome
+from agentrl.rollouts.samplers.prompt_sampler import SamplerState
 from tests.controller.hand_pool import MakeWorld, World, bounds
 from tests.kit.waiting import until
 

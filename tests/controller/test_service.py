@@ -118,7 +118,6 @@ def test_the_ledger_says_of_which_stage_a_group_is_and_why_it_was_dropped(
     w = world(
         bounds(2, 2),
         keep=lambda group: FilterResult(False, "no_spread"),
-        stage="rl",
         on_dropped=lambda group, reason: told.append((group.group_index, reason)),
     )
     w.pool.wait_for(2)

@@ -157,9 +157,7 @@ SHORT = (
 @pytest.mark.parametrize(
     ("die_at", "call"),
     [
-        pytest.param(
-            "agentrl.controller.stage:StageRun.record", 26, id="while_the_reward_model_learns"
-        ),
+        pytest.param(f"{STAGE}:StageRun.record", 26, id="while_the_reward_model_learns"),
         pytest.param("agentrl.run.trainer:run_stage", 2, id="before_the_policy_learns_from_it"),
         pytest.param(
             "agentrl.controller.scoring:RewardScorer.score", 4, id="while_episodes_are_scored"

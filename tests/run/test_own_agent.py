@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from agentrl.config.load import load_config
-from agentrl.controller import stage as controller_stage
+from agentrl.controller.stage import passes as controller_stage
 from agentrl.engines.torch.engine import TorchEngine
 from agentrl.errors import ConfigError
 from agentrl.run.trainer import Trainer

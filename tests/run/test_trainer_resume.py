@@ -67,7 +67,7 @@ def annotations(run_dir: Path) -> dict[tuple[str, int, str], dict[str, bytes]]:
 
 
 SERVICE = "agentrl.controller.rollout_service:RolloutService"
-STAGE = "agentrl.controller.stage:StageRun"
+STAGE = "agentrl.controller.stage.stage_run:StageRun"
 CHECKPOINTS = "agentrl.controller.checkpoints:Checkpoints"
 
 

@@ -12,8 +12,8 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.controller.samplers.mixture import Share
 from agentrl.errors import DataError
+from agentrl.rollouts.samplers.mixture import Share
 from agentrl.run.data.row_tables import RowTable, place_within
 from agentrl.run.data.task_rows import check_style, task_of
 from agentrl.types import Task

@@ -20,6 +20,7 @@ from agentrl.store import RunDirectory, TrajectoryReader, read_jsonl
 from agentrl.types import load_object
 from tests.run.tiny_run import metrics, start
 
+STAGE = "agentrl.controller.stage.stage_run"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "preferences"
 
 

@@ -33,7 +33,6 @@ _DERIVED: Mapping[str, str] = {
     "EpisodeLimits.max_response_tokens": "rollout.max_response_tokens",
     "EpisodeLimits.max_turns": "rollout.max_turns",
     "PromptSampler.tasks": "data.train",
-    "RayRolloutPool.max_restarts": "rollout.worker_restarts",
     "RendererSpec.chat_template": "model.chat_template",
     "RendererSpec.family": "model.renderer",
     "RendererSpec.model": "model.path",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -145,16 +145,13 @@ def stored_groups(
     first_draw: int,
 ) -> StoredSchedule:
     """The batches that an earlier run trained."""
-    rollout = recipe.stage.rollout
     return StoredSchedule(
         batches.groups_of,
         context.ledger,
         keep_group=partial(_keep_group, recipe),
         on_outcome=recorder.record_outcome,
         on_dropped=recorder.record_dropped,
-        max_staleness=rollout.max_staleness,
-        on_stale=rollout.on_stale,
-        stage=recipe.stage.name,
+        stage=recipe.stage,
         first_draw=first_draw,
     )
 
@@ -166,17 +163,22 @@ def _keep_group(recipe: StageRecipe, played: TrajectoryGroup) -> FilterResult:
     return keep_any_seat(played, partial(comparable, recipe.algorithm))
 
 
-def score_of(group: RoleGroup, stage: StageConfig) -> Score:
-    """What scores the stage's episodes, where ``reward.model`` asks for it."""
+def score_of(groups: Mapping[str, RoleGroup], stage: StageConfig) -> Score:
+    """What scores the stage's episodes, where ``reward.model`` asks for it.
+
+    Args:
+        groups: the group of each role.
+        stage: whole.
+    """
     own = stage.reward.model
     if not own.given:
         return unscored
-    scores = sequence_scores(group, stage)
+    scores = sequence_scores(groups["reward_model"], stage)
     return RewardScorer(scores, weight=own.weight, one_by_one=stage.run.deterministic).score
 
 
 def sequence_scores(group: RoleGroup, stage: StageConfig) -> SequenceScores:
-    """Scores by the reward model that the stage hosts."""
+    """Scores by the reward model that ``group`` hosts."""
     model = RoleHandle(group, "reward_model")
     return SequenceScores(model, stage.train.logprob_micro_batch_tokens)
 

@@ -216,7 +216,7 @@ def run_stage(
     processes = context.processes
     with context.timer.phase("setup"):
         processes.setup(role_specs(recipe), rollout_worker_spec(recipe, context.live))
-    learners = [RoleHandle(processes.roles, name) for name in _learners(algorithm)]
+    learners = [RoleHandle(processes.roles[name], name) for name in _learners(algorithm)]
     recorder = _recorder(context, stage, manifest)
     snapshot = (
         manifest.rollouts if manifest else RolloutState(first_draw, (), 0, context.ledger.offset)
@@ -232,6 +232,7 @@ def run_stage(
         schedule = conversations(recipe, context.ledger, start=snapshot.next_draw)
     run = StageRun(
         stage,
+        groups=processes.roles,
         algorithm=algorithm,
         schedule=schedule,
         learners=learners,
@@ -343,7 +344,8 @@ def _evaluator(context: RunContext, recipe: StageRecipe, schedule: Schedule) -> 
     if kind == "demonstrations":
         return None
     return PairEvaluator(
-        held_out_pairs(stage, recipe.model), sequence_scores(context.processes.roles, stage)
+        held_out_pairs(stage, recipe.model),
+        sequence_scores(context.processes.roles["reward_model"], stage),
     )
 
 

@@ -157,6 +157,7 @@ def learn(
                 batches or [made_groups(GROUPS * n, GROUPS) for n in range(num_steps)],
                 recorder if detail else None,
             ),
+            groups=dict.fromkeys(("actor", "critic", "reference"), group),
             learners=learners,
             restored=restored,
             checkpoints=Checkpoints(directory.checkpoints_folder / "rl", keep_last=1),

@@ -90,9 +90,9 @@ def resumed(w: World, world: MakeWorld, tmp_path: Path, again: tuple[int, ...] =
     checkpoints.commit(checkpoints.begin(1), Manifest("rl", 1, 0, snapshot))
     latest = checkpoints.latest()
     assert latest is not None
-    admission = w.service.admission
+    stage = w.service.stage
     w.service.close()
-    return world(admission, sampler=Recorded(), restored=latest[1].rollouts)
+    return world(stage, sampler=Recorded(), restored=latest[1].rollouts)
 
 
 def test_a_resume_plays_the_same_tasks_and_observes_nothing_twice(

@@ -46,7 +46,7 @@ def test_no_question_of_the_held_out_sets_is_trained_on() -> None:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("preferences") / "run"
     with Trainer(
-        load_config(EXAMPLE / "config.yaml", [f"run.dir={folder}", "controller.mode=inline"])
+        load_config(EXAMPLE / "config.yaml", [f"run.dir={folder}", "placement.mode=inline"])
     ) as trainer:
         trainer.train()
     return folder
@@ -129,7 +129,7 @@ def test_the_run_is_examined_with_its_own_reward_model(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert (
-        run_command_line(["eval", str(run), "controller.mode=inline", "--samples", "1", "--json"])
+        run_command_line(["eval", str(run), "placement.mode=inline", "--samples", "1", "--json"])
         == 0
     )
     report = json.loads(capsys.readouterr().out)
@@ -141,7 +141,7 @@ def test_the_run_is_examined_with_its_own_reward_model(
 
 
 SHORT = (
-    "controller.mode=inline",
+    "placement.mode=inline",
     "run.deterministic=true",
     "stages.sft.steps=20",
     "stages.rm.steps=12",

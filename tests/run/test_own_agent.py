@@ -32,7 +32,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "own_agent"
 
 CONFIG = f"""\
 run: {{base_dir: "{EXAMPLE}"}}
-controller: {{mode: inline}}
+placement: {{mode: inline}}
 model: {{build: "task.py:build_model"}}
 env: {{agent_command: [python, agent.py]}}
 data: {{train: "task.py:tasks", max_prompt_tokens: 64}}

@@ -149,7 +149,7 @@ def test_a_finished_run_goes_on_to_more_steps(
 def test_the_same_through_ray(
     config: Path, run_dir: Path, uninterrupted: list[dict[str, Any]]
 ) -> None:
-    ray = ["controller.mode=ray"]
+    ray = ["placement.mode=ray"]
     driver = start(config, run_dir, overrides=ray)
     while driver.is_alive() and not any(
         row["step"] == 3 and row["stage"] == "rl" for row in metrics(run_dir)

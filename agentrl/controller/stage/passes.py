@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 from agentrl.algorithms import AlgorithmSpec
 from agentrl.config import StageConfig
 from agentrl.controller.batch_plan import PlannedBatch
+from agentrl.controller.cluster.role_group import RoleGroup
 from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.controller.group_rewards import (
     checked_credit,
@@ -59,6 +60,7 @@ class Passes:
         stage: whole.
         algorithm: what is learned.
         schedule: says how old a token may be.
+        groups: the ranks of each role, also of those that are not trained.
         learners: the roles that are trained. The first is the model that the stage is about: its
             sizes set the partition, and its metrics have no prefix.
         recorder: is told of what the algorithm finds odd.
@@ -68,6 +70,7 @@ class Passes:
     stage: StageConfig
     algorithm: AlgorithmSpec
     schedule: Schedule
+    groups: Mapping[str, RoleGroup]
     learners: Sequence[RoleHandle]
     recorder: Recorder
     skipped: SkippedSteps
@@ -136,7 +139,7 @@ class Passes:
         """The batch with the columns of every pass that the algorithm needs before the update."""
         for is_needed, role, method in _PASSES:
             if is_needed(self.algorithm):
-                columns = RoleHandle(self.first.group, role).columns(method, batch)
+                columns = RoleHandle(self.groups[role], role).columns(method, batch)
                 batch = replace(batch, batch=batch.batch.join(columns))
         return batch
 

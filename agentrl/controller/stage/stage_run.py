@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
@@ -13,9 +13,10 @@ from agentrl.config import StageConfig
 from agentrl.controller.batch_plan import PlannedBatch
 from agentrl.controller.checkpoints import CheckpointCopies, Checkpoints, Manifest
 from agentrl.controller.checkpoints.checkpointing import Checkpointing
+from agentrl.controller.cluster.role_group import RoleGroup
 from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.controller.evaluator import Evaluator
-from agentrl.controller.failures import FailureBound
+from agentrl.controller.failures import check_failures
 from agentrl.controller.recording.recorder import Recorder
 from agentrl.controller.recording.skipped_steps import SkippedSteps
 from agentrl.controller.schedule import Schedule
@@ -42,6 +43,7 @@ class StageRun:
         stage: whole, with its number of steps.
         algorithm: what is learned.
         schedule: what overlaps.
+        groups: the ranks of each role, also of those that are not trained.
         learners: the roles that are trained; the first is the model that the stage is about.
         checkpoints: of this stage.
         evaluator: evaluates the model; None where nothing is held out.
@@ -57,6 +59,7 @@ class StageRun:
     _: KW_ONLY
     algorithm: AlgorithmSpec
     schedule: Schedule
+    groups: Mapping[str, RoleGroup]
     learners: Sequence[RoleHandle]
     checkpoints: Checkpoints
     evaluator: Evaluator | None
@@ -73,7 +76,13 @@ class StageRun:
         self.timer = self.recorder.timer
         self.recorder.writer.declare(self.algorithm.columns)
         self.passes = Passes(
-            stage, self.algorithm, self.schedule, self.learners, self.recorder, self.skipped
+            stage,
+            self.algorithm,
+            self.schedule,
+            self.groups,
+            self.learners,
+            self.recorder,
+            self.skipped,
         )
         self.checkpointing = Checkpointing(
             stage.name,
@@ -85,9 +94,6 @@ class StageRun:
             evaluating=self.restored[1].evaluating if self.restored else "",
         )
         self.evaluation = StageEvaluation(stage, self.evaluator, self.recorder, self.checkpointing)
-        self._failures = FailureBound(
-            stage.train.batch_prompts * stage.rollouts_per_group, stage.rollout.max_failed_frac
-        )
         self._start: object = None
         """Checksums of the weights that the stage starts from."""
 
@@ -118,7 +124,7 @@ class StageRun:
             groups = self.schedule.next_groups(state.step + 1)
             episodes = self.recorder.take_episodes(groups)
             again = {t.group_index for t in episodes} | {group.group_index for group in groups}
-            self._failures.check(episodes, step=state.step + 1, stage=self.stage.name)
+            check_failures(episodes, self.stage, state.step + 1)
         except (EpisodesFailedError, RunInterruptedError):
             self.checkpointing.keep(state, again)
             raise

@@ -63,9 +63,9 @@ class TorchEngineSpec(EngineSpec):
     section: ClassVar[str] = "torch"
 
     device: str | None = None
-    """``cpu``, or a CUDA device such as ``cuda:0``; by default that of ``train.device``."""
+    """``cpu``, or a CUDA device such as ``cuda:0``; by default that of ``placement.device``."""
     num_threads: Count | None = None
-    """Threads of the engine's own thread in torch; by default ``train.threads_per_rank``."""
+    """Threads of the engine's own thread in torch; by default ``placement.threads_per_rank``."""
     sampler_noise: Weight = 0.0
     """Control of an experiment: standard deviation, in nats, of Gaussian noise on the logits that
     tokens are sampled from. Their reported logprobs have it, the trainer's have not. It is fixed by

@@ -418,7 +418,7 @@ def test_without_a_service_only_the_groups_asked_for_are_collected() -> None:
 
 
 def test_without_a_service_a_deadline_is_kept_too() -> None:
-    with pytest.raises(EngineError, match="0 of 1 groups came within 0 s"):
+    with pytest.raises(EngineError, match="none of 1 groups came within 0 s"):
         collect_groups(HandPool(), [GroupRequest(0, TASKS[0], 1)], 0.01)
 
 

@@ -168,7 +168,7 @@ def test_workers_that_keep_dying_end_the_run_by_name(ray_started: None, model: P
         collected(group, 1)
         os.kill(group.pool.describe()[0].pid, signal.SIGKILL)
         with pytest.raises(
-            EngineError, match=r"died 2 times .* RayRolloutPool.worker_restarts=1 allows 1"
+            EngineError, match=r"died 2 times .* PlacementConfig.worker_restarts=1 allows 1"
         ):
             collect_groups(group.pool, [GroupRequest(1, TASKS[1], 2)], 120.0)
         with pytest.raises(AgentRLError, match="poisoned"):

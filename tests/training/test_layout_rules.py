@@ -103,7 +103,7 @@ def test_layers_that_mix_tokens_without_attention_are_not_cut() -> None:
 def test_a_role_refuses_its_layout_before_it_loads_anything(tmp_path: Path) -> None:
     Qwen3Config(**SHAPE).save_pretrained(tmp_path)  # and no weights
     place = DistSpec(world_size=5, tp=5)
-    with pytest.raises(ConfigError, match=r"TrainConfig\.tp_size must divide the 12 attention"):
+    with pytest.raises(ConfigError, match=r"PlacementConfig\.tp_size must divide the 12 attention"):
         Reference(ReferenceSpec(str(tmp_path)), place)
 
 

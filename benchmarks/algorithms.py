@@ -221,7 +221,7 @@ def settings_of(folder: Path, run: Run) -> tuple[str, ...]:
     return (
         f"run.seed={run.seed}",
         f"model.path={folder / 'warmup/models/warmup'}",
-        "controller.mode=inline",
+        "placement.mode=inline",
         f"optim.lr={run.rate}",
         f"train.steps={STEPS}",
         "train.batch_prompts=8",

@@ -59,7 +59,7 @@ def fresh_runs(example: str) -> tuple[Run, ...]:
     """Three seeds, and shuffled rewards from the warm-up of the first."""
     alone = (
         f"stages.rl.eval.sets.{FRESH_ALONE[example]}.num_tasks=1",
-        "controller.mode=inline",
+        "placement.mode=inline",
     )
     shuffled = (
         f"model.path={{runs}}/{example}-0/models/warmup",

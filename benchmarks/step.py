@@ -229,7 +229,7 @@ def calculator(figures: Figures, arguments: argparse.Namespace) -> None:
                     f"train.steps={steps}",
                     f"run.seed={arguments.seed + block}",
                 )
-                per_rank = f"train.threads_per_rank={threads}"
+                per_rank = f"placement.threads_per_rank={threads}"
                 ours.add_block(
                     train(
                         CALCULATOR / "config.yaml", run_dir, *overrides, per_rank, threads=threads
@@ -301,7 +301,7 @@ def against(figures: Figures, arguments: argparse.Namespace) -> None:
                 overrides = (
                     f"model.path={model}",
                     f"train.steps={steps}",
-                    f"train.threads_per_rank={arguments.threads}",
+                    f"placement.threads_per_rank={arguments.threads}",
                     f"run.seed={arguments.seed + block}",
                     "eval.sets={}",
                     "stages.rl.eval.sets={}",

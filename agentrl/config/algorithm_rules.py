@@ -19,7 +19,7 @@ def algorithm_faults(stage: StageConfig) -> Iterator[Fault]:
     not, unless a function of the user's stands in for one of its own.
     """
     try:
-        learner = stage.algorithm.checked or stage.make_algorithm()
+        learner = stage.learner
         if isinstance(learner, AlgorithmSettings) and learner.replaced:
             stage.make_algorithm()  # imports the user's files, and checks their functions
     except ConfigError as error:
@@ -74,7 +74,7 @@ def _other_model_faults(stage: StageConfig, learner: Traits) -> Iterator[Fault]:
 def idle_faults(stage: StageConfig) -> Iterator[Fault]:
     """Settings of a stage that were given and cannot act, beside others or with its algorithm."""
     yield from idle_settings(stage)
-    learner = stage.algorithm.checked or stage.make_algorithm()
+    learner = stage.learner
     needs = learner.needs
     imitates = learner.learns_from == "demonstrations"
     kl = "set algorithm.kl_coef above 0, or algorithm.name=distillation"

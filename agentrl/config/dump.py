@@ -16,7 +16,7 @@ from agentrl.types.section import Key
 
 Origin: TypeAlias = Callable[[Key, int | None], str] | None
 """Where the value of a key (of a stage) was written."""
-SHARED_SECTIONS = ("run", "controller", "model", "metrics", "store")
+SHARED_SECTIONS = ("run", "placement", "model", "metrics", "store")
 """What belongs to the run and not to a stage."""
 
 

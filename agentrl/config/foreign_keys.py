@@ -64,8 +64,8 @@ actor_rollout_ref.rollout.val_kwargs.top_p eval.top_p
 custom_reward_function.path reward.custom.path
 custom_reward_function.name reward.custom.name
 reward_model.model.path reward.model.path
-trainer.n_gpus_per_node train.world_size
-actor_rollout_ref.actor.ulysses_sequence_parallel_size train.sp_size
+trainer.n_gpus_per_node placement.world_size
+actor_rollout_ref.actor.ulysses_sequence_parallel_size placement.sp_size
 trainer.total_epochs train.epochs
 trainer.val_before_train eval.before
 trainer.test_freq eval.every

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 from agentrl.algorithms import ALGORITHMS, AlgorithmSettings
 from agentrl.config.schema import RunConfig
-from agentrl.controller.samplers.catalog import SAMPLERS
-from agentrl.controller.samplers.settings import SamplerSettings
 from agentrl.errors import AgentRLError
+from agentrl.rollouts.samplers.catalog import SAMPLERS
+from agentrl.rollouts.samplers.settings import SamplerSettings
 from agentrl.types.section import Section, sections_within
 
 _FIELD = re.compile(r"\b([A-Z]\w+)\.([a-z]\w*)\b")
@@ -32,9 +32,7 @@ _DERIVED: Mapping[str, str] = {
     "EpisodeLimits.max_prompt_tokens": "data.max_prompt_tokens",
     "EpisodeLimits.max_response_tokens": "rollout.max_response_tokens",
     "EpisodeLimits.max_turns": "rollout.max_turns",
-    "FailureBound.max_frac": "rollout.max_failed_frac",
     "PromptSampler.tasks": "data.train",
-    "RayRolloutPool.max_restarts": "rollout.worker_restarts",
     "RendererSpec.chat_template": "model.chat_template",
     "RendererSpec.family": "model.renderer",
     "RendererSpec.model": "model.path",
@@ -43,8 +41,6 @@ _DERIVED: Mapping[str, str] = {
     "RolloutSpec.parser": "model.tool_parser",
     "RolloutSpec.rubric": "reward.functions",
     "RunDirectory.root": "run.dir",
-    "StageSettings.logprob_micro_batch_tokens": "train.logprob_micro_batch_tokens",
-    "StageSettings.micro_batch_tokens": "train.micro_batch_tokens",
     "ToolEnv.describe_tools_in_prompt": "env.describe_tools_in_prompt",
     "ToolEnv.endpoints": "env.endpoints",
     "ToolEnv.mcp": "env.mcp",

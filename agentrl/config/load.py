@@ -16,7 +16,7 @@ from agentrl.config.engine_section import engine_faults, engine_section_faults
 from agentrl.config.foreign_keys import with_our_name
 from agentrl.config.key_names import with_keys
 from agentrl.config.overrides import apply_overrides, expand_short_forms
-from agentrl.config.rules import lineage_faults, process_faults, run_faults, stage_faults
+from agentrl.config.rules import lineage_faults, run_faults, stage_faults
 from agentrl.config.schema import RunConfig, StageConfig
 from agentrl.config.stage_merge import stage_trees
 from agentrl.errors import ConfigError, StoreError
@@ -123,8 +123,7 @@ def _read(path: Path) -> str:
 def _check(document: Document, folder: Path, trains: bool, of_a_run: bool) -> RunConfig | None:
     """The configuration of a document whose overrides are applied; adds all its problems.
 
-    That of a run has all defaults, what an override made idle, and stages that finished before a
-    resume changed the settings of processes: none of these is refused there.
+    That of a run has all defaults, and what an override made idle: neither is refused there.
     """
     tree = document.tree
     top: RunConfig | None
@@ -154,8 +153,6 @@ def _check(document: Document, folder: Path, trains: bool, of_a_run: bool) -> Ru
     if not document.problems:
         for index, stage in enumerate(sound):
             _tell(document, lineage_faults(stage, sound[:index]), index if stages else None)
-            if not of_a_run:
-                _tell(document, process_faults(stage, sound[0]), index)
     if not document.problems and not of_a_run:
         _tell_idle(document, sound)
     return top

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from agentrl.config.schema import RunConfig, StageConfig
+from agentrl.config.sections import PlacementConfig
 from agentrl.config.train_sections import TrainConfig
-from agentrl.controller.samplers.catalog import users_function
 from agentrl.errors import ConfigError
 from agentrl.metrics import REWARD_MODEL_PART
-from agentrl.types.section import Fault, Section, settings_of_the_run
+from agentrl.rollouts.samplers.catalog import users_function
+from agentrl.types.section import Fault, Section
 
 
 def fault(message: str, *keys: str) -> Fault:
@@ -57,7 +57,27 @@ def run_faults(config: RunConfig, *, trains: bool = True) -> Iterator[Fault]:
             "run.replay",
             "run.dir",
         )
+    yield from _worker_faults(config.placement)
     yield from _stage_name_faults(config)
+
+
+def _worker_faults(placement: PlacementConfig) -> Iterator[Fault]:
+    for name in {"CPU", "GPU", "memory", "object_store_memory"} & placement.worker_resources.keys():
+        yield fault(
+            f"placement.worker_resources must name custom resources of Ray, got {name!r}, which "
+            "Ray "
+            "hands out itself: a worker gets one CPU, and with placement.device=cuda one GPU; "
+            "leave it "
+            "out",
+            "placement.worker_resources",
+        )
+    for name, value in placement.worker_resources.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            yield fault(
+                "placement.worker_resources must give each Ray resource a number above 0, got "
+                f"{name}: {value!r}",
+                "placement.worker_resources",
+            )
 
 
 def _stage_name_faults(config: RunConfig) -> Iterator[Fault]:
@@ -189,7 +209,7 @@ def _eval_faults(stage: StageConfig) -> Iterator[Fault]:
 
 
 def _size_faults(stage: StageConfig) -> Iterator[Fault]:
-    train = stage.train
+    train, placement = stage.train, stage.placement
     yield from both_given("train", train, "steps", "epochs")
     if train.batch_prompts % train.mini_batch_prompts:
         numbers = range(1, train.batch_prompts + 1)
@@ -206,14 +226,14 @@ def _size_faults(stage: StageConfig) -> Iterator[Fault]:
             f"{train.backend!r}; set one of them",
             "train.backend",
         )
-    if train.backend == "plain" and train.world_size > 1:
+    if train.backend == "plain" and placement.world_size > 1:
         yield fault(
-            "train.backend='plain' runs in one process, which needs train.world_size=1, got "
-            f"{train.world_size}; set it, or train.backend=fsdp2",
+            "train.backend='plain' runs in one process, which needs placement.world_size=1, got "
+            f"{placement.world_size}; set it, or train.backend=fsdp2",
             "train.backend",
-            "train.world_size",
+            "placement.world_size",
         )
-    yield from _layout_faults(train)
+    yield from _layout_faults(train, placement)
     if train.compile and train.gradient_checkpointing == "selective":
         yield fault(
             "train.gradient_checkpointing='selective' chooses single operations, which "
@@ -221,39 +241,42 @@ def _size_faults(stage: StageConfig) -> Iterator[Fault]:
             "train.gradient_checkpointing",
             "train.compile",
         )
-    if train.device == "cpu" and stage.model.attention not in ("auto", "segments"):
+    if placement.device == "cpu" and stage.model.attention not in ("auto", "segments"):
         yield fault(
-            f"model.attention={stage.model.attention!r} needs a GPU, got train.device='cpu'; set "
-            "model.attention to auto or segments, or train.device=cuda",
+            f"model.attention={stage.model.attention!r} needs a GPU, got placement.device='cpu'; "
+            "set "
+            "model.attention to auto or segments, or placement.device=cuda",
             "model.attention",
-            "train.device",
+            "placement.device",
         )
     episodes = train.mini_batch_prompts * stage.rollout.group_size
-    if train.data_parallel > episodes:
-        divided = " / train.tp_size / train.sp_size" * (train.data_parallel < train.world_size)
+    if placement.data_parallel > episodes:
+        divided = " / placement.tp_size / placement.sp_size" * (
+            placement.data_parallel < placement.world_size
+        )
         yield fault(
-            f"train.world_size{divided} must be at most the episodes of a mini-batch, "
+            f"placement.world_size{divided} must be at most the episodes of a mini-batch, "
             f"train.mini_batch_prompts * rollout.group_size = {episodes} (a rank without one would "
-            f"only wait), got {train.data_parallel}; lower it, or raise the mini-batch",
-            "train.world_size",
+            f"only wait), got {placement.data_parallel}; lower it, or raise the mini-batch",
+            "placement.world_size",
             "train.mini_batch_prompts",
             "rollout.group_size",
         )
 
 
-def _layout_faults(train: TrainConfig) -> Iterator[Fault]:
+def _layout_faults(train: TrainConfig, placement: PlacementConfig) -> Iterator[Fault]:
     """How ranks may be divided; what a model allows is checked when it is known."""
     for name in ("tp_size", "sp_size"):
         other = "sp_size" if name == "tp_size" else "tp_size"
-        size, beside = getattr(train, name), getattr(train, other)
-        if train.world_size % (size * beside) and size > 1:
-            own = f"train.world_size={train.world_size}"
+        size, beside = getattr(placement, name), getattr(placement, other)
+        if placement.world_size % (size * beside) and size > 1:
+            own = f"placement.world_size={placement.world_size}"
             yield fault(
-                f"train.{name} must divide {own}"
-                + (f" / train.{other}={beside}" if beside > 1 else "")
+                f"placement.{name} must divide {own}"
+                + (f" / placement.{other}={beside}" if beside > 1 else "")
                 + f", got {size}; change one of them",
-                f"train.{name}",
-                "train.world_size",
+                f"placement.{name}",
+                "placement.world_size",
             )
             return
     if train.shard != "hybrid":
@@ -265,13 +288,14 @@ def _layout_faults(train: TrainConfig) -> Iterator[Fault]:
             "train.shard_size",
             "train.shard",
         )
-    elif train.data_parallel % train.shard_size:
+    elif placement.data_parallel % train.shard_size:
         yield fault(
-            f"train.shard_size must divide the {train.data_parallel} data-parallel ranks "
-            f"(train.world_size / train.tp_size / train.sp_size), got {train.shard_size}; set a "
+            f"train.shard_size must divide the {placement.data_parallel} data-parallel ranks "
+            "(placement.world_size / placement.tp_size / placement.sp_size), got "
+            f"{train.shard_size}; set a "
             "divisor",
             "train.shard_size",
-            "train.world_size",
+            "placement.world_size",
         )
 
 
@@ -284,25 +308,12 @@ def _rollout_faults(stage: StageConfig) -> Iterator[Fault]:
             "rollout.min_group_size",
             "rollout.group_size",
         )
-    for name in {"CPU", "GPU", "memory", "object_store_memory"} & rollout.worker_resources.keys():
+    if stage.run.deterministic and stage.placement.rollout_workers:
         yield fault(
-            f"rollout.worker_resources must name custom resources of Ray, got {name!r}, which Ray "
-            "hands out itself: a worker gets one CPU, and with train.device=cuda one GPU; leave it "
-            "out",
-            "rollout.worker_resources",
-        )
-    for name, value in rollout.worker_resources.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            yield fault(
-                "rollout.worker_resources must give each Ray resource a number above 0, got "
-                f"{name}: {value!r}",
-                "rollout.worker_resources",
-            )
-    if stage.run.deterministic and rollout.num_workers:
-        yield fault(
-            "run.deterministic needs rollout.num_workers=0 (groups of several workers come in any "
-            f"order), got {rollout.num_workers}; set it, or run.deterministic=false",
-            "rollout.num_workers",
+            "run.deterministic needs placement.rollout_workers=0 (groups of several workers come "
+            "in any "
+            f"order), got {stage.placement.rollout_workers}; set it, or run.deterministic=false",
+            "placement.rollout_workers",
             "run.deterministic",
         )
     yield from _schedule_faults(stage)
@@ -396,20 +407,6 @@ def _sandbox_faults(stage: StageConfig) -> Iterator[Fault]:
             "sandbox.max_lifetime_s",
             "rollout.episode_timeout_s",
         )
-
-
-def process_faults(stage: StageConfig, first: StageConfig) -> Iterator[Fault]:
-    """Settings of the run's processes that a stage has otherwise than the first one."""
-    for key in settings_of_the_run(StageConfig):
-        name = ".".join(map(str, key))
-        own, others = (operator.attrgetter(name)(one) for one in (stage, first))
-        if own != others:
-            yield Fault(
-                (key,),
-                f"{name} must be the same in all stages, which the same processes serve, got "
-                f"{own!r} here and {others!r} in stage {first.name!r}; set it once, under "
-                f"{key[0]} at the top",
-            )
 
 
 def lineage_faults(stage: StageConfig, earlier: Sequence[StageConfig]) -> Iterator[Fault]:

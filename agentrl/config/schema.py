@@ -7,10 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from agentrl.algorithms import AlgorithmSpec, LearnsFrom, make_algorithm
+from agentrl.algorithms import AlgorithmSettings, AlgorithmSpec, LearnsFrom, make_algorithm
 from agentrl.config.sections import (
     CheckpointConfig,
-    ControllerConfig,
     DataConfig,
     DebugConfig,
     Dtype,
@@ -18,6 +17,7 @@ from agentrl.config.sections import (
     EvalConfig,
     MetricsConfig,
     ModelConfig,
+    PlacementConfig,
     RewardConfig,
     RunSection,
 )
@@ -44,30 +44,30 @@ _Overlay = Annotated[dict[str, Any], Field(default_factory=dict)]
 class _StageSections(Section):
     """What a stage may have of its own; elsewhere it applies to every stage."""
 
-    data: DataConfig = Field(default_factory=DataConfig)
-    env: EnvConfig = Field(default_factory=EnvConfig)
-    reward: RewardConfig = Field(default_factory=RewardConfig)
-    sandbox: SandboxSpec = Field(default_factory=SandboxSpec)
-    rollout: RolloutConfig = Field(default_factory=RolloutConfig)
-    train: TrainConfig = Field(default_factory=TrainConfig)
-    optim: OptimSpec = Field(default_factory=OptimSpec)
-    algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
-    critic: CriticConfig = Field(default_factory=CriticConfig)
-    reference: ReferenceConfig = Field(default_factory=ReferenceConfig)
-    eval: EvalConfig = Field(default_factory=EvalConfig)
-    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
-    health: HealthSpec = Field(default_factory=HealthSpec)
-    debug: DebugConfig = Field(default_factory=DebugConfig)
+    data: DataConfig = DataConfig()
+    env: EnvConfig = EnvConfig()
+    reward: RewardConfig = RewardConfig()
+    sandbox: SandboxSpec = SandboxSpec()
+    rollout: RolloutConfig = RolloutConfig()
+    train: TrainConfig = TrainConfig()
+    optim: OptimSpec = OptimSpec()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    critic: CriticConfig = CriticConfig()
+    reference: ReferenceConfig = ReferenceConfig()
+    eval: EvalConfig = EvalConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    health: HealthSpec = HealthSpec()
+    debug: DebugConfig = DebugConfig()
 
 
 class _RunSections(Section):
     """What all stages of a run share."""
 
-    run: RunSection = Field(default_factory=RunSection)
-    controller: ControllerConfig = Field(default_factory=ControllerConfig)
-    model: ModelConfig = Field(default_factory=ModelConfig)
-    metrics: MetricsConfig = Field(default_factory=MetricsConfig)
-    store: StoreSpec = Field(default_factory=StoreSpec)
+    run: RunSection = RunSection()
+    placement: PlacementConfig = PlacementConfig()
+    model: ModelConfig = ModelConfig()
+    metrics: MetricsConfig = MetricsConfig()
+    store: StoreSpec = StoreSpec()
 
     @property
     def base_dir(self) -> Path:
@@ -96,12 +96,16 @@ class StageConfig(_StageSections, _RunSections):
     @property
     def num_hosts(self) -> int:
         """Processes that play episodes: rollout workers, or without any the training processes."""
-        return self.rollout.num_workers or self.train.world_size
+        return self.placement.rollout_workers or self.placement.world_size
 
     @property
     def hosts_setting(self) -> str:
         """What says how many those are."""
-        return "rollout.num_workers" if self.rollout.num_workers else "train.world_size"
+        return (
+            "placement.rollout_workers"
+            if self.placement.rollout_workers
+            else "placement.world_size"
+        )
 
     @property
     def sandboxes_a_host(self) -> int:
@@ -115,7 +119,7 @@ class StageConfig(_StageSections, _RunSections):
     @property
     def device(self) -> DeviceType:
         """Where it is trained and played on this machine; looking for a GPU imports torch."""
-        return device_type(self.train.device)
+        return device_type(self.placement.device)
 
     @property
     def dtype(self) -> Dtype:
@@ -138,16 +142,26 @@ class StageConfig(_StageSections, _RunSections):
         return spec.for_updates(self.train.updates_per_batch, single=self.updates_are_on_policy)
 
     @property
+    def learner(self) -> AlgorithmSettings | AlgorithmSpec:
+        """What a built-in algorithm's settings say of it, without torch; a user's own is made."""
+        return self.algorithm.checked or self.make_algorithm()
+
+    @property
+    def last_step(self) -> int:
+        """Batches to train, in a stage that runs: there ``train.epochs`` are steps already."""
+        assert self.train.steps is not None, "the stage's steps are counted when it begins"
+        return self.train.steps
+
+    @property
     def rollouts_per_group(self) -> int:
         """Episodes of a task: those that must finish, those beside them, and a greedy baseline."""
-        needs = (self.algorithm.checked or self.make_algorithm()).needs
         own = self.rollout
-        return own.group_size + own.oversample_per_group + needs.baseline
+        return own.group_size + own.oversample_per_group + self.learner.needs.baseline
 
     @property
     def learns_from(self) -> LearnsFrom:
-        """What it trains on; known without torch for a built-in algorithm, a user's own is made."""
-        return (self.algorithm.checked or self.make_algorithm()).learns_from
+        """What it trains on."""
+        return self.learner.learns_from
 
     @property
     def plays(self) -> bool:

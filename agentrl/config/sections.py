@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
-from agentrl.controller.samplers.catalog import settings_of
-from agentrl.controller.samplers.settings import SamplerSettings
 from agentrl.engines.openai_spec import OpenAIEngineSpec
 from agentrl.errors import ConfigError
+from agentrl.rollouts.samplers.catalog import settings_of
+from agentrl.rollouts.samplers.settings import SamplerSettings
 from agentrl.types.section import (
     ActsWith,
     Arguments,
@@ -27,8 +27,11 @@ from agentrl.types.section import (
 )
 
 Dtype = Literal["float32", "bfloat16"]
+MAIN_POOL = "main"
+"""The pool of ranks that stands today."""
 
 _OF_EVALUATIONS = ActsWith("sets", but=({},))
+_OF_WORKERS = ActsWith("rollout_workers", but=(0,))
 _OF_A_PATH = ActsWith("path", but=(None,))
 _OF_AN_ENV = ActsWith("agent_command", only=((),))
 _SHARD = re.compile(r"\d{1,6}/[1-9]\d{0,5}")
@@ -54,8 +57,29 @@ class RunSection(Section):
     """Anything worth keeping with the run."""
 
 
-class ControllerConfig(Section):
-    """How the processes are arranged."""
+class PoolConfig(Section):
+    """Training processes (ranks) of one layout, which hold roles together."""
+
+    world_size: Count = 1
+    """Training processes (ranks): those that get different data times ``tp_size`` times
+    ``sp_size``."""
+    tp_size: Count = 1
+    """Ranks that hold each layer together (tensor parallelism of Qwen2, Qwen3 and Llama)."""
+    sp_size: Count = 1
+    """Ranks that hold each packed row together (sequence parallelism, Ulysses), so that
+    ``micro_batch_tokens`` are divided among them."""
+    threads_per_rank: Count = 1
+    """CPU threads of a rank, and of a rollout worker; more than one is slower for tiny models."""
+
+    @property
+    def data_parallel(self) -> int:
+        """Ranks that get different data."""
+        return self.world_size // (self.tp_size * self.sp_size)
+
+
+class PlacementConfig(PoolConfig):
+    """The run's processes, which serve all stages: one pool of ranks, which holds every role, and
+    the rollout workers."""
 
     mode: Literal["ray", "inline"] = "ray"
     """``ray`` starts worker processes; ``inline`` runs everything in this one, for a debugger."""
@@ -63,9 +87,35 @@ class ControllerConfig(Section):
     """Of a running Ray cluster (``auto`` finds this machine's); null starts a private one and ends
     it.
     """
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where ranks, TorchEngine and evaluation compute: ``cuda`` gives each process a GPU of its
+    own; ``auto`` is ``cuda`` where this machine has a GPU, or with ``placement.ray_address``
+    those of the cluster, else ``cpu``."""
     call_timeout_s: Seconds = 1800.0
     """Deadline of a call of a worker, and of a collective of the ranks: the longest that a step's
     part, a checkpoint or loading a model may take. A worker that failed ends the call at once."""
+    rollout_workers: Natural = 0
+    """Processes that play episodes with engines of their own, on any machine of the Ray cluster; 0
+    plays them in the training processes."""
+    worker_resources: Annotated[Arguments, _OF_WORKERS] = Field(default_factory=dict)
+    """Ray resources that each of them asks for beside a CPU, such as ``{rollout: 1}``, to place
+    them.
+    """
+    worker_restarts: Annotated[Natural, _OF_WORKERS] = 3
+    """Of them, how many may die and be started again between two publishes of weights (or ever,
+    where nothing is trained); one more ends the run."""
+    worker_liveness_timeout_s: Annotated[Seconds, _OF_WORKERS] = 120.0
+    """Seconds in which one answers a call that costs it no work. One that does not, since it hangs
+    or its machine is out of reach, is ended and replaced as if it had died."""
+
+    @property
+    def pools(self) -> dict[str, PoolConfig]:
+        """The pools of ranks by name."""
+        return {MAIN_POOL: self}
+
+    def pool_of(self, role: str) -> str:
+        """The name of the pool that holds ``role``."""
+        return MAIN_POOL
 
 
 class EvalSetConfig(Section):
@@ -277,7 +327,7 @@ class DataConfig(Section):
     list of sources (docs/data.md has their columns)."""
     args: Arguments = Field(default_factory=dict)
     """Keyword arguments of the function, or of ``datasets.load_dataset``."""
-    custom: CustomDataConfig = Field(default_factory=CustomDataConfig)
+    custom: CustomDataConfig = CustomDataConfig()
     shard: str | None = None
     """``K/N``: only rows K, K + N, K + 2N, ... of each source, with K from 0 to N - 1, for several
     machines that play a part each."""
@@ -289,7 +339,7 @@ class DataConfig(Section):
     and told (docs/data.md)."""
     shuffle: bool = True
     """Draw the tasks of each epoch in a seeded order; false keeps the data's own."""
-    sampler: SamplerConfig = Field(default_factory=SamplerConfig)
+    sampler: SamplerConfig = SamplerConfig()
 
     @model_validator(mode="after")
     def _check_sources(self) -> Self:
@@ -545,10 +595,10 @@ class RewardConfig(Section):
 
     functions: Listed[RewardFunctionConfig] = ()
     """The parts."""
-    custom: CustomRewardConfig = Field(default_factory=CustomRewardConfig)
+    custom: CustomRewardConfig = CustomRewardConfig()
     deadline_s: Seconds = 60.0
     """Seconds that one function may take over an episode, or over a group."""
-    model: RewardModelConfig = Field(default_factory=RewardModelConfig)
+    model: RewardModelConfig = RewardModelConfig()
     """What scores episodes beside the functions."""
     step_weight: float = 1.0
     """Weight of the sum of the environment's step rewards."""

@@ -14,9 +14,7 @@ from agentrl.engines.sglang.sglang_spec import SGLangEngineSpec
 from agentrl.engines.torch.torch_spec import TorchEngineSpec
 from agentrl.training.optim.optim_spec import OptimSpec
 from agentrl.types.section import (
-    OF_THE_RUN,
     ActsWith,
-    Arguments,
     Count,
     Fraction,
     Listed,
@@ -26,7 +24,6 @@ from agentrl.types.section import (
     Weight,
 )
 
-_OF_WORKERS = ActsWith("num_workers", but=(0,))
 _AHEAD = ActsWith("schedule", but=("sync",))
 _SHARDED = ActsWith("backend", only=("fsdp2",))
 
@@ -39,9 +36,9 @@ class RolloutConfig(Section):
     engine: str = "torch"
     """``torch`` in process, ``sglang`` servers, ``openai``-compatible servers (never trained), or
     ``module:name`` of an engine's specification, whose section has the name that it says."""
-    torch: TorchEngineSpec = Field(default_factory=TorchEngineSpec)
-    sglang: SGLangEngineSpec = Field(default_factory=SGLangEngineSpec)
-    openai: OpenAIEngineSpec = Field(default_factory=OpenAIEngineSpec)
+    torch: Annotated[TorchEngineSpec, ActsWith("engine", only=("torch",))] = TorchEngineSpec()
+    sglang: Annotated[SGLangEngineSpec, ActsWith("engine", only=("sglang",))] = SGLangEngineSpec()
+    openai: Annotated[OpenAIEngineSpec, ActsWith("engine", only=("openai",))] = OpenAIEngineSpec()
     schedule: Literal["sync", "one_step_off", "async"] = "sync"
     """``sync``: every batch is played by the weights that it trains; ``one_step_off``: the next
     batch is played while one is trained; ``async``: as far ahead as ``max_staleness`` allows,
@@ -101,19 +98,6 @@ class RolloutConfig(Section):
     """Texts that end a model call, beside the end-of-turn token."""
     max_running: Count = 32
     """Episodes in flight at once."""
-    num_workers: Annotated[Natural, OF_THE_RUN] = 0
-    """Processes that play episodes with engines of their own, on any machine of the Ray cluster; 0
-    plays them in the training processes."""
-    worker_resources: Annotated[Arguments, OF_THE_RUN, _OF_WORKERS] = Field(default_factory=dict)
-    """Ray resources that each of them asks for beside a CPU, such as ``{rollout: 1}``, to place
-    them.
-    """
-    worker_restarts: Annotated[Natural, OF_THE_RUN, _OF_WORKERS] = 3
-    """Of them, how many may die and be started again between two publishes of weights (or ever,
-    where nothing is trained); one more ends the run."""
-    worker_liveness_timeout_s: Annotated[Seconds, OF_THE_RUN, _OF_WORKERS] = 120.0
-    """Seconds in which one answers a call that costs it no work. One that does not, since it hangs
-    or its machine is out of reach, is ended and replaced as if it had died."""
     kv_tokens: Count | None = None
     """Tokens of KV cache kept for waiting episodes; by default room for all that run."""
     dtype: Dtype | None = None
@@ -158,9 +142,6 @@ class TrainConfig(Section):
     """Training steps, one batch each."""
     epochs: Count | None = None
     """Passes over the data, instead of ``steps``; 1 where neither is given."""
-    world_size: Annotated[Count, OF_THE_RUN] = 1
-    """Training processes (ranks): those that get different data times ``tp_size`` times
-    ``sp_size``."""
     batch_prompts: Count = 16
     """Tasks in a batch; each is played ``rollout.group_size`` times."""
     mini_batch_prompts: Count = Field(default_factory=lambda data: data["batch_prompts"])
@@ -174,10 +155,6 @@ class TrainConfig(Section):
         default_factory=lambda data: data["micro_batch_tokens"]
     )
     """Tokens in one forward without gradients; by default ``micro_batch_tokens``."""
-    device: Annotated[Literal["auto", "cpu", "cuda"], OF_THE_RUN] = "auto"
-    """Where ranks, TorchEngine and evaluation compute: ``cuda`` gives each process a GPU of its
-    own; ``auto`` is ``cuda`` where this machine has a GPU, or with ``controller.ray_address``
-    those of the cluster, else ``cpu``."""
     backend: str = "fsdp2"
     """``fsdp2`` shards weights, gradients and optimizer over the ranks; ``plain`` is one process
     without FSDP, with the same numbers; or ``module:NAME`` of a backend of your own."""
@@ -190,11 +167,6 @@ class TrainConfig(Section):
     gradient_sync: Annotated[Literal["micro_batch", "mini_batch"], _SHARDED] = "micro_batch"
     """When ranks sum gradients: after each micro-batch, so that each keeps a shard; or once an
     optimizer step, for which each keeps the whole gradient in float32."""
-    tp_size: Annotated[Count, OF_THE_RUN] = 1
-    """Ranks that hold each layer together (tensor parallelism of Qwen2, Qwen3 and Llama)."""
-    sp_size: Annotated[Count, OF_THE_RUN] = 1
-    """Ranks that hold each packed row together (sequence parallelism, Ulysses), so that
-    ``micro_batch_tokens`` are divided among them."""
     gradient_checkpointing: bool | Literal["selective"] = False
     """Compute activations again in the backward instead of keeping them. ``selective`` keeps what
     costs most to make again: the results of attention and of every second matrix product."""
@@ -204,13 +176,6 @@ class TrainConfig(Section):
     compile: bool = False
     """Compile layers with ``torch.compile``; rows are filled up to one of eight lengths an
     octave."""
-    threads_per_rank: Annotated[Count, OF_THE_RUN] = 1
-    """CPU threads of a rank; more than one is slower for tiny models."""
-
-    @property
-    def data_parallel(self) -> int:
-        """Ranks that get different data."""
-        return self.world_size // (self.tp_size * self.sp_size)
 
 
 class AlgorithmConfig(NamedSettings):
@@ -256,5 +221,5 @@ class CriticConfig(Section):
     path: str | None = None
     """Folder of a model in Hugging Face's layout, from the file's folder on, or a model of its hub.
     It reads the policy's tokens, so its tokenizer must be the policy's."""
-    optim: CriticOptim = Field(default_factory=CriticOptim)
+    optim: CriticOptim = CriticOptim()
     """Its optimizer."""

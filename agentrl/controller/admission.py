@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from agentrl.controller.samplers.prompt_sampler import SamplerState
+from agentrl.config import StageConfig
 from agentrl.rollouts import GroupState
+from agentrl.rollouts.samplers.prompt_sampler import SamplerState
 from agentrl.types import TrajectoryGroup
 
 StaleRule = Literal["drop", "mask_tokens"]
@@ -16,49 +17,30 @@ not trained."""
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Bounds on what is in flight, in groups.
+    """Bounds on what is in flight, in groups, as the sections ``rollout`` and ``train`` set them.
+
+    With B = ``train.batch_prompts`` and η = ``rollout.max_staleness`` a draw is issued while
+    in_training + buffered + running < (η + 1)·B. ``rollout.oversample`` adds draws while no batch
+    is in training, and what then runs for nothing is cancelled. With ``run.deterministic`` draws
+    are issued only while the loop waits for them, so that nothing is in flight at a checkpoint.
 
     Args:
-        batch_groups: B, groups a batch.
-        group_size: rollouts of a group that must come to their end.
-        last_step: no more is in flight than its batch and those before it need.
-        oversample_per_group: played beside them; those that still play when the others have
-            finished are cut off.
-        max_staleness: η; a draw is issued while in_training + buffered + running < (η + 1)·B.
-        on_stale: what becomes of groups with older tokens.
-        max_resample_ratio: at most ``max_resample_ratio·B`` draws beyond those are issued for one
-            batch.
-        oversample: draws in flight beyond those while no batch is in training; a batch closes with
-            the B groups that finish first, and what then runs for nothing is cancelled.
-        greedy_baseline: each group has a greedy rollout beside the others, which is never trained.
-        in_draw_order: batches are closed in draw order, and draws are issued only while the loop
-            waits for them, so that nothing is in flight at a checkpoint (``run.deterministic``).
+        stage: whole; no more is in flight than the batches up to its last step need.
     """
 
-    batch_groups: int
-    group_size: int
-    last_step: int
-    oversample_per_group: int = 0
-    max_staleness: int = 0
-    on_stale: StaleRule = "drop"
-    max_resample_ratio: float = 0.0
-    oversample: int = 0
-    in_draw_order: bool = False
-    greedy_baseline: bool = False
+    stage: StageConfig
 
     @property
-    def rollouts_per_group(self) -> int:
-        """All rollouts of a group."""
-        return self.group_size + self.oversample_per_group + self.greedy_baseline
+    def oversample(self) -> int:
+        """Draws in flight beyond those of the batches."""
+        return int(self.stage.rollout.oversample * self.stage.train.batch_prompts)
 
     @property
     def draws_per_batch(self) -> int:
         """Draws that may be in flight or spent when a batch closes."""
-        return (
-            (self.max_staleness + 1) * self.batch_groups
-            + int(self.max_resample_ratio * self.batch_groups)
-            + self.oversample
-        )
+        rollout, size = self.stage.rollout, self.stage.train.batch_prompts
+        refill = int(rollout.max_resample_ratio * size)
+        return (rollout.max_staleness + 1) * size + refill + self.oversample
 
     def has_room(self, *, step: int, in_training: int, to_come: int, issued: int) -> bool:
         """Whether one more draw may be issued.
@@ -69,20 +51,22 @@ class Admission:
             to_come: groups that run or wait.
             issued: draws in flight or spent since that batch was taken.
         """
-        ahead = (self.max_staleness + 1) * self.batch_groups - in_training
-        wanted = min(ahead, (self.last_step - step) * self.batch_groups)
+        size = self.stage.train.batch_prompts
+        ahead = (self.stage.rollout.max_staleness + 1) * size - in_training
+        wanted = min(ahead, (self.stage.last_step - step) * size)
         extra = self.oversample if wanted > 0 and not in_training else 0
         return to_come < wanted + extra and issued < self.draws_per_batch
 
     def runs_for_nothing(self, step: int) -> bool:
         """Whether what still runs when the batch of ``step`` is taken can enter no later one."""
-        return self.max_staleness == 0 or step >= self.last_step
+        return self.stage.rollout.max_staleness == 0 or step >= self.stage.last_step
 
     def too_old(self, versions: list[int], served: int) -> bool:
         """Whether a group of tokens of these versions can be trained no more, now that ``served``
         is the newest."""
-        decisive = min if self.on_stale == "drop" else max
-        return bool(versions) and decisive(versions) < served - self.max_staleness
+        rollout = self.stage.rollout
+        decisive = min if rollout.on_stale == "drop" else max
+        return bool(versions) and decisive(versions) < served - rollout.max_staleness
 
 
 @dataclass(frozen=True, slots=True)

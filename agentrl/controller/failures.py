@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from agentrl.config import StageConfig
 from agentrl.errors import EpisodesFailedError
 from agentrl.types import Trajectory
 
@@ -85,43 +86,34 @@ def check_some_finished(episodes: Sequence[Trajectory]) -> None:
         raise causes[0].error(f"every one of the {len(episodes)} episodes failed, as {kind}")
 
 
-@dataclass(frozen=True, slots=True)
-class FailureBound:
-    """How many episodes of a batch may fail of one cause.
+def check_failures(episodes: Sequence[Trajectory], stage: StageConfig, step: int) -> None:
+    """Holds the episodes that ended before a batch was taken against ``rollout.max_failed_frac``.
 
-    Args:
-        batch_episodes: episodes of a batch. Fewer may have ended when a batch is taken; then the
-            share is still of these, so that a single failure among a few is no reason to stop.
-        max_frac: the share of them.
+    The share is of a batch's episodes where fewer have ended, so that a single failure among a few
+    is no reason to stop.
+
+    Raises:
+        EpisodesFailedError: more of them failed at one boundary, or every one did: going on would
+            repeat it.
     """
-
-    batch_episodes: int
-    max_frac: float
-
-    def check(self, episodes: Sequence[Trajectory], *, step: int, stage: str) -> None:
-        """Holds the episodes that ended before a batch was taken against the bound.
-
-        Raises:
-            EpisodesFailedError: more of them failed at one boundary, or every one did: going on
-                would repeat it.
-        """
-        ended = [trajectory for trajectory in episodes if trajectory.status.kind != "cancelled"]
-        number = max(len(ended), self.batch_episodes)
-        where = f"episodes of step {step} of stage {stage!r}"
-        causes = failure_causes(ended)
-        for cause in causes:
-            failed = len(cause.episodes)
-            if failed == number:
-                kind = cause.episodes[0].status
-                raise cause.error(f"every one of the {failed} {where} ended as {kind}")
-            if failed > self.max_frac * number:
-                raise cause.error(
-                    f"{failed} of the {number} {where} failed at one boundary, more than "
-                    f"FailureBound.max_frac={self.max_frac:g} of them"
-                )
-        if (
-            causes
-            and len(ended) == number
-            and not any(trajectory.status.finished for trajectory in ended)
-        ):
-            raise causes[0].error(f"every one of the {number} {where} failed")
+    ended = [trajectory for trajectory in episodes if trajectory.status.kind != "cancelled"]
+    number = max(len(ended), stage.train.batch_prompts * stage.rollouts_per_group)
+    most = stage.rollout.max_failed_frac
+    where = f"episodes of step {step} of stage {stage.name!r}"
+    causes = failure_causes(ended)
+    for cause in causes:
+        failed = len(cause.episodes)
+        if failed == number:
+            kind = cause.episodes[0].status
+            raise cause.error(f"every one of the {failed} {where} ended as {kind}")
+        if failed > most * number:
+            raise cause.error(
+                f"{failed} of the {number} {where} failed at one boundary, more than "
+                f"RolloutConfig.max_failed_frac={most:g} of them"
+            )
+    if (
+        causes
+        and len(ended) == number
+        and not any(trajectory.status.finished for trajectory in ended)
+    ):
+        raise causes[0].error(f"every one of the {number} {where} failed")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from agentrl.types import Stats
 
 if TYPE_CHECKING:
-    from agentrl.controller.stage import StageRun
+    from agentrl.controller.stage.stage_run import StageRun
     from agentrl.controller.state import TrainState
 
 
@@ -24,25 +24,26 @@ def train(run: StageRun) -> TrainState:
     """
     algorithm = run.algorithm
     schedule = run.schedule
+    passes = run.passes
     state = run.restore()  # a checkpoint's state, or step 0
     schedule.start(state)  # engines serve these weights; admission opens
-    run.evaluate_at_start(state)
-    while state.step < run.num_steps:
+    run.evaluation.at_start(state, resumed=run.restored is not None)
+    while state.step < run.stage.last_step:
         with run.timer.phase("rollout"):
             groups = run.next_groups(state)  # finished, scored, filtered, fresh enough
         stats = Stats()
-        batch = run.assemble(groups, state)  # None where no group of the step may be trained
+        batch = passes.assemble(groups, state)  # None where no group of the step may be trained
         if batch is not None:
             with run.timer.phase("logprobs"):
-                batch = run.forward(batch)  # what the algorithm needs: logprobs, advantages
+                batch = passes.forward(batch)  # what the algorithm needs: logprobs, advantages
             with run.timer.phase("update"):
                 for mini_batch in batch.mini_batches(algorithm.num_epochs):
-                    stats += run.update(batch, mini_batch)  # every learner
-        state = state.after(algorithm.next_state(state.algorithm, stats), run.counts(batch))
+                    stats += passes.update(batch, mini_batch)  # every learner
+        state = state.after(algorithm.next_state(state.algorithm, stats), passes.counts(batch))
         schedule.mark_trained(groups, state.step)  # durable before anyone hears of it
         with run.timer.phase("publish"):
             state = run.publish(state, changed=batch is not None)  # version + 1
-        run.evaluate_if_due(state)  # no publish, no new training episodes meanwhile
+        run.evaluation.if_due(state)  # no publish, no new training episodes meanwhile
         run.record(state, groups, batch, stats)  # annotations, metrics, alerts
         run.checkpoint_if_due(state)
     return run.finish(state)

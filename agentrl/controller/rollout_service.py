@@ -16,16 +16,17 @@ from concurrent.futures import Future
 from dataclasses import KW_ONLY, dataclass, field, replace
 
 from agentrl.algorithms import FilterResult
+from agentrl.config import StageConfig
 from agentrl.controller.admission import Admission, RolloutState
 from agentrl.controller.cluster.rollout_pool import Incident, RolloutPool, Score, unscored
 from agentrl.controller.ledger import Ledger
-from agentrl.controller.samplers.prompt_sampler import PromptSampler
 from agentrl.controller.schedule import Schedule
 from agentrl.controller.state import TrainState
 from agentrl.controller.stop_request import StopRequest
 from agentrl.engines import PauseMode
 from agentrl.errors import AgentRLError, EngineError, WeightMismatchError
 from agentrl.rollouts import GroupOutcome, GroupRequest
+from agentrl.rollouts.samplers.prompt_sampler import PromptSampler
 from agentrl.types import Trajectory, TrajectoryGroup
 
 logger = logging.getLogger(__name__)
@@ -42,10 +43,11 @@ class RolloutService(Schedule):
     """Keeps the pool busy within the admission's bounds, and buffers what may be trained.
 
     Args:
+        stage: whole: its sections bound what is in flight, and say what becomes of requests at a
+            publish (``rollout.pause_mode``).
         pool: where episodes run.
         sampler: which task a group is.
         ledger: where every trajectory is.
-        admission: bounds.
         restored: the groups to go on from, and those that wait already.
         send_weights: gives the engines the learner's weights as a version, paused in a mode
             meanwhile.
@@ -55,36 +57,33 @@ class RolloutService(Schedule):
         on_ended: called with each attempt that ended while its group goes on; it comes again with
             the outcome.
         wait_s: deadline of one wait for a batch or an evaluation.
-        pause_mode: what becomes of requests in flight at a publish: ``drain`` lets them end first,
-            ``retract`` and ``in_place`` interrupt them, and they go on under the new version.
         stop: ends the waits for a batch and for an evaluation.
         on_poll: called by the thread after each look for outcomes.
         score: gives outcomes their scores by a reward model.
-        stage: the stage that trains.
         on_dropped: is told of each finished group that is in no batch, and why; under the lock.
     """
 
+    stage: StageConfig
     pool: RolloutPool
     sampler: PromptSampler
     ledger: Ledger
-    admission: Admission
     restored: RolloutState
     _: KW_ONLY
     send_weights: Callable[[int, PauseMode], object]
     keep_group: Callable[[TrajectoryGroup], FilterResult]
     on_outcome: Callable[[GroupOutcome], None]
     wait_s: float
-    pause_mode: PauseMode = "retract"
     stop: StopRequest = field(default_factory=StopRequest)
     on_poll: Callable[[], None] = lambda: None
     on_ended: Callable[[Trajectory], None] = lambda trajectory: None
     score: Score = unscored
-    stage: str = ""
     on_dropped: Callable[[TrajectoryGroup, str], None] = lambda group, reason: None
 
     def __post_init__(self) -> None:
-        self.max_staleness = self.admission.max_staleness
-        self.on_stale = self.admission.on_stale
+        self.max_staleness = self.stage.rollout.max_staleness
+        self.on_stale = self.stage.rollout.on_stale
+        self._admission = Admission(self.stage)
+        self._in_draw_order = self.stage.run.deterministic
         self._next_group_index = self.restored.next_group_index
         self._again = list(self.restored.outstanding)
         self._saved = {group.group_index: group for group in self.restored.running}
@@ -149,14 +148,14 @@ class RolloutService(Schedule):
                 self._wait(self._ready, self.wait_s, "finished groups")
             finally:
                 self._waiting = False
-            size = self.admission.batch_groups
-            if self.admission.in_draw_order:
+            size = self.stage.train.batch_prompts
+            if self._in_draw_order:
                 self._buffer.sort(key=lambda group: group.group_index)
             taken = self._buffer[:size]
             self._buffer = self._buffer[size:]
             self._in_training = size  # a short batch makes no room before it is published
             self._step = step
-            if self.admission.runs_for_nothing(step):
+            if self._admission.runs_for_nothing(step):
                 self._cancel(self._running, "surplus")
             self._issued = len(self._buffer) + len(self._running.keys() - self._cancelling.keys())
             for group in taken:
@@ -188,7 +187,7 @@ class RolloutService(Schedule):
             state = state.published()
             self.before_publish(state.policy_version)
             try:
-                self.send_weights(state.policy_version, self.pause_mode)
+                self.send_weights(state.policy_version, self.stage.rollout.pause_mode)
             except WeightMismatchError:  # the step is kept: its groups are not played again
                 self.make_room(state.policy_version)
                 raise
@@ -313,20 +312,20 @@ class RolloutService(Schedule):
             if not changed and time.monotonic() >= end:
                 raise EngineError(
                     f"waited {deadline_s:.0f} s for {what}: {state}; look for a tool that hangs, "
-                    "or raise EpisodeLimits.episode_timeout_s",
+                    "or raise RolloutConfig.episode_timeout_s",
                     retryable=False,
                 )
 
     def _ready(self) -> bool:
-        size = self.admission.batch_groups
+        size = self.stage.train.batch_prompts
         if len(self._buffer) < size:
             return not self._running and not self._may_issue()
-        if not self.admission.in_draw_order or not self._running:
+        if not self._in_draw_order or not self._running:
             return True
         return sorted(group.group_index for group in self._buffer)[size - 1] < min(self._running)
 
     def _may_issue(self) -> bool:
-        return self.admission.has_room(
+        return self._admission.has_room(
             step=self._step,
             in_training=self._in_training,
             to_come=len(self._buffer) + len(self._running),
@@ -386,10 +385,11 @@ class RolloutService(Schedule):
 
     def _admit(self) -> list[GroupRequest]:
         requests: list[GroupRequest] = []
-        if self._evaluating or (self.admission.in_draw_order and not self._waiting):
+        if self._evaluating or (self._in_draw_order and not self._waiting):
             return requests
-        admission = self.admission
-        num_rollouts = admission.rollouts_per_group
+        rollout = self.stage.rollout
+        num_rollouts = self.stage.rollouts_per_group
+        played = rollout.group_size + rollout.oversample_per_group
         while self._may_issue():
             again = bool(self._again)
             draw = self._again.pop(0) if again else self._next_group_index
@@ -411,21 +411,19 @@ class RolloutService(Schedule):
                 GroupRequest(
                     draw,
                     task,
-                    admission.group_size,
-                    oversample=admission.oversample_per_group,
-                    greedy_baseline=admission.greedy_baseline,
+                    rollout.group_size,
+                    oversample=rollout.oversample_per_group,
+                    greedy_baseline=num_rollouts > played,
                     saved=saved,
-                    stage=self.stage,
+                    stage=self.stage.name,
                 )
             )
         return requests
 
     def _issue(self, group_index: int, num_rollouts: int, *, resumed: bool) -> None:
         """Enters a group in the ledger, with what its later rows need not repeat."""
-        detail: dict[str, object] = {"stage": self.stage} if self.stage else {}
-        if resumed:
-            detail["resumed"] = True
-        self.ledger.issue(group_index, num_rollouts, **detail)
+        detail = {"resumed": True} if resumed else {}
+        self.ledger.issue(group_index, num_rollouts, stage=self.stage.name, **detail)
 
     def _collect(self, timeout_s: float) -> None:
         outcomes = self.pool.collect(timeout_s)
@@ -450,7 +448,7 @@ class RolloutService(Schedule):
         self._running.pop(request.group_index, None)
         reason = self._cancelling.pop(request.group_index, "cancelled")
         self._ended.add(request.group_index)
-        if self.admission.in_draw_order:
+        if self._in_draw_order:
             self._unobserved.append(outcome)
         elif not self._closing:  # what is cancelled then is nobody's to learn from
             self.sampler.observe(outcome)
@@ -469,7 +467,7 @@ class RolloutService(Schedule):
     def _buffer_or_drop(self, group: TrajectoryGroup) -> None:
         """Keeps a group for a batch, unless it is too old for any that is still to come."""
         versions = [version for t in group.finished for version in t.policy_versions]
-        if self.admission.too_old(versions, self._version):
+        if self._admission.too_old(versions, self._version):
             self._drop(group, "stale")
             self._counts["async/dropped"] += 1
         else:

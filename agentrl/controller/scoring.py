@@ -139,7 +139,7 @@ class RewardScorer:
             return _failed(
                 trajectory,
                 f"has {len(samples[-1])} tokens, the reward model reads {self.scores.max_tokens} "
-                "(StageSettings.logprob_micro_batch_tokens, and its own max_position_embeddings)",
+                "(TrainConfig.logprob_micro_batch_tokens, and its own max_position_embeddings)",
             )
         return trajectory
 

@@ -6,11 +6,12 @@ stored tokens mean the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import KW_ONLY, dataclass
 
 from agentrl.algorithms import FilterResult
-from agentrl.controller.admission import RolloutState, StaleRule
+from agentrl.config import StageConfig
+from agentrl.controller.admission import RolloutState
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.schedule import Schedule
 from agentrl.rollouts import GroupOutcome, GroupRequest
@@ -28,10 +29,8 @@ class StoredSchedule(Schedule):
         keep_group: whether a group may be trained on.
         on_outcome: called with every group (store, metrics).
         on_dropped: is told of each group that is in no batch, and why.
-        max_staleness: published versions that a trained token may lie behind.
-        on_stale: what becomes of groups with older tokens.
-        stage: the stage that trains.
-        first_group_index: the stage's first draw.
+        stage: that trains.
+        first_group_index: the index of its first group.
     """
 
     groups_of: Callable[[int], Sequence[TrajectoryGroup]]
@@ -40,13 +39,13 @@ class StoredSchedule(Schedule):
     keep_group: Callable[[TrajectoryGroup], FilterResult]
     on_outcome: Callable[[GroupOutcome], None]
     on_dropped: Callable[[TrajectoryGroup, str], None]
-    max_staleness: int = 0
-    on_stale: StaleRule = "drop"
-    stage: str = ""
+    stage: StageConfig
     first_group_index: int = 0
 
     def __post_init__(self) -> None:
         self._next_group_index = self.first_group_index
+        self.max_staleness = self.stage.rollout.max_staleness
+        self.on_stale = self.stage.rollout.on_stale
 
     def next_groups(self, step: int) -> list[TrajectoryGroup]:
         taken = []
@@ -54,8 +53,8 @@ class StoredSchedule(Schedule):
             index = group.group_index
             self._next_group_index = max(self._next_group_index, index + 1)
             rollouts = [trajectory.rollout_index for trajectory in group.trajectories]
-            self.ledger.move(index, rollouts, "running", stage=self.stage, stored=True)
-            request = GroupRequest(index, group.task, len(rollouts), stage=self.stage)
+            self.ledger.move(index, rollouts, "running", stage=self.stage.name, stored=True)
+            request = GroupRequest(index, group.task, len(rollouts), stage=self.stage.name)
             self.on_outcome(GroupOutcome(request, group))
             self.ledger.enter_ends(group)
             decision = self.keep_group(group)
@@ -74,6 +73,3 @@ class StoredSchedule(Schedule):
     def snapshot(self, again: Collection[int] = ()) -> RolloutState:
         self.ledger.sync()
         return RolloutState(self._next_group_index, (), 0, self.ledger.offset)
-
-    def take_counts(self) -> Mapping[str, int]:
-        return {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import operator
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,16 +14,17 @@ from typing import Any, Literal
 from agentrl.agent_server import AgentProgramSpec
 from agentrl.algorithms import AlgorithmSpec
 from agentrl.config import StageConfig
-from agentrl.config.sections import CustomRewardConfig, RewardFunctionConfig
+from agentrl.config.sections import CustomRewardConfig, RewardFunctionConfig, RewardModelConfig
+from agentrl.config.train_sections import CriticConfig, ReferenceConfig
 from agentrl.controller.evaluator import EvalPlan, EvalSet
-from agentrl.controller.samplers.catalog import make_sampler
-from agentrl.controller.samplers.task_sampler import TaskSampler
 from agentrl.envs import EnvSpec, EpisodeView, RewardFn, Rubric, Score, ToolEnv, WrapperReference
 from agentrl.envs.rewards import BUILT_IN
 from agentrl.envs.rewards.custom import custom_reward
 from agentrl.errors import ConfigError, did_you_mean
 from agentrl.render import RendererSpec
 from agentrl.rollouts import AgentSpec, EpisodeLimits, RolloutSpec, RubricFactory, StagePermits
+from agentrl.rollouts.samplers.catalog import make_sampler
+from agentrl.rollouts.samplers.task_sampler import TaskSampler
 from agentrl.run.data.datasets import DataSet
 from agentrl.run.data.task_table import TaskTable
 from agentrl.run.model_folder import given_model
@@ -402,36 +404,20 @@ def renderer_spec(stage: StageConfig, model: Path) -> RendererSpec:
 
 
 def reward_model_folder(stage: StageConfig, trained: Mapping[str, Path]) -> Path | None:
-    """The folder of the reward model that scores the stage's episodes; None without one.
-
-    Args:
-        stage: whole.
-        trained: folders of the run's stages by name.
-
-    Raises:
-        ConfigError: the stage that should have trained it is not of this run.
-        DataError: the folder, or the hub's model, does not exist.
+    """The folder of the reward model that scores the stage's episodes; None without one. What was
+    stored was scored.
     """
-    own = stage.reward.model
-    if not stage.plays or stage.replays:
-        # Stored episodes have their scores.
-        return None
-    if own.stage is not None:
-        if own.stage not in trained:
-            raise ConfigError(
-                f"reward.model.stage={own.stage!r} was not trained here; name its folder: "
-                "reward.model.path=FOLDER"
-            )
-        return trained[own.stage]
-    if own.path is None:
-        return None
-    return given_model(own.path, stage.base_dir, key="reward.model.path")
+    return (
+        other_folder(stage, trained, "reward.model") if stage.plays and not stage.replays else None
+    )
 
 
 def other_folder(
-    stage: StageConfig, trained: Mapping[str, Path], key: Literal["critic", "reference"]
+    stage: StageConfig,
+    trained: Mapping[str, Path],
+    key: Literal["critic", "reference", "reward.model"],
 ) -> Path | None:
-    """The folder of the stage's critic or reference; None where it names none.
+    """The folder of a model beside the stage's policy; None where its section names none.
 
     Args:
         stage: whole.
@@ -439,14 +425,18 @@ def other_folder(
         key: the section.
 
     Raises:
+        ConfigError: the stage that should have trained it is not of this run.
         DataError: the folder, or the hub's model, does not exist.
     """
-    own = stage.critic if key == "critic" else stage.reference
-    if own.stage is not None:
-        return trained[own.stage]
-    if own.path is None:
-        return None
-    return given_model(own.path, stage.base_dir, key=f"{key}.path")
+    own: CriticConfig | ReferenceConfig | RewardModelConfig = operator.attrgetter(key)(stage)
+    if own.stage is None:
+        path = own.path
+        return None if path is None else given_model(path, stage.base_dir, key=f"{key}.path")
+    if own.stage not in trained:
+        raise ConfigError(
+            f"{key}.stage={own.stage!r} was not trained here; name its folder: {key}.path=FOLDER"
+        )
+    return trained[own.stage]
 
 
 def model_settings(stage: StageConfig) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def engine_plan(stage: StageConfig, model: Path) -> EnginePlan:
         max_running=rollout.max_running,
         kv_tokens=rollout.kv_tokens,
         deterministic=stage.run.deterministic,
-        num_threads=stage.train.threads_per_rank,
+        num_threads=stage.placement.threads_per_rank,
         decode=functools.partial(_decoded, renderer_spec(stage, model)),
         stop_strings=bool(rollout.stop),
         unavailable_s=min(_LONGEST_WAIT_S, rollout.turn_timeout_s / 2),

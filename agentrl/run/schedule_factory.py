@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -18,11 +18,11 @@ from agentrl.controller.ledger import Ledger
 from agentrl.controller.pair_evaluator import PairSet
 from agentrl.controller.recording.recorder import Recorder
 from agentrl.controller.rollout_service import RolloutService
-from agentrl.controller.samplers.prompt_sampler import PromptSampler
 from agentrl.controller.schedule import DemonstrationSchedule
 from agentrl.controller.scoring import RewardScorer, SequenceScores
 from agentrl.controller.stored_schedule import StoredSchedule
 from agentrl.errors import DataError
+from agentrl.rollouts.samplers.prompt_sampler import PromptSampler
 from agentrl.run.build import StageRecipe, renderer_spec, task_sampler
 from agentrl.run.data.datasets import DataSet, LocatedRow
 from agentrl.run.data.stored_batches import StoredBatches
@@ -104,28 +104,16 @@ def rollouts(
         snapshot: the draws to go on from.
     """
     stage = recipe.stage
-    rollout = stage.rollout
     sampler = task_sampler(stage, tasks)
-    admission = Admission(
-        batch_groups=stage.train.batch_prompts,
-        group_size=rollout.group_size,
-        last_step=recipe.num_steps,
-        oversample_per_group=rollout.oversample_per_group,
-        max_staleness=rollout.max_staleness,
-        on_stale=rollout.on_stale,
-        max_resample_ratio=rollout.max_resample_ratio,
-        oversample=int(rollout.oversample * stage.train.batch_prompts),
-        in_draw_order=stage.run.deterministic,
-        greedy_baseline=recipe.algorithm.needs.baseline,
-    )
     processes = context.processes
     pool = processes.rollouts
     score = score_of(processes.roles, stage)
     # Batches and evaluations wait at the same service, so that its deadline covers the larger one.
     most_tasks = max((item.num_tasks or 1000 for item in stage.eval.sets.values()), default=0)
-    trained = admission.draws_per_batch * admission.rollouts_per_group
+    trained = Admission(stage).draws_per_batch * stage.rollouts_per_group
     evaluated = most_tasks * stage.eval.samples
     return RolloutService(
+        stage,
         pool,
         PromptSampler(
             tasks,
@@ -136,19 +124,16 @@ def rollouts(
             check_ids=False,
         ),
         context.ledger,
-        admission,
         snapshot,
         send_weights=partial(processes.sync.publish, policy, pool),
         keep_group=partial(_keep_group, recipe),
         on_outcome=recorder.record_outcome,
         wait_s=rollout_deadline_s(stage, max(trained, evaluated)),
-        pause_mode=rollout.pause_mode,
         stop=context.stop,
         on_poll=lambda: recorder.record_failures(pool.take_failures()),
         score=score,
         # a trajectory without its score is not whole: it is stored with its group
         on_ended=recorder.record_ended if score is unscored else lambda trajectory: None,
-        stage=stage.name,
         on_dropped=recorder.record_dropped,
     )
 
@@ -162,16 +147,13 @@ def stored_groups(
     first_group_index: int,
 ) -> StoredSchedule:
     """The batches that an earlier run trained."""
-    rollout = recipe.stage.rollout
     return StoredSchedule(
         batches.groups_of,
         context.ledger,
         keep_group=partial(_keep_group, recipe),
         on_outcome=recorder.record_outcome,
         on_dropped=recorder.record_dropped,
-        max_staleness=rollout.max_staleness,
-        on_stale=rollout.on_stale,
-        stage=recipe.stage.name,
+        stage=recipe.stage,
         first_group_index=first_group_index,
     )
 
@@ -183,17 +165,22 @@ def _keep_group(recipe: StageRecipe, played: TrajectoryGroup) -> FilterResult:
     return keep_any_seat(played, partial(comparable, recipe.algorithm))
 
 
-def score_of(group: RoleGroup, stage: StageConfig) -> Score:
-    """What scores the stage's episodes, where ``reward.model`` asks for it."""
+def score_of(groups: Mapping[str, RoleGroup], stage: StageConfig) -> Score:
+    """What scores the stage's episodes, where ``reward.model`` asks for it.
+
+    Args:
+        groups: the group of each role.
+        stage: whole.
+    """
     own = stage.reward.model
     if not own.given:
         return unscored
-    scores = sequence_scores(group, stage)
+    scores = sequence_scores(groups["reward_model"], stage)
     return RewardScorer(scores, weight=own.weight, one_by_one=stage.run.deterministic).score
 
 
 def sequence_scores(group: RoleGroup, stage: StageConfig) -> SequenceScores:
-    """Scores by the reward model that the stage hosts."""
+    """Scores by the reward model that ``group`` hosts."""
     model = RoleHandle(group, "reward_model")
     return SequenceScores(model, stage.train.logprob_micro_batch_tokens)
 

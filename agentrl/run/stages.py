@@ -18,13 +18,13 @@ from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.controller.cluster.rollout_pool import RolloutWorkerSpec
 from agentrl.controller.cluster.worker import RoleSpec
 from agentrl.controller.evaluator import Evaluator, RolloutEvaluator
-from agentrl.controller.failures import FailureBound
 from agentrl.controller.loop import train
 from agentrl.controller.pair_evaluator import PairEvaluator
 from agentrl.controller.recording.recorder import Recorder
 from agentrl.controller.recording.skipped_steps import SkippedSteps
 from agentrl.controller.schedule import Schedule
-from agentrl.controller.stage import WITHOUT_SIGNAL, StageRun, StageSettings
+from agentrl.controller.stage.passes import WITHOUT_SIGNAL
+from agentrl.controller.stage.stage_run import StageRun
 from agentrl.errors import ConfigError, close_after
 from agentrl.metrics import (
     PAIR_COLUMNS,
@@ -206,7 +206,9 @@ def run_stage(
     tasks = _tasks(context, stage, model) if plays and batches is None else ()
     finite = plays and not isinstance(tasks, TaskStream)
     num_steps = batches.num_steps if batches else _num_steps(stage, len(tasks) if finite else None)
-    check_warmup(algorithm, num_steps)  # epochs are steps just now
+    # epochs are steps from here on
+    stage = stage.replace(train=stage.train.replace(steps=num_steps, epochs=None))
+    check_warmup(algorithm, num_steps)
     _announce(context, stage, algorithm, model, num_steps, done=manifest.step if manifest else 0)
     critic = other_folder(stage, models, "critic")
     reference = other_folder(stage, models, "reference")
@@ -214,7 +216,7 @@ def run_stage(
     processes = context.processes
     with context.timer.phase("setup"):
         processes.setup(role_specs(recipe), rollout_worker_spec(recipe, context.live))
-    learners = [RoleHandle(processes.roles, name) for name in _learners(algorithm)]
+    learners = [RoleHandle(processes.roles[name], name) for name in _learners(algorithm)]
     recorder = _recorder(context, stage, manifest)
     snapshot = (
         manifest.rollouts
@@ -239,7 +241,8 @@ def run_stage(
     else:
         schedule = conversations(recipe, context.ledger, start=snapshot.next_group_index)
     run = StageRun(
-        _settings(stage, num_steps),
+        stage,
+        groups=processes.roles,
         algorithm=algorithm,
         schedule=schedule,
         learners=learners,
@@ -263,7 +266,7 @@ def run_stage(
         with context.stop.deferring():
             state = train(run)
     except BaseException as error:
-        close_after(error, run.close, "writing the last checkpoint")
+        close_after(error, run.checkpointing.close, "writing the last checkpoint")
         close_after(error, schedule.close, "closing the stage")
         raise
     next_group_index = schedule.snapshot().next_group_index if plays else first_group_index
@@ -351,7 +354,8 @@ def _evaluator(context: RunContext, recipe: StageRecipe, schedule: Schedule) -> 
     if kind == "demonstrations":
         return None
     return PairEvaluator(
-        held_out_pairs(stage, recipe.model), sequence_scores(context.processes.roles, stage)
+        held_out_pairs(stage, recipe.model),
+        sequence_scores(context.processes.roles["reward_model"], stage),
     )
 
 
@@ -379,28 +383,6 @@ def _num_steps(stage: StageConfig, num_tasks: int | None) -> int:
             "nothing; set it"
         )
     return math.ceil((stage.train.epochs or 1) * num_tasks / stage.train.batch_prompts)
-
-
-def _settings(stage: StageConfig, num_steps: int) -> StageSettings:
-    return StageSettings(
-        name=stage.name,
-        num_steps=num_steps,
-        mini_batch_groups=stage.train.mini_batch_prompts,
-        micro_batch_tokens=stage.train.micro_batch_tokens,
-        logprob_micro_batch_tokens=stage.train.logprob_micro_batch_tokens,
-        checkpoint_every=stage.checkpoint.every,
-        checkpoint_beside=stage.checkpoint.asynchronous,
-        eval_every=stage.eval.every,
-        eval_before=stage.eval.before,
-        seed=stage.run.seed,
-        failures=FailureBound(
-            stage.train.batch_prompts * stage.rollouts_per_group,
-            stage.rollout.max_failed_frac,
-        ),
-        detail=stage.store.detail,
-        shuffle_rewards=stage.debug.shuffle_rewards,
-        train_on_tool_tokens=stage.debug.train_on_tool_tokens,
-    )
 
 
 def finished_stage(context: RunContext, stage: StageConfig) -> StageOutcome | None:

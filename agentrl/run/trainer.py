@@ -268,7 +268,7 @@ class Trainer(Closing):
             check_vocabularies(stages, models["model"])
             processes = self._player.processes
             take_signals()
-            hosts = processes.roles.describe()
+            hosts = processes.describe()
         display.message(devices_line([(process.host, process.device) for process in hosts]))
         if stages[0].device == "cuda" or any(stage.train.compile for stage in stages):
             display.message("the first updates compile their kernels: they may take half a minute")

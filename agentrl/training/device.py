@@ -1,4 +1,4 @@
-"""Device: where a run trains and plays, as ``train.device`` asks for it.
+"""Device: where a run trains and plays, as ``placement.device`` asks for it.
 
 torch is imported when a device is looked for.
 """
@@ -158,7 +158,8 @@ def check_gpus(needed: int, found: float, where: str) -> None:
     """
     if found < needed:
         raise ConfigError(
-            f"TrainConfig.device='cuda' needs a GPU for each of {needed} processes, found "
-            f"{found:g} {where}; set TrainConfig.device=cpu, lower TrainConfig.world_size, or use "
+            f"PlacementConfig.device='cuda' needs a GPU for each of {needed} processes, found "
+            f"{found:g} {where}; set PlacementConfig.device=cpu, lower PlacementConfig.world_size, "
+            "or use "
             "a machine with NVIDIA's driver and a torch that was built for CUDA"
         )

@@ -5,8 +5,7 @@
 - Within a file all faults are collected: ``model_validate`` raises pydantic's error, and
   ``section_faults`` reads it.
 - A user of Python who constructs a section, or changes one by ``replace``, gets a ConfigError.
-- A field's annotation may mark it: ``ActsWith`` says beside what it acts, ``OF_THE_RUN`` that all
-  stages share it.
+- A field's annotation may be marked by ``ActsWith``, which says beside what it acts.
 """
 
 from __future__ import annotations
@@ -95,10 +94,6 @@ class ActsWith:
             f"{{key}}{shown} does nothing with {name}={found!r}; leave it out, or set {name} to "
             f"{wanted}",
         )
-
-
-OF_THE_RUN = "of the run"
-"""Marks a setting of the run's processes, which serve all stages and so have one value."""
 
 
 class _NestedError(ValueError):
@@ -243,15 +238,6 @@ def _sections_in(value: Any, key: Key) -> Iterator[tuple[Key, Section]]:
         entries = value.items() if isinstance(value, dict) else enumerate(value)
         for step, entry in entries:
             yield from _sections_in(entry, (*key, step))
-
-
-def settings_of_the_run(root: type[Section], prefix: Key = ()) -> Iterator[Key]:
-    """The keys of the fields in ``root`` that are marked by ``OF_THE_RUN``."""
-    for key, annotation in _fields(root, prefix):
-        if OF_THE_RUN in _marks(root, str(key[-1])):
-            yield key
-        if (inner := plain_section(annotation)) is not None:
-            yield from settings_of_the_run(inner, key)
 
 
 _KINDS = {

@@ -71,7 +71,7 @@ def examine(
     settings = [
         f"model.path={model.resolve()}",
         f"run.seed={seed}",
-        "controller.mode=inline",
+        "placement.mode=inline",
         f"stages.rl.eval.temperature={temperature}",
         f"stages.rl.eval.sets={{fresh: 'benchmarks.fresh.{example}:tasks'}}",
     ]

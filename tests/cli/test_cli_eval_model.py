@@ -24,7 +24,7 @@ def test_a_model_folder_is_examined(
     model.mkdir()
     load_object("warmup.py:build_model", EXAMPLE)(model)
     settings = [
-        "controller.mode=inline",
+        "placement.mode=inline",
         "eval.sets={held_out: {data: task.py:tasks, num_tasks: 3}}",
     ]
     tokens = [
@@ -58,7 +58,7 @@ def test_each_set_is_played_with_its_own_settings(
     cold = "cold: {data: task.py:tasks, num_tasks: 2, temperature: 0.25}"
     base = "base: {data: task.py:tasks, num_tasks: 2, baseline_only: true}"
     settings = [
-        "controller.mode=inline",
+        "placement.mode=inline",
         f"eval.sets={{plain: {sets}, {cold}, {base}}}",
     ]
 

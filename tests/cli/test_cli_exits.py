@@ -189,7 +189,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = folder / "config.yaml"
     config.write_text(
         f"""\
-controller: {{mode: inline}}
+placement: {{mode: inline}}
 model: {{path: model}}
 env: {{tools: ["{MODEL_TASK}:add"], describe_tools_in_prompt: false}}
 data: {{train: "{MODEL_TASK}:tasks", max_prompt_tokens: 64}}

@@ -174,7 +174,7 @@ def test_a_first_project_passes_its_test_its_check_and_trains_two_steps(
     config = project / "config.yaml"
     assert agentrl("check", config)[0] == 0
     run = project / "run"
-    code, _, err = agentrl("train", config, f"run.dir={run}", "controller.mode=inline")
+    code, _, err = agentrl("train", config, f"run.dir={run}", "placement.mode=inline")
     assert code == 0, err
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [step["optim/grad_norm"] > 0 for step in steps] == [True, True]

@@ -23,7 +23,7 @@ from agentrl.types import concat_ids, load_object
 TASK = Path(__file__).resolve().parents[1] / "run" / "tiny_task.py"
 
 CONFIG = f"""\
-controller: {{mode: inline}}
+placement: {{mode: inline}}
 model: {{path: model}}
 env: {{tools: ["{TASK}:add"], describe_tools_in_prompt: false}}
 data: {{train: "{TASK}:tasks", max_prompt_tokens: 64}}

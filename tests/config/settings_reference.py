@@ -13,8 +13,8 @@ from pydantic_core import PydanticUndefined
 
 from agentrl.algorithms import ALGORITHMS, PolicyGradientSettings
 from agentrl.config.schema import RunConfig, StageEntry
-from agentrl.controller.samplers.catalog import SAMPLERS
-from agentrl.types.section import OF_THE_RUN, Section, plain_section, sections_within
+from agentrl.rollouts.samplers.catalog import SAMPLERS
+from agentrl.types.section import Section, plain_section, sections_within
 
 
 def settings_reference() -> str:
@@ -72,7 +72,6 @@ def _rows(fields: Mapping[str, FieldInfo]) -> Iterator[str]:
     for name, field in fields.items():
         if plain_section(field.annotation) is None:
             meaning = f"{_choices(field.annotation)}{_words(field.description)}"
-            meaning += " The same in all stages." * (OF_THE_RUN in field.metadata)
             yield f"| `{field.alias or name}` | {_default(field)} | {meaning} |"
 
 

@@ -73,7 +73,12 @@ def test_an_override_reaches_into_what_only_the_last_stage_has(write: Write) -> 
         ("", "", "train.batch_prompts=4", (4, 4)),
         ("", "train: {batch_prompts: 8}", "train.batch_prompts=4", (4, 4)),
         ("train: {batch_prompts: 9}", "train: {batch_prompts: 8}", "train.batch_prompts=4", (4, 4)),
-        ("train: {batch_prompts: 9}", "train: {batch_prompts: 8}", "train.world_size=2", (9, 8)),
+        (
+            "train: {batch_prompts: 9}",
+            "train: {batch_prompts: 8}",
+            "placement.world_size=2",
+            (9, 8),
+        ),
         ("", "train: {batch_prompts: 8}", "train={batch_prompts: 4}", (4, 4)),
         ("", "train: {batch_prompts: 8}", "stages.rl.train.batch_prompts=4", (16, 4)),
     ],

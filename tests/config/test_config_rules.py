@@ -74,23 +74,23 @@ def test_imitation_needs_no_siblings(write: Write) -> None:
          "2, 3, 6"),
         ("train: {steps: 1, epochs: "
          "2}", "train.steps and train.epochs exclude each other, got 1 and 2"),
-        ("train: {world_size: "
-         "300}", "train.world_size must be at most the episodes of a mini-batch"),
+        ("placement: {world_size: "
+         "300}", "placement.world_size must be at most the episodes of a mini-batch"),
         ("train: {compile: true, gradient_checkpointing: selective}",
          "train.gradient_checkpointing='selective' chooses single operations, which "
          "train.compile=true fuses"),
-        ("train: {backend: plain, world_size: 2}",
-         "train.backend='plain' runs in one process, which needs train.world_size=1, got 2"),
-        ("train: {world_size: 4, tp_size: 3}",
-         "train.tp_size must divide train.world_size=4, got 3; change one of them"),
-        ("train: {world_size: 4, tp_size: 4, sp_size: 2}",
-         "train.tp_size must divide train.world_size=4 / train.sp_size=2, got 4"),
-        ("train: {world_size: 4, shard: hybrid}",
+        ("train: {backend: plain}\nplacement: {world_size: 2}",
+         "train.backend='plain' runs in one process, which needs placement.world_size=1, got 2"),
+        ("placement: {world_size: 4, tp_size: 3}",
+         "placement.tp_size must divide placement.world_size=4, got 3; change one of them"),
+        ("placement: {world_size: 4, tp_size: 4, sp_size: 2}",
+         "placement.tp_size must divide placement.world_size=4 / placement.sp_size=2, got 4"),
+        ("placement: {world_size: 4}\ntrain: {shard: hybrid}",
          "train.shard='hybrid' needs train.shard_size, the data-parallel ranks that share one copy "
          "of the weights, got none"),
-        ("train: {world_size: 8, tp_size: 2, shard: hybrid, shard_size: 3}",
-         "train.shard_size must divide the 4 data-parallel ranks (train.world_size / "
-         "train.tp_size / train.sp_size), got 3"),
+        ("placement: {world_size: 8, tp_size: 2}\ntrain: {shard: hybrid, shard_size: 3}",
+         "train.shard_size must divide the 4 data-parallel ranks (placement.world_size / "
+         "placement.tp_size / placement.sp_size), got 3"),
         ("train: {shard_size: 2}", "train.shard_size=2 does nothing with train.shard='full'"),
         ("train: {backend: plain, shard: grad_op}",
          "train.shard='grad_op' does nothing with train.backend='plain'; leave it out, or set "
@@ -132,8 +132,8 @@ def test_imitation_needs_no_siblings(write: Write) -> None:
         ("sandbox: {backend: docker}\nrollout: {max_running: "
          "129}", "more than sandbox.docker.max_sandboxes=128"),
         ("sandbox: {max_lifetime_s: 600}", "must be more than rollout.episode_timeout_s=600"),
-        ("sandbox: {max_running: 1}\ntrain: {world_size: "
-         "2}", "must be at least train.world_size=2"),
+        ("sandbox: {max_running: 1}\nplacement: {world_size: "
+         "2}", "must be at least placement.world_size=2"),
         ("algorithm: gprpo", "algorithm.name='gprpo' is unknown; did you mean 'grpo'?"),
         ("algorithm: {clip_lo: "
          "0.1}", "unknown key algorithm.clip_lo; did you mean algorithm.clip_low?"),
@@ -157,8 +157,8 @@ def test_a_broken_rule_is_told_whole(problems: Problems, setting: str, words: st
 
 def test_a_gpus_attention_is_refused_on_a_cpu(problems: Problems) -> None:
     head = "model: {path: m, attention: varlen}\ndata: {train: t.py:f}\n"
-    (line,) = problems("train: {device: cpu}\n", head=head)
-    assert "model.attention='varlen' needs a GPU, got train.device='cpu'; set" in line
+    (line,) = problems("placement: {device: cpu}\n", head=head)
+    assert "model.attention='varlen' needs a GPU, got placement.device='cpu'; set" in line
 
 
 def test_deterministic_runs_compute_in_float32(problems: Problems) -> None:

@@ -1,5 +1,4 @@
-"""A setting that is given and cannot act is refused, or told; those of the run's processes are the
-same in all stages."""
+"""A setting that is given and cannot act is refused, or told."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ import pytest
 from agentrl.algorithms import ALGORITHMS
 from agentrl.config.dump import to_yaml
 from agentrl.config.load import load_config
-from agentrl.config.schema import RunConfig, StageConfig
+from agentrl.config.schema import RunConfig
 from agentrl.config.stage_merge import merge
 from agentrl.errors import ConfigError
 from agentrl.types.section import (
@@ -22,7 +21,6 @@ from agentrl.types.section import (
     Section,
     entry_section,
     plain_section,
-    settings_of_the_run,
 )
 
 Problems = Callable[..., list[str]]
@@ -67,17 +65,18 @@ GIVEN: dict[str, Any] = {
     "openai": {"base_url": "http://127.0.0.1:1/v1", "model": "m"}, "outside": "mask",
     "pass_env": ["A"], "pause_mode": "in_place", "penalty": 0.5, "positive_above": 0.5,
     "ray_address": "auto", "reject_below": -1.0, "reject_by": "k1", "samples": 3,
-    "shard": "grad_op", "shard_size": 1, "std_eps": 0.5,
+    "sglang": {"tp_size": 2}, "shard": "grad_op", "shard_size": 1, "std_eps": 0.5,
     "resources": {"x": "a.py:r"}, "system_prompt": "a", "tools": ["a.py:t"], "wrappers": ["a.py:w"],
-    "temperature": 0.5, "top_p": 0.5,
+    "temperature": 0.5, "top_p": 0.5, "torch": {"num_threads": 3},
     "weight": 0.5, "worker_liveness_timeout_s": 3.0, "worker_resources": {"x": 1},
     "worker_restarts": 1,
 }  # fmt: skip
 """A value of each field that is not its default."""
 ACTING: dict[str, Any] = {
     "build": "m.py:f", "command": ["x"], "entry_point": "a.py:E", "kl_coef": 0.1,
-    "kl_target": 0.5, "level": "token", "max_tokens": 100, "num_workers": 1, "path": "x",
-    "positive_coef": 0.1, "reject": "token", "schedule": "async", "sets": {"a": "t.py:f"},
+    "kl_target": 0.5, "level": "token", "max_tokens": 100, "path": "x",
+    "positive_coef": 0.1, "reject": "token", "rollout_workers": 1, "schedule": "async",
+    "sets": {"a": "t.py:f"},
     "step_weight": 1.0, "backend": "docker",
 }  # fmt: skip
 """A value beside which a field acts, where all but some do."""
@@ -123,6 +122,8 @@ def tree(name: str, other: str, *, acts: bool) -> dict[str, Any]:
         found = mark.only[0] if mark.only else ACTING[other]
     else:
         found = IDLE[other] if mark.only else mark.but[0]
+    if name.startswith("rollout.") and other == "engine" and not acts:
+        found = "sglang" if name == "rollout.torch" else "torch"
     if "optim" in name and other == "schedule" and acts:
         found = "linear"
     made = merge(BASE, {"algorithm": {"name": algorithm}})
@@ -143,7 +144,8 @@ def tree(name: str, other: str, *, acts: bool) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("name", "other"), RULES)
 def test_a_setting_is_refused_exactly_where_it_cannot_act(name: str, other: str) -> None:
-    load_config(tree(name, other, acts=True))
+    # the engine of messages plays, and never trains
+    load_config(tree(name, other, acts=True), trains=name != "rollout.openai")
     with pytest.raises(ConfigError) as caught:
         load_config(tree(name, other, acts=False))
     (line,) = [line for line in str(caught.value).splitlines() if f" {name}" in line]
@@ -240,34 +242,7 @@ def test_what_was_printed_of_a_configuration_loads(write: Write, tmp_path: Path)
     assert load_config(run / "config.resolved.yaml").resolved_stages() == config.resolved_stages()
 
 
-OTHER: dict[str, Any] = {
-    "train.world_size": 2, "train.tp_size": 2, "train.sp_size": 2, "train.device": "cpu",
-    "train.threads_per_rank": 3, "rollout.num_workers": 2,
-    "rollout.worker_resources": {"x": 1}, "rollout.worker_restarts": 5,
-    "rollout.worker_liveness_timeout_s": 7.0,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("key", [".".join(map(str, k)) for k in settings_of_the_run(StageConfig)])
-def test_a_setting_of_the_runs_processes_is_the_same_in_all_stages(key: str) -> None:
-    given = at(tuple(key.split(".")), OTHER[key])
-    top = {
-        "train": {"world_size": 2 * (key != "train.world_size") or 1},
-        "rollout": {"num_workers": 1},
-    }
-    stages = [{"name": "a", "steps": 1}, {"name": "b", "steps": 1}]
-    once = merge(merge(BASE, top), given)
-    (a, b) = load_config({**once, "stages": stages}).resolved_stages()
-    assert (a.train, a.rollout) == (b.train.replace(), b.rollout.replace())
-    for index in (0, 1):
-        own = [{**stage, **given} if n == index else stage for n, stage in enumerate(stages)]
-        with pytest.raises(ConfigError) as caught:
-            load_config({**merge(BASE, top), "stages": own})
-        message = f"{key} must be the same in all stages, which the same processes serve"
-        assert message in str(caught.value)
-        section = key.partition(".")[0]
-        assert f"set it once, under {section} at the top" in str(caught.value)
-
-
-def test_all_settings_of_processes_are_marked() -> None:
-    assert {".".join(map(str, key)) for key in settings_of_the_run(StageConfig)} == set(OTHER)
+def test_the_placement_of_processes_is_the_runs_and_no_stages() -> None:
+    stages = [{"name": "a", "steps": 1, "placement": {"world_size": 2}}]
+    with pytest.raises(ConfigError, match=r"unknown key stages\.a\.placement; did you mean"):
+        load_config({**BASE, "stages": stages})

@@ -9,9 +9,9 @@ import pytest
 
 from agentrl.config.load import load_config
 from agentrl.config.schema import StageConfig
-from agentrl.controller.samplers.catalog import make_sampler
-from agentrl.controller.samplers.settings import DifficultyBandSettings
 from agentrl.errors import ConfigError
+from agentrl.rollouts.samplers.catalog import make_sampler
+from agentrl.rollouts.samplers.settings import DifficultyBandSettings
 from agentrl.types import Task
 
 OWN = """\

@@ -114,15 +114,15 @@ def test_an_api_key_is_not_shown(
     ("overrides", "said"),
     [
         (
-            ["rollout.sglang.urls=[http://a:1]", "train.world_size=2"],
-            "rollout.sglang.urls needs train.world_size of at most 1",
+            ["rollout.sglang.urls=[http://a:1]", "placement.world_size=2"],
+            "rollout.sglang.urls needs placement.world_size of at most 1",
         ),
         (
             ["rollout.sglang.weight_sync=broadcast", "rollout.sglang.device=cuda"],
             "goes through NCCL, which refuses two ranks on one GPU",
         ),
         (
-            ["rollout.num_workers=1", "rollout.worker_resources={GPU: 1}"],
+            ["placement.rollout_workers=1", "placement.worker_resources={GPU: 1}"],
             "must name custom resources of Ray, got 'GPU', which Ray hands out itself",
         ),
         (["rollout.sglang.weight_sync=carrier"], "must be 'http', 'disk' or 'broadcast'"),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.controller.admission import Admission
+from agentrl.config import StageConfig
 from tests.controller.hand_pool import MakeWorld, World
 from tests.controller.tiny import write_model
 
@@ -36,8 +36,8 @@ def ray_started() -> Iterator[None]:
 def world(tmp_path: Path) -> Iterator[MakeWorld]:
     made: list[World] = []
 
-    def make(admission: Admission, **settings: Any) -> World:
-        made.append(World(tmp_path / f"ledger-{len(made)}.jsonl", admission, **settings))
+    def make(stage: StageConfig, **settings: Any) -> World:
+        made.append(World(tmp_path / f"ledger-{len(made)}.jsonl", stage, **settings))
         return made[-1]
 
     yield make

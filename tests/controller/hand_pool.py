@@ -12,16 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.algorithms import FilterResult
-from agentrl.controller.admission import Admission, RolloutState
+from agentrl.config import StageConfig
+from agentrl.controller.admission import RolloutState
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.rollout_service import RolloutService
-from agentrl.controller.samplers.prompt_sampler import PromptSampler, SamplerState
-from agentrl.controller.samplers.settings import UniformSettings
-from agentrl.controller.samplers.task_sampler import TaskSampler
-from agentrl.controller.samplers.uniform import Uniform
 from agentrl.controller.state import TrainState
 from agentrl.engines import PauseMode
 from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState
+from agentrl.rollouts.samplers.prompt_sampler import PromptSampler, SamplerState
+from agentrl.rollouts.samplers.settings import UniformSettings
+from agentrl.rollouts.samplers.task_sampler import TaskSampler
+from agentrl.rollouts.samplers.uniform import Uniform
 from agentrl.types import Status, Task, Trajectory, TrajectoryGroup
 
 TASKS = [Task(str(n)) for n in range(100)]
@@ -55,9 +56,25 @@ def outcome(
 
 
 def bounds(
-    batch_groups: int, group_size: int, *, last_step: int = 99, **settings: Any
-) -> Admission:
-    return Admission(batch_groups, group_size, last_step, **settings)
+    batch_groups: int,
+    group_size: int,
+    *,
+    last_step: int = 99,
+    oversample: int = 0,
+    in_draw_order: bool = False,
+    **settings: Any,
+) -> StageConfig:
+    """A stage of so many groups a batch; ``oversample`` is in groups too."""
+    return StageConfig(
+        name="rl",
+        run={"deterministic": in_draw_order},
+        train={"batch_prompts": batch_groups, "steps": last_step},
+        rollout={
+            "group_size": group_size,
+            "oversample": oversample / batch_groups,
+            **{"max_resample_ratio": 0.0} | settings,
+        },
+    )
 
 
 class HandPool:
@@ -130,7 +147,7 @@ MakeWorld = Callable[..., "World"]
 class World:
     """A service with what a test looks at."""
 
-    def __init__(self, path: Path, admission: Admission, **settings: Any) -> None:
+    def __init__(self, path: Path, stage: StageConfig, **settings: Any) -> None:
         self.pool = HandPool()
         self.ledger = Ledger(path)
         self.taken_in: list[GroupOutcome] = []
@@ -145,10 +162,10 @@ class World:
                 restored, sampler=SamplerState({"drawn": restored.next_group_index}, known)
             )
         self.service = RolloutService(
+            stage,
             self.pool,
             PromptSampler(TASKS, settings.pop("sampler", None) or in_order(TASKS)),
             self.ledger,
-            admission,
             restored,
             send_weights=self._publish,
             keep_group=settings.pop("keep", lambda group: FilterResult(True)),

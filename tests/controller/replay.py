@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.algorithms import AlgorithmSpec, make_algorithm
+from agentrl.config import StageConfig
 from agentrl.controller.admission import RolloutState
 from agentrl.controller.checkpoints import CheckpointCopies, Checkpoints, Manifest
 from agentrl.controller.cluster.role_group import RoleGroup
 from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.controller.cluster.rollout_pool import Incident
 from agentrl.controller.cluster.worker import RoleSpec
-from agentrl.controller.failures import FailureBound
 from agentrl.controller.loop import train
 from agentrl.controller.recording.recorder import Recorder
 from agentrl.controller.recording.skipped_steps import SkippedSteps
-from agentrl.controller.stage import StageRun, StageSettings
+from agentrl.controller.stage.stage_run import StageRun
 from agentrl.controller.state import TrainState
 from agentrl.metrics import JsonlSink, PhaseTimer
 from agentrl.rollouts import GroupOutcome, GroupRequest
@@ -139,22 +139,25 @@ def learn(
             "rl", writer=writer, events=events, sink=sink, view=Silent(), timer=timer
         )
         run = StageRun(
-            StageSettings(
+            StageConfig(
                 name="rl",
-                num_steps=num_steps,
-                mini_batch_groups=mini_batch_groups,
-                micro_batch_tokens=micro_batch_tokens,
-                logprob_micro_batch_tokens=micro_batch_tokens,
-                checkpoint_every=checkpoint_every,
-                seed=3,
-                failures=FailureBound(len(made_groups(0, GROUPS)), 0.5),
-                detail=detail or "basic",
+                run={"seed": 3},
+                train={
+                    "steps": num_steps,
+                    "batch_prompts": GROUPS,
+                    "mini_batch_prompts": mini_batch_groups,
+                    "micro_batch_tokens": micro_batch_tokens,
+                },
+                rollout={"group_size": 4},
+                checkpoint={"every": checkpoint_every, "asynchronous": True},
+                store={"detail": detail or "basic"},
             ),
             algorithm=algorithm,
             schedule=Replay(
                 batches or [made_groups(GROUPS * n, GROUPS) for n in range(num_steps)],
                 recorder if detail else None,
             ),
+            groups=dict.fromkeys(("actor", "critic", "reference"), group),
             learners=learners,
             restored=restored,
             checkpoints=Checkpoints(directory.checkpoints_folder / "rl", keep_last=1),

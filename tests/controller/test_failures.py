@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.controller.failures import FailureBound, failure_causes
+from agentrl.config import StageConfig
+from agentrl.controller.failures import check_failures, failure_causes
 from agentrl.errors import EpisodesFailedError
 from agentrl.types import Status, Task, Trajectory
 
@@ -37,7 +38,12 @@ def episodes(*many: tuple[int, Status], raised_at: str = "") -> list[Trajectory]
 
 
 def hold(*many: tuple[int, Status], batch: int = 8, max_frac: float = 0.5) -> None:
-    FailureBound(batch, max_frac).check(episodes(*many), step=3, stage="rl")
+    stage = StageConfig(
+        name="rl",
+        train={"batch_prompts": batch},
+        rollout={"group_size": 1, "max_failed_frac": max_frac},
+    )
+    check_failures(episodes(*many), stage, 3)
 
 
 def test_a_batch_of_which_most_episodes_failed_for_want_of_an_engine_is_no_step() -> None:
@@ -45,8 +51,8 @@ def test_a_batch_of_which_most_episodes_failed_for_want_of_an_engine_is_no_step(
         hold((125, ENGINE), (3, FINE), batch=128)
     assert str(caught.value) == (
         "125 of the 128 episodes of step 3 of stage 'rl' failed at one boundary, more than "
-        "FailureBound.max_frac=0.5 of them: no server is left\nfix that, then continue with "
-        "--resume"
+        "RolloutConfig.max_failed_frac=0.5 of them: no server is left\nfix that, then "
+        "continue with --resume"
     )
 
 

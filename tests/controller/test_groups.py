@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from agentrl.config.sections import PoolConfig
 from agentrl.controller.cluster.episode_host import EpisodeHost
 from agentrl.controller.cluster.mesh import MeshShape
 from agentrl.controller.cluster.role_group import RoleGroup
@@ -213,7 +214,7 @@ def test_a_role_that_no_engine_could_serve_is_not_published(model: Path) -> None
     cluster = local_cluster()
     try:
         cluster.group.setup({"reference": ReferenceSpec(str(model))})
-        with pytest.raises(ConfigError, match="role 'reference' is no policy that engines could"):
+        with pytest.raises(ConfigError, match="role 'reference' has no weights that engines could"):
             cluster.sync.publish(RoleHandle(cluster.group, "reference"), cluster.pool, 1, "retract")
     finally:
         cluster.close()
@@ -274,7 +275,7 @@ def test_an_error_survives_the_way_between_processes() -> None:
 def pair(ray_started: None, model: Path) -> Iterator[Any]:
     from agentrl.controller.cluster.ray_role_group import RayRoleGroup
 
-    group = RayRoleGroup(2, threads=1)
+    group = RayRoleGroup(PoolConfig(world_size=2))
     cluster = Cluster(group, group.rollouts)
     cluster.setup(model)
     yield cluster
@@ -343,7 +344,7 @@ class TestOverRay:
     def test_a_rank_that_hangs_is_named_at_the_deadline_of_a_call(self, ray_started: None) -> None:
         from agentrl.controller.cluster.ray_role_group import RayRoleGroup
 
-        group = RayRoleGroup(2, threads=1, call_timeout_s=200.0)
+        group = RayRoleGroup(PoolConfig(world_size=2), call_timeout_s=200.0)
         try:
             assert group._calls.timeout_s == 200.0
             group._calls.timeout_s = 5.0  # the start needs more where much else runs
@@ -352,7 +353,7 @@ class TestOverRay:
             with pytest.raises(
                 TrainingError,
                 match=r"the worker of rank 1 did not answer within 5 s "
-                r"\(controller.call_timeout_s\)",
+                r"\(placement.call_timeout_s\)",
             ):
                 group.describe()
         finally:

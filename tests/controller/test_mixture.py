@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from agentrl.controller.samplers.mixture import Mixture
+from agentrl.rollouts.samplers.mixture import Mixture
 
 
 def test_weights_of_a_half_a_third_and_a_sixth() -> None:

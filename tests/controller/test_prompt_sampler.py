@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from agentrl.controller.samplers.prompt_sampler import PromptSampler
-from agentrl.controller.samplers.settings import UniformSettings
-from agentrl.controller.samplers.uniform import Uniform
 from agentrl.errors import DataError
 from agentrl.rollouts import GroupOutcome, GroupRequest
+from agentrl.rollouts.samplers.prompt_sampler import PromptSampler
+from agentrl.rollouts.samplers.settings import UniformSettings
+from agentrl.rollouts.samplers.uniform import Uniform
 from agentrl.types import Status, Task, Trajectory, TrajectoryGroup, Turn
 
 TASKS = [Task(id=str(i)) for i in range(7)]

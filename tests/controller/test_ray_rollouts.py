@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from agentrl.config.sections import PlacementConfig
 from agentrl.controller.cluster import ray_runtime
 from agentrl.controller.cluster.rollout_pool import collect_groups
 from agentrl.errors import AgentRLError, EngineError, TrainingError
@@ -30,8 +31,8 @@ def workers(number: int, **settings: Any) -> Cluster:
     from agentrl.controller.cluster.ray_role_group import ObjectStoreSync, RayRoleGroup
     from agentrl.controller.cluster.ray_rollout_pool import rollout_workers
 
-    group = RayRoleGroup(1, threads=1)
-    return Cluster(group, rollout_workers(number, threads=1, **settings), ObjectStoreSync(group))
+    placement = PlacementConfig(rollout_workers=number, **settings)
+    return Cluster(RayRoleGroup(placement), rollout_workers(placement), ObjectStoreSync())
 
 
 @pytest.fixture
@@ -56,6 +57,18 @@ def test_episodes_are_played_outside_of_the_ranks_with_their_weights(group: Any)
     )
     assert [outcome.request.group_index for outcome in outcomes] == [0, 1, 2, 3]
     assert {v for o in outcomes for t in o.group.trajectories for v in t.policy_versions} == {3}
+
+
+def test_a_worker_joins_and_another_leaves_while_groups_run(group: Any) -> None:
+    group.publish(3)
+    requests = [GroupRequest(index, TASKS[index], 2) for index in range(4)]
+    group.pool.submit(requests)  # each to the worker with fewer episodes: 0 and 2, 1 and 3
+    assert group.pool.join() == 2
+    group.pool.leave(0)
+    outcomes = collected(group, len(requests))
+    played = {o.request.group_index: {t.attempt for t in o.group.trajectories} for o in outcomes}
+    assert played == {0: {1}, 1: {0}, 2: {1}, 3: {0}}
+    assert [worker.rollout_worker for worker in group.pool.describe()] == [1, 2]
 
 
 def test_groups_of_a_worker_that_is_killed_are_played_elsewhere_and_it_is_replaced(
@@ -83,7 +96,7 @@ def test_groups_of_a_worker_that_is_killed_are_played_elsewhere_and_it_is_replac
 
 
 def test_a_worker_that_hangs_is_ended_and_replaced(ray_started: None, model: Path) -> None:
-    group = workers(2, answer_s=10.0)
+    group = workers(2, worker_liveness_timeout_s=10.0)
     try:
         group.setup(model)
         group.publish(1)
@@ -147,7 +160,7 @@ def test_a_group_that_was_cancelled_is_not_played_again(group: Any) -> None:
 
 
 def test_workers_that_keep_dying_end_the_run_by_name(ray_started: None, model: Path) -> None:
-    group = workers(1, max_restarts=1)
+    group = workers(1, worker_restarts=1)
     try:
         group.setup(model)
         os.kill(group.pool.describe()[0].pid, signal.SIGKILL)
@@ -155,7 +168,7 @@ def test_workers_that_keep_dying_end_the_run_by_name(ray_started: None, model: P
         collected(group, 1)
         os.kill(group.pool.describe()[0].pid, signal.SIGKILL)
         with pytest.raises(
-            EngineError, match=r"died 2 times .* RayRolloutPool.max_restarts=1 allows 1"
+            EngineError, match=r"died 2 times .* PlacementConfig.worker_restarts=1 allows 1"
         ):
             collect_groups(group.pool, [GroupRequest(1, TASKS[1], 2)], 120.0)
         with pytest.raises(AgentRLError, match="poisoned"):
@@ -217,7 +230,7 @@ def _over_two_nodes(model: Path, found: Any) -> None:
     cluster.add_node(num_cpus=2, resources={"rollout": 2})
     try:
         start_ray(3, cluster.address)
-        group = workers(2, resources={"rollout": 1})
+        group = workers(2, worker_resources={"rollout": 1})
         group.setup(model)
         group.publish(5)
         outcomes = collect_groups(

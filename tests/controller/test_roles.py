@@ -24,6 +24,8 @@ from agentrl.types import BatchShard, Collect, Dispatch, Stat, Stats, register
 from tests.controller.replay import learn
 from tests.controller.tiny import made_groups
 
+LOGGER = "agentrl.controller.checkpoints.checkpointing"
+
 
 @dataclass(frozen=True)
 class CriticSpec(LearnerSpec):
@@ -91,9 +93,9 @@ def test_a_checkpoint_has_a_folder_a_role_and_both_go_on_from_it(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with caplog.at_level("INFO", "agentrl.controller.stage"):
+    with caplog.at_level("INFO", LOGGER):
         train(model, tmp_path / "first", 2, batches=batches(4))
-    events = [vars(r) for r in caplog.records if r.name == "agentrl.controller.stage"]
+    events = [vars(r) for r in caplog.records if r.name == LOGGER]
     assert [(told["event"], told["step"]) for told in events] == [("checkpoint_written", 2)]
     assert events[0]["seconds"] > 0
     restored = Checkpoints(tmp_path / "first" / "checkpoints" / "rl", keep_last=0).latest()

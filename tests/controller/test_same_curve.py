@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from agentrl.config.sections import PoolConfig
 from agentrl.controller.cluster.role_group import LocalRoleGroup, RoleGroup
 from agentrl.types import Segment, SegmentKind, Trajectory, TrajectoryGroup
 from tests.controller.replay import learn
@@ -114,7 +115,9 @@ def test_the_layout_of_ranks_changes_nothing(
 ) -> None:
     from agentrl.controller.cluster.ray_role_group import RayRoleGroup
 
-    found = curve(RayRoleGroup(world_size, threads=1, **layout), kind, model, tmp_path / "run")
+    found = curve(
+        RayRoleGroup(PoolConfig(world_size=world_size, **layout)), kind, model, tmp_path / "run"
+    )
     for row, expected in zip(found, inline, strict=True):
         # 40 units in the last place of float32
         assert row == pytest.approx(expected, rel=5e-6, abs=1e-5)

@@ -16,9 +16,9 @@ import pytest
 from agentrl.algorithms import FilterResult
 from agentrl.controller.admission import RolloutState
 from agentrl.controller.checkpoints import Checkpoints, Manifest
-from agentrl.controller.samplers.prompt_sampler import SamplerState
 from agentrl.errors import DataError
 from agentrl.rollouts import GroupOutcome
+from agentrl.rollouts.samplers.prompt_sampler import SamplerState
 from tests.controller.hand_pool import MakeWorld, World, bounds
 from tests.kit.waiting import until
 
@@ -90,9 +90,9 @@ def resumed(w: World, world: MakeWorld, tmp_path: Path, again: tuple[int, ...] =
     checkpoints.commit(checkpoints.begin(1), Manifest("rl", 1, 0, snapshot))
     latest = checkpoints.latest()
     assert latest is not None
-    admission = w.service.admission
+    stage = w.service.stage
     w.service.close()
-    return world(admission, sampler=Recorded(), restored=latest[1].rollouts)
+    return world(stage, sampler=Recorded(), restored=latest[1].rollouts)
 
 
 def test_a_resume_plays_the_same_tasks_and_observes_nothing_twice(

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentrl.controller.samplers.catalog import SAMPLERS, make_sampler
-from agentrl.controller.samplers.task_sampler import TaskSampler
 from agentrl.errors import ConfigError
 from agentrl.rollouts import GroupOutcome, GroupRequest, cancelled_outcome
+from agentrl.rollouts.samplers.catalog import SAMPLERS, make_sampler
+from agentrl.rollouts.samplers.task_sampler import TaskSampler
 from agentrl.types import Status, Task, Trajectory, TrajectoryGroup
 from tests.controller.hand_pool import outcome
 

@@ -61,7 +61,7 @@ def faults_of(example: str, folder: Path) -> list[str]:
         return [] if is_told else [f"check must tell {install(extra)!r}, got {code}:\n{text}"]
     if code:
         return [f"check ended with {code}:\n{text}"]
-    steps = [f"run.dir={folder / 'run'}", "controller.mode=inline", *small(config)]
+    steps = [f"run.dir={folder / 'run'}", "placement.mode=inline", *small(config)]
     code, text = said(["train", str(config), *settings, *steps])
     return [f"two steps ended with {code}:\n{text[-3000:]}"] if code else []
 

@@ -11,7 +11,7 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 SHORT = (
-    "controller.mode=inline",
+    "placement.mode=inline",
     "stages.warmup.steps=2",
     "stages.rl.steps=1",
     "stages.rl.eval.sets.code.num_tasks=2",

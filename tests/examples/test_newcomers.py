@@ -130,7 +130,7 @@ def test_half_of_the_demonstrations_are_right() -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("example", "name"), [("maze", "mazes"), ("till", "totals")])
 def test_the_policy_learns(example: str, name: str, tmp_path: Path) -> None:
-    settings = [f"run.dir={tmp_path / 'run'}", "controller.mode=inline", "train.steps=15"]
+    settings = [f"run.dir={tmp_path / 'run'}", "placement.mode=inline", "train.steps=15"]
     with Trainer(load_config(EXAMPLES / example / "config.yaml", settings)) as trainer:
         trainer.train()
     result = json.loads((tmp_path / "run" / "summary.json").read_text())["eval"][name]

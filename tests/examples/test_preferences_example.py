@@ -20,6 +20,7 @@ from agentrl.store import RunDirectory, TrajectoryReader, read_jsonl
 from agentrl.types import load_object
 from tests.run.tiny_run import metrics, start
 
+STAGE = "agentrl.controller.stage.stage_run"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "preferences"
 
 
@@ -45,7 +46,7 @@ def test_no_question_of_the_held_out_sets_is_trained_on() -> None:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("preferences") / "run"
     with Trainer(
-        load_config(EXAMPLE / "config.yaml", [f"run.dir={folder}", "controller.mode=inline"])
+        load_config(EXAMPLE / "config.yaml", [f"run.dir={folder}", "placement.mode=inline"])
     ) as trainer:
         trainer.train()
     return folder
@@ -123,7 +124,7 @@ def test_the_run_is_examined_with_its_own_reward_model(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert (
-        run_command_line(["eval", str(run), "controller.mode=inline", "--samples", "1", "--json"])
+        run_command_line(["eval", str(run), "placement.mode=inline", "--samples", "1", "--json"])
         == 0
     )
     report = json.loads(capsys.readouterr().out)
@@ -135,7 +136,7 @@ def test_the_run_is_examined_with_its_own_reward_model(
 
 
 SHORT = (
-    "controller.mode=inline",
+    "placement.mode=inline",
     "run.deterministic=true",
     "stages.sft.steps=20",
     "stages.rm.steps=12",
@@ -151,9 +152,7 @@ SHORT = (
 @pytest.mark.parametrize(
     ("die_at", "call"),
     [
-        pytest.param(
-            "agentrl.controller.stage:StageRun.record", 26, id="while_the_reward_model_learns"
-        ),
+        pytest.param(f"{STAGE}:StageRun.record", 26, id="while_the_reward_model_learns"),
         pytest.param("agentrl.run.trainer:run_stage", 2, id="before_the_policy_learns_from_it"),
         pytest.param(
             "agentrl.controller.scoring:RewardScorer.score", 4, id="while_episodes_are_scored"

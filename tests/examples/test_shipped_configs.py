@@ -37,7 +37,7 @@ def test_its_dry_run_tells_every_stage(
 @pytest.mark.parametrize("example", [name for name in CONFIGS if name not in TRAINED_ELSEWHERE])
 def test_it_trains_two_steps(example: str, tmp_path: Path) -> None:
     run, config = tmp_path / "run", CONFIGS[example]
-    settings = [f"run.dir={run}", "controller.mode=inline", *small(config)]
+    settings = [f"run.dir={run}", "placement.mode=inline", *small(config)]
     if example in SAMPLES:
         config = prepared(example, tmp_path)
         build_model(tmp_path / "model", example)

@@ -22,7 +22,7 @@ ALLOWED: dict[str, tuple[set[str], str]] = {
     "controller/checkpoints/checkpoint_copies.py": ({"json.loads"}, OWN),
     "controller/checkpoints/stage_checkpoints.py": ({"json.loads"}, OWN),
     "controller/ledger.py": ({"json.loads"}, OWN),
-    "controller/samplers/prompt_sampler.py": ({"json.loads"}, OWN),
+    "rollouts/samplers/prompt_sampler.py": ({"json.loads"}, OWN),
     "engines/openai.py": ({"json.loads"}, OWN),
     "engines/servers/environment.py": ({"json.loads"}, OWN),
     "engines/weights.py": ({"json.loads"}, USERS),

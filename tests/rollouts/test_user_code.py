@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 import pytest
 
+from agentrl.config.sections import PlacementConfig
 from agentrl.controller.cluster.rollout_pool import RolloutPool, RolloutWorkerSpec, collect_groups
 from agentrl.envs import AsyncEnv, Env, EnvSpec, EpisodeView, Rubric
 from agentrl.errors import EngineError, RewardError
@@ -119,7 +120,7 @@ def test_the_same_holds_in_rays_workers() -> None:
 
     started = start_ray(2)
     try:
-        pool = rollout_workers(1, threads=1)
+        pool = rollout_workers(PlacementConfig(rollout_workers=1))
         try:
             pool.setup(RolloutWorkerSpec(ScriptedPlan(), conformance_spec()))  # type: ignore[arg-type]
             for (at, raises, _), trajectory in outcomes_of(pool).items():

@@ -80,7 +80,7 @@ def trained_rewards(run_dir: Path) -> dict[int, list[float]]:
 
 def test_rollout_workers_play_while_the_ranks_train(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    ray = ("controller.mode=ray", "rollout.num_workers=2", "rollout.schedule=async")
+    ray = ("placement.mode=ray", "placement.rollout_workers=2", "rollout.schedule=async")
     with Trainer(load_config(ahead(tmp_path), [f"run.dir={run_dir}", *ALWAYS, *ray])) as trainer:
         trainer.train()
     rows = [row for row in read_jsonl(run_dir / "metrics.jsonl") if row["stage"] == "rl"]

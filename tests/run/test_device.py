@@ -43,26 +43,28 @@ def test_auto_is_a_cpu_in_float32_here() -> None:
     ],
 )
 def test_cuda_trains_in_bfloat16_unless_told(settings: list[str], dtype: str, served: str) -> None:
-    (stage,) = load_config({}, [*BASE, "train.device=cuda", *settings]).resolved_stages()
+    (stage,) = load_config({}, [*BASE, "placement.device=cuda", *settings]).resolved_stages()
     assert (stage.device, stage.dtype, stage.rollout_dtype) == ("cuda", dtype, served)
 
 
 def test_the_engine_goes_where_training_is(tmp_path: Path) -> None:
     model_path = write_model(tmp_path)
     settings = [f"model.path={model_path}", "data.train=t.py:f", "model.chat_template=chatml"]
-    config = load_config({}, [*settings, "train.device=cuda"])
+    config = load_config({}, [*settings, "placement.device=cuda"])
     plan = engine_plan(config.resolved_stages()[0], model_path)
     assert (plan.place.device, plan.place.dtype) == ("cuda:0", "bfloat16")
 
 
 @without_gpu
 def test_cuda_that_is_absent_is_refused_with_the_remedy() -> None:
-    config = load_config({}, [*BASE, "train.device=cuda", "controller.mode=inline"])
+    config = load_config({}, [*BASE, "placement.device=cuda", "placement.mode=inline"])
     with pytest.raises(ConfigError) as told:
         RunProcesses(config)
     assert with_keys(str(told.value)) == (
-        "train.device='cuda' needs a GPU for each of 1 processes, found 0 by torch on this machine;"
-        " set train.device=cpu, lower train.world_size, or use a machine with NVIDIA's driver and a"
+        "placement.device='cuda' needs a GPU for each of 1 processes, found 0 by torch on this "
+        "machine;"
+        " set placement.device=cpu, lower placement.world_size, or use a machine with NVIDIA's "
+        "driver and a"
         " torch that was built for CUDA"
     )
     with pytest.raises(ConfigError, match="in the process of rank 0"):
@@ -108,7 +110,7 @@ from agentrl.run.lifetime.session import with_device
 torch.cuda.device_count = lambda: 1  # the driver's machine has one
 ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False)
 base = ["model.path=m", "data.train=t.py:f"]
-for own in ([], ["controller.ray_address=auto"]):
+for own in ([], ["placement.ray_address=auto"]):
     print(with_device(load_config({}, [*base, *own])).resolved_stages()[0].device)
 ray.shutdown()
 """

@@ -17,7 +17,7 @@ from tests.run import tiny_run
 TASK = Path(__file__).with_name("health_task.py")
 
 CONFIG = f"""\
-controller: {{mode: inline}}
+placement: {{mode: inline}}
 model: {{build: "{TASK}:build_model"}}
 data: {{train: "{TASK}:tasks", max_prompt_tokens: 64}}
 rollout: {{group_size: 8, max_turns: 1, max_turn_tokens: 32, max_response_tokens: 32, max_running: 32}}

@@ -46,11 +46,11 @@ def inline(tmp_path_factory: pytest.TempPathFactory) -> Sequence[dict[str, Any]]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["train.tp_size=2", "train.sp_size=2"])
+@pytest.mark.parametrize("layout", ["placement.tp_size=2", "placement.sp_size=2"])
 def test_a_run_of_two_ranks_has_the_curve_of_one(
     inline: Sequence[dict[str, Any]], tmp_path: Path, layout: str
 ) -> None:
-    found = train(tmp_path / "run", "controller.mode=ray", "train.world_size=2", layout)
+    found = train(tmp_path / "run", "placement.mode=ray", "placement.world_size=2", layout)
     assert [(row["stage"], row["step"]) for row in found] == [
         (row["stage"], row["step"]) for row in inline
     ]

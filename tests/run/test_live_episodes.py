@@ -33,7 +33,7 @@ OVERRIDES = (
 )
 
 
-@pytest.mark.parametrize("hosts", [(), ("controller.mode=ray", "rollout.num_workers=1")])
+@pytest.mark.parametrize("hosts", [(), ("placement.mode=ray", "placement.rollout_workers=1")])
 def test_an_episode_is_in_the_index_while_others_of_its_group_are_played(
     tmp_path: Path, hosts: tuple[str, ...]
 ) -> None:

@@ -36,7 +36,9 @@ def test_a_run_in_one_process_keeps_the_drivers_log(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_each_rank_and_rollout_worker_keeps_its_own(tmp_path: Path) -> None:
-    run = train(tmp_path, "controller.mode=ray", "rollout.num_workers=1", "run.deterministic=false")
+    run = train(
+        tmp_path, "placement.mode=ray", "placement.rollout_workers=1", "run.deterministic=false"
+    )
     names = {path.stem for path in run.log_folder.iterdir()}
     assert names == {"driver", "rank-0", "rollout-0"}
     assert "worker_joined" in events(run.log_folder / "driver.jsonl")

@@ -52,7 +52,7 @@ def task_ids(run_dir: Path) -> list[str]:
 def test_tasks_come_in_the_order_of_a_run_that_was_not_killed(config: Path, tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     drive(config, whole)
-    drive(config, killed, die_at="agentrl.controller.stage:StageRun.record")
+    drive(config, killed, die_at="agentrl.controller.stage.stage_run:StageRun.record")
     assert len(metrics(killed)) < STEPS
     drive(config, killed, resume=True)
 

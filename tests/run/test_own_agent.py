@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from agentrl.config.load import load_config
-from agentrl.controller import stage as controller_stage
+from agentrl.controller.stage import passes as controller_stage
 from agentrl.engines.torch.engine import TorchEngine
 from agentrl.errors import ConfigError
 from agentrl.run.trainer import Trainer
@@ -32,7 +32,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "own_agent"
 
 CONFIG = f"""\
 run: {{base_dir: "{EXAMPLE}"}}
-controller: {{mode: inline}}
+placement: {{mode: inline}}
 model: {{build: "task.py:build_model"}}
 env: {{agent_command: [python, agent.py]}}
 data: {{train: "task.py:tasks", max_prompt_tokens: 64}}

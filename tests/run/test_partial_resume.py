@@ -125,8 +125,8 @@ def stopped_in_flight(driver: BaseProcess, run_dir: Path) -> bool:
     "hosts",
     [
         pytest.param((), id="inline", marks=pytest.mark.invariant),
-        pytest.param(("controller.mode=ray",), id="ranks"),
-        pytest.param(("controller.mode=ray", "rollout.num_workers=2"), id="workers"),
+        pytest.param(("placement.mode=ray",), id="ranks"),
+        pytest.param(("placement.mode=ray", "placement.rollout_workers=2"), id="workers"),
     ],
 )
 def test_episodes_in_flight_go_on_after_a_kill_with_their_tokens(
@@ -184,7 +184,7 @@ def test_a_rollout_worker_that_is_killed_in_a_step_costs_no_episode(
 
 def replayed_after_a_kill(config: Path, run_dir: Path) -> int:
     """The groups that were played again after one of two workers was killed."""
-    ray = ("controller.mode=ray", "rollout.num_workers=2")
+    ray = ("placement.mode=ray", "placement.rollout_workers=2")
     driver = start(config, run_dir, overrides=(*OVERRIDES, *ray))
     while driver.is_alive() and not both_workers_play(run_dir):
         driver.join(0.02)

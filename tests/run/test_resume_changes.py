@@ -28,7 +28,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     driver = start(
         folder / "config.yaml",
         folder / "run",
-        die_at="agentrl.controller.stage:StageRun.record",
+        die_at="agentrl.controller.stage.stage_run:StageRun.record",
         call=15,
     )
     driver.join(240)

@@ -17,7 +17,7 @@ from tests.run.tiny_run import TASK, metrics
 DUEL = Path(__file__).parents[1] / "rollouts" / "duel.py"
 
 CONFIG = f"""\
-controller: {{mode: inline}}
+placement: {{mode: inline}}
 model: {{build: "{TASK}:build_model"}}
 env: {{entry_point: "{DUEL}:Duel", args: {{rounds: 2}}}}
 data: {{train: "{TASK}:tasks", max_prompt_tokens: 800}}

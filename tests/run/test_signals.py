@@ -185,7 +185,7 @@ def test_ctrl_c_says_how_the_run_goes_on(start: Start) -> None:
 @pytest.mark.parametrize("whom", ["driver", "all"])
 def test_a_run_on_ray_prints_no_native_stack(start: Start, whom: str) -> None:
     driver = start(
-        "controller.mode=ray",
+        "placement.mode=ray",
         "run.deterministic=false",
         "stages.rl.steps=400",
         "checkpoint.every=1",

@@ -178,8 +178,8 @@ def test_tokens_without_logprobs_are_refused(
 
 
 def test_no_worker_is_started_to_play(config: Path, stored: Path) -> None:
-    overrides = ["run.deterministic=false", "rollout.num_workers=2"]
-    with pytest.raises(ConfigError, match=r"rollout\.num_workers=2; set"):
+    overrides = ["run.deterministic=false", "placement.rollout_workers=2"]
+    with pytest.raises(ConfigError, match=r"placement\.rollout_workers=2; set"):
         RunProcesses(load_config(config, overrides))
     RunProcesses(load_config(config, [f"run.replay={stored}", *overrides])).close()
 

@@ -351,7 +351,7 @@ def test_a_ray_worker_makes_tools_for_each_episode_and_closes_shared_ones_once(
         "stages.rl.eval={}",
         "run.deterministic=false",
     ]
-    settings = [f"run.dir={tmp_path / 'run'}", "controller.mode=ray", tools, *short]
+    settings = [f"run.dir={tmp_path / 'run'}", "placement.mode=ray", tools, *short]
     with Trainer(load_config(tmp_path / "config.yaml", settings)) as trainer:
         trainer.train()
     words = log.read_text()

@@ -285,7 +285,7 @@ def test_a_closed_trainer_opens_again(opened: Open, tmp_path: Path) -> None:
 
 def test_several_ranks_in_one_process_are_refused(opened: Open) -> None:
     with pytest.raises(AgentRLError, match="inline"):
-        opened("train.world_size=2").train()
+        opened("placement.world_size=2").train()
 
 
 def test_a_run_says_which_template_family_it_found_and_who_reads_the_calls(

@@ -67,7 +67,7 @@ def annotations(run_dir: Path) -> dict[tuple[str, int, str], dict[str, bytes]]:
 
 
 SERVICE = "agentrl.controller.rollout_service:RolloutService"
-STAGE = "agentrl.controller.stage:StageRun"
+STAGE = "agentrl.controller.stage.stage_run:StageRun"
 CHECKPOINTS = "agentrl.controller.checkpoints:Checkpoints"
 
 
@@ -155,7 +155,7 @@ def test_a_finished_run_goes_on_to_more_steps(
 def test_the_same_through_ray(
     config: Path, run_dir: Path, uninterrupted: list[dict[str, Any]]
 ) -> None:
-    ray = ["controller.mode=ray"]
+    ray = ["placement.mode=ray"]
     driver = start(config, run_dir, overrides=ray)
     while driver.is_alive() and not any(
         row["step"] == 3 and row["stage"] == "rl" for row in metrics(run_dir)

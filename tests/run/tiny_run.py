@@ -21,7 +21,7 @@ TASK = Path(__file__).with_name("tiny_task.py")
 
 CONFIG = f"""\
 run: {{deterministic: true}}
-controller: {{mode: inline}}
+placement: {{mode: inline}}
 model: {{build: "{TASK}:build_model"}}
 env: {{tools: ["{TASK}:add"], describe_tools_in_prompt: false}}
 data: {{train: "{TASK}:tasks", max_prompt_tokens: 64}}

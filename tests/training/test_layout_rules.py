@@ -33,7 +33,11 @@ SHAPE: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("settings", "tp", "message"),
     [
-        ({}, 5, "TrainConfig.tp_size must divide the 12 attention heads of ActorSpec.model_path"),
+        (
+            {},
+            5,
+            "PlacementConfig.tp_size must divide the 12 attention heads of ActorSpec.model_path",
+        ),
         ({}, 6, "must divide the 4 key heads (or be a multiple of them) of"),
         ({"intermediate_size": 90}, 4, "must divide the 90 units of each MLP of"),
         ({"vocab_size": 98}, 4, "must divide the 98 entries of the vocabulary of"),
@@ -48,7 +52,8 @@ def test_a_size_that_tp_does_not_divide_is_refused(
 
 def test_a_vocabulary_that_tp_does_not_divide_is_refused_with_the_remedy() -> None:
     message = (
-        f"TrainConfig.tp_size must divide the 297 entries of the vocabulary of {NAMED}, got 2; set "
+        f"PlacementConfig.tp_size must divide the 297 entries of the vocabulary of {NAMED}, got 2; "
+        "set "
         "one of 1, or add unused entries: transformers' resize_token_embeddings(None, "
         "pad_to_multiple_of=2), and save the model again"
     )
@@ -75,16 +80,14 @@ def test_a_size_that_divides_is_accepted(tp: int) -> None:
 
 
 def test_another_family_is_refused_by_name() -> None:
-    message = (
-        "TrainConfig.tp_size=2 divides models of llama, qwen2, qwen3, got 'gpt2' as the family of"
-    )
+    message = "PlacementConfig.tp_size=2 divides models of llama, qwen2, qwen3, got 'gpt2' as the "
     with pytest.raises(ConfigError, match=re.escape(message)):
         check_tensor_parallel(GPT2Config(), 2, NAMED)
 
 
 def test_heads_that_sp_does_not_divide_are_refused() -> None:
     message = (
-        "TrainConfig.sp_size must divide the 12 attention heads / TrainConfig.tp_size=2 of "
+        "PlacementConfig.sp_size must divide the 12 attention heads / PlacementConfig.tp_size=2 of "
         f"{NAMED}, got 4; set one of 1, 2, 3, 6"
     )
     with pytest.raises(ConfigError, match=re.escape(message)):
@@ -100,14 +103,18 @@ def test_layers_that_mix_tokens_without_attention_are_not_cut() -> None:
 def test_a_role_refuses_its_layout_before_it_loads_anything(tmp_path: Path) -> None:
     Qwen3Config(**SHAPE).save_pretrained(tmp_path)  # and no weights
     place = DistSpec(world_size=5, tp=5)
-    with pytest.raises(ConfigError, match=r"TrainConfig\.tp_size must divide the 12 attention"):
+    with pytest.raises(ConfigError, match=r"PlacementConfig\.tp_size must divide the 12 attention"):
         Reference(ReferenceSpec(str(tmp_path)), place)
 
 
 @pytest.mark.parametrize(
     ("place", "sharding", "message"),
     [
-        (DistSpec(world_size=6, tp=4), Sharding(), "must divide TrainConfig.world_size=6, got 4 *"),
+        (
+            DistSpec(world_size=6, tp=4),
+            Sharding(),
+            "must divide PlacementConfig.world_size=6, got 4 *",
+        ),
         (DistSpec(world_size=4), Sharding("hybrid"), "needs TrainConfig.shard_size"),
         (DistSpec(world_size=4), Sharding("hybrid", 3), "must divide the 4 data-parallel ranks"),
         (DistSpec(world_size=4), Sharding("full", 2), "is for TrainConfig.shard='hybrid' alone"),

@@ -219,7 +219,7 @@ def test_rollouts_of_realistic_lengths_share_their_prompts(capacity: int, saved:
 def test_a_sample_longer_than_a_micro_batch_is_refused_by_setting() -> None:
     with pytest.raises(
         ConfigError,
-        match=r"StageSettings\.micro_batch_tokens must be at least .* got 10 .* of 11 tokens",
+        match=r"TrainConfig\.micro_batch_tokens must be at least .* got 10 .* of 11 tokens",
     ):
         whole([3, 11], micro_batch_tokens=10)
 

@@ -282,6 +282,6 @@ def test_a_pair_longer_than_a_micro_batch_is_refused() -> None:
     batch = pairs()
     with pytest.raises(
         ConfigError,
-        match=r"StageSettings\.micro_batch_tokens must be at least the longest group .*, got 34",
+        match=r"TrainConfig\.micro_batch_tokens must be at least the longest group .*, got 34",
     ):
         partition(batch.lengths, batch.group, seed=0, layout=layout(1, 34), unit="group")

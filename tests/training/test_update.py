@@ -93,7 +93,7 @@ def test_a_sequence_longer_than_a_micro_batch_is_refused_whole(
     actor = make_actor(model_path, name, settings=settings)
     with pytest.raises(
         ConfigError,
-        match=r"StageSettings\.micro_batch_tokens must be at least .* got 29 .* of 30 tokens",
+        match=r"TrainConfig\.micro_batch_tokens must be at least .* got 29 .* of 30 tokens",
     ):
         update(actor, prepared(actor, make_batch()), 29)
 

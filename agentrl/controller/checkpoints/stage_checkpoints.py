@@ -17,8 +17,8 @@ from agentrl.controller.checkpoints.saved_groups import (
     write_groups,
     write_running,
 )
-from agentrl.controller.samplers.prompt_sampler import SamplerState
 from agentrl.errors import ConfigError, DataError, StoreError
+from agentrl.rollouts.samplers.prompt_sampler import SamplerState
 from agentrl.store import write_json
 
 _GROUPS = "waiting_groups.parquet"

@@ -10,6 +10,7 @@ from typing import Any
 
 import ray
 
+from agentrl.config.sections import PoolConfig
 from agentrl.controller.cluster.mesh import MeshShape
 from agentrl.controller.cluster.ray_rollout_pool import RayRolloutPool
 from agentrl.controller.cluster.ray_runtime import (
@@ -44,11 +45,7 @@ class RayRoleGroup(RoleGroup):
     """``RoleGroup`` over Ray; its ranks also serve a rollout pool.
 
     Args:
-        num_ranks: processes, one a device.
-        threads: torch and OpenMP threads a rank.
-        tp: ranks that hold one layer together.
-        sp: ranks that hold one packed row together; ``tp`` times it divides ``num_ranks``, and the
-            quotient is the number of data coordinates.
+        pool: how many ranks, one a device, in which layout, and the torch threads of each.
         device: with ``cuda`` Ray shows each rank a GPU of its own, its ``cuda:0``.
         call_timeout_s: deadline of any call, and of any collective within one.
         log_folder: where each rank keeps its log; None keeps none.
@@ -56,15 +53,14 @@ class RayRoleGroup(RoleGroup):
 
     def __init__(
         self,
-        num_ranks: int,
+        pool: PoolConfig,
         *,
-        threads: int,
-        tp: int = 1,
-        sp: int = 1,
         device: DeviceType = "cpu",
         call_timeout_s: float = CALL_TIMEOUT_S,
         log_folder: Path | None = None,
     ) -> None:
+        num_ranks, threads = pool.world_size, pool.threads_per_rank
+        tp, sp = pool.tp_size, pool.sp_size
         super().__init__(MeshShape.of(num_ranks, tp=tp, sp=sp))
         self._calls = ActorCalls(
             lambda rank: f"the worker of rank {rank}", self._failure, call_timeout_s
@@ -133,14 +129,8 @@ class RayRoleGroup(RoleGroup):
 
 class ObjectStoreSync(WeightSync):
     """``WeightSync`` from rank 0 through Ray's object store to engines on any machine; the driver
-    sees references.
-
-    Args:
-        group: the learner's ranks.
+    sees references. The learner's ranks are a ``RayRoleGroup``.
     """
-
-    def __init__(self, group: RayRoleGroup) -> None:
-        self._group = group
 
     def send(
         self, learner: RoleHandle, pool: RolloutPool, version: int, mode: PauseMode
@@ -148,5 +138,6 @@ class ObjectStoreSync(WeightSync):
         layout = pool.layout()
         if layout is None:
             return []
-        weights = self._group.call_stored("weights", "export", (learner.name, layout.dtype))
+        assert isinstance(learner.group, RayRoleGroup), "ranks without Ray have no object store"
+        weights = learner.group.call_stored("weights", "export", (learner.name, layout.dtype))
         return pool.update(weights, version, mode)

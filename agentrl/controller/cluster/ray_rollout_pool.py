@@ -2,19 +2,20 @@
 die.
 
 Invariants:
-- A group goes to worker ``group_index mod workers`` while that one plays, otherwise to another that
-does.
+- A group goes to the worker that plays the fewest episodes, of equals to the first.
+- Workers may join and leave at any time; one that joins plays once it serves the weights that were
+published last.
 - What a dead or silent worker played is played again by others, as the next attempt, but for the
 rollouts that had finished. A cancelled group is not.
-- A replacement plays once it serves the weights that were published last.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
@@ -22,8 +23,8 @@ from typing import Any
 
 import ray
 
+from agentrl.config.sections import PlacementConfig
 from agentrl.controller.cluster.ray_runtime import (
-    CALL_TIMEOUT_S,
     ActorCalls,
     ActorLostError,
     Collected,
@@ -58,7 +59,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """A worker's place; another actor takes it after a death.
+    """A worker; after a death another takes its number.
 
     Attributes:
         starting: answers to come before it plays: of its setup, and of the weights that it was
@@ -77,48 +78,41 @@ class _Place:
     groups: dict[GroupKey, GroupRequest] = field(default_factory=dict)
     ended: dict[GroupKey, list[Trajectory]] = field(default_factory=dict)
 
+    @property
+    def num_episodes(self) -> int:
+        """Episodes of the groups that it plays."""
+        return sum(request.num_rollouts for request in self.groups.values())
+
 
 def rollout_workers(
-    num_workers: int,
-    *,
-    threads: int,
-    device: DeviceType = "cpu",
-    resources: Mapping[str, float] | None = None,
-    max_restarts: int = 3,
-    answer_s: float = 120.0,
-    call_timeout_s: float = CALL_TIMEOUT_S,
-    log_folder: Path | None = None,
+    placement: PlacementConfig, *, device: DeviceType = "cpu", log_folder: Path | None = None
 ) -> RayRolloutPool:
     """A pool of workers apart from any rank, on any machine of the cluster.
 
     Args:
-        num_workers: actors, each with an engine.
-        threads: torch and OpenMP threads of each.
+        placement: how many, each with an engine, what each asks of Ray, and when one is lost.
         device: with ``cuda`` Ray shows each a GPU of its own.
-        resources: that each asks of Ray, beside a CPU.
-        max_restarts: workers that may die between two updates; the next death ends the run.
-        answer_s: seconds in which a worker answers a call that costs it no work; a silent one is
-            replaced too.
-        call_timeout_s: deadline of any other call.
         log_folder: where each worker keeps its log; None keeps none.
     """
     actor = rollout_actor.options(
         num_cpus=1,
         num_gpus=1 if device == "cuda" else 0,
-        resources=dict(resources or {}),
+        resources=dict(placement.worker_resources),
         scheduling_strategy="SPREAD",
-        runtime_env={"env_vars": thread_env(threads)},
+        runtime_env={"env_vars": thread_env(placement.threads_per_rank)},
     )
 
     def start(number: int) -> Any:
         return actor.remote(number, log_folder)
 
     return RayRolloutPool(
-        [start(number) for number in range(num_workers)],
-        ActorCalls(lambda number: f"rollout worker {number}", _engine_failure, call_timeout_s),
+        [start(number) for number in range(placement.rollout_workers)],
+        ActorCalls(
+            lambda number: f"rollout worker {number}", _engine_failure, placement.call_timeout_s
+        ),
         start=start,
-        max_restarts=max_restarts,
-        answer_s=answer_s,
+        max_restarts=placement.worker_restarts,
+        answer_s=placement.worker_liveness_timeout_s,
     )
 
 
@@ -127,10 +121,10 @@ class RayRolloutPool:
     """``RolloutPool`` of episode hosts in Ray actors.
 
     Args:
-        actors: of workers, one a place.
+        actors: of the first workers.
         calls: waits for them.
-        start: a new actor for a place. None for ranks: they belong to their role group, and none is
-            replaced.
+        start: a new actor by its number. None for ranks: they belong to their role group, and none
+            joins or is replaced.
         max_restarts: deaths between two updates after which the next one ends the run.
         answer_s: seconds in which a worker answers a call that costs it no work; by default those
             of any call.
@@ -145,8 +139,9 @@ class RayRolloutPool:
 
     def __post_init__(self) -> None:
         self._answer_s = self.answer_s or self.calls.timeout_s
-        self._places = [_Place(number, actor) for number, actor in enumerate(self.actors)]
-        self._spec: Any = None  # a reference, for replacements
+        self._places = {number: _Place(number, actor) for number, actor in enumerate(self.actors)}
+        self._numbers = itertools.count(len(self._places))
+        self._spec: Any = None  # a reference, for those that join
         self._layout: EngineLayout | None = None
         self._weights: tuple[WeightSource, int, PauseMode] | None = None
         self._waiting: list[GroupRequest] = []  # for a worker that plays
@@ -159,6 +154,24 @@ class RayRolloutPool:
         # loop's thread updates. It is held over short calls of actors, never while ``collect`` or
         # ``update`` waits.
         self._lock = threading.RLock()
+
+    def join(self) -> int:
+        """Starts one worker more.
+
+        Returns:
+            Its number.
+        """
+        with self._lock:
+            number = next(self._numbers)
+            self._enter(number)
+            return number
+
+    def leave(self, number: int) -> None:
+        """Ends a worker for good; what it plays is played again by others."""
+        with self._lock:
+            place = self._places.pop(number)
+            ray.kill(place.actor)
+            self._play_again(place)
 
     def setup(self, spec: RolloutWorkerSpec | None) -> None:
         """See ``RolloutPool.setup``; a worker that died before is replaced.
@@ -177,19 +190,15 @@ class RayRolloutPool:
             self._arrived.clear()
             self._ended.clear()
             self._cancelled.clear()
-            for place in self._places:
-                place.starting = []
-                place.poll = None
-                place.groups.clear()
-                place.ended.clear()
-        asked = [
-            (place, place.actor, place.actor.setup_rollouts.remote(self._spec))
-            for place in self._places
-        ]
-        for place, actor, ref in asked:
-            with self._losing(place, actor):
+            self._places = {number: _Place(number, p.actor) for number, p in self._places.items()}
+            asked = [
+                (place, place.actor.setup_rollouts.remote(self._spec))
+                for place in self._places.values()
+            ]
+        for place, ref in asked:
+            with self._losing(place):
                 self._layout = self.calls.ask(ref, what, place.number)
-        for place in self._places:
+        for place in self._places.values():
             if place.starting:
                 self._layout = self.calls.get(place.starting.pop(0), what, place.number)
             self._log_joined(place)
@@ -197,15 +206,20 @@ class RayRolloutPool:
     def submit(self, requests: Sequence[GroupRequest]) -> None:
         """Each goes to a worker that plays; they wait where there is none."""
         with self._lock:
-            left = list(requests)
-            while left and (playing := self._playing()):
-                place = self._place_of(left[0].group_index, playing)
-                own = [r for r in left if self._place_of(r.group_index, playing) is place]
-                left = [r for r in left if self._place_of(r.group_index, playing) is not place]
-                place.groups |= {group_key(request): request for request in own}
-                with self._losing(place, place.actor):
-                    self._ask(place, "submitting groups", "submit", own)
-            self._waiting += left
+            sent: dict[int, list[GroupRequest]] = {}
+            playing = self._playing()
+            for request in requests:
+                if not playing:
+                    self._waiting.append(request)
+                    continue
+                place = min(playing, key=lambda one: one.num_episodes)
+                place.groups[group_key(request)] = request
+                sent.setdefault(place.number, []).append(request)
+            for place in playing:
+                # one that was lost by now has had its groups played again
+                if place.number in sent and self._places.get(place.number) is place:
+                    with self._losing(place):
+                        self._ask(place, "submitting groups", "submit", sent[place.number])
 
     def collect(self, timeout_s: float) -> list[GroupOutcome]:
         with self._lock:
@@ -217,7 +231,7 @@ class RayRolloutPool:
                 late = place.poll is not None and time.monotonic() > place.due
                 if late and not ray.wait([place.poll], timeout=0)[0]:
                     # it hangs, or its machine cannot be reached
-                    with self._losing(place, place.actor):
+                    with self._losing(place):
                         raise self.calls.silent("collecting groups", place.number, self._answer_s)
             outcomes = self._arrived
             self._arrived = []
@@ -232,21 +246,23 @@ class RayRolloutPool:
     def cancel(self, keys: Sequence[GroupKey]) -> None:
         chosen = set(keys)
         with self._lock:
-            self._cancelled |= chosen & {key for place in self._places for key in place.groups}
+            self._cancelled |= chosen & {
+                key for place in self._places.values() for key in place.groups
+            }
             waiting = self._waiting
             self._arrived += [cancelled_outcome(r) for r in waiting if group_key(r) in chosen]
             self._waiting = [r for r in waiting if group_key(r) not in chosen]
             for place in self._playing():
-                with self._losing(place, place.actor):
+                with self._losing(place):
                     self._ask(place, "cancelling groups", "cancel", list(keys))
 
     def in_flight(self) -> list[GroupState]:
         with self._lock:
             # an outcome on its way here would be neither in a worker nor collected
-            self._take({place.poll for place in self._places} - {None})
+            self._take({place.poll for place in self._places.values()} - {None})
             saved = [request.saved for request in self._waiting if request.saved is not None]
             for place in self._playing():
-                with self._losing(place, place.actor):
+                with self._losing(place):
                     saved += self._ask(place, "saving the groups that run", "in_flight")
             return saved
 
@@ -270,22 +286,23 @@ class RayRolloutPool:
             self._weights = (weights, version, mode)
             self._num_deaths = 0
             asked = []
-            for place in self._places:
+            for place in self._places.values():
                 ref = self._update(place)
                 if place.starting:
                     place.starting.append(ref)
                 else:
-                    asked.append((place, place.actor, ref))
+                    asked.append((place, ref))
         reports: list[WeightsReport] = []
-        for place, actor, ref in asked:
-            with self._losing(place, actor):
+        for place, ref in asked:
+            with self._losing(place):
                 reports += self.calls.ask(ref, "publishing weights", place.number)
         return reports
 
     def describe(self) -> list[ProcessInfo]:
-        refs = [place.actor.describe.remote() for place in self._places]
+        refs = [place.actor.describe.remote() for place in self._places.values()]
         found = self.calls.gather(refs, "describing the rollout workers")
-        return [replace(info, rollout_worker=number) for number, info in enumerate(found)]
+        numbered = zip(self._places, found, strict=True)
+        return [replace(info, rollout_worker=number) for number, info in numbered]
 
     def close(self) -> None:
         """Ends every worker; ranks are ended by their group."""
@@ -298,7 +315,7 @@ class RayRolloutPool:
                     with suppress(ActorLostError):  # then there is nothing to close
                         self.calls.ask(ref, "closing the rollout workers", place.number)
         finally:
-            for place in self._places:
+            for place in self._places.values():
                 ray.kill(place.actor)
 
     def _ask(self, place: _Place, what: str, method: str, *args: Any) -> Any:
@@ -307,7 +324,7 @@ class RayRolloutPool:
         return self.calls.ask(ref, what, place.number, self._answer_s)
 
     def _playing(self) -> list[_Place]:
-        return [place for place in self._places if not place.starting]
+        return [place for place in self._places.values() if not place.starting]
 
     def _watched(self, timeout_s: float) -> list[Any]:
         """References to wait for: each worker's next outcomes, or the next step of its start."""
@@ -315,12 +332,13 @@ class RayRolloutPool:
             if place.poll is None:
                 place.poll = place.actor.poll.remote(timeout_s)
                 place.due = time.monotonic() + timeout_s + self._answer_s
-        return [place.starting[0] if place.starting else place.poll for place in self._places]
+        places = self._places.values()
+        return [place.starting[0] if place.starting else place.poll for place in places]
 
     def _take(self, ready: set[Any]) -> None:
         """Takes outcomes in; a worker whose start is done begins to play."""
-        for place in self._places:
-            with self._losing(place, place.actor):
+        for place in list(self._places.values()):
+            with self._losing(place):
                 if place.starting and place.starting[0] in ready:
                     self.calls.ask(place.starting[0], "starting again", place.number)
                     del place.starting[0]
@@ -351,20 +369,16 @@ class RayRolloutPool:
                 place.ended.setdefault(key, []).append(trajectory)
                 self._ended.append(trajectory)
 
-    def _place_of(self, group_index: int, playing: Sequence[_Place]) -> _Place:
-        own = self._places[group_index % len(self._places)]
-        return playing[group_index % len(playing)] if own.starting else own
-
     @contextmanager
-    def _losing(self, place: _Place, actor: Any) -> Iterator[None]:
+    def _losing(self, place: _Place) -> Iterator[None]:
         """Where the worker of ``place`` turns out to be dead, it is replaced, and the caller goes
         on."""
         try:
             yield
         except ActorLostError as lost:
-            self._lose(place, actor, lost)
+            self._lose(place, lost)
 
-    def _lose(self, place: _Place, actor: Any, lost: ActorLostError) -> None:
+    def _lose(self, place: _Place, lost: ActorLostError) -> None:
         """Replaces a dead worker; what it played is played by others.
 
         Raises:
@@ -373,48 +387,51 @@ class RayRolloutPool:
         if self.start is None:
             raise self.calls.fail(lost, place.number)
         with self._lock:
-            if place.actor is not actor:  # the other thread noticed it too
-                return
-            groups = [
-                _with_ended(request, place.ended.get(key, ()))
-                for key, request in place.groups.items()
-            ]
-            place.groups = {}
-            place.ended = {}
-            failure = worker_lost(str(lost), len(groups))
+            if self._places.get(place.number) is not place:
+                return  # the other thread noticed it too, or it has left
+            failure = worker_lost(str(lost), len(place.groups))
             self._failures.append(failure)
             self._num_deaths += 1
-            fields = {"event": failure.event, "worker": place.number, "groups": len(groups)}
+            fields = {"event": failure.event, "worker": place.number, "groups": len(place.groups)}
             logger.warning("%s", failure, extra=fields)
-            ray.kill(actor)
+            ray.kill(place.actor)
             if self._num_deaths > self.max_restarts:
                 self.calls.error = EngineError(
                     f"rollout workers died {self._num_deaths} times since weights were published "
-                    f"last, and RayRolloutPool.max_restarts={self.max_restarts} allows "
+                    f"last, and PlacementConfig.worker_restarts={self.max_restarts} allows "
                     f"{self.max_restarts}; the last was: {lost}",
                     retryable=False,
                 )
                 raise self.calls.error
-            place.actor = self.start(place.number)
-            place.poll = None
-            place.starting = [place.actor.setup_rollouts.remote(self._spec)]
-            if self._weights is not None:
-                place.starting.append(self._update(place))
+            self._enter(place.number)
             fields = {
                 "event": "worker_replaced",
                 "worker": place.number,
                 "deaths": self._num_deaths,
             }
             logger.warning("rollout worker %d is started again", place.number, extra=fields)
-            again = []
-            for request in groups:
-                key = group_key(request)
-                if key in self._cancelled:
-                    self._cancelled.remove(key)
-                    self._arrived.append(cancelled_outcome(request))
-                else:
-                    again.append(replace(request, first_attempt=request.first_attempt + 1))
-            self.submit(again)
+            self._play_again(place)
+
+    def _enter(self, number: int) -> None:
+        """Starts a worker of this number, which plays once it serves the weights published last."""
+        assert self.start is not None, "ranks neither join nor are replaced"
+        place = _Place(number, self.start(number))
+        place.starting = [place.actor.setup_rollouts.remote(self._spec)]
+        if self._weights is not None:
+            place.starting.append(self._update(place))
+        self._places[number] = place
+
+    def _play_again(self, place: _Place) -> None:
+        """What a worker that is gone played is played by others; a cancelled group is not."""
+        again = []
+        for key, request in place.groups.items():
+            request = _with_ended(request, place.ended.get(key, ()))
+            if key in self._cancelled:
+                self._cancelled.remove(key)
+                self._arrived.append(cancelled_outcome(request))
+            else:
+                again.append(replace(request, first_attempt=request.first_attempt + 1))
+        self.submit(again)
 
     def _update(self, place: _Place) -> Any:
         """A reference to the worker's report on the weights published last."""

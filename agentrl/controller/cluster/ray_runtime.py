@@ -34,7 +34,7 @@ Collected: TypeAlias = tuple[list[GroupOutcome], list[Incident], list[Trajectory
 and attempts that ended in groups that go on."""
 
 CALL_TIMEOUT_S = 1800.0
-"""Deadline of any call of an actor, where ``controller.call_timeout_s`` says nothing else."""
+"""Deadline of any call of an actor, where ``placement.call_timeout_s`` says nothing else."""
 
 _POLL_S = 1.0
 _SLOW_S = 60.0
@@ -220,7 +220,7 @@ class ActorCalls:
             if waited_s > self.timeout_s:
                 self.error = TrainingError(
                     f"{what}: {late} did not answer within {self.timeout_s:g} s "
-                    "(controller.call_timeout_s)"
+                    "(placement.call_timeout_s)"
                 )
                 raise self.error
         return [answers[ref] for ref in refs]

@@ -149,20 +149,10 @@ def collect_groups(
     indices.
 
     Raises:
-        EngineError: not all came within ``deadline_s``.
+        EngineError: no further one came within ``deadline_s``.
     """
-    missing = {group_key(request) for request in requests}
-    pool.submit(requests)
-    end = time.monotonic() + deadline_s
-    outcomes: list[GroupOutcome] = []
-    while missing:
-        outcomes += _collect(pool, missing, score)
-        if time.monotonic() > end:
-            raise EngineError(
-                f"{len(outcomes)} of {len(requests)} groups came within {deadline_s:.0f} s; look "
-                "for a tool that hangs",
-                retryable=False,
-            )
+    most = max(1, len(requests))
+    outcomes = stream_groups(pool, requests, in_flight=most, deadline_s=deadline_s, score=score)
     return sorted(outcomes, key=lambda outcome: outcome.request.group_index)
 
 

@@ -6,7 +6,7 @@ import os
 import socket
 import traceback
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -35,7 +35,7 @@ class RoleSpec(Protocol):
 
 
 class Worker:
-    """Runs in a Ray actor, or in the driver itself (``controller.mode: inline``).
+    """Runs in a Ray actor, or in the driver itself (``placement.mode: inline``).
 
     Args:
         name: of the episodes' thread.
@@ -106,12 +106,14 @@ class Worker:
         engine here. Collective, since weights are sharded."""
         with self.rollouts.clock_paused():
             host = self.rollouts
-            return publish_in_process(self._policy(role), host.engine, version, mode, host.noise)
+            return publish_in_process(
+                self._with_weights(role), host.engine, version, mode, host.noise
+            )
 
     def export(self, role: str, dtype: ServedDtype) -> TrainerWeights | None:
         """The role's weights for engines elsewhere, by rank 0. Collective, since weights are
         sharded."""
-        return export_weights(self._policy(role), dtype, keep=dist.get_rank() == 0)
+        return export_weights(self._with_weights(role), dtype, keep=dist.get_rank() == 0)
 
     def close(self) -> None:
         """Ends everything that this worker started."""
@@ -123,11 +125,12 @@ class Worker:
         self.rollouts.close()
         self._roles.clear()
 
-    def _policy(self, role: str) -> Actor:
+    def _with_weights(self, role: str) -> Actor:
         found = self._roles.get(role)
-        if not isinstance(found, Actor):
+        if not hasattr(found, "weights"):
             raise ConfigError(
-                f"role {role!r} is no policy that engines could serve, it is a "
-                f"{type(found).__name__}; publish a learner that is an Actor"
+                f"role {role!r} has no weights that engines could serve, it is a "
+                f"{type(found).__name__}; publish one that is trained"
             )
-        return found
+        # whatever its class, it is published by what an Actor has for that
+        return cast(Actor, found)

@@ -63,9 +63,9 @@ class TorchEngineSpec(EngineSpec):
     section: ClassVar[str] = "torch"
 
     device: str | None = None
-    """``cpu``, or a CUDA device such as ``cuda:0``; by default that of ``train.device``."""
+    """``cpu``, or a CUDA device such as ``cuda:0``; by default that of ``placement.device``."""
     num_threads: Count | None = None
-    """Threads of the engine's own thread in torch; by default ``train.threads_per_rank``."""
+    """Threads of the engine's own thread in torch; by default ``placement.threads_per_rank``."""
 
     def traits(self) -> EngineTraits:
         """See ``EngineSpec.traits``."""

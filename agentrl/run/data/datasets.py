@@ -14,8 +14,8 @@ import numpy as np
 
 from agentrl.config import StageConfig
 from agentrl.config.sections import CustomDataConfig, DataSourceConfig
-from agentrl.controller.samplers.mixture import Mixture
 from agentrl.errors import DataError
+from agentrl.rollouts.samplers.mixture import Mixture
 from agentrl.run.data.images import place_row_images
 from agentrl.run.data.sources import DataSource, bind_named, call_named
 from agentrl.run.data.task_rows import check_style, same_id, task_of

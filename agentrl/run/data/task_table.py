@@ -12,7 +12,7 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.controller.samplers.mixture import Share
+from agentrl.rollouts.samplers.mixture import Share
 from agentrl.run.data.row_tables import SourceRows, place_within
 from agentrl.run.data.task_rows import check_style, same_id, task_of
 from agentrl.types import Task

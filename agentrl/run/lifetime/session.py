@@ -10,7 +10,7 @@ from pathlib import Path
 
 from agentrl.config import RunConfig
 from agentrl.controller.cluster.role_group import LocalRoleGroup, RoleGroup
-from agentrl.controller.cluster.rollout_pool import RolloutPool, RolloutWorkerSpec
+from agentrl.controller.cluster.rollout_pool import ProcessInfo, RolloutPool, RolloutWorkerSpec
 from agentrl.controller.cluster.weight_publisher import ColocatedSync, WeightSync
 from agentrl.controller.cluster.worker import RoleSpec
 from agentrl.controller.ledger import Ledger
@@ -19,100 +19,100 @@ from agentrl.errors import ConfigError
 from agentrl.metrics import PhaseTimer, Sink, StepDisplay
 from agentrl.run.build import LiveObjects
 from agentrl.store import EventLog, Heartbeat, RunDirectory, TrajectoryWriter
-from agentrl.training.device import check_gpus, num_gpus
+from agentrl.training.device import check_gpus, device_type, num_gpus
 
 
 class RunProcesses:
     """Opens what a configuration asks for; ends what it started.
 
     Attributes:
-        roles: the ranks that train and score.
-        rollouts: where episodes are played: beside the ranks, or with ``rollout.num_workers`` apart
-            from them.
+        pools: the ranks of each pool of ``placement``.
+        roles: the pool that holds each role of the stage.
+        rollouts: where episodes are played: beside the ranks of the policy, or with
+            ``placement.rollout_workers`` apart from them.
         sync: how weights get from the ones to the others.
 
     Args:
-        config: ``controller.mode``, and the size of the group.
+        config: ``placement`` says what is opened.
         log_folder: where each process keeps its log; None keeps none.
 
     Raises:
-        ConfigError: ``controller.mode=inline`` with several ranks, or with rollout workers.
+        ConfigError: ``placement.mode=inline`` with several ranks, or with rollout workers.
     """
 
-    roles: RoleGroup
     rollouts: RolloutPool
 
     def __init__(self, config: RunConfig, log_folder: Path | None = None) -> None:
-        # Stages share their processes, so that the first one's settings are those of all.
-        stage = config.resolved_stages()[0]
-        train, rollout = stage.train, stage.rollout
-        ranks, threads, device = train.world_size, train.threads_per_rank, stage.device
+        self._placement = config.placement
+        self._device = device_type(config.placement.device)
         # Stored groups need no worker to play them.
-        replays = config.run.replay is not None
-        workers = 0 if replays else rollout.num_workers
+        self._workers = 0 if config.run.replay is not None else config.placement.rollout_workers
         # Where a later part cannot be opened, the stack ends those before it, the newest first.
         self.sync: WeightSync = ColocatedSync()
+        self.pools: dict[str, RoleGroup] = {}
+        self.roles: dict[str, RoleGroup] = {}
         with ExitStack() as opened:
-            if config.controller.mode == "inline":
-                for setting, found, most in (
-                    ("train.world_size", ranks, 1),
-                    ("rollout.num_workers", workers, 0),
-                ):
-                    if found > most:
-                        raise ConfigError(
-                            "controller.mode=inline runs everything in one process, got "
-                            f"{setting}={found}; set {setting}={most}, or controller.mode=ray"
-                        )
-                if device == "cuda":
-                    check_gpus(1, num_gpus(), "by torch on this machine")
-                local = LocalRoleGroup(threads=threads, device=device)
-                opened.callback(local.close)
-                self.roles = local
-                self.rollouts = local.rollouts
+            if config.placement.mode == "inline":
+                self._open_inline(opened)
             else:
-                from agentrl.controller.cluster.ray_role_group import ObjectStoreSync, RayRoleGroup
-                from agentrl.controller.cluster.ray_rollout_pool import rollout_workers
-                from agentrl.controller.cluster.ray_runtime import (
-                    cluster_gpus,
-                    shut_down_ray,
-                    start_ray,
-                )
-
-                if start_ray(ranks + workers, config.controller.ray_address):
-                    opened.callback(shut_down_ray)
-                if device == "cuda":
-                    check_gpus(ranks + workers, cluster_gpus(), "in Ray's cluster")
-                call_timeout_s = config.controller.call_timeout_s
-                group = RayRoleGroup(
-                    ranks,
-                    threads=threads,
-                    tp=train.tp_size,
-                    sp=train.sp_size,
-                    device=device,
-                    call_timeout_s=call_timeout_s,
-                    log_folder=log_folder,
-                )
-                opened.callback(group.close)
-                self.roles = group
-                self.rollouts = group.rollouts
-                if workers:
-                    self.sync = ObjectStoreSync(group)
-                    self.rollouts = rollout_workers(
-                        workers,
-                        threads=threads,
-                        device=device,
-                        resources=rollout.worker_resources,
-                        max_restarts=rollout.worker_restarts,
-                        answer_s=rollout.worker_liveness_timeout_s,
-                        call_timeout_s=call_timeout_s,
-                        log_folder=log_folder,
-                    )
-                    opened.callback(self.rollouts.close)
+                self._open_ray(opened, log_folder)
             self._opened = opened.pop_all()
+
+    def _open_inline(self, opened: ExitStack) -> None:
+        """Everything in this process."""
+        own = self._placement
+        ranks = sum(pool.world_size for pool in own.pools.values())
+        for setting, found, most in (
+            ("placement.world_size", ranks, 1),
+            ("placement.rollout_workers", self._workers, 0),
+        ):
+            if found > most:
+                raise ConfigError(
+                    "placement.mode=inline runs everything in one process, got "
+                    f"{setting}={found}; set {setting}={most}, or placement.mode=ray"
+                )
+        if self._device == "cuda":
+            check_gpus(1, num_gpus(), "by torch on this machine")
+        local = LocalRoleGroup(threads=own.threads_per_rank, device=self._device)
+        opened.callback(local.close)
+        self.pools = dict.fromkeys(own.pools, local)
+        self.rollouts = local.rollouts
+
+    def _open_ray(self, opened: ExitStack, log_folder: Path | None) -> None:
+        """A process for each rank and each rollout worker."""
+        from agentrl.controller.cluster.ray_role_group import ObjectStoreSync, RayRoleGroup
+        from agentrl.controller.cluster.ray_rollout_pool import rollout_workers
+        from agentrl.controller.cluster.ray_runtime import cluster_gpus, shut_down_ray, start_ray
+
+        own = self._placement
+        needed = sum(pool.world_size for pool in own.pools.values()) + self._workers
+        if start_ray(needed, own.ray_address):
+            opened.callback(shut_down_ray)
+        if self._device == "cuda":
+            check_gpus(needed, cluster_gpus(), "in Ray's cluster")
+        for name, pool in own.pools.items():
+            group = RayRoleGroup(
+                pool, device=self._device, call_timeout_s=own.call_timeout_s, log_folder=log_folder
+            )
+            opened.callback(group.close)
+            self.pools[name] = group
+            if name == own.pool_of("actor"):
+                self.rollouts = group.rollouts
+        if self._workers:
+            self.sync = ObjectStoreSync()
+            self.rollouts = rollout_workers(own, device=self._device, log_folder=log_folder)
+            opened.callback(self.rollouts.close)
+
+    def describe(self) -> list[ProcessInfo]:
+        """Where each rank runs."""
+        return [process for pool in self.pools.values() for process in pool.describe()]
 
     def setup(self, roles: Mapping[str, RoleSpec], rollouts: RolloutWorkerSpec | None) -> None:
         """Builds a stage's roles, then its rollouts; what an earlier stage left is ended first."""
-        self.roles.setup(roles)
+        places = {role: self._placement.pool_of(role) for role in roles}
+        self.roles = {role: self.pools[place] for role, place in places.items()}
+        for name, pool in self.pools.items():
+            pool.setup({role: spec for role, spec in roles.items() if places[role] == name})
         self.rollouts.setup(rollouts)
 
     def close(self) -> None:
@@ -121,15 +121,14 @@ class RunProcesses:
 
 
 def with_device(config: RunConfig) -> RunConfig:
-    """The configuration with ``train.device: auto`` as the machines of its ranks have it: those of
-    a cluster that is joined may differ from this one."""
-    own = config.controller
-    if own.mode != "ray" or own.ray_address is None or config.train.device != "auto":
+    """The configuration with ``placement.device: auto`` as the machines of its ranks have it:
+    those of a cluster that is joined may differ from this one."""
+    own = config.placement
+    if own.mode != "ray" or own.ray_address is None or own.device != "auto":
         return config
     from agentrl.controller.cluster.ray_runtime import device_of_cluster
 
-    device = device_of_cluster(own.ray_address)
-    return config.replace(train=config.train.replace(device=device))
+    return config.replace(placement=own.replace(device=device_of_cluster(own.ray_address)))
 
 
 @dataclass(frozen=True, slots=True)

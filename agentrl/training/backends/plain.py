@@ -31,7 +31,7 @@ class PlainBackend(PackedBackend):
     def _prepare(self, place: DistSpec) -> None:
         if place.world_size != 1:
             raise ConfigError(
-                f"TrainConfig.backend='plain' runs in one process, got TrainConfig.world_size="
+                f"TrainConfig.backend='plain' runs in one process, got PlacementConfig.world_size="
                 f"{place.world_size}; set one of them: backend fsdp2, or world_size 1"
             )
         self.model.fill(torch.device(place.device))

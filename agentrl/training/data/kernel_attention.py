@@ -70,7 +70,7 @@ def choose_attention(name: AttentionName, device: torch.device, dtype: torch.dty
     if device.type != "cuda":
         raise ConfigError(
             f"{told} needs a CUDA device, got {device.type!r}; set it to auto or segments, or "
-            "TrainConfig.device=cuda"
+            "PlacementConfig.device=cuda"
         )
     if not half and name != "flex":
         raise ConfigError(

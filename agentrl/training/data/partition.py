@@ -320,14 +320,14 @@ def _check_fits(longest: int, layout: Layout, unit: Unit = "sample") -> None:
         return
     what = "sample (a sample is never split)"
     remedy = (
-        "raise it (and StageSettings.logprob_micro_batch_tokens), or lower "
+        "raise it (and TrainConfig.logprob_micro_batch_tokens), or lower "
         "EpisodeLimits.max_prompt_tokens or EpisodeLimits.max_response_tokens"
     )
     if unit == "group":
         what = "group (its samples are compared in one micro-batch)"
         remedy = "raise it, or leave long pairs out of the data"
     raise ConfigError(
-        f"StageSettings.micro_batch_tokens must be at least the longest {what}, got "
+        f"TrainConfig.micro_batch_tokens must be at least the longest {what}, got "
         f"{layout.micro_batch_tokens} for one of {longest} tokens; {remedy}"
     )
 

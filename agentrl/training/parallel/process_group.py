@@ -73,7 +73,8 @@ def check_ranks(world_size: int, tp: int, sp: int) -> None:
     """
     if world_size % (tp * sp):
         raise ConfigError(
-            f"TrainConfig.tp_size * TrainConfig.sp_size must divide TrainConfig.world_size="
+            "PlacementConfig.tp_size * PlacementConfig.sp_size must divide "
+            "PlacementConfig.world_size="
             f"{world_size}, got {tp} * {sp}; change one of them"
         )
 

@@ -95,9 +95,10 @@ def check_sequence_parallel(config: Any, tp: int, sp: int, named: str) -> None:
     heads = int(config.num_attention_heads)
     if heads // tp % sp:
         possible = [str(n) for n in range(1, heads // tp + 1) if heads // tp % n == 0]
-        beside = f" / TrainConfig.tp_size={tp}" if tp > 1 else ""
+        beside = f" / PlacementConfig.tp_size={tp}" if tp > 1 else ""
         raise ConfigError(
-            f"TrainConfig.sp_size must divide the {heads} attention heads{beside} of {named}, got "
+            f"PlacementConfig.sp_size must divide the {heads} attention heads{beside} of {named}, "
+            "got "
             f"{sp}; set one of {', '.join(possible)}"
         )
     kinds = set(getattr(config, "layer_types", None) or ()) - {
@@ -106,8 +107,10 @@ def check_sequence_parallel(config: Any, tp: int, sp: int, named: str) -> None:
     }
     if kinds:
         raise ConfigError(
-            f"TrainConfig.sp_size={sp} cuts rows for attention alone, and {named} has layers of "
-            f"the kind {sorted(kinds)[0]!r}; set TrainConfig.sp_size=1, or choose another family"
+            f"PlacementConfig.sp_size={sp} cuts rows for attention alone, and {named} has layers "
+            "of "
+            f"the kind {sorted(kinds)[0]!r}; set PlacementConfig.sp_size=1, or choose another "
+            "family"
         )
 
 

@@ -46,8 +46,8 @@ def check_tensor_parallel(config: Any, tp: int, named: str) -> None:
         return
     if config.model_type not in FAMILIES:
         raise ConfigError(
-            f"TrainConfig.tp_size={tp} divides models of {', '.join(FAMILIES)}, got "
-            f"{config.model_type!r} as the family of {named}; set TrainConfig.tp_size=1 "
+            f"PlacementConfig.tp_size={tp} divides models of {', '.join(FAMILIES)}, got "
+            f"{config.model_type!r} as the family of {named}; set PlacementConfig.tp_size=1 "
             "(TrainConfig.shard divides the weights of any family), or choose one of those"
         )
     undivided = _undivided(config, tp)
@@ -62,7 +62,7 @@ def check_tensor_parallel(config: Any, tp: int, named: str) -> None:
             f"pad_to_multiple_of={tp}), and save the model again"
         )
     raise ConfigError(
-        f"TrainConfig.tp_size must divide the {undivided} of {named}, got {tp}; {remedy}"
+        f"PlacementConfig.tp_size must divide the {undivided} of {named}, got {tp}; {remedy}"
     )
 
 

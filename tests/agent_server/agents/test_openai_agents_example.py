@@ -20,7 +20,7 @@ from tests.run.tiny_run import metrics
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "openai_agents"
 OVERRIDES = (
-    *("run.seed=0", "controller.mode=inline", "rollout.max_running=2"),
+    *("run.seed=0", "placement.mode=inline", "rollout.max_running=2"),
     *("stages.warmup.steps=40", "stages.warmup.train.batch_prompts=8"),
     *("stages.rl.train.steps=2", "stages.rl.train.batch_prompts=1", "stages.rl.eval.sets={}"),
     # answers of different length are a signal

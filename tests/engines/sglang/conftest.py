@@ -100,7 +100,7 @@ def warming_up(
     ]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            [*command, f"run.dir={folder / 'run'}", "controller.mode=inline"],
+            [*command, f"run.dir={folder / 'run'}", "placement.mode=inline"],
             stdout=log,
             stderr=subprocess.STDOUT,
         )

@@ -13,7 +13,7 @@ from tests.engines.sglang.models import CONTEXT
 from tests.run.tiny_run import TASK, states
 
 CONFIG = f"""\
-controller: {{mode: inline}}
+placement: {{mode: inline}}
 env: {{tools: ["{TASK}:add"], describe_tools_in_prompt: false}}
 data: {{train: "{TASK}:tasks", max_prompt_tokens: 64}}
 reward: {{functions: ["{TASK}:graded"]}}

@@ -250,7 +250,7 @@ async def test_images_that_are_missing_are_refused(engine: SGLangEngine, folder:
 
 
 CONFIG = """\
-controller: {mode: inline}
+placement: {mode: inline}
 model: {chat_template: chatml}
 data: {train: rows.jsonl, max_prompt_tokens: 300}
 env: {tools: ["shown.py:zoom"], describe_tools_in_prompt: false}

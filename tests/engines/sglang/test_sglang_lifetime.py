@@ -110,7 +110,7 @@ def driver(tmp_path: Path, model: Path, python: str, others: set[str]) -> Iterat
     command = [sys.executable, "-m", "agentrl", "train", str(tmp_path / "config.yaml"), *own]
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(
-            [*command, "controller.mode=ray", "train.steps=1000", "checkpoint.every=null"],
+            [*command, "placement.mode=ray", "train.steps=1000", "checkpoint.every=null"],
             stdout=log,
             stderr=log,
         )

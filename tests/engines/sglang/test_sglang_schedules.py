@@ -80,7 +80,7 @@ def test_episodes_run_through_a_publish_with_each_token_s_version(
 def test_a_rollout_worker_plays_on_a_server_while_the_rank_trains(
     tmp_path: Path, model: Path, server: str
 ) -> None:
-    apart = ("controller.mode=ray", "rollout.num_workers=1", "rollout.schedule=async")
+    apart = ("placement.mode=ray", "placement.rollout_workers=1", "rollout.schedule=async")
     run_dir = train(tmp_path, model, f"rollout.sglang.urls=[{server}]", *AHEAD, *apart)
     rows = metrics(run_dir)
     assert [row["policy_version"] for row in rows] == [1, 2, 3, 4]

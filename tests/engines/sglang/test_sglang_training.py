@@ -37,7 +37,7 @@ def test_training_publishes_each_step_and_samples_what_it_trains(
 
 def test_the_code_example_learns(tmp_path: Path, python: str, warmed_up: Path) -> None:
     run_dir = tmp_path / "run"
-    own = (f"run.dir={run_dir}", f"model.path={warmed_up}", "run.seed=1", "controller.mode=inline")
+    own = (f"run.dir={run_dir}", f"model.path={warmed_up}", "run.seed=1", "placement.mode=inline")
     small = ("stages.rl.steps=10", "stages.rl.eval.sets={}")
     sglang = ("rollout.engine=sglang", f"rollout.sglang.python={python}")
     with Trainer(load_config(CODE_EXAMPLE, [*own, *small, *sglang])) as trainer:

@@ -46,7 +46,8 @@ def load_model(
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
             f"TorchEngineSpec.device={device_name!r} is not there: torch sees "
-            f"{torch.cuda.device_count()} GPUs in this process; set TrainConfig.device=cpu, or use "
+            f"{torch.cuda.device_count()} GPUs in this process; set PlacementConfig.device=cpu, or "
+            "use "
             "a machine with NVIDIA's driver and a torch that was built for CUDA"
         )
     folder = Path(place.model)

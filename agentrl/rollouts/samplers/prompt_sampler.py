@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
-from agentrl.controller.samplers.task_sampler import TaskSampler
 from agentrl.errors import DataError
 from agentrl.rollouts import GroupOutcome, GroupRequest, cancelled_outcome
+from agentrl.rollouts.samplers.task_sampler import TaskSampler
 from agentrl.types import Task
 from agentrl.types.user_code.place import described
 from agentrl.types.user_code.private_copy import private_copy

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.controller.samplers.mixture import Mixture, Share
-from agentrl.controller.samplers.settings import UniformSettings
 from agentrl.rollouts import GroupOutcome
+from agentrl.rollouts.samplers.mixture import Mixture, Share
+from agentrl.rollouts.samplers.settings import UniformSettings
 from agentrl.types import Task, seed_for
 
 

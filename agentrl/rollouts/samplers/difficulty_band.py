@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.controller.samplers.free_tasks import FreeTasks
-from agentrl.controller.samplers.settings import DifficultyBandSettings
 from agentrl.metrics import correctness
 from agentrl.rollouts import GroupOutcome
+from agentrl.rollouts.samplers.free_tasks import FreeTasks
+from agentrl.rollouts.samplers.settings import DifficultyBandSettings
 from agentrl.types import Task
 
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.controller.samplers.mixture import Share
-from agentrl.controller.samplers.settings import (
+from agentrl.errors import ConfigError, did_you_mean
+from agentrl.rollouts.samplers.mixture import Share
+from agentrl.rollouts.samplers.settings import (
     DifficultyBandSettings,
     SamplerSettings,
     SignalSettings,
     UniformSettings,
 )
-from agentrl.errors import ConfigError, did_you_mean
 from agentrl.types import Task, load_object
 from agentrl.types.user_code.function import (
     UserFunction,
@@ -23,7 +23,7 @@ from agentrl.types.user_code.function import (
     signature_of,
 )
 
-_FOLDER = "agentrl.controller.samplers"
+_FOLDER = "agentrl.rollouts.samplers"
 _METHODS: Mapping[str, str] = {
     "next": "()",
     "observe": "(task_index, outcome)",

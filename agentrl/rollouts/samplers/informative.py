@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.controller.samplers.free_tasks import FreeTasks
-from agentrl.controller.samplers.settings import SignalSettings
 from agentrl.rollouts import GroupOutcome
+from agentrl.rollouts.samplers.free_tasks import FreeTasks
+from agentrl.rollouts.samplers.settings import SignalSettings
 from agentrl.types import Task
 
 

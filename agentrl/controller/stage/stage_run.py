@@ -1,0 +1,221 @@
+"""Stage run: takes, trains, records, evaluates and keeps one stage for the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from agentrl.algorithms import AlgorithmSpec
+from agentrl.config import StageConfig
+from agentrl.controller.batch_plan import PlannedBatch
+from agentrl.controller.checkpoints import CheckpointCopies, Checkpoints, Manifest
+from agentrl.controller.checkpoints.checkpointing import Checkpointing
+from agentrl.controller.cluster.role_group import RoleGroup
+from agentrl.controller.cluster.role_handle import RoleHandle
+from agentrl.controller.evaluator import Evaluator
+from agentrl.controller.failures import check_failures
+from agentrl.controller.recording.recorder import Recorder
+from agentrl.controller.recording.skipped_steps import SkippedSteps
+from agentrl.controller.schedule import Schedule
+from agentrl.controller.stage.evaluation import StageEvaluation
+from agentrl.controller.stage.passes import Passes
+from agentrl.controller.state import TrainState
+from agentrl.controller.stop_request import StopRequest
+from agentrl.errors import (
+    ConfigError,
+    EpisodesFailedError,
+    RunInterruptedError,
+    WeightMismatchError,
+)
+from agentrl.store.atomic import replacing_folder
+from agentrl.training import LearningRole
+from agentrl.types import Stats, TrajectoryGroup
+
+
+@dataclass(eq=False)
+class StageRun:
+    """What the loop of ``controller.loop.train`` works with.
+
+    Args:
+        stage: whole, with its number of steps.
+        algorithm: what is learned.
+        schedule: what overlaps.
+        groups: the ranks of each role, also of those that are not trained.
+        learners: the roles that are trained; the first is the model that the stage is about.
+        checkpoints: of this stage.
+        evaluator: evaluates the model; None where nothing is held out.
+        recorder: store, metrics and display.
+        skipped: keeps the batches of steps that are skipped for their gradients.
+        model_folder: where the finished model is exported to.
+        restored: a checkpoint to go on from.
+        stop: asks the stage to end with a checkpoint.
+        copies: of the checkpoints, elsewhere; None makes none.
+    """
+
+    stage: StageConfig
+    _: KW_ONLY
+    algorithm: AlgorithmSpec
+    schedule: Schedule
+    groups: Mapping[str, RoleGroup]
+    learners: Sequence[RoleHandle]
+    checkpoints: Checkpoints
+    evaluator: Evaluator | None
+    recorder: Recorder
+    skipped: SkippedSteps
+    model_folder: Path
+    restored: tuple[Path, Manifest] | None = None
+    stop: StopRequest = field(default_factory=StopRequest)
+    copies: CheckpointCopies | None = None
+
+    def __post_init__(self) -> None:
+        stage = self.stage
+        _check_names(stage.name, self.learners)
+        self.timer = self.recorder.timer
+        self.recorder.writer.declare(self.algorithm.columns)
+        self.passes = Passes(
+            stage,
+            self.algorithm,
+            self.schedule,
+            self.groups,
+            self.learners,
+            self.recorder,
+            self.skipped,
+        )
+        self.checkpointing = Checkpointing(
+            stage.name,
+            self.checkpoints,
+            self.learners,
+            self.schedule,
+            self.recorder,
+            copies=self.copies,
+            evaluating=self.restored[1].evaluating if self.restored else "",
+        )
+        self.evaluation = StageEvaluation(stage, self.evaluator, self.recorder, self.checkpointing)
+        self._start: object = None
+        """Checksums of the weights that the stage starts from."""
+
+    def restore(self) -> TrainState:
+        """The state of the checkpoint to go on from, its tensors loaded; step 0 without one."""
+        self._start = self.passes.first.call(LearningRole.checksum)
+        if self.restored is None:
+            return TrainState(algorithm=self.algorithm.initial_state)
+        folder, manifest = self.restored
+        for learner in self.learners:
+            learner.call(LearningRole.load, folder / learner.name)
+        return TrainState(
+            manifest.step, manifest.policy_version, manifest.algorithm, manifest.progress
+        )
+
+    def next_groups(self, state: TrainState) -> list[TrajectoryGroup]:
+        """The batch of the next step, once it may be trained.
+
+        Raises:
+            RunInterruptedError: the run was asked to end; a checkpoint holds the state and what was
+                in flight.
+            EpisodesFailedError: too many of its episodes failed of one cause; the checkpoint plays
+                them again.
+        """
+        again: set[int] = set()
+        try:
+            self.stop.check()
+            groups = self.schedule.next_groups(state.step + 1)
+            episodes = self.recorder.take_episodes(groups)
+            again = {t.group_index for t in episodes} | {group.group_index for group in groups}
+            check_failures(episodes, self.stage, state.step + 1)
+        except (EpisodesFailedError, RunInterruptedError):
+            self.checkpointing.keep(state, again)
+            raise
+        return groups
+
+    def publish(self, state: TrainState, *, changed: bool) -> TrainState:
+        """Publishes the step's weights.
+
+        Raises:
+            WeightMismatchError: a server's probe or a tensor differs; the step is kept in a
+                checkpoint.
+        """
+        try:
+            return self.schedule.publish(state, changed=changed and not self.passes.warms_up)
+        except WeightMismatchError:
+            self.checkpointing.keep(state.published())
+            raise
+
+    def record(
+        self,
+        state: TrainState,
+        groups: Sequence[TrajectoryGroup],
+        batch: PlannedBatch | None,
+        stats: Stats,
+    ) -> None:
+        """Annotations, metrics and the display's line of a step."""
+        passes = self.passes
+        self.checkpointing.settle(wait=False)
+        self.recorder.record_failures(self.schedule.take_failures())
+        counts = {**self.schedule.take_counts(), **self.skipped.take_counts()}
+        if batch is not None:
+            counts["count/trained_tokens"] = passes.trained_tokens(batch)
+            if self.schedule.on_stale == "mask_tokens":
+                versions = batch.batch.policy_versions
+                masked = np.count_nonzero((versions >= 0) & (versions < passes.oldest_version))
+                counts["async/masked_tokens"] = int(masked)
+        self.recorder.record_step(
+            state,
+            groups,
+            batch.batch if batch else None,
+            stats,
+            counts,
+            has_signal=passes.has_signal(batch),
+            note=passes.note if batch else "",
+            learned=passes.learned_of(batch) if batch else None,
+        )
+        passes.release()
+
+    def checkpoint_if_due(self, state: TrainState) -> None:
+        """Keeps a checkpoint every so many steps, after the last, and where the run ends.
+
+        Raises:
+            RunInterruptedError: it was asked to.
+            TrainingError: too many gradients in a row were not finite.
+        """
+        own = self.stage.checkpoint
+        ends = state.step == self.stage.last_step or self.stop.by or self.skipped.ended
+        if ends or (own.every is not None and state.step % own.every == 0):
+            self.checkpointing.keep(state, beside=own.asynchronous and not ends)
+        self.skipped.check()
+        self.stop.check()
+
+    def finish(self, state: TrainState) -> TrainState:
+        """Exports the model as an ordinary Hugging Face folder that exists whole or not at all; the
+        models of further learners lie in folders of their names within.
+
+        Raises:
+            RunInterruptedError: the run was asked to end.
+        """
+        self.stop.check()
+        first = self.passes.first
+        if self._start == first.call(LearningRole.checksum):
+            self.recorder.warn(
+                "weights_unchanged",
+                f"stage {self.stage.name} ends with the very weights that it began with: in "
+                f"{state.step} steps its {first.name} learned nothing; see optim/lr and "
+                "optim/grad_norm, and how many steps had no signal",
+            )
+        with self.timer.phase("checkpoint"), replacing_folder(self.model_folder) as part:
+            for learner in self.learners:
+                folder = part if learner is first else part / learner.name
+                learner.call(LearningRole.export, folder)
+        self.checkpointing.tell_copy(wait=True)
+        return state
+
+
+def _check_names(stage: str, learners: Sequence[RoleHandle]) -> None:
+    """Raises where two learners would write one folder of a checkpoint."""
+    names = [learner.name for learner in learners]
+    if not names or len(set(names)) < len(names):
+        raise ConfigError(
+            f"stage {stage!r} must train one learner or more of different names, got "
+            f"{', '.join(names) or 'none'}; name each role once"
+        )

@@ -150,11 +150,11 @@ def test_one_bad_line_hides_itself_alone_and_is_named(agentrl: Agentrl, run_dir:
 
     assert code == 0
     assert ["reward/mean", "0.500"] in [line.split() for line in out.splitlines()]
-    assert f"! passed over: a line of {run.metrics_path} at 0 must be a JSON object" in err
+    assert f"{run.metrics_path}:1 must be a JSON object" in err
     assert f"! passed over: {run.summary_path} cannot be read" in err
     code, out, _ = agentrl("tail", run_dir)
     assert code == 0
-    assert "warning passed over: a line of" in out
+    assert f"warning passed over: {run.metrics_path}:1" in out
 
 
 def test_a_run_tells_how_much_store_keep_dropped(agentrl: Agentrl, run_dir: Path) -> None:

@@ -29,6 +29,7 @@ ALLOWED: dict[str, tuple[set[str], str]] = {
     "envs/rewards/judge.py": ({"json.loads"}, OWN),
     "envs/rewards/math_answer.py": ({"json.loads"}, OWN),
     "envs/rewards/math_worker.py": ({"json.loads"}, OWN),
+    "envs/rewards/shape.py": ({"regex.compile"}, USERS),
     "envs/rewards/unit_tests.py": ({"json.loads"}, SANDBOX),
     "metrics/names.py": ({PATTERN}, OWN),
     "render/char_provenance.py": ({PATTERN}, OWN),

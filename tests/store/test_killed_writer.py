@@ -155,7 +155,7 @@ SHRINK = """
     with TrajectoryWriter(run, keep=keep) as writer:
         writer.seal(1)
     reader = TrajectoryReader(run)
-    (left,) = reader.kept_by_stage().values()
+    ((left,),) = (own.values() for own in reader.kept_by_stage().values())
     print(80 < left[0] < 97, left == (len(reader.summaries()), 100), reader.damage)
 """
 

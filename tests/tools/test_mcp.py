@@ -219,7 +219,7 @@ async def test_a_changed_list_is_told_in_the_answer(log: Path) -> None:
 
 
 HTTP = """
-import socket, sys, uvicorn
+import asyncio, socket, sys, uvicorn
 from mcp.server.mcpserver import Context, MCPServer
 
 server = MCPServer("demo")
@@ -236,6 +236,8 @@ def large(text: str) -> str:
 async def spam(ctx: Context) -> str:
     while True:
         await ctx.session.send_log_message(level="info", data="spam")
+        # Its loop serves others too, also where nobody takes what it sends.
+        await asyncio.sleep(0)
 
 listening = socket.create_server(("127.0.0.1", 0))
 print(listening.getsockname()[1], flush=True)

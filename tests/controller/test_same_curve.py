@@ -100,8 +100,8 @@ def test_micro_batches_change_nothing(
     [
         pytest.param(1, {}, id="one"),
         pytest.param(2, {}, id="two"),
-        pytest.param(2, {"tp": 2}, id="tensor", marks=pytest.mark.invariant),
-        pytest.param(2, {"sp": 2}, id="sequence"),
+        pytest.param(2, {"tp_size": 2}, id="tensor", marks=pytest.mark.invariant),
+        pytest.param(2, {"sp_size": 2}, id="sequence"),
     ],
 )
 def test_the_layout_of_ranks_changes_nothing(

@@ -168,7 +168,11 @@ def test_a_rollout_worker_that_is_killed_in_a_step_costs_no_episode(
     run_dir, held = tmp_path / "run", tmp_path / "held"
     task = shutil.copy(TASK.with_name("held_task.py"), tmp_path)
     overrides = (
-        *(*OVERRIDES, "placement.mode=ray", "placement.rollout_workers=2", "stages.rl.steps=6"),
+        *(*OVERRIDES, "placement.mode=ray", "placement.rollout_workers=2"),
+        *(
+            "rollout.max_staleness=1",
+            "stages.rl.steps=8",
+        ),  # what is played last begins after step 2
         f'stages.rl.env.entry_point="{task}:Held"',
         "stages.rl.env.args={after: run/checkpoints/rl/step=000002/manifest.json}",
     )
@@ -184,7 +188,7 @@ def test_a_rollout_worker_that_is_killed_in_a_step_costs_no_episode(
     finish(driver)
 
     rows = [row for row in read_jsonl(run_dir / "metrics.jsonl") if row["stage"] == "rl"]
-    assert [row["step"] for row in rows] == list(range(1, 7))
+    assert [row["step"] for row in rows] == list(range(1, 9))
     assert sum(row.get("count/lost_workers", 0) for row in rows) == 1
     replayed = sum(row.get("count/replayed_groups", 0) for row in rows)
     (event,) = [

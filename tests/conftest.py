@@ -7,6 +7,7 @@ something is missing.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import itertools
 import os
@@ -129,6 +130,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in set(others)]
     if order := os.environ.get("AGENTRL_TESTS_ORDER"):
         items.sort(key=lambda item: number(f"{order} {item.path}"))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: no search for garbage walks through it again.
+
+    Training's tests search for it as they leave their process group, and hosts of episodes as they
+    start: each time a second among the objects of thousands of tests.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def part(item: pytest.Item) -> int | None:

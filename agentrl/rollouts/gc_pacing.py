@@ -10,8 +10,8 @@ from contextlib import contextmanager
 _THRESHOLDS = (50_000, 20, 100)
 # Guards ``_usual`` and the collector's settings; taken on entry and exit, from any thread.
 _lock = threading.Lock()
-# The thresholds before the first holder, once for each holder.
-_usual: list[tuple[int, int, int]] = []
+# The thresholds before the first holder, and whether it froze anything; once for each holder.
+_usual: list[tuple[tuple[int, int, int], bool]] = []
 
 
 @contextmanager
@@ -23,20 +23,26 @@ def paced_collector() -> Iterator[None]:
       have grown by a quarter. That takes a third of a turn's time at 4,096 episodes.
     - Cycles are still found: young ones every 50,000 objects, old ones every million and more.
       Older garbage is found after the context ends.
+    - A program that froze its objects itself keeps them so, and no others are frozen.
 
     May be entered several times at once, from any thread.
     """
     with _lock:
         if not _usual:
-            gc.collect()
-            gc.freeze()
-        _usual.append(_usual[0] if _usual else gc.get_threshold())
+            freezes = not gc.get_freeze_count()
+            if freezes:
+                gc.collect()
+                gc.freeze()
+            _usual.append((gc.get_threshold(), freezes))
+        else:
+            _usual.append(_usual[0])
         gc.set_threshold(*_THRESHOLDS)
     try:
         yield
     finally:
         with _lock:
-            before = _usual.pop()
+            before, freezes = _usual.pop()
             if not _usual:
                 gc.set_threshold(*before)
-                gc.unfreeze()
+                if freezes:
+                    gc.unfreeze()

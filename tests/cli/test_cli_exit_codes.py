@@ -69,14 +69,13 @@ def test_a_run_directory_that_exists_is_told_before_anything_is_loaded(tmp_path:
 
 
 def test_more_sandboxes_than_a_host_holds_are_told_before_the_run_directory_is_made(
-    tmp_path: Path,
+    agentrl: Agentrl, tmp_path: Path
 ) -> None:
-    done = start("train", CODE_EXAMPLE, f"run.dir={tmp_path / 'run'}", "rollout.max_running=1001")
-    assert done.returncode == 2, done.stderr
-    assert (
-        "sandbox.max_running=1001 (by default rollout.max_running) in one process is more than"
-        in done.stderr
-    )
+    many = (f"run.dir={tmp_path / 'run'}", "rollout.max_running=1001")
+    code, _, err = agentrl("train", CODE_EXAMPLE, *many)
+    assert code == 2, err
+    told = "sandbox.max_running=1001 (by default rollout.max_running) in one process is more than"
+    assert told in err
     assert not (tmp_path / "run").exists()
 
 

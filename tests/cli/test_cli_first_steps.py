@@ -124,28 +124,34 @@ def test_what_is_no_task_is_named(agentrl: Agentrl, project: Path) -> None:
 # --- play
 
 
-def played(project: Path, lines: str, *more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "agentrl", "play", str(project / "config.yaml"), *more]
-    return subprocess.run(
-        command, input=lines, capture_output=True, text=True, timeout=100, check=False
-    )
+@pytest.fixture
+def play(
+    project: Path, agentrl: Agentrl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Agentrl:
+    def call(lines: str, *more: str) -> tuple[int, str, str]:
+        (tmp_path / "lines").write_text(lines)
+        with (tmp_path / "lines").open() as file:
+            monkeypatch.setattr(sys, "stdin", file)
+            return agentrl("play", project / "config.yaml", *more)
+
+    return call
 
 
-def test_a_person_plays_an_episode_and_sees_the_reward(project: Path) -> None:
-    done = played(project, 'heavy\n{"name": "weigh", "arguments": {}}\n281\n', "--task", "3")
-    assert done.returncode == 0, done.stderr
-    assert "tool weigh: Weigh the parcel, in grams." in done.stdout
-    assert "user | How heavy is the parcel?" in done.stdout
-    assert "user | Weigh it first." in done.stdout
-    assert "tool | 281" in done.stdout
-    assert done.stdout.endswith("terminated   reward 1 = correct 1\n")
+def test_a_person_plays_an_episode_and_sees_the_reward(play: Agentrl) -> None:
+    code, out, err = play('heavy\n{"name": "weigh", "arguments": {}}\n281\n', "--task", "3")
+    assert code == 0, err
+    assert "tool weigh: Weigh the parcel, in grams." in out
+    assert "user | How heavy is the parcel?" in out
+    assert "user | Weigh it first." in out
+    assert "tool | 281" in out
+    assert out.endswith("terminated   reward 1 = correct 1\n")
 
 
-def test_a_faulty_call_is_told_and_the_end_of_the_input_leaves_the_episode(project: Path) -> None:
-    done = played(project, '{"name": "weigh", }\n')
-    assert "tool | Error: the call is no valid JSON" in done.stdout
-    assert done.returncode == 130
-    assert "the input has ended" in done.stderr
+def test_a_faulty_call_is_told_and_the_end_of_the_input_leaves_the_episode(play: Agentrl) -> None:
+    code, out, err = play('{"name": "weigh", }\n')
+    assert "tool | Error: the call is no valid JSON" in out
+    assert code == 130
+    assert "the input has ended" in err
 
 
 # --- init

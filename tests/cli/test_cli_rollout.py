@@ -5,9 +5,7 @@ begun.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import time
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from agentrl.run.collection import collect
 from agentrl.run.policy_source import named_policy
 from agentrl.store import RunDirectory, TrajectoryReader, TrajectorySummary, TrajectoryWriter
 from agentrl.types import concat_ids, load_object
+from tests.kit import forks
 
 TASK = Path(__file__).resolve().parents[1] / "run" / "tiny_task.py"
 
@@ -169,27 +168,17 @@ def test_an_episode_that_had_finished_is_in_the_data_set_once(config: Path, tmp_
 
 @pytest.mark.slow
 def test_a_call_that_was_killed_is_completed_by_the_next(config: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    asked = ["rollout", str(config), "rollout.max_running=2", "--samples", "40", "--out", str(out)]
-    command = [sys.executable, "-m", "agentrl", *asked]
-    log = (tmp_path / "log").open("wb")
-    killed = subprocess.Popen(command, stdout=log, stderr=log)
-    while (
-        sum(path.read_bytes().count(b"\n") for path in (out / "traj" / "live").rglob("*.jsonl"))
-        < 20
-    ):
-        assert killed.poll() is None, (tmp_path / "log").read_text()
-        time.sleep(0.002)
-    killed.kill()
-    killed.wait()
-    log.close()
+    out, log = tmp_path / "out", tmp_path / "log"
+    asked = ["rollout", config, "--samples", "4", "--out", out]
+    killed = forks.agentrl(asked, log, (signal.SIGKILL, "agentrl.store:TrajectoryWriter.write", 20))
+    forks.finish(killed, -signal.SIGKILL)
     before = {s.id: s.recorded_at for s in stored(out)}
-    assert 0 < len(before) < 12 * 40  # in the middle
-    subprocess.run(command, check=True, timeout=100, capture_output=True)
+    assert len(before) == 20
+    forks.finish(forks.agentrl(asked, log))
     after = {s.id: s.recorded_at for s in stored(out)}
     assert {name: after[name] for name in before} == before
     ids = sorted(row["id"] for row in rows_of(out, tmp_path / "cache"))
-    assert ids == sorted(f"{draw}-{sibling}-0" for draw in range(12) for sibling in range(40))
+    assert ids == sorted(f"{draw}-{sibling}-0" for draw in range(12) for sibling in range(4))
 
 
 def test_tasks_whose_prompts_are_too_long_are_left_out(

@@ -26,7 +26,7 @@ def ray_started() -> Iterator[None]:
 
     from agentrl.controller.cluster.ray_runtime import start_ray
 
-    started = start_ray(4)
+    started = start_ray(7)
     yield
     if started:
         ray.shutdown()

@@ -272,14 +272,26 @@ def test_an_error_survives_the_way_between_processes() -> None:
 
 
 @pytest.fixture
-def pair(ray_started: None, model: Path) -> Iterator[Any]:
+def over_ray(ray_started: None) -> Iterator[Callable[..., Any]]:
     from agentrl.controller.cluster.ray_role_group import RayRoleGroup
 
-    group = RayRoleGroup(PoolConfig(world_size=2))
+    started: list[RoleGroup] = []
+
+    def start(world_size: int, **settings: Any) -> Any:
+        started.append(RayRoleGroup(PoolConfig(world_size=world_size), **settings))
+        return started[-1]
+
+    yield start
+    for group in started:
+        group.close()
+
+
+@pytest.fixture
+def pair(over_ray: Callable[..., Any], model: Path) -> Cluster:
+    group = over_ray(2)
     cluster = Cluster(group, group.rollouts)
     cluster.setup(model)
-    yield cluster
-    cluster.close()
+    return cluster
 
 
 @pytest.mark.slow
@@ -341,26 +353,20 @@ class TestOverRay:
             assert time.monotonic() < until < start + pair.group._calls.timeout_s
             time.sleep(0.1)
 
-    def test_a_rank_that_hangs_is_named_at_the_deadline_of_a_call(self, ray_started: None) -> None:
-        from agentrl.controller.cluster.ray_role_group import RayRoleGroup
-
-        group = RayRoleGroup(PoolConfig(world_size=2), call_timeout_s=200.0)
-        try:
-            assert group._calls.timeout_s == 200.0
-            group._calls.timeout_s = 5.0  # the start needs more where much else runs
-            stopped = group.describe()[1].pid
-            os.kill(stopped, signal.SIGSTOP)
-            with pytest.raises(
-                TrainingError,
-                match=r"the worker of rank 1 did not answer within 5 s "
-                r"\(placement.call_timeout_s\)",
-            ):
-                group.describe()
-        finally:
-            group.close()
+    def test_a_rank_that_hangs_is_named_at_the_deadline_of_a_call(
+        self, over_ray: Callable[..., Any]
+    ) -> None:
+        group = over_ray(1, call_timeout_s=200.0)
+        assert group._calls.timeout_s == 200.0
+        (rank,) = group.describe()
+        group._calls.timeout_s = 5.0  # the start needs more where much else runs
+        os.kill(rank.pid, signal.SIGSTOP)
+        told = r"the worker of rank 0 did not answer within 5 s \(placement.call_timeout_s\)"
+        with pytest.raises(TrainingError, match=told):
+            group.describe()
 
     def test_a_model_that_cannot_be_read_is_named_as_what_it_is(
-        self, pair: Any, tmp_path: Path
+        self, over_ray: Callable[..., Any], tmp_path: Path
     ) -> None:
         with pytest.raises(DataError):
-            pair.group.setup({"actor": actor_spec(tmp_path / "nowhere")})
+            over_ray(1).setup({"actor": actor_spec(tmp_path / "nowhere")})

@@ -4,9 +4,7 @@ are named.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import re
 import signal
 import time
 from collections.abc import Iterator
@@ -21,6 +19,7 @@ from agentrl.controller.cluster.rollout_pool import collect_groups
 from agentrl.errors import AgentRLError, EngineError, TrainingError
 from agentrl.rollouts import GroupOutcome, GroupRequest
 from tests.controller.tiny import TASKS, Cluster
+from tests.kit.forks import FORKS
 from tests.kit.waiting import gather, is_alive, until
 
 pytestmark = pytest.mark.slow
@@ -35,40 +34,48 @@ def workers(number: int, **settings: Any) -> Cluster:
     return Cluster(RayRoleGroup(placement), rollout_workers(placement), ObjectStoreSync())
 
 
+@pytest.fixture(scope="module")
+def started(ray_started: None) -> Iterator[Cluster]:
+    cluster = workers(2)
+    yield cluster
+    cluster.close()
+
+
 @pytest.fixture
-def group(ray_started: None, model: Path) -> Iterator[Any]:
-    group = workers(2)
-    group.setup(model)
-    yield group
-    group.close()
+def group(started: Any, model: Path) -> Any:
+    """Two workers; what an earlier test killed has been replaced."""
+    started.setup(model)
+    started.pool.take_failures()
+    return started
+
+
+def requests(number: int, first: int = 0) -> list[GroupRequest]:
+    """Groups of two, of which each of two workers plays every other."""
+    return [GroupRequest(index, TASKS[index], 2) for index in range(first, first + number)]
 
 
 def test_episodes_are_played_outside_of_the_ranks_with_their_weights(group: Any) -> None:
     (trainer,) = group.group.describe()
     players = group.pool.describe()
     assert trainer.rank == 0
-    assert [worker.rollout_worker for worker in players] == [0, 1]
+    assert len({worker.rollout_worker for worker in players}) == 2
     assert len({place.pid for place in (trainer, *players)} | {os.getpid()}) == 4
     assert [report.version for report in group.publish(3)] == [3, 3]
-    outcomes = collect_groups(
-        group.pool,
-        [GroupRequest(group_index, TASKS[group_index], 2) for group_index in range(4)],
-        120.0,
-    )
+    outcomes = collect_groups(group.pool, requests(4), 120.0)
     assert [outcome.request.group_index for outcome in outcomes] == [0, 1, 2, 3]
     assert {v for o in outcomes for t in o.group.trajectories for v in t.policy_versions} == {3}
 
 
 def test_a_worker_joins_and_another_leaves_while_groups_run(group: Any) -> None:
+    first, second = (worker.rollout_worker for worker in group.pool.describe())
     group.publish(3)
-    requests = [GroupRequest(index, TASKS[index], 2) for index in range(4)]
-    group.pool.submit(requests)  # each to the worker with fewer episodes: 0 and 2, 1 and 3
-    assert group.pool.join() == 2
-    group.pool.leave(0)
-    outcomes = collected(group, len(requests))
+    group.pool.submit(requests(4))  # each to the worker with fewer episodes
+    joined = group.pool.join()
+    group.pool.leave(first)
+    outcomes = collected(group, 4)
     played = {o.request.group_index: {t.attempt for t in o.group.trajectories} for o in outcomes}
     assert played == {0: {1}, 1: {0}, 2: {1}, 3: {0}}
-    assert [worker.rollout_worker for worker in group.pool.describe()] == [1, 2]
+    assert [worker.rollout_worker for worker in group.pool.describe()] == [second, joined]
 
 
 def test_groups_of_a_worker_that_is_killed_are_played_elsewhere_and_it_is_replaced(
@@ -76,11 +83,9 @@ def test_groups_of_a_worker_that_is_killed_are_played_elsewhere_and_it_is_replac
 ) -> None:
     caplog.set_level("INFO", "agentrl.controller.cluster.ray_rollout_pool")
     group.publish(1)
-    killed = group.pool.describe()[1].pid
-    group.pool.submit(
-        [GroupRequest(group_index, TASKS[group_index], 2) for group_index in range(4)]
-    )
-    os.kill(killed, signal.SIGKILL)
+    killed = group.pool.describe()[1]
+    group.pool.submit(requests(4))
+    os.kill(killed.pid, signal.SIGKILL)
     outcomes = collected(group, 4)
     assert sorted(outcome.request.group_index for outcome in outcomes) == [0, 1, 2, 3]
     played = [trajectory for outcome in outcomes for trajectory in outcome.group.trajectories]
@@ -88,29 +93,40 @@ def test_groups_of_a_worker_that_is_killed_are_played_elsewhere_and_it_is_replac
     assert {trajectory.attempt for trajectory in played if trajectory.group_index % 2 == 0} == {0}
     (loss,) = group.pool.take_failures()
     again = {trajectory.group_index for trajectory in played if trajectory.attempt == 1}
-    assert "rollout worker 1 died" in str(loss)
+    assert f"rollout worker {killed.rollout_worker} died" in str(loss)
     assert loss.counts["count/replayed_groups"] == len(again)
     assert again <= {1, 3}
-    assert killed not in {place.pid for place in group.pool.describe()}
-    until_logged(group, caplog, ["worker_lost", "worker_replaced", "worker_joined"])
+    assert killed.pid not in {place.pid for place in group.pool.describe()}
+    # a start is noticed by the collector
+    until(lambda: group.pool.collect(0.2) or len(caplog.records) >= 3)
+    events = ["worker_lost", "worker_replaced", "worker_joined"]
+    assert [vars(record)["event"] for record in caplog.records] == events
+    assert {vars(record)["worker"] for record in caplog.records} == {killed.rollout_worker}
 
 
-def test_a_worker_that_hangs_is_ended_and_replaced(ray_started: None, model: Path) -> None:
-    group = workers(2, worker_liveness_timeout_s=10.0)
+def test_a_worker_that_hangs_is_replaced_and_one_death_too_many_ends_the_run(
+    ray_started: None, model: Path
+) -> None:
+    group = workers(2, worker_liveness_timeout_s=10.0, worker_restarts=1)
     try:
         group.setup(model)
         group.publish(1)
         stopped = group.pool.describe()[1].pid
         os.kill(stopped, signal.SIGSTOP)  # it lives, and does nothing
-        group.pool.submit(
-            [GroupRequest(group_index, TASKS[group_index], 2) for group_index in range(4)]
-        )
+        group.pool.submit(requests(4))
         outcomes = collected(group, 4)
         assert sorted(outcome.request.group_index for outcome in outcomes) == [0, 1, 2, 3]
         (loss,) = group.pool.take_failures()
-        assert re.search(r"rollout worker 1 did not answer within 10 s", str(loss))
+        assert "rollout worker 1 did not answer within 10 s" in str(loss)
         assert stopped not in {place.pid for place in group.pool.describe()}
         until(lambda: not is_alive(stopped))
+
+        os.kill(group.pool.describe()[0].pid, signal.SIGKILL)
+        told = r"died 2 times .* PlacementConfig.worker_restarts=1 allows 1"
+        with pytest.raises(EngineError, match=told):
+            collect_groups(group.pool, requests(2, first=4), 120.0)
+        with pytest.raises(AgentRLError, match="poisoned"):
+            group.setup(model)
     finally:
         group.close()
 
@@ -119,9 +135,7 @@ def test_a_worker_that_takes_anothers_place_serves_the_weights_published_last(gr
     for worker in group.pool.describe():
         os.kill(worker.pid, signal.SIGKILL)
     group.publish(7)  # it meets the dead ones, or those that took their places
-    group.pool.submit(
-        [GroupRequest(group_index, TASKS[group_index], 2) for group_index in range(4)]
-    )
+    group.pool.submit(requests(4))
     versions = {
         v for o in collected(group, 4) for t in o.group.trajectories for v in t.policy_versions
     }
@@ -132,19 +146,13 @@ def test_a_worker_that_died_between_two_stages_is_replaced(group: Any, model: Pa
     os.kill(group.pool.describe()[0].pid, signal.SIGKILL)
     group.setup(model)
     group.publish(1)
-    outcomes = collect_groups(
-        group.pool,
-        [GroupRequest(group_index, TASKS[group_index], 2) for group_index in range(2)],
-        120.0,
-    )
+    outcomes = collect_groups(group.pool, requests(2), 120.0)
     assert {t.attempt for outcome in outcomes for t in outcome.group.trajectories} == {0}
     assert [loss.counts["count/replayed_groups"] for loss in group.pool.take_failures()] == [0]
 
 
 def test_a_group_that_was_cancelled_is_not_played_again(group: Any) -> None:
-    group.pool.submit(
-        [GroupRequest(group_index, TASKS[group_index], 2) for group_index in range(2)]
-    )
+    group.pool.submit(requests(2))
     for worker in group.pool.describe():
         os.kill(worker.pid, signal.SIGKILL)
     group.pool.cancel([("", 0), ("", 1)])
@@ -159,28 +167,8 @@ def test_a_group_that_was_cancelled_is_not_played_again(group: Any) -> None:
     } <= {0}
 
 
-def test_workers_that_keep_dying_end_the_run_by_name(ray_started: None, model: Path) -> None:
-    group = workers(1, worker_restarts=1)
-    try:
-        group.setup(model)
-        os.kill(group.pool.describe()[0].pid, signal.SIGKILL)
-        group.pool.submit([GroupRequest(0, TASKS[0], 2)])
-        collected(group, 1)
-        os.kill(group.pool.describe()[0].pid, signal.SIGKILL)
-        with pytest.raises(
-            EngineError, match=r"died 2 times .* PlacementConfig.worker_restarts=1 allows 1"
-        ):
-            collect_groups(group.pool, [GroupRequest(1, TASKS[1], 2)], 120.0)
-        with pytest.raises(AgentRLError, match="poisoned"):
-            group.setup(model)
-    finally:
-        group.close()
-
-
 def test_what_runs_on_any_worker_is_saved(group: Any) -> None:
-    group.pool.submit(
-        [GroupRequest(group_index, TASKS[group_index], 2) for group_index in range(4)]
-    )
+    group.pool.submit(requests(4))
     saved = group.pool.in_flight()
     arrived = group.pool.collect(0.0)
     # a group may end between the two calls, and is then in both
@@ -190,13 +178,6 @@ def test_what_runs_on_any_worker_is_saved(group: Any) -> None:
     assert {len(one.rollouts) for one in saved} <= {2}
 
 
-def until_logged(group: Any, caplog: pytest.LogCaptureFixture, events: list[str]) -> None:
-    # a start is noticed by the collector
-    until(lambda: group.pool.collect(0.2) or len(caplog.records) >= len(events))
-    assert [vars(record)["event"] for record in caplog.records] == events
-    assert {vars(record)["worker"] for record in caplog.records} == {1}
-
-
 def collected(group: Any, number: int) -> list[GroupOutcome]:
     """The next so many groups that come to their end."""
     return gather(group.pool.collect, number)
@@ -204,9 +185,8 @@ def collected(group: Any, number: int) -> list[GroupOutcome]:
 
 def test_workers_are_placed_on_another_node(model: Path) -> None:
     """Two Ray nodes in one machine; only the second has what the rollout workers ask for."""
-    context = multiprocessing.get_context("spawn")
-    found: Any = context.Queue()
-    driver = context.Process(target=_over_two_nodes, args=(model, found))
+    found: Any = FORKS.Queue()
+    driver = FORKS.Process(target=_over_two_nodes, args=(model, found))
     driver.start()
     try:
         nodes, here, versions = found.get(timeout=240)
@@ -233,11 +213,7 @@ def _over_two_nodes(model: Path, found: Any) -> None:
         group = workers(2, worker_resources={"rollout": 1})
         group.setup(model)
         group.publish(5)
-        outcomes = collect_groups(
-            group.pool,
-            [GroupRequest(group_index, TASKS[group_index], 2) for group_index in range(2)],
-            120.0,
-        )
+        outcomes = collect_groups(group.pool, requests(2), 120.0)
         versions = {v for o in outcomes for t in o.group.trajectories for v in t.policy_versions}
         nodes = [worker.node for worker in group.pool.describe()]
         found.put((nodes, ray.get_runtime_context().get_node_id(), versions))

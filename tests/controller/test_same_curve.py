@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,38 +60,48 @@ def curve(
     group: RoleGroup, kind: str, model: Path, run_dir: Path, tokens: int = 120
 ) -> list[list[float]]:
     special = of_pairs() if kind == "pairs" else {}
-    try:
-        rows = learn(group, model, run_dir, num_steps=5, micro_batch_tokens=tokens, **special)
-    finally:
-        group.close()
+    rows = learn(group, model, run_dir, num_steps=5, micro_batch_tokens=tokens, **special)
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
     return [[row[name] for name in CURVES[kind]] for row in rows]
 
 
-@pytest.fixture(scope="module", params=CURVES)
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+@pytest.fixture(scope="module")
+def alone() -> Iterator[RoleGroup]:
+    group = LocalRoleGroup(threads=1)
+    yield group
+    group.close()
 
 
 @pytest.fixture(scope="module")
-def inline(kind: str, model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[float]]:
-    found = curve(
-        LocalRoleGroup(threads=1), kind, model, tmp_path_factory.mktemp("curves") / "inline"
-    )
-    losses = [row[0] for row in found]
-    assert max(losses) - min(losses) > 1e-3  # a curve that did not move would prove nothing
+def inline(
+    alone: RoleGroup, model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Mapping[str, list[list[float]]]:
+    folder = tmp_path_factory.mktemp("curves")
+    found = {kind: curve(alone, kind, model, folder / kind) for kind in CURVES}
+    for rows in found.values():
+        losses = [row[0] for row in rows]
+        assert max(losses) - min(losses) > 1e-3  # a curve that did not move would prove nothing
     return found
 
 
+def assert_same(found: list[list[float]], expected: list[list[float]]) -> None:
+    for row, other in zip(found, expected, strict=True):
+        # 40 units in the last place of float32
+        assert row == pytest.approx(other, rel=5e-6, abs=1e-5)
+
+
 @pytest.mark.invariant
+@pytest.mark.parametrize("kind", CURVES)
 @pytest.mark.parametrize("tokens", [80, 100_000])
 def test_micro_batches_change_nothing(
-    inline: list[list[float]], kind: str, model: Path, tmp_path: Path, tokens: int
+    alone: RoleGroup,
+    inline: Mapping[str, list[list[float]]],
+    model: Path,
+    tmp_path: Path,
+    tokens: int,
+    kind: str,
 ) -> None:
-    found = curve(LocalRoleGroup(threads=1), kind, model, tmp_path / "run", tokens)
-    for row, expected in zip(found, inline, strict=True):
-        # 40 units in the last place of float32
-        assert row == pytest.approx(expected, rel=5e-6, abs=1e-5)
+    assert_same(curve(alone, kind, model, tmp_path / "run", tokens), inline[kind])
 
 
 @pytest.mark.slow
@@ -105,8 +115,7 @@ def test_micro_batches_change_nothing(
     ],
 )
 def test_the_layout_of_ranks_changes_nothing(
-    inline: list[list[float]],
-    kind: str,
+    inline: Mapping[str, list[list[float]]],
     model: Path,
     tmp_path: Path,
     ray_started: None,
@@ -115,9 +124,9 @@ def test_the_layout_of_ranks_changes_nothing(
 ) -> None:
     from agentrl.controller.cluster.ray_role_group import RayRoleGroup
 
-    found = curve(
-        RayRoleGroup(PoolConfig(world_size=world_size, **layout)), kind, model, tmp_path / "run"
-    )
-    for row, expected in zip(found, inline, strict=True):
-        # 40 units in the last place of float32
-        assert row == pytest.approx(expected, rel=5e-6, abs=1e-5)
+    group = RayRoleGroup(PoolConfig(world_size=world_size, **layout))
+    try:
+        for kind in CURVES:
+            assert_same(curve(group, kind, model, tmp_path / kind), inline[kind])
+    finally:
+        group.close()

@@ -23,9 +23,10 @@ F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 
 
-def stored_steps(
-    model: Path, folder: Path, **settings: Any
-) -> tuple[list[dict[str, Any]], TrajectoryReader]:
+Steps = tuple[list[dict[str, Any]], TrajectoryReader]
+
+
+def stored_steps(model: Path, folder: Path, **settings: Any) -> Steps:
     """Rows of metrics of a stage over real tokens, a tiny real model, and what it stored."""
     group = LocalRoleGroup(threads=1)
     try:
@@ -36,6 +37,17 @@ def stored_steps(
     return rows, TrajectoryReader(RunDirectory.open(folder / "run"))
 
 
+@pytest.fixture(scope="module")
+def usual(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Steps:
+    return stored_steps(model, tmp_path_factory.mktemp("usual"), deterministic=True)
+
+
+@pytest.fixture(scope="module")
+def not_recomputed(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Steps:
+    settings = {"old_logprobs": "rollout"}
+    return stored_steps(model, tmp_path_factory.mktemp("not_recomputed"), settings=settings)
+
+
 def column(annotations: list[Annotation], name: str) -> F32:
     return np.concatenate([one.arrays[name] for one in annotations])
 
@@ -43,17 +55,19 @@ def column(annotations: list[Annotation], name: str) -> F32:
 @pytest.mark.parametrize(
     "settings",
     [
-        {},
-        {"micro_batch_tokens": 2000},  # one packed row
-        {"micro_batch_tokens": 81},  # about one sample each
-        {"mini_batch_groups": 2},
-        {"mini_batch_groups": 4},  # of six: the second is smaller
+        {"micro_batch_tokens": 2000, "mini_batch_groups": 2},  # one packed row
+        # about one sample each; of six groups the second mini-batch is smaller
+        {"micro_batch_tokens": 81, "mini_batch_groups": 4},
         {"num_passes": 2, "mini_batch_groups": 3},
-        {"settings": {"reduction": "trajectory_mean"}},
-        {"settings": {"reduction": "constant", "constant_tokens": 50}},
-        {"settings": {"kl_coef": 0.5}},
-        {"settings": {"rollout_correction": {"level": "token"}, "kl_coef": 0.5}},
-        {"settings": {"old_logprobs": "rollout"}},
+        {"settings": {"reduction": "trajectory_mean", "kl_coef": 0.5}},
+        {
+            "settings": {
+                "reduction": "constant",
+                "constant_tokens": 50,
+                "rollout_correction": {"level": "token"},
+                "kl_coef": 0.5,
+            }
+        },
         {"settings": {"clip_dual": 1.5}, "num_passes": 3},
     ],
     ids=str,
@@ -63,8 +77,22 @@ def test_the_weighted_losses_of_the_tokens_sum_to_the_logged_loss(
 ) -> None:
     if settings.get("settings", {}).get("kl_coef"):
         settings = settings | {"beside": {"reference": ReferenceSpec(str(model))}}
-    rows, reader = stored_steps(model, tmp_path, **settings)
-    name = "policy/loss" if settings.get("num_passes", 1) == 1 else "policy/loss_last_pass"
+    passes = settings.get("num_passes", 1)
+    assert_sums(
+        stored_steps(model, tmp_path, **settings),
+        "policy/loss" if passes == 1 else "policy/loss_last_pass",
+    )
+
+
+def test_so_they_do_by_default_and_with_the_samplers_logprobs(
+    usual: Steps, not_recomputed: Steps
+) -> None:
+    for steps in (usual, not_recomputed):
+        assert_sums(steps, "policy/loss")
+
+
+def assert_sums(steps: Steps, name: str) -> None:
+    rows, reader = steps
     for row in rows:
         annotations = list(reader.annotations(step=int(row["step"])))
         assert len(annotations) == 24
@@ -77,7 +105,7 @@ def test_the_weighted_losses_of_the_tokens_sum_to_the_logged_loss(
 def test_statistics_of_the_step_are_those_of_its_tokens(model: Path, tmp_path: Path) -> None:
     settings = {"settings": {"rollout_correction": {"level": "token", "cap": 1.5}, "kl_coef": 0.1}}
     beside = {"beside": {"reference": ReferenceSpec(str(model))}}
-    rows, reader = stored_steps(model, tmp_path, num_steps=3, **settings, **beside)
+    rows, reader = stored_steps(model, tmp_path, **settings, **beside)
     for row in rows:
         annotations = list(reader.annotations(step=int(row["step"])))
         stored = [reader.get(one.trajectory_id) for one in annotations]
@@ -123,10 +151,10 @@ def test_clipped_tokens_are_those_that_were_counted(model: Path, tmp_path: Path)
     assert (advantages[clipped == 2] > 0).all()
 
 
-def test_logprobs_that_are_not_recomputed_are_the_updates_own(model: Path, tmp_path: Path) -> None:
-    recomputed = list(stored_steps(model, tmp_path / "a", num_steps=1)[1].annotations())
-    settings = {"old_logprobs": "rollout"}
-    own = list(stored_steps(model, tmp_path / "b", num_steps=1, settings=settings)[1].annotations())
+def test_logprobs_that_are_not_recomputed_are_the_updates_own(
+    usual: Steps, not_recomputed: Steps
+) -> None:
+    recomputed, own = (list(reader.annotations(step=1)) for _, reader in (usual, not_recomputed))
     assert {one.values["old_logprobs_from"] for one in recomputed} == {"recomputed"}
     assert {one.values["old_logprobs_from"] for one in own} == {"update"}
     by_id = {one.trajectory_id: one.arrays["old_logprobs"] for one in recomputed}
@@ -207,14 +235,13 @@ def test_a_column_of_another_length_is_refused_by_name(model: Path, tmp_path: Pa
         stored_steps(model, tmp_path, num_steps=1, change=with_too_few)
 
 
-@pytest.mark.parametrize("detail", ["basic", "tokens", "full"])
-def test_no_detail_changes_a_number(model: Path, tmp_path: Path, detail: Any) -> None:
-    plain, _ = stored_steps(model, tmp_path / "plain", detail="basic", deterministic=True)
-    rows, reader = stored_steps(model, tmp_path / "detail", detail=detail, deterministic=True)
-    for row, expected in zip(rows, plain, strict=True):
-        same = {name: value for name, value in row.items() if not name.startswith(TIMES)}
-        assert same == {name: expected[name] for name in same}
-    names = {name for one in reader.annotations() for name in one.arrays}
+def test_no_detail_changes_a_number(model: Path, tmp_path: Path, usual: Steps) -> None:
+    found: dict[Any, Steps] = {
+        detail: stored_steps(model, tmp_path / detail, detail=detail, deterministic=True)
+        for detail in ("basic", "tokens")
+    }
+    found["full"] = usual
+    plain, _ = found["basic"]
     tokens = {
         "old_logprobs",
         "advantages",
@@ -224,7 +251,13 @@ def test_no_detail_changes_a_number(model: Path, tmp_path: Path, detail: Any) ->
         "clipped",
         "token_loss",
     }
-    assert names == {"basic": set(), "tokens": tokens, "full": tokens | {"entropy"}}[detail]
+    stored = {"basic": set(), "tokens": tokens, "full": tokens | {"entropy"}}
+    for detail, (rows, reader) in found.items():
+        for row, expected in zip(rows, plain, strict=True):
+            same = {name: value for name, value in row.items() if not name.startswith(TIMES)}
+            assert same == {name: expected[name] for name in same}
+        names = {name for one in reader.annotations() for name in one.arrays}
+        assert names == stored[detail]
 
 
 TIMES = ("time", "perf/")

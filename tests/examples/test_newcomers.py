@@ -123,10 +123,11 @@ def test_half_of_the_demonstrations_are_right() -> None:
     assert 120 < right < 190
 
 
-# --- both train
+# --- both learn: a figure of training; each commit takes steps of both (test_shipped_configs.py)
 
 
 @pytest.mark.slow
+@pytest.mark.tooling
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("example", "name"), [("maze", "mazes"), ("till", "totals")])
 def test_the_policy_learns(example: str, name: str, tmp_path: Path) -> None:

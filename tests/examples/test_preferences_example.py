@@ -18,6 +18,7 @@ from agentrl.config.load import load_config
 from agentrl.run.trainer import Trainer
 from agentrl.store import RunDirectory, TrajectoryReader, read_jsonl
 from agentrl.types import load_object
+from tests.kit.forks import finish
 from tests.run.tiny_run import metrics, start
 
 STAGE = "agentrl.controller.stage.stage_run"
@@ -165,20 +166,15 @@ def test_a_killed_run_goes_on_with_the_same_scores(
     driver = start(
         EXAMPLE / "config.yaml", tmp_path / "run", die_at=die_at, call=call, overrides=SHORT
     )
-    driver.join(240)
-    assert driver.exitcode == -signal.SIGKILL
-    again = start(EXAMPLE / "config.yaml", tmp_path / "run", resume=True, overrides=SHORT)
-    again.join(240)
-    assert again.exitcode == 0
+    finish(driver, -signal.SIGKILL)
+    finish(start(EXAMPLE / "config.yaml", tmp_path / "run", resume=True, overrides=SHORT))
     assert metrics(tmp_path / "run") == whole
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("whole") / "run"
-    driver = start(EXAMPLE / "config.yaml", folder, overrides=SHORT)
-    driver.join(240)
-    assert driver.exitcode == 0
+    finish(start(EXAMPLE / "config.yaml", folder, overrides=SHORT))
     rows = metrics(folder)
     assert {row["stage"] for row in rows} == {"sft", "rm", "rl"}
     assert any("reward_part/reward_model/mean" in row for row in rows)

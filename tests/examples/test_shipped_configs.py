@@ -15,10 +15,8 @@ from tests.examples.published import SAMPLES, build_model, prepared
 from tests.examples.shipped import CONFIGS, ROOT, small
 
 TRAINED_ELSEWHERE = {
-    "maze": "tests/examples/test_newcomers.py",
     "openai_agents": "tests/agent_server/agents/test_openai_agents_example.py",
     "preferences": "tests/examples/test_preferences_example.py",
-    "till": "tests/examples/test_newcomers.py",
 }
 """Tests that train the very file, longer than here."""
 

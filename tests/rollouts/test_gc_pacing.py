@@ -4,8 +4,20 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterator
+
+import pytest
 
 from agentrl.rollouts import paced_collector
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _nothing_frozen() -> Iterator[None]:
+    """The session's objects are frozen (``tests/conftest.py``), as a program's are not."""
+    gc.unfreeze()
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 class Node:
@@ -34,6 +46,16 @@ def test_the_usual_pace_is_back_after_the_last_holder() -> None:
         assert gc.get_threshold() == paced != usual
     assert gc.get_threshold() == usual
     assert gc.get_freeze_count() == 0
+
+
+def test_what_a_program_froze_itself_stays_frozen() -> None:
+    gc.freeze()
+    before = gc.get_freeze_count()
+    with paced_collector():
+        pass
+    after = gc.get_freeze_count()
+    gc.unfreeze()
+    assert after == before > 0
 
 
 def test_a_cycle_made_meanwhile_is_still_found() -> None:

@@ -1,9 +1,10 @@
 """An environment one of whose episodes waits until a file ``go`` lies beside this file; its task's
-id lies in ``held`` there.
+id and its process lie in ``held`` there.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -14,17 +15,22 @@ _HERE = Path(__file__).parent
 
 
 class Held(Env):
-    """Ends after one answer; the first episode of a run that gets there waits."""
+    """Ends after one answer; the first episode that gets there once a file is there waits.
 
-    def __init__(self, task: Task) -> None:
+    Args:
+        after: the file, beside this one.
+    """
+
+    def __init__(self, task: Task, after: str = "run") -> None:
         self.task = task
+        self.after = after
 
     def reset(self, *, seed: int) -> Observation:
         return Observation(self.task.messages)
 
     def step(self, action: Action) -> StepResult:
         # before the run is made, the environment is tried
-        if (_HERE / "run").exists() and _is_first(self.task):
+        if (_HERE / self.after).exists() and _is_first(self.task):
             while not (_HERE / "go").exists():
                 time.sleep(0.01)
         digits = sum(letter.isdigit() for letter in action.text)
@@ -34,7 +40,7 @@ class Held(Env):
 def _is_first(task: Task) -> bool:
     try:
         with (_HERE / "held").open("x", encoding="utf-8") as file:
-            file.write(task.id)
+            file.write(f"{task.id} {os.getpid()}")
     except FileExistsError:
         return False
     return True

@@ -11,28 +11,19 @@ import numpy as np
 import pytest
 
 from agentrl.config.load import load_config
-from agentrl.run.trainer import Trainer
 from agentrl.store import RunDirectory, TrajectoryReader, read_jsonl
-from tests.run.tiny_run import CONFIG, states
+from tests.run.tiny_run import CONFIG, states, train
 
 pytestmark = pytest.mark.slow
 
 RL = "  - name: rl\n"
+# with what tokens of older versions need
+AHEAD = CONFIG.replace(
+    RL,
+    f"{RL}    algorithm: {{name: grpo, rollout_correction: {{level: token}}, "
+    "filter_zero_variance: false}\n",
+)
 ALWAYS = ("run.deterministic=false", "stages.rl.eval.sets={}")
-
-
-def ahead(folder: Path) -> Path:
-    """The tiny run's configuration with what tokens of older versions need."""
-    config = folder / "config.yaml"
-    config.write_text(
-        CONFIG.replace(
-            RL,
-            f"{RL}    algorithm: {{name: grpo, rollout_correction: {{level: token}}, "
-            "filter_zero_variance: false}\n",
-        ),
-        encoding="utf-8",
-    )
-    return config
 
 
 @pytest.mark.parametrize(
@@ -47,11 +38,10 @@ def ahead(folder: Path) -> Path:
 )
 def test_tokens_are_no_staler_than_allowed(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     run_dir = tmp_path / "run"
-    loaded = load_config(ahead(tmp_path), [f"run.dir={run_dir}", *ALWAYS, *overrides])
-    with Trainer(loaded) as trainer:
-        trainer.train()
+    train(tmp_path, *ALWAYS, *overrides, text=AHEAD)
     rows = [row for row in read_jsonl(run_dir / "metrics.jsonl") if row["stage"] == "rl"]
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+    loaded = load_config(run_dir / "config.resolved.yaml")
     bound = loaded.resolved_stages()[-1].rollout.max_staleness
     behind = [row["async/staleness/max"] for row in rows]
     assert max(behind) <= bound
@@ -81,8 +71,7 @@ def trained_rewards(run_dir: Path) -> dict[int, list[float]]:
 def test_rollout_workers_play_while_the_ranks_train(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     ray = ("placement.mode=ray", "placement.rollout_workers=2", "rollout.schedule=async")
-    with Trainer(load_config(ahead(tmp_path), [f"run.dir={run_dir}", *ALWAYS, *ray])) as trainer:
-        trainer.train()
+    train(tmp_path, *ALWAYS, *ray, text=AHEAD)
     rows = [row for row in read_jsonl(run_dir / "metrics.jsonl") if row["stage"] == "rl"]
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
     assert max(row["async/staleness/max"] for row in rows) == 1

@@ -8,15 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config.load import load_config
 from agentrl.errors import ConfigError, StoreError
-from agentrl.run.trainer import Trainer
 from tests.controller.remote import s3_bucket
-from tests.run.tiny_run import CONFIG, metrics
+from tests.run.tiny_run import metrics, train
 
 pytestmark = pytest.mark.timeout(900)  # three runs, one after another
 
-FEW = ["stages.0.steps=4", "stages.1.eval.every=null", "checkpoint.every=1"]
+FEW = ("stages.0.steps=2", "stages.1.eval.every=null", "checkpoint.every=1")
 
 
 @pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.s3)])
@@ -30,11 +28,6 @@ def url(
         yield bucket
 
 
-def train(config: Path, run: Path, *settings: str, resume: bool = False) -> None:
-    with Trainer(load_config(config, [*FEW, f"run.dir={run}", *settings])) as trainer:
-        trainer.train(resume=resume)
-
-
 def learned(run: Path) -> list[list[object]]:
     """Of each step what the policy learned; the lost run evaluated its last step besides."""
     names = ("stage", "step", "reward/mean", "policy/loss", "optim/grad_norm")
@@ -45,14 +38,12 @@ def learned(run: Path) -> list[list[object]]:
 def test_a_lost_run_goes_on_elsewhere_as_if_nothing_had_been(
     tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = tmp_path / "config.yaml"
-    config.write_text(CONFIG, encoding="utf-8")
-    train(config, tmp_path / "whole", "train.steps=3")
+    train(tmp_path, *FEW, "train.steps=3", name="whole")
     copied = f"checkpoint.copy_to={url}"
-    train(config, tmp_path / "lost", "train.steps=2", copied)
+    train(tmp_path, *FEW, "train.steps=2", copied, name="lost")
     shutil.rmtree(tmp_path / "lost")
     caplog.set_level("INFO", logger="agentrl")
-    train(config, tmp_path / "found", "train.steps=3", copied, resume=True)
+    train(tmp_path, *FEW, "train.steps=3", copied, name="found", resume=True)
     assert learned(tmp_path / "found") == learned(tmp_path / "whole")
     events = [getattr(one, "event", None) for one in caplog.records]
     assert events.count("checkpoint_fetched") == 2  # a stage each
@@ -60,15 +51,11 @@ def test_a_lost_run_goes_on_elsewhere_as_if_nothing_had_been(
 
 
 def test_a_resume_without_a_copy_says_that_there_is_no_run(tmp_path: Path) -> None:
-    config = tmp_path / "config.yaml"
-    config.write_text(CONFIG, encoding="utf-8")
     with pytest.raises(StoreError, match="is not a run directory: it does not exist"):
-        train(config, tmp_path / "run", f"checkpoint.copy_to=file://{tmp_path}/none", resume=True)
+        train(tmp_path, f"checkpoint.copy_to=file://{tmp_path}/none", resume=True)
 
 
 def test_a_place_that_is_no_url_is_refused_before_the_run_is_made(tmp_path: Path) -> None:
-    config = tmp_path / "config.yaml"
-    config.write_text(CONFIG, encoding="utf-8")
     with pytest.raises(ConfigError, match=r"checkpoint\.copy_to must be a URL"):
-        train(config, tmp_path / "run", "checkpoint.copy_to=elsewhere")
+        train(tmp_path, "checkpoint.copy_to=elsewhere")
     assert not (tmp_path / "run").exists()

@@ -5,7 +5,6 @@ observe late.
 from __future__ import annotations
 
 import signal
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -14,11 +13,11 @@ from agentrl.config.load import load_config
 from agentrl.errors import DataError
 from agentrl.run.trainer import Trainer
 from agentrl.store import RunDirectory, TrajectoryReader
+from tests.kit.forks import finish
 from tests.run.tiny_run import CONFIG, metrics, start, states
 
 pytestmark = pytest.mark.slow
 
-DEADLINE_S = 240
 QUICK = ("stages.warmup.steps=4", "stages.rl.eval.sets={}")
 SERVICE = "agentrl.controller.rollout_service:RolloutService"
 OWN = """\
@@ -68,14 +67,6 @@ def test_a_killed_run_draws_what_it_would_have_drawn(config: Path) -> None:
     finish(start(config, killed, resume=True, overrides=overrides))
     assert metrics(killed) == metrics(whole)
     assert played(killed) == played(whole)
-
-
-def finish(driver: BaseProcess, status: int = 0) -> None:
-    try:
-        driver.join(DEADLINE_S)
-        assert driver.exitcode == status
-    finally:
-        driver.kill()
 
 
 def test_rollouts_that_run_ahead_observe_each_draw(config: Path) -> None:

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from agentrl import Trainer, load_config
 from agentrl.errors import EpisodesFailedError
 from agentrl.store import read_jsonl
-from tests.run.tiny_run import CONFIG, TASK, metrics, states
+from tests.run.tiny_run import CONFIG, TASK, metrics, states, train
 
 FAULTY = Path(__file__).with_name("faulty_env.py")
 RL_ALONE = (
@@ -38,19 +37,14 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
     tools = f'env: {{tools: ["{TASK}:add"], describe_tools_in_prompt: false}}'
     assert tools in CONFIG
     text = CONFIG.replace(tools, f'env: {{entry_point: "{FAULTY}:Faulty"}}')
-    (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
     console = Console(file=io.StringIO(), width=300)
 
-    def train(*overrides: str, resume: bool = False) -> str:
-        config = load_config(
-            tmp_path / "config.yaml", [f"run.dir={tmp_path / 'run'}", *RL_ALONE, *overrides]
-        )
-        with Trainer(config, console=console) as trainer:
-            trainer.train(resume=resume)
+    def play(*overrides: str, resume: bool = False) -> str:
+        train(tmp_path, *RL_ALONE, *overrides, text=text, resume=resume, console=console)
         assert isinstance(console.file, io.StringIO)
         return console.file.getvalue()
 
-    return train
+    return play
 
 
 def test_an_environment_whose_step_always_raises_stops_the_run_and_names_its_line(

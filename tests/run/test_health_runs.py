@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl import EpisodeView, Trainer, load_config
+from agentrl import EpisodeView
 from agentrl.metrics.health.monitors import MONITORS
 from agentrl.store import read_jsonl
 from benchmarks import noisy_engine
@@ -144,9 +144,6 @@ def fired(
     folder: Path, text: str, reward: Reward, *settings: str, resume: bool = False
 ) -> set[str]:
     """Names of the alerts in the log of a run that is trained to its end."""
-    (folder / "config.yaml").write_text(text, encoding="utf-8")
-    config = load_config(folder / "config.yaml", [f"run.dir={folder / 'run'}", *settings])
-    with Trainer(config, reward=reward) as trainer:
-        trainer.train(resume=resume)
-    log = read_jsonl(folder / "run/logs/driver.jsonl")
+    run_dir = tiny_run.train(folder, *settings, text=text, resume=resume, reward=reward)
+    log = read_jsonl(run_dir / "logs/driver.jsonl")
     return {str(one["alert"]) for one in log if one.get("event") == "health_alert"}

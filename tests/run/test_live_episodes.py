@@ -14,12 +14,12 @@ import pytest
 
 from agentrl.store import RunDirectory, read_jsonl
 from agentrl.viewer.index import RunIndex
+from tests.kit.forks import finish
 from tests.kit.waiting import until
 from tests.run.tiny_run import CONFIG, start, states
 
 pytestmark = pytest.mark.slow
 
-DEADLINE_S = 200.0
 GROUP = 4
 OVERRIDES = (
     "run.deterministic=false",
@@ -47,16 +47,11 @@ def test_an_episode_is_in_the_index_while_others_of_its_group_are_played(
         _watch_the_half_of_a_group(run_dir, tmp_path / "cache")
     finally:
         driver.kill()
-        driver.join(DEADLINE_S)
-    assert driver.exitcode == -signal.SIGKILL
+    finish(driver, -signal.SIGKILL)
 
     (tmp_path / "go").touch()
     again = start(config, run_dir, resume=True, overrides=overrides)
-    try:
-        again.join(DEADLINE_S)
-        assert again.exitcode == 0
-    finally:
-        again.kill()
+    finish(again)
     assert not states(run_dir).keys() & {"running", "finished", "buffered", "taken"}
     with RunIndex(RunDirectory.open(run_dir), tmp_path / "cache") as index:
         index.refresh()
@@ -72,7 +67,7 @@ def _watch_the_half_of_a_group(run_dir: Path, cache: Path) -> None:
     index.
     """
     held = run_dir.parent / "held"
-    task = until(lambda: held.exists() and held.read_text())
+    task, _ = until(lambda: held.exists() and held.read_text()).split()
     with RunIndex(RunDirectory.open(run_dir), cache) as index:
 
         def rows() -> list[Any]:

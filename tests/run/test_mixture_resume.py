@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from agentrl.store import RunDirectory, TrajectoryReader
+from tests.kit.forks import finish
 from tests.run.tiny_run import CONFIG, TASK, metrics, start
 
 pytestmark = pytest.mark.slow
 
-DEADLINE_S = 240
 STEPS = 4
 BATCH = 3
 SOURCES = f"""
@@ -35,11 +35,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def drive(config: Path, run_dir: Path, *, resume: bool = False, die_at: str = "") -> None:
     driver = start(config, run_dir, resume=resume, die_at=die_at, call=2, overrides=OVERRIDES)
-    try:
-        driver.join(DEADLINE_S)
-        assert driver.exitcode == (-signal.SIGKILL if die_at else 0)
-    finally:
-        driver.kill()
+    finish(driver, -signal.SIGKILL if die_at else 0)
 
 
 def task_ids(run_dir: Path) -> list[str]:

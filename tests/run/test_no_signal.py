@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from agentrl import EpisodeView, Trainer, load_config
+from agentrl import EpisodeView
 from agentrl.store import RunDirectory, TrajectoryReader, read_jsonl
 from agentrl.store.annotations.columns import LOSS_REASONS
-from tests.run.tiny_run import CONFIG
+from tests.run.tiny_run import train
 
 QUICK = (
     "run.deterministic=false",
@@ -28,12 +28,7 @@ def constant(episode: EpisodeView) -> float:
 
 def shown(tmp_path: Path, *overrides: str, width: int = 140) -> list[str]:
     console = Console(file=io.StringIO(), width=width)
-    (tmp_path / "config.yaml").write_text(CONFIG, encoding="utf-8")
-    config = load_config(
-        tmp_path / "config.yaml", [f"run.dir={tmp_path / 'run'}", *QUICK, *overrides]
-    )
-    with Trainer(config, reward=constant, console=console) as trainer:
-        trainer.train()
+    train(tmp_path, *QUICK, *overrides, reward=constant, console=console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()
 

@@ -26,7 +26,7 @@ from agentrl.types import (
     TrajectoryGroup,
     concat_ids,
 )
-from tests.run.tiny_run import metrics
+from tests.run.tiny_run import metrics, train
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_agent"
 
@@ -89,9 +89,7 @@ def test_the_tokens_trained_are_those_that_the_engine_sampled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     account = Account(monkeypatch)
-    (tmp_path / "config.yaml").write_text(CONFIG, encoding="utf-8")
-    with Trainer(load_config(tmp_path / "config.yaml", [f"run.dir={tmp_path / 'run'}"])) as trainer:
-        trainer.train()
+    train(tmp_path, text=CONFIG)
     batches = account.rollout_batches()
     assert batches
     turns_of_two = 0

@@ -16,7 +16,7 @@ from agentrl.run.stages import role_specs
 from agentrl.run.trainer import Trainer
 from agentrl.store import RunDirectory, TrajectoryReader
 from agentrl.training.models.tiny import build_tiny_model
-from tests.run.tiny_run import CONFIG, metrics
+from tests.run.tiny_run import CONFIG, metrics, train
 from tests.run.tiny_task import demonstrations
 
 PPO = [
@@ -25,7 +25,7 @@ PPO = [
     "stages.1.critic.stage=warmup",
     "stages.1.critic.optim.lr=1e-3",
     "stages.1.eval.every=null",
-    "stages.0.steps=6",
+    "stages.0.steps=2",
     "train.steps=4",
 ]
 
@@ -37,12 +37,9 @@ def write_config(folder: Path) -> Path:
 
 
 def test_a_critic_is_trained_beside_the_policy_and_resumed(tmp_path: Path) -> None:
-    config = write_config(tmp_path)
     shown = Console(file=io.StringIO(), width=200)
     for name, steps in (("whole", 4), ("cut", 2)):
-        overrides = [*PPO, f"run.dir={tmp_path / name}", f"train.steps={steps}"]
-        with Trainer(load_config(config, overrides), console=shown) as trainer:
-            trainer.train()
+        train(tmp_path, *PPO, f"train.steps={steps}", name=name, console=shown)
     lines = shown.file.getvalue().splitlines()
     assert sum("the critic alone was trained (warm-up, 1 of 1)" in line for line in lines) == 2
     assert not any("the very weights that it began with" in line for line in lines)
@@ -57,9 +54,7 @@ def test_a_critic_is_trained_beside_the_policy_and_resumed(tmp_path: Path) -> No
     assert all(row["critic/explained_variance"] <= 1 for row in rows)
     assert (tmp_path / "whole" / "models" / "rl" / "critic" / "config.json").is_file()
 
-    overrides = [*PPO, f"run.dir={tmp_path / 'cut'}", "train.steps=4"]
-    with Trainer(load_config(config, overrides)) as trainer:
-        trainer.train(resume=True)
+    train(tmp_path, *PPO, name="cut", resume=True)
     resumed = [row for row in metrics(tmp_path / "cut") if row["stage"] == "rl" and row["step"]]
     names = ("policy/loss", "critic/loss", "critic/value", "critic/optim/grad_norm")
     assert [[row.get(name) for name in names] for row in resumed] == [
@@ -131,10 +126,8 @@ def test_a_policy_is_distilled_from_another_model(tmp_path: Path) -> None:
         "stages.0.steps=6",
         "train.steps=2",
         "store.detail=full",
-        f"run.dir={tmp_path / 'run'}",
     ]
-    with Trainer(load_config(write_config(tmp_path), overrides)) as trainer:
-        trainer.train()
+    train(tmp_path, *overrides)
     rows = [row for row in metrics(tmp_path / "run") if row["stage"] == "rl" and row["step"]]
     assert all(row["optim/grad_norm"] > 0 for row in rows)
     # the untrained policy is far from its teacher, and minus that is the advantage
@@ -154,10 +147,6 @@ def test_epochs_that_end_within_the_warm_up_are_refused(tmp_path: Path) -> None:
         "stages.1.from=model",
         "stages.1.train.epochs=1",
         "stages.0.steps=1",
-        f"run.dir={tmp_path / 'run'}",
     ]
-    with (
-        Trainer(load_config(write_config(tmp_path), overrides)) as trainer,
-        pytest.raises(ConfigError, match=r"must be less than train.steps=\d+ .*, got 500"),
-    ):
-        trainer.train()
+    with pytest.raises(ConfigError, match=r"must be less than train.steps=\d+ .*, got 500"):
+        train(tmp_path, *overrides)

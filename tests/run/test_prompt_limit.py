@@ -16,10 +16,9 @@ from agentrl.config.load import load_config
 from agentrl.errors import DataError
 from agentrl.run.build import LiveObjects
 from agentrl.run.data.prompt_limit import LeftOut, left_out_tasks
-from agentrl.run.trainer import Trainer
 from agentrl.store import RunDirectory, TrajectoryReader, read_jsonl
 from agentrl.types import Task
-from tests.run.tiny_run import CONFIG
+from tests.run.tiny_run import CONFIG, train
 from tests.run.tiny_task import build_model
 
 SHORT, LONG = "3 and 4?", "3 and 4? " * 12
@@ -113,12 +112,9 @@ def trained(folder: Path, *overrides: str, resume: bool = False) -> tuple[Path, 
         "train.batch_prompts=2",
         "checkpoint.every=1",
     ]
-    settings = [f"run.dir={folder / 'run'}", "data.train=own.py:tasks", *steps, *overrides]
-    with Trainer(
-        load_config(folder / "config.yaml", settings), console=Console(file=shown, width=200)
-    ) as trainer:
-        trainer.train(resume=resume)
-    return folder / "run", shown.getvalue()
+    settings = ("data.train=own.py:tasks", *steps, *overrides)
+    run = train(folder, *settings, resume=resume, console=Console(file=shown, width=200))
+    return run, shown.getvalue()
 
 
 def drawn(run: Path) -> set[str]:

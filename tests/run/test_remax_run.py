@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config.load import load_config
 from agentrl.errors import DataError
-from agentrl.run.trainer import Trainer
 from agentrl.store import RunDirectory, TrajectoryReader, read_jsonl
-from tests.run.tiny_run import CONFIG, metrics, states
+from tests.run.tiny_run import metrics, states, train
 
 REMAX = (
     "stages.1.algorithm.name=remax",
@@ -22,23 +20,18 @@ REMAX = (
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("remax") / "config.yaml"
-    path.write_text(CONFIG, encoding="utf-8")
-    return path
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("remax")
 
 
 @pytest.fixture(scope="module")
-def whole(config: Path) -> Path:
+def whole(folder: Path) -> Path:
     """A run of two steps, of which each test asks something else."""
-    return train(config, "whole", "train.steps=2")
+    return trained(folder, "whole", "train.steps=2")
 
 
-def train(config: Path, name: str, *overrides: str, resume: bool = False) -> Path:
-    run_dir = config.parent / name
-    with Trainer(load_config(config, [*REMAX, f"run.dir={run_dir}", *overrides])) as trainer:
-        trainer.train(resume=resume)
-    return run_dir
+def trained(folder: Path, name: str, *overrides: str, resume: bool = False) -> Path:
+    return train(folder, *REMAX, *overrides, name=name, resume=resume)
 
 
 def learned(run_dir: Path) -> list[dict[str, float]]:
@@ -73,29 +66,29 @@ def test_the_greedy_rollout_is_stored_and_never_trained(whole: Path) -> None:
     assert not states(whole).keys() & {"running", "finished", "buffered", "taken"}
 
 
-def test_one_rollout_beside_the_greedy_one_is_enough(config: Path) -> None:
-    rows = learned(train(config, "one", "train.steps=3", "rollout.group_size=1"))
+def test_one_rollout_beside_the_greedy_one_is_enough(folder: Path) -> None:
+    rows = learned(trained(folder, "one", "train.steps=3", "rollout.group_size=1"))
     assert any(row.get("optim/grad_norm", 0.0) > 0 for row in rows)
 
 
-def test_a_run_goes_on_with_the_same_numbers(config: Path, whole: Path) -> None:
-    train(config, "cut", "train.steps=1")
-    assert learned(train(config, "cut", "train.steps=2", resume=True)) == learned(whole)
+def test_a_run_goes_on_with_the_same_numbers(folder: Path, whole: Path) -> None:
+    trained(folder, "cut", "train.steps=1")
+    assert learned(trained(folder, "cut", "train.steps=2", resume=True)) == learned(whole)
 
 
 @pytest.mark.slow
-def test_stored_groups_are_replayed_with_their_greedy_rollouts(config: Path, whole: Path) -> None:
-    again = train(config, "again", f"run.replay={whole}", "train.steps=2")
+def test_stored_groups_are_replayed_with_their_greedy_rollouts(folder: Path, whole: Path) -> None:
+    again = trained(folder, "again", f"run.replay={whole}", "train.steps=2")
     assert learned(again) == learned(whole)
-    grpo = train(config, "grpo", "train.steps=2", "stages.1.algorithm.name=grpo")
+    grpo = trained(folder, "grpo", "train.steps=2", "stages.1.algorithm.name=grpo")
     with pytest.raises(DataError, match="compares with a greedy rollout of each group, and group"):
-        train(config, "none", f"run.replay={grpo}", "train.steps=2")
+        trained(folder, "none", f"run.replay={grpo}", "train.steps=2")
 
 
 @pytest.mark.slow
-def test_rollouts_may_run_ahead(config: Path) -> None:
+def test_rollouts_may_run_ahead(folder: Path) -> None:
     correction = "stages.1.algorithm.rollout_correction.level=token"
     ahead = ("run.deterministic=false", "rollout.schedule=async", correction)
-    run_dir = train(config, "ahead", "train.steps=4", *ahead)
+    run_dir = trained(folder, "ahead", "train.steps=4", *ahead)
     assert len(learned(run_dir)) == 4
     assert not states(run_dir).keys() & {"running", "finished", "buffered", "taken"}

@@ -19,7 +19,6 @@ from agentrl.rollouts import EpisodeContext, EpisodeKey, run_episode
 from agentrl.run.build import LiveObjects, rollout_spec
 from agentrl.run.data.datasets import DataSet
 from agentrl.run.replay import Replayer
-from agentrl.run.trainer import Trainer
 from agentrl.store import RunDirectory, TrajectoryReader, TrajectoryWriter
 from agentrl.tools.parsers import load_parser
 from agentrl.types import (
@@ -33,7 +32,7 @@ from agentrl.types import (
     ToolCall,
     Trajectory,
 )
-from tests.run.tiny_run import CONFIG
+from tests.run.tiny_run import train
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "code" / "config.yaml"
 
@@ -287,13 +286,8 @@ def test_the_command_tells_environments_and_rewards_as_json(
 
 
 def test_every_episode_of_a_trained_run_replays_alike(tmp_path: Path) -> None:
-    config = tmp_path / "config.yaml"
-    config.write_text(CONFIG)
-    run_dir = tmp_path / "run"
-    settings = [f"run.dir={run_dir}", "train.steps=1", "store.states=turn"]
-    with Trainer(load_config(config, settings)) as trainer:
-        trainer.train()
-    run = RunDirectory.open(run_dir)
+    quick = ("stages.warmup.steps=2", "train.steps=1", "stages.rl.eval.every=null")
+    run = RunDirectory.open(train(tmp_path, *quick, "store.states=turn"))
     stored = TrajectoryReader(run).summaries()
     assert {summary.label for summary in stored} > {"", "sums/before/greedy"}
     replayed = Replayer(run).replay([summary.id for summary in stored])

@@ -13,6 +13,7 @@ import pytest
 from agentrl.config.load import load_config
 from agentrl.errors import ConfigError
 from agentrl.run.trainer import Trainer
+from tests.kit.forks import finish
 from tests.run.tiny_run import CONFIG, start
 
 pytestmark = pytest.mark.slow
@@ -31,8 +32,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         die_at="agentrl.controller.stage.stage_run:StageRun.record",
         call=15,
     )
-    driver.join(240)
-    assert driver.exitcode == -signal.SIGKILL
+    finish(driver, -signal.SIGKILL)
     assert list((folder / "run" / "checkpoints" / "rl").glob("*/manifest.json"))
     return folder
 

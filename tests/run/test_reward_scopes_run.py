@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentrl.config import load_config
 from agentrl.errors import AgentRLError
-from agentrl.run.trainer import Trainer
 from agentrl.store import RunDirectory, TrajectoryReader, read_jsonl
-
-from .tiny_run import CONFIG
+from tests.run.tiny_run import train
 
 REWARDS = """
 from agentrl.envs import Score, group_rewards, turn_rewards
@@ -39,17 +37,8 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 
 def trained(tmp_path: Path, **reward: Any) -> Path:
     (tmp_path / "rewards.py").write_text(REWARDS)
-    (tmp_path / "config.yaml").write_text(CONFIG)
-    overrides = {
-        "run.dir": str(tmp_path / "run"),
-        "reward": reward,
-        "stages.warmup.steps": 1,
-        "stages.rl.train": {"steps": 2},
-        "stages.rl.eval": {"sets": {}},
-    }
-    with Trainer(load_config(tmp_path / "config.yaml", overrides)) as trainer:
-        trainer.train()
-    return tmp_path / "run"
+    short = ("stages.warmup.steps=1", "stages.rl.steps=2", "stages.rl.eval={}")
+    return train(tmp_path, f"reward={json.dumps(reward)}", *short)
 
 
 def test_parts_of_every_kind_reach_reward_metrics_and_store(tmp_path: Path) -> None:

@@ -10,22 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agentrl.config import load_config
 from agentrl.errors import RunInterruptedError
-from agentrl.run.trainer import Trainer
 from agentrl.store import Heartbeat, RunDirectory, RunWatch
 from agentrl.viewer.index import RunIndex
 from agentrl.viewer.runs.open_run import OpenRun
 from agentrl.viewer.views.comparisons import retokenised
-from tests.run.tiny_run import CONFIG
+from tests.run.tiny_run import train
 
 SHORT = (
     "stages.rl.steps=1",
     "stages.warmup.steps=1",
-    "stages.rl.eval.every=null",
-    "store.detail=full",
-    "env.describe_tools_in_prompt=true",
-    "data.max_prompt_tokens=600",
+    "stages.rl.eval={}",
 )
 
 
@@ -54,16 +49,14 @@ def assert_tokens_can_be_read_again(run: RunDirectory) -> None:
     assert set(add["function"]["parameters"]["properties"]) == {"a", "b"}
 
 
-def test_a_run_says_that_it_ended_and_keeps_the_tokenizer_of_each_stage(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text(CONFIG, encoding="utf-8")
-    run = RunDirectory(tmp_path / "run")
-    config = load_config(tmp_path / "config.yaml", [f"run.dir={run.root}", *SHORT])
-    with Trainer(config) as trainer:
-        trainer.train()
+def test_a_run_says_that_it_ended_and_keeps_the_tokenizer_of_each_stage(
+    trained: RunDirectory, tmp_path: Path
+) -> None:
+    run = trained
     state = RunWatch(run).look()
     assert state.kind == "finished"
     assert state.heartbeat is not None
-    assert (state.heartbeat["stage"], state.heartbeat["step"]) == ("rl", 1)
+    assert (state.heartbeat["stage"], state.heartbeat["step"]) == ("rl", 2)
     kept = run.read_record()["tokenizers"]
     assert set(kept) == {"warmup", "rl"}
     start = run.models_folder / "start" / "tokenizer.json"
@@ -71,9 +64,9 @@ def test_a_run_says_that_it_ended_and_keeps_the_tokenizer_of_each_stage(tmp_path
     assert_tokens_can_be_read_again(run)
     with RunIndex(run, tmp_path / "cache") as index:
         index.refresh()
-        trained = index.page("trained_step:1")
-        assert trained.total > 0
-        assert all(row["stage"] == "rl" and not row["drop_reason"] for row in trained.rows)
+        first = index.page("trained_step:1")
+        assert first.total > 0
+        assert all(row["stage"] == "rl" and not row["drop_reason"] for row in first.rows)
 
 
 def test_a_signal_before_the_first_stage_says_how_the_run_goes_on(
@@ -86,10 +79,11 @@ def test_a_signal_before_the_first_stage_says_how_the_run_goes_on(
         return begin(self)
 
     monkeypatch.setattr(Heartbeat, "__enter__", interrupted)
-    (tmp_path / "config.yaml").write_text(CONFIG, encoding="utf-8")
-    config = load_config(tmp_path / "config.yaml", [*SHORT, f"run.dir={tmp_path / 'run'}"])
     told = "interrupted by SIGTERM; it has no checkpoint yet; go on with: "
-    with Trainer(config) as trainer, pytest.raises(RunInterruptedError, match=told):
-        trainer.train()
-    record = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert record["interrupted"]["by"] == "SIGTERM"
+    with pytest.raises(RunInterruptedError, match=told):
+        train(tmp_path, *SHORT)
+    record = tmp_path / "run" / "run.json"
+    assert json.loads(record.read_text())["interrupted"]["by"] == "SIGTERM"
+    monkeypatch.undo()
+    train(tmp_path, *SHORT, resume=True)
+    assert "interrupted" not in json.loads(record.read_text())

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentrl import Trainer, load_config
+from agentrl import load_config
 from agentrl.errors import ConfigError
 from agentrl.run.replay import Replayer
 from agentrl.store import RunDirectory, TrajectoryReader
-from tests.run.tiny_run import TASK, metrics
+from tests.run.tiny_run import TASK, metrics, train
 
 DUEL = Path(__file__).parents[1] / "rollouts" / "duel.py"
 
@@ -30,14 +30,8 @@ checkpoint: {{every: null}}
 
 
 def played(tmp_path: Path, *overrides: str) -> tuple[list[dict[str, Any]], TrajectoryReader]:
-    (tmp_path / "config.yaml").write_text(CONFIG, encoding="utf-8")
-    config = load_config(
-        tmp_path / "config.yaml",
-        [f"run.dir={tmp_path / 'run'}", "run.deterministic=true", *overrides],
-    )
-    with Trainer(config) as trainer:
-        trainer.train()
-    return metrics(tmp_path / "run"), TrajectoryReader(RunDirectory.open(tmp_path / "run"))
+    run_dir = train(tmp_path, "run.deterministic=true", *overrides, text=CONFIG)
+    return metrics(run_dir), TrajectoryReader(RunDirectory.open(run_dir))
 
 
 @pytest.mark.parametrize("train", [True, False], ids=["self-play", "an untrained opponent"])

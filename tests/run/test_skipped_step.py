@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from agentrl import EpisodeView, Trainer, load_config
+from agentrl import EpisodeView
 from agentrl.errors import TrainingError
 from agentrl.store import read_jsonl
-from tests.run.tiny_run import CONFIG
+from tests.run.tiny_run import train
 from tests.run.tiny_task import graded
 
 QUICK = (
@@ -34,15 +34,10 @@ def huge(episode: EpisodeView) -> float:
 def test_the_script_of_a_skipped_step_repeats_it_in_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "config.yaml").write_text(CONFIG, encoding="utf-8")
     run = tmp_path / "run"
-    config = load_config(tmp_path / "config.yaml", [f"run.dir={run}", *QUICK])
     console = Console(file=io.StringIO(), width=200)
-    with (
-        pytest.raises(TrainingError, match=r"then lower optim\.lr or optim\.clip_grad_norm"),
-        Trainer(config, reward=huge, console=console) as trainer,
-    ):
-        trainer.train()
+    with pytest.raises(TrainingError, match=r"then lower optim\.lr or optim\.clip_grad_norm"):
+        train(tmp_path, *QUICK, reward=huge, console=console)
     rows = [row for row in read_jsonl(run / "metrics.jsonl") if row["stage"] == "rl"]
     assert [row["optim/not_finite"] for row in rows] == [1.0, 1.0, 1.0]
     assert (run / "checkpoints" / "rl" / "step=000003" / "manifest.json").is_file()

@@ -14,9 +14,8 @@ from agentrl.config.load import load_config
 from agentrl.errors import AgentRLError, ConfigError, DataError, StoreError
 from agentrl.run.data.stored_batches import StoredBatches
 from agentrl.run.lifetime.session import RunProcesses
-from agentrl.run.trainer import Trainer
 from agentrl.store import RunDirectory, TrajectoryReader
-from tests.run.tiny_run import CONFIG, metrics, states
+from tests.run.tiny_run import CONFIG, metrics, states, train
 
 pytestmark = pytest.mark.slow
 
@@ -25,11 +24,7 @@ LEARNED = ("policy/", "optim/", "mismatch/logp", "mismatch/k3", "reward", "group
 
 
 def run(config: Path, name: str, *overrides: str, resume: bool = False) -> Path:
-    run_dir = config.parent / name
-    loaded = load_config(config, [f"run.dir={run_dir}", *QUICK, *overrides])
-    with Trainer(loaded) as trainer:
-        trainer.train(resume=resume)
-    return run_dir
+    return train(config.parent, *QUICK, *overrides, name=name, resume=resume)
 
 
 def weights(run_dir: Path) -> str:

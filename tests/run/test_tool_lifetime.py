@@ -17,10 +17,9 @@ from agentrl.controller.cluster.ray_runtime import _RolloutWorker
 from agentrl.envs import Env, ToolEnv
 from agentrl.errors import AgentRLError, ConfigError, DataError, ToolError
 from agentrl.run.build import LiveObjects, env_spec
-from agentrl.run.trainer import Trainer
 from agentrl.tools import Tool, ToolContext, ToolFactory, close_shared_tools, share
 from agentrl.types import Action, Task, ToolCall, ToolSpec
-from tests.run.tiny_run import CONFIG
+from tests.run.tiny_run import train
 
 Write = Callable[..., Path]
 TASK = Task("1", ({"role": "user", "content": "Count."},))
@@ -343,7 +342,6 @@ def test_a_ray_worker_makes_tools_for_each_episode_and_closes_shared_ones_once(
         .replace('LOG.append("made")', 'note("m")')
         .replace('LOG.append("closed")', 'note("s" if isinstance(self, Tool) else "c")')
     )
-    (tmp_path / "config.yaml").write_text(CONFIG, encoding="utf-8")
     tools = "env.tools=[{function: 'own.py:Counter', args: {start: 5}}, 'own.py:shared']"
     short = [
         "stages.warmup.steps=1",
@@ -351,9 +349,7 @@ def test_a_ray_worker_makes_tools_for_each_episode_and_closes_shared_ones_once(
         "stages.rl.eval={}",
         "run.deterministic=false",
     ]
-    settings = [f"run.dir={tmp_path / 'run'}", "placement.mode=ray", tools, *short]
-    with Trainer(load_config(tmp_path / "config.yaml", settings)) as trainer:
-        trainer.train()
+    train(tmp_path, "placement.mode=ray", tools, *short)
     words = log.read_text()
     assert words.count("m") == words.count("c") >= 13  # 12 episodes, and one look before the run
     assert words.count("s") == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +15,15 @@ from tests.run.tiny_run import CONFIG
 
 def test_a_run_is_watched_while_it_trains(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(CONFIG, encoding="utf-8")
+    task = shutil.copy(Path(__file__).with_name("held_task.py"), tmp_path)
+    words = (
+        *("train", "config.yaml", "run.dir=runs/a", "--view"),
+        *("stages.warmup.steps=1", "stages.rl.steps=1", "stages.rl.eval={}"),
+        *(f'stages.rl.env.entry_point="{task}:Held"', "stages.rl.env.args={after: runs/a}"),
+        *("stages.rl.env.tools=[]", "run.deterministic=false"),
+    )
     process = subprocess.Popen(
-        [sys.executable, "-m", "agentrl", "train", "config.yaml", "run.dir=runs/a", "--view"],
+        [sys.executable, "-m", "agentrl", *words],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         text=True,
@@ -29,6 +37,7 @@ def test_a_run_is_watched_while_it_trains(tmp_path: Path) -> None:
             browser.get(link)
             [row] = browser.get(link.partition("/?")[0] + "/api/runs").json()["runs"]
         assert (row["name"], row["state"]) == ("a", "alive")
+        (tmp_path / "go").touch()
         *_, last = process.stdout
         assert process.wait(60) == 0
     finally:

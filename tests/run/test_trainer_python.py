@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ from agentrl.errors import (
     StoreError,
     TrainingError,
 )
-from agentrl.store import RunDirectory, TrajectoryReader
-from tests.run.tiny_run import CONFIG, TASK, metrics, states
+from agentrl.store import RunDirectory, TrajectoryReader, read_jsonl
+from tests.run.tiny_run import CONFIG, TASK, TRAINED, metrics, states, train
 from tests.run.tiny_task import build_model
 
 QUICK = [
@@ -105,9 +106,8 @@ def letters_of(trajectory: Any) -> float:
     return float(sum(letter.isalpha() for letter in trajectory.turns[-1].text))
 
 
-def test_the_run_directory_tells_what_ran(opened: Open, tmp_path: Path) -> None:
-    opened().train()
-    run = tmp_path / "run"
+def test_the_run_directory_tells_what_ran(trained: RunDirectory) -> None:
+    run = trained.root
     summary = json.loads((run / "summary.json").read_text())
     assert summary["eval"]["sums"].keys() == {"before", "after", "num_tasks"}
     assert summary["eval"]["sums"]["after"].keys() >= {"sampled", "greedy"}
@@ -223,9 +223,7 @@ def test_after_an_exception_in_mid_run_the_same_trainer_goes_on(
     assert summary.steps == 2
     rows = metrics(tmp_path / "run")
     assert [row["step"] for row in rows if row["stage"] == "rl"] == [0, 1, 2]
-    events = [
-        json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()
-    ]
+    events = read_jsonl(tmp_path / "run" / "events.jsonl")
     assert {"run_failed", "resumed"} <= {event["event"] for event in events}
     assert set(states(tmp_path / "run")) <= {
         "trained",
@@ -251,13 +249,14 @@ def test_a_step_whose_every_episode_fails_ends_the_run_and_never_rewards_0(
     assert set(states(tmp_path / "run")) == {"failed"}
 
 
-def test_a_corrupt_checkpoint_is_refused_by_name_on_resume(opened: Open, tmp_path: Path) -> None:
-    trainer = opened()
-    trainer.train()
+def test_a_corrupt_checkpoint_is_refused_by_name_on_resume(
+    trained: RunDirectory, tmp_path: Path
+) -> None:
+    shutil.copytree(trained.root, tmp_path / "run")
     (checkpoint,) = (tmp_path / "run" / "checkpoints" / "rl").iterdir()
     (checkpoint / "manifest.json").write_text("{")
     with pytest.raises(DataError, match=r"step=000002 is corrupt: manifest\.json cannot be read"):
-        trainer.train(resume=True)
+        train(tmp_path, *TRAINED, resume=True)
 
 
 def test_a_model_of_ones_own_is_played_without_training(opened: Open, tmp_path: Path) -> None:
@@ -289,12 +288,9 @@ def test_several_ranks_in_one_process_are_refused(opened: Open) -> None:
 
 
 def test_a_run_says_which_template_family_it_found_and_who_reads_the_calls(
-    opened: Open, tmp_path: Path
+    trained: RunDirectory,
 ) -> None:
-    opened("stages.rl.steps=1", "stages.warmup.steps=1").train()
-    events = [
-        json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()
-    ]
+    events = read_jsonl(trained.root / "events.jsonl")
     told = [event for event in events if event["event"] == "renderer"]
     assert [(event["family"], event["parser"]) for event in told] == [
         ("chatml", "HermesParser")

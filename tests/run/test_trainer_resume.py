@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import random
 import signal
-import time
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentrl.store import RunDirectory, TrajectoryReader
+from tests.kit.forks import finish
 from tests.kit.waiting import until
 from tests.run.tiny_run import CONFIG, descendants, metrics, name_of, start, states
 
 pytestmark = pytest.mark.slow
-
-DEADLINE_S = 240
 
 
 @pytest.fixture(scope="module")
@@ -43,14 +39,6 @@ def uninterrupted(config: Path) -> list[dict[str, Any]]:
 @pytest.fixture
 def run_dir(config: Path, request: pytest.FixtureRequest) -> Path:
     return config.parent / request.node.name.replace("[", "-").rstrip("]")
-
-
-def finish(driver: BaseProcess, status: int = 0) -> None:
-    try:
-        driver.join(DEADLINE_S)
-        assert driver.exitcode == status
-    finally:
-        driver.kill()
 
 
 def annotations(run_dir: Path) -> dict[tuple[str, int, str], dict[str, bytes]]:
@@ -90,6 +78,8 @@ CHECKPOINTS = "agentrl.controller.checkpoints:Checkpoints"
         pytest.param(f"{STAGE}.record", 14, id="between_two_checkpoints"),
         pytest.param(f"{CHECKPOINTS}.commit", 7, id="during_a_checkpoint"),
         pytest.param("agentrl.run.trainer:write_json", 0, id="before_the_summary"),
+        pytest.param("agentrl.store:JsonlWriter.append", 40, id="before_a_line"),
+        pytest.param("agentrl.store:JsonlWriter.append", 75, id="before_a_later_line"),
     ],
 )
 def test_a_killed_run_goes_on_as_if_it_had_not_been(
@@ -101,22 +91,6 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(
     assert annotations(run_dir) == annotations(config.parent / "whole")
     assert states(run_dir)["trained"] == 60
     assert set(states(run_dir)) <= {"trained", "rolled_back"}
-
-
-def test_a_run_killed_at_any_moment_goes_on_as_if_it_had_not_been(
-    config: Path, run_dir: Path, uninterrupted: list[dict[str, Any]]
-) -> None:
-    driver = start(config, run_dir)
-    while not (run_dir / "run.json").exists():  # before that there is no run, and nothing to resume
-        driver.join(0.01)
-    begun, moment = time.monotonic(), random.uniform(0.0, 8.0)
-    driver.join(moment)
-    driver.kill()
-    driver.join(DEADLINE_S)
-    finish(start(config, run_dir, resume=True))
-    assert metrics(run_dir) == uninterrupted, (
-        f"killed {time.monotonic() - begun:.3f} s after it began"
-    )
 
 
 def test_a_run_killed_again_and_again_comes_to_the_same_end(

@@ -4,18 +4,15 @@ told to.
 
 from __future__ import annotations
 
-import itertools
-import multiprocessing
-import os
 import signal
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from importlib import import_module
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from agentrl.store import read_jsonl
+from tests.kit.forks import FORKS, send_itself
 
 TASK = Path(__file__).with_name("tiny_task.py")
 
@@ -43,16 +40,15 @@ stages:
       sets: {{sums: {{data: "{TASK}:tasks", args: {{split: held_out, num_tasks: 3}}}}}}
 """  # noqa: E501
 
-_DRIVERS = multiprocessing.get_context("forkserver")
-# drivers are forked from a process that has imported what takes long, and has started nothing
-_DRIVERS.set_forkserver_preload(
-    [
-        "agentrl.run.trainer",
-        "agentrl.engines.torch.engine",
-        "transformers.models.qwen3.modeling_qwen3",
-        __name__,
-    ]
+TRAINED = (
+    "stages.warmup.steps=2",
+    "stages.rl.steps=2",
+    "stages.rl.eval.every=null",
+    "store.detail=full",
+    "env.describe_tools_in_prompt=true",
+    "data.max_prompt_tokens=600",
 )
+"""Settings of the run that is trained once a session (``conftest.py``)."""
 
 
 def start(
@@ -67,7 +63,7 @@ def start(
     """A driver in a process of its own, which dies at call number ``call`` of
     ``module:Class.method``.
     """
-    driver = _DRIVERS.Process(
+    driver = FORKS.Process(
         target=_drive, args=(config, run_dir, resume, die_at, call, tuple(overrides))
     )
     driver.start()
@@ -77,30 +73,33 @@ def start(
 def _drive(
     config: Path, run_dir: Path, resume: bool, die_at: str, call: int, overrides: tuple[str, ...]
 ) -> None:
+    if die_at:
+        send_itself(signal.SIGKILL, die_at, call)
+    _train(config, run_dir, overrides, resume, {})
+
+
+def train(
+    folder: Path,
+    *overrides: str,
+    text: str = CONFIG,
+    name: str = "run",
+    resume: bool = False,
+    **live: Any,
+) -> Path:
+    """A run in ``folder``, trained to its end in this process; its directory."""
+    (folder / "config.yaml").write_text(text, encoding="utf-8")
+    _train(folder / "config.yaml", folder / name, overrides, resume, live)
+    return folder / name
+
+
+def _train(
+    config: Path, run_dir: Path, overrides: Iterable[str], resume: bool, live: Mapping[str, Any]
+) -> None:
     from agentrl.config.load import load_config
     from agentrl.run.trainer import Trainer
 
-    if die_at:
-        _shoot(die_at, call)
-    with Trainer(load_config(config, [f"run.dir={run_dir}", *overrides])) as trainer:
+    with Trainer(load_config(config, [f"run.dir={run_dir}", *overrides]), **live) as trainer:
         trainer.train(resume=resume)
-
-
-def _shoot(die_at: str, call: int) -> None:
-    """Makes this process die as one that is shot: nothing is flushed, closed or cleaned up."""
-    module, _, path = die_at.partition(":")
-    *owners, method = path.split(".")
-    holder: Any = import_module(module)
-    for owner in owners:
-        holder = getattr(holder, owner)
-    real, calls = getattr(holder, method), itertools.count()
-
-    def shot(*args: Any, **kwargs: Any) -> Any:
-        if next(calls) == call:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(*args, **kwargs)
-
-    setattr(holder, method, shot)
 
 
 def metrics(run_dir: Path) -> list[dict[str, Any]]:

@@ -114,6 +114,7 @@ def test_a_user_who_is_not_root_can_use_it(bubblewrap: BackendReport) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.wide
 def test_a_user_who_is_not_root_passes_every_check(bubblewrap: BackendReport) -> None:
     _, held, num_checks, failed = suite_as_nobody(None)
     assert failed == []

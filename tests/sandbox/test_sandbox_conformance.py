@@ -16,6 +16,7 @@ from agentrl.sandbox.forkserver.hosts import shared_server
 from agentrl.sandbox.forkserver.server import HostSettings
 from agentrl.sandbox.forkserver.slot_sandbox import ForkedSandbox
 from agentrl.sandbox.host.files.safe_fs import cut_lines
+from tests.kit.marks import wide_but
 
 SEMANTICS = [check for check in CHECKS if check.guarantee is None]
 
@@ -61,7 +62,7 @@ async def test_a_backend_that_reads_whole_files_hashes_and_cuts_them_alike() -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("abi", [1, 3, 5])
+@pytest.mark.parametrize("abi", wide_but([1], [1, 3, 5]))
 async def test_what_an_older_kernel_lacks_is_closed_by_other_means(
     abi: int, landlock: BackendReport
 ) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from tests.kit.forks import FORKS
 
 DEADLINE_S = 60.0
 
@@ -35,10 +36,8 @@ def killed_writing(
         most_s: the longest wait behind that: any moment, also of starting, sealing, and between a
             shard and the next.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([write_on.__module__])
-    receive, send = context.Pipe(duplex=False)
-    writing = context.Process(target=write_on, args=(root, first, send))
+    receive, send = FORKS.Pipe(duplex=False)
+    writing = FORKS.Process(target=write_on, args=(root, first, send))
     writing.start()
     send.close()
     try:

@@ -43,9 +43,8 @@ def test_mypy_knows_what_a_tool_takes_and_gives(tmp_path: Path) -> None:
     file = tmp_path / "user.py"
     file.write_text(CODE)
     root = Path(__file__).parents[2]
-    out, err, _ = api.run(
-        [str(file), "--strict", "--follow-imports=silent", f"--config-file={root}/pyproject.toml"]
-    )
+    # as ``make check`` asks, so that what it found out of the package's files holds here
+    out, err, _ = api.run([str(file), f"--config-file={root}/pyproject.toml"])
     told = [
         re.sub(r"(agentrl|user|builtins|typing)\.(\w+\.)*", "", line) for line in out.splitlines()
     ]

@@ -80,6 +80,14 @@ class Layout:
         return self.algorithms[0] == "grpo" and self.dtype == "float64"
 
     @property
+    def cases(self) -> list[tuple[str, int]]:
+        """Batches and sizes of micro-batches: each with each where several algorithms are compared,
+        and otherwise each once."""
+        if self.world_size > 1 and len(self.algorithms) == 1:
+            return list(zip(BATCHES, MICRO_BATCHES, strict=True))
+        return list(itertools.product(BATCHES, MICRO_BATCHES))
+
+    @property
     def name(self) -> str:
         if self.world_size == 1:
             return ALONE
@@ -205,8 +213,8 @@ def compared(models: Path, own: Layout, ranks: Ranks) -> Iterator[tuple[str, dic
         critic = None
         if name == "ppo":
             critic = Critic(CriticSpec(path, algorithm, head_seed=5, **spec), ranks.place)
-        for (kind, make), micro in itertools.product(BATCHES.items(), MICRO_BATCHES):
-            batch = make()
+        for kind, micro in own.cases:
+            batch = BATCHES[kind]()
             rng = np.random.default_rng(4)
             reference = (-4 + rng.normal(size=batch.num_tokens)) * batch.loss_mask
             batch = batch.join({"ref_logprobs": reference.astype(np.float32)})

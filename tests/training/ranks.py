@@ -1,34 +1,20 @@
-"""Ranks of a process group as processes of a test.
-
-They are forked from a process that has imported what takes long, and has started nothing.
-"""
+"""Ranks of a process group as processes of a test."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import runpy
 import sys
 import tempfile
 from pathlib import Path
 
+from tests.kit.forks import FORKS
 from tests.kit.http import free_port
 
 REPOSITORY = Path(__file__).parents[2]
 TAKEN = "address already in use"
 """What gloo says where another process was given the port meanwhile."""
 TRIES = 3
-
-_RANKS = multiprocessing.get_context("forkserver")
-_RANKS.set_forkserver_preload(
-    [
-        "agentrl.run.trainer",
-        "agentrl.engines.torch.engine",
-        "transformers.models.qwen3.modeling_qwen3",
-        "tests.training.harness",
-        __name__,
-    ]
-)
 
 
 def run_ranks(module: str, size: int, *arguments: str, timeout_s: float = 220) -> None:
@@ -48,7 +34,7 @@ def _run_once(
     with tempfile.TemporaryDirectory() as folder:
         logs = [Path(folder, str(rank)) for rank in range(size)]
         ranks = [
-            _RANKS.Process(target=_rank, args=(module, (rank, size, port, *arguments), str(log)))
+            FORKS.Process(target=_rank, args=(module, (rank, size, port, *arguments), str(log)))
             for rank, log in enumerate(logs)
         ]
         try:

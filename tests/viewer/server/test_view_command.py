@@ -24,6 +24,7 @@ from agentrl.cli.main import run as run_command_line
 from agentrl.store import RunDirectory
 from agentrl.viewer.launch import Address, ways_in
 from tests.kit.waiting import until
+from tests.run.tiny_run import CONFIG
 
 ADDRESS = Address("127.0.0.1", 8123, "secret")
 
@@ -162,11 +163,13 @@ Path("{noted}.part").write_text(f"{{link}} {{with_cookies.open(link).status}}")
 Path("{noted}.part").rename("{noted}")
 """
 SSH = {"SSH_CONNECTION": "10.0.0.9 5000 10.0.0.1 22", "USER": "ann", "DISPLAY": ":0"}
-TRAIN = (
-    *("train", str(Path(__file__).parents[3] / "examples/code/config.yaml"), "--then-view"),
-    *("stages.warmup.steps=1", "stages.warmup.optim.warmup_steps=0", "stages.rl.eval.sets={}"),
-    *("train.steps=1", "train.batch_prompts=1", "rollout.group_size=2", "rollout.max_turns=1"),
-)
+
+
+def train_then_view(folder: Path) -> list[str]:
+    """The command line of a tiny run."""
+    (folder / "config.yaml").write_text(CONFIG, encoding="utf-8")
+    given = ("--then-view", f"run.dir={folder / 'run'}", "stages.warmup.steps=1")
+    return ["train", str(folder / "config.yaml"), *given, "stages.rl.steps=1", "stages.rl.eval={}"]
 
 
 class OnTerminal:
@@ -280,8 +283,7 @@ def test_elsewhere_nothing_is_opened(
 @pytest.mark.slow
 def test_a_run_that_has_been_trained_is_shown(tmp_path: Path, on_terminal: Terminal) -> None:
     noted = tmp_path / "opened"
-    place = f"run.dir={tmp_path / 'run'}"
-    shown = on_terminal([*TRAIN, place], {"DISPLAY": ":0"}, noted)
+    shown = on_terminal(train_then_view(tmp_path), {"DISPLAY": ":0"}, noted)
     ended = shown.read_until(r"Ctrl-C ends the viewer", 240.0)
     link = shown.read_until(r"viewing\s+\S+\s+at\s+(http://[^#\s]+)#/run/\S+")[1]
     assert "seconds by phase" in shown.shown[: ended.start()]
@@ -292,7 +294,7 @@ def test_a_run_that_has_been_trained_is_shown(tmp_path: Path, on_terminal: Termi
 @pytest.mark.slow
 def test_without_a_terminal_a_trained_run_starts_no_viewer(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "agentrl", *TRAIN, f"run.dir={tmp_path / 'run'}"],
+        [sys.executable, "-m", "agentrl", *train_then_view(tmp_path)],
         env={**os.environ, "DISPLAY": ":0", "FORCE_COLOR": "1"},
         capture_output=True,
         text=True,

@@ -296,6 +296,7 @@ class Scan:
         self._run = duckdb.connect().execute
         self._run("SET parquet_metadata_cache = true")
         self._run("SET threads = 2")
+        self._run("SET enable_progress_bar = false")
         self._live = Messages(cache)
         self._known = 0
 

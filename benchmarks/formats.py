@@ -319,7 +319,7 @@ class Scan:
 
     def page(self, query: str, sort: str, offset: int) -> int:
         where = f"FROM trajectories WHERE {SQL[query]}"
-        (total,) = self._run(f"SELECT count(*) {where}").fetchone()
+        ((total,),) = self._run(f"SELECT count(*) {where}").fetchall()
         order = sort[1:] + " DESC" if sort.startswith("-") else sort
         self._run(
             f"SELECT * {where} ORDER BY {order}, recorded_at LIMIT 200 OFFSET {offset}"

@@ -110,11 +110,16 @@ class JsonFollower:
 
     Args:
         path: the file; it need not exist yet.
+        offset: where an earlier follower of the file stopped.
+
+    Attributes:
+        offset: behind the last line that was read.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, offset: int = 0) -> None:
         self.path = path
-        self._offset = 0
+        self.offset = offset
+        self._is_numbered = offset == 0
         self._marks: tuple[tuple[int, bytes], ...] = ()
         """Where and what the ends of the last line are."""
         self._stamp: tuple[int, ...] = ()
@@ -160,11 +165,12 @@ class JsonFollower:
                 return True
             self._end = 0 if found is None else found.st_size
             replaced = bool(self._stamp) and stamp[:1] != self._stamp[:1]
-            same = not self._offset or (not replaced and self._has_marks())
+            same = not self.offset or (not replaced and self._has_marks())
             self._stamp = stamp
             if not same:
-                self._offset = 0
+                self.offset = 0
                 self._num_read = 0
+                self._is_numbered = True
             return same
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
@@ -174,7 +180,7 @@ class JsonFollower:
         Raises:
             StoreError: the file cannot be read.
         """
-        if self._offset >= self._end:
+        if self.offset >= self._end:
             return
         with os_refusals(f"{self.path} cannot be read"):
             try:
@@ -183,14 +189,14 @@ class JsonFollower:
             except FileNotFoundError:
                 return
             with file:
-                file.seek(self._offset)
+                file.seek(self.offset)
                 yield from self._lines_of(file)
 
     def _records(self, told: Damage) -> Iterator[tuple[int, Record]]:
         try:
             for start, line in self.lines():
                 try:
-                    record = parse_line(f"{self.path}:{self._num_read + 1}", line)
+                    record = parse_line(self._place(start), line)
                 except StoreError as error:
                     told(error)
                 else:
@@ -205,19 +211,25 @@ class JsonFollower:
             for line in lines:
                 whole = partial + line
                 partial = b""
-                start = self._offset
+                start = self.offset
                 yield start, whole
-                tail = (whole + b"\n")[-_REMEMBERED:]
-                self._offset = start + len(whole) + 1
+                tail = whole[1 - _REMEMBERED :] + b"\n"
+                self.offset = start + len(whole) + 1
                 self._num_read += 1
-                self._marks = ((start, whole[:_REMEMBERED]), (self._offset - len(tail), tail))
+                self._marks = ((start, whole[:_REMEMBERED]), (self.offset - len(tail), tail))
             partial += rest
             if len(partial) >= MAX_LINE:
-                place = f"{self.path}:{self._num_read + 1}"
+                place = self._place(self.offset)
                 raise StoreError(f"{place} must have less than {MAX_LINE:,} bytes")
 
+    def _place(self, start: int) -> str:
+        """Where a line is, for a message; its number is known where all lines were read."""
+        if self._is_numbered:
+            return f"{self.path}:{self._num_read + 1}"
+        return f"the line at {start} of {self.path}"
+
     def _has_marks(self) -> bool:
-        if self._end < self._offset:
+        if self._end < self.offset:
             return False
         with open_regular(self.path) as file:
             for start, mark in self._marks:

@@ -12,6 +12,7 @@ import pytest
 
 from agentrl.store import RunDirectory
 from agentrl.viewer.index import RunIndex
+from benchmarks import formats
 from benchmarks.figures import Figures
 from benchmarks.viewers import index
 from benchmarks.viewers.synthetic_run import GROUP_SIZE, RARE, large_run, make_run
@@ -46,6 +47,16 @@ def test_every_figure_of_the_index_comes_out() -> None:
     index.measure(figures, arguments())
     assert len(figures.rows) > 12
     assert all(row.value > 0 for row in figures.rows)
+
+
+def test_every_figure_of_the_formats_comes_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "KILLS", 3)
+    monkeypatch.setattr(formats, "REPEATS", 1)
+    figures = Figures()
+    for measure in formats.PARTS.values():
+        measure(figures, arguments())
+    assert len(figures.rows) == 12 + 9 + 9 + 7
+    assert all(row.met is not False for row in figures.rows)
 
 
 @pytest.mark.browser

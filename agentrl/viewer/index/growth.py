@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeAlias
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 
@@ -24,9 +22,6 @@ from agentrl.viewer.index.sources import (
     note_labels,
     shard_rows,
 )
-
-_Read: TypeAlias = list[Row] | str
-"""The rows of a shard, or why it has none."""
 
 _SHARDS_A_COMMIT = 64
 _MANY_MOVES = 2000
@@ -86,7 +81,6 @@ class Growth:
 
         Raises:
             sqlite3.Error: the index is damaged or takes nothing more.
-            StoreError: a file of lines cannot be read.
         """
         try:
             self._sql.execute("BEGIN IMMEDIATE")
@@ -116,31 +110,33 @@ class Growth:
                 self._note_file(key, path, FileState(new.end, state.modified), damage)
 
     def _take_sealed(self) -> None:
-        def read(path: str) -> _Read:
-            try:
-                return shard_rows(self._run.root / path)
-            except StoreError as error:
-                return str(error)
-
         new = [path for path, state in self._files.sealed.items() if self._is_new(path, state)]
         if not new:
             return
         with ThreadPoolExecutor(_READERS, thread_name_prefix="index-shards") as readers:
-            for number, (path, rows) in enumerate(_read_ahead(readers, read, new), start=1):
-                key, known = self._file(path)
-                if known.modified:
-                    # it was rewritten
-                    self._remove(key)
-                damage = rows if isinstance(rows, str) else ""
-                self._put([] if isinstance(rows, str) else rows, key)
-                self._note_file(key, path, self._files.sealed[path], damage)
-                if number % _SHARDS_A_COMMIT == 0:
+            for start in range(0, len(new), _SHARDS_A_COMMIT):
+                if start:
                     # so that a reader sees some, early
                     self._commit()
                     self._sql.execute("BEGIN IMMEDIATE")
                     self._change += 1
+                part = new[start : start + _SHARDS_A_COMMIT]
+                for path, (rows, damage) in zip(part, readers.map(self._read, part), strict=True):
+                    key, known = self._file(path)
+                    if known.modified:
+                        # it was rewritten
+                        self._remove(key)
+                    self._put(rows, key)
+                    self._note_file(key, path, self._files.sealed[path], damage)
         # it would keep what many shards took
         pa.default_memory_pool().release_unused()
+
+    def _read(self, path: str) -> tuple[list[Row], str]:
+        """The rows of a shard, or why it has none."""
+        try:
+            return shard_rows(self._run.root / path), ""
+        except StoreError as error:
+            return [], str(error)
 
     def _take_vanished(self) -> None:
         present = {*self._files.live, *self._files.sealed, *self._files.notes, _LEDGER}
@@ -221,8 +217,7 @@ class Growth:
         _, known = self._file(path)
         if state == known:
             return None
-        # a file that was cut back is read from its beginning
-        return appended(self._run.root / path, known.size if known.size <= state.size else 0)
+        return appended(self._run.root / path, known.size)
 
     def _is_new(self, path: str, state: FileState) -> bool:
         return path not in self._known or self._known[path][1] != state
@@ -244,17 +239,3 @@ class Growth:
         if self.removed:
             run("UPDATE counters SET value = value + 1 WHERE name = 'removals'")
         run("COMMIT")
-
-
-def _read_ahead(
-    readers: ThreadPoolExecutor, read: Callable[[str], _Read], paths: Iterable[str]
-) -> Iterator[tuple[str, _Read]]:
-    """Each path with what was read of it, in order; a few are read ahead."""
-    waiting: deque[tuple[str, Future[_Read]]] = deque()
-    for path in paths:
-        waiting.append((path, readers.submit(read, path)))
-        if len(waiting) > 2 * _READERS:
-            first, future = waiting.popleft()
-            yield first, future.result()
-    for first, future in waiting:
-        yield first, future.result()

@@ -15,15 +15,13 @@ import pyarrow.compute as pc
 
 from agentrl.errors import StoreError
 from agentrl.guards.printable import encodable
-from agentrl.guards.regular_file import NotRegularError, open_regular
 from agentrl.store import RunDirectory
 from agentrl.store.json_text import from_json, to_json
-from agentrl.store.jsonl import parse_line
+from agentrl.store.jsonl import JsonFollower
 from agentrl.store.step_files.live import frame_of
 from agentrl.store.trajectories.columns import COLUMNS as STORED
 from agentrl.store.trajectories.columns import chosen
 from agentrl.store.trajectories.shard import read_columns
-from agentrl.store.write_error import os_refusals
 from agentrl.viewer.index.columns import COLUMNS, NULLABLE, SEPARATOR, joined
 from agentrl.viewer.notes import NoteBook
 
@@ -117,30 +115,12 @@ def row_of(record: Mapping[str, Any]) -> Row:
 
 
 def appended(path: Path, offset: int) -> Appended:
-    """What was appended to a file of lines behind ``offset``; a partial last line is left.
-
-    Raises:
-        StoreError: the file cannot be read.
-    """
-    with os_refusals(f"{path} cannot be read"):
-        try:
-            with open_regular(path) as file:
-                file.seek(offset)
-                *lines, _partial = file.read().split(b"\n")
-        except FileNotFoundError:
-            return Appended([], offset, "")
-        except NotRegularError as error:
-            return Appended([], offset, f"{path} cannot be read: {error.strerror}")
-    records = []
-    damage: list[str] = []
-    end = offset
-    for line in lines:
-        try:
-            records.append(parse_line(f"a line of {path} at {end}", line))
-        except StoreError as error:
-            damage.append(str(error))
-        end += len(line) + 1
-    return Appended(records, end, "; ".join(damage))
+    """What was appended to a file of lines behind ``offset``; all of it where it was cut back."""
+    damage: list[StoreError] = []
+    follower = JsonFollower(path, offset)
+    _, found = follower.look(damage.append)
+    records = [record for _, record in found]
+    return Appended(records, follower.offset, "; ".join(map(str, damage)))
 
 
 LedgerRow = tuple[int, int, int | None, str]

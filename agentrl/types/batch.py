@@ -231,7 +231,7 @@ def media_array(spans: Iterable[MediaSpan]) -> Media:
 def media_within(media: Media, low: int, high: int) -> Media:
     """The images with placeholders in ``[low, high)``, with starts that count from ``low``: of one
     that begins before, below 0."""
-    found = media[(media["start"] < high) & (media["start"] + media["num_tokens"] > low)]
+    found: Media = media[(media["start"] < high) & (media["start"] + media["num_tokens"] > low)]
     found["start"] -= low
     return found
 

@@ -25,8 +25,9 @@ from agentrl.algorithms.records import (
     TokenStat,
     ValueInputs,
 )
-from agentrl.algorithms.settings import (
-    AlgorithmSettings,
+from agentrl.algorithms.settings.base import AlgorithmSettings, ReducedSettings, Reduction
+from agentrl.algorithms.settings.correction import RolloutCorrection
+from agentrl.algorithms.settings.policy_gradient import (
     CISPOSettings,
     ClippedSettings,
     DAPOSettings,
@@ -44,18 +45,14 @@ from agentrl.algorithms.settings import (
     PFPPOSettings,
     PolicyGradientSettings,
     PPOSettings,
-    ReducedSettings,
-    Reduction,
     ReinforcePlusPlusSettings,
-    RewardModelSettings,
     RLOOSettings,
-    RolloutCorrection,
     SAPOSettings,
-    SFTSettings,
     TurnGRPOSettings,
     VAPOGAESettings,
     VAPOSettings,
 )
+from agentrl.algorithms.settings.supervised import RewardModelSettings, SFTSettings
 from agentrl.algorithms.traits import LearnsFrom, Needs, OldLogprobs, Traits
 
 __all__ = [

@@ -22,8 +22,8 @@ from agentrl.algorithms.records import (
     PairLoss,
     TokenLoss,
 )
-from agentrl.algorithms.settings import (
-    AlgorithmSettings,
+from agentrl.algorithms.settings.base import AlgorithmSettings
+from agentrl.algorithms.settings.policy_gradient import (
     CISPOSettings,
     DAPOSettings,
     DistillationSettings,
@@ -37,13 +37,12 @@ from agentrl.algorithms.settings import (
     PPOSettings,
     ReinforcePlusPlusSettings,
     ReMaxSettings,
-    RewardModelSettings,
     RLOOSettings,
     SAPOSettings,
-    SFTSettings,
     TurnGRPOSettings,
     VAPOSettings,
 )
+from agentrl.algorithms.settings.supervised import RewardModelSettings, SFTSettings
 from agentrl.errors import did_you_mean
 from agentrl.types import load_object
 from agentrl.types.user_code.function import (
@@ -56,8 +55,8 @@ from agentrl.types.user_code.function import (
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A built-in algorithm: its settings, and where its ``(settings) -> AlgorithmSpec`` is within
-    ``agentrl.algorithms.builtin``, loaded when made.
+    """A built-in algorithm: its settings, and where its ``(name, settings) -> AlgorithmSpec`` is
+    within ``agentrl.algorithms.builtin``, loaded when made.
     """
 
     settings: type[AlgorithmSettings]
@@ -65,24 +64,24 @@ class Entry:
 
 
 ALGORITHMS: Mapping[str, Entry] = {
-    "cispo": Entry(CISPOSettings, "cispo:make_cispo"),
-    "dapo": Entry(DAPOSettings, "grpo:make_dapo"),
-    "distillation": Entry(DistillationSettings, "distillation:make_distillation"),
-    "dppo": Entry(DPPOSettings, "dppo:make_dppo"),
-    "dr_grpo": Entry(DrGRPOSettings, "grpo:make_dr_grpo"),
-    "echo": Entry(ECHOSettings, "grpo:make_echo"),
-    "gigpo": Entry(GiGPOSettings, "gigpo:make_gigpo"),
-    "grpo": Entry(GRPOSettings, "grpo:make_grpo"),
-    "gspo": Entry(GSPOSettings, "gspo:make_gspo"),
+    "cispo": Entry(CISPOSettings, "group:make"),
+    "dapo": Entry(DAPOSettings, "group:make_dapo"),
+    "distillation": Entry(DistillationSettings, "reinforce:make_distillation"),
+    "dppo": Entry(DPPOSettings, "group:make_dppo"),
+    "dr_grpo": Entry(DrGRPOSettings, "group:make"),
+    "echo": Entry(ECHOSettings, "group:make_echo"),
+    "gigpo": Entry(GiGPOSettings, "group:make"),
+    "grpo": Entry(GRPOSettings, "group:make"),
+    "gspo": Entry(GSPOSettings, "group:make"),
     "pf_ppo": Entry(PFPPOSettings, "ppo:make_pf_ppo"),
     "ppo": Entry(PPOSettings, "ppo:make_ppo"),
     "reinforce_plus_plus": Entry(ReinforcePlusPlusSettings, "reinforce:make_reinforce_plus_plus"),
     "remax": Entry(ReMaxSettings, "reinforce:make_remax"),
-    "reward_model": Entry(RewardModelSettings, "reward_model:make_reward_model"),
-    "rloo": Entry(RLOOSettings, "rloo:make_rloo"),
-    "sapo": Entry(SAPOSettings, "sapo:make_sapo"),
-    "sft": Entry(SFTSettings, "sft:make_sft"),
-    "turn_grpo": Entry(TurnGRPOSettings, "turn_grpo:make_turn_grpo"),
+    "reward_model": Entry(RewardModelSettings, "supervised:make_reward_model"),
+    "rloo": Entry(RLOOSettings, "group:make"),
+    "sapo": Entry(SAPOSettings, "group:make"),
+    "sft": Entry(SFTSettings, "supervised:make_sft"),
+    "turn_grpo": Entry(TurnGRPOSettings, "group:make"),
     "vapo": Entry(VAPOSettings, "ppo:make_vapo"),
 }
 
@@ -125,9 +124,8 @@ def make_algorithm(
     if kind is None:
         return _users_algorithm(name, given, base_dir)
     checked = kind(**given)
-    made: AlgorithmSpec = load_object(f"agentrl.algorithms.builtin.{ALGORITHMS[name].make}")(
-        checked
-    )
+    make = load_object(f"agentrl.algorithms.builtin.{ALGORITHMS[name].make}")
+    made: AlgorithmSpec = make(name, checked)
     for part, reference in checked.replaced.items():
         names, returns = _FUNCTIONS[part]
         broken = partial(checked.broken, part)

@@ -69,7 +69,7 @@ class PlannedBatch:
         groups = batch.group[batch.trajectory]
         prefixes = None
         if share_prefixes:
-            prefixes = PrefixOrder.of(batch.token_ids, batch.cu_seqlens, groups)
+            prefixes = PrefixOrder.of(batch.identities(), batch.cu_seqlens, groups)
         plans = partition(
             batch.lengths,
             groups,

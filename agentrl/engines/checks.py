@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,9 @@ import numpy.typing as npt
 
 from agentrl.engines.base import EnginePlace, EngineSpec, EngineTraits, HostedEngine, WeightSender
 from agentrl.engines.find import engines_with
-from agentrl.errors import ConfigError, EngineError
+from agentrl.errors import EngineError
 from agentrl.types import Completion, EngineInfo, GenerateRequest, SamplingParams, concat_ids
+from agentrl.types.user_code.contract import BrokenRuleError, Contract, hold
 
 _NEW_TOKENS = 4
 _SAME_LOGPROB = 1e-3
@@ -43,52 +43,30 @@ def check_engine(
     checked.specification()
     if not checked.broken:
         checked.engine(sender, list(tensors))
-    if checked.broken:
-        raise ConfigError(
-            f"{type(spec).__name__} breaks {len(checked.broken)} rules of the engines' contract "
-            "(docs/engines.md):\n  " + "\n  ".join(checked.broken)
-        )
+    checked.conclude(type(spec).__name__, "engines' contract (docs/engines.md)")
 
 
-class _BrokenRuleError(Exception):
-    """What was found in place of what a rule asks for."""
-
-
-def _hold(holds: bool, found: str) -> None:
-    if not holds:
-        raise _BrokenRuleError(found)
-
-
-class _Checked:
-    """An engine under test, and the rules that it broke."""
+class _Checked(Contract):
+    """An engine under test."""
 
     def __init__(self, spec: EngineSpec, place: EnginePlace) -> None:
-        self.broken: list[str] = []
+        super().__init__()
         self._spec = spec
         self._place = place
         self._built: Any = None
         self._count = 0
 
-    @contextmanager
-    def rule(self, name: str) -> Iterator[None]:
-        """What raises within breaks the rule."""
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001  (boundary: a plug-in's failure is a broken rule)
-            found = str(error) if isinstance(error, _BrokenRuleError) else repr(error)
-            self.broken.append(f"{name}: {found}")
-
     def specification(self) -> None:
         """Rules that need no engine."""
         spec = self._spec
         with self.rule("a specification names its section"):
-            _hold(isinstance(spec, EngineSpec), f"{spec!r} is no EngineSpec")
-            _hold(spec.section.isidentifier(), f"section is {spec.section!r}")
+            hold(isinstance(spec, EngineSpec), f"{spec!r} is no EngineSpec")
+            hold(spec.section.isidentifier(), f"section is {spec.section!r}")
         with self.rule("a specification is picklable"):
-            _hold(pickle.loads(pickle.dumps(spec)) == spec, "it comes back as another one")
+            hold(pickle.loads(pickle.dumps(spec)) == spec, "it comes back as another one")
         with self.rule("traits() tells the engine's abilities"):
             traits = spec.traits()
-            _hold(isinstance(traits, EngineTraits), f"got {traits!r}")
+            hold(isinstance(traits, EngineTraits), f"got {traits!r}")
 
     def engine(self, sender: WeightSender | None, tensors: list[tuple[str, Any]]) -> None:
         """Rules of a built engine, from its first request to its end."""
@@ -96,7 +74,7 @@ class _Checked:
             self._built = self._spec.build(self._spec.resolve(self._place), sender)
             faces = [name for name in dir(HostedEngine) if not name.startswith("_")]
             missing = [name for name in faces if not callable(getattr(self._built, name, None))]
-            _hold(not missing, f"it has no {', '.join(missing)}()")
+            hold(not missing, f"it has no {', '.join(missing)}()")
         if self.broken:
             return
         for check in (self._information, self._answers, self._pauses, self._score):
@@ -112,7 +90,7 @@ class _Checked:
             found = (info.context_tokens, info.returns_ids, dtype)
             returns_ids = self._spec.traits().returns_ids
             wanted = (self._place.context_tokens, returns_ids, self._place.dtype)
-            _hold(found == wanted, f"context_tokens, returns_ids, dtype are {found}, not {wanted}")
+            hold(found == wanted, f"context_tokens, returns_ids, dtype are {found}, not {wanted}")
         with self.rule("a new engine is serving"):
             self._hold_state("serving", "build()")
 
@@ -127,12 +105,12 @@ class _Checked:
             )
             usage = completion.usage
             counts = (usage.prompt_tokens, usage.completion_tokens, logprobs)
-            _hold(
+            hold(
                 counts == (3, ids.size, ids.size),
                 f"3 ids went in and {ids.size} came out, prompt, completion and logprobs are "
                 f"{counts}",
             )
-            _hold(ids.size <= _NEW_TOKENS, f"{ids.size} of {_NEW_TOKENS} tokens came")
+            hold(ids.size <= _NEW_TOKENS, f"{ids.size} of {_NEW_TOKENS} tokens came")
         with self.rule("a completion carries the version served"):
             self._hold_version(self._built.info().policy_version, "is served")
         with self.rule("alternatives are the likeliest tokens beside each sampled one"):
@@ -143,7 +121,7 @@ class _Checked:
         if self._spec.traits().deterministic and self._place.deterministic:
             with self.rule("a deterministic engine repeats itself"):
                 one, two = (concat_ids(self._answer().segments).tolist() for _ in range(2))
-                _hold(one == two, "the same request gave other tokens")
+                hold(one == two, "the same request gave other tokens")
 
     def _pauses(self) -> None:
         with self.rule("a paused engine says so, and answers after resume()"):
@@ -156,10 +134,10 @@ class _Checked:
     def _score(self) -> None:
         with self.rule("score() gives a logprob for every token but the first, of every server"):
             scores = self._built.score((0, 1, 2))
-            _hold(bool(scores), "no server has a score")
+            hold(bool(scores), "no server has a score")
             for server, logprobs in scores.items():
                 good = logprobs.shape == (2,) and bool((logprobs <= 0).all())
-                _hold(good, f"{server} gave {logprobs!r}")
+                hold(good, f"{server} gave {logprobs!r}")
 
     def _updates(self, tensors: list[tuple[str, Any]]) -> None:
         with self.rule("an update that is given up before a tensor changes nothing"):
@@ -167,7 +145,7 @@ class _Checked:
             self._built.pause("retract")
             self._built.begin_update(version + 1).abort()
             self._built.resume()
-            _hold(self._built.info().policy_version == version, "another version is served")
+            hold(self._built.info().policy_version == version, "another version is served")
         if not tensors:
             return
         with self.rule("a committed update is served under its version"):
@@ -195,11 +173,11 @@ class _Checked:
 
     def _hold_state(self, wanted: str, after: str) -> None:
         state = self._built.health().state
-        _hold(state == wanted, f"after {after} it is {state}")
+        hold(state == wanted, f"after {after} it is {state}")
 
     def _hold_version(self, version: int, how: str) -> None:
         found = {part.policy_version for part in self._answer().segments}
-        _hold(found <= {version}, f"{found}, and {version} {how}")
+        hold(found <= {version}, f"{found}, and {version} {how}")
 
     def _answer(self, token: int = 2, num_alternatives: int = 0) -> Completion:
         return asyncio.run(self._generate(token, num_alternatives))
@@ -217,7 +195,7 @@ class _Checked:
     async def _answered_after_resume(self) -> None:
         waiting = asyncio.ensure_future(self._generate())
         done, _ = await asyncio.wait({waiting}, timeout=0.1)
-        _hold(not done, "a request was answered in the pause")
+        hold(not done, "a request was answered in the pause")
         await asyncio.to_thread(self._built.resume)
         await waiting
 
@@ -225,9 +203,9 @@ class _Checked:
         try:
             call()
         except EngineError as error:
-            _hold(not (final and error.retryable), "the error is retryable")
+            hold(not (final and error.retryable), "the error is retryable")
             return
-        raise _BrokenRuleError("no EngineError was raised")
+        raise BrokenRuleError("no EngineError was raised")
 
 
 def _hold_alternatives(completion: Completion, asked: int) -> None:
@@ -237,21 +215,21 @@ def _hold_alternatives(completion: Completion, asked: int) -> None:
             continue
         ids, logprobs = segment.alternatives
         shape = (len(segment), asked)
-        _hold(asked > 0, "they came, and the request asked for none")
-        _hold(ids.shape == logprobs.shape == shape, f"{ids.shape} came in place of {shape}")
+        hold(asked > 0, "they came, and the request asked for none")
+        hold(ids.shape == logprobs.shape == shape, f"{ids.shape} came in place of {shape}")
         falls = bool((logprobs[:, 1:] <= logprobs[:, :-1]).all())
-        _hold(falls, f"their logprobs do not fall: {logprobs}")
+        hold(falls, f"their logprobs do not fall: {logprobs}")
         same = ids == segment.token_ids[:, None]
-        _hold(bool((same.sum(1) <= 1).all()), f"a token is its own alternative twice: {ids}")
+        hold(bool((same.sum(1) <= 1).all()), f"a token is its own alternative twice: {ids}")
         own = np.broadcast_to(segment.logprobs[:, None], shape)
         close = _SAME_LOGPROB * (1 + np.abs(own))
         unlike = (np.abs(logprobs - own) - close)[same].max(initial=0)
-        _hold(
+        hold(
             bool(unlike <= 0),
             f"the sampled token's own logprob among them differs by {unlike:.2g} too much",
         )
         above = (own - close - logprobs)[~same.any(1), -1].max(initial=0)
-        _hold(
+        hold(
             bool(above <= 0),
             f"a sampled token that is not among them is likelier than the last by {above:.2g}",
         )

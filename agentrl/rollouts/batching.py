@@ -18,7 +18,9 @@ from agentrl.types import (
     TrajectoryGroup,
     Turn,
     concat_ids,
+    concat_media,
 )
+from agentrl.types.batch import media_array
 
 POLICY_ONLY: AbstractSet[SegmentKind] = frozenset({SegmentKind.POLICY})
 
@@ -103,6 +105,7 @@ def make_batch(
         credit=credit.astype(np.float32),
         weight=weights,
         interrupted=np.asarray([one.status.interrupted for one in trajectories], np.bool_),
+        media=media_array(concat_media(one for _, sample in samples for one in sample.segments)),
         truncated=np.asarray([one.status.kind == "truncated" for one in trajectories], np.bool_),
     )
 

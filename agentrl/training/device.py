@@ -124,8 +124,8 @@ class DeviceMeter:
         self._tokens += tokens
 
     def metrics(self) -> dict[str, float]:
-        """``gpu/...`` by name, once the device has done its work."""
-        if self._device.type != "cuda":
+        """``gpu/...`` by name, once the device has done its work; nothing without any."""
+        if self._device.type != "cuda" or not self._tokens:
             return {}
         import torch
 

@@ -1,21 +1,28 @@
 """Batch: the packed columns that the trainer learns from (docs/tokens.md, Batch).
 
-Axes: T tokens, S samples, U turns, J trajectories. Entry t of every [T] array is about token t.
+Axes: T tokens, S samples, U turns, J trajectories, I images. Entry t of every [T] array is about
+token t.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from agentrl.types.arrays import Floats
-from agentrl.types.segment import SegmentKind
+from agentrl.types.segment import MediaSpan, SegmentKind
 
 I32 = npt.NDArray[np.int32]
 F32 = npt.NDArray[np.float32]
+
+Media: TypeAlias = npt.NDArray[np.void]
+"""Images as arrays: ``start`` and ``num_tokens`` of their placeholders, and ``sha256``."""
+
+_MEDIA = np.dtype([("start", np.int64), ("num_tokens", np.int64), ("sha256", "U64")])
 
 _LATER = ("old_logprobs", "ref_logprobs", "values", "final_values", "advantages", "returns")
 _AT_ROLLOUT = ("token_ids", "kind", "loss_mask", "rollout_logprobs", "policy_versions")
@@ -50,6 +57,7 @@ class Batch:
         weight: ``[J]`` float64, the trajectory's weight among the others.
         truncated: ``[J]`` bool, whether a limit ended the trajectory.
         interrupted: ``[J]`` bool, whether that was none of the policy's doing.
+        media: ``[I]`` the images whose placeholders are among the tokens, by ``start``.
         old_logprobs, ref_logprobs, values, final_values, advantages, returns: ``[T]``, joined after
             their passes; float32, or float64 of a float64 model.
 
@@ -78,6 +86,7 @@ class Batch:
     weight: npt.NDArray[np.float64]
     truncated: npt.NDArray[np.bool_]
     interrupted: npt.NDArray[np.bool_]
+    media: Media = field(default_factory=lambda: media_array(()))
     old_logprobs: Floats | None = None
     ref_logprobs: Floats | None = None
     values: Floats | None = None
@@ -168,6 +177,17 @@ class Batch:
         first[turns[::-1]] = samples[::-1]
         return np.repeat(samples == first[turns], np.diff(at, append=self.turn_index.size))
 
+    def identities(self) -> I32:
+        """``[T]`` the token ids, in which each image's placeholders are its own number below 0:
+        samples begin alike as far as these are equal."""
+        if not self.media.size:
+            return self.token_ids
+        ids = self.token_ids.copy()
+        _, numbers = np.unique(self.media["sha256"], return_inverse=True)
+        for image, number in zip(self.media, numbers.tolist(), strict=True):
+            ids[image["start"] : image["start"] + image["num_tokens"]] = -1 - number
+        return ids
+
     def select(self, samples: Sequence[int] | npt.NDArray[np.integer]) -> Batch:
         """The batch of the given samples, in the given order.
 
@@ -180,16 +200,40 @@ class Batch:
         return replace(
             self,
             **columns,  # type: ignore[arg-type]
+            media=self._moved(rows, cu_seqlens) if self.media.size else self.media,
             cu_seqlens=cu_seqlens,
             trajectory=self.trajectory[rows],
             temperature=self.temperature[rows],
         )
+
+    def _moved(self, rows: npt.NDArray[np.int64], cu_seqlens: I32) -> Media:
+        """The images of samples that lie at other boundaries."""
+        found = [self.media[:0]]
+        for row, first in zip(rows.tolist(), cu_seqlens[:-1].tolist(), strict=True):
+            low, high = self.cu_seqlens[row : row + 2].tolist()
+            own = media_within(self.media, low, high)
+            own["start"] += first
+            found.append(own)
+        return np.concatenate(found)
 
 
 def token_rows(cu_seqlens: I32, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Positions in the packed axis of the tokens of ``samples``, in their order."""
     parts = [np.arange(cu_seqlens[row], cu_seqlens[row + 1], dtype=np.int64) for row in samples]
     return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+
+
+def media_array(spans: Iterable[MediaSpan]) -> Media:
+    """``[I]`` the images of spans."""
+    return np.array([(one.start, one.num_tokens, one.sha256) for one in spans], _MEDIA)
+
+
+def media_within(media: Media, low: int, high: int) -> Media:
+    """The images with placeholders in ``[low, high)``, with starts that count from ``low``: of one
+    that begins before, below 0."""
+    found: Media = media[(media["start"] < high) & (media["start"] + media["num_tokens"] > low)]
+    found["start"] -= low
+    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)

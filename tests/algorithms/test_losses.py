@@ -15,7 +15,7 @@ from agentrl.algorithms import PolicyInputs, TokenLoss, make_algorithm
 from agentrl.algorithms.functions.corrections import truncated_importance
 from agentrl.algorithms.functions.kl import capped_k3, k3
 from agentrl.algorithms.functions.losses import broadcast_to_tokens
-from agentrl.algorithms.settings import GRPOSettings
+from agentrl.algorithms.settings.policy_gradient import GRPOSettings
 from tests.algorithms.made import policy_inputs, token_credit
 
 

@@ -26,7 +26,7 @@ from agentrl.algorithms.functions.credit import group_advantages, leave_one_out
 from agentrl.algorithms.functions.kl import estimate
 from agentrl.algorithms.functions.returns import discounted_returns, generalized_advantages
 from agentrl.algorithms.functions.values import clipped_value_loss
-from agentrl.algorithms.settings import RolloutCorrection
+from agentrl.algorithms.settings.correction import RolloutCorrection
 from tests.algorithms.made import policy_inputs, token_credit
 from tests.oracles.cases import (
     CLOSE,

@@ -98,7 +98,7 @@ def make_siblings(shared: int = 6) -> Batch:
 
 def prefixes(batch: Batch) -> PrefixOrder:
     """What the samples of the batch's groups begin with alike."""
-    return PrefixOrder.of(batch.token_ids, batch.cu_seqlens, batch.group[batch.trajectory])
+    return PrefixOrder.of(batch.identities(), batch.cu_seqlens, batch.group[batch.trajectory])
 
 
 PLAIN = OptimSpec(lr=1e-3, betas=(0.0, 0.0), clip_grad_norm=None)

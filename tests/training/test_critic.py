@@ -66,7 +66,7 @@ def reference_values(model_path: str, batch: Batch) -> tuple[np.ndarray, np.ndar
         ids = torch.from_numpy(batch.token_ids[start:end].astype(np.int64))
         positions = torch.arange(ids.numel())
         with torch.no_grad():
-            hidden = model.hidden(ids, positions, [Span(ROOT, 0, ids.numel())], positions)
+            hidden = model.hidden(ids, positions[None], [Span(ROOT, 0, ids.numel())], positions)
             values = model.head(hidden)[:, 0].numpy()
         found[start + 1 : end] = values[:-1]
         behind[row] = values[-1]

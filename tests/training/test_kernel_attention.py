@@ -166,7 +166,7 @@ def test_a_row_is_given_to_varlen_by_its_boundaries(monkeypatch: pytest.MonkeyPa
             rows.append(one.transpose(0, 1))
         return torch.cat(rows)
 
-    monkeypatch.setattr(kernel_attention, "_varlen_attn", lambda: definition)
+    monkeypatch.setattr(kernel_attention, "varlen_attn", definition)
     tensors = packed(APART, CPU, torch.float32)
     for window in (None, 7):
         arguments = attention_arguments(BY_ROW, APART, CPU)
@@ -228,16 +228,6 @@ def test_a_kernel_that_is_not_installed_is_refused(
         choose_attention(name, CUDA, torch.bfloat16)
 
 
-def test_a_torch_without_varlen_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_windows(query: Tensor, is_causal: bool) -> None: ...
-
-    for found in (None, without_windows):
-        monkeypatch.setattr(kernel_attention, "_varlen_attn", lambda found=found: found)
-        for name in ("auto", "varlen"):
-            with pytest.raises(ConfigError, match=r"install torch>=2\.11, or set flex or segments"):
-                choose_attention(name, CUDA, torch.bfloat16)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("name", ["segments", "varlen"])
 def test_a_family_that_caps_its_scores_is_refused(name: str) -> None:
     attend = ALL_ATTENTION_FUNCTIONS[name]
@@ -297,12 +287,12 @@ def test_positions_may_have_three_axes(model_path: str) -> None:
     model.hf = trunk  # its own base model
     model.skips_mlp_rows = False
     spans = (Span(ROOT, 0, 5), Span(ROOT, 0, 4))
-    positions = torch.tensor([0, 1, 2, 3, 4, 0, 1, 2, 3])
+    positions = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3]])
     ids, rows = torch.arange(9), torch.arange(9)
     with torch.no_grad():
         one = model.hidden(ids, positions, spans, rows)
         same = model.hidden(ids, positions.expand(3, 9), spans, rows)
-        moved = torch.stack([positions, positions * 2, positions])
+        moved = torch.cat([positions, positions * 2, positions])
         other = model.hidden(ids, moved, spans, rows)
     torch.testing.assert_close(one, same)
     assert not torch.allclose(one, other, atol=1e-3)

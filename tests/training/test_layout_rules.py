@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,10 @@ import numpy as np
 import pytest
 import torch
 from transformers import GPT2Config, Qwen3Config, Qwen3ForCausalLM, Qwen3NextConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
+import agentrl
+from agentrl.engines.torch.model.families import FAMILIES
 from agentrl.errors import ConfigError
 from agentrl.training import DistSpec
 from agentrl.training.data.packing import Cut, padded_spans, slice_row
@@ -137,7 +141,7 @@ def test_a_token_belongs_to_the_slice_of_the_position_before_it() -> None:
     # position 1 of the slice before foretells it
     arrays = {
         "token_ids": np.array([10, 11, 12, 13, 14, 15, 16]),
-        "positions": np.arange(7),
+        "positions": np.arange(7)[None],
         "logit_rows": np.array([1, 2, 5]),
         "temperature": np.array([1.0, 0.5, 1.0], dtype=np.float32),
         "logit_of": np.array([0, 1, 2]),
@@ -165,3 +169,17 @@ def test_checksums_of_columns_add_up() -> None:
     whole = torch.randn(5, 6, generator=torch.Generator().manual_seed(1))
     parts = [tensor_checksum(whole[:, first : first + 3], start=first, row=6) for first in (0, 3)]
     assert int(sum(parts)) == int(tensor_checksum(whole))
+
+
+def test_a_model_family_is_told_in_one_file() -> None:
+    """Text of the trainer and the engine that is a model type of transformers; docstrings aside."""
+    package = Path(agentrl.__file__).parent
+    found = {
+        path.relative_to(package).as_posix()
+        for folder in ("training", "engines/torch")
+        for path in (package / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and node.value in CONFIG_MAPPING_NAMES
+    }
+    assert found == {"engines/torch/model/families.py"}
+    assert FAMILIES.keys() <= CONFIG_MAPPING_NAMES.keys()

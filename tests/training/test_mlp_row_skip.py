@@ -37,7 +37,7 @@ def whole_trunk(model: PolicyModel, row: Packed) -> Tensor:
     trunk: Any = model.hf.base_model
     hidden: Tensor = trunk(
         input_ids=row.token_ids[None],
-        position_ids=row.positions[None],
+        position_ids=row.positions,
         use_cache=False,
         **arguments,
     ).last_hidden_state[0]

@@ -19,7 +19,7 @@ def test_a_cut_file_is_named(tmp_path: Path, kept: int) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole[:kept])
     size = path.stat().st_size
-    with pytest.raises(DataError, match=rf"model\.safetensors is cut .* it has {size} bytes, not"):
+    with pytest.raises(DataError, match=rf"model\.safetensors is cut .* it has {size} bytes;"):
         load_policy(ModelSpec(str(tmp_path)))
     path.write_bytes(whole)
     load_policy(ModelSpec(str(tmp_path)))

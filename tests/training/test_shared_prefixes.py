@@ -259,4 +259,4 @@ def test_each_trained_token_is_foretold_by_the_token_before_it(share_prefixes: b
     before = shard.batch.token_ids[row.source - 1]
     assert row.token_ids[row.logit_rows][row.logit_of].tolist() == before.tolist()
     positions = row.source - shard.batch.cu_seqlens[row.sample.numpy()]
-    assert row.positions[row.logit_rows][row.logit_of].tolist() == (positions - 1).tolist()
+    assert row.positions[0, row.logit_rows][row.logit_of].tolist() == (positions - 1).tolist()

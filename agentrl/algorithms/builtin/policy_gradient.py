@@ -5,21 +5,21 @@ Each of them is this record with a credit, a loss or advantages of its own.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any, TypeVar
 
 from agentrl.algorithms.algorithm_spec import AlgorithmSpec
 from agentrl.algorithms.functions.adaptive_kl import KL_COEF, adapted_kl
 from agentrl.algorithms.functions.corrections import rollout_correction
 from agentrl.algorithms.functions.credit import (
-    group_relative_credit,
     keep_informative_group,
     overlong_penalty,
 )
 from agentrl.algorithms.functions.losses import (
     broadcast_to_tokens,
-    clipped_policy_loss,
     with_terms,
 )
 from agentrl.algorithms.functions.reductions import reduction_of
@@ -31,13 +31,14 @@ from agentrl.algorithms.records import (
     TokenLoss,
     ValueInputs,
 )
-from agentrl.algorithms.settings import (
-    ClippedSettings,
-    GroupScaled,
+from agentrl.algorithms.settings.policy_gradient import (
     Overlong,
     PolicyGradientSettings,
 )
 from agentrl.types import SegmentKind
+from agentrl.types.section import Section
+
+T = TypeVar("T")
 
 
 def policy_gradient(
@@ -65,22 +66,10 @@ def policy_gradient(
     adapts = settings.kl_target is not None
     spec = AlgorithmSpec(
         name=name,
-        keep_group=partial(
-            keep_informative_group,
-            filter_zero_variance=settings.filter_zero_variance,
-            group_size_min=settings.group_size_min,
-        ),
+        keep_group=bound(keep_informative_group, settings),
         credit=partial(shaped, credit=credit, overlong=settings.overlong),
         reduction=reduction_of(settings.reduction, settings.constant_tokens),
-        policy_loss=partial(
-            with_terms,
-            loss=loss,
-            kl_coef=kl_coef,
-            kl_estimator=settings.kl_estimator,
-            kl_cap=settings.kl_cap,
-            kl_weighted=settings.kl_weighted,
-            entropy_coef=settings.entropy_coef,
-        ),
+        policy_loss=bound(with_terms, settings, loss=loss, kl_coef=kl_coef),
         value_loss=value_loss,
         advantages=broadcast_to_tokens,
         trains=frozenset({SegmentKind.POLICY}),
@@ -118,18 +107,12 @@ def shaped(
     return credit(rewards, state)
 
 
-def clipped_loss(settings: ClippedSettings) -> Callable[[PolicyInputs], TokenLoss]:
-    """PPO's loss with the bounds of ``settings``."""
-    return partial(
-        clipped_policy_loss,
-        clip_low=settings.clip_low,
-        clip_high=settings.clip_high,
-        clip_dual=settings.clip_dual,
-    )
-
-
-def group_credit(settings: GroupScaled) -> Callable[[Rewards, AlgorithmState], Credit]:
-    """Credit by advantages over the group, scaled as ``settings`` say."""
-    return partial(
-        group_relative_credit, scale_rewards=settings.scale_rewards, eps=settings.std_eps
-    )
+def bound(function: Callable[..., T], settings: Section, **more: Any) -> Callable[..., T]:
+    """A function with its keyword arguments: those of ``more``, and for the others the settings of
+    the same names."""
+    named = {
+        name: getattr(settings, name)
+        for name, one in inspect.signature(function).parameters.items()
+        if one.kind is one.KEYWORD_ONLY and name not in more
+    }
+    return partial(function, **named, **more)

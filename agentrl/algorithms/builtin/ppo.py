@@ -6,53 +6,44 @@ from dataclasses import replace
 from functools import partial
 
 from agentrl.algorithms.algorithm_spec import AlgorithmSpec, AuxiliaryLoss
-from agentrl.algorithms.builtin.policy_gradient import clipped_loss, policy_gradient
+from agentrl.algorithms.builtin.policy_gradient import bound, policy_gradient
 from agentrl.algorithms.functions.credit import lambda_concern, rank_weights, reward_credit
-from agentrl.algorithms.functions.losses import imitation_loss
+from agentrl.algorithms.functions.losses import clipped_policy_loss, imitation_loss
 from agentrl.algorithms.functions.returns import critic_advantages
 from agentrl.algorithms.functions.values import clipped_value_loss
 from agentrl.algorithms.records import Bool
-from agentrl.algorithms.settings import PFPPOSettings, PPOSettings, VAPOSettings
+from agentrl.algorithms.settings.policy_gradient import PFPPOSettings, PPOSettings, VAPOSettings
 from agentrl.types import Batch, SegmentKind
 
 
-def make_ppo(settings: PPOSettings) -> AlgorithmSpec:
+def make_ppo(name: str, settings: PPOSettings) -> AlgorithmSpec:
     """PPO with ``settings``; the KL to the reference is taken off each token's reward."""
     alpha = settings.gae.length_alpha
     spec = policy_gradient(
-        "ppo",
+        name,
         settings,
         credit=partial(reward_credit, baseline="none"),
-        loss=clipped_loss(settings),
+        loss=bound(clipped_policy_loss, settings),
         value_loss=partial(clipped_value_loss, clip=settings.value_clip),
         kl_in_loss=False,
     )
     return replace(
         spec,
-        advantages=partial(
-            critic_advantages,
-            discount=settings.gae.discount,
-            lam=settings.gae.lam,
-            lam_value=settings.gae.lam_value,
-            length_alpha=alpha,
-            bootstrap=settings.gae.bootstrap,
-            kl_coef=settings.kl_coef,
-        ),
+        advantages=bound(critic_advantages, settings.gae, kl_coef=settings.kl_coef),
         normalize_advantages=True,
-        partition="trajectory",  # a return goes on into the trajectory's next sample
+        # a return goes on into the trajectory's next sample
+        partition="trajectory",
         critic_warmup_steps=settings.critic_warmup_steps,
         concern=partial(lambda_concern, alpha=alpha) if alpha else None,
     )
 
 
-def make_pf_ppo(settings: PFPPOSettings) -> AlgorithmSpec:
+def make_pf_ppo(name: str, settings: PFPPOSettings) -> AlgorithmSpec:
     """PPO on the trajectories whose rewards tell most (arXiv:2409.06957)."""
-    return replace(
-        make_ppo(settings), name="pf_ppo", select=partial(rank_weights, keep=settings.keep)
-    )
+    return replace(make_ppo(name, settings), select=bound(rank_weights, settings))
 
 
-def make_vapo(settings: VAPOSettings) -> AlgorithmSpec:
+def make_vapo(name: str, settings: VAPOSettings) -> AlgorithmSpec:
     """PPO for long chains of thought: a critic that is warmed up, λ by length, decoupled returns,
     and imitation of what was right (arXiv:2504.05118)."""
     imitate = AuxiliaryLoss(
@@ -61,7 +52,7 @@ def make_vapo(settings: VAPOSettings) -> AlgorithmSpec:
         partial(of_positive, above=settings.positive_above),
         imitation_loss,
     )
-    return replace(make_ppo(settings), name="vapo", auxiliary=(imitate,))
+    return replace(make_ppo(name, settings), auxiliary=(imitate,))
 
 
 def of_positive(batch: Batch, *, above: float) -> Bool:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from agentrl.algorithms.functions.sequences import max_over, mean_over, sum_over
-from agentrl.algorithms.functions.token_stats import stat_of
+from agentrl.algorithms.functions.token_stats import stats_of
 from agentrl.algorithms.records import Correction, PolicyInputs
-from agentrl.algorithms.settings import RolloutCorrection
+from agentrl.algorithms.settings.correction import RolloutCorrection
 
 _LIMIT = 20.0
 """Nats beyond which a ratio is no number to work with."""
@@ -58,7 +58,7 @@ def rollout_correction(inputs: PolicyInputs, *, settings: RolloutCorrection) -> 
         stats["mismatch/rejected_frac"] = rejected
     weight = torch.where(inputs.sampled, weight, 1.0)
     stats |= {"mismatch/weight": weight, "mismatch/weight_sq": weight.square()}
-    return Correction(weight, {name: stat_of(values) for name, values in stats.items()})
+    return Correction(weight, stats_of(stats))
 
 
 def log_ratio(inputs: PolicyInputs) -> Tensor:

@@ -70,22 +70,15 @@ def group_advantages(
             f"{group_J.shape}"
         )
     finite_rewards(rewards_J, "rewards")
-    advantages_J = np.zeros(rewards_J.shape, dtype=np.float64)
-    for group in np.unique(group_J):
-        rows = np.flatnonzero(group_J == group)
-        if rows.size < 2:
-            raise ValueError(
-                f"group {group} has one finished trajectory and no baseline; keep_group drops "
-                f"such groups"
-            )
-        own = rewards_J[rows].astype(np.float64)
-        if own.max() == own.min():  # the mean of equal numbers may differ from them by rounding
-            continue
-        centred = own - own.mean()
-        advantages_J[rows] = (
-            centred / (own.std(ddof=1) + eps) if scale_rewards == "std" else centred
+    sizes = np.bincount(np.unique(group_J, return_inverse=True)[1])
+    if sizes.min(initial=2) < 2:
+        group = np.unique(group_J)[np.argmin(sizes)]
+        raise ValueError(
+            f"group {group} has one finished trajectory and no baseline; keep_group drops such "
+            "groups"
         )
-    return advantages_J
+    own = rewards_J.astype(np.float64)
+    return compared(own, group_J, scale=scale_rewards == "std", eps=eps)
 
 
 def keep_informative_group(
@@ -124,8 +117,8 @@ def leave_one_out(rewards_J: F64, group_J: I64) -> F64:
         ValueError: a group has a single trajectory.
     """
     centred = group_advantages(rewards_J, group_J, scale_rewards="none")
-    sizes = np.bincount(np.unique(group_J, return_inverse=True)[1])
-    own = sizes[np.unique(group_J, return_inverse=True)[1]]
+    places = np.unique(group_J, return_inverse=True)[1]
+    own = np.bincount(places)[places]
     return centred * own / (own - 1)
 
 
@@ -187,6 +180,7 @@ def compared(values: F64, rows: I64, *, scale: bool, eps: float) -> F64:
     places = np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
     for place in range(places.max(initial=-1) + 1):
         own = np.flatnonzero(places == place)
+        # the mean of equal numbers may differ from them by rounding
         if own.size < 2 or values[own].max() == values[own].min():
             continue
         centred = values[own] - values[own].mean()
@@ -216,10 +210,14 @@ def turn_advantages(rewards: Rewards, *, discount: float, scale: bool, eps: floa
 
 
 def group_relative_credit(
-    rewards: Rewards, state: AlgorithmState, *, scale_rewards: Literal["none", "std"], eps: float
+    rewards: Rewards,
+    state: AlgorithmState,
+    *,
+    scale_rewards: Literal["none", "std"],
+    std_eps: float,
 ) -> Credit:
     """A trajectory's credit is its advantage over its group; turns get none of their own."""
-    own = group_advantages(rewards.reward, rewards.group, scale_rewards=scale_rewards, eps=eps)
+    own = group_advantages(rewards.reward, rewards.group, scale_rewards=scale_rewards, eps=std_eps)
     return Credit(own, np.zeros(rewards.turn_reward.shape))
 
 
@@ -269,13 +267,13 @@ def group_in_group_credit(
     step_weight: float,
     discount: float,
     scale_rewards: Literal["none", "std"],
-    eps: float,
+    std_eps: float,
 ) -> Credit:
     """A trajectory's advantage over its group, and each turn's among those that began in the same
     state (arXiv:2505.10978, eq. 8).
     """
-    own = group_advantages(rewards.reward, rewards.group, scale_rewards=scale_rewards, eps=eps)
-    steps = step_advantages(rewards, discount=discount, scale=scale_rewards == "std", eps=eps)
+    own = group_advantages(rewards.reward, rewards.group, scale_rewards=scale_rewards, eps=std_eps)
+    steps = step_advantages(rewards, discount=discount, scale=scale_rewards == "std", eps=std_eps)
     return Credit(own, step_weight * steps)
 
 
@@ -285,10 +283,10 @@ def turn_level_credit(
     *,
     discount: float,
     scale_rewards: Literal["none", "std"],
-    eps: float,
+    std_eps: float,
 ) -> Credit:
     """Turns get their advantages among turns of the same number; trajectories none of their own."""
-    turns = turn_advantages(rewards, discount=discount, scale=scale_rewards == "std", eps=eps)
+    turns = turn_advantages(rewards, discount=discount, scale=scale_rewards == "std", eps=std_eps)
     return Credit(np.zeros(rewards.reward.shape), turns)
 
 

@@ -17,7 +17,7 @@ from torch.nn.functional import logsigmoid
 from agentrl.algorithms.functions.adaptive_kl import KL_COEF
 from agentrl.algorithms.functions.kl import KLEstimator, estimate, k3
 from agentrl.algorithms.functions.sequences import mean_over
-from agentrl.algorithms.functions.token_stats import stat_of
+from agentrl.algorithms.functions.token_stats import stat_of, stats_of
 from agentrl.algorithms.records import (
     Advantages,
     PairInputs,
@@ -207,7 +207,7 @@ def _with_ratio(
             clipped_by = torch.where(bites, float(number), clipped_by)
     return TokenLoss(
         loss,
-        {name: stat_of(values) for name, values in stats.items()},
+        stats_of(stats),
         columns={"ratio": ratio.detach(), "clipped": clipped_by},
     )
 
@@ -288,7 +288,7 @@ def bradley_terry_loss(inputs: PairInputs, *, centring: float) -> PairLoss:
         "reward_model/margin": difference,
         "reward_model/score": total / 2,
     }
-    return PairLoss(loss, {name: stat_of(values) for name, values in stats.items()})
+    return PairLoss(loss, stats_of(stats))
 
 
 def given(column: Tensor | None, name: str) -> Tensor:

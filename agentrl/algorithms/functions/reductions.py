@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from agentrl.algorithms.records import F64, Counts
-from agentrl.algorithms.settings import Reduction
+from agentrl.algorithms.settings.base import Reduction
 
 
 def token_mean(counts: Counts) -> F64:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from agentrl.algorithms.functions.token_stats import stat_of
+from agentrl.algorithms.functions.token_stats import stats_of
 from agentrl.algorithms.records import TokenLoss, ValueInputs
 
 
@@ -41,4 +41,4 @@ def clipped_value_loss(inputs: ValueInputs, *, clip: float | None) -> TokenLoss:
         "error_sq": error.square(),
         "clip_frac": bites,
     }
-    return TokenLoss(loss / 2, {name: stat_of(one) for name, one in stats.items()})
+    return TokenLoss(loss / 2, stats_of(stats))

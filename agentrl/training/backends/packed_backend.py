@@ -13,7 +13,6 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from agentrl.errors import ConfigError
 from agentrl.training.backends.backend import (
@@ -26,7 +25,7 @@ from agentrl.training.backends.backend import (
 )
 from agentrl.training.backends.residency import OFFLOADED, Residency
 from agentrl.training.data.packing import Packed
-from agentrl.training.fsdp.checkpoint import CheckpointWriter, load_checkpoint, save_checkpoint
+from agentrl.training.fsdp.checkpoint import CheckpointWriter, load_checkpoint
 from agentrl.training.fsdp.export import export_model
 from agentrl.training.fsdp.gradients import clip_gradients
 from agentrl.training.fsdp.sharding import sharded_parameters
@@ -40,6 +39,7 @@ from agentrl.training.optim.optim_spec import OptimSpec
 from agentrl.training.optim.optimizer import build_optimizers
 from agentrl.training.parallel.process_group import DistSpec
 from agentrl.training.parallel.rank_mesh import FULL, Sharding
+from agentrl.training.parallel.shards import local
 from agentrl.training.save_result import SaveResult
 from agentrl.training.update_stats import StatSum
 from agentrl.types import Part
@@ -178,10 +178,11 @@ class PackedBackend(TrainBackend):
         return checksums(self.model, dtype)
 
     def save(self, folder: Path, *, step: int, purpose: str, source: Path) -> None:
-        """Writes weights, optimizer state and step; see ``save_checkpoint``."""
-        save_checkpoint(
-            folder, self.model, self.optimizers, step=step, purpose=purpose, source=source
-        )
+        """Writes weights, optimizer state and step."""
+        self.begin_save(folder, step=step, purpose=purpose, source=source)
+        result = self.save_result(wait=True)
+        if result is not None and result.error is not None:
+            raise result.error
 
     def begin_save(self, folder: Path, *, step: int, purpose: str, source: Path) -> None:
         """Copies weights, optimizer state and step, and writes them beside what follows; see
@@ -224,8 +225,7 @@ class PackedBackend(TrainBackend):
         flags = []
         for parameter in state.values():
             grad = parameter.grad
-            own = grad.to_local() if isinstance(grad, DTensor) else grad
-            flags.append(own is not None and not bool(torch.isfinite(own).all()))
+            flags.append(grad is not None and not bool(torch.isfinite(local(grad)).all()))
         anywhere = torch.tensor(flags, dtype=torch.int32, device=self.model_device)
         dist.all_reduce(anywhere, op=dist.ReduceOp.MAX)
         found = zip(state, anywhere.tolist(), strict=True)

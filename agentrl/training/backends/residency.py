@@ -14,9 +14,9 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from agentrl.training.models.packed_model import Offload
+from agentrl.training.parallel.shards import local
 from agentrl.types import Part
 
 OFFLOADED: Mapping[Offload, frozenset[Part]] = {
@@ -92,9 +92,9 @@ class Residency:
 
 def _whole(tensor: Tensor) -> Tensor:
     """The whole storage of a tensor or of its shard, as bytes."""
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    whole = torch.empty(0, dtype=torch.uint8, device=local.device)
-    whole.set_(local.untyped_storage())
+    own = local(tensor)
+    whole = torch.empty(0, dtype=torch.uint8, device=own.device)
+    whole.set_(own.untyped_storage())
     return whole
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
@@ -101,26 +102,11 @@ def usable_attention() -> list[str]:
 
 
 def _check_varlen(told: str) -> None:
-    function = _varlen_attn()
-    if function is None or "window_size" not in inspect.signature(function).parameters:
-        raise ConfigError(
-            f"{told} needs torch.nn.attention.varlen with windows, which torch {torch.__version__} "
-            "lacks; install torch>=2.11, or set flex or segments"
-        )
     if torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 0):
         raise ConfigError(
             f"{told} needs a GPU of compute capability 8.0 (A100) or newer, found "
             f"{torch.cuda.get_device_name()}; set segments"
         )
-
-
-@functools.cache
-def _varlen_attn() -> Callable[..., Any] | None:
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return None
-    return varlen_attn
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -180,8 +166,7 @@ def varlen_attention(
         boundaries: of the samples.
     """
     refuse_extras("varlen", extras)
-    function = _varlen_attn()
-    assert function is not None, "choose_attention has checked"
+    function: Callable[..., Any] = varlen_attn
     groups = query.shape[1] // key.shape[1]
     options: dict[str, Any] = {}
     if groups > 1 and "enable_gqa" in inspect.signature(function).parameters:

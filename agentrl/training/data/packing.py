@@ -6,8 +6,8 @@
 - Under sequence parallelism the row is cut into equal slices, one a rank. What a position foretells
   is settled before, so that a token whose position before it lies in another slice is not lost.
 
-Axes: T packed tokens, R positions whose logits are computed, N wanted and K trained tokens, M
-samples, L tokens of a slice.
+Axes: T packed tokens, L of a rank's slice, P planes of positions, R positions whose logits are
+computed, N wanted and K trained tokens, M samples.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from agentrl.errors import DataError
 from agentrl.training.data.prefix_tree import ROOT, Span, shared_spans
 from agentrl.training.data.transfer import to_device
 from agentrl.types import Batch, BatchShard, SegmentKind
+from agentrl.types.batch import Media, media_within
 
 I64 = npt.NDArray[np.int64]
+Ids = npt.NDArray[np.int32]
 
 _NOTHING: I64 = np.zeros(0, dtype=np.int64)
 
@@ -48,58 +50,32 @@ Extras: TypeAlias = Callable[[I64], Mapping[str, npt.NDArray[Any]]]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Row:
-    """What a model computes of a packed row: all of it, or a rank's slice, in which positions count
-    from its beginning. Arrays stay on the host, for what decides shapes.
+class Packed:
+    """A packed row, or this rank's slice of it. Its tensors came to the device in one copy.
+
+    What the model computes is of the slice, in which positions count from its beginning. What a
+    loss reads is of the whole row. Arrays stay on the host, for what decides shapes.
 
     Args:
-        token_ids: ``[T]`` int64.
-        positions: ``[T]`` int64, from 0 in each sample.
+        token_ids: ``[L]`` int64.
+        positions: ``[P, L]`` int64, from 0 in each sample; one plane for text.
         logit_rows: ``[R]`` int64, increasing: the positions whose logits are computed, once for
             each temperature.
         temperature: ``[R]`` float32, the sampler's.
-        logit_of: ``[N]`` int64, increasing: the entry of ``logit_rows`` that predicts the wanted
-            token.
-        targets: ``[N]`` int64, the wanted tokens: those that a loss reads.
-        ends: ``[M]`` int64, the position of each sample's last token.
+        logit_of: int64, increasing: the entry of ``logit_rows`` that predicts each wanted token
+            whose position before it lies here.
+        targets: int64, those tokens; all N of a whole row. Where none is wanted here, one that
+            nobody reads the answer for.
+        ends: int64, the position of the last token of each sample that ends here; all M of a whole
+            row. Where none does, the first position.
+        media: the images with placeholders here.
         host_logit_of: ``logit_of``.
-        before: ``[N]`` int64, the position before each wanted token.
+        before: the position before each of ``targets``.
         host_ends: ``ends``.
-    """
-
-    token_ids: Tensor
-    positions: Tensor
-    logit_rows: Tensor
-    temperature: Tensor
-    logit_of: Tensor
-    targets: Tensor
-    ends: Tensor
-    host_logit_of: I64
-    before: I64
-    host_ends: I64
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class RowSlice(Row):
-    """A rank's slice of a packed row.
-
-    Args:
-        counts: wanted tokens of each rank; the slice has those of its rank.
-        end_counts: samples that end in each rank's slice.
-        end_order: ``[M]`` int64, the place of each sample's end among those of all ranks, in the
-            order of ranks.
-    """
-
-    end_order: Tensor
-    counts: tuple[int, ...]
-    end_counts: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Packed(Row):
-    """A packed row. Its tensors came to the device in one copy.
-
-    Args:
+        counts: of a slice, the wanted tokens of each rank; empty for a whole row.
+        end_counts: of a slice, the samples that end in each rank's.
+        end_order: of a slice ``[M]`` int64, the place of each sample's end among those of all
+            ranks, in the order of ranks.
         spans: the spans of the row in order, each with the span that it attends to; with those of
             slices of equal length the last one may be padding.
         sample: ``[N]`` int64, row of the token's sample in the shard.
@@ -114,9 +90,22 @@ class Packed(Row):
         source: ``[N]`` int64, position of the token in the shard's columns.
         trained_source: ``[K]`` int64, of the trained ones.
         rows: ``[M]`` int64, the samples by their rows in the shard, in the order of the packed row.
-        slice: what this rank computes of the row; None where it computes the whole of it.
     """
 
+    token_ids: Tensor
+    positions: Tensor
+    logit_rows: Tensor
+    temperature: Tensor
+    logit_of: Tensor
+    targets: Tensor
+    ends: Tensor
+    media: Media
+    host_logit_of: I64
+    before: I64
+    host_ends: I64
+    counts: tuple[int, ...] = ()
+    end_counts: tuple[int, ...] = ()
+    end_order: Tensor | None = None
     spans: tuple[Span, ...]
     sample: Tensor
     sampled: Tensor
@@ -127,12 +116,11 @@ class Packed(Row):
     source: I64
     trained_source: I64
     rows: I64
-    slice: RowSlice | None = None
 
-    @property
-    def own(self) -> Row:
-        """What this rank computes."""
-        return self if self.slice is None else self.slice
+
+def counted(size: int, _media: Media) -> I64:
+    """``[1, size]`` positions of a sample of text."""
+    return np.arange(size)[None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,6 +136,8 @@ class MicroBatches:
         cut: of each row over ranks.
         length_of: the length that a row of so many tokens is filled up to; None leaves it. The
             filler is a sample without trained tokens.
+        positions_of: ``[P, n]`` of a sample of n tokens with images; those of a prefix depend on
+            nothing behind it.
 
     Raises:
         DataError: a sample's first token is marked as trained, or a temperature is not above 0.
@@ -160,66 +150,126 @@ class MicroBatches:
     extras: Extras | None = None
     cut: Cut = WHOLE
     length_of: Callable[[int], int] | None = None
+    positions_of: Callable[[int, Media], I64] = counted
 
     def __len__(self) -> int:
         return len(self.shard.micro_batches)
 
     def __iter__(self) -> Iterator[Packed]:
-        wanted = self.shard.wanted()
+        wanted, identities = self.shard.wanted(), self.shard.batch.identities()
         _check(self.shard.batch, wanted)
         for micro_batch in self.shard.micro_batches:
-            yield self._pack(wanted, np.asarray(micro_batch, dtype=np.int64))
+            yield self._pack(self._lay_out(wanted, identities, np.asarray(micro_batch, np.int64)))
 
-    def _pack(self, wanted: npt.NDArray[np.bool_], rows: I64) -> Packed:
-        shard, cut = self.shard, self.cut
-        batch = shard.batch
-        row = _lay_out(batch, wanted, rows, self.share_prefixes)
-        if self.length_of is not None:
-            row = _filled(row, self.length_of(row.token_ids.size) - row.token_ids.size)
+    def _lay_out(self, wanted: npt.NDArray[np.bool_], identities: Ids, rows: I64) -> _Row:
+        batch = self.shard.batch
+        starts = batch.cu_seqlens.astype(np.int64)
+        spans: list[Span] = []
+        samples: list[int] = []
+        paths: list[list[int]] = []  # of each sample through the spans
+        groups = batch.group[batch.trajectory[rows]] if self.share_prefixes else rows
+        for group in dict.fromkeys(groups.tolist()):
+            members = rows[groups == group]
+            own, through = shared_spans(
+                [identities[starts[row] : starts[row + 1]] for row in members]
+            )
+            already = len(spans)
+            paths += [[already + index for index in path] for path in through]
+            samples += members.tolist()
+            spans += [s if s.parent == ROOT else s._replace(parent=s.parent + already) for s in own]
+        if not spans:  # a filler; the shard itself may be empty
+            spans = [Span(ROOT, 0, 1)]
+        span_ends = np.cumsum([span.size for span in spans])
+        none = batch.media[:0]
+        token_ids = np.zeros(span_ends[-1], dtype=np.int64)
+        positions = np.zeros((len(self.positions_of(0, none)), token_ids.size), dtype=np.int64)
+        ends = np.zeros(len(samples), dtype=np.int64)
+        # for each wanted token of each sample: its entry in the columns, its sample, and the
+        # position before it
+        parts: list[tuple[I64, I64, I64]] = [(_NOTHING, _NOTHING, _NOTHING)]
+        media = [none]
+        for number, (sample_row, path) in enumerate(zip(samples, paths, strict=True)):
+            places = np.concatenate(
+                [np.arange(span_ends[i] - spans[i].size, span_ends[i]) for i in path]
+            )
+            start, stop = starts[sample_row : sample_row + 2].tolist()
+            images = media_within(batch.media, start, stop)
+            token_ids[places] = batch.token_ids[start:stop]
+            positions[:, places] = self.positions_of(places.size, images)
+            ends[number] = places[-1]
+            # no span begins within an image
+            images["start"] = places[images["start"]]
+            media.append(images)
+            trained = np.flatnonzero(wanted[start:stop])
+            parts.append((start + trained, np.full_like(trained, sample_row), places[trained - 1]))
+        source, sample, before = map(np.concatenate, zip(*parts, strict=True))
+        row = _Row(
+            token_ids=token_ids,
+            positions=positions,
+            spans=tuple(spans),
+            samples=np.asarray(samples, dtype=np.int64),
+            ends=ends,
+            media=np.unique(np.concatenate(media)),
+            source=source,
+            sample=sample,
+            before=before,
+        )
+        if self.length_of is None:
+            return row
+        return _filled(row, self.length_of(token_ids.size) - token_ids.size)
+
+    def _pack(self, row: _Row) -> Packed:
+        batch = self.shard.batch
         temperature = batch.temperature[row.sample]
         # a row of logits serves every token that it foretells at one temperature
         asked = (row.before << 32) | temperature.astype(np.float32).view(np.uint32).astype(np.int64)
         _, first, logit_of = np.unique(asked, return_index=True, return_inverse=True)
         order = np.argsort(logit_of, kind="stable")
-        source, sample, logit_of = row.source[order], row.sample[order], logit_of[order]
-        trained = np.flatnonzero(batch.loss_mask[source])
-        is_sampled = batch.kind[source] == SegmentKind.POLICY
-        columns = _columns(shard, source, sample)
-        is_stale = columns["staleness"] > 0
-        arrays: dict[str, npt.NDArray[Any]] = {
+        source, sample = row.source[order], row.sample[order]
+        whole: dict[str, npt.NDArray[Any]] = {
             "token_ids": row.token_ids,
             "positions": row.positions,
             "logit_rows": row.before[first],
             "temperature": temperature[first],
-            "logit_of": logit_of,
+            "logit_of": logit_of[order],
             "targets": batch.token_ids[source].astype(np.int64),
+            "ends": row.ends,
+        }
+        spans, part = row.spans, Part(whole, row.before[order])
+        if self.cut.parts > 1:
+            spans = padded_spans(row.spans, self.cut.parts)
+            part = slice_row(whole, part.before, self.cut)
+        part = part.filled()
+        length = part.arrays["token_ids"].size
+        low = self.cut.part * length
+        trained = np.flatnonzero(batch.loss_mask[source])
+        is_sampled = batch.kind[source] == SegmentKind.POLICY
+        columns = _columns(self.shard, source, sample)
+        is_stale = columns["staleness"] > 0
+        arrays = part.arrays | {
             "sample": sample,
             "sampled": is_sampled,
             "trained": trained,
             "fresh_rows": np.flatnonzero((is_sampled & ~is_stale)[trained]),
             "stale_rows": np.flatnonzero((is_sampled & is_stale)[trained]),
-            "ends": row.ends,
         }
         if self.extras is not None:
             columns |= self.extras(row.samples)
         moved = arrays | {f"column {name}": one for name, one in columns.items()}
-        spans, part = row.spans, None
-        if cut.parts > 1:
-            spans = padded_spans(row.spans, cut.parts)
-            part = slice_row(arrays, row.before[order], cut)
-            moved |= {f"slice {name}": one for name, one in part.arrays.items()}
         tensors = to_device(moved, self.device)
         return Packed(
             **{name: tensors[name] for name in arrays},
-            slice=None if part is None else part.on_device(tensors),
             spans=spans,
+            media=media_within(row.media, low, low + length),
             columns={name: tensors[f"column {name}"] for name in columns},
             source=source,
             trained_source=source[trained],
             rows=row.samples,
-            host_logit_of=logit_of,
-            before=row.before[order],
-            host_ends=row.ends,
+            host_logit_of=part.arrays["logit_of"],
+            before=part.before,
+            host_ends=part.arrays["ends"],
+            counts=part.counts,
+            end_counts=part.end_counts,
         )
 
 
@@ -228,8 +278,7 @@ class _Row:
     """How samples lie in a packed row, and their wanted tokens in any order.
 
     Args:
-        before: ``[N]`` positions before the wanted tokens; ``source`` and ``sample`` as in
-            ``Packed``.
+        before: ``[N]`` positions before the wanted tokens; the others as in ``Packed``.
     """
 
     token_ids: I64
@@ -237,48 +286,10 @@ class _Row:
     spans: tuple[Span, ...]
     samples: I64
     ends: I64
+    media: Media
     source: I64
     sample: I64
     before: I64
-
-
-def _lay_out(batch: Batch, wanted: npt.NDArray[np.bool_], rows: I64, share_prefixes: bool) -> _Row:
-    starts = batch.cu_seqlens.astype(np.int64)
-    spans: list[Span] = []
-    samples: list[int] = []
-    paths: list[list[int]] = []  # of each sample through the spans
-    groups = batch.group[batch.trajectory[rows]] if share_prefixes else np.arange(rows.size)
-    for group in dict.fromkeys(groups.tolist()):
-        members = rows[groups == group]
-        own, through = shared_spans(
-            [batch.token_ids[starts[row] : starts[row + 1]] for row in members]
-        )
-        paths += [[len(spans) + index for index in path] for path in through]
-        samples += members.tolist()
-        already = len(spans)
-        spans += [s if s.parent == ROOT else s._replace(parent=s.parent + already) for s in own]
-    if not spans:  # a filler; the shard itself may be empty
-        spans = [Span(ROOT, 0, 1)]
-    span_ends = np.cumsum([span.size for span in spans])
-    token_ids = np.zeros(span_ends[-1], dtype=np.int64)
-    positions = np.zeros_like(token_ids)
-    ends = np.zeros(len(samples), dtype=np.int64)
-    # for each wanted token of each sample: its entry in the columns, its sample, and the position
-    # before it
-    parts: list[tuple[I64, I64, I64]] = [(_NOTHING, _NOTHING, _NOTHING)]
-    for number, (row, path) in enumerate(zip(samples, paths, strict=True)):
-        places = np.concatenate(
-            [np.arange(span_ends[index] - spans[index].size, span_ends[index]) for index in path]
-        )
-        start = starts[row]
-        token_ids[places] = batch.token_ids[start : start + places.size]
-        positions[places] = np.arange(places.size)
-        ends[number] = places[-1]
-        trained = np.flatnonzero(wanted[start : start + places.size])
-        parts.append((start + trained, np.full_like(trained, row), places[trained - 1]))
-    source, sample, before = map(np.concatenate, zip(*parts, strict=True))
-    order = np.asarray(samples, dtype=np.int64)
-    return _Row(token_ids, positions, tuple(spans), order, ends, source, sample, before)
 
 
 def _filled(row: _Row, filler: int) -> _Row:
@@ -288,9 +299,15 @@ def _filled(row: _Row, filler: int) -> _Row:
     return replace(
         row,
         token_ids=np.concatenate([row.token_ids, np.zeros(filler, np.int64)]),
-        positions=np.concatenate([row.positions, np.arange(filler)]),
+        positions=_followed(row.positions, filler),
         spans=(*row.spans, Span(ROOT, 0, filler)),
     )
+
+
+def _followed(positions: I64, filler: int) -> I64:
+    """``[P, T + filler]``: positions, and behind them those of a sample of text."""
+    behind = np.broadcast_to(np.arange(filler), (len(positions), filler))
+    return np.concatenate([positions, behind], axis=1)
 
 
 def padded_spans(spans: tuple[Span, ...], parts: int) -> tuple[Span, ...]:
@@ -299,27 +316,26 @@ def padded_spans(spans: tuple[Span, ...], parts: int) -> tuple[Span, ...]:
     return (*spans, Span(ROOT, 0, padding)) if padding else spans
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Slice:
-    """A ``RowSlice`` on the host."""
+class Part(NamedTuple):
+    """What a rank computes of a row: all of it, or its slice; by their names in ``Packed``."""
 
     arrays: dict[str, npt.NDArray[Any]]
     before: I64
-    counts: tuple[int, ...]
-    end_counts: tuple[int, ...]
+    counts: tuple[int, ...] = ()
+    end_counts: tuple[int, ...] = ()
 
-    def on_device(self, tensors: Mapping[str, Tensor]) -> RowSlice:
-        return RowSlice(
-            **{name: tensors[f"slice {name}"] for name in self.arrays},
-            counts=self.counts,
-            end_counts=self.end_counts,
-            host_logit_of=self.arrays["logit_of"],
-            before=self.before,
-            host_ends=self.arrays["ends"],
-        )
+    def filled(self) -> Part:
+        """The part with an answer at its first token where it asks for none: every rank runs the
+        same collectives, forward and backward."""
+        arrays = {
+            name: one if one.size else np.full(1, name == "temperature", one.dtype)
+            for name, one in self.arrays.items()
+        }
+        before = self.before if self.before.size else arrays["logit_of"]
+        return self._replace(arrays=arrays, before=before)
 
 
-def slice_row(arrays: Mapping[str, npt.NDArray[Any]], before: I64, cut: Cut) -> _Slice:
+def slice_row(arrays: Mapping[str, npt.NDArray[Any]], before: I64, cut: Cut) -> Part:
     """A rank's slice of a row that is whole.
 
     Args:
@@ -341,11 +357,11 @@ def slice_row(arrays: Mapping[str, npt.NDArray[Any]], before: I64, cut: Cut) -> 
     places = np.empty_like(owner)
     places[np.argsort(owner, kind="stable")] = np.arange(owner.size)
     token_ids = np.concatenate([arrays["token_ids"], np.zeros(padding, np.int64)])
-    positions = np.concatenate([arrays["positions"], np.arange(padding)])
-    return _Slice(
+    positions = _followed(arrays["positions"], padding)
+    return Part(
         {
             "token_ids": token_ids[low : low + length],
-            "positions": positions[low : low + length],
+            "positions": positions[:, low : low + length],
             "logit_rows": arrays["logit_rows"][rows] - low,
             "temperature": arrays["temperature"][rows],
             "logit_of": arrays["logit_of"][own] - rows.start,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias, cast
 
@@ -166,17 +166,14 @@ def _given_turns(trajectory: Trajectory, group_index: int, side: str) -> tuple[T
             f"preference pair {group_index}: the {side} trajectory {trajectory.id} has no tokens "
             f"to learn from"
         )
-    turns = [trajectory.turns[index] for index in leaves[-1].turns]
     return tuple(
         replace(
             turn,
-            index=index,
-            parent=index - 1 if index else None,
             context=tuple(map(_as_target, turn.context)),
             completion=tuple(map(_as_target, turn.completion)),
             sampling=None,
         )
-        for index, turn in enumerate(turns)
+        for turn in _chain(trajectory.turns[index] for index in leaves[-1].turns)
     )
 
 
@@ -188,13 +185,14 @@ def _as_target(segment: Segment) -> Segment:
 def _last_sequence(turns: Sequence[Turn]) -> tuple[Turn, ...]:
     """The turns of the last sequence, at whose end the score is read."""
     first = max(turn.index for turn in turns if turn.parent is None)
+    return _chain(turns[first:])
+
+
+def _chain(turns: Iterable[Turn]) -> tuple[Turn, ...]:
+    """Turns of one sequence as a trajectory of their own."""
     return tuple(
-        replace(
-            turn,
-            index=turn.index - first,
-            parent=None if turn.parent is None else turn.parent - first,
-        )
-        for turn in turns[first:]
+        replace(turn, index=index, parent=index - 1 if index else None)
+        for index, turn in enumerate(turns)
     )
 
 

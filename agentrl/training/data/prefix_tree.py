@@ -2,6 +2,7 @@
 
 - The rollouts of a group share their prompt, and often a whole turn. If a template rewrites
   history, a trajectory's next sample shares a prefix with the one before it.
+- Placeholders of two images are equal tokens with another meaning: a prefix ends there.
 - Attention is causal, so tokens with the same past have the same hidden states and logprobs. A row
   needs them once.
 - The driver sorts the samples of each group by their tokens once a batch (``PrefixOrder``). From
@@ -52,8 +53,8 @@ def shared_spans(
     """The spans of several samples, and each sample's path through them.
 
     Args:
-        samples: ``[n]`` token ids each, at least one token; they may be equal or prefixes of each
-            other.
+        samples: ``[n]`` identities each (``Batch.identities``), at least one; they may be equal or
+            prefixes of each other.
 
     Returns:
         The spans, each after its parent, and for each sample the indices of its spans in order.
@@ -99,21 +100,21 @@ class PrefixOrder:
     @classmethod
     def of(
         cls,
-        token_ids: npt.NDArray[np.int32],
+        identities: npt.NDArray[np.int32],
         cu_seqlens: npt.NDArray[np.int32],
         groups: npt.NDArray[np.integer],
     ) -> PrefixOrder:
         """What the samples of each group begin with alike.
 
         Args:
-            token_ids: ``[T]`` of the batch.
+            identities: ``[T]`` of the batch (``Batch.identities``).
             cu_seqlens: ``[S+1]`` its samples' boundaries.
             groups: ``[S]`` equal for samples of one group.
         """
         plain = cls.without_sharing(groups).order
         order, shared = [], []
         for members in np.split(plain, np.flatnonzero(np.diff(groups[plain])) + 1):
-            samples = [token_ids[cu_seqlens[row] : cu_seqlens[row + 1]] for row in members]
+            samples = [identities[cu_seqlens[row] : cu_seqlens[row + 1]] for row in members]
             places, alike = _sorted_prefixes(samples)
             order.append(members[places])
             shared.append(np.array([0, *alike], dtype=np.int64))

@@ -13,20 +13,12 @@ from torch import Tensor
 _ALIGNMENT = 8
 """Bytes; a tensor of any dtype here may begin at a multiple of it."""
 
-_DTYPES = {
-    np.dtype(np.float32): torch.float32,
-    np.dtype(np.float64): torch.float64,
-    np.dtype(np.int32): torch.int32,
-    np.dtype(np.int64): torch.int64,
-    np.dtype(np.bool_): torch.bool,
-}
-
 
 def to_device(arrays: Mapping[str, npt.NDArray[Any]], device: torch.device) -> dict[str, Tensor]:
     """The arrays as tensors by name, parts of one buffer.
 
     Args:
-        arrays: float32, float64, int32, int64 or bool; copied, so that they may be read-only.
+        arrays: of dtypes that torch has; copied, so that they may be read-only.
         device: to a GPU the buffer goes from pinned memory.
     """
     firsts, size = {}, 0
@@ -41,7 +33,7 @@ def to_device(arrays: Mapping[str, npt.NDArray[Any]], device: torch.device) -> d
     there = host.to(device, non_blocking=True)
     return {
         name: there[firsts[name] : firsts[name] + array.nbytes]
-        .view(_DTYPES[array.dtype])
+        .view(torch.from_numpy(np.empty(0, array.dtype)).dtype)
         .view(array.shape)
         for name, array in arrays.items()
     }

@@ -50,34 +50,8 @@ from agentrl.training.fsdp.export import copy_beside_weights
 from agentrl.training.fsdp.sharding import sharded_parameters
 from agentrl.training.models.names import PREFIX
 from agentrl.training.models.packed_model import PackedModel
+from agentrl.training.parallel.shards import local
 from agentrl.training.save_result import SaveResult
-
-
-def save_checkpoint(
-    folder: Path,
-    model: PackedModel,
-    optimizers: Sequence[torch.optim.Optimizer],
-    *,
-    step: int,
-    purpose: str,
-    source: Path,
-) -> None:
-    """Write a checkpoint; every rank calls it with the same folder, which all of them can write.
-
-    Args:
-        folder: made if missing; it may not hold a checkpoint yet.
-        model, optimizers: what to write; optimizer state that doesn't exist yet is left out.
-        step: optimizer steps taken.
-        purpose: whose weights these are, for messages.
-        source: the folder that the model was loaded from, whose tokenizer is copied.
-
-    Raises:
-        StoreError: the folder holds a checkpoint already, or can't be written by a rank.
-        TrainingError: weights are gathered.
-    """
-    _refuse_existing(folder)
-    state = _state(model, optimizers) | {"step": torch.tensor(step)}
-    _write(folder, state, model, purpose=purpose, source=source, group=None)
 
 
 class CheckpointWriter:
@@ -105,7 +79,14 @@ class CheckpointWriter:
         purpose: str,
         source: Path,
     ) -> None:
-        """Takes a checkpoint of the state as it is; as ``save_checkpoint``.
+        """Takes a checkpoint of the state as it is; every rank calls it alike.
+
+        Args:
+            folder: made if missing; it may not hold a checkpoint yet. All ranks can write it.
+            model, optimizers: what to write; optimizer state that doesn't exist yet is left out.
+            step: optimizer steps taken.
+            purpose: whose weights these are, for messages.
+            source: the folder that the model was loaded from, whose tokenizer is copied.
 
         Raises:
             StoreError: the folder holds a checkpoint already.
@@ -113,9 +94,11 @@ class CheckpointWriter:
         """
         if self._thread is not None:
             self._thread.join()  # of which rank 0 has told what became of it
-        _refuse_existing(folder)
+        if is_written(folder):
+            raise StoreError(f"{folder} holds a checkpoint already; save into a new folder")
         if self._group is None:
             self._group = dist.new_group(backend="gloo")
+        group = self._group
         state = self._copied(_state(model, optimizers)) | {"step": torch.tensor(step)}
         start = time.monotonic()
         self._result = None
@@ -124,7 +107,7 @@ class CheckpointWriter:
             error = None
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
             try:
-                _write(folder, state, model, purpose=purpose, source=source, group=self._group)
+                _write(folder, state, model, purpose=purpose, source=source, group=group)
             except StoreError as failed:
                 error = failed
             except Exception as failed:  # noqa: BLE001  boundary: told by the thread that waits
@@ -152,11 +135,11 @@ class CheckpointWriter:
         kept = self._copies
         self._copies = {}
         for name, tensor in state.items():
-            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            own = local(tensor)
             copy = kept.get(name)
-            if copy is None or (copy.shape, copy.dtype) != (local.shape, local.dtype):
-                copy = torch.empty(local.shape, dtype=local.dtype, pin_memory=local.is_cuda)
-            copy.copy_(local, non_blocking=True)
+            if copy is None or (copy.shape, copy.dtype) != (own.shape, own.dtype):
+                copy = torch.empty(own.shape, dtype=own.dtype, pin_memory=own.is_cuda)
+            copy.copy_(own, non_blocking=True)
             self._copies[name] = copy
             found[name] = (
                 DTensor(copy, tensor._spec, requires_grad=False)  # type: ignore[no-untyped-call]
@@ -168,11 +151,6 @@ class CheckpointWriter:
         return found
 
 
-def _refuse_existing(folder: Path) -> None:
-    if is_written(folder):
-        raise StoreError(f"{folder} holds a checkpoint already; save into a new folder")
-
-
 def _write(
     folder: Path,
     state: dict[str, Tensor],
@@ -180,7 +158,7 @@ def _write(
     *,
     purpose: str,
     source: Path,
-    group: dist.ProcessGroup | None,
+    group: dist.ProcessGroup,
 ) -> None:
     """Writes the files of a checkpoint, the listing last; what a rank fails in all of them raise.
 

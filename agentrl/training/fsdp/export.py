@@ -10,10 +10,11 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 
+from agentrl.engines.torch.model.quiet import quiet_transformers
 from agentrl.errors import StoreError
 from agentrl.store import write_failure
 from agentrl.training.fsdp.weights import full_weights, persistent_buffers
-from agentrl.training.models.packed_model import PackedModel, no_progress_bars
+from agentrl.training.models.packed_model import PackedModel
 
 _BESIDE_THE_WEIGHTS = (
     "tokenizer*",
@@ -56,7 +57,7 @@ def export_model(model: PackedModel, source: Path, folder: Path, dtype: torch.dt
         state |= persistent_buffers(model)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with no_progress_bars():
+            with quiet_transformers():
                 hf: Any = model.hf
                 # they have the folder's names already
                 hf.save_pretrained(folder, state_dict=state, save_original_format=False)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from agentrl.training.fsdp.sharding import is_first_copy
+from agentrl.training.parallel.shards import local
 
 
 @torch.no_grad()
@@ -29,11 +30,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], limit: float | None) -> f
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     is_sharded = any(isinstance(gradient, DTensor) for gradient in gradients)
-    own = [
-        gradient.to_local() if isinstance(gradient, DTensor) else gradient
-        for gradient in gradients
-        if is_first_copy(gradient)
-    ]
+    own = [local(gradient) for gradient in gradients if is_first_copy(gradient)]
     squares = torch.nn.utils.get_total_norm(own).double() ** 2
     if is_sharded:
         squares = squares.to(gradients[0].device)

@@ -9,13 +9,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from agentrl.engines.torch.model.folder_names import ParameterGroup
 from agentrl.training.fsdp.sharding import is_first_copy, sharded_parameters
 from agentrl.training.models.checksum import tensor_checksum
 from agentrl.training.models.names import PREFIX
 from agentrl.training.models.packed_model import PackedModel
+from agentrl.training.parallel.shards import local, offset
 
 
 @torch.no_grad()
@@ -119,23 +119,14 @@ def checksums(model: PackedModel, dtype: torch.dtype) -> dict[str, int]:
 
 def _own_experts(model: PackedModel, group: ParameterGroup, stack: Tensor) -> dict[str, Tensor]:
     """The folder's tensors of the experts that this rank holds of a stack."""
-    first = 0
-    if isinstance(stack, DTensor):
-        _, (first, *others) = compute_local_shape_and_global_offset(
-            stack.shape, stack.device_mesh, stack.placements
-        )
-        assert not any(others), "stacks are divided by experts"
-        stack = stack.to_local()
-    return model.names.revert_experts(group, stack, first) if stack.numel() else {}
+    first, *others = offset(stack)
+    assert not any(others), "stacks are divided by experts"
+    own = local(stack)
+    return model.names.revert_experts(group, own, first) if own.numel() else {}
 
 
 def _shard_checksum(tensor: Tensor) -> Tensor:
     """This rank's part of a tensor's checksum."""
-    if not isinstance(tensor, DTensor):
-        return tensor_checksum(tensor)
-    _, offset = compute_local_shape_and_global_offset(
-        tensor.shape, tensor.device_mesh, tensor.placements
-    )
     strides = [math.prod(tensor.shape[dim + 1 :]) for dim in range(tensor.ndim)]
-    start = sum(map(math.prod, zip(offset, strides, strict=True)))
-    return tensor_checksum(tensor.to_local(), start=start, row=strides[0] if strides else None)
+    start = sum(map(math.prod, zip(offset(tensor), strides, strict=True)))
+    return tensor_checksum(local(tensor), start=start, row=strides[0] if strides else None)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from agentrl.training.parallel.tensor_parallel import local
+from agentrl.training.parallel.shards import local
 
 
 class ChunkedHead:

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import _StridedShard
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
@@ -31,6 +30,7 @@ from transformers.core_model_loading import (
 
 from agentrl.engines.torch.model.folder_names import FolderNames, ParameterGroup
 from agentrl.errors import ConfigError, DataError
+from agentrl.training.parallel.shards import divided_as, local, offset
 
 _PIECE_BYTES = 2**25
 """Of a slice, read and cast at once."""
@@ -41,7 +41,7 @@ Ranges: TypeAlias = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a file, read by slices; what transformers' conversion is given.
+    """A tensor of a file, read by slices.
 
     Args:
         file: open; its pages are mapped.
@@ -57,11 +57,6 @@ class StoredTensor:
         """The whole shape."""
         shape: list[int] = self.file.get_slice(self.key).get_shape()
         return shape
-
-    def get_dtype(self) -> str:
-        """As safetensors names it."""
-        name: str = self.file.get_slice(self.key).get_dtype()
-        return name
 
     def __getitem__(self, index: Any) -> Tensor:
         shape = self.get_shape()
@@ -90,6 +85,7 @@ class FolderWeights:
 
     Raises:
         ConfigError: the weights cannot be written back under the folder's names.
+        DataError: a file of the folder is cut.
     """
 
     hf: nn.Module
@@ -172,7 +168,7 @@ class FolderWeights:
 
     def _stored(self) -> Iterator[tuple[str, StoredTensor]]:
         for path in weight_files(self.folder):
-            file: Any = safe_open(path, framework="pt")
+            file: Any = _opened(path, self.named)
             for key in file.keys():  # noqa: SIM118  a file is no mapping
                 yield key, StoredTensor(file, key, self.read)
 
@@ -185,9 +181,8 @@ class FolderWeights:
             if None in both or _equal(*both):  # type: ignore[arg-type]
                 continue
             model.all_tied_weights_keys.pop(target)
-            parent, _, name = target.rpartition(".")
-            own = model.get_parameter(target)
-            setattr(model.get_submodule(parent), name, nn.Parameter(torch.empty_like(own)))
+            module, last = _place(model, target)
+            setattr(module, last, nn.Parameter(torch.empty_like(model.get_parameter(target))))
 
     @torch.no_grad()
     def fill(self, device: torch.device) -> None:
@@ -197,68 +192,60 @@ class FolderWeights:
             DataError: a stored tensor has another shape than its weight, or cannot be read.
         """
         model: Any = self.hf
-        owners: dict[int, list[tuple[nn.Module, str]]] = {}
-        names: dict[int, list[str]] = {}
-        parameters: dict[int, nn.Parameter] = {}
-        for prefix, module in model.named_modules():
-            for name, parameter in module._parameters.items():
-                if parameter is not None:
-                    owners.setdefault(id(parameter), []).append((module, name))
-                    names.setdefault(id(parameter), []).append(
-                        f"{prefix}.{name}" if prefix else name
-                    )
-                    parameters[id(parameter)] = parameter
-        for own, parameter in parameters.items():
-            filled = self._filled(names[own], parameter, device)
-            for module, name in owners[own]:
-                module._parameters[name] = filled
-        for prefix, module in model.named_modules():
-            for name, buffer in module._buffers.items():
-                source = self._copied.get(f"{prefix}.{name}")
-                if buffer is not None and source is not None:
-                    module._buffers[name] = source[...].to(device, buffer.dtype)
+        names: dict[nn.Parameter, list[str]] = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            names.setdefault(parameter, []).append(name)
+        for parameter, own in names.items():
+            filled = self._filled(own, parameter, device)
+            for name in own:
+                module, last = _place(model, name)
+                module._parameters[last] = filled
+        for name, buffer in model.named_buffers():
+            if name in self._copied:
+                module, last = _place(model, name)
+                module._buffers[last] = self._copied[name][...].to(device, buffer.dtype)
         self._copied.clear()
         self._parts.clear()
 
     def _filled(
         self, names: Sequence[str], parameter: nn.Parameter, device: torch.device
     ) -> nn.Parameter:
+        own = local(parameter)
+        part = torch.empty(own.shape, dtype=own.dtype, device=device)
+        ranges = shard_ranges(parameter)
         if names[0] in self._converted and names[0] not in self.new:
-            return self._made_of_parts(names[0], parameter, device)
+            self._make_of_parts(names[0], part, ranges)
+        else:
+            _copy_slices(self._source(names, parameter), part, ranges)
+        return nn.Parameter(divided_as(parameter, part), requires_grad=parameter.requires_grad)
+
+    def _source(self, names: Sequence[str], parameter: nn.Parameter) -> StoredTensor | Tensor:
+        """What a weight is copied from, by any of its names."""
         source = next((self._copied[name] for name in names if name in self._copied), None)
         new = next((self.new[name] for name in names if name in self.new), None)
-        if source is not None and tuple(source.get_shape()) != tuple(parameter.shape):
+        if source is None:
+            if new is None:
+                raise DataError(f"{self.named} lacks {names[0]!r}")
+            return new
+        if tuple(source.get_shape()) != tuple(parameter.shape):
             raise DataError(
                 f"{self.named}: {source.key} has shape {source.get_shape()} and config.json says "
                 f"{list(parameter.shape)}; copy or download the folder again"
             )
-        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        local = torch.empty(local.shape, dtype=local.dtype, device=device)
-        if source is not None:
-            _copy_slices(source, local, shard_ranges(parameter))
-        elif new is not None:
-            _copy_slices(new, local, shard_ranges(parameter))
-        else:
-            raise DataError(f"{self.named} lacks {names[0]!r}")
-        return _parameter_like(parameter, local)
+        return source
 
-    def _made_of_parts(
-        self, name: str, parameter: nn.Parameter, device: torch.device
-    ) -> nn.Parameter:
-        """A weight that lies otherwise in the folder, by transformers' conversion."""
+    def _make_of_parts(self, name: str, part: Tensor, ranges: Sequence[Ranges]) -> None:
+        """Fills this process's part of a weight that lies otherwise in the folder, by transformers'
+        conversion."""
         group = self._converted[name]
-        ranges = shard_ranges(parameter)
-        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        local = torch.empty(local.shape, dtype=local.dtype, device=device)
         if group.experts is None:
             if name not in self._made:
                 self._made |= self._convert(group, list(group.tensors))
-            _copy_slices(self._made.pop(name), local, ranges)
-        elif local.numel():
+            _copy_slices(self._made.pop(name), part, ranges)
+        elif part.numel():
             ((first, stop),) = ranges[0]
             own = self._convert(group, group.of_experts(first, stop))[name]
-            _copy_slices(own, local, [((0, stop - first),), *ranges[1:]])
-        return _parameter_like(parameter, local)
+            _copy_slices(own, part, [((0, stop - first),), *ranges[1:]])
 
     def _convert(self, group: ParameterGroup, wanted: Sequence[str]) -> dict[str, Tensor]:
         """The weights that some stored tensors make.
@@ -281,6 +268,27 @@ class FolderWeights:
                 )
             tensors[name] = source[...]
         return self.names.convert(tensors)
+
+
+def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """The module that holds a parameter or buffer, and what it is called there."""
+    parent, _, last = name.rpartition(".")
+    return model.get_submodule(parent), last
+
+
+def _opened(path: Path, named: str) -> Any:
+    """A file of weights, whose size safetensors compares with its header.
+
+    Raises:
+        DataError: it is cut.
+    """
+    try:
+        return safe_open(path, framework="pt")
+    except SafetensorError as error:
+        raise DataError(
+            f"{named}: {path.name} is cut or no safetensors file ({error}): it has "
+            f"{path.stat().st_size} bytes; copy or download it again"
+        ) from error
 
 
 def names_of(hf: nn.Module, named: str) -> FolderNames:
@@ -328,13 +336,12 @@ def shard_ranges(tensor: Tensor) -> tuple[tuple[tuple[int, int], ...], ...]:
                 indices[placement.dim] = torch.cat(
                     [_chunk(part, ranks, rank) for part in own.chunk(parts)]
                 )
-        shape, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, tensor.placements)
-        firsts = [int(own[0]) if own.numel() else None for own in indices]
+        starts, shape = offset(tensor), local(tensor).shape
         held = all(
-            own.numel() == size and first in (None, start)
-            for own, size, first, start in zip(indices, shape, firsts, offset, strict=True)
+            own.numel() == size and (not size or int(own[0]) == start)
+            for own, size, start in zip(indices, shape, starts, strict=True)
         )
-        assert held, f"{tensor.placements} over {mesh} hold {shape} at {offset}"
+        assert held, f"{tensor.placements} over {mesh} hold {shape} at {starts}"
     return tuple(tuple(_runs(own)) for own in indices)
 
 
@@ -354,38 +361,25 @@ def _runs(indices: Tensor) -> Iterator[tuple[int, int]]:
 
 def _copy_slices(
     source: StoredTensor | Tensor,
-    local: Tensor,
+    target: Tensor,
     ranges: Sequence[Sequence[tuple[int, int]]],
     chosen: tuple[slice, ...] = (),
 ) -> None:
-    """Copies the product of the dimensions' runs into ``local``, in pieces of rows."""
-    if local.numel() == 0:
+    """Copies the product of the dimensions' runs into ``target``, in pieces of rows."""
+    if target.numel() == 0:
         return
     dim = len(chosen)
     if dim == len(ranges):
-        local.copy_(source[chosen] if chosen else source[...])
+        target.copy_(source[chosen] if chosen else source[...])
         return
     start = 0
-    most = local.shape[dim] if dim else max(1, _PIECE_BYTES * local.shape[0] // local.nbytes)
+    most = target.shape[dim] if dim else max(1, _PIECE_BYTES * target.shape[0] // target.nbytes)
     for first, last in ranges[dim]:
         for low in range(first, last, most):
             high = min(last, low + most)
-            part = local.narrow(dim, start, high - low)
+            part = target.narrow(dim, start, high - low)
             _copy_slices(source, part, ranges, (*chosen, slice(low, high)))
             start += high - low
-
-
-def _parameter_like(parameter: nn.Parameter, local: Tensor) -> nn.Parameter:
-    if isinstance(parameter, DTensor):
-        local = DTensor.from_local(
-            local,
-            parameter.device_mesh,
-            parameter.placements,
-            run_check=False,
-            shape=parameter.shape,
-            stride=parameter.stride(),
-        )
-    return nn.Parameter(local, requires_grad=parameter.requires_grad)
 
 
 def _equal(one: StoredTensor, other: StoredTensor) -> bool:

@@ -6,8 +6,7 @@ Shapes: T packed tokens, D width, R rows.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -16,13 +15,14 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import AutoConfig
-from transformers.utils import logging as transformers_logging
 
 from agentrl.engines.torch.model.folder_names import FolderNames
+from agentrl.engines.torch.model.quiet import quiet_transformers
 from agentrl.errors import ConfigError, DataError
 from agentrl.render import sees_images
 from agentrl.training.data.attention import SEGMENTS
@@ -39,8 +39,7 @@ from agentrl.training.models.folder_weights import FolderWeights, names_of, weig
 from agentrl.training.models.mlp_row_skip import MLP_ROWS, skip_mlp_rows
 from agentrl.training.models.names import DType, torch_dtype
 from agentrl.training.models.patch_rmsnorm import patch_rmsnorm
-from agentrl.training.models.safetensors_check import check_safetensors
-from agentrl.training.parallel.rank_mesh import FULL, RankMesh, SequenceGroup, Sharding
+from agentrl.training.parallel.rank_mesh import FULL, RankMesh, Sharding
 from agentrl.training.parallel.sequence_parallel import (
     Ulysses,
     check_sequence_parallel,
@@ -53,8 +52,6 @@ logger = logging.getLogger(__name__)
 I64 = npt.NDArray[np.int64]
 
 CPU = torch.device("cpu")
-FIRST_ROW: I64 = np.zeros(1, dtype=np.int64)
-"""The row of a filler."""
 
 EAGER = "eager"
 """A family's own attention, for one unpacked sample."""
@@ -129,7 +126,7 @@ class PackedModel(nn.Module):
     def __init__(self, hf: nn.Module, attention: str, device: torch.device) -> None:
         super().__init__()
         self.hf = hf
-        self.sequence: SequenceGroup | None = None
+        self.sequence: dist.ProcessGroup | None = None
         self.weights: FolderWeights | None = None
         self.names = FolderNames(hf)
         self.attention = attention
@@ -224,8 +221,8 @@ class PackedModel(nn.Module):
 
         Args:
             token_ids: ``[T]`` int64, the row, or this rank's slice of it.
-            positions: ``[T]`` int64, or ``[3, T]`` for a family whose positions have three axes
-                (time, height, width). What a token sees follows from ``spans`` alone.
+            positions: ``[P, T]`` int64: one plane, or three for a family that reads images (time,
+                height, width). What a token sees follows from ``spans`` alone.
             spans: the whole row's.
             rows: ``[R]`` int64 positions in the row, at least one; some may be equal.
             host_rows: the same positions on the host, in any order and number; None reads ``rows``
@@ -239,7 +236,8 @@ class PackedModel(nn.Module):
             arguments["ulysses"] = Ulysses(self.sequence, self.attention)
         output = self.hf.base_model(  # type: ignore[operator]
             input_ids=token_ids[None],
-            position_ids=positions.unsqueeze(-2),
+            # transformers has a batch in the place of a single plane
+            position_ids=positions if len(positions) == 1 else positions[:, None],
             use_cache=False,
             **arguments,
         )
@@ -247,23 +245,31 @@ class PackedModel(nn.Module):
         return hidden.index_select(0, rows)
 
     @torch.no_grad()
-    def check(self, ids: Tensor, rows: Tensor, own: Callable[[Tensor], Tensor]) -> bool:
-        """Whether trunk and head give the model's own answer on a short sequence.
+    def computes_as(self, auto: Any, rows: Tensor, own: Callable[[Tensor], Tensor]) -> bool:
+        """Whether trunk and head give what the family itself computes; a random small twin on the
+        CPU tells, so that no weights are needed.
 
         Args:
-            ids: ``[4]`` int64.
-            rows: ``[R]`` int64, the positions to compare.
-            own: selects ``[R, ...]`` answers from the ``logits`` of the model's own output.
+            auto: the transformers class.
+            rows: ``[R]`` int64, the positions of four to compare.
+            own: selects ``[R, ...]`` answers from the ``logits`` of the family's own output.
         """
-        spans = [Span(ROOT, 0, 4)]
-        positions = torch.arange(4)
-        answer = self.hf(
+        # what is compared lies outside of attention, and a family that caps scores has no segments
+        attention = SEGMENTS if self.attention == SEGMENTS else EAGER
+        twin = type(self)(_small(auto, self.config, attention), attention, CPU)
+        # large answers, which a family that caps them would change
+        weight = twin.head.weight
+        assert isinstance(weight, nn.Parameter), "an output layer has one"
+        deviation = 30.0 / weight.shape[-1] ** 0.5
+        nn.init.normal_(weight, 0.0, deviation, torch.Generator().manual_seed(1))
+        ids, spans = torch.arange(4), [Span(ROOT, 0, 4)]
+        answer = twin.hf(
             input_ids=ids[None],
-            position_ids=positions[None],
+            position_ids=ids[None],
             use_cache=False,
-            **self._attention_arguments(spans, ids.device),
+            **twin._attention_arguments(spans, CPU),
         ).logits
-        found = self.head(self.hidden(ids, positions, spans, rows))
+        found = twin.head(twin.hidden(ids, ids[None], spans, rows))
         return torch.allclose(own(answer), found, rtol=1e-4, atol=1e-4, equal_nan=True)
 
     def _attention_arguments(self, spans: Sequence[Span], device: torch.device) -> dict[str, Any]:
@@ -306,7 +312,6 @@ def open_pretrained(
             f"play it with `agentrl rollout` or `agentrl eval` on an engine that serves it, or "
             f"choose a model of text"
         )
-    check_safetensors(folder, named)
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, **config_values)
         for name in vars(config):
@@ -324,7 +329,7 @@ def open_pretrained(
         else:
             hf, missing = _read_whole(auto, spec, config, attention, named)
             names_of(hf, named)
-    except ConfigError:
+    except (ConfigError, DataError):
         raise
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise DataError(f"{named} could not be loaded as {kind}: {error}") from error
@@ -366,7 +371,7 @@ def _read_whole(
     auto: Any, spec: ModelSpec, config: Any, attention: str, named: str
 ) -> tuple[nn.Module, frozenset[str]]:
     """The model with all its weights on the CPU."""
-    with no_progress_bars(), _no_load_report():  # what is missing is returned
+    with quiet_transformers():
         hf, found = auto.from_pretrained(
             spec.model_path,
             config=config,
@@ -386,21 +391,8 @@ def _read_whole(
     return hf, frozenset(found["missing_keys"])
 
 
-def twin_attention(attention: str) -> str:
-    """How a small twin attends, on a CPU, of a model that attends by ``attention``."""
-    return SEGMENTS if attention == SEGMENTS else EAGER
-
-
-def small_twin(auto: Any, config: Any, attention: str) -> nn.Module:
-    """A random model of the same family and widths on the CPU, with one layer, few tokens and a
-    narrow MLP: it shows how the family computes its answer.
-
-    Args:
-        auto: the transformers class.
-        config: of the family's model.
-        attention: of ``twin_attention``. What is compared lies outside of attention, and a family
-            that caps its scores has no ``segments``.
-    """
+def _small(auto: Any, config: Any, attention: str) -> nn.Module:
+    """A random model of the same family and widths, with one layer, few tokens, a narrow MLP."""
     small = deepcopy(config)
     text = small.get_text_config()
     text.num_hidden_layers = 1
@@ -416,34 +408,3 @@ def small_twin(auto: Any, config: Any, attention: str) -> nn.Module:
         torch.manual_seed(0)
         hf: nn.Module = auto.from_config(small, dtype=torch.float32, attn_implementation=attention)
     return hf
-
-
-def widen_head(head: nn.Module) -> None:
-    """Gives a twin's output layer large answers, which a family that caps them would change."""
-    weight = head.weight
-    assert isinstance(weight, nn.Parameter)
-    generator = torch.Generator().manual_seed(1)
-    nn.init.normal_(weight, 0.0, 30.0 / weight.shape[-1] ** 0.5, generator)
-
-
-@contextmanager
-def no_progress_bars() -> Iterator[None]:
-    """Hides transformers' progress bars, because the terminal belongs to the command line."""
-    shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            transformers_logging.enable_progress_bar()
-
-
-@contextmanager
-def _no_load_report() -> Iterator[None]:
-    """Hides transformers' table of missing weights."""
-    level = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(level)

@@ -20,16 +20,12 @@ from agentrl.training.models.block_forward import COMPILER
 from agentrl.training.models.chunked_head import ChunkedHead
 from agentrl.training.models.packed_model import (
     CPU,
-    FIRST_ROW,
     I64,
     ModelSpec,
     PackedModel,
     at_least_float32,
     attention_of,
     open_pretrained,
-    small_twin,
-    twin_attention,
-    widen_head,
 )
 from agentrl.training.parallel.collectives import gather_parts
 from agentrl.training.parallel.rank_mesh import RankMesh
@@ -50,7 +46,8 @@ speed."""
 class Tokens:
     """Tokens whose logprobs are asked for; as in ``Packed``, and at least one.
 
-    No tuple: FSDP would cast its temperatures to the head's dtype.
+    No tuple: FSDP would cast its temperatures to the head's dtype. The host's copy tells of which
+    row each target is, which decides the shapes of chunks.
     """
 
     temperature: Tensor
@@ -124,35 +121,22 @@ class PolicyModel(PackedModel):
     def forward(self, packed: Packed) -> tuple[Tensor, Tensor]:
         """Logprobs of the wanted tokens of a packed row, at each sample's temperature.
 
-        A row without trained tokens returns one arbitrary token's, so that every rank runs the same
-        collectives forward and backward; the caller weighs it with 0.
+        A row without trained tokens returns one arbitrary token's; the caller weighs it with 0.
 
         Returns:
             ``[max(N, 1)]`` logprobs, at least float32, with gradient, and entropies in nats, which
             have one where ``entropy_gradient`` asks for it.
         """
-        row = packed.own
-        if row.targets.numel():
-            rows, host_rows = row.logit_rows, row.before
-            temperature = row.temperature
-            logit_of = row.logit_of
-            targets = row.targets
-        else:
-            rows = logit_of = targets = torch.zeros(
-                1, dtype=torch.int64, device=row.token_ids.device
-            )
-            temperature = torch.ones(1, device=rows.device)
-            host_rows = FIRST_ROW
-        chosen = self.hidden(row.token_ids, row.positions, packed.spans, rows, host_rows)
-        # of which row each target is, by the host: it decides the shapes of chunks
-        host_logit_of = row.host_logit_of if row.targets.numel() else FIRST_ROW
-        tokens = Tokens(temperature, logit_of, targets, host_logit_of)
+        tokens = Tokens(packed.temperature, packed.logit_of, packed.targets, packed.host_logit_of)
+        chosen = self.hidden(
+            packed.token_ids, packed.positions, packed.spans, packed.logit_rows, packed.before
+        )
         logprobs, entropy = self.scorer(chosen, tokens)
-        if packed.slice is None or not packed.targets.numel():
+        if not packed.counts or not packed.source.size:
             return logprobs, entropy
         assert self.sequence is not None, "slices are of a sequence group"
         both = torch.stack([logprobs, entropy], 1)
-        found = gather_parts(both, packed.slice.counts, self.sequence.group)
+        found = gather_parts(both, packed.counts, self.sequence)
         entropy = found[:, 1] if self.entropy_gradient else found[:, 1].detach()
         return found[:, 0].clone(), entropy.clone()  # FSDP hooks what it returns: no views
 
@@ -261,11 +245,8 @@ def open_policy(spec: ModelSpec, device: torch.device = CPU) -> PolicyModel:
         )
     model = PolicyModel(hf, attention_of(hf), device)
     model.weights = weights
-    attention = twin_attention(model.attention)
-    twin = PolicyModel(small_twin(AutoModelForCausalLM, model.config, attention), attention, CPU)
-    widen_head(twin.head)
     rows = torch.tensor([1, 3])
-    if twin.check(torch.arange(4), rows, lambda logits: logits[0, rows]):
+    if model.computes_as(AutoModelForCausalLM, rows, lambda logits: logits[0, rows]):
         return model
     raise ConfigError(
         f"{spec.setting}={spec.model_path!r}: {type(model.hf).__name__} changes logits after its "

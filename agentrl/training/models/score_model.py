@@ -16,14 +16,10 @@ from agentrl.errors import ConfigError, DataError
 from agentrl.training.data.packing import Packed
 from agentrl.training.models.packed_model import (
     CPU,
-    FIRST_ROW,
     ModelSpec,
     PackedModel,
     attention_of,
     open_pretrained,
-    small_twin,
-    twin_attention,
-    widen_head,
 )
 from agentrl.training.parallel.collectives import gather_parts
 
@@ -46,27 +42,24 @@ class ScoreModel(PackedModel):
     def forward(self, packed: Packed) -> Tensor:
         """Scores of the samples of a packed row, in its order.
 
-        A filler returns the score of its one token, so that every rank runs the same collectives
-        forward and backward; the caller weighs it with 0.
+        A filler returns the score of its one token; the caller weighs it with 0.
 
         Returns:
             ``[max(M, 1)]`` scores, at least float32.
         """
-        row = packed.own
-        ends, host_ends = row.ends, row.host_ends
-        if not host_ends.size:
-            ends, host_ends = ends.new_zeros(1), FIRST_ROW
-        hidden = self.hidden(row.token_ids, row.positions, packed.spans, ends, host_ends)
+        hidden = self.hidden(
+            packed.token_ids, packed.positions, packed.spans, packed.ends, packed.host_ends
+        )
         scores = self.answers(hidden)[:, 0]
         return self._ends(scores, packed).clone()  # FSDP hooks what it returns, and wants no view
 
     def _ends(self, numbers: Tensor, packed: Packed) -> Tensor:
         """Numbers at the samples' last tokens in this rank's part of a row, as those of the row."""
-        if packed.slice is None or not packed.host_ends.size:
+        if packed.end_order is None or not packed.rows.size:
             return numbers
         assert self.sequence is not None, "slices are of a sequence group"
-        parts = gather_parts(numbers, packed.slice.end_counts, self.sequence.group)
-        return parts.index_select(0, packed.slice.end_order)
+        parts = gather_parts(numbers, packed.end_counts, self.sequence)
+        return parts.index_select(0, packed.end_order)
 
 
 class ValueModel(ScoreModel):
@@ -84,19 +77,15 @@ class ValueModel(ScoreModel):
             ``[max(N, 1)]``, at least float32, of the states before trained tokens, and
             ``[max(M, 1)]`` of those behind the samples.
         """
-        row = packed.own
-        one = row.ends.new_zeros(1)
-        ends = row.ends if row.ends.numel() else one
-        before = row.logit_rows[row.logit_of] if row.targets.numel() else one
-        rows = torch.cat([before, ends])
-        parts = [part for part in (row.before, row.host_ends) if part.size]
-        host_rows = np.concatenate(parts if len(parts) == 2 else [*parts, FIRST_ROW])
-        hidden = self.hidden(row.token_ids, row.positions, packed.spans, rows, host_rows)
+        before = packed.logit_rows[packed.logit_of]
+        rows = torch.cat([before, packed.ends])
+        host_rows = np.concatenate([packed.before, packed.host_ends])
+        hidden = self.hidden(packed.token_ids, packed.positions, packed.spans, rows, host_rows)
         numbers = self.answers(hidden)[:, 0]
         values, final = numbers[: before.numel()], numbers[before.numel() :]
-        if packed.slice is not None and packed.targets.numel():
+        if packed.counts and packed.source.size:
             assert self.sequence is not None, "slices are of a sequence group"
-            values = gather_parts(values, packed.slice.counts, self.sequence.group)
+            values = gather_parts(values, packed.counts, self.sequence)
         return values.clone(), self._ends(final, packed).clone()
 
 
@@ -148,10 +137,7 @@ def open_scores(
             weights.new.update({f"score.{name}": value for name, value in values.items()})
     model = kind(hf, attention_of(hf), device)
     model.weights = weights
-    attention = twin_attention(model.attention)
-    twin = kind(small_twin(auto, model.config, attention), attention, CPU)
-    widen_head(twin.head)
-    if twin.check(torch.arange(4), torch.tensor([3]), lambda score: score):
+    if model.computes_as(auto, torch.tensor([3]), lambda score: score):
         return model
     raise ConfigError(
         f"{named}: {type(hf).__name__} does not score the last token by its layer "

@@ -57,7 +57,7 @@ def build_tiny_model(
     import torch
     from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
-    from agentrl.training.models.packed_model import no_progress_bars
+    from agentrl.engines.torch.model.quiet import quiet_transformers
 
     tokenizer = _tokenizer(demonstrations, num_demonstrations, vocab_size)
     pad = tokenizer.pad_token_id
@@ -83,7 +83,7 @@ def build_tiny_model(
         torch.manual_seed(seed_for(seed, "tiny_model") % 2**63)
         model = Qwen3ForCausalLM(config)
     model.generation_config = GenerationConfig(eos_token_id=[end, pad], pad_token_id=pad)
-    with no_progress_bars():
+    with quiet_transformers():
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

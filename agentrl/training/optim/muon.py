@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from agentrl.training.fsdp.weights import whole_tensor
+from agentrl.training.parallel.shards import divided_as, local
 
 _QUINTIC = (3.4445, -4.7750, 2.0315)
 """a, b, c of p(x) = ax + bx³ + cx⁵, whose iteration moves every singular value of (0, 1] near 1 in
@@ -96,7 +97,9 @@ class Muon(torch.optim.Optimizer):
             by_mesh = itertools.groupby(divided, key=lambda one: one.grad.device_mesh)
             for mesh, own in by_mesh:
                 ranks = mesh.get_group(mesh.ndim - 1)
-                for together in _batches(list(own), ranks.size()):
+                matrices, size = list(own), ranks.size()
+                for first in range(0, len(matrices), size):
+                    together = matrices[first : first + size]
                     ahead = [self._ahead(parameter, group) for parameter in together]
                     changes = _together(ahead, ranks)
                     for parameter, change in zip(together, changes, strict=True):
@@ -130,10 +133,6 @@ def _divided_by_rows(tensor: Tensor | None) -> bool:
     )
 
 
-def _batches(parameters: Sequence[Tensor], size: int) -> list[Sequence[Tensor]]:
-    return [parameters[first : first + size] for first in range(0, len(parameters), size)]
-
-
 def _alone(ahead: Tensor) -> Tensor:
     """The change of a matrix that is not divided by rows, or of a stack."""
     if not isinstance(ahead, DTensor):
@@ -142,14 +141,7 @@ def _alone(ahead: Tensor) -> Tensor:
         isinstance(one, Replicate) or (type(one) is Shard and one.dim == 0)
         for one in ahead.placements
     ):
-        return DTensor.from_local(
-            _each(ahead.to_local()),
-            ahead.device_mesh,
-            ahead.placements,
-            run_check=False,
-            shape=ahead.shape,
-            stride=ahead.stride(),
-        )
+        return divided_as(ahead, _each(ahead.to_local()))
     # every rank makes the same matrix and keeps its own part of it: nothing is sent back
     return distribute_tensor(
         _each(whole_tensor(ahead)), ahead.device_mesh, ahead.placements, src_data_rank=None
@@ -173,30 +165,23 @@ def _together(ahead: Sequence[Tensor], ranks: dist.ProcessGroup) -> list[Tensor]
         ranks: the W ranks; all of them call it with the same matrices.
     """
     world, rank = ranks.size(), ranks.rank()
-    shards: list[DTensor] = [one for one in ahead if isinstance(one, DTensor)]
-    local = [one.to_local().contiguous() for one in shards]
-    own = [one.numel() for one in local] + [0] * (world - len(local))  # of the matrix of each rank
+    held = [local(one).contiguous() for one in ahead]
+    # of the matrix of each rank
+    own = [one.numel() for one in held] + [0] * (world - len(held))
     theirs = [0] * world  # of this rank's matrix, that each rank has
     shape: Sequence[int] = (0, 0)
-    if rank < len(shards):
-        rows, columns = shape = shards[rank].shape
+    if rank < len(ahead):
+        rows, columns = shape = ahead[rank].shape
         step = -(-rows // world)  # as FSDP divides rows
         theirs = [max(0, min(step, rows - one * step)) * columns for one in range(world)]
-    like = local[0]
+    like = held[0]
     whole = like.new_empty(sum(theirs))
-    dist.all_to_all_single(whole, torch.cat([one.view(-1) for one in local]), theirs, own, ranks)
+    dist.all_to_all_single(whole, torch.cat([one.view(-1) for one in held]), theirs, own, ranks)
     change = orthogonalize(whole.view(*shape)).contiguous() if whole.numel() else whole
     back = like.new_empty(sum(own))
     dist.all_to_all_single(back, change.view(-1), own, theirs, ranks)
-    parts = torch.split(back, own)[: len(local)]
+    parts = torch.split(back, own)[: len(held)]
     return [
-        DTensor.from_local(
-            part.view_as(mine),
-            one.device_mesh,
-            one.placements,
-            run_check=False,
-            shape=one.shape,
-            stride=one.stride(),
-        )
-        for part, mine, one in zip(parts, local, shards, strict=True)
+        divided_as(one, part.view_as(mine))
+        for part, mine, one in zip(parts, held, ahead, strict=True)
     ]

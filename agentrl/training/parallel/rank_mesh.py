@@ -47,21 +47,6 @@ FULL = Sharding()
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceGroup:
-    """The ranks that hold one packed row together.
-
-    Args:
-        group: theirs.
-        size: how many, at least 2.
-        rank: this one's, from 0.
-    """
-
-    group: dist.ProcessGroup
-    size: int
-    rank: int
-
-
-@dataclass(frozen=True, slots=True)
 class RankMesh:
     """Where a role's weights and rows lie.
 
@@ -74,7 +59,7 @@ class RankMesh:
 
     data: DeviceMesh
     tensor: DeviceMesh | None
-    sequence: SequenceGroup | None
+    sequence: dist.ProcessGroup | None
 
 
 def rank_mesh(place: DistSpec, sharding: Sharding) -> RankMesh:
@@ -134,12 +119,13 @@ def _make(place: DistSpec, replicas: int) -> RankMesh:
     )
 
 
-def _sequence_group(place: DistSpec) -> SequenceGroup:
+def _sequence_group(place: DistSpec) -> dist.ProcessGroup:
     rows = [
         [(d * place.sp + s) * place.tp + t for s in range(place.sp)]
         for d in range(place.dp)
         for t in range(place.tp)
     ]
+    own: dist.ProcessGroup | None
     own, _ = dist.new_subgroups_by_enumeration(rows)  # type: ignore[no-untyped-call]
     assert own is not None, "every rank is in one row"
-    return SequenceGroup(own, place.sp, place.sp_rank)
+    return own

@@ -14,13 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from agentrl.errors import ConfigError
 from agentrl.training.parallel.collectives import exchange
-from agentrl.training.parallel.rank_mesh import SequenceGroup
 
 ULYSSES = "ulysses"
 
@@ -34,7 +34,7 @@ class Ulysses:
         attention: the name of the function that attends.
     """
 
-    ranks: SequenceGroup
+    ranks: dist.ProcessGroup
     attention: str
 
 
@@ -63,12 +63,12 @@ def ulysses_attention(
     """
     ranks = ulysses.ranks
     attend: Callable[..., tuple[Tensor, Any]] = ALL_ATTENTION_FUNCTIONS[ulysses.attention]
-    repeats = math.lcm(key.shape[1], ranks.size) // key.shape[1]
+    repeats = math.lcm(key.shape[1], ranks.size()) // key.shape[1]
     if repeats > 1:
         key, value = (one.repeat_interleave(repeats, dim=1) for one in (key, value))
-    whole = [exchange(one, 1, 2, ranks.group) for one in (query, key, value)]
+    whole = [exchange(one, 1, 2, ranks) for one in (query, key, value)]
     found, _ = attend(module, *whole, attention_mask, **arguments)
-    return exchange(found, 1, 2, ranks.group), None
+    return exchange(found, 1, 2, ranks), None
 
 
 def use_ulysses(hf: nn.Module) -> None:

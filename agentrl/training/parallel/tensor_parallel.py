@@ -1,4 +1,4 @@
-"""Tensor parallelism: the layers of Qwen2, Qwen3 and Llama divided over ranks (arXiv:1909.08053).
+"""Tensor parallelism: the layers of known families divided over ranks (arXiv:1909.08053).
 
 - Query, key, value, gate and up projections are divided by rows of their weight, output and down
   projections by columns, embedding and output layer by the vocabulary. Each is a DTensor.
@@ -24,11 +24,10 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.func import functional_call
 from torch.nn.functional import embedding, linear
 
+from agentrl.engines.torch.model.families import FAMILIES
 from agentrl.errors import ConfigError
 from agentrl.training.parallel.collectives import sum_gradient, sum_values
-
-FAMILIES = ("llama", "qwen2", "qwen3")
-"""``model_type`` of the families whose layers are known."""
+from agentrl.training.parallel.shards import local
 
 
 def check_tensor_parallel(config: Any, tp: int, named: str) -> None:
@@ -83,11 +82,6 @@ def _undivided(config: Any, tp: int) -> str | None:
     if kv_heads % tp and tp % kv_heads:
         return f"{kv_heads} key heads (or be a multiple of them)"
     return None
-
-
-def local(parameter: Tensor) -> Tensor:
-    """This rank's part of a parameter that may be divided, with gradient."""
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 class DividedLinear(nn.Linear):

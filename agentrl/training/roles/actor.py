@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from agentrl.algorithms import AlgorithmSpec, PolicyInputs
+from agentrl.algorithms.functions.losses import given
 from agentrl.errors import ConfigError
 from agentrl.store.store_spec import Detail
 from agentrl.training.backends.backend import RoleModel
@@ -24,7 +25,7 @@ from agentrl.training.roles.learner import LearnerSpec, LearningRole, check_toke
 from agentrl.training.roles.policy import PolicyRole
 from agentrl.training.roles.token_columns import TokenColumns
 from agentrl.training.update_stats import StatSum
-from agentrl.types import BatchShard, Collect, Dispatch, Stat, Stats, UpdateStats, register
+from agentrl.types import BatchShard, Collect, Dispatch, Stat, UpdateStats, register
 from agentrl.types.arrays import Floats
 
 
@@ -61,8 +62,7 @@ class Actor(PolicyRole, LearningRole):
             )
         self._policy_loss = spec.algorithm.policy_loss
         super().__init__(spec, place)
-        self._sharers = place.tp * place.sp
-        """Ranks that compute a row together."""
+        self._tp = place.tp
         parts = [f"{name}_loss" for name in spec.algorithm.terms]
         names = ["loss", *(["pg_loss", *parts] if parts else [])]
         names += [one.name for one in spec.algorithm.auxiliary]
@@ -100,25 +100,15 @@ class Actor(PolicyRole, LearningRole):
             ValueError: the shard has no sample weights, or lacks a column that the algorithm needs.
             TrainingError: weights are gathered; no step was taken.
         """
-        first = self.backend.is_first
-        if not self.is_wanted(shard, shard.wanted()):
-            return UpdateStats({"optim/skipped": Stat.of([1.0])} if first else {}, {})
-        meter = DeviceMeter(
-            self.device, 6.0 * self.backend.info.num_parameters / self._sharers, self.spec.dtype
-        )
+        flops = 6.0 * self.backend.info.num_parameters / self._tp
+        meter = DeviceMeter(self.device, flops, self.spec.dtype)
         columns = TokenColumns(self.spec.detail, self.column_dtype)
 
         def loss(packed: Packed, answer: tuple[Tensor, Tensor], stats: StatSum) -> Tensor:
             meter.add(packed.token_ids.numel())
             return self._loss(packed, answer, shard, stats, columns)
 
-        stats = self.backend.run(self.packed(shard), loss)
-        once = self.step()
-        # sums over all ranks, counted once
-        for name in self._loss_names:
-            stats.add(name, torch.zeros((), device=self.device), int(first))
-        # read from the device, which is then done
-        found = Stats(stats.result()) + once
+        found = self.learn(shard, shard.wanted(), loss, sums=self._loss_names)
         found += {name: Stat.of([value]) for name, value in meter.metrics().items()}
         return UpdateStats(found, columns.result(shard.batch.num_tokens))
 
@@ -142,7 +132,7 @@ class Actor(PolicyRole, LearningRole):
     ) -> Tensor:
         """The loss of a micro-batch."""
         logprobs, entropy = answer
-        if packed.targets.numel() == 0:
+        if not packed.source.size:
             return logprobs.sum() * 0.0
         inputs = policy_inputs(packed, shard, self.spec.algorithm, logprobs, entropy)
         weight = packed.columns["weight"]
@@ -228,15 +218,12 @@ def policy_inputs(
     """
     columns = packed.columns
     rollout_logprobs = columns["rollout_logprobs"]
-    old = columns.get("old_logprobs")
     if algorithm.old_logprobs == "rollout":
         old = rollout_logprobs
     elif algorithm.old_logprobs == "current":
         old = logprobs.detach()
-    elif old is None:
-        raise ValueError(
-            "batch.old_logprobs is missing: join the pass that computes it before the update"
-        )
+    else:
+        old = given(columns.get("old_logprobs"), "old_logprobs")
     return PolicyInputs(
         logprobs=logprobs,
         old_logprobs=old,

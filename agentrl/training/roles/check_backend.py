@@ -7,8 +7,6 @@ same.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ import numpy as np
 import torch
 
 from agentrl.algorithms import make_algorithm
-from agentrl.errors import ConfigError
 from agentrl.training.backends.backend import TrainBackend
 from agentrl.training.backends.find import find_backend
 from agentrl.training.data.partition import Layout, partition, sample_weights, shards
@@ -25,6 +22,7 @@ from agentrl.training.optim.optim_spec import OptimSpec
 from agentrl.training.parallel.process_group import DistSpec, join
 from agentrl.training.roles.actor import Actor, ActorSpec
 from agentrl.types import Batch, BatchShard, SegmentKind
+from agentrl.types.user_code.contract import Contract, hold
 
 _LENGTHS = (9, 7, 12, 8)
 _PROMPT = 3
@@ -48,27 +46,14 @@ def check_backend(backend: str, model_path: str | Path, *, place: DistSpec | Non
     join(where)
     checked = _Checked(backend, str(model_path), where)
     checked.check()
-    if checked.broken:
-        raise ConfigError(
-            f"TrainConfig.backend={backend!r} breaks {len(checked.broken)} rules of the backends' "
-            "contract (docs/training.md):\n  " + "\n  ".join(checked.broken)
-        )
+    checked.conclude(f"TrainConfig.backend={backend!r}", "backends' contract (docs/training.md)")
 
 
-class _BrokenRuleError(Exception):
-    """What was found in place of what a rule asks for."""
-
-
-def _hold(holds: bool, found: str) -> None:
-    if not holds:
-        raise _BrokenRuleError(found)
-
-
-class _Checked:
-    """A backend under test, and the rules that it broke."""
+class _Checked(Contract):
+    """A backend under test."""
 
     def __init__(self, backend: str, model_path: str, place: DistSpec) -> None:
-        self.broken: list[str] = []
+        super().__init__()
         self._backend = backend
         self._model_path = model_path
         self._place = place
@@ -81,28 +66,19 @@ class _Checked:
         spec = ActorSpec(self._model_path, algorithm, OptimSpec(lr=1e-3), backend=backend)
         return Actor(spec, self._place)
 
-    @contextmanager
-    def _rule(self, name: str) -> Iterator[None]:
-        """What raises within breaks the rule."""
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001  (boundary: a plug-in's failure is a broken rule)
-            found = str(error) if isinstance(error, _BrokenRuleError) else repr(error)
-            self.broken.append(f"{name}: {found}")
-
     def check(self) -> None:
         """All rules, on one actor."""
         own: Actor | None = None
-        with self._rule("build() loads the model of a folder"):
+        with self.rule("build() loads the model of a folder"):
             own = self._actor(self._backend)
         if own is None:
             return
         self._information(own.backend)
         self._weights(own, "at first")
-        with self._rule("infer() gives the logprobs of the wanted tokens"):
+        with self.rule("infer() gives the logprobs of the wanted tokens"):
             _hold_close(own.logprobs(self._shard), self._plain.logprobs(self._shard))
         for number in (1, 2):
-            with self._rule(f"run() and step() take optimizer step {number}"):
+            with self.rule(f"run() and step() take optimizer step {number}"):
                 _hold_close(self._update(own), self._update(self._plain))
         self._weights(own, "after two steps")
         self._skips(own)
@@ -110,27 +86,27 @@ class _Checked:
             self._saves(own, Path(folder))
 
     def _information(self, backend: TrainBackend) -> None:
-        with self._rule("info is that of the model"):
+        with self.rule("info is that of the model"):
             info, wanted = backend.info, self._plain.backend.info
             found = (info.num_parameters, info.vocab_size)
             expected = (wanted.num_parameters, wanted.vocab_size)
-            _hold(found == expected, f"parameters and vocabulary are {found}, not {expected}")
-            _hold(info.length_scale > 0, f"length_scale is {info.length_scale}")
+            hold(found == expected, f"parameters and vocabulary are {found}, not {expected}")
+            hold(info.length_scale > 0, f"length_scale is {info.length_scale}")
 
     def _weights(self, own: Actor, when: str) -> None:
-        with self._rule(f"weights() are whole tensors by the folder's names, {when}"):
+        with self.rule(f"weights() are whole tensors by the folder's names, {when}"):
             wanted = {name: tensor.clone() for name, tensor in self._plain.weights("float32")}
             found = {name: tensor.clone() for name, tensor in own.weights("float32")}
             odd = sorted(found.keys() ^ wanted.keys())
-            _hold(not odd, f"{odd[:1]} is on one side alone")
+            hold(not odd, f"{odd[:1]} is on one side alone")
             for name, tensor in wanted.items():
-                _hold(found[name].shape == tensor.shape, f"{name} has shape {found[name].shape}")
+                hold(found[name].shape == tensor.shape, f"{name} has shape {found[name].shape}")
                 same = torch.allclose(found[name].cpu(), tensor.cpu(), rtol=_CLOSE, atol=_CLOSE)
-                _hold(same, f"{name} differs from that of plain")
-        with self._rule(f"checksums() are those of weights(), {when}"):
+                hold(same, f"{name} differs from that of plain")
+        with self.rule(f"checksums() are those of weights(), {when}"):
             sums = own.checksum("float32")
             for name, tensor in own.weights("float32"):
-                _hold(
+                hold(
                     sums.get(name) == int(tensor_checksum(tensor)) % 2**64,
                     f"{name} has {sums.get(name)}",
                 )
@@ -139,42 +115,42 @@ class _Checked:
         return dict(actor.update(self._shard).means())
 
     def _skips(self, own: Actor) -> None:
-        with self._rule("step() only forgets a gradient that is not finite"):
+        with self.rule("step() only forgets a gradient that is not finite"):
             before = own.checksum("float32")
             rows = own.packed(self._shard)
             own.backend.run(rows, lambda packed, answer, stats: answer[0].sum() * float("nan"))
             result = own.backend.step(1.0, None)
-            _hold(bool(result.not_finite), f"not_finite is {result.not_finite}")
-            _hold(own.checksum("float32") == before, "weights moved")
+            hold(bool(result.not_finite), f"not_finite is {result.not_finite}")
+            hold(own.checksum("float32") == before, "weights moved")
             again = own.backend
             again.run(rows, lambda packed, answer, stats: answer[0].sum() * 0.0)
             norm = again.step(0.0, None).grad_norm
-            _hold(norm == 0.0, f"the next gradient has norm {norm}, not 0")
+            hold(norm == 0.0, f"the next gradient has norm {norm}, not 0")
 
     def _saves(self, own: Actor, folder: Path) -> None:
-        with self._rule("load() goes on from what save() wrote, exactly"):
+        with self.rule("load() goes on from what save() wrote, exactly"):
             own.begin_save(folder / "saved")
             result = own.save_result(wait=True)
-            _hold(result is not None and result.error is None, f"begin_save() came to {result}")
+            hold(result is not None and result.error is None, f"begin_save() came to {result}")
             other = self._actor(self._backend)
             other.load(folder / "saved")
-            _hold(other.steps == own.steps, f"{other.steps} steps were taken, not {own.steps}")
+            hold(other.steps == own.steps, f"{other.steps} steps were taken, not {own.steps}")
             self._update(own)
             self._update(other)
-            _hold(other.checksum() == own.checksum(), "the next step moves weights elsewhere")
-        with self._rule("export() writes a Hugging Face folder"):
+            hold(other.checksum() == own.checksum(), "the next step moves weights elsewhere")
+        with self.rule("export() writes a Hugging Face folder"):
             own.export(folder / "exported")
             spec = ActorSpec(str(folder / "exported"), make_algorithm("sft"), backend="plain")
             found = Actor(spec, self._place).checksum("float32")
-            _hold(found == own.checksum("float32"), "plain loads other weights of it")
+            hold(found == own.checksum("float32"), "plain loads other weights of it")
 
 
 def _hold_close(found: Any, wanted: Any) -> None:
     """Two mappings of equal numbers, or of equal arrays of them."""
     for name, value in wanted.items():
-        _hold(name in found, f"there is no {name!r}")
+        hold(name in found, f"there is no {name!r}")
         same = np.allclose(found[name], value, rtol=_CLOSE, atol=_CLOSE)
-        _hold(same, f"{name} is {found[name]!r}, not {value!r}")
+        hold(same, f"{name} is {found[name]!r}, not {value!r}")
 
 
 def _shard(actor: Actor) -> BatchShard:

@@ -10,17 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from agentrl.algorithms import ValueInputs
+from agentrl.algorithms.functions.losses import given
 from agentrl.errors import ConfigError
 from agentrl.training.data.packing import Packed
 from agentrl.training.parallel.process_group import DistSpec
 from agentrl.training.roles.advantages import last_trained
 from agentrl.training.roles.learner import LearnerSpec, LearningRole, check_tokens
 from agentrl.training.update_stats import StatSum
-from agentrl.types import BatchShard, Collect, Dispatch, Stat, Stats, register
+from agentrl.types import BatchShard, Collect, Dispatch, Stats, register
 from agentrl.types.arrays import Floats
 
 
@@ -67,15 +67,13 @@ class Critic(LearningRole):
         batch = shard.batch
         values = np.zeros(batch.num_tokens, dtype=self.column_dtype)
         ends = np.zeros(batch.num_samples, dtype=self.column_dtype)
-
-        def take(packed: Packed, answer: tuple[Tensor, Tensor]) -> None:
-            found, final = answer
-            if packed.source.size:
-                values[packed.source] = found.cpu().numpy()
-            if packed.rows.size:
-                ends[packed.rows] = final.cpu().numpy()
-
-        self.backend.infer(self.packed(shard), take)
+        self.infer(
+            shard,
+            lambda packed, answer: [
+                (values, packed.source, answer[0]),
+                (ends, packed.rows, answer[1]),
+            ],
+        )
         final_values = np.zeros_like(values)
         last = last_trained(batch)
         samples = np.repeat(np.arange(batch.num_samples), batch.lengths)
@@ -94,26 +92,14 @@ class Critic(LearningRole):
             ValueError: the shard has no sample weights, values or returns.
             TrainingError: the gradient is not finite; no step was taken.
         """
-        first = self.backend.is_first
-        if not self.is_wanted(shard, shard.batch.loss_mask != 0):
-            return Stats({"optim/skipped": Stat.of([1.0])} if first else {})
-        stats = self.backend.run(self.packed(shard), self._loss)
-        once = self.step()
-        stats.add("loss", torch.zeros((), device=self.device), int(first))
-        return Stats(stats.result()) + once
+        return self.learn(shard, shard.batch.loss_mask != 0, self._loss, sums=["loss"])
 
     def _loss(self, packed: Packed, answer: tuple[Tensor, Tensor], stats: StatSum) -> Tensor:
         values, final = answer
         trained = packed.trained
         if not trained.numel():
             return (values.sum() + final.sum()) * 0.0
-        old = packed.columns.get("values")
-        returns = packed.columns.get("returns")
-        if old is None or returns is None:
-            missing = "values" if old is None else "returns"
-            raise ValueError(
-                f"batch.{missing} is missing: join the pass that computes it before the update"
-            )
+        old, returns = (given(packed.columns.get(one), one) for one in ("values", "returns"))
         inputs = ValueInputs(values[trained], old[trained], returns[trained])
         outcome = self._value_loss(inputs)
         check_tokens(outcome.loss, inputs.values, self.spec.algorithm.told("value_loss"))

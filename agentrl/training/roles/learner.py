@@ -14,7 +14,8 @@ from torch import Tensor
 
 from agentrl.algorithms import AlgorithmSpec
 from agentrl.errors import TrainingError
-from agentrl.training.backends.backend import RoleModel, StepResult
+from agentrl.training.backends.backend import Loss, RoleModel, StepResult
+from agentrl.training.data.packing import Extras
 from agentrl.training.models.names import DType, torch_dtype
 from agentrl.training.models.packed_model import ModelSpec
 from agentrl.training.optim.optim_spec import OptimSpec
@@ -65,20 +66,43 @@ class LearningRole(Role):
         """See ``Role.asked``."""
         return replace(super().asked(), head_seed=getattr(self.spec, "head_seed", None))
 
-    def is_wanted(self, shard: BatchShard, wanted: npt.NDArray[np.bool_]) -> bool:
-        """Whether a loss reads a token of a mini-batch on any rank.
+    def learn(
+        self,
+        shard: BatchShard,
+        wanted: npt.NDArray[np.bool_],
+        loss: Loss,
+        *,
+        sums: Sequence[str] = (),
+        extras: Extras | None = None,
+    ) -> Stats:
+        """One optimizer step on a mini-batch.
 
         Args:
             shard: of this rank.
-            wanted: its tokens that a loss reads.
+            wanted: what the loss reads of it; where no rank has any, no step is taken.
+            loss: of a micro-batch.
+            sums: statistics that the loss adds without a count: sums over all ranks, counted once.
+            extras: see ``packed``.
+
+        Returns:
+            This rank's statistics, to be merged over ranks.
 
         Raises:
             ValueError: the shard has no sample weights.
+            TrainingError: weights are gathered; no step was taken.
         """
         if shard.sample_weight is None:
             raise ValueError("an update needs sample weights: shards(batch, plan, weights)")
+        first = self.backend.is_first
         count = torch.tensor(int(np.count_nonzero(wanted)), device=self.device)
-        return int(self.backend.sum_over_ranks(count)) > 0
+        if not int(self.backend.sum_over_ranks(count)):
+            return Stats({"optim/skipped": Stat.of([1.0])} if first else {})
+        stats = self.backend.run(self.packed(shard, extras), loss)
+        once = self.step()
+        for name in sums:
+            stats.add(name, torch.zeros((), device=self.device), int(first))
+        # read from the device, which is then done
+        return Stats(stats.result()) + once
 
     @register(Dispatch.DATA, collect=Collect.STATS)
     def update(self, shard: BatchShard) -> Stats:

@@ -8,9 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from torch import Tensor
 
-from agentrl.training.data.packing import Packed
 from agentrl.training.models.packed_model import ModelSpec
 from agentrl.training.parallel.process_group import DistSpec
 from agentrl.training.roles.role import Role
@@ -26,16 +24,9 @@ class PolicyRole(Role):
     def trained_logprobs(self, shard: BatchShard) -> Floats:
         """``[T]`` logprobs in the shard's order, at each sample's temperature, without
         gradients; zeros off the mask.
-
-        Every rank takes part with equally many micro-batches.
         """
         column = np.zeros(shard.batch.num_tokens, dtype=self.column_dtype)
-
-        def take(packed: Packed, answer: tuple[Tensor, Tensor]) -> None:
-            if packed.source.size:
-                column[packed.source] = answer[0].cpu().numpy()
-
-        self.backend.infer(self.packed(shard), take)
+        self.infer(shard, lambda packed, answer: [(column, packed.source, answer[0])])
         return column
 
 

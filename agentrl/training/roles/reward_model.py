@@ -64,12 +64,7 @@ class RewardModel(Role):
         """``[S]`` float32 scores of the shard's samples, read at their last tokens; they may be not
         finite."""
         found = np.zeros(shard.batch.num_samples, dtype=np.float32)
-
-        def take(packed: Packed, scores: Tensor) -> None:
-            if packed.rows.size:
-                found[packed.rows] = scores.cpu().numpy()
-
-        self.backend.infer(self.packed(shard), take)
+        self.infer(shard, lambda packed, scores: [(found, packed.rows, scores)])
         return found
 
 
@@ -105,12 +100,8 @@ class RewardLearner(RewardModel, LearningRole):
             DataError: a trajectory of a micro-batch lacks its sibling.
             TrainingError: weights are gathered; no step was taken.
         """
-        if shard.sample_weight is None:
-            raise ValueError("an update needs sample weights: shards(batch, plan, weights)")
-        rows = self.packed(shard, partial(_pair_columns, shard))
-        stats = self.backend.run(rows, self._loss)
-        once = self.step()
-        return Stats(stats.result()) + once
+        every = np.ones(shard.batch.num_samples, dtype=np.bool_)
+        return self.learn(shard, every, self._loss, extras=partial(_pair_columns, shard))
 
     def _loss(self, packed: Packed, scores: Tensor, stats: StatSum) -> Tensor:
         if not packed.rows.size:
@@ -123,8 +114,7 @@ class RewardLearner(RewardModel, LearningRole):
         )
         outcome = self._pair_loss(inputs)
         weight = columns["pair_weight"]
-        for name, stat in outcome.stats.items():
-            stats.add(name, stat.sum, stat.count)
+        stats.add_all(outcome.stats)
         stats.add_values("reward_model/loss", outcome.loss)
         return (outcome.loss * weight.to(outcome.loss.dtype)).sum()
 

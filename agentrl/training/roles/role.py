@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any, ClassVar, Literal
 
 import torch
+from torch import Tensor
 
 from agentrl.training.backends.backend import ModelInfo, RoleModel
 from agentrl.training.backends.find import find_backend
-from agentrl.training.data.packing import Cut, Extras, MicroBatches
+from agentrl.training.data.packing import I64, Cut, Extras, MicroBatches, Packed
 from agentrl.training.models.block_forward import rounded_length
 from agentrl.training.models.names import torch_dtype
 from agentrl.training.models.packed_model import ModelSpec, column_dtype
 from agentrl.training.parallel.process_group import DistSpec
 from agentrl.types import BatchShard, Dispatch, register, registration
+from agentrl.types.arrays import Floats
 
 
 class Role:
@@ -63,6 +65,27 @@ class Role:
     def facts(self) -> ModelInfo:
         """Sizes of the model."""
         return self.backend.info
+
+    def infer(
+        self,
+        shard: BatchShard,
+        columns: Callable[[Packed, Any], Iterable[tuple[Floats, I64, Tensor]]],
+    ) -> None:
+        """Fills columns with the model's answers, without gradients; every rank takes part with
+        equally many micro-batches.
+
+        Args:
+            shard: this rank's samples.
+            columns: of a row and the model's answer, each column with the places of the answers;
+                without places there are none.
+        """
+
+        def take(packed: Packed, answer: Any) -> None:
+            for column, places, found in columns(packed, answer):
+                if places.size:
+                    column[places] = found.cpu().numpy()
+
+        self.backend.infer(self.packed(shard), take)
 
     def packed(self, shard: BatchShard, extras: Extras | None = None) -> MicroBatches:
         """The micro-batches of a shard as rows for the model."""

@@ -16,6 +16,7 @@ from torch.nn import functional
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from agentrl.engines.torch.kv_cache import KVCache, KVShape, additive_mask
+from agentrl.engines.torch.model.families import FAMILIES
 from agentrl.engines.torch.model.served_model import ServedModel, WeightPlace
 from agentrl.engines.torch.row_layout import Blocks
 
@@ -105,9 +106,9 @@ class DecoderWeights(ServedModel):
         K = self.kv_shape.heads
         has_bias = bool(getattr(config, "attention_bias", False))
         mlp_bias = bool(getattr(config, "mlp_bias", False))
-        # Qwen2 has biases on queries, keys and values alone; Qwen3 a norm over each of their heads
-        qkv_bias = has_bias or self.kind == "qwen2"
-        output_bias = has_bias and self.kind != "qwen2"
+        family = FAMILIES[self.kind]
+        qkv_bias = has_bias or family.qkv_bias
+        output_bias = has_bias and not family.qkv_bias
         attention = prefix + "self_attn."
         mlp = prefix + "mlp."
         layer = LayerWeights(
@@ -121,7 +122,7 @@ class DecoderWeights(ServedModel):
             output_bias=self._new(attention + "o_proj.bias", D) if output_bias else None,
             gate_up_bias=self._empty(2 * F) if mlp_bias else None,
             down_bias=self._new(mlp + "down_proj.bias", D) if mlp_bias else None,
-            qk_norm=self._empty(H + K, E) if self.kind == "qwen3" else None,
+            qk_norm=self._empty(H + K, E) if family.qk_norm else None,
         )
         for fused, suffix in ((layer.qkv, "weight"), (layer.qkv_bias, "bias")):
             if fused is not None:

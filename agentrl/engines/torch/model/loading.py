@@ -11,6 +11,7 @@ from torch import Tensor
 
 from agentrl.engines.base import EnginePlace, ServedDtype
 from agentrl.engines.torch.model.decoder import DecoderWeights
+from agentrl.engines.torch.model.families import FAMILIES
 from agentrl.engines.torch.model.served_model import ServedModel
 from agentrl.engines.torch.model.transformers_model import (
     TransformersModel,
@@ -67,7 +68,7 @@ def computed(config: Mapping[str, Any]) -> bool:
     """Whether the engine's own decoder computes a model: never a silent approximation."""
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     return (
-        config.get("model_type") in ("llama", "qwen2", "qwen3")
+        config.get("model_type") in FAMILIES
         and config.get("hidden_act", "silu") == "silu"
         and not config.get("use_sliding_window")
         and set(config.get("layer_types") or ()) <= {"full_attention"}

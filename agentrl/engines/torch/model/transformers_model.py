@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.utils import logging as transformers_logging
 
 from agentrl.engines.find import engines_with
 from agentrl.engines.torch.kv_cache import KVCache
 from agentrl.engines.torch.model.folder_names import FolderNames, ParameterGroup
+from agentrl.engines.torch.model.quiet import quiet_transformers
 from agentrl.engines.torch.model.served_model import ServedModel, WeightPlace, checksum_of
 from agentrl.engines.torch.model.transformers_check import prove, unserved
 from agentrl.engines.torch.model.transformers_decoder import MaskKind, TransformersDecoder
@@ -118,7 +118,7 @@ def folder_module(folder: Path, dtype: torch.dtype) -> Any:
     Raises:
         EngineError: transformers cannot read it, or it lacks weights.
     """
-    with _quiet_transformers(), _built(f"EnginePlace.model_path={str(folder)!r}"):
+    with quiet_transformers(), _built(f"EnginePlace.model_path={str(folder)!r}"):
         module, found = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, local_files_only=True, output_loading_info=True
         )
@@ -279,20 +279,3 @@ def _built(what: str) -> Iterator[None]:
             f"choose another model, or the engine {engines_with('returns_ids', 'transport')}",
             retryable=False,
         ) from error
-
-
-@contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """Keeps transformers' progress bars and table of missing weights off the terminal; what is
-    missing is an error.
-    """
-    shown = transformers_logging.is_progress_bar_enabled()
-    level = transformers_logging.get_verbosity()
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(level)
-        if shown:
-            transformers_logging.enable_progress_bar()

@@ -9,9 +9,8 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
-from agentrl.engines.openai_spec import OpenAIEngineSpec
 from agentrl.envs import WrapperReference
-from agentrl.errors import ConfigError
+from agentrl.rollouts import AgentSpec
 from agentrl.rollouts.samplers.catalog import settings_of
 from agentrl.rollouts.samplers.settings import SamplerSettings
 from agentrl.tools import McpServerSpec, ResourceReference, ToolReference
@@ -380,36 +379,6 @@ class DataConfig(Section):
         return isinstance(self.train, tuple) and any(s.weight is not None for s in self.train)
 
 
-class AgentConfig(Section):
-    """One of several agents of an environment, as its observations name it."""
-
-    train: bool = True
-    """Train its tokens; those of another agent are stored alone."""
-    engine: Literal["policy", "openai"] = "policy"
-    """``policy``: the policy itself, by the stage's engine; ``openai``: a server of its own, which
-    is never trained."""
-    openai: Annotated[OpenAIEngineSpec, ActsWith("engine", only=("openai",))] = Field(
-        default_factory=OpenAIEngineSpec
-    )
-    """Of ``engine: openai``, as ``rollout.openai``."""
-
-    @model_validator(mode="after")
-    def _check_engine(self) -> Self:
-        if self.engine == "openai":
-            if self.train:
-                raise self.broken(
-                    "train",
-                    " must be false with engine: openai (such a server returns neither token ids "
-                    "nor logprobs), got true; set it",
-                )
-            try:
-                self.openai.server(max_concurrent=1)
-            except ConfigError as error:
-                own = str(error).replace(f"{type(self.openai).__name__}.", "")
-                raise self.broken("openai", f" describes no server: {own}") from None
-        return self
-
-
 class EnvConfig(Section):
     """The environment that an episode runs in."""
 
@@ -439,7 +408,7 @@ class EnvConfig(Section):
     """Describe the tools in the prompt, as the model's chat template does."""
     wrappers: Annotated[Listed[WrapperReference], _OF_AN_ENV] = ()
     """Around the environment, the first one innermost (docs/envs.md)."""
-    agents: Annotated[dict[str, AgentConfig], _OF_AN_ENV] = Field(default_factory=dict)
+    agents: Annotated[dict[str, AgentSpec], _OF_AN_ENV] = Field(default_factory=dict)
     """Those of several agents that are not the policy in training, by name (docs/envs.md); an agent
     that is not listed is."""
     agent_command: Listed[str] = ()

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from agentrl.engines.base import RolloutEngine
-from agentrl.engines.openai import OpenAIEngine
+from agentrl.engines.openai_spec import OpenAIEngineSpec
 from agentrl.envs import EnvSpec, Rubric
 from agentrl.errors import ConfigError
-from agentrl.llm import ChatServerSpec
 from agentrl.render import Renderer
 from agentrl.rollouts.driver import DriverSpec
 from agentrl.types import Purpose, SamplingParams
-from agentrl.types.section import Count, Listed, Natural, Seconds, Section, Weight
+from agentrl.types.section import ActsWith, Count, Listed, Natural, Seconds, Section, Weight
 
 
 class RubricFactory(Protocol):
@@ -102,32 +100,34 @@ class EpisodeSettings(Section):
         return self.context_tokens or max_prompt_tokens + self.max_response_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class AgentSpec:
-    """One of several agents of an episode, as ``Observation.agent`` names it.
-
-    Args:
-        train: whether its tokens are trained; those of another one are stored alone.
-        server: answers in its place, and is never trained; by default the policy's own engine.
-
-    Raises:
-        ConfigError: a server is to be trained.
-    """
+class AgentSpec(Section):
+    """One of several agents of an environment, as its observations name it."""
 
     train: bool = True
-    server: ChatServerSpec | None = None
+    """Train its tokens; those of another agent are stored alone."""
+    engine: Literal["policy", "openai"] = "policy"
+    """``policy``: the policy itself, by the stage's engine; ``openai``: a server of its own, which
+    is never trained."""
+    openai: Annotated[OpenAIEngineSpec, ActsWith("engine", only=("openai",))] = Field(
+        default_factory=OpenAIEngineSpec
+    )
+    """Of ``engine: openai``, as ``rollout.openai``."""
 
-    def __post_init__(self) -> None:
-        if self.train and self.server is not None:
-            raise ConfigError(
-                "AgentSpec.train must be False for an agent with a server of its own (it gives "
-                f"neither ids nor logprobs), got True with {self.server.base_url}; set it"
-            )
-
-    def engine(self, policy: RolloutEngine) -> OpenAIEngine:
-        """The engine of its server; ``policy`` has no part in it."""
-        assert self.server is not None, "else the policy's engine is its own"
-        return OpenAIEngine(self.server)
+    @model_validator(mode="after")
+    def _check_engine(self) -> Self:
+        if self.engine == "openai":
+            if self.train:
+                raise self.broken(
+                    "train",
+                    " must be false with engine: openai (such a server returns neither token ids "
+                    "nor logprobs), got true; set it",
+                )
+            try:
+                self.openai.server(max_concurrent=1)
+            except ConfigError as error:
+                own = str(error).replace(f"{type(self.openai).__name__}.", "")
+                raise self.broken("openai", f" describes no server: {own}") from None
+        return self
 
 
 @dataclass(frozen=True, slots=True)

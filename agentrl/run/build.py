@@ -27,7 +27,7 @@ from agentrl.envs.rewards import BUILT_IN
 from agentrl.envs.rewards.custom import custom_reward
 from agentrl.errors import ConfigError, did_you_mean
 from agentrl.render import RendererSpec
-from agentrl.rollouts import AgentSpec, RolloutSpec, RubricFactory, StagePermits
+from agentrl.rollouts import RolloutSpec, RubricFactory, StagePermits
 from agentrl.rollouts.samplers.catalog import make_sampler
 from agentrl.rollouts.samplers.task_sampler import TaskSampler
 from agentrl.run.data.datasets import DataSet
@@ -320,13 +320,7 @@ def rollout_spec(stage: StageConfig, live: LiveObjects, model: Path | None) -> R
         step_reward_weight=stage.reward.step_weight,
         save_episode_state=stage.checkpoint.every is not None and not stage.run.deterministic,
         states=stage.store.states,
-        agents={
-            name: AgentSpec(
-                own.train,
-                own.openai.server(max_concurrent=episodes) if own.engine == "openai" else None,
-            )
-            for name, own in stage.env.agents.items()
-        },
+        agents=stage.env.agents,
         num_alternatives=NUM_ALTERNATIVES if stage.store.detail == "full" else 0,
         permits=StagePermits(
             running=episodes,

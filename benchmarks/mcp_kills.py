@@ -59,7 +59,7 @@ def turn(request: Any) -> Any:
 def played(log: Path, episodes: int, every_s: float, idempotent: bool) -> tuple[Any, int]:
     """The last attempts of all episodes, and how often the server was killed."""
     command = (sys.executable, str(SERVER), str(log), str(ANSWER_S))
-    server = McpServerSpec(command, idempotent=idempotent)
+    server = McpServerSpec(command=command, idempotent=idempotent)
     settings = {"mcp": {"slow": server}, "describe_tools_in_prompt": False}
     spec = rollout_spec(
         env=EnvSpec(ToolEnv, settings),

@@ -23,7 +23,7 @@ from agentrl.render import RendererSpec
 from agentrl.rollouts import (
     EpisodeContext,
     EpisodeKey,
-    EpisodeLimits,
+    EpisodeSettings,
     RolloutSpec,
     make_batch,
     run_episode,
@@ -33,7 +33,6 @@ from agentrl.types import (
     Action,
     Message,
     Observation,
-    SamplingParams,
     StepResult,
     Task,
     TrajectoryGroup,
@@ -42,9 +41,7 @@ from agentrl.weight_sync import publish_in_process
 
 SEED = 0
 TASKS_A_STEP, GROUP_SIZE = 4, 16
-LIMITS = EpisodeLimits(
-    max_turns=2, max_turn_tokens=2, max_prompt_tokens=64, max_response_tokens=64, context_tokens=128
-)
+EPISODE = EpisodeSettings(max_turns=2, max_turn_tokens=2, max_response_tokens=64)
 AGAIN: Message = {"role": "user", "content": "Go on."}
 TASKS = [Task(word, ({"role": "user", "content": f"Say {word}."},)) for word in ("yes", "no")]
 
@@ -79,8 +76,8 @@ def spec_of(model: Path) -> RolloutSpec:
         renderer=RendererSpec(str(model)),
         parser="none",
         rubric=Rubric([letters]),
-        limits=LIMITS,
-        sampling=SamplingParams(max_new_tokens=LIMITS.max_turn_tokens),
+        episode=EPISODE,
+        max_prompt_tokens=64,
         root_seed=SEED,
     )
 
@@ -102,9 +99,10 @@ async def train(model: Path, num_steps: int) -> list[float]:
     algorithm = make_algorithm("grpo")
     role = training.ActorSpec(str(model), algorithm, training.OptimSpec(lr=6e-3))
     actor = training.Actor(role, training.DistSpec())
-    place = EnginePlace(str(model), context_tokens=LIMITS.context_tokens)
+    spec = spec_of(model)
+    place = EnginePlace(str(model), context_tokens=spec.context_tokens)
     engine = TorchEngineSpec(device="cpu").build(place)
-    parts = EpisodeContext.of(spec_of(model), engine)
+    parts = EpisodeContext.of(spec, engine)
     layout = training.Layout(1, micro_batch_tokens=2048, length_scale=actor.facts().length_scale)
     curve = []
     for step in range(num_steps):

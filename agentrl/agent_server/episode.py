@@ -87,7 +87,7 @@ class ServedEpisode:
         if entry is not None:
             new = _with_hidden_results(entry.hidden_calls, new)
         turn_request = self._turn_request(entry, new, request)
-        most = self._turns.context.spec.limits.max_turns
+        most = self._turns.context.spec.episode.max_turns
         if self.num_turns + len(self._generating) >= most:
             self._end_with(Status("truncated", "max_turns"))
             raise ApiError(410, "max_turns", f"the episode has had its {most} turns")
@@ -269,7 +269,7 @@ class ServedEpisode:
             self._generating.discard(generating)
 
     async def _generate(self, turn_request: TurnRequest, stream: StreamWriter) -> TurnResult:
-        timeout_s = self._turns.context.spec.limits.turn_timeout_s
+        timeout_s = self._turns.context.spec.episode.turn_timeout_s
         try:
             async with Deadline(timeout_s, "turn_timeout"):
                 sampling = self._sampling(stream.request, turn_request)

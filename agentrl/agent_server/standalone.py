@@ -121,7 +121,7 @@ class StandaloneServer(PolicyServer):
         builder = TrajectoryBuilder(
             EpisodeKey(number, 0, 0, "eval", "alone"), Task(f"alone-{number}")
         )
-        turns = TurnGenerator(self._context, builder, self._context.spec.sampling)
+        turns = TurnGenerator(self._context, builder, self._context.spec.episode.sampling)
         try:
             return await ServedEpisode(turns, obey_sampling=True).complete(stream)
         finally:

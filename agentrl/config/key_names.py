@@ -17,35 +17,23 @@ from agentrl.types.section import Section, sections_within
 _FIELD = re.compile(r"\b([A-Z]\w+)\.([a-z]\w*)\b")
 
 
-# The keys of specs that the run makes of several sections.
+# Classes that are made of one section, whose fields have the section's names.
+_MADE_OF: Mapping[str, str] = {"EnginePlace": "rollout", "RendererSpec": "model", "ToolEnv": "env"}
+
+# Fields with another name than their setting, or of another section.
 _DERIVED: Mapping[str, str] = {
     "ActorSpec.model_path": "model.path",
     "AgentProgramSpec.command": "env.agent_command",
     "CriticSpec.model_path": "critic.path",
-    "EnginePlace.context_tokens": "rollout.context_tokens",
     "EnginePlace.deterministic": "run.deterministic",
-    "EnginePlace.dtype": "rollout.dtype",
-    "EnginePlace.kv_tokens": "rollout.kv_tokens",
-    "EnginePlace.max_running": "rollout.max_running",
-    "EnginePlace.model_path": "model.path",
-    "EpisodeLimits.episode_timeout_s": "rollout.episode_timeout_s",
-    "EpisodeLimits.max_prompt_tokens": "data.max_prompt_tokens",
-    "EpisodeLimits.max_response_tokens": "rollout.max_response_tokens",
-    "EpisodeLimits.max_turns": "rollout.max_turns",
+    "EnginePlace.model": "model.path",
     "PromptSampler.tasks": "data.train",
-    "RendererSpec.chat_template": "model.chat_template",
     "RendererSpec.family": "model.renderer",
     "RendererSpec.model": "model.path",
-    "RewardLearnerSpec.model_path": "model.path",
     "RewardModelSpec.model_path": "reward.model.path",
     "RolloutSpec.parser": "model.tool_parser",
     "RolloutSpec.rubric": "reward.functions",
     "RunDirectory.root": "run.dir",
-    "ToolEnv.describe_tools_in_prompt": "env.describe_tools_in_prompt",
-    "ToolEnv.endpoints": "env.endpoints",
-    "ToolEnv.mcp": "env.mcp",
-    "ToolEnv.resources": "env.resources",
-    "ToolEnv.tools": "env.tools",
 }
 
 
@@ -81,7 +69,8 @@ def _key(named: re.Match[str]) -> str:
 @functools.cache
 def _prefixes() -> Mapping[str, str]:
     """Where each section's fields are, by the name of its class."""
-    prefixes = {section.__name__: key for key, section in sections_within(RunConfig)}
+    prefixes = dict(_MADE_OF)
+    prefixes |= {section.__name__: key for key, section in sections_within(RunConfig)}
     kinds: list[type[Section]] = [AlgorithmSettings, *(row.settings for row in ALGORITHMS.values())]
     for kind in kinds:
         prefixes[kind.__name__] = "algorithm"

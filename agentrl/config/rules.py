@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+from agentrl.config.key_names import with_keys
 from agentrl.config.schema import RunConfig, StageConfig
 from agentrl.config.sections import PlacementConfig
-from agentrl.config.train_sections import TrainConfig
 from agentrl.errors import ConfigError
 from agentrl.metrics import REWARD_MODEL_PART
 from agentrl.rollouts.samplers.catalog import users_function
+from agentrl.training.parallel.layout_rules import (
+    check_backend_ranks,
+    check_ranks,
+    shard_replicas,
+)
 from agentrl.types.section import Fault, Section
 
 
@@ -20,6 +26,14 @@ def fault(message: str, *keys: str) -> Fault:
     change.
     """
     return Fault(tuple(tuple(key.split(".")) for key in keys), message)
+
+
+def broken_by(check: Callable[..., object], *args: Any) -> Iterator[Fault]:
+    """The rule that a check of a layer below finds broken; its error names the settings."""
+    try:
+        check(*args)
+    except ConfigError as error:
+        yield fault(str(error), *map(with_keys, error.fields))
 
 
 def both_given(key: str, own: Section, name: str, other: str) -> Iterator[Fault]:
@@ -226,14 +240,12 @@ def _size_faults(stage: StageConfig) -> Iterator[Fault]:
             f"{train.backend!r}; set one of them",
             "train.backend",
         )
-    if train.backend == "plain" and placement.world_size > 1:
-        yield fault(
-            "train.backend='plain' runs in one process, which needs placement.world_size=1, got "
-            f"{placement.world_size}; set it, or train.backend=fsdp2",
-            "train.backend",
-            "placement.world_size",
-        )
-    yield from _layout_faults(train, placement)
+    yield from broken_by(check_backend_ranks, train.backend, placement.world_size)
+    layout = placement.world_size, placement.tp_size, placement.sp_size
+    unequal = list(broken_by(check_ranks, *layout))
+    yield from unequal
+    if train.shard == "hybrid" and not unequal:
+        yield from broken_by(shard_replicas, placement.data_parallel, train.shard_size)
     if train.compile and train.gradient_checkpointing == "selective":
         yield fault(
             "train.gradient_checkpointing='selective' chooses single operations, which "
@@ -261,41 +273,6 @@ def _size_faults(stage: StageConfig) -> Iterator[Fault]:
             "placement.world_size",
             "train.mini_batch_prompts",
             "rollout.group_size",
-        )
-
-
-def _layout_faults(train: TrainConfig, placement: PlacementConfig) -> Iterator[Fault]:
-    """How ranks may be divided; what a model allows is checked when it is known."""
-    for name in ("tp_size", "sp_size"):
-        other = "sp_size" if name == "tp_size" else "tp_size"
-        size, beside = getattr(placement, name), getattr(placement, other)
-        if placement.world_size % (size * beside) and size > 1:
-            own = f"placement.world_size={placement.world_size}"
-            yield fault(
-                f"placement.{name} must divide {own}"
-                + (f" / placement.{other}={beside}" if beside > 1 else "")
-                + f", got {size}; change one of them",
-                f"placement.{name}",
-                "placement.world_size",
-            )
-            return
-    if train.shard != "hybrid":
-        return
-    if train.shard_size is None:
-        yield fault(
-            "train.shard='hybrid' needs train.shard_size, the data-parallel ranks that share one "
-            "copy of the weights, got none; set it, to those of a machine for example",
-            "train.shard_size",
-            "train.shard",
-        )
-    elif placement.data_parallel % train.shard_size:
-        yield fault(
-            f"train.shard_size must divide the {placement.data_parallel} data-parallel ranks "
-            "(placement.world_size / placement.tp_size / placement.sp_size), got "
-            f"{train.shard_size}; set a "
-            "divisor",
-            "train.shard_size",
-            "placement.world_size",
         )
 
 

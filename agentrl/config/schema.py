@@ -88,10 +88,7 @@ class StageConfig(_StageSections, _RunSections):
     @property
     def context_tokens(self) -> int:
         """Tokens of a whole sequence."""
-        return (
-            self.rollout.context_tokens
-            or self.data.max_prompt_tokens + self.rollout.max_response_tokens
-        )
+        return self.rollout.room(self.data.max_prompt_tokens)
 
     @property
     def num_hosts(self) -> int:

@@ -9,10 +9,11 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
-from agentrl.engines.openai_spec import OpenAIEngineSpec
-from agentrl.errors import ConfigError
+from agentrl.envs import WrapperReference
+from agentrl.rollouts import AgentSpec
 from agentrl.rollouts.samplers.catalog import settings_of
 from agentrl.rollouts.samplers.settings import SamplerSettings
+from agentrl.tools import McpServerSpec, ResourceReference, ToolReference
 from agentrl.types.section import (
     ActsWith,
     Arguments,
@@ -378,127 +379,6 @@ class DataConfig(Section):
         return isinstance(self.train, tuple) and any(s.weight is not None for s in self.train)
 
 
-class ToolConfig(Section):
-    """One tool on offer. A plain text is short for ``function`` alone."""
-
-    function: str
-    """``file.py:name``, ``module:name``, or a built-in tool: ``python``, ``shell``, ``files``,
-    ``search``, ``fetch_url``, ``calculator`` or ``submit``. An object is shared by all episodes of
-    a process; of a class, toolset or factory each episode gets its own."""
-    args: Arguments = Field(default_factory=dict)
-    """Keyword arguments for a class, a factory, a function that makes tools, or a built-in tool."""
-    deadline_s: Seconds | None = None
-    """Seconds that a call may take; like all that follows, in place of the tool's own."""
-    max_output_chars: Count | None = None
-    """Characters of output that the model is shown, of its head and its tail."""
-    max_output_tokens: Count | None = None
-    """Tokens of output that the model is shown, by its own tokenizer."""
-    max_concurrent: Count | None = None
-    """Calls that run at once, over all episodes of a process; the wait counts for no deadline."""
-    calls_per_s: Positive | None = None
-    """Calls that begin in a second, over all episodes of a process."""
-    max_calls: Count | None = None
-    """Calls that an episode may make; further ones are answered with that."""
-    idempotent: bool | None = None
-    """Whether a call may be sent again after a failure of ours, though it may have been carried out
-    already."""
-
-    @property
-    def limits(self) -> dict[str, Any]:
-        """Those that are given."""
-        others = ("function", "args")
-        return {k: v for k, v in self.model_dump().items() if k not in others and v is not None}
-
-
-class WrapperConfig(Section):
-    """One wrapper around the environment. A plain text is short for ``function`` alone."""
-
-    function: str
-    """``turn_limit``, ``token_limit``, ``time_limit``, ``reward_shaping``, ``cut_observations``, or
-    ``file.py:name`` of a class or function that takes an Env and gives one."""
-    args: Arguments = Field(default_factory=dict)
-    """Its keyword arguments."""
-
-
-class ResourceConfig(Section):
-    """One resource of the tools. A plain text is short for ``function`` alone."""
-
-    function: str
-    """``file.py:name`` or ``module:name`` of a synchronous function that opens it. It is called
-    once in each process that plays episodes; what it gives is closed at the end by its ``close``,
-    where it has one."""
-    args: Arguments = Field(default_factory=dict)
-    """Keyword arguments of the function."""
-
-
-class McpServerConfig(Section):
-    """One MCP server, whose tools are on offer (needs ``pip install 'mcp>=2'``)."""
-
-    command: Words = ()
-    """A program and its arguments that speaks on its standard streams. It starts in the
-    configuration's folder; ``python`` is this interpreter."""
-    url: str | None = None
-    """Or the address of one that speaks streamable HTTP."""
-    tools: Words | None = None
-    """Those of its tools that are on offer; by default all."""
-    prefix: str = ""
-    """Put before the names of its tools."""
-    scope: Literal["episode", "process"] = "process"
-    """``process``: the episodes of a process share the server; ``episode``: each starts its own."""
-    pass_env: Annotated[Words, ActsWith("command", but=((),))] = ()
-    """Names of environment variables that the program is given, beside PATH, HOME, LANG and
-    TMPDIR."""
-    env: Annotated[dict[str, str], ActsWith("command", but=((),))] = Field(default_factory=dict)
-    """Further variables of the program."""
-    deadline_s: Seconds = 30.0
-    """Seconds of a call; a server that does not answer by then has failed."""
-    start_timeout_s: Seconds = 30.0
-    """Seconds until it has listed its tools."""
-    idempotent: bool = False
-    """Whether calls may be sent again after a failure, though they may have been carried out
-    already."""
-
-    @model_validator(mode="after")
-    def _check_place(self) -> Self:
-        if bool(self.command) == bool(self.url):
-            raise self.broken(
-                "command",
-                f" or url must be given, and not both: it needs command or url, got "
-                f"command={list(self.command)} url={self.url!r}",
-            )
-        return self
-
-
-class AgentConfig(Section):
-    """One of several agents of an environment, as its observations name it."""
-
-    train: bool = True
-    """Train its tokens; those of another agent are stored alone."""
-    engine: Literal["policy", "openai"] = "policy"
-    """``policy``: the policy itself, by the stage's engine; ``openai``: a server of its own, which
-    is never trained."""
-    openai: Annotated[OpenAIEngineSpec, ActsWith("engine", only=("openai",))] = Field(
-        default_factory=OpenAIEngineSpec
-    )
-    """Of ``engine: openai``, as ``rollout.openai``."""
-
-    @model_validator(mode="after")
-    def _check_engine(self) -> Self:
-        if self.engine == "openai":
-            if self.train:
-                raise self.broken(
-                    "train",
-                    " must be false with engine: openai (such a server returns neither token ids "
-                    "nor logprobs), got true; set it",
-                )
-            try:
-                self.openai.server(max_concurrent=1)
-            except ConfigError as error:
-                own = str(error).replace(f"{type(self.openai).__name__}.", "")
-                raise self.broken("openai", f" describes no server: {own}") from None
-        return self
-
-
 class EnvConfig(Section):
     """The environment that an episode runs in."""
 
@@ -509,12 +389,12 @@ class EnvConfig(Section):
     has."""
     args: Annotated[Arguments, ActsWith("entry_point", but=(None,))] = Field(default_factory=dict)
     """Keyword arguments of ``entry_point``."""
-    tools: Annotated[Listed[ToolConfig], _OF_AN_ENV] = ()
+    tools: Annotated[Listed[ToolReference], _OF_AN_ENV] = ()
     """Tools on offer in every episode."""
-    resources: Annotated[dict[str, ResourceConfig], _OF_AN_ENV] = Field(default_factory=dict)
+    resources: Annotated[dict[str, ResourceReference], _OF_AN_ENV] = Field(default_factory=dict)
     """What tools share over all episodes of a process, by name: a client, an index, a database.
     Tools get it by a parameter of that name (docs/tools.md)."""
-    mcp: Annotated[dict[str, McpServerConfig], _OF_AN_ENV] = Field(default_factory=dict)
+    mcp: Annotated[dict[str, McpServerSpec], _OF_AN_ENV] = Field(default_factory=dict)
     """MCP servers by name, whose tools are on offer behind ``tools``."""
     endpoints: Annotated[Words, _OF_AN_ENV] = ()
     """URLs of services that tools ask, beside those in the arguments of ``tools`` and
@@ -526,9 +406,9 @@ class EnvConfig(Section):
     """Opens every conversation whose task has no system message of its own."""
     describe_tools_in_prompt: Annotated[bool, _OF_AN_ENV] = True
     """Describe the tools in the prompt, as the model's chat template does."""
-    wrappers: Annotated[Listed[WrapperConfig], _OF_AN_ENV] = ()
+    wrappers: Annotated[Listed[WrapperReference], _OF_AN_ENV] = ()
     """Around the environment, the first one innermost (docs/envs.md)."""
-    agents: Annotated[dict[str, AgentConfig], _OF_AN_ENV] = Field(default_factory=dict)
+    agents: Annotated[dict[str, AgentSpec], _OF_AN_ENV] = Field(default_factory=dict)
     """Those of several agents that are not the policy in training, by name (docs/envs.md); an agent
     that is not listed is."""
     agent_command: Listed[str] = ()

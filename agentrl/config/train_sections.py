@@ -12,14 +12,13 @@ from agentrl.config.sections import Dtype, NamedSettings
 from agentrl.engines.openai_spec import OpenAIEngineSpec
 from agentrl.engines.sglang.sglang_spec import SGLangEngineSpec
 from agentrl.engines.torch.torch_spec import TorchEngineSpec
+from agentrl.rollouts import EpisodeSettings
 from agentrl.training.optim.optim_spec import OptimSpec
 from agentrl.types.section import (
     ActsWith,
     Count,
     Fraction,
-    Listed,
     Natural,
-    Seconds,
     Section,
     Weight,
 )
@@ -28,7 +27,7 @@ _AHEAD = ActsWith("schedule", but=("sync",))
 _SHARDED = ActsWith("backend", only=("fsdp2",))
 
 
-class RolloutConfig(Section):
+class RolloutConfig(EpisodeSettings):
     """How episodes are played."""
 
     model_config = ConfigDict(extra="allow")  # the section of a plug-in; see ``engine_faults``
@@ -66,63 +65,16 @@ class RolloutConfig(Section):
     oversample_per_group: Natural = 0
     """Episodes of each task beyond ``group_size``: once that many have finished, the others are cut
     off, and count as truncated with the turns that they have."""
-    max_turns: Count = 8
-    """Model calls in an episode."""
-    max_calls_per_turn: Count = 32
-    """Calls of one turn that are run or answered each; those beyond are not run, and one answer
-    counts them.
-    """
-    max_bad_turns: Count = 5
-    """Turns in a row, each with calls of which none can be read, after which an episode is
-    ``truncated(bad_calls)``.
-    """
-    max_turn_tokens: Count = 512
-    """Tokens sampled in one model call."""
-    max_response_tokens: Count = 4096
-    """Tokens of a sequence after its opening prompt, the policy's and the tools' together."""
-    context_tokens: Count | None = None
-    """Tokens of a whole sequence; by default
-    ``data.max_prompt_tokens + rollout.max_response_tokens``.
-    """
-    temperature: Weight = 1.0
-    """Of sampling for training; 0 is greedy."""
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    """Nucleus of sampling for training; 1 is off."""
-    top_k: Natural = 0
-    """Only the k likeliest tokens; 0 is off."""
     allow_biased_sampling: bool = False
     """Train although ``top_p`` or ``top_k`` make the sampler another distribution than the
     policy.
     """
-    stop: Listed[str] = ()
-    """Texts that end a model call, beside the end-of-turn token."""
     max_running: Count = 32
     """Episodes in flight at once."""
     kv_tokens: Count | None = None
     """Tokens of KV cache kept for waiting episodes; by default room for all that run."""
     dtype: Dtype | None = None
     """Of the engine's weights; by default ``model.dtype``."""
-    turn_timeout_s: Seconds = 120.0
-    """Seconds of one turn: generation, tools and environment; waiting for a sandbox that others use
-    does not count.
-    """
-    episode_timeout_s: Seconds = 600.0
-    """Seconds of one episode, counted in the same way."""
-    tool_timeout_s: Seconds = 30.0
-    """Wall-clock seconds of one tool call, where the tool sets no limit of its own."""
-    tool_threads: Count = 32
-    """Calls of synchronous tools that run at once in each process that plays episodes; others wait,
-    which no deadline counts."""
-    env_threads: Count = 32
-    """Threads of each such process in which environments are made, synchronous ones are stepped,
-    and rewards scored.
-    """
-    measure_retokenization: bool = True
-    """Whether each episode says how its token ids differ from those of its re-tokenized text
-    (``mismatch/retok_frac``).
-    """
-    max_retries: Natural = 2
-    """Further attempts at an episode that infrastructure failed."""
     min_group_size: Count = Field(default_factory=lambda data: min(2, data["group_size"]))
     """A group with fewer finished episodes is dropped; by default 2, or 1 with
     ``group_size: 1``.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from pydantic import Field
 
 from agentrl.envs.async_env import call_env
 from agentrl.envs.env import Env
@@ -15,6 +17,7 @@ from agentrl.tools import TokenEnds
 from agentrl.tools.execution.outputs import clip_text
 from agentrl.types import Action, Message, Observation, StepResult, load_object
 from agentrl.types.clock import WaitClock, counted_by
+from agentrl.types.section import Arguments, Section
 from agentrl.types.user_code.private_copy import private_copy
 
 
@@ -282,18 +285,14 @@ BUILT_IN: Mapping[str, type[Wrapper]] = {
 """The wrappers that a configuration names without a module."""
 
 
-@dataclass(frozen=True)
-class WrapperReference:
-    """A wrapper as data.
-
-    Args:
-        function: a name of ``BUILT_IN``, or ``file.py:name`` of a class or function that takes an
-            Env and gives one.
-        args: its keyword arguments.
-    """
+class WrapperReference(Section):
+    """One wrapper around the environment. A plain text is short for ``function`` alone."""
 
     function: str
-    args: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """``turn_limit``, ``token_limit``, ``time_limit``, ``reward_shaping``, ``cut_observations``, or
+    ``file.py:name`` of a class or function that takes an Env and gives one."""
+    args: Arguments = Field(default_factory=dict)
+    """Its keyword arguments."""
 
     def load(self, base_dir: str | Path | None) -> Callable[..., Any]:
         """The class or function.

@@ -12,7 +12,7 @@ from agentrl.rollouts.groups import GroupOutcome, GroupRequest, cancelled_outcom
 from agentrl.rollouts.rollout_spec import (
     AgentSpec,
     EpisodeKey,
-    EpisodeLimits,
+    EpisodeSettings,
     RolloutSpec,
     RubricFactory,
     StagePermits,
@@ -28,8 +28,8 @@ __all__ = [
     "EpisodeContext",
     "EpisodeDriver",
     "EpisodeKey",
-    "EpisodeLimits",
     "EpisodeRunner",
+    "EpisodeSettings",
     "EpisodeState",
     "GroupOutcome",
     "GroupRequest",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar, cast
+from typing import Protocol, TypeVar, cast
 
 from agentrl.engines.base import RolloutEngine
+from agentrl.engines.openai import OpenAIEngine
 from agentrl.envs import EnvSpec, Rubric
 from agentrl.render import Renderer
 from agentrl.rollouts.rollout_spec import RolloutSpec
@@ -54,7 +55,7 @@ class EpisodeContext:
         parser: converts text to an assistant's message.
         rubric: scores an episode.
         sandboxes: the host's pool.
-        services: the services that drivers share, by their factory; :meth:`service` fills it.
+        services: the services that drivers share, by key; :meth:`service` fills it.
         told: what was logged once and is not logged again for other episodes.
     """
 
@@ -64,7 +65,7 @@ class EpisodeContext:
     parser: ToolCallParser
     rubric: Rubric
     sandboxes: SandboxPool | None = None
-    services: dict[Callable[..., Any], HostService] = field(default_factory=dict)
+    services: dict[Hashable, HostService] = field(default_factory=dict)
     told: set[str] = field(default_factory=set)
 
     @classmethod
@@ -91,11 +92,14 @@ class EpisodeContext:
             SandboxPool(sandbox, max_running=sandboxes) if sandbox and sandboxes else None,
         )
 
-    def service(self, make: Callable[[RolloutEngine], Service]) -> Service:
-        """The host's only ``make(engine)``, created at its first use."""
-        if make not in self.services:
-            self.services[make] = make(self.engine)
-        return cast(Service, self.services[make])
+    def service(self, make: Callable[[RolloutEngine], Service], *, key: Hashable = None) -> Service:
+        """The host's only ``make(engine)``, created at its first use; by default it is known by
+        ``make`` itself.
+        """
+        key = key or make
+        if key not in self.services:
+            self.services[key] = make(self.engine)
+        return cast(Service, self.services[key])
 
     def of_agent(self, agent: str) -> EpisodeContext:
         """The parts that generate an agent's turns: these, or those of its own server.
@@ -104,9 +108,15 @@ class EpisodeContext:
             ConfigError: the variable that is to hold the server's key is not set.
         """
         own = self.spec.agents.get(agent)
-        if own is None or own.server is None:
+        if own is None or own.engine == "policy":
             return self
-        return replace(self, engine=self.service(own.engine), renderer=None)
+        openai, running = own.openai, self.spec.permits.running
+
+        def serve(policy: RolloutEngine) -> OpenAIEngine:
+            return OpenAIEngine(openai.server(max_concurrent=running))
+
+        engine = self.service(serve, key=f"the server of {agent}")
+        return replace(self, engine=engine, renderer=None)
 
     async def close(self) -> None:
         """Closes the services of this host, what the rubric holds on its loop, and the

@@ -121,7 +121,7 @@ class EnvDriver:
         """See ``EpisodeDriver.play``."""
         assert self._env is not None, "prepare comes first"
         turns = self._turns
-        timeout_s = turns.context.spec.limits.turn_timeout_s
+        timeout_s = turns.context.spec.episode.turn_timeout_s
         while (end := self._end()) is None:
             agent = self._result.observation.agent
             seat = self._seat(agent)
@@ -167,7 +167,7 @@ class EnvDriver:
     def _end(self) -> Status | None:
         """How the last turn's result ended the episode; None while it continues."""
         result = self._result
-        limits = self._turns.context.spec.limits
+        limits = self._turns.context.spec.episode
         if result.terminated:
             return Status("terminated")
         if result.truncated:

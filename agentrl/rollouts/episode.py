@@ -70,7 +70,7 @@ async def run_episode(
         The trajectory. Terminated and truncated ones have a reward, ``failed(boundary)`` ones none.
     """
     builder = TrajectoryBuilder(key, task)
-    turns = TurnGenerator(context, builder, sampling or context.spec.sampling)
+    turns = TurnGenerator(context, builder, sampling or context.spec.episode.sampling)
     chosen = env or context.spec.env
     builder.env = chosen.name
     states = StateRecorder(context, builder)
@@ -110,7 +110,7 @@ async def _play_and_score(
         How it ended; its rewards are in the builder.
     """
     builder = turns.builder
-    timeout_s = turns.context.spec.limits.episode_timeout_s
+    timeout_s = turns.context.spec.episode.episode_timeout_s
     try:
         async with permits.running, AsyncExitStack() as preparing:
             # before the deadline starts: other episodes cause this wait
@@ -204,7 +204,7 @@ def _is_own_crash(turns: TurnGenerator, error: ToolFaultError, previous: Traject
         "answers": error.answers,
     }
     return bool(turns.builder.turns) and (
-        alone > 1 or same > max(1, turns.context.spec.max_retries)
+        alone > 1 or same > max(1, turns.context.spec.episode.max_retries)
     )
 
 
@@ -290,7 +290,7 @@ async def _clean_up(turns: TurnGenerator, driver: EpisodeDriver) -> str:
     """
     problems = [await turns.release()]
     try:
-        async with asyncio.timeout(turns.context.spec.limits.cleanup_s):
+        async with asyncio.timeout(turns.context.spec.cleanup_s):
             await driver.close()
     except (AgentRLError, TimeoutError) as error:
         problems.append(f"env.close: {str(error) or 'not done within cleanup_s'}")

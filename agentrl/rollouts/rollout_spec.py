@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol, Self
 
-from agentrl.engines.base import RolloutEngine
-from agentrl.engines.openai import OpenAIEngine
+from pydantic import Field, model_validator
+
+from agentrl.engines.openai_spec import OpenAIEngineSpec
 from agentrl.envs import EnvSpec, Rubric
 from agentrl.errors import ConfigError
-from agentrl.llm import ChatServerSpec
 from agentrl.render import Renderer
 from agentrl.rollouts.driver import DriverSpec
 from agentrl.types import Purpose, SamplingParams
+from agentrl.types.section import ActsWith, Count, Listed, Natural, Seconds, Section, Weight
 
 
 class RubricFactory(Protocol):
@@ -28,79 +29,115 @@ class RendererFactory(Protocol):
     def build(self) -> Renderer: ...
 
 
-@dataclass(frozen=True, slots=True)
-class EpisodeLimits:
-    """Bounds of one episode; deadlines nest, episode ⊇ turn ⊇ generate | step.
+class EpisodeSettings(Section):
+    """What section ``rollout`` says of each episode; deadlines nest, episode ⊇ turn ⊇ generate |
+    step.
 
     A wait that other episodes cause, for a sandbox or for its executor, counts for no deadline.
-
-    Args:
-        max_turns: model calls.
-        max_turn_tokens: tokens sampled in one call.
-        max_prompt_tokens: tokens of a sequence's opening prompt.
-        max_response_tokens: tokens of a sequence after its prompt, sampled and observed together.
-        context_tokens: tokens of a whole sequence.
-        episode_timeout_s: seconds of the whole episode, which is then truncated.
-        turn_timeout_s: seconds of one turn: generation, tools and environment.
-        cleanup_s: seconds for closing the environment after the episode.
-        max_calls_per_turn: calls of one turn that an environment gets; one problem counts the
-            others.
-        max_bad_turns: consecutive turns without a readable call after which it is truncated.
     """
 
-    max_turns: int
-    max_turn_tokens: int
-    max_prompt_tokens: int
-    max_response_tokens: int
-    context_tokens: int
-    episode_timeout_s: float = 600.0
-    turn_timeout_s: float = 120.0
-    cleanup_s: float = 10.0
-    max_calls_per_turn: int = 32
-    max_bad_turns: int = 5
-
-
-@dataclass(frozen=True, slots=True)
-class AgentSpec:
-    """One of several agents of an episode, as ``Observation.agent`` names it.
-
-    Args:
-        train: whether its tokens are trained; those of another one are stored alone.
-        server: answers in its place, and is never trained; by default the policy's own engine.
-
-    Raises:
-        ConfigError: a server is to be trained.
+    max_turns: Count = 8
+    """Model calls in an episode."""
+    max_calls_per_turn: Count = 32
+    """Calls of one turn that are run or answered each; those beyond are not run, and one answer
+    counts them.
     """
+    max_bad_turns: Count = 5
+    """Turns in a row, each with calls of which none can be read, after which an episode is
+    ``truncated(bad_calls)``.
+    """
+    max_turn_tokens: Count = 512
+    """Tokens sampled in one model call."""
+    max_response_tokens: Count = 4096
+    """Tokens of a sequence after its opening prompt, the policy's and the tools' together."""
+    context_tokens: Count | None = None
+    """Tokens of a whole sequence; by default
+    ``data.max_prompt_tokens + rollout.max_response_tokens``.
+    """
+    temperature: Weight = 1.0
+    """Of sampling for training; 0 is greedy."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus of sampling for training; 1 is off."""
+    top_k: Natural = 0
+    """Only the k likeliest tokens; 0 is off."""
+    stop: Listed[str] = ()
+    """Texts that end a model call, beside the end-of-turn token."""
+    turn_timeout_s: Seconds = 120.0
+    """Seconds of one turn: generation, tools and environment; waiting for a sandbox that others use
+    does not count.
+    """
+    episode_timeout_s: Seconds = 600.0
+    """Seconds of one episode, counted in the same way."""
+    tool_timeout_s: Seconds = 30.0
+    """Wall-clock seconds of one tool call, where the tool sets no limit of its own."""
+    tool_threads: Count = 32
+    """Calls of synchronous tools that run at once in each process that plays episodes; others wait,
+    which no deadline counts."""
+    env_threads: Count = 32
+    """Threads of each such process in which environments are made, synchronous ones are stepped,
+    and rewards scored.
+    """
+    measure_retokenization: bool = True
+    """Whether each episode says how its token ids differ from those of its re-tokenized text
+    (``mismatch/retok_frac``).
+    """
+    max_retries: Natural = 2
+    """Further attempts at an episode that infrastructure failed."""
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """The sampling of training tokens."""
+        return SamplingParams(
+            max_new_tokens=self.max_turn_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            stop=self.stop,
+        )
+
+    def room(self, max_prompt_tokens: int) -> int:
+        """Tokens of a whole sequence whose opening prompt has at most ``max_prompt_tokens``."""
+        return self.context_tokens or max_prompt_tokens + self.max_response_tokens
+
+
+class AgentSpec(Section):
+    """One of several agents of an environment, as its observations name it."""
 
     train: bool = True
-    server: ChatServerSpec | None = None
+    """Train its tokens; those of another agent are stored alone."""
+    engine: Literal["policy", "openai"] = "policy"
+    """``policy``: the policy itself, by the stage's engine; ``openai``: a server of its own, which
+    is never trained."""
+    openai: Annotated[OpenAIEngineSpec, ActsWith("engine", only=("openai",))] = Field(
+        default_factory=OpenAIEngineSpec
+    )
+    """Of ``engine: openai``, as ``rollout.openai``."""
 
-    def __post_init__(self) -> None:
-        if self.train and self.server is not None:
-            raise ConfigError(
-                "AgentSpec.train must be False for an agent with a server of its own (it gives "
-                f"neither ids nor logprobs), got True with {self.server.base_url}; set it"
-            )
-
-    def engine(self, policy: RolloutEngine) -> OpenAIEngine:
-        """The engine of its server; ``policy`` has no part in it."""
-        assert self.server is not None, "else the policy's engine is its own"
-        return OpenAIEngine(self.server)
+    @model_validator(mode="after")
+    def _check_engine(self) -> Self:
+        if self.engine == "openai":
+            if self.train:
+                raise self.broken(
+                    "train",
+                    " must be false with engine: openai (such a server returns neither token ids "
+                    "nor logprobs), got true; set it",
+                )
+            try:
+                self.openai.server(max_concurrent=1)
+            except ConfigError as error:
+                own = str(error).replace(f"{type(self.openai).__name__}.", "")
+                raise self.broken("openai", f" describes no server: {own}") from None
+        return self
 
 
 @dataclass(frozen=True, slots=True)
 class StagePermits:
-    """Bounds of one runner: episodes in each phase, sandboxes, and threads of its process.
-
-    ``tool_threads`` run synchronous tools, ``env_threads`` environments and rewards.
-    """
+    """Bounds of one runner: episodes in each phase, and sandboxes."""
 
     preparing: int = 64
     running: int = 1024
     scoring: int = 64
     sandboxes: int = 64
-    tool_threads: int = 32
-    env_threads: int = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,18 +149,17 @@ class RolloutSpec:
         renderer: builds the renderer; None for an engine that takes messages.
         parser: the name of the tool-call parser; ``auto`` selects it by the renderer.
         rubric: builds the rubric that scores an episode.
-        limits: bounds of an episode.
-        sampling: the sampling of training tokens; the limits also bound ``max_new_tokens``.
+        episode: section ``rollout``: the bounds of an episode, and the sampling of training tokens.
+        max_prompt_tokens: tokens of a sequence's opening prompt.
         root_seed: ``run.seed``.
         step_reward_weight: the weight of the sum of step rewards beside the rubric.
-        max_retries: attempts after a first one that failed by infrastructure.
         permits: bounds of the runner.
-        measure_retokenization: measure how each finished episode's ids differ from its text's.
         save_episode_state: save the environment's state after every training turn, so that a
             checkpoint can hold it.
         states: when the changed files of the sandbox are stored: never, at the end, after each
             turn.
         num_alternatives: most likely tokens to record beside each sampled one.
+        cleanup_s: seconds for closing the environment after the episode.
         agents: those of several agents that are no plain policy, by name.
     """
 
@@ -131,17 +167,21 @@ class RolloutSpec:
     renderer: RendererFactory | None
     parser: str
     rubric: RubricFactory
-    limits: EpisodeLimits
-    sampling: SamplingParams
+    episode: EpisodeSettings
+    max_prompt_tokens: int
     root_seed: int
     step_reward_weight: float = 1.0
-    max_retries: int = 2
     permits: StagePermits = field(default_factory=StagePermits)
-    measure_retokenization: bool = True
     save_episode_state: bool = False
     states: Literal["off", "end", "turn"] = "off"
     num_alternatives: int = 0
+    cleanup_s: float = 10.0
     agents: Mapping[str, AgentSpec] = field(default_factory=dict)
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens of a whole sequence."""
+        return self.episode.room(self.max_prompt_tokens)
 
     def trains(self, agent: str) -> bool:
         """Whether an agent's tokens are trained."""

@@ -74,8 +74,8 @@ class EpisodeRunner:
         # group in its caller's thread: single dict operations, and ``in_flight`` is only called by
         # the thread that collects.
         self._in_flight: dict[tuple[str, int], GroupInFlight] = {}
-        TOOL_THREADS.resize(permits.tool_threads)
-        ENV_THREADS.resize(permits.env_threads)
+        TOOL_THREADS.resize(spec.episode.tool_threads)
+        ENV_THREADS.resize(spec.episode.env_threads)
         # Runs the episodes from here to ``close``.
         self._thread = LoopThread(name, self._finished.put)
         self._loop = self._thread.loop
@@ -244,10 +244,11 @@ class EpisodeRunner:
         saved = slot.state if isinstance(slot.state, EpisodeState) else None
         sampling = request.sampling
         if request.is_baseline(rollout_index):
-            sampling = (sampling or spec.sampling).greedy()
+            sampling = (sampling or spec.episode.sampling).greedy()
         failed = [one for one in group.retried if one.rollout_index == rollout_index]
         previous = failed[-1] if failed else None
-        for attempt in range(min(len(failed), spec.max_retries), spec.max_retries + 1):
+        retries = spec.episode.max_retries
+        for attempt in range(min(len(failed), retries), retries + 1):
             trajectory = await run_episode(
                 self._context,
                 request.task,
@@ -269,7 +270,7 @@ class EpisodeRunner:
             if of_user and len(self._ends) == 1 and self._ends.total() >= _ALIKE:
                 # Every attempt so far failed of this fault, and another one would too.
                 return trajectory
-            if attempt < spec.max_retries:
+            if attempt < retries:
                 logger.warning(
                     "episode %s failed (%s) and is retried: %s",
                     trajectory.id,
@@ -279,7 +280,7 @@ class EpisodeRunner:
                         "event": "episode_retried",
                         "trajectory_id": trajectory.id,
                         "boundary": trajectory.status.reason,
-                        "retries_left": spec.max_retries - attempt,
+                        "retries_left": retries - attempt,
                     },
                 )
                 group.retried.append(trajectory)

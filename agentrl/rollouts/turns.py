@@ -163,7 +163,8 @@ class TurnGenerator:
         Raises:
             DataError: the renderer cannot write the messages.
         """
-        limits = self.context.spec.limits
+        spec = self.context.spec
+        limits = spec.episode
         renderer = self.context.renderer
         if renderer is None:
             return TurnRequest(
@@ -181,16 +182,16 @@ class TurnGenerator:
             sequence = sequence.restarted((*sequence.messages, *observed))
             segments = renderer.prompt(sequence.messages, tools)
             prompt_tokens = sum(map(len, segments))
-            if prompt_tokens > limits.max_prompt_tokens:
+            if prompt_tokens > spec.max_prompt_tokens:
                 return self._no_room("data.max_prompt_tokens", prompt_tokens)
         else:
             sequence = sequence.extended(observed)
             prompt_tokens = sequence.prompt_tokens
         length = int(sequence.ids.size) + sum(map(len, segments))
-        if length >= limits.context_tokens:
+        if length >= spec.context_tokens:
             return self._no_room("rollout.context_tokens", length)
         budget = min(
-            limits.max_response_tokens - (length - prompt_tokens), limits.context_tokens - length
+            limits.max_response_tokens - (length - prompt_tokens), spec.context_tokens - length
         )
         if budget < 1:
             return Status("truncated", "max_response_tokens")
@@ -245,7 +246,7 @@ class TurnGenerator:
         if for_client:
             parsed = renumbered(parsed, number)
         else:
-            parsed = bounded(parsed, self.context.spec.limits.max_calls_per_turn)
+            parsed = bounded(parsed, self.context.spec.episode.max_calls_per_turn)
         sequence = self.builder.add_turn(
             turn if info.returns_ids else replace(turn, segments=()),
             request,
@@ -275,7 +276,7 @@ class TurnGenerator:
             return {}
         unknown = unknown_frac(self.builder.turns, renderer)
         measured = {} if unknown is None else {"unknown_frac": unknown}
-        if not self.context.spec.measure_retokenization:
+        if not self.context.spec.episode.measure_retokenization:
             return measured
         start = time.monotonic()
         share = retok_frac(self.builder.turns, renderer)
@@ -395,7 +396,7 @@ class TurnGenerator:
             "failed",
             "data",
             f"the prompt of task {self.builder.task.id!r} has {length} tokens, {setting} is "
-            f"{getattr(self.context.spec.limits, limit)}; raise it or leave the task out",
+            f"{getattr(self.context.spec, limit)}; raise it or leave the task out",
         )
 
 

@@ -6,7 +6,7 @@ import inspect
 import math
 import operator
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +14,12 @@ from typing import Any, Literal
 from agentrl.agent_server import AgentProgramSpec
 from agentrl.algorithms import AlgorithmSpec
 from agentrl.config import StageConfig
-from agentrl.config.sections import CustomRewardConfig, RewardFunctionConfig, RewardModelConfig
+from agentrl.config.sections import (
+    CustomRewardConfig,
+    RewardConfig,
+    RewardFunctionConfig,
+    RewardModelConfig,
+)
 from agentrl.config.train_sections import CriticConfig, ReferenceConfig
 from agentrl.controller.evaluator import EvalPlan, EvalSet
 from agentrl.envs import EnvSpec, EpisodeView, RewardFn, Rubric, Score, ToolEnv, WrapperReference
@@ -22,7 +27,7 @@ from agentrl.envs.rewards import BUILT_IN
 from agentrl.envs.rewards.custom import custom_reward
 from agentrl.errors import ConfigError, did_you_mean
 from agentrl.render import RendererSpec
-from agentrl.rollouts import AgentSpec, EpisodeLimits, RolloutSpec, RubricFactory, StagePermits
+from agentrl.rollouts import RolloutSpec, RubricFactory, StagePermits
 from agentrl.rollouts.samplers.catalog import make_sampler
 from agentrl.rollouts.samplers.task_sampler import TaskSampler
 from agentrl.run.data.datasets import DataSet
@@ -31,12 +36,8 @@ from agentrl.run.model_folder import given_model
 from agentrl.run.vocabulary import check_vocabulary
 from agentrl.store.store_spec import NUM_ALTERNATIVES
 from agentrl.tools import (
-    McpServerSpec,
-    ResourceReference,
     Tool,
     ToolFactory,
-    ToolLimits,
-    ToolReference,
     check_resources,
     close_tools,
     resolve_tools,
@@ -44,7 +45,7 @@ from agentrl.tools import (
 from agentrl.training import RewardModelSpec
 from agentrl.training.backends.find import absolute
 from agentrl.training.parallel.rank_mesh import Sharding
-from agentrl.types import SamplingParams, Task
+from agentrl.types import Task
 from agentrl.types.user_code.function import check_takes, load_function
 from agentrl.types.user_code.private_copy import private_copy
 
@@ -98,16 +99,12 @@ class RubricSpec:
     """Builds a configuration's rubric where the episodes run.
 
     Args:
-        parts: functions by reference.
+        section: ``reward``.
         base_dir: where ``file.py:name`` references start.
-        custom: verl's or TRL's function, where it is given.
-        deadline_s: seconds for each function.
     """
 
-    parts: tuple[RewardFunctionConfig, ...]
+    section: RewardConfig
     base_dir: str
-    custom: CustomRewardConfig = field(default_factory=CustomRewardConfig)
-    deadline_s: float = 60.0
 
     def build(self) -> Rubric:
         """The rubric.
@@ -115,10 +112,11 @@ class RubricSpec:
         Raises:
             ConfigError: a reference names nothing, or something that is no function.
         """
-        parts = [(_bound(part, self.base_dir), part.weight) for part in self.parts]
-        if self.custom.path is not None:
-            parts.append((_custom(self.custom, self.base_dir), self.custom.weight))
-        return Rubric(parts, deadline_s=self.deadline_s)
+        own = self.section
+        parts = [(_bound(part, self.base_dir), part.weight) for part in own.functions]
+        if own.custom.path is not None:
+            parts.append((_custom(own.custom, self.base_dir), own.custom.weight))
+        return Rubric(parts, deadline_s=own.deadline_s)
 
 
 def _bound(part: RewardFunctionConfig, base_dir: str) -> RewardFn:
@@ -170,8 +168,7 @@ def rubric_spec(stage: StageConfig, live: LiveObjects) -> RubricFactory:
         return live.reward
     if live.reward is not None:
         return Rubric([live.reward] if callable(live.reward) else list(live.reward))
-    own = stage.reward
-    return RubricSpec(own.functions, str(stage.base_dir), own.custom, own.deadline_s)
+    return RubricSpec(stage.reward, str(stage.base_dir))
 
 
 def task_sampler(stage: StageConfig, tasks: Sequence[Task]) -> TaskSampler:
@@ -212,21 +209,8 @@ def env_spec(stage: StageConfig, live: LiveObjects, *, with_tools: bool = True) 
         else entry
     )
     taken = _parameters(factory) if callable(factory) else {}
-    tools = (
-        list(live.tools)
-        if live.tools is not None
-        else [
-            ToolReference(own.function, own.args, ToolLimits(**own.limits))  # type: ignore[typeddict-item]
-            for own in stage.env.tools
-        ]
-    )
-    resources = check_resources(
-        {
-            name: ResourceReference(own.function, own.args)
-            for name, own in stage.env.resources.items()
-        },
-        base_dir,
-    )
+    tools = list(live.tools) if live.tools is not None else list(stage.env.tools)
+    resources = check_resources(stage.env.resources, base_dir)
     # What is asked for must have a parameter of the factory: a setting that nobody takes is refused
     # by name below.
     asked: dict[str, Any] = {}
@@ -236,7 +220,7 @@ def env_spec(stage: StageConfig, live: LiveObjects, *, with_tools: bool = True) 
         asked["resources"] = resources if with_tools else {}
     if stage.env.mcp and with_tools:
         asked["mcp"] = {
-            name: McpServerSpec(**server.model_dump(), cwd=str(stage.base_dir))
+            name: server.replace(cwd=str(stage.base_dir / (server.cwd or "")))
             for name, server in stage.env.mcp.items()
         }
     if stage.env.endpoints:
@@ -278,10 +262,9 @@ def _wrappers(stage: StageConfig) -> tuple[WrapperReference, ...]:
     Raises:
         ConfigError: one names nothing.
     """
-    wrappers = tuple(WrapperReference(own.function, own.args) for own in stage.env.wrappers)
-    for wrapper in wrappers:
+    for wrapper in stage.env.wrappers:
         wrapper.load(str(stage.base_dir))
-    return wrappers
+    return stage.env.wrappers
 
 
 def _parameters(factory: Callable[..., Any]) -> Mapping[str, Any]:
@@ -331,43 +314,17 @@ def rollout_spec(stage: StageConfig, live: LiveObjects, model: Path | None) -> R
         renderer=None if model is None else renderer_spec(stage, model),
         parser=parser_name(stage),
         rubric=rubric_spec(stage, live),
-        limits=EpisodeLimits(
-            max_turns=rollout.max_turns,
-            max_turn_tokens=rollout.max_turn_tokens,
-            max_prompt_tokens=stage.data.max_prompt_tokens,
-            max_response_tokens=rollout.max_response_tokens,
-            context_tokens=stage.context_tokens,
-            episode_timeout_s=rollout.episode_timeout_s,
-            turn_timeout_s=rollout.turn_timeout_s,
-            max_calls_per_turn=rollout.max_calls_per_turn,
-            max_bad_turns=rollout.max_bad_turns,
-        ),
-        sampling=SamplingParams(
-            max_new_tokens=rollout.max_turn_tokens,
-            temperature=rollout.temperature,
-            top_p=rollout.top_p,
-            top_k=rollout.top_k,
-            stop=tuple(rollout.stop),
-        ),
+        episode=rollout,
+        max_prompt_tokens=stage.data.max_prompt_tokens,
         root_seed=stage.run.seed,
         step_reward_weight=stage.reward.step_weight,
-        max_retries=rollout.max_retries,
-        measure_retokenization=rollout.measure_retokenization,
         save_episode_state=stage.checkpoint.every is not None and not stage.run.deterministic,
         states=stage.store.states,
-        agents={
-            name: AgentSpec(
-                own.train,
-                own.openai.server(max_concurrent=episodes) if own.engine == "openai" else None,
-            )
-            for name, own in stage.env.agents.items()
-        },
+        agents=stage.env.agents,
         num_alternatives=NUM_ALTERNATIVES if stage.store.detail == "full" else 0,
         permits=StagePermits(
             running=episodes,
             sandboxes=stage.sandboxes_a_host,
-            tool_threads=rollout.tool_threads,
-            env_threads=rollout.env_threads,
         ),
     )
 
@@ -475,10 +432,7 @@ def eval_plan(stage: StageConfig, live: LiveObjects) -> EvalPlan:
         tasks = tuple(DataSet.held_out(stage, name).tasks())
         env = None if item.tools else env_spec(stage, live, with_tools=False)
         sets.append(EvalSet(name, tasks, item.temperature, env, item.baseline_only))
-    sampling = SamplingParams(
-        max_new_tokens=stage.rollout.max_turn_tokens,
-        temperature=own.temperature,
-        top_p=own.top_p,
-        stop=tuple(stage.rollout.stop),
+    sampling = replace(
+        stage.rollout.sampling, temperature=own.temperature, top_p=own.top_p, top_k=0
     )
     return EvalPlan(tuple(sets), own.samples, sampling, own.greedy)

@@ -6,9 +6,10 @@ import functools
 import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
+
+from pydantic import Field
 
 from agentrl.errors import ConfigError, ToolError, did_you_mean
 from agentrl.tools.base import Tool, ToolLimits
@@ -21,23 +22,40 @@ from agentrl.tools.builtin.submit import SubmitTool
 from agentrl.tools.factory import ToolClass, ToolFactory, tool_methods
 from agentrl.tools.search.search_tool import make_search
 from agentrl.types import place_of_object
+from agentrl.types.section import Arguments, Count, Positive, Seconds, Section
 from agentrl.types.user_code.function import load_named
 
 
-@dataclass(frozen=True)
-class ToolReference:
-    """A tool by name, with the arguments that it is made with.
+class ToolReference(Section):
+    """One tool on offer. A plain text is short for ``function`` alone."""
 
-    Args:
-        name: a built-in tool's (``python``, ``search``), or ``file.py:name`` or ``module:name``: a
-            tool, a class or factory of tools, or, with arguments, a function that makes some.
-        args: keyword arguments, JSON.
-        limits: in place of those of its tools.
-    """
+    function: str
+    """``file.py:name``, ``module:name``, or a built-in tool: ``python``, ``shell``, ``files``,
+    ``search``, ``fetch_url``, ``calculator`` or ``submit``. An object is shared by all episodes of
+    a process; of a class, toolset or factory each episode gets its own."""
+    args: Arguments = Field(default_factory=dict)
+    """Keyword arguments for a class, a factory, a function that makes tools, or a built-in tool."""
+    deadline_s: Seconds | None = None
+    """Seconds that a call may take; like all that follows, in place of the tool's own."""
+    max_output_chars: Count | None = None
+    """Characters of output that the model is shown, of its head and its tail."""
+    max_output_tokens: Count | None = None
+    """Tokens of output that the model is shown, by its own tokenizer."""
+    max_concurrent: Count | None = None
+    """Calls that run at once, over all episodes of a process; the wait counts for no deadline."""
+    calls_per_s: Positive | None = None
+    """Calls that begin in a second, over all episodes of a process."""
+    max_calls: Count | None = None
+    """Calls that an episode may make; further ones are answered with that."""
+    idempotent: bool | None = None
+    """Whether a call may be sent again after a failure of ours, though it may have been carried out
+    already."""
 
-    name: str
-    args: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    limits: ToolLimits = field(default_factory=ToolLimits, hash=False)
+    @property
+    def limits(self) -> ToolLimits:
+        """Those that are given."""
+        given = self.model_dump(exclude={"function", "args"}, exclude_none=True)
+        return cast(ToolLimits, given)
 
 
 ToolEntry: TypeAlias = Tool | ToolFactory | ToolReference | str | type
@@ -70,10 +88,10 @@ def _resolved(
     entry: ToolEntry, base_dir: str | Path | None, resources: frozenset[str]
 ) -> Tool | ToolFactory:
     if isinstance(entry, str):
-        entry = ToolReference(entry)
+        entry = ToolReference(function=entry)
     if not isinstance(entry, ToolReference):
         return _made_of(entry, getattr(entry, "__qualname__", None) or repr(entry), {}, resources)
-    name = entry.name
+    name = entry.function
     if name in BUILT_IN:
         return _built_in(name, json.dumps(entry.args), str(base_dir or "."))
     if ":" not in name:

@@ -17,10 +17,11 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
+
+from pydantic import Field
 
 from agentrl.errors import ConfigError, ToolError
 from agentrl.tools.base import FunctionTool, Tool
@@ -28,6 +29,7 @@ from agentrl.tools.context import ToolContext
 from agentrl.tools.factory import EPISODE_PARAMETERS
 from agentrl.tools.threads import TOOL_THREADS
 from agentrl.types import users_traceback
+from agentrl.types.section import Arguments, Section
 from agentrl.types.user_code.function import check_takes, load_function
 from agentrl.types.user_code.place import described
 from agentrl.types.user_code.wall import InThread, call_user, failed_as, wall
@@ -45,17 +47,15 @@ _opened: dict[Hashable, Any] = {}
 _tools: weakref.WeakValueDictionary[int, Tool] = weakref.WeakValueDictionary()
 
 
-@dataclass(frozen=True)
-class ResourceReference:
-    """A resource by the function that opens it.
-
-    Args:
-        function: ``file.py:name`` or ``module:name``, synchronous.
-        args: its keyword arguments, JSON.
-    """
+class ResourceReference(Section):
+    """One resource of the tools. A plain text is short for ``function`` alone."""
 
     function: str
-    args: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """``file.py:name`` or ``module:name`` of a synchronous function that opens it. It is called
+    once in each process that plays episodes; what it gives is closed at the end by its ``close``,
+    where it has one."""
+    args: Arguments = Field(default_factory=dict)
+    """Keyword arguments of the function."""
 
 
 def opened(key: Hashable, opens: Callable[[], T]) -> T:

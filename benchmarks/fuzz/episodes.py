@@ -11,9 +11,9 @@ from typing import Any
 from agentrl.engines.scripted import ScriptedEngine
 from agentrl.envs import EnvSpec, EpisodeView, Rubric
 from agentrl.render import Renderer
-from agentrl.rollouts import EpisodeContext, EpisodeKey, EpisodeLimits, RolloutSpec, run_episode
+from agentrl.rollouts import EpisodeContext, EpisodeKey, EpisodeSettings, RolloutSpec, run_episode
 from agentrl.tools import parser_for
-from agentrl.types import SamplingParams, Task
+from agentrl.types import Task
 from benchmarks.fuzz.account import Bookkeeper, mask_errors, token_mismatches
 from benchmarks.fuzz.renderers import Variant, Watched, built_variant
 from benchmarks.fuzz.talk import STOP, FuzzedEnv, FuzzedModel
@@ -60,16 +60,16 @@ def _spec(renderer: Renderer, rng: random.Random) -> RolloutSpec:
         renderer=_Built(renderer),
         parser="auto",
         rubric=_Built(Rubric([_no_reward])),
-        limits=EpisodeLimits(
+        episode=EpisodeSettings(
             max_turns=6,
             max_turn_tokens=rng.choice((8, 60, 1000)),
-            max_prompt_tokens=8000,
             max_response_tokens=rng.choice((60, 8000)),
             context_tokens=8000 + context,
+            stop=(STOP,) if rng.random() < 0.3 else (),
+            max_retries=0,
         ),
-        sampling=SamplingParams(max_new_tokens=1000, stop=(STOP,) if rng.random() < 0.3 else ()),
+        max_prompt_tokens=8000,
         root_seed=0,
-        max_retries=0,
     )
 
 

@@ -15,8 +15,8 @@ from agentrl.engines.scripted import ScriptedEngine
 from agentrl.envs import EnvSpec, ToolEnv
 from agentrl.render import RendererSpec
 from agentrl.rollouts import (
-    EpisodeLimits,
     EpisodeRunner,
+    EpisodeSettings,
     GroupOutcome,
     GroupRequest,
     RolloutSpec,
@@ -24,7 +24,7 @@ from agentrl.rollouts import (
     paced_collector,
 )
 from agentrl.tools import tool
-from agentrl.types import GenerateRequest, SamplingParams
+from agentrl.types import GenerateRequest
 from benchmarks.figures import Figures
 from benchmarks.rollouts.episodes import always_one, failures, tasks, tiny_model
 
@@ -137,8 +137,13 @@ def play(model: Path, number: int, *, alike: bool = True) -> tuple[int, float, l
         renderer=RendererSpec(str(model)),
         parser="auto",
         rubric=always_one,
-        limits=EpisodeLimits(TURNS, 64, CONTEXT, CONTEXT, CONTEXT),
-        sampling=SamplingParams(64),
+        episode=EpisodeSettings(
+            max_turns=TURNS,
+            max_turn_tokens=64,
+            max_response_tokens=CONTEXT,
+            context_tokens=CONTEXT,
+        ),
+        max_prompt_tokens=CONTEXT,
         root_seed=0,
         permits=StagePermits(preparing=number, running=number, scoring=number),
     )

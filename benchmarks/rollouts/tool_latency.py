@@ -14,14 +14,13 @@ from agentrl.engines.torch import TorchEngineSpec
 from agentrl.envs import EnvSpec
 from agentrl.render import RendererSpec
 from agentrl.rollouts import (
-    EpisodeLimits,
     EpisodeRunner,
+    EpisodeSettings,
     GroupOutcome,
     GroupRequest,
     RolloutSpec,
     StagePermits,
 )
-from agentrl.types import SamplingParams
 from benchmarks.figures import Figures
 from benchmarks.rollouts.episodes import (
     Beginnings,
@@ -113,8 +112,13 @@ def play(model: Path, *, number: int, slow: bool, by_turns: bool = False) -> Pla
         renderer=RendererSpec(str(model)),
         parser="auto",
         rubric=always_one,
-        limits=EpisodeLimits(TURNS, TURN_TOKENS, CONTEXT, CONTEXT, CONTEXT),
-        sampling=SamplingParams(TURN_TOKENS),
+        episode=EpisodeSettings(
+            max_turns=TURNS,
+            max_turn_tokens=TURN_TOKENS,
+            max_response_tokens=CONTEXT,
+            context_tokens=CONTEXT,
+        ),
+        max_prompt_tokens=CONTEXT,
         root_seed=0,
         permits=StagePermits(preparing=IN_FLIGHT, running=IN_FLIGHT, scoring=IN_FLIGHT),
     )

@@ -333,7 +333,9 @@ async def test_a_grammar_is_never_given_to_an_episode_that_is_trained() -> None:
     spec = rollout_spec(**ROOM)
     parts = context_of(spec, Grammars([say("{}")], vocab_size=MODEL_VOCAB))
     assert KEY.purpose == "train"
-    episode = ServedEpisode(TurnGenerator(parts, TrajectoryBuilder(KEY, TASK), spec.sampling))
+    episode = ServedEpisode(
+        TurnGenerator(parts, TrajectoryBuilder(KEY, TASK), spec.episode.sampling)
+    )
     await episode.complete(
         StreamWriter(parse_request({"messages": [HI], "response_format": FORMAT}))
     )

@@ -18,11 +18,11 @@ from agentrl.agent_server.api.chat_request import parse_request
 from agentrl.agent_server.stream_writer import StreamWriter
 from agentrl.envs import EnvSpec, Rubric
 from agentrl.llm import to_wire
-from agentrl.rollouts import EpisodeContext, EpisodeKey, EpisodeLimits, RolloutSpec
+from agentrl.rollouts import EpisodeContext, EpisodeKey, EpisodeSettings, RolloutSpec
 from agentrl.rollouts.builder import TrajectoryBuilder
 from agentrl.rollouts.turns import TurnGenerator, TurnResult
 from agentrl.tools import parser_for
-from agentrl.types import SamplingParams, Task, Trajectory
+from agentrl.types import Task, Trajectory
 from benchmarks.fuzz import (
     STOP,
     VARIANTS,
@@ -172,8 +172,13 @@ class Served:
             renderer=Built(self.renderer),
             parser="auto",
             rubric=Built(Rubric([length_reward])),
-            limits=EpisodeLimits(30, rng.choice((60, 1000)), 20000, 20000, 40000),
-            sampling=SamplingParams(1000, stop=(STOP,) if rng.random() < 0.3 else ()),
+            episode=EpisodeSettings(
+                max_turns=30,
+                max_turn_tokens=rng.choice((60, 1000)),
+                max_response_tokens=20000,
+                stop=(STOP,) if rng.random() < 0.3 else (),
+            ),
+            max_prompt_tokens=20000,
             root_seed=0,
         )
 
@@ -192,7 +197,7 @@ class Served:
         parts = EpisodeContext(spec, books, self.renderer, self.parser, spec.rubric.build())
         key = EpisodeKey(number, int(faithful))
         builder = TrajectoryBuilder(key, Task("t"))
-        episode = ServedEpisode(TurnGenerator(parts, builder, spec.sampling))
+        episode = ServedEpisode(TurnGenerator(parts, builder, spec.episode.sampling))
         agent = Agent(episode, rng, self.markers, with_tools=self.variant.tools, faithful=faithful)
         await agent.play()
         episode.finish()
@@ -219,7 +224,7 @@ async def test_thoughts_that_the_prompt_opened_are_no_answer_though_they_were_cu
     )
     parts = EpisodeContext(spec, engine, served.renderer, served.parser, spec.rubric.build())
     episode = ServedEpisode(
-        TurnGenerator(parts, TrajectoryBuilder(EpisodeKey(0, 0), Task("t")), spec.sampling)
+        TurnGenerator(parts, TrajectoryBuilder(EpisodeKey(0, 0), Task("t")), spec.episode.sampling)
     )
     agent = Agent(episode, random.Random(0), ["<think>"], with_tools=False, faithful=True)
     agent.tools = []
@@ -244,7 +249,7 @@ async def test_text_that_is_no_text_is_refused_and_the_episode_goes_on(tmp_path:
         spec.rubric.build(),
     )
     episode = ServedEpisode(
-        TurnGenerator(parts, TrajectoryBuilder(EpisodeKey(0, 0), Task("t")), spec.sampling)
+        TurnGenerator(parts, TrajectoryBuilder(EpisodeKey(0, 0), Task("t")), spec.episode.sampling)
     )
     with pytest.raises(ApiError, match="half of a surrogate pair") as refused:
         await episode.complete(

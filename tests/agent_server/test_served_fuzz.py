@@ -73,7 +73,7 @@ async def wander(seed: int, *, rewrites: bool) -> tuple[Trajectory, Any]:
     }
     parts = context_of(rollout_spec(renderer=BytewiseRenderer(rewrites=rewrites), **limits), engine)
     builder = TrajectoryBuilder(KEY, TASK)
-    turns = TurnGenerator(parts, builder, parts.spec.sampling)
+    turns = TurnGenerator(parts, builder, parts.spec.episode.sampling)
     episode = ServedEpisode(turns)
     histories: list[list[dict[str, Any]]] = [[]]
 
@@ -140,7 +140,7 @@ async def repeat(seed: int) -> Trajectory:
     }
     parts = context_of(rollout_spec(**limits), scripted(completion))
     builder = TrajectoryBuilder(EpisodeKey(seed, 0), TASK)
-    episode = ServedEpisode(TurnGenerator(parts, builder, parts.spec.sampling))
+    episode = ServedEpisode(TurnGenerator(parts, builder, parts.spec.episode.sampling))
     history: list[dict[str, Any]] = []
     for _ in range(5):
         history.append({"role": "user", "content": rng.choice(WORDS)})
@@ -175,7 +175,7 @@ async def repeat_items(seed: int) -> Trajectory:
     }
     parts = context_of(rollout_spec(**limits), scripted(completion))
     builder = TrajectoryBuilder(EpisodeKey(seed, 0), TASK)
-    episode = ServedEpisode(TurnGenerator(parts, builder, parts.spec.sampling))
+    episode = ServedEpisode(TurnGenerator(parts, builder, parts.spec.episode.sampling))
     history: list[dict[str, Any]] = []
     new: list[dict[str, Any]] = []
     before = None

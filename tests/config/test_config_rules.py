@@ -82,9 +82,9 @@ def test_imitation_needs_no_siblings(write: Write) -> None:
         ("train: {backend: plain}\nplacement: {world_size: 2}",
          "train.backend='plain' runs in one process, which needs placement.world_size=1, got 2"),
         ("placement: {world_size: 4, tp_size: 3}",
-         "placement.tp_size must divide placement.world_size=4, got 3; change one of them"),
+         "placement.tp_size * placement.sp_size must divide placement.world_size=4, got 3 * 1"),
         ("placement: {world_size: 4, tp_size: 4, sp_size: 2}",
-         "placement.tp_size must divide placement.world_size=4 / placement.sp_size=2, got 4"),
+         "placement.tp_size * placement.sp_size must divide placement.world_size=4, got 4 * 2"),
         ("placement: {world_size: 4}\ntrain: {shard: hybrid}",
          "train.shard='hybrid' needs train.shard_size, the data-parallel ranks that share one copy "
          "of the weights, got none"),

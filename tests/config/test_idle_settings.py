@@ -69,7 +69,9 @@ GIVEN: dict[str, Any] = {
     "resources": {"x": "a.py:r"}, "system_prompt": "a", "tools": ["a.py:t"], "wrappers": ["a.py:w"],
     "temperature": 0.5, "top_p": 0.5, "torch": {"num_threads": 3},
     "weight": 0.5, "worker_liveness_timeout_s": 3.0, "worker_resources": {"x": 1},
-    "worker_restarts": 1,
+    "worker_restarts": 1, "clip_dual": 3.0, "clip_high": 0.1, "clip_low": 0.1, "cwd": "x",
+    "divergence": "kl", "ratio_cap": 3.0, "ratio_floor": 0.5, "tau_negative": 0.5,
+    "tau_positive": 0.5,
 }  # fmt: skip
 """A value of each field that is not its default."""
 ACTING: dict[str, Any] = {
@@ -83,7 +85,7 @@ ACTING: dict[str, Any] = {
 IDLE: dict[str, Any] = {
     "reduction": "token_mean", "scale_rewards": "none", "length_alpha": 0.05, "engine": "policy",
     "mode": "inline", "backend": "plain", "shard": "full", "name": "adamw", "kl_estimator": "k1",
-    "schedule": "constant", "agent_command": ["x"],
+    "schedule": "constant", "agent_command": ["x"], "policy_loss": "math:sqrt",
 }  # fmt: skip
 """A value beside which a field does nothing, where only some let it act."""
 CORRECTED = {"algorithm": {"rollout_correction": {"level": "token"}}}

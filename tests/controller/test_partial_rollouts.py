@@ -5,7 +5,6 @@ version that made it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ import pytest
 from agentrl.controller.cluster.rollout_pool import RolloutWorkerSpec
 from agentrl.engines import PauseMode
 from agentrl.rollouts import GroupRequest, make_batch
-from agentrl.types import SamplingParams, Trajectory, TrajectoryGroup, concat_ids
+from agentrl.types import Trajectory, TrajectoryGroup, concat_ids
 from tests.controller.tiny import TASKS, Cluster, engine_spec, episodes, local_cluster, roles
 from tests.kit.waiting import gather, until
 from tests.rollouts.bytewise import END
@@ -30,7 +29,6 @@ Play = Callable[[PauseMode], list[Trajectory]]
 def group(model: Path) -> Iterator[Cluster]:
     cluster = local_cluster()
     rollout = episodes(max_turn_tokens=TOKENS, max_response_tokens=400, context_tokens=500)
-    rollout = replace(rollout, sampling=SamplingParams(max_new_tokens=TOKENS))
     engine = engine_spec(model, context_tokens=500)
     cluster.group.setup(roles(model))
     cluster.pool.setup(RolloutWorkerSpec(engine, rollout))

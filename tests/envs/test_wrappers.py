@@ -58,7 +58,7 @@ def spec(*wrappers: WrapperReference, **args: Any) -> EnvSpec:
 
 
 def limit(name: str, **args: Any) -> WrapperReference:
-    return WrapperReference(name, args)
+    return WrapperReference(function=name, args=args)
 
 
 async def played(*wrappers: WrapperReference, text: str = "abc", **args: Any) -> Any:

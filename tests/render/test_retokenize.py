@@ -5,7 +5,6 @@ metrics.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -104,7 +103,7 @@ async def test_a_conversation_that_the_template_cannot_write_is_all_changed() ->
 
 
 async def test_it_can_be_switched_off() -> None:
-    spec = replace(rollout_spec(renderer=Merging()), measure_retokenization=False)
+    spec = rollout_spec(renderer=Merging(), measure_retokenization=False)
     trajectory = await run_episode(context_of(spec, scripted([say("is ok")])), TASK, KEY)
     assert "retok_frac" not in trajectory.info
     assert "retokenize_s" not in trajectory.timings

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -18,14 +18,14 @@ from agentrl.envs import EnvSpec, EpisodeView, RewardFn, Rubric, ToolEnv
 from agentrl.rollouts import (
     EpisodeContext,
     EpisodeKey,
-    EpisodeLimits,
+    EpisodeSettings,
     RolloutSpec,
     StagePermits,
     run_episode,
 )
 from agentrl.tools import tool
 from agentrl.tools.parsers import load_parser
-from agentrl.types import Message, SamplingParams, Segment, SegmentKind, Task, ToolSpec, Trajectory
+from agentrl.types import Message, Segment, SegmentKind, Task, ToolSpec, Trajectory
 
 END, SYSTEM, USER, ASSISTANT, TOOL = range(256, 261)
 VOCAB = 261
@@ -149,10 +149,9 @@ def length_reward(view: EpisodeView) -> float:
     return float(len(view.final_text))
 
 
-LIMITS = EpisodeLimits(
+EPISODE = EpisodeSettings(
     max_turns=5,
     max_turn_tokens=200,
-    max_prompt_tokens=100,
     max_response_tokens=1000,
     context_tokens=2000,
     episode_timeout_s=60.0,
@@ -166,12 +165,12 @@ def rollout_spec(
     env: EnvSpec | None = None,
     reward: RewardFn = length_reward,
     renderer: BytewiseRenderer | None = None,
-    temperature: float = 1.0,
     permits: StagePermits | None = None,
-    max_retries: int = 2,
+    max_prompt_tokens: int = 100,
+    cleanup_s: float = 10.0,
     step_reward_weight: float = 1.0,
     env_settings: Mapping[str, Any] | None = None,
-    **limits: Any,
+    **episode: Any,
 ) -> RolloutSpec:
     kwargs = {"tools": list(tools), "describe_tools_in_prompt": False, **(env_settings or {})}
     return RolloutSpec(
@@ -179,12 +178,12 @@ def rollout_spec(
         renderer=Built(renderer or BytewiseRenderer()),  # type: ignore[arg-type]
         parser="hermes",
         rubric=Built(Rubric([reward])),
-        limits=replace(LIMITS, **limits),
-        sampling=SamplingParams(max_new_tokens=200, temperature=temperature),
+        episode=EPISODE.replace(**episode),
+        max_prompt_tokens=max_prompt_tokens,
         root_seed=7,
         step_reward_weight=step_reward_weight,
-        max_retries=max_retries,
         permits=permits or StagePermits(),
+        cleanup_s=cleanup_s,
     )
 
 

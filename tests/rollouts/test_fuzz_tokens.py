@@ -20,9 +20,9 @@ from agentrl.engines.scripted import ScriptedEngine
 from agentrl.envs import EnvSpec, Rubric
 from agentrl.render import Piece, PieceEncoder, Renderer, Source
 from agentrl.render.char_provenance import Provenance
-from agentrl.rollouts import EpisodeContext, EpisodeKey, EpisodeLimits, RolloutSpec, run_episode
+from agentrl.rollouts import EpisodeContext, EpisodeKey, EpisodeSettings, RolloutSpec, run_episode
 from agentrl.tools import parser_for
-from agentrl.types import SamplingParams, Segment, SegmentKind, Task, Trajectory
+from agentrl.types import Segment, SegmentKind, Task, Trajectory
 from benchmarks.fuzz import (
     VARIANTS,
     Bookkeeper,
@@ -83,8 +83,8 @@ class Played:
             renderer=Built(renderer),
             parser="auto",
             rubric=Built(Rubric([length_reward])),
-            limits=EpisodeLimits(6, 200, 8000, 8000, 16000),
-            sampling=SamplingParams(200),
+            episode=EpisodeSettings(max_turns=6, max_turn_tokens=200, max_response_tokens=8000),
+            max_prompt_tokens=8000,
             root_seed=0,
         )
         for number in range(50):

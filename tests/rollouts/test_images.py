@@ -19,7 +19,7 @@ from agentrl.render import Renderer, RendererSpec
 from agentrl.rollouts import (
     EpisodeContext,
     EpisodeKey,
-    EpisodeLimits,
+    EpisodeSettings,
     RolloutSpec,
     make_batch,
     run_episode,
@@ -31,7 +31,6 @@ from agentrl.types import (
     GenerateRequest,
     Image,
     Observation,
-    SamplingParams,
     SegmentKind,
     StepResult,
     Task,
@@ -107,14 +106,15 @@ def asked(*parts: str | bytes, **more: Any) -> Task:
 async def play(
     renderer: Renderer, task: Task, *texts: Any, env: EnvSpec | None = None, **limits: Any
 ) -> tuple[Trajectory, list[GenerateRequest]]:
-    bounds = EpisodeLimits(6, 100, 1200, 2400, 3600)
+    bounds = {"max_turns": 6, "max_turn_tokens": 100, "max_response_tokens": 2400} | limits
+    max_prompt_tokens = bounds.pop("max_prompt_tokens", 1200)
     spec = RolloutSpec(
         env=env or EnvSpec(ToolEnv, kwargs={"tools": [look, draw, blur]}),
         renderer=Built(renderer),
         parser="hermes",
         rubric=Built(Rubric([length_reward])),
-        limits=dataclasses.replace(bounds, **limits),
-        sampling=SamplingParams(100),
+        episode=EpisodeSettings(**bounds),
+        max_prompt_tokens=max_prompt_tokens,
         root_seed=0,
     )
     engine = ScriptedEngine(Speaks(renderer, *texts), vocab_size=renderer.vocab_size)

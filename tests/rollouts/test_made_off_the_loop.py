@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agentrl.envs import ENV_THREADS, Env, EnvSpec, ToolEnv, build_env
-from agentrl.rollouts import EpisodeRunner, StagePermits
+from agentrl.rollouts import EpisodeRunner
 from agentrl.tools import TOOL_THREADS, ToolFactory, tool
 from agentrl.types import Action, Observation, StepResult, Task
 from tests.rollouts.bytewise import play, rollout_spec, say, scripted
@@ -106,9 +106,7 @@ async def test_what_the_factory_raises_is_the_episodes_end() -> None:
 def test_a_runner_has_as_many_threads_as_the_settings_say() -> None:
     before = TOOL_THREADS.max_threads, ENV_THREADS.max_threads
     try:
-        runner = EpisodeRunner(
-            rollout_spec(permits=StagePermits(tool_threads=3, env_threads=5)), scripted([])
-        )
+        runner = EpisodeRunner(rollout_spec(tool_threads=3, env_threads=5), scripted([]))
         runner.close()
         assert (TOOL_THREADS.max_threads, ENV_THREADS.max_threads) == (3, 5)
     finally:

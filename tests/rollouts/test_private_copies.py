@@ -175,7 +175,7 @@ class Spoiler(Wrapper):
 
 
 async def test_a_wrapper_that_spoils_actions_and_results_changes_no_record() -> None:
-    wrapper = WrapperReference(f"{__name__}:Spoiler")
+    wrapper = WrapperReference(function=f"{__name__}:Spoiler")
     spec = replace(env_of(False), wrappers=(wrapper,))
     tame = await epochs(rollout_spec(env=env_of(False)))
     assert await epochs(rollout_spec(env=spec)) == tame

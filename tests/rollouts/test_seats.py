@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from agentrl.engines.openai_spec import OpenAIEngineSpec
 from agentrl.envs import Env, EnvSpec, EpisodeView, Rubric, Score, group_rewards, turn_rewards
 from agentrl.errors import ConfigError
-from agentrl.llm import ChatServerSpec
 from agentrl.rollouts import (
     AgentSpec,
     EpisodeRunner,
@@ -53,6 +53,12 @@ def by_agent(words: dict[str, list[str]]) -> Any:
         return say(next(left[agent]))
 
     return script
+
+
+def served(url: str, **settings: Any) -> AgentSpec:
+    """An agent that a server plays."""
+    server = OpenAIEngineSpec(base_url=url, model="m", **settings)
+    return AgentSpec(train=False, engine="openai", openai=server)
 
 
 async def duel(
@@ -215,7 +221,7 @@ async def test_an_untrained_agent_is_not_scored_and_not_the_episodes_reward() ->
 async def test_an_agent_with_a_server_of_its_own_is_told_its_own_history_alone() -> None:
     async with odd_server(said("b"), said("d")) as server:
         agents = {
-            "black": AgentSpec(False, ChatServerSpec(server.url, "m")),
+            "black": served(server.url),
         }
         trajectory = await duel({"white": ["a", "ccc"]}, agents=agents)
     assert str(trajectory.status) == "terminated"
@@ -230,8 +236,8 @@ async def test_an_agent_with_a_server_of_its_own_is_told_its_own_history_alone()
 
 async def test_an_opponent_whose_server_fails_is_a_failure_and_no_reward() -> None:
     async with odd_server(failed(500)) as server:
-        spec = ChatServerSpec(server.url, "m", max_retries=0)
-        trajectory = await duel({"white": ["a"]}, agents={"black": AgentSpec(False, spec)})
+        agents = {"black": served(server.url, max_retries=0)}
+        trajectory = await duel({"white": ["a"]}, agents=agents)
     assert (str(trajectory.status), trajectory.reward) == ("failed(engine)", None)
     assert trajectory.info["retryable"]
 
@@ -244,8 +250,8 @@ async def test_an_episode_without_a_trained_agent_has_no_reward() -> None:
 
 
 def test_a_server_is_never_trained() -> None:
-    with pytest.raises(ConfigError, match=r"AgentSpec\.train must be False"):
-        AgentSpec(True, ChatServerSpec("http://localhost/v1", "m"))
+    with pytest.raises(ConfigError, match=r"AgentSpec\.train must be false"):
+        AgentSpec(engine="openai", openai=OpenAIEngineSpec(base_url="http://localhost/v1"))
 
 
 async def test_limits_of_turns_count_those_of_an_agent() -> None:

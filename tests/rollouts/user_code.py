@@ -195,12 +195,13 @@ def env_of(task: Task) -> EnvSpec:
     """The environment whose boundary the task names."""
     plain = task.info["kind"] == "plain"
     if task.info["at"] == "resource":
-        opened = ResourceReference(f"{HERE}open_raising", {"raises": task.info["raises"]})
+        args = {"raises": task.info["raises"]}
+        opened = ResourceReference(function=f"{HERE}open_raising", args=args)
         return EnvSpec(ToolEnv, kwargs={"resources": {"opened": opened}})
     if task.info["at"].startswith("tool"):
         box = PlainBox if plain else AsyncBox
         return EnvSpec(ToolEnv, kwargs={"tools": [box], "describe_tools_in_prompt": False})
-    wrappers = (WrapperReference(f"{HERE}Wrapped"),)
+    wrappers = (WrapperReference(function=f"{HERE}Wrapped"),)
     return EnvSpec(Plain if plain else Async, wrappers=wrappers)
 
 

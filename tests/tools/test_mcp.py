@@ -36,7 +36,7 @@ def log(tmp_path: Path) -> Iterator[Path]:
 
 
 def spec(log: Path, mode: str = "", **settings: Any) -> McpServerSpec:
-    return McpServerSpec((sys.executable, SERVER, str(log), mode), **settings)
+    return McpServerSpec(command=(sys.executable, SERVER, str(log), mode), **settings)
 
 
 async def opened(log: Path, mode: str = "", **settings: Any) -> ToolEnv:
@@ -177,7 +177,7 @@ async def test_one_that_does_not_start_is_ours(log: Path, mode: str, why: str) -
 
 
 async def test_one_that_is_no_program_is_ours(log: Path) -> None:
-    servers = {"fs": McpServerSpec(("/no/such/program",))}
+    servers = {"fs": McpServerSpec(command=("/no/such/program",))}
     with pytest.raises(ToolError, match="No such file"):
         await asyncio.to_thread(lambda: ToolEnv(TASK, mcp=servers))
 
@@ -319,5 +319,5 @@ async def test_a_program_starts_in_the_configurations_folder_with_this_python(
 
 def test_a_server_has_a_command_or_an_address() -> None:
     for settings in ({}, {"command": ("a",), "url": "http://b"}):
-        with pytest.raises(ConfigError, match=r"ToolEnv\.mcp: a server needs command or url"):
+        with pytest.raises(ConfigError, match=r"McpServerSpec\.command or url must be given"):
             McpServerSpec(**settings)  # type: ignore[arg-type]

@@ -100,7 +100,7 @@ async def test_it_is_opened_once_given_to_functions_and_toolsets_and_closed_at_t
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "agentrl")
-    reference = ResourceReference("task.py:open_db", {"name": "mine"})
+    reference = ResourceReference(function="task.py:open_db", args={"name": "mine"})
     envs = [
         await asyncio.to_thread(env_with, folder, ["task.py:look_up", "task.py:Desk"], db=reference)
         for _ in range(3)
@@ -159,7 +159,7 @@ def test_a_name_that_is_given_twice_is_refused(folder: Path) -> None:
 
 
 def test_one_that_cannot_be_opened_is_ours_and_tried_again(folder: Path) -> None:
-    reference = ResourceReference("task.py:broken")
+    reference = ResourceReference(function="task.py:broken")
     with pytest.raises(ToolError, match=r"db: task\.py:broken raised OSError: no disk") as caught:
         env_with(folder, [], db=reference)
     assert caught.value.retryable
@@ -221,7 +221,8 @@ def test_it_is_closed_behind_the_tools_when_the_process_ends(tmp_path: Path) -> 
             if __name__ == "__main__":
                 task = Task("t", ({"role": "user", "content": "hi"},))
                 ping = tool(Ping())
-                ToolEnv(task, tools=[ping], resources={"db": ResourceReference("own.py:Db")})
+                db = ResourceReference(function="own.py:Db")
+                ToolEnv(task, tools=[ping], resources={"db": db})
         """)
     )
     done = subprocess.run(

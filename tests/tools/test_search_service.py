@@ -109,7 +109,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 async def stepped(url: str, query: str = "mother ada") -> str:
-    entry = ToolReference("search", {"url": url, "top_k": 1})
+    entry = ToolReference(function="search", args={"url": url, "top_k": 1})
     env = ToolEnv(TASK, tools=[entry])
     try:
         await env.reset(seed=0)
@@ -128,7 +128,7 @@ async def test_the_tool_asks_the_server(served: str) -> None:
 
 
 def test_a_check_asks_for_its_health(served: str) -> None:
-    (tool,) = resolve_tools([ToolReference("search", {"url": served})])
+    (tool,) = resolve_tools([ToolReference(function="search", args={"url": served})])
     assert asyncio.run(tool.ping()) == f"2 documents at {served}"  # type: ignore[union-attr]
 
 
@@ -160,7 +160,7 @@ def test_an_answer_that_is_none_is_our_fault(answer: httpx.Response, told: str) 
 def test_documents_and_url_exclude_each_other() -> None:
     for args in ({}, {"documents": "c.jsonl", "url": "http://a"}):
         with pytest.raises(ConfigError, match="takes either documents"):
-            resolve_tools([ToolReference("search", args)], ".")
+            resolve_tools([ToolReference(function="search", args=args)], ".")
     with pytest.raises(ConfigError, match=r"url must be http://HOST:PORT, got 'a:1'"):
         SearchClient("a:1")
 

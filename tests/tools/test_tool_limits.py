@@ -216,8 +216,8 @@ def test_a_reference_sets_limits_in_place_of_the_tools_own(tmp_path: Path) -> No
         "class Two:\n    @tool\n    def two(self) -> str:\n        '''Two.'''\n        return ''\n"
     )
     entries = [
-        ToolReference("task.py:one", limits={"max_calls": 5, "idempotent": True}),
-        ToolReference("task.py:Two", limits={"max_concurrent": 2}),
+        ToolReference(function="task.py:one", max_calls=5, idempotent=True),
+        ToolReference(function="task.py:Two", max_concurrent=2),
     ]
     env = ToolEnv(TASK, tools=entries, base_dir=tmp_path)
     one, two = env._executor._known.values()

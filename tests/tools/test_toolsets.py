@@ -245,7 +245,7 @@ async def test_one_named_in_a_file_takes_args_and_pickles(tmp_path: Path) -> Non
                     return " ".join(self.lines)
         """)
     )
-    entry = ToolReference("task.py:Pad", {"lines": 2})
+    entry = ToolReference(function="task.py:Pad", args={"lines": 2})
     env = ToolEnv(TASK, tools=[entry], base_dir=tmp_path)
     await env.reset(seed=0)
     assert await said(env, '{"name": "read", "arguments": {}}') == ["t-1 t-1"]

@@ -19,6 +19,7 @@ from agentrl.types.section import ActsWith, Count, Decay, Fraction, Natural, Sec
 Positive = Annotated[float, Field(gt=0)]
 Discount = Annotated[float, Field(gt=0, le=1)]
 _OF_A_KL = ActsWith("kl_coef", but=(0.0,))
+_OF_THE_LOSS = ActsWith("policy_loss", only=(None,))
 KLEstimator = Literal["k1", "k2", "k3", "k1+", "k3+"]
 
 
@@ -117,11 +118,11 @@ class PolicyGradientSettings(ReducedSettings):
 class ClippedSettings(PolicyGradientSettings):
     """PPO's clipped surrogate (arXiv:1707.06347)."""
 
-    clip_low: Decay = 0.2
+    clip_low: Annotated[Decay, _OF_THE_LOSS] = 0.2
     """The ratio is clipped below at 1 - clip_low; in [0, 1)."""
-    clip_high: Weight = 0.28
+    clip_high: Annotated[Weight, _OF_THE_LOSS] = 0.28
     """And above at 1 + clip_high; at least 0."""
-    clip_dual: Annotated[float, Field(gt=1)] | None = None
+    clip_dual: Annotated[Annotated[float, Field(gt=1)] | None, _OF_THE_LOSS] = None
     """Above 1, the ratio of a token with a negative advantage counts as at most this (dual clip,
     arXiv:1912.09729, eq. 5), which bounds its loss; null sets no such bound."""
 
@@ -363,9 +364,9 @@ class GSPOSettings(GroupScaled):
     """Group sequence policy optimisation: the ratio and its bounds are a sequence's
     (arXiv:2507.18071). A sequence is a sample."""
 
-    clip_low: Decay = 3e-4
+    clip_low: Annotated[Decay, _OF_THE_LOSS] = 3e-4
     """The ratio of a sequence is clipped below at 1 - clip_low; in [0, 1)."""
-    clip_high: Weight = 4e-4
+    clip_high: Annotated[Weight, _OF_THE_LOSS] = 4e-4
     """And above at 1 + clip_high; at least 0."""
     reduction: Reduction = "trajectory_mean"
     """See grpo."""
@@ -375,18 +376,18 @@ class CISPOSettings(GroupScaled):
     """Clipped importance-sampling policy optimisation: no token loses its gradient
     (arXiv:2506.13585)."""
 
-    ratio_cap: Annotated[float, Field(ge=1)] = 5.0
+    ratio_cap: Annotated[float, Field(ge=1), _OF_THE_LOSS] = 5.0
     """Largest ratio that weighs a token, detached (arXiv:2510.13786 takes 5); at least 1."""
-    ratio_floor: Annotated[float, Field(ge=0, le=1)] = 0.0
+    ratio_floor: Annotated[float, Field(ge=0, le=1), _OF_THE_LOSS] = 0.0
     """Smallest one; from 0 to 1."""
 
 
 class SAPOSettings(GroupScaled):
     """Soft adaptive policy optimisation: a smooth gate in place of bounds (arXiv:2511.20347)."""
 
-    tau_positive: Positive = 1.0
+    tau_positive: Annotated[Positive, _OF_THE_LOSS] = 1.0
     """Sharpness of the gate of tokens with a positive advantage."""
-    tau_negative: Positive = 1.05
+    tau_negative: Annotated[Positive, _OF_THE_LOSS] = 1.05
     """Sharpness of the gate of the others."""
     reduction: Reduction = "trajectory_mean"
     """See grpo."""
@@ -396,13 +397,13 @@ class DPPOSettings(GroupScaled):
     """Divergence PPO: a token loses its gradient where the policy is too far from the sampler
     already and would go further (arXiv:2602.04879)."""
 
-    divergence: Literal["tv", "kl"] = "tv"
+    divergence: Annotated[Literal["tv", "kl"], _OF_THE_LOSS] = "tv"
     """Between the two policies as a choice of this token or any other: total variation, or KL."""
-    clip_low: Positive = 0.15
+    clip_low: Annotated[Positive, _OF_THE_LOSS] = 0.15
     """Largest divergence of a token that becomes rarer; 0.05 is usual with ``kl``."""
-    clip_high: Positive = 0.15
+    clip_high: Annotated[Positive, _OF_THE_LOSS] = 0.15
     """Largest divergence of a token that becomes more frequent."""
-    ratio_cap: Annotated[float, Field(ge=1)] = 20.0
+    ratio_cap: Annotated[float, Field(ge=1), _OF_THE_LOSS] = 20.0
     """Largest ratio π / π_rollout that weighs a token, detached; at least 1."""
 
     @model_validator(mode="after")

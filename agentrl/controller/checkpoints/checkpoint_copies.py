@@ -10,9 +10,9 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
+from agentrl.controller.checkpoints.stage_checkpoints import MANIFEST, Manifest
 from agentrl.errors import StoreError
 from agentrl.store import RunDirectory
 from agentrl.store.atomic import replacing_folder
@@ -21,7 +21,6 @@ from agentrl.store.remote_folder import RemoteFolder
 logger = logging.getLogger(__name__)
 
 SETTING = "checkpoint.copy_to"
-_MANIFEST = "manifest.json"
 _LONGEST_S = 1800.0
 """That a copy is waited for; an object store answers or refuses long before."""
 
@@ -43,7 +42,7 @@ class CheckpointCopies:
         self._run = run
         self._stage = stage
         self._folder = ""
-        found = run.checkpoints_folder.glob(f"{stage}/step=*/{_MANIFEST}")
+        found = run.checkpoints_folder.glob(f"{stage}/step=*/{MANIFEST}")
         self._copied = {path.parent for path in found}  # by an earlier attempt of the run
         # copies one checkpoint and ends; ``failure`` joins it
         self._thread: threading.Thread | None = None
@@ -100,18 +99,18 @@ class CheckpointCopies:
     def _put(self, checkpoint: Path) -> int:
         """Writes the copy, then removes those whose checkpoints are no longer kept; its bytes."""
         at = _place(self._stage, checkpoint.name)
-        self._remote.remove(f"{at}/{_MANIFEST}")  # of an attempt that was given up
-        files: Mapping[str, int] = _manifest_files((checkpoint / _MANIFEST).read_text("utf-8"))
+        self._remote.remove(f"{at}/{MANIFEST}")  # of an attempt that was given up
+        files = Manifest.of((checkpoint / MANIFEST).read_text("utf-8")).files
         for name in files:
             self._remote.put(checkpoint / name, f"{at}/{name}")
         for path in _run_files(self._run):
             if path.is_file():
                 self._remote.put(path, path.name)
-        self._remote.put(checkpoint / _MANIFEST, f"{at}/{_MANIFEST}")
+        self._remote.put(checkpoint / MANIFEST, f"{at}/{MANIFEST}")
         self._copied.add(checkpoint)
-        for gone in [one for one in self._copied if not (one / _MANIFEST).is_file()]:
+        for gone in [one for one in self._copied if not (one / MANIFEST).is_file()]:
             old = _place(self._stage, gone.name)
-            self._remote.remove(f"{old}/{_MANIFEST}")
+            self._remote.remove(f"{old}/{MANIFEST}")
             self._remote.remove(old)
             self._copied.discard(gone)
         return sum(files.values())
@@ -159,10 +158,10 @@ def fetch_newest(url: str, stage: str, folder: Path) -> Path | None:
     if newest is None:
         return None
     at = _place(stage, newest)
-    manifest = remote.text(f"{at}/{_MANIFEST}")
+    manifest = remote.text(f"{at}/{MANIFEST}")
     remedy = f"the copy is corrupt; delete {remote.url}/{at} to resume from the one before"
     with replacing_folder(folder / newest) as part:
-        for name, size in _manifest_files(manifest).items():
+        for name, size in Manifest.of(manifest).files.items():
             path = part / name
             if not remote.has(f"{at}/{name}"):
                 raise StoreError(f"{remote.url}/{at}/{name} is missing: {remedy}")
@@ -172,32 +171,20 @@ def fetch_newest(url: str, stage: str, folder: Path) -> Path | None:
                     f"{remote.url}/{at}/{name} has {path.stat().st_size} bytes instead of {size}: "
                     f"{remedy}"
                 )
-        (part / _MANIFEST).write_text(manifest, encoding="utf-8")
+        (part / MANIFEST).write_text(manifest, encoding="utf-8")
     return folder / newest
 
 
 def _newest(remote: RemoteFolder, stage: str) -> str | None:
     """The name of the newest whole copy; folders without a manifest never were one."""
     for name in reversed(remote.names(_place(stage))):
-        if name.startswith("step=") and remote.has(f"{_place(stage, name)}/{_MANIFEST}"):
+        if name.startswith("step=") and remote.has(f"{_place(stage, name)}/{MANIFEST}"):
             return name
     return None
 
 
 def _place(*parts: str) -> str:
     return "/".join(("checkpoints", *parts))
-
-
-def _manifest_files(text: str) -> Mapping[str, int]:
-    """Sizes by name.
-
-    Raises:
-        StoreError: it is no manifest.
-    """
-    try:
-        return {str(name): int(size) for name, size in json.loads(text)["files"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StoreError(f"{_MANIFEST} cannot be read ({error})") from error
 
 
 def _run_files(run: RunDirectory) -> tuple[Path, ...]:

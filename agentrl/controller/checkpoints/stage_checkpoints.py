@@ -21,6 +21,7 @@ from agentrl.errors import ConfigError, DataError, StoreError
 from agentrl.rollouts.samplers.prompt_sampler import SamplerState
 from agentrl.store import write_json
 
+MANIFEST = "manifest.json"
 _GROUPS = "waiting_groups.parquet"
 _UNOBSERVED = "unobserved_groups.parquet"
 _RUNNING = "running_groups.pickle"
@@ -58,6 +59,23 @@ class Manifest:
     uncounted: tuple[int, ...] = ()
     files: Mapping[str, int] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, text: str) -> Manifest:
+        """The manifest of its file's text, without what lies in files of its own.
+
+        Raises:
+            StoreError: it is no manifest.
+        """
+        try:
+            raw = json.loads(text)
+            rollouts = raw.pop("rollouts")
+            rollouts["outstanding"] = tuple(rollouts["outstanding"])
+            rollouts["sampler"] = SamplerState.of_record(rollouts["sampler"])
+            raw["uncounted"] = tuple(raw["uncounted"])
+            return cls(**raw, rollouts=RolloutState(**rollouts))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise StoreError(f"{MANIFEST} cannot be read ({error})") from error
+
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
@@ -92,7 +110,7 @@ class Checkpoints:
 
     def abandon(self, folder: Path) -> None:
         """What could not be written whole takes no space of what has to be written now."""
-        if not (folder / "manifest.json").exists():
+        if not (folder / MANIFEST).exists():
             shutil.rmtree(folder, ignore_errors=True)
 
     def commit(self, folder: Path, manifest: Manifest) -> None:
@@ -114,13 +132,13 @@ class Checkpoints:
         record = asdict(replace(manifest, rollouts=in_manifest, files=files))
         for name in _OWN_FILES:
             del record["rollouts"][name]
-        write_json(folder / "manifest.json", record)
+        write_json(folder / MANIFEST, record)
         if self.keep_last:
             # of each step
             newest = {path.name.partition(".")[0]: path for path in self._complete()}
             kept = {*list(newest.values())[-self.keep_last :], *self._best(newest.values())}
             for old in set(self.folder.glob("step=*")) - kept:
-                (old / "manifest.json").unlink(missing_ok=True)
+                (old / MANIFEST).unlink(missing_ok=True)
                 shutil.rmtree(old)
 
     def latest(self) -> tuple[Path, Manifest] | None:
@@ -135,14 +153,9 @@ class Checkpoints:
             return None
         folder = complete[-1]
         try:
-            raw = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-            rollouts = raw.pop("rollouts")
-            rollouts["outstanding"] = tuple(rollouts["outstanding"])
-            rollouts["sampler"] = SamplerState.of_record(rollouts["sampler"])
-            raw["uncounted"] = tuple(raw["uncounted"])
-            manifest = Manifest(**raw, rollouts=RolloutState(**rollouts))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise self._corrupt(folder, f"manifest.json cannot be read ({error})") from error
+            manifest = Manifest.of((folder / MANIFEST).read_text(encoding="utf-8"))
+        except (UnicodeDecodeError, StoreError) as error:
+            raise self._corrupt(folder, str(error)) from error
         for name, size in manifest.files.items():
             path = folder / name
             found = f"{path.stat().st_size} bytes" if path.is_file() else "nothing"
@@ -189,16 +202,17 @@ class Checkpoints:
         values = []
         for path in complete:
             try:
-                manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
-                value = manifest["evaluated"].get(self.keep_best)
-            except (OSError, ValueError, KeyError, AttributeError):  # another one is resumed from
+                manifest = Manifest.of((path / MANIFEST).read_text(encoding="utf-8"))
+                value = manifest.evaluated.get(self.keep_best)
+            # another one is resumed from
+            except (OSError, UnicodeDecodeError, StoreError):
                 continue
             if value is not None:
                 values.append((value, path))
         return [max(values)[1]] if values else []
 
     def _complete(self) -> list[Path]:
-        return sorted(path.parent for path in self.folder.glob("step=*/manifest.json"))
+        return sorted(path.parent for path in self.folder.glob(f"step=*/{MANIFEST}"))
 
     def _corrupt(self, folder: Path, what: str) -> DataError:
         return DataError(f"checkpoint {folder} is corrupt: {what}; {self._remedy(folder)}")

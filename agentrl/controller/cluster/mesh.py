@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.errors import TrainingError
-from agentrl.training.parallel.process_group import check_ranks
+from agentrl.training.parallel.layout_rules import check_ranks
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,6 @@ async def play(stage: StageConfig, task: Task, policy: PersonPolicy) -> Trajecto
             "its turns; name a configuration with an environment"
         )
     spec = rollout_spec(stage, LiveObjects(), None)
-    limits = replace(spec.limits, episode_timeout_s=_PATIENCE_S, turn_timeout_s=_PATIENCE_S)
-    async with Player(replace(spec, limits=limits, parser="hermes"), policy) as player:
+    episode = spec.episode.replace(episode_timeout_s=_PATIENCE_S, turn_timeout_s=_PATIENCE_S)
+    async with Player(replace(spec, episode=episode, parser="hermes"), policy) as player:
         return await player.play(task, EpisodeKey(0, 0, label="play"))

@@ -131,7 +131,7 @@ def hostile_faults(stage: StageConfig, setting: str, task: Task) -> list[str]:
         task: of it.
     """
     spec = rollout_spec(stage, LiveObjects(), None)
-    spec = replace(spec, limits=replace(spec.limits, max_turns=_HOSTILE_TURNS))
+    spec = replace(spec, episode=spec.episode.replace(max_turns=_HOSTILE_TURNS))
     rubric = spec.rubric.build()
 
     async def played(text: str) -> float:
@@ -161,8 +161,8 @@ def rehearse(
     """
     live = LiveObjects()
     spec = rollout_spec(stage, live, None)
-    limits = replace(spec.limits, max_turns=min(spec.limits.max_turns, _MAX_TURNS))
-    spec = replace(spec, limits=limits)
+    max_turns = min(spec.episode.max_turns, _MAX_TURNS)
+    spec = replace(spec, episode=spec.episode.replace(max_turns=max_turns))
     for setting, (tasks, with_tools) in sets.items():
         env = spec.env if with_tools else env_spec(stage, live, with_tools=False)
         for task in tasks:

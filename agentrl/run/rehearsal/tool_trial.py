@@ -103,7 +103,7 @@ def _env(reference: str, args: Mapping[str, Any], stage: StageConfig | None) -> 
     if own is not None and not named:
         return replace(own, factory=ToolEnv, kwargs=_of_tool_env(kwargs))
     base_dir = "." if own is None else own.base_dir
-    entry = ToolReference(reference, args)
+    entry = ToolReference(function=reference, args=dict(args))
     kwargs = {**_of_tool_env(kwargs), "tools": [entry], "mcp": {}, "base_dir": base_dir}
     (tool,) = resolve_tools([entry], base_dir, frozenset(kwargs.get("resources", ())))
     sandbox = None

@@ -3,55 +3,55 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from agentrl.errors import ConfigError
+from pydantic import Field, model_validator
+
+from agentrl.types.section import ActsWith, Seconds, Section, Words
+
+_OF_A_PROGRAM = ActsWith("command", but=((),))
 
 
-@dataclass(frozen=True)
-class McpServerSpec:
-    """A server whose tools are on offer.
+class McpServerSpec(Section):
+    """One MCP server, whose tools are on offer (needs ``pip install 'mcp>=2'``)."""
 
-    Args:
-        command: a program and its arguments that speaks on its standard streams.
-        url: or the address of one that speaks streamable HTTP.
-        cwd: the folder that the program starts in; None for this process's.
-        tools: those on offer; None for all that it lists.
-        prefix: put before the names of its tools.
-        scope: whether all episodes of a process share it, or each starts its own.
-        pass_env: names of this process's variables that the program is given, beside ``PATH``,
-            ``HOME``, ``LANG`` and ``TMPDIR``.
-        env: further variables of the program.
-        deadline_s: seconds of a call.
-        start_timeout_s: seconds until it has listed its tools.
-        idempotent: calls may be sent again, though they may have been carried out already.
-
-    Raises:
-        ConfigError: neither or both of ``command`` and ``url``.
-    """
-
-    command: tuple[str, ...] = ()
+    command: Words = ()
+    """A program and its arguments that speaks on its standard streams. ``python``
+    is this interpreter."""
     url: str | None = None
-    cwd: str | None = None
-    tools: tuple[str, ...] | None = None
+    """Or the address of one that speaks streamable HTTP."""
+    cwd: Annotated[str | None, _OF_A_PROGRAM] = None
+    """Folder that the program starts in, from the configuration's folder on, which is the default.
+    """
+    tools: Words | None = None
+    """Those of its tools that are on offer; by default all."""
     prefix: str = ""
+    """Put before the names of its tools."""
     scope: Literal["episode", "process"] = "process"
-    pass_env: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict, hash=False)
-    deadline_s: float = 30.0
-    start_timeout_s: float = 30.0
+    """``process``: the episodes of a process share the server; ``episode``: each starts its own."""
+    pass_env: Annotated[Words, _OF_A_PROGRAM] = ()
+    """Names of environment variables that the program is given, beside PATH, HOME, LANG and
+    TMPDIR."""
+    env: Annotated[dict[str, str], _OF_A_PROGRAM] = Field(default_factory=dict)
+    """Further variables of the program."""
+    deadline_s: Seconds = 30.0
+    """Seconds of a call; a server that does not answer by then has failed."""
+    start_timeout_s: Seconds = 30.0
+    """Seconds until it has listed its tools."""
     idempotent: bool = False
+    """Whether calls may be sent again after a failure, though they may have been carried out
+    already."""
+
+    @model_validator(mode="after")
+    def _check_place(self) -> Self:
+        if bool(self.command) == bool(self.url):
+            raise self.broken(
+                "command",
+                f" or url must be given, and not both: it needs command or url, got "
+                f"command={list(self.command)} url={self.url!r}",
+            )
+        return self
 
     def offered(self, name: str) -> str:
         """The name by which a model calls the tool that the server lists under ``name``."""
         return (self.prefix + re.sub(r"[^a-zA-Z0-9_-]", "_", name))[:64]
-
-    def __post_init__(self) -> None:
-        if bool(self.command) == bool(self.url):
-            raise ConfigError(
-                f"ToolEnv.mcp: a server needs command or url, and not both, got "
-                f"command={list(self.command)} url={self.url!r}",
-                fields=["ToolEnv.mcp"],
-            )

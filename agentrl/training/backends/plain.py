@@ -14,8 +14,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from agentrl.errors import ConfigError
 from agentrl.training.backends.packed_backend import PackedBackend
+from agentrl.training.parallel.layout_rules import check_backend_ranks
 from agentrl.training.parallel.process_group import DistSpec
 
 
@@ -29,11 +29,7 @@ class PlainBackend(PackedBackend):
     name: ClassVar[str] = "plain"
 
     def _prepare(self, place: DistSpec) -> None:
-        if place.world_size != 1:
-            raise ConfigError(
-                f"TrainConfig.backend='plain' runs in one process, got PlacementConfig.world_size="
-                f"{place.world_size}; set one of them: backend fsdp2, or world_size 1"
-            )
+        check_backend_ranks(self.name, place.world_size)
         self.model.fill(torch.device(place.device))
         self._owners: list[tuple[nn.Module, str, nn.Parameter]] = [
             (module, name, parameter)

@@ -45,7 +45,7 @@ def demonstration_group(
     if not turns:
         raise DataError(
             f"demonstration {group_index} has no assistant's message within {max_tokens} tokens "
-            "(EpisodeLimits.max_prompt_tokens + EpisodeLimits.max_response_tokens); raise them or "
+            "(DataConfig.max_prompt_tokens + RolloutConfig.max_response_tokens); raise them or "
             "leave the row out"
         )
     task = Task(

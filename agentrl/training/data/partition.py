@@ -321,7 +321,7 @@ def _check_fits(longest: int, layout: Layout, unit: Unit = "sample") -> None:
     what = "sample (a sample is never split)"
     remedy = (
         "raise it (and TrainConfig.logprob_micro_batch_tokens), or lower "
-        "EpisodeLimits.max_prompt_tokens or EpisodeLimits.max_response_tokens"
+        "DataConfig.max_prompt_tokens or RolloutConfig.max_response_tokens"
     )
     if unit == "group":
         what = "group (its samples are compared in one micro-batch)"

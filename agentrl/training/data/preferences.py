@@ -68,8 +68,8 @@ def preference_group(
         if length > max_tokens:
             raise DataError(
                 f"preference pair {group_index}: its {side} conversation has {length} tokens, more "
-                f"than {max_tokens} (EpisodeLimits.max_prompt_tokens + "
-                "EpisodeLimits.max_response_tokens); raise them or leave the row out"
+                f"than {max_tokens} (DataConfig.max_prompt_tokens + "
+                "RolloutConfig.max_response_tokens); raise them or leave the row out"
             )
     if _ids(both[0]) == _ids(both[1]):
         raise DataError(

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from agentrl.errors import ConfigError, TrainingError
+from agentrl.errors import TrainingError
 from agentrl.training.device import check_gpus, num_gpus
 
 
@@ -63,20 +63,6 @@ class DistSpec:
 SHARED: dict[object, Any] = {}
 """What roles make of the process group and share, such as meshes; ``join`` and ``leave`` empty it.
 """
-
-
-def check_ranks(world_size: int, tp: int, sp: int) -> None:
-    """Refuses a layout that does not divide the ranks.
-
-    Raises:
-        ConfigError: as said.
-    """
-    if world_size % (tp * sp):
-        raise ConfigError(
-            "PlacementConfig.tp_size * PlacementConfig.sp_size must divide "
-            "PlacementConfig.world_size="
-            f"{world_size}, got {tp} * {sp}; change one of them"
-        )
 
 
 def join(spec: DistSpec) -> None:

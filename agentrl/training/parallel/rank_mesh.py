@@ -15,7 +15,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from agentrl.errors import ConfigError
-from agentrl.training.parallel.process_group import SHARED, DistSpec, check_ranks
+from agentrl.training.parallel.layout_rules import check_ranks, shard_replicas
+from agentrl.training.parallel.process_group import SHARED, DistSpec
 
 ShardMode = Literal["full", "grad_op", "hybrid"]
 """How weights lie over data-parallel ranks."""
@@ -91,17 +92,7 @@ def num_replicas(place: DistSpec, sharding: Sharding) -> int:
                 f"{sharding.size} with {sharding.mode!r}; leave it out"
             )
         return 1
-    if sharding.size is None:
-        raise ConfigError(
-            "TrainConfig.shard='hybrid' needs TrainConfig.shard_size, the data-parallel ranks that "
-            "share one copy of the weights, got none; set it, to those of a machine for example"
-        )
-    if place.dp % sharding.size:
-        raise ConfigError(
-            f"TrainConfig.shard_size must divide the {place.dp} data-parallel ranks "
-            f"(world_size / tp_size / sp_size), got {sharding.size}; set a divisor"
-        )
-    return place.dp // sharding.size
+    return shard_replicas(place.dp, sharding.size)
 
 
 def _make(place: DistSpec, replicas: int) -> RankMesh:

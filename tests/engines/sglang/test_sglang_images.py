@@ -22,7 +22,7 @@ from agentrl.engines.sglang import SGLangEngine, SGLangEngineSpec
 from agentrl.envs import EnvSpec, Rubric, ToolEnv
 from agentrl.errors import EngineError
 from agentrl.render import RendererSpec, load_image_processor
-from agentrl.rollouts import EpisodeContext, EpisodeKey, EpisodeLimits, RolloutSpec, run_episode
+from agentrl.rollouts import EpisodeContext, EpisodeKey, EpisodeSettings, RolloutSpec, run_episode
 from agentrl.rollouts.token_consistency import assert_token_consistency
 from agentrl.run.collection import collect
 from agentrl.store import RunDirectory
@@ -187,8 +187,15 @@ async def test_an_episode_with_images_from_the_task_and_from_a_tool(
         renderer=Built(renderer),
         parser="hermes",
         rubric=Built(Rubric([length_reward])),
-        limits=EpisodeLimits(3, 12, 400, 600, CONTEXT, 300.0, 300.0),
-        sampling=SamplingParams(12),
+        episode=EpisodeSettings(
+            max_turns=3,
+            max_turn_tokens=12,
+            max_response_tokens=600,
+            context_tokens=CONTEXT,
+            episode_timeout_s=300.0,
+            turn_timeout_s=300.0,
+        ),
+        max_prompt_tokens=400,
         root_seed=0,
     )
     parts = EpisodeContext(

@@ -8,7 +8,6 @@ import json
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from agentrl.engines.sglang import SGLangEngine
 from agentrl.render import RendererSpec
 from agentrl.rollouts import EpisodeContext
 from agentrl.tools.parsers import load_parser
-from agentrl.types import SamplingParams, Trajectory, concat_ids
+from agentrl.types import Trajectory, concat_ids
 from agentrl.weight_sync import HttpSender
 from tests.engines.servers.broken_server import holds_back
 from tests.engines.sglang.conftest import Neighbour
@@ -52,7 +51,7 @@ async def served(
         "max_response_tokens": 400,
         "context_tokens": CONTEXT,
     }
-    spec = replace(rollout_spec(**limits), sampling=SamplingParams(200, **sampling))
+    spec = rollout_spec(**limits, **sampling)
     parts = EpisodeContext(
         spec, engine, RendererSpec(str(model)).build(), load_parser("hermes"), spec.rubric.build()
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.config.sections import RewardFunctionConfig
+from agentrl.config.sections import RewardConfig, RewardFunctionConfig
 from agentrl.envs import Rubric
 from agentrl.envs.rewards import judge as module
 from agentrl.envs.rewards.judge import judge
@@ -107,7 +107,7 @@ async def test_its_file_lies_in_the_configurations_folder_and_its_connections_en
     async with odd_server(said("Score: 5"), said("Score: 9")) as server:
         args = {"base_url": server.url, "model": "m", "cache": "kept/judge.jsonl"}
         part = RewardFunctionConfig(function="judge", args=args)
-        rubric = RubricSpec((part,), str(tmp_path)).build()
+        rubric = RubricSpec(RewardConfig(functions=(part,)), str(tmp_path)).build()
         assert await rubric.score(episode("x")) == {"judge": 0.5}
         assert [json.loads(line)[1] for line in (tmp_path / "kept" / "judge.jsonl").open()] == [
             "Score: 5"

@@ -118,13 +118,13 @@ def folder_module(folder: Path, dtype: torch.dtype) -> Any:
     Raises:
         EngineError: transformers cannot read it, or it lacks weights.
     """
-    with quiet_transformers(), _built(f"EnginePlace.model_path={str(folder)!r}"):
+    with quiet_transformers(), _built(f"EnginePlace.model={str(folder)!r}"):
         module, found = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, local_files_only=True, output_loading_info=True
         )
     if missing := sorted(found["missing_keys"]):
         raise EngineError(
-            f"EnginePlace.model_path: {folder} lacks {len(missing)} weights of the model, the "
+            f"EnginePlace.model: {folder} lacks {len(missing)} weights of the model, the "
             f"first is {missing[0]!r}; save the model again with save_pretrained",
             retryable=False,
         )

@@ -1,0 +1,56 @@
+"""Layout rules: how ranks may be divided, for a configuration as for the ranks; needs no torch."""
+
+from __future__ import annotations
+
+from agentrl.errors import ConfigError
+
+
+def check_ranks(world_size: int, tp: int, sp: int) -> None:
+    """Refuses a layout that does not divide the ranks.
+
+    Raises:
+        ConfigError: as said.
+    """
+    if world_size % (tp * sp):
+        raise ConfigError(
+            "PlacementConfig.tp_size * PlacementConfig.sp_size must divide "
+            f"PlacementConfig.world_size={world_size}, got {tp} * {sp}; change one of them",
+            fields=[f"PlacementConfig.{name}" for name in ("tp_size", "sp_size", "world_size")],
+        )
+
+
+def check_backend_ranks(backend: str, world_size: int) -> None:
+    """Refuses more ranks than a backend runs in.
+
+    Raises:
+        ConfigError: as said.
+    """
+    if backend == "plain" and world_size > 1:
+        raise ConfigError(
+            "TrainConfig.backend='plain' runs in one process, which needs "
+            f"PlacementConfig.world_size=1, got {world_size}; set it, or TrainConfig.backend=fsdp2",
+            fields=["TrainConfig.backend", "PlacementConfig.world_size"],
+        )
+
+
+def shard_replicas(data_parallel: int, size: int | None) -> int:
+    """Groups of ``size`` data coordinates, each of which holds all weights (``hybrid``).
+
+    Raises:
+        ConfigError: there is no size, or it does not divide the data coordinates.
+    """
+    fields = ["TrainConfig.shard_size", "TrainConfig.shard", "PlacementConfig.world_size"]
+    if size is None:
+        raise ConfigError(
+            "TrainConfig.shard='hybrid' needs TrainConfig.shard_size, the data-parallel ranks that "
+            "share one copy of the weights, got none; set it, to those of a machine for example",
+            fields=fields[:2],
+        )
+    if data_parallel % size:
+        raise ConfigError(
+            f"TrainConfig.shard_size must divide the {data_parallel} data-parallel ranks "
+            "(PlacementConfig.world_size / PlacementConfig.tp_size / PlacementConfig.sp_size), got "
+            f"{size}; set a divisor",
+            fields=fields,
+        )
+    return data_parallel // size

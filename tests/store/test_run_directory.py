@@ -28,7 +28,7 @@ def test_a_new_run_is_found_again(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "a" / "run", {"seed": 3})
 
     assert RunDirectory.open(tmp_path / "a" / "run") == run
-    assert run.read_record() == {"format": 3, "seed": 3}
+    assert run.read_record() == {"format": 4, "seed": 3}
 
 
 def test_an_existing_run_is_refused_with_the_mend(run: RunDirectory) -> None:

@@ -93,14 +93,14 @@ def test_what_is_no_run_is_not_opened(tmp_path: Path, folder: str, state: str) -
         RunDirectory.open(tmp_path / folder)
 
 
-@pytest.mark.parametrize("found", [1, 4, None])
+@pytest.mark.parametrize("found", [1, 5, None])
 def test_another_layout_is_refused(run: RunDirectory, found: int | None) -> None:
     write_json(run.record_path, {"format": found})
 
     for read in (lambda: RunDirectory.open(run.root), run.read_record):
         with pytest.raises(
             StoreError,
-            match=rf"run\.json has format={found} and this agentrl reads 3; use the one that",
+            match=rf"run\.json has format={found} and this agentrl reads 4; use the one that",
         ):
             read()
 

@@ -13,6 +13,7 @@ from agentrl.training import Layout, Plan, repack, sample_weights, shards, union
 from agentrl.training.data.partition import auxiliary_weights, partition
 from agentrl.training.data.prefix_tree import PrefixOrder
 from agentrl.types import Batch, BatchShard
+from agentrl.types.env import MAIN_POLICY
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,6 +28,7 @@ class PlannedBatch:
         algorithm_state: what the algorithm carries from step to step.
         policy_version: of the weights that are trained.
         agents: the agent of each trajectory.
+        policy: that is trained.
     """
 
     batch: Batch
@@ -36,6 +38,7 @@ class PlannedBatch:
     algorithm_state: AlgorithmState = field(default_factory=dict)
     policy_version: int = 0
     agents: tuple[str, ...] = ()
+    policy: str = MAIN_POLICY
 
     @classmethod
     def plan(

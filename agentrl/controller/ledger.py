@@ -1,8 +1,8 @@
 """Ledger: records where every trajectory of a run is, in an append-only file that always balances.
 
-A row moves rollouts of one group to a state (docs/controller.md, Three records). A trajectory is
-(attempt of the run, group index, rollout index). Always: issued = running + finished + buffered +
-taken + trained + failed + cancelled + dropped + rolled_back.
+A row moves rollouts of one group to a state (docs/controller.md, Ledger). A trajectory is (attempt
+of the run, policy that is trained by it, group index, rollout index). Always: issued = running +
+finished + buffered + taken + trained + failed + cancelled + dropped + rolled_back.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import json
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
 from agentrl.errors import StoreError
-from agentrl.types import TrajectoryGroup
+from agentrl.types import Trajectory, TrajectoryGroup
 
 LedgerState = Literal[
     "running",
@@ -40,7 +40,7 @@ _NEXT: Mapping[str, frozenset[str]] = {
 
 
 class Ledger:
-    """Appends rows ``{"n", "attempt", "group_index", "rollout_indices", "to", ...}``.
+    """Appends rows ``{"n", "attempt", "policy", "group_index", "rollout_indices", "to", ...}``.
 
     ``n`` is the row's offset.
 
@@ -53,8 +53,8 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._history: dict[tuple[int, int, int], list[tuple[int, str]]] = {}
-        self._trained: set[tuple[int, int]] = set()
+        self._history: dict[tuple[int, str, int, int], list[tuple[int, str]]] = {}
+        self._trained: set[tuple[str, int, int]] = set()
         self.offset = 0
         """Rows written so far; a checkpoint remembers it."""
         # guards the states and the file: the service's thread moves groups, the loop's thread
@@ -65,26 +65,31 @@ class Ledger:
             self._read()
         self._file: IO[bytes] = path.open("ab")
 
-    def issue(self, group_index: int, num_rollouts: int, **detail: object) -> None:
-        """A group is given to a runner.
+    def issue(self, policy: str, group_index: int, num_rollouts: int, **detail: object) -> None:
+        """A group is given to a runner; ``policy`` is to be trained by it.
 
         Raises:
             StoreError: a rollout of it was trained in an earlier attempt of this lineage and not
                 rolled back.
         """
         with self._lock:
-            again = [s for s in range(num_rollouts) if (group_index, s) in self._trained]
+            again = [s for s in range(num_rollouts) if (policy, group_index, s) in self._trained]
             if again:
                 raise StoreError(
                     f"{self._path}: group {group_index} was trained before (rollouts {again}); "
                     "it is never again"
                 )
-            self.move(group_index, range(num_rollouts), "running", **detail)
+            self.move(policy, group_index, range(num_rollouts), "running", **detail)
 
     def move(
-        self, group_index: int, rollout_indices: Iterable[int], to: LedgerState, **detail: object
+        self,
+        policy: str,
+        group_index: int,
+        rollout_indices: Iterable[int],
+        to: LedgerState,
+        **detail: object,
     ) -> None:
-        """Moves rollouts of a group to a state.
+        """Moves rollouts of a policy's group to a state.
 
         Raises:
             StoreError: a transition that cannot be, such as training a trajectory twice.
@@ -92,7 +97,7 @@ class Ledger:
         chosen = list(rollout_indices)
         if chosen:
             with self._lock:
-                self._append(self.attempt, group_index, chosen, to, **detail)
+                self._append((self.attempt, policy, group_index), chosen, to, **detail)
 
     def enter_ends(self, group: TrajectoryGroup) -> None:
         """The rollouts of a running group have finished, failed or been cancelled."""
@@ -101,24 +106,22 @@ class Ledger:
             status = trajectory.status
             if trajectory.rollout_index not in rewarded:
                 ended: LedgerState = "cancelled" if status.kind == "cancelled" else "failed"
-                self.move(
-                    group.group_index, [trajectory.rollout_index], ended, reason=status.reason
-                )
+                self.move_group(group, ended, trajectory, reason=status.reason)
         self.move_group(group, "finished")
         if (greedy := group.baseline) is not None:
-            self.move(group.group_index, [greedy.rollout_index], "finished")
-            self.move(group.group_index, [greedy.rollout_index], "dropped", reason="baseline")
+            self.move_group(group, "finished", greedy)
+            self.move_group(group, "dropped", greedy, reason="baseline")
 
-    def move_group(self, group: TrajectoryGroup, to: LedgerState, **detail: object) -> None:
-        """Moves the finished rollouts of a group."""
-        finished = [trajectory.rollout_index for trajectory in group.finished]
-        self.move(group.group_index, finished, to, **detail)
-
-    def trained(self, group_indices: Mapping[int, Sequence[int]], step: int) -> None:
-        """The given rollouts of each group were trained in ``step``; durable when this returns."""
-        for group_index, rollout_indices in group_indices.items():
-            self.move(group_index, rollout_indices, "trained", step=step)
-        self.sync()
+    def move_group(
+        self,
+        group: TrajectoryGroup,
+        to: LedgerState,
+        *rollouts: Trajectory,
+        **detail: object,
+    ) -> None:
+        """Moves rollouts of a group, by default the finished ones."""
+        chosen = [one.rollout_index for one in rollouts or group.finished]
+        self.move(group.policy, group.group_index, chosen, to, **detail)
 
     def trained_groups(self, groups: Iterable[TrajectoryGroup], step: int) -> None:
         """The finished rollouts of groups were trained in ``step``; durable when this returns."""
@@ -146,8 +149,7 @@ class Ledger:
         for key, history in self._history.items():
             state = next((state for row, state in reversed(history) if row < offset), "")
             if state in _NEXT and history[-1][1] != "rolled_back":
-                attempt, group_index, rollout_index = key
-                self._append(attempt, group_index, [rollout_index], "rolled_back")
+                self._append(key[:3], [key[3]], "rolled_back")
         self.attempt += 1
         self.sync()
 
@@ -158,40 +160,43 @@ class Ledger:
 
     def _append(
         self,
-        attempt: int,
-        group_index: int,
+        of: tuple[int, str, int],
         rollout_indices: list[int],
         to: LedgerState,
         **detail: object,
     ) -> None:
-        places = {
+        attempt, policy, group_index = of
+        row = {
+            "n": self.offset,
             "attempt": attempt,
+            "policy": policy,
             "group_index": group_index,
             "rollout_indices": rollout_indices,
+            "to": to,
+            **detail,
         }
-        row = {"n": self.offset, **places, "to": to, **detail}
         self._apply(row)
         self._file.write(json.dumps(row, separators=(",", ":")).encode() + b"\n")
 
-    def _apply(self, row: Mapping[str, object]) -> None:
+    def _apply(self, row: Mapping[str, Any]) -> None:
         to = row["to"]
         rollout_indices = row["rollout_indices"]
         if to not in get_args(LedgerState) or not isinstance(rollout_indices, list):
             raise StoreError(f"{self._path}: row {self.offset} is no ledger row: {row!r:.200}")
         for rollout_index in rollout_indices:
-            key = (int(str(row["attempt"])), int(str(row["group_index"])), int(rollout_index))
+            key = (row["attempt"], row["policy"], row["group_index"], rollout_index)
             state = self._history[key][-1][1] if key in self._history else ""
             if to != "rolled_back" and to not in _NEXT.get(state, frozenset()):
                 raise StoreError(
-                    f"{self._path}: trajectory {key[1]}-{key[2]} of attempt {key[0]} cannot go "
-                    f"from {state or 'nothing'} to {to} (row {self.offset})"
+                    f"{self._path}: trajectory {key[2]}-{key[3]} of attempt {key[0]} cannot go "
+                    f"from {state or 'nothing'} to {to} for policy {key[1]!r} (row {self.offset})"
                 )
             if to == "trained":
                 self._trained.add(key[1:])
             elif state == "trained":
                 self._trained.discard(key[1:])
-            self._history.setdefault(key, []).append((self.offset, str(to)))
-        self.attempt = max(self.attempt, int(str(row["attempt"])))
+            self._history.setdefault(key, []).append((self.offset, to))
+        self.attempt = max(self.attempt, row["attempt"])
         self.offset += 1
 
     def _read(self) -> None:
@@ -222,8 +227,9 @@ def ledger_rows(path: Path) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def trained_batches(path: Path, stage: str) -> dict[int, dict[int, list[int]]]:
-    """What a stage has trained, by step: of each group, in the order of the batch, the rollouts.
+def trained_batches(path: Path, stage: str, policy: str) -> dict[int, dict[int, list[int]]]:
+    """What a stage has trained a policy by, step by step: of each group, in the order of the batch,
+    the rollouts.
 
     What was rolled back is left out.
 
@@ -235,6 +241,8 @@ def trained_batches(path: Path, stage: str) -> dict[int, dict[int, list[int]]]:
     batches: dict[int, dict[int, list[int]]] = {}
     for row in ledger_rows(path):
         key = (row["attempt"], row["group_index"])
+        if row["policy"] != policy:
+            continue
         if row["to"] == "running" and row.get("stage") == stage:
             own.add(key)
         if key not in own:

@@ -24,7 +24,6 @@ def train(run: StageRun) -> TrainState:
     """
     algorithm = run.algorithm
     schedule = run.schedule
-    passes = run.passes
     state = run.restore()  # a checkpoint's state, or step 0
     schedule.start(state)  # engines serve these weights; admission opens
     run.evaluation.at_start(state, resumed=run.restored is not None)
@@ -32,18 +31,21 @@ def train(run: StageRun) -> TrainState:
         with run.timer.phase("rollout"):
             groups = run.next_groups(state)  # finished, scored, filtered, fresh enough
         stats = Stats()
-        batch = passes.assemble(groups, state)  # None where no group of the step may be trained
-        if batch is not None:
+        batches = run.assemble(groups, state)  # by policy; none where no group may be trained
+        for policy, batch in batches.items():
+            passes = run.passes[policy]
             with run.timer.phase("logprobs"):
                 batch = passes.forward(batch)  # what the algorithm needs: logprobs, advantages
             with run.timer.phase("update"):
                 for mini_batch in batch.mini_batches(algorithm.num_epochs):
                     stats += passes.update(batch, mini_batch)  # every learner
-        state = state.after(algorithm.next_state(state.algorithm, stats), passes.counts(batch))
+            batches[policy] = batch
+        own = algorithm.next_state(state.algorithm, stats)
+        state = state.after(own, has_signal=run.has_signal(batches))
         schedule.mark_trained(groups, state.step)  # durable before anyone hears of it
         with run.timer.phase("publish"):
-            state = run.publish(state, changed=batch is not None)  # version + 1
+            state = run.publish(state, batches)  # version + 1
         run.evaluation.if_due(state)  # no publish, no new training episodes meanwhile
-        run.record(state, groups, batch, stats)  # annotations, metrics, alerts
+        run.record(state, groups, batches, stats)  # annotations, metrics, alerts
         run.checkpoint_if_due(state)
     return run.finish(state)

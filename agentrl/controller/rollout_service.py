@@ -28,6 +28,7 @@ from agentrl.errors import AgentRLError, EngineError, WeightMismatchError
 from agentrl.rollouts import GroupOutcome, GroupRequest
 from agentrl.rollouts.samplers.prompt_sampler import PromptSampler
 from agentrl.types import Trajectory, TrajectoryGroup
+from agentrl.types.env import MAIN_POLICY
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +50,7 @@ class RolloutService(Schedule):
         sampler: which task a group is.
         ledger: where every trajectory is.
         restored: the groups to go on from, and those that wait already.
-        send_weights: gives the engines the learner's weights as a version, paused in a mode
-            meanwhile.
+        send_weights: gives the engines a policy's weights as a version, paused in a mode meanwhile.
         keep_group: whether a finished group may be trained on.
         on_outcome: called with every outcome as it comes in (store, metrics), evaluation's
             included.
@@ -69,7 +69,7 @@ class RolloutService(Schedule):
     ledger: Ledger
     restored: RolloutState
     _: KW_ONLY
-    send_weights: Callable[[int, PauseMode], object]
+    send_weights: Callable[[str, int, PauseMode], object]
     keep_group: Callable[[TrajectoryGroup], FilterResult]
     on_outcome: Callable[[GroupOutcome], None]
     wait_s: float
@@ -88,13 +88,14 @@ class RolloutService(Schedule):
         self._again = list(self.restored.outstanding)
         self._saved = {group.group_index: group for group in self.restored.running}
         self._issued = self.restored.spent
-        # the version served when a group was issued: none of its tokens is older
-        self._running: dict[int, int] = {}
+        # of each policy that a group trains, the version served when the group was issued: none of
+        # its tokens is older
+        self._running: dict[int, Mapping[str, int]] = {}
         self._cancelling: dict[int, str] = {}  # running groups, and why
         self._buffer: list[TrajectoryGroup] = []
         self._in_training = 0
         self._step = 0
-        self._version = 0
+        self._versions: Mapping[str, int] = {}
         # in draw order alone, where what was observed must not depend on what ends first
         self._unobserved: list[GroupOutcome] = [
             GroupOutcome(GroupRequest(g.group_index, g.task, len(g.trajectories)), g)
@@ -121,11 +122,12 @@ class RolloutService(Schedule):
 
     def start(self, state: TrainState) -> None:
         """The engines serve the weights of ``state``, then groups are issued."""
-        self.send_weights(state.policy_version, "retract")
+        for policy, version in state.versions.items():
+            self.send_weights(policy, version, "retract")
         self._step = state.step
-        self._version = state.policy_version
+        self._versions = state.versions
         for group in self.restored.groups:  # those that wait come into this attempt's ledger
-            self._issue(group.group_index, len(group.trajectories), resumed=True)
+            self._issue(group.policy, group.group_index, len(group.trajectories), resumed=True)
             self.ledger.enter_ends(group)
             self.ledger.move_group(group, "buffered")
             self._buffer_or_drop(group)
@@ -180,33 +182,38 @@ class RolloutService(Schedule):
             self.sampler.observe(outcome)
         self._unobserved = []
 
-    def publish(self, state: TrainState, *, changed: bool) -> TrainState:
-        """Version + 1 everywhere where the learner changed; the batch in training makes room for
-        the next."""
-        if changed:
-            state = state.published()
-            self.before_publish(state.policy_version)
-            try:
-                self.send_weights(state.policy_version, self.stage.rollout.pause_mode)
-            except WeightMismatchError:  # the step is kept: its groups are not played again
-                self.make_room(state.policy_version)
-                raise
-        self.make_room(state.policy_version)
+    def publish(self, state: TrainState, *, changed: Collection[str]) -> TrainState:
+        """Version + 1 everywhere of the policies that ``changed``; the batch in training makes room
+        for the next."""
+        state = state.published(changed)
+        self.before_publish(state.versions)
+        try:
+            for policy in changed:
+                self.send_weights(policy, state.versions[policy], self.stage.rollout.pause_mode)
+        except WeightMismatchError:  # the step is kept: its groups are not played again
+            self.make_room(state.versions)
+            raise
+        self.make_room(state.versions)
         return state
 
-    def before_publish(self, version: int) -> None:
-        """``version`` is served next: what runs and could not be trained by it any more is
+    def before_publish(self, versions: Mapping[str, int]) -> None:
+        """``versions`` are served next: what runs and could not be trained by them any more is
         cancelled."""
+        if self.on_stale != "drop":
+            return
         with self._changed:
-            if self.on_stale == "drop":
-                oldest = version - self.max_staleness
-                self._cancel([g for g, issued in self._running.items() if issued < oldest], "stale")
+            stale = [
+                draw
+                for draw, issued in self._running.items()
+                if any(issued[name] < versions[name] - self.max_staleness for name in issued)
+            ]
+            self._cancel(stale, "stale")
 
-    def make_room(self, version: int) -> None:
-        """The batch in training is published, and ``version`` is served: its place is free."""
+    def make_room(self, versions: Mapping[str, int]) -> None:
+        """The batch in training is published, and ``versions`` are served: its place is free."""
         with self._changed:
             self._in_training = 0
-            self._version = version
+            self._versions = versions
             waiting = self._buffer
             self._buffer = []
             for group in waiting:
@@ -365,7 +372,7 @@ class RolloutService(Schedule):
             going_on = self._running.keys() - self._cancelling.keys()
             states = [self._saved[draw] for draw in self._again if draw in self._saved]
             states += [
-                replace(group, version=self._running[group.group_index])
+                replace(group, versions=self._running[group.group_index])
                 for group in saved
                 if group.group_index in going_on
             ]
@@ -404,8 +411,9 @@ class RolloutService(Schedule):
                 self._counts += Counter(
                     {"count/resumed_episodes": resumed, "count/restarted_episodes": restarted}
                 )
-            self._issue(draw, num_rollouts, resumed=saved is not None)
-            self._running[draw] = saved.version if saved else self._version
+            self._issue(MAIN_POLICY, draw, num_rollouts, resumed=saved is not None)
+            own = {MAIN_POLICY: self._versions[MAIN_POLICY]}
+            self._running[draw] = saved.versions if saved else own
             self._issued += 1
             requests.append(
                 GroupRequest(
@@ -420,10 +428,10 @@ class RolloutService(Schedule):
             )
         return requests
 
-    def _issue(self, group_index: int, num_rollouts: int, *, resumed: bool) -> None:
+    def _issue(self, policy: str, group_index: int, num_rollouts: int, *, resumed: bool) -> None:
         """Enters a group in the ledger, with what its later rows need not repeat."""
         detail = {"resumed": True} if resumed else {}
-        self.ledger.issue(group_index, num_rollouts, stage=self.stage.name, **detail)
+        self.ledger.issue(policy, group_index, num_rollouts, stage=self.stage.name, **detail)
 
     def _collect(self, timeout_s: float) -> None:
         outcomes = self.pool.collect(timeout_s)
@@ -467,7 +475,7 @@ class RolloutService(Schedule):
     def _buffer_or_drop(self, group: TrajectoryGroup) -> None:
         """Keeps a group for a batch, unless it is too old for any that is still to come."""
         versions = [version for t in group.finished for version in t.policy_versions]
-        if self._admission.too_old(versions, self._version):
+        if self._admission.too_old(versions, self._versions[group.policy]):
             self._drop(group, "stale")
             self._counts["async/dropped"] += 1
         else:

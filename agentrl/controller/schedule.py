@@ -41,10 +41,10 @@ class Schedule:
     def mark_trained(self, groups: Sequence[TrajectoryGroup], step: int) -> None:
         """The groups were trained in ``step``; durable when this returns."""
 
-    def publish(self, state: TrainState, *, changed: bool) -> TrainState:
-        """Version + 1 everywhere where the learner changed; the batch in training makes room for
-        the next."""
-        return state.published() if changed else state
+    def publish(self, state: TrainState, *, changed: Collection[str]) -> TrainState:
+        """Version + 1 everywhere of the policies that ``changed``; the batch in training makes room
+        for the next."""
+        return state.published(changed)
 
     def evaluate(self, requests: Sequence[GroupRequest]) -> list[GroupOutcome]:
         """Rolls out groups that are not trained, with the weights served now."""

@@ -52,9 +52,9 @@ class StoredSchedule(Schedule):
         for group in self.groups_of(step):
             index = group.group_index
             self._next_group_index = max(self._next_group_index, index + 1)
-            rollouts = [trajectory.rollout_index for trajectory in group.trajectories]
-            self.ledger.move(index, rollouts, "running", stage=self.stage.name, stored=True)
-            request = GroupRequest(index, group.task, len(rollouts), stage=self.stage.name)
+            rollouts, stage = group.trajectories, self.stage.name
+            self.ledger.move_group(group, "running", *rollouts, stage=stage, stored=True)
+            request = GroupRequest(index, group.task, len(rollouts), stage=stage)
             self.on_outcome(GroupOutcome(request, group))
             self.ledger.enter_ends(group)
             decision = self.keep_group(group)

@@ -135,7 +135,7 @@ def finished_manifest(directory: RunDirectory, stage: StageConfig) -> Manifest |
     manifest = last_manifest(directory, stage)
     if manifest is None or not (directory.models_folder / stage.name).is_dir():
         return None
-    return manifest if manifest.step >= (stage.train.steps or 0) else None
+    return manifest if manifest.state.step >= (stage.train.steps or 0) else None
 
 
 def roll_back(directory: RunDirectory, stages: Sequence[StageConfig], ledger: Ledger) -> None:
@@ -148,7 +148,7 @@ def roll_back(directory: RunDirectory, stages: Sequence[StageConfig], ledger: Le
         manifest = last_manifest(directory, stage)
         if manifest is not None:
             offset = manifest.rollouts.ledger_offset
-            steps[stage.name] = manifest.step
+            steps[stage.name] = manifest.state.step
     ledger.restore(offset)
     record_resume(directory, steps)
     if directory.metrics_path.exists():

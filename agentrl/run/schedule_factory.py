@@ -21,6 +21,7 @@ from agentrl.controller.rollout_service import RolloutService
 from agentrl.controller.schedule import DemonstrationSchedule
 from agentrl.controller.scoring import RewardScorer, SequenceScores
 from agentrl.controller.stored_schedule import StoredSchedule
+from agentrl.engines import PauseMode
 from agentrl.errors import DataError
 from agentrl.rollouts.samplers.prompt_sampler import PromptSampler
 from agentrl.run.build import StageRecipe, renderer_spec, task_sampler
@@ -86,7 +87,7 @@ def rollouts(
     context: RunContext,
     recipe: StageRecipe,
     tasks: Sequence[Task],
-    policy: RoleHandle,
+    policies: Mapping[str, RoleHandle],
     recorder: Recorder,
     *,
     first_group_index: int,
@@ -98,7 +99,7 @@ def rollouts(
         context: of the run.
         recipe: of the stage.
         tasks: the data set.
-        policy: whose weights play.
+        policies: those whose weights play, by name.
         recorder: of the stage.
         first_group_index: the stage's first draw.
         snapshot: the draws to go on from.
@@ -108,6 +109,10 @@ def rollouts(
     processes = context.processes
     pool = processes.rollouts
     score = score_of(processes.roles, stage)
+
+    def send_weights(policy: str, version: int, mode: PauseMode) -> None:
+        processes.sync.publish(policy, policies[policy], pool, version, mode)
+
     # Batches and evaluations wait at the same service, so that its deadline covers the larger one.
     most_tasks = max((item.num_tasks or 1000 for item in stage.eval.sets.values()), default=0)
     trained = Admission(stage).draws_per_batch * stage.rollouts_per_group
@@ -125,7 +130,7 @@ def rollouts(
         ),
         context.ledger,
         snapshot,
-        send_weights=partial(processes.sync.publish, policy, pool),
+        send_weights=send_weights,
         keep_group=partial(_keep_group, recipe),
         on_outcome=recorder.record_outcome,
         wait_s=rollout_deadline_s(stage, max(trained, evaluated)),

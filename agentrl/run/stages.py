@@ -23,7 +23,6 @@ from agentrl.controller.pair_evaluator import PairEvaluator
 from agentrl.controller.recording.recorder import Recorder
 from agentrl.controller.recording.skipped_steps import SkippedSteps
 from agentrl.controller.schedule import Schedule
-from agentrl.controller.stage.passes import WITHOUT_SIGNAL
 from agentrl.controller.stage.stage_run import StageRun
 from agentrl.errors import ConfigError, close_after
 from agentrl.metrics import (
@@ -63,21 +62,21 @@ from agentrl.run.stage_tokenizer import keep_tokenizer
 from agentrl.run.vocabulary import check_vocabulary
 from agentrl.store import read_jsonl
 from agentrl.tools import parser_for
-from agentrl.training import ActorSpec, CriticSpec, ReferenceSpec, RewardLearnerSpec
+from agentrl.training import (
+    ActorSpec,
+    CriticSpec,
+    LearnerSpec,
+    ReferenceSpec,
+    RewardLearnerSpec,
+)
 from agentrl.types import Task, seed_for
+from agentrl.types.env import MAIN_POLICY
 
 _COLUMNS: Mapping[LearnsFrom, tuple[Column, ...]] = {
     "rollouts": RL_COLUMNS,
     "demonstrations": SFT_COLUMNS,
     "preferences": PAIR_COLUMNS,
 }
-
-
-def _learners(algorithm: AlgorithmSpec) -> tuple[str, ...]:
-    """The roles that a stage trains; the first is the model that it is about."""
-    if algorithm.pair_loss is not None:
-        return ("reward_model",)
-    return ("actor", "critic") if algorithm.needs.critic else ("actor",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +145,8 @@ _ROLES: Mapping[str, Callable[[StageRecipe], RoleSpec | None]] = {
     "reference": _reference,
     "reward_model": _reward_model,
 }
-"""Every role that a stage may have, by name; None from a stage that needs none."""
+"""Every role that a policy may have, by name; None where a stage needs none. The first that learns
+is the policy's model."""
 
 
 def role_specs(recipe: StageRecipe, *, training: bool = True) -> dict[str, RoleSpec]:
@@ -209,14 +209,20 @@ def run_stage(
     # epochs are steps from here on
     stage = stage.replace(train=stage.train.replace(steps=num_steps, epochs=None))
     check_warmup(algorithm, num_steps)
-    _announce(context, stage, algorithm, model, num_steps, done=manifest.step if manifest else 0)
+    _announce(
+        context, stage, algorithm, model, num_steps, done=manifest.state.step if manifest else 0
+    )
     critic = other_folder(stage, models, "critic")
     reference = other_folder(stage, models, "reference")
     recipe = StageRecipe(stage, algorithm, model, scorer, num_steps, critic, reference)
     processes = context.processes
+    specs = role_specs(recipe)
     with context.timer.phase("setup"):
-        processes.setup(role_specs(recipe), rollout_worker_spec(recipe, context.live))
-    learners = [RoleHandle(processes.roles[name], name) for name in _learners(algorithm)]
+        processes.setup(specs, rollout_worker_spec(recipe, context.live))
+    roles = {
+        name: RoleHandle(processes.roles[name], name, isinstance(spec, LearnerSpec))
+        for name, spec in specs.items()
+    }
     recorder = _recorder(context, stage, manifest)
     snapshot = (
         manifest.rollouts
@@ -233,7 +239,7 @@ def run_stage(
             context,
             recipe,
             tasks,
-            learners[0],
+            {MAIN_POLICY: roles["actor"]},
             recorder,
             first_group_index=first_group_index,
             snapshot=snapshot,
@@ -242,10 +248,9 @@ def run_stage(
         schedule = conversations(recipe, context.ledger, start=snapshot.next_group_index)
     run = StageRun(
         stage,
-        groups=processes.roles,
         algorithm=algorithm,
         schedule=schedule,
-        learners=learners,
+        roles={MAIN_POLICY: roles},
         checkpoints=checkpoints,
         evaluator=_evaluator(context, recipe, schedule),
         recorder=recorder,
@@ -271,9 +276,7 @@ def run_stage(
         raise
     next_group_index = schedule.snapshot().next_group_index if plays else first_group_index
     schedule.close()
-    return StageOutcome(
-        next_group_index, recorder.results, num_steps, int(state.totals.get(WITHOUT_SIGNAL, 0))
-    )
+    return StageOutcome(next_group_index, recorder.results, num_steps, state.without_signal)
 
 
 def _announce(
@@ -310,7 +313,7 @@ def _recorder(context: RunContext, stage: StageConfig, manifest: Manifest | None
         sink=context.sink,
         view=context.display,
         timer=context.timer,
-        step=manifest.step if manifest else 0,
+        step=manifest.state.step if manifest else 0,
         results=dict(manifest.results) if manifest else {},
         detail=stage.store.detail,
         health=Health(stage.health, earlier, ahead=ahead) if stage.plays else None,
@@ -391,5 +394,5 @@ def finished_stage(context: RunContext, stage: StageConfig) -> StageOutcome | No
     if manifest is None:
         return None
     next_group_index = manifest.rollouts.next_group_index if stage.plays else 0
-    without_signal = int(manifest.progress.get(WITHOUT_SIGNAL, 0))
-    return StageOutcome(next_group_index, manifest.results, manifest.step, without_signal)
+    state = manifest.state
+    return StageOutcome(next_group_index, manifest.results, state.step, state.without_signal)

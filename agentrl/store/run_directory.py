@@ -16,7 +16,7 @@ from agentrl.store.atomic import write_bytes, write_json, write_text
 from agentrl.store.jsonl import parse_line
 from agentrl.store.write_error import os_refusals
 
-FORMAT = 3
+FORMAT = 4
 """The layout's version, in ``run.json``; it grows when a reader of the old one would misread the
 new one.
 """

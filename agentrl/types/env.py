@@ -17,6 +17,9 @@ verl's column ``reward_model.style``.
 MAIN_AGENT = "main"
 """The agent of an episode with a single one."""
 
+MAIN_POLICY = "main"
+"""The policy of a run with a single one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Task:

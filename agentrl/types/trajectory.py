@@ -12,7 +12,7 @@ import numpy.typing as npt
 from agentrl.types.blob import Blob
 from agentrl.types.completion import FinishReason, SamplingParams, StaleKV
 from agentrl.types.content import images_in
-from agentrl.types.env import Task
+from agentrl.types.env import MAIN_AGENT, MAIN_POLICY, Task
 from agentrl.types.image import Image
 from agentrl.types.messages import CallRecord, Message
 from agentrl.types.segment import Segment, SegmentKind, concat_ids
@@ -114,7 +114,7 @@ class Turn:
     sampling: SamplingParams | None = None
     rewards: Mapping[str, float] = field(default_factory=dict)
     state_key: str = ""
-    agent: str = "main"
+    agent: str = MAIN_AGENT
     stale_kv: StaleKV = "never"
     cached_tokens: int = 0
     timings: Mapping[str, float] = field(default_factory=dict)
@@ -322,11 +322,12 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrajectoryGroup:
-    """The rollouts of one task, with equal environment seeds."""
+    """The rollouts of one task, with equal environment seeds; ``policy`` is trained by them."""
 
     group_index: int
     task: Task
     trajectories: tuple[Trajectory, ...]
+    policy: str = MAIN_POLICY
 
     def by_seat(self) -> tuple[TrajectoryGroup, ...]:
         """A group for each trained agent, of the rollouts in which it acted, as it lived them; the

@@ -231,7 +231,13 @@ def _write_ledger(run: RunDirectory, bounds: np.ndarray[Any, Any]) -> None:
     lines: list[str] = []
     for step in range(len(bounds) - 1):
         for group in range(int(bounds[step]) // GROUP_SIZE, int(bounds[step + 1]) // GROUP_SIZE):
-            place = {"attempt": 0, "group_index": group, "rollout_indices": list(range(GROUP_SIZE))}
+            rollouts = list(range(GROUP_SIZE))
+            place = {
+                "attempt": 0,
+                "policy": "main",
+                "group_index": group,
+                "rollout_indices": rollouts,
+            }
             for to in ("running", "finished", "buffered", "taken", "trained"):
                 detail = {"step": step} if to == "trained" else {}
                 lines.append(json.dumps({"n": len(lines), **place, "to": to, **detail}))

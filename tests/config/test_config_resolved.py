@@ -102,5 +102,5 @@ def test_the_configuration_of_a_run_of_another_format_is_refused_by_its_format(
     (tmp_path / "run.json").write_text('{"format": 1}')
     path = tmp_path / "config.resolved.yaml"
     path.write_text("rollout: {retries: 1}\n")
-    with pytest.raises(ConfigError, match=r"run\.json has format=1 and this agentrl reads 3; use"):
+    with pytest.raises(ConfigError, match=r"run\.json has format=1 and this agentrl reads 4; use"):
         load_config(path)

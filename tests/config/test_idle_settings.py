@@ -239,7 +239,7 @@ def test_what_was_printed_of_a_configuration_loads(write: Write, tmp_path: Path)
     assert load_config(own).train == RunConfig().train
     run = tmp_path / "run"
     run.mkdir()
-    (run / "run.json").write_text('{"format": 3}')
+    (run / "run.json").write_text('{"format": 4}')
     (run / "config.resolved.yaml").write_text(to_yaml(config))
     assert load_config(run / "config.resolved.yaml").resolved_stages() == config.resolved_stages()
 

@@ -151,8 +151,9 @@ class World:
         self.pool = HandPool()
         self.ledger = Ledger(path)
         self.taken_in: list[GroupOutcome] = []
-        self.published: list[tuple[int, PauseMode]] = []
+        self.published: list[tuple[str, int, PauseMode]] = []
         restored = settings.pop("restored", RolloutState(0, (), 0, 0))
+        state = settings.pop("state", TrainState())
         if (
             restored.sampler == SamplerState() and restored.next_group_index
         ):  # of the order of the data
@@ -172,10 +173,10 @@ class World:
             on_outcome=settings.pop("on_outcome", self.taken_in.append),
             **{"wait_s": DEADLINE_S} | settings,
         )
-        self.service.start(TrainState())
+        self.service.start(state)
 
-    def _publish(self, version: int, mode: PauseMode) -> None:
-        self.published.append((version, mode))
+    def _publish(self, policy: str, version: int, mode: PauseMode) -> None:
+        self.published.append((policy, version, mode))
 
     def next_groups(self, step: int = 1) -> Future:
         return Future(lambda: self.service.next_groups(step))

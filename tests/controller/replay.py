@@ -61,8 +61,8 @@ class Replay:
     def mark_trained(self, groups: Sequence[TrajectoryGroup], step: int) -> None:
         """Nobody asks."""
 
-    def publish(self, state: TrainState, *, changed: bool) -> TrainState:
-        return state.published() if changed else state
+    def publish(self, state: TrainState, *, changed: Collection[str]) -> TrainState:
+        return state.published(changed)
 
     def evaluate(self, requests: Sequence[GroupRequest]) -> list[GroupOutcome]:
         raise NotImplementedError
@@ -105,6 +105,7 @@ def learn(
     algorithm_name: str = "grpo",
     beside: Mapping[str, RoleSpec] | None = None,
     others: Sequence[str] = (),
+    policies: Mapping[str, str] | None = None,
     restored: tuple[Path, Manifest] | None = None,
     detail: Detail | None = None,
     num_passes: int = 1,
@@ -113,23 +114,24 @@ def learn(
     change: Callable[[AlgorithmSpec], AlgorithmSpec] = lambda algorithm: algorithm,
 ) -> list[dict[str, Any]]:
     """Trains on the same groups whatever the group of workers is; the rows of metrics. With a
-    ``detail`` the groups are stored, with annotations; ``change`` makes another algorithm of it."""
+    ``detail`` the groups are stored, with annotations; ``change`` makes another algorithm of it;
+    ``policies`` are trained beside ``main``, by the names of their actors on the ranks."""
     name = "reward_model" if reward_model else algorithm_name
     algorithm = make_algorithm(name, settings or {})
     algorithm = change(replace(algorithm, num_epochs=num_passes))
     optim = OptimSpec(lr=3e-3)
     if reward_model:
         group.setup({"reward_model": RewardLearnerSpec(str(model), algorithm, optim)})
-        learners = [RoleHandle(group, "reward_model")]
+        roles = {"main": {"reward_model": RoleHandle(group, "reward_model")}}
     else:
         spec = ActorSpec(
             str(model), algorithm, optim, deterministic=deterministic, detail=detail or "basic"
         )
-        group.setup({"actor": spec, **(beside or {})})
-        learners = [
-            RoleHandle(group, "actor"),
-            *(RoleHandle(group, name) for name in others),
-        ]
+        actors = {"main": "actor", **(policies or {})}
+        group.setup({**dict.fromkeys(actors.values(), spec), **(beside or {})})
+        roles = {policy: {"actor": RoleHandle(group, name)} for policy, name in actors.items()}
+        roles["main"] |= {name: RoleHandle(group, name) for name in others}
+        roles["main"]["reference"] = RoleHandle(group, "reference", trains=False)
     directory = RunDirectory.create(run_dir, config="run: {}\n")
     sink = JsonlSink(JsonlWriter(directory.metrics_path))
     events = EventLog(directory)
@@ -157,8 +159,7 @@ def learn(
                 batches or [made_groups(GROUPS * n, GROUPS) for n in range(num_steps)],
                 recorder if detail else None,
             ),
-            groups=dict.fromkeys(("actor", "critic", "reference"), group),
-            learners=learners,
+            roles=roles,
             restored=restored,
             checkpoints=Checkpoints(directory.checkpoints_folder / "rl", keep_last=1),
             evaluator=None,

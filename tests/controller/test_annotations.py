@@ -198,8 +198,7 @@ class Step:
             request = GroupRequest(group.group_index, TASK, len(group.trajectories))
             recorder.record_outcome(GroupOutcome(request, group))
         recorder.take_episodes()
-        batch = self.planned.batch
-        recorder.record_step(TrainState(step=1), self.groups, batch, Stats(), {}, learned=learned)
+        recorder.record_step(TrainState(step=1), self.groups, {"main": learned}, Stats(), {})
 
     def expected(self, trajectory: Trajectory) -> dict[str, list[float]]:
         """Of the actor, by the trajectory alone, with no batch."""
@@ -347,8 +346,8 @@ def test_a_group_that_was_left_out_says_why_its_tokens_weigh_nothing(
         if trains:
             step.train(recorder, step.learned("tokens", learners=1))
         else:
-            recorder.record_step(TrainState(step=1), [], None, Stats(), {})
-        recorder.record_step(TrainState(step=2), [], None, Stats(), {})  # it is said once
+            recorder.record_step(TrainState(step=1), [], {}, Stats(), {})
+        recorder.record_step(TrainState(step=2), [], {}, Stats(), {})  # it is said once
         recorder.events.close()
     reader = TrajectoryReader(run)
     for name in ("1-0-0", "1-1-0"):
@@ -369,6 +368,6 @@ def test_basic_says_nothing_of_a_group_that_was_left_out(tmp_path: Path) -> None
     with TrajectoryWriter(run) as writer:
         recorder = step.recorder(run, writer, "rl", detail="basic")
         recorder.record_dropped(step.groups[0], "no_spread")
-        recorder.record_step(TrainState(step=1), [], None, Stats(), {})
+        recorder.record_step(TrainState(step=1), [], {}, Stats(), {})
         recorder.events.close()
     assert list(TrajectoryReader(run).annotations()) == []

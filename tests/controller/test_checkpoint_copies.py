@@ -80,7 +80,7 @@ def test_a_fetched_checkpoint_is_the_newest_byte_by_byte(
     assert contents(fetched) == contents(run.root / LAST)
     found = Checkpoints(tmp_path / "fetched", keep_last=1).latest()
     assert found is not None
-    assert found[1].step == 3
+    assert found[1].state.step == 3
     checkpoint.check_whole(fetched / "actor")
 
 
@@ -161,7 +161,7 @@ def check_told(
     assert sum(one["event"] == "checkpoint_failed" for one in found) == 3
     found_here = Checkpoints(run / "checkpoints" / "rl", keep_last=1).latest()
     assert found_here is not None
-    assert found_here[1].step == 3
+    assert found_here[1].state.step == 3
 
 
 def test_a_place_that_takes_nothing_is_told_and_the_run_goes_on(

@@ -13,6 +13,7 @@ import pytest
 
 from agentrl.controller.admission import RolloutState
 from agentrl.controller.checkpoints import Checkpoints, Manifest
+from agentrl.controller.state import TrainState
 from agentrl.errors import ConfigError, DataError
 from agentrl.rollouts import GroupState, NotResumable, make_batch
 from agentrl.types import Trajectory, Turn
@@ -22,11 +23,8 @@ from tests.controller.tiny import made_groups
 def manifest(step: int) -> Manifest:
     return Manifest(
         stage="rl",
-        step=step,
-        policy_version=step,
+        state=TrainState(step, {"main": step}, {"kl": 0.1}, without_signal=2),
         rollouts=RolloutState(next_group_index=9, outstanding=(4, 6), spent=1, ledger_offset=33),
-        algorithm={"kl": 0.1},
-        progress={"tokens": 12.0},
         results={"code": {"before": {"sampled": 1 / 3}}},
     )
 
@@ -58,7 +56,8 @@ def test_the_newest_one_comes_back_as_it_was(checkpoints: Checkpoints) -> None:
 
 
 def test_groups_that_wait_come_back_token_for_token(checkpoints: Checkpoints) -> None:
-    groups = tuple(made_groups(3, 2))
+    first, second = made_groups(3, 2)
+    groups = (replace(first, policy="guard"), second)
     rollouts = RolloutState(
         next_group_index=9, outstanding=(6,), spent=0, ledger_offset=33, groups=groups
     )
@@ -66,10 +65,8 @@ def test_groups_that_wait_come_back_token_for_token(checkpoints: Checkpoints) ->
     found = checkpoints.latest()
     assert found is not None
     restored = found[1].rollouts
-    assert (restored.outstanding, [group.group_index for group in restored.groups]) == (
-        (6,),
-        [3, 4],
-    )
+    found_groups = [(group.policy, group.group_index) for group in restored.groups]
+    assert (restored.outstanding, found_groups) == ((6,), [("guard", 3), ("main", 4)])
     credit = np.zeros(sum(len(group.finished) for group in groups), dtype=np.float32)
     before, after = (make_batch(each, credit=credit) for each in (groups, restored.groups))
     for name in (
@@ -85,7 +82,9 @@ def test_groups_that_wait_come_back_token_for_token(checkpoints: Checkpoints) ->
 
 def test_groups_that_run_come_back_as_they_stood(checkpoints: Checkpoints) -> None:
     (played,) = made_groups(3, 1)
-    running = (GroupState(3, (played.trajectories[0], NotResumable("a lock")), version=2),)
+    running = (
+        GroupState(3, (played.trajectories[0], NotResumable("a lock")), versions={"main": 2}),
+    )
     rollouts = RolloutState(
         next_group_index=9, outstanding=(3,), spent=0, ledger_offset=33, running=running
     )
@@ -96,7 +95,7 @@ def test_groups_that_run_come_back_as_they_stood(checkpoints: Checkpoints) -> No
     finished, unsaved = group.rollouts
     assert isinstance(finished, Trajectory)
     assert finished.sequence(0).tolist() == played.trajectories[0].sequence(0).tolist()
-    assert (group.group_index, group.version, unsaved) == (3, 2, NotResumable("a lock"))
+    assert (group.group_index, group.versions, unsaved) == (3, {"main": 2}, NotResumable("a lock"))
 
 
 def test_running_groups_of_another_version_are_refused_with_what_to_delete(
@@ -167,7 +166,7 @@ def test_one_that_was_not_committed_never_was(checkpoints: Checkpoints) -> None:
     (folder / "model.bin").write_text("half")
     found = checkpoints.latest()
     assert found is not None
-    assert found[1].step == 1
+    assert found[1].state.step == 1
 
 
 def test_what_an_interrupted_attempt_left_is_not_mixed_with_the_next(
@@ -218,7 +217,7 @@ def test_a_torn_one_of_the_past_stands_in_nobodys_way(checkpoints: Checkpoints) 
     save(checkpoints, 2)
     found = checkpoints.latest()
     assert found is not None
-    assert found[1].step == 2
+    assert found[1].state.step == 2
 
 
 def test_only_the_last_few_are_kept(tmp_path: Path) -> None:
@@ -258,4 +257,4 @@ def test_the_size_of_a_step_number_does_not_matter(checkpoints: Checkpoints) -> 
         save(checkpoints, step)
     found = checkpoints.latest()
     assert found is not None
-    assert found[1].step == 1000
+    assert found[1].state.step == 1000

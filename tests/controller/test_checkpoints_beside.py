@@ -63,7 +63,7 @@ def test_a_full_disk_at_a_checkpoint_is_told_and_the_run_goes_on(
     assert (event["event"], event["level"]) == ("checkpoint_failed", "warning")
     found = checkpoints(tmp_path / "run").latest()
     assert found is not None
-    assert found[1].step == 4
+    assert found[1].state.step == 4
     checkpoint.check_whole(found[0] / "actor")
 
 
@@ -75,7 +75,7 @@ def test_the_last_good_checkpoint_stays_where_all_later_ones_fail(
         learn(group, model, tmp_path / "run", num_steps=3, checkpoint_every=1)
     found = checkpoints(tmp_path / "run").latest()
     assert found is not None
-    assert found[1].step == 1
+    assert found[1].state.step == 1
     checkpoint.check_whole(found[0] / "actor")
     assert [path.name for path in (tmp_path / "run" / "checkpoints" / "rl").iterdir()] == [
         "step=000001"

@@ -172,10 +172,10 @@ def test_a_publish_is_logged_with_version_bytes_and_seconds(
     local: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO", "agentrl.controller.cluster.weight_publisher"):
-        local.sync.publish(local.actor, local.pool, 2)
+        local.sync.publish("main", local.actor, local.pool, 2)
     (record,) = caplog.records
     told = vars(record)
-    assert (told["event"], told["version"], told["role"]) == ("weights_published", 2, "actor")
+    assert (told["event"], told["version"], told["policy"]) == ("weights_published", 2, "main")
     assert told["bytes"] > 0
     assert told["seconds"] > 0
 
@@ -215,7 +215,9 @@ def test_a_role_that_no_engine_could_serve_is_not_published(model: Path) -> None
     try:
         cluster.group.setup({"reference": ReferenceSpec(str(model))})
         with pytest.raises(ConfigError, match="role 'reference' has no weights that engines could"):
-            cluster.sync.publish(RoleHandle(cluster.group, "reference"), cluster.pool, 1, "retract")
+            cluster.sync.publish(
+                "main", RoleHandle(cluster.group, "reference"), cluster.pool, 1, "retract"
+            )
     finally:
         cluster.close()
 

@@ -64,7 +64,7 @@ def test_an_evaluation_lies_under_the_step_whose_weights_it_evaluates(tmp_path: 
                 recorder.record_outcome(outcome(0, "sums/after/greedy"))
                 after = Evaluation("sums", "after", 1, {"greedy": 1.0})
                 recorder.record_evaluation(after, TrainState(step=step))
-            recorder.record_step(TrainState(step=step), [], None, Stats(), {})
+            recorder.record_step(TrainState(step=step), [], {}, Stats(), {})
         writer.flush()
 
         assert {one.id: one.step for one in TrajectoryReader(run).summaries()} == {
@@ -95,7 +95,7 @@ def test_a_loop_that_stood_still_is_a_number_an_alert_and_the_line_that_kept_it(
         for lag in (LoopLag(0.25), LoopLag(4.5, "ask (worker.py:7)"), LoopLag(0.5)):
             recorder.record_outcome(replace(outcome(1), lag=lag))
         recorder.take_episodes()
-        recorder.record_step(TrainState(step=1), [], None, Stats(), {})
+        recorder.record_step(TrainState(step=1), [], {}, Stats(), {})
         writer.flush()
 
     (values,) = rows.rows
@@ -212,7 +212,7 @@ def test_the_metrics_of_a_step_are_of_what_it_trained(tmp_path: Path) -> None:
             first.record_outcome(one)
         assert len(first.take_episodes([groups[0], groups[3]])) == 10
         first.record_outcome(made[5])
-        first.record_step(TrainState(step=1), [groups[0], groups[3]], None, Stats(), {})
+        first.record_step(TrainState(step=1), [groups[0], groups[3]], {}, Stats(), {})
         assert rows.rows[0]["reward/mean"] == (1.0 + 0.5) / 6
         assert rows.rows[0]["turns/mean"] == 1.0
         assert rows.rows[0]["count/groups"] == 3
@@ -224,7 +224,7 @@ def test_the_metrics_of_a_step_are_of_what_it_trained(tmp_path: Path) -> None:
         second.recall([groups[4], groups[5]], first.uncounted())
         second.record_outcome(made[6])
         assert len(second.take_episodes([groups[4], groups[5]])) == 4
-        second.record_step(TrainState(step=2), [groups[4], groups[5]], None, Stats(), {})
+        second.record_step(TrainState(step=2), [groups[4], groups[5]], {}, Stats(), {})
         assert rows.rows[1]["reward/mean"] == (1.5 + 1.0) / 4
         assert rows.rows[1]["ended/reward/mean"] == 1.0 / 4  # of 5 and 6
         events.close()
@@ -240,7 +240,7 @@ def test_a_batch_of_no_group_counts_all_that_ended(tmp_path: Path) -> None:
         )  # fmt: skip
         recorder.record_outcome(played(0, 1.0, 1.0))
         recorder.take_episodes([])
-        recorder.record_step(TrainState(step=1), [], None, Stats(), {})
+        recorder.record_step(TrainState(step=1), [], {}, Stats(), {})
     events.close()
     assert rows.rows[0]["reward/mean"] == 1.0
 
@@ -259,7 +259,7 @@ def test_the_rate_of_rollouts_is_by_the_time_in_which_they_ran(tmp_path: Path) -
         spans = [(now + 1, now + 3), (now + 2, now + 5), (now + 7, now + 8)]
         recorder.record_outcome(played(0, 1.0, 0.0, 0.5, spans=spans))
         recorder.take_episodes()
-        recorder.record_step(TrainState(step=1), [], None, Stats(), {})
+        recorder.record_step(TrainState(step=1), [], {}, Stats(), {})
     events.close()
     assert rows.rows[0]["perf/rollout_tokens_per_s"] == pytest.approx(12 / 5)
 

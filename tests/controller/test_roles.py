@@ -119,11 +119,40 @@ def batches(number: int) -> list[Any]:
     return [made_groups(6 * n, 6) for n in range(number)]
 
 
-def test_two_learners_of_one_name_are_refused(model: Path, tmp_path: Path) -> None:
+def test_two_policies_learn_in_one_stage_each_of_its_own_groups(
+    whole: list[dict[str, Any]], model: Path, tmp_path: Path
+) -> None:
+    steps = [
+        [*own, *(replace(one, policy="guard") for one in made_groups(100 + 6 * n, 6))]
+        for n, own in enumerate(batches(4))
+    ]
+    policies = {"guard": "guard.actor"}
+    rows = train(model, tmp_path / "run", 4, batches=steps, policies=policies, beside={}, others=())
+    for row, alone in zip(rows, whole, strict=True):
+        for name in ("policy/loss", "optim/grad_norm", "policy_version", "async/staleness/max"):
+            assert row[name] == alone[name]  # ``main`` does not notice
+        assert row["guard/policy/loss"] != row["policy/loss"]
+        assert row["guard/policy_version"] == row["step"]
+        assert row["count/trained_trajectories"] == 2 * alone["count/trained_trajectories"]
+    found = Checkpoints(tmp_path / "run" / "checkpoints" / "rl", keep_last=0).latest()
+    assert found is not None
+    assert found[1].state.versions == {"main": 4, "guard": 4}
+    assert (found[0] / "guard.actor").is_dir()
+    assert (tmp_path / "run" / "models" / "rl" / "guard.actor" / "config.json").is_file()
+
+
+def test_a_policy_that_no_group_trains_keeps_its_version(model: Path, tmp_path: Path) -> None:
+    rows = train(
+        model, tmp_path / "run", 1, policies={"guard": "guard.actor"}, beside={}, others=()
+    )
+    assert (rows[0]["policy_version"], rows[0]["guard/policy_version"]) == (1, 0)
+
+
+def test_learners_of_one_name_are_refused(model: Path, tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"stage 'rl' must train .* of different names, got actor, actor"
     ):
-        train(model, tmp_path / "run", 1, others=["actor"])
+        train(model, tmp_path / "run", 1, policies={"guard": "actor"}, beside={}, others=())
 
 
 def test_a_learner_that_no_rank_has_built_is_refused_by_name(model: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 from agentrl.algorithms import FilterResult
 from agentrl.controller.admission import RolloutState
 from agentrl.controller.checkpoints import Checkpoints, Manifest
+from agentrl.controller.state import TrainState
 from agentrl.errors import DataError
 from agentrl.rollouts import GroupOutcome
 from agentrl.rollouts.samplers.prompt_sampler import SamplerState
@@ -76,7 +77,7 @@ def test_observations_arrive_late_where_rollouts_run_ahead(world: MakeWorld) -> 
     w.pool.finish(2)
     w.next_groups().get()
     w.service.mark_trained([], 1)
-    w.service.make_room(0)
+    w.service.make_room({"main": 0})
     w.pool.wait_for(3)
     w.pool.finish(0)
     until(lambda: len(sampler.seen) == 2)
@@ -87,7 +88,7 @@ def resumed(w: World, world: MakeWorld, tmp_path: Path, again: tuple[int, ...] =
     """The same from a checkpoint on the disk, with a sampler of the same kind."""
     snapshot = w.service.snapshot(again=again)
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep_last=1)
-    checkpoints.commit(checkpoints.begin(1), Manifest("rl", 1, 0, snapshot))
+    checkpoints.commit(checkpoints.begin(1), Manifest("rl", TrainState(1), snapshot))
     latest = checkpoints.latest()
     assert latest is not None
     stage = w.service.stage
@@ -157,7 +158,7 @@ def test_what_is_trained_is_forgotten(world: MakeWorld) -> None:
         for draw in w.pool.wait_for(2):
             w.pool.finish(draw)
         w.service.mark_trained(batch.get(), step)
-        w.service.make_room(0)
+        w.service.make_room({"main": 0})
     w.pool.wait_for(2)
     assert w.service.snapshot().sampler.tasks == ((6, 93), (7, 92))
 
@@ -204,7 +205,7 @@ def test_in_draw_order_what_is_drawn_does_not_depend_on_what_finishes_first(
             finish_all(w, batch, rng)
             tasks.append([group.task.id for group in batch.get()])
             w.service.mark_trained(batch.get(), step)
-            w.service.make_room(0)
+            w.service.make_room({"main": 0})
         return tasks
 
     rng = random.Random(0)
@@ -220,7 +221,7 @@ def test_in_draw_order_what_is_drawn_does_not_depend_on_what_finishes_first(
     checkpoints = Checkpoints(tmp_path, keep_last=1)
     snapshot = w.service.snapshot()
     assert snapshot.unobserved
-    checkpoints.commit(checkpoints.begin(1), Manifest("rl", 1, 0, snapshot))
+    checkpoints.commit(checkpoints.begin(1), Manifest("rl", TrainState(1), snapshot))
     latest = checkpoints.latest()
     assert latest is not None
     later = begun(Learning(), latest[1].rollouts)

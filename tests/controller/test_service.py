@@ -51,7 +51,7 @@ def test_a_batch_in_training_takes_its_place_until_it_is_published(world: MakeWo
         w.pool.finish(group_index)
     assert batch.group_indices() == [0, 1]
     assert settled(w.pool, [])
-    w.service.make_room(0)
+    w.service.make_room({"main": 0})
     assert w.pool.wait_for(2) == [2, 3]
 
 
@@ -84,7 +84,7 @@ def test_in_draw_order_any_order_of_finishing_gives_the_same_batches(
             time.sleep(0.001)
         batches.append(batch.group_indices())
         assert w.pool.group_indices() == []
-        w.service.make_room(0)
+        w.service.make_room({"main": 0})
     assert batches == [[1, 2, 4], [5, 7, 8], [10, 11, 13]]
     assert w.service.snapshot().outstanding == ()
 
@@ -156,7 +156,7 @@ def test_an_episode_is_handed_on_before_its_group_and_has_a_reason_where_that_is
 
     stopped = replace(outcome(request, ["cancelled"] * 2), ended=(first,))
     w.pool.cancel = lambda keys: w.pool.give(stopped)  # type: ignore[method-assign]
-    w.service.before_publish(1)
+    w.service.before_publish({"main": 1})
     until(lambda: dropped == [(0, ["0-0-0"], "stale")])
     assert w.ledger.counts() == {"dropped": 1, "cancelled": 1}
     assert w.service.snapshot().groups == ()  # an episode of half a group is in no batch
@@ -182,7 +182,7 @@ def test_the_refill_of_a_step_is_its_own(world: MakeWorld) -> None:
         (second,) = w.pool.wait_for(1)
         w.pool.finish(second)
         assert batch.group_indices() == [2 * step - 1]
-        w.service.make_room(0)
+        w.service.make_room({"main": 0})
 
 
 def test_failed_siblings_leave_their_group_in_the_ledger_too(world: MakeWorld) -> None:
@@ -221,7 +221,7 @@ def test_no_draw_is_issued_while_an_evaluation_runs(world: MakeWorld) -> None:
     batch = w.next_groups()
     w.pool.finish(0)
     assert batch.group_indices() == [0]
-    w.service.make_room(0)
+    w.service.make_room({"main": 0})
     assert settled(w.pool, [])
     w.pool.finish(0, label="e")
     assert len(examined.get()) == 1
@@ -319,7 +319,7 @@ def test_what_came_in_while_the_others_were_saved_is_not_lost(world: MakeWorld) 
 
 
 def test_a_restored_service_hands_out_what_was_saved_with_its_version(world: MakeWorld) -> None:
-    saved = GroupState(5, (NotResumable("a lock"), NotResumable()), version=3)
+    saved = GroupState(5, (NotResumable("a lock"), NotResumable()), versions={"main": 3})
     w = world(bounds(2, 2), restored=RolloutState(9, (2, 5), 0, 0, running=(saved,)))
     w.pool.wait_for(2)
     assert {group_index: w.pool.open["", group_index].saved for group_index in (2, 5)} == {
@@ -328,7 +328,7 @@ def test_a_restored_service_hands_out_what_was_saved_with_its_version(world: Mak
     }
     # both of draw 2, and the one with the lock
     assert w.service.take_counts() == {"count/restarted_episodes": 3}
-    assert w.service._running[5] == 3
+    assert w.service._running[5] == {"main": 3}
 
 
 def test_with_another_number_of_siblings_what_was_saved_is_begun_anew(world: MakeWorld) -> None:
@@ -341,7 +341,8 @@ def test_with_another_number_of_siblings_what_was_saved_is_begun_anew(world: Mak
 
 def test_what_was_not_handed_out_again_yet_is_in_the_next_snapshot(world: MakeWorld) -> None:
     saved = tuple(
-        GroupState(group_index, (NotResumable(),), version=group_index) for group_index in (4, 5)
+        GroupState(group_index, (NotResumable(),), versions={"main": group_index})
+        for group_index in (4, 5)
     )
     w = world(bounds(1, 1), restored=RolloutState(9, (4, 5), 0, 0, running=saved))
     w.pool.wait_for(1)
@@ -384,7 +385,7 @@ def test_nothing_is_issued_once_the_last_batch_is_taken(world: MakeWorld) -> Non
     for group_index in w.pool.wait_for(2):
         w.pool.finish(group_index)
     batch.get()
-    w.service.make_room(0)
+    w.service.make_room({"main": 0})
     assert settled(w.pool, [])
 
 

@@ -113,7 +113,7 @@ def test_the_third_in_a_row_ends_the_run_with_a_checkpoint(model: Path, tmp_path
     assert [row.get("optim/not_finite") for row in rows] == [None, 1.0, 1.0, 1.0]
     found = Checkpoints(folder / "checkpoints" / "rl", keep_last=1).latest()
     assert found is not None
-    assert found[1].step == 4
+    assert found[1].state.step == 4
 
 
 def test_no_mini_batch_is_trained_after_the_third_in_a_row(model: Path, tmp_path: Path) -> None:

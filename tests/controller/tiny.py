@@ -78,7 +78,7 @@ class Cluster:
         self.pool.setup(rollouts(model))
 
     def publish(self, version: int, mode: PauseMode = "retract") -> list[WeightsReport]:
-        return self.sync.publish(self.actor, self.pool, version, mode)
+        return self.sync.publish("main", self.actor, self.pool, version, mode)
 
     def close(self) -> None:
         self.pool.close()

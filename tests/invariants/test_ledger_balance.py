@@ -16,27 +16,32 @@ OPEN = ("running", "finished", "buffered", "taken")
 
 
 def history(path: Path, seed: int) -> list[tuple[int, int]]:
-    """A run of many draws with every outcome; (rows, step) of its checkpoints."""
+    """A run of many draws with every outcome, of two policies that are trained by the same groups;
+    (rows, step) of its checkpoints."""
     rng, ledger, checkpoints = random.Random(seed), Ledger(path), []
     group_index = 0
     for step in range(1, 6):
         taken = []
-        for _ in range(4):
+        for policy in ("main", "guard") * 3:
             rollout_indices = list(range(3))
-            ledger.issue(group_index, 3)
+            ledger.issue(policy, group_index, 3)
             lost = [s for s in rollout_indices if rng.random() < 0.2]
-            ledger.move(group_index, lost, rng.choice(["failed", "cancelled"]), reason="engine")
+            ledger.move(
+                policy, group_index, lost, rng.choice(["failed", "cancelled"]), reason="engine"
+            )
             rest = [s for s in rollout_indices if s not in lost]
-            ledger.move(group_index, rest, "finished")
+            ledger.move(policy, group_index, rest, "finished")
             if rng.random() < 0.3:
-                ledger.move(group_index, rest, "dropped", reason="zero_std")
+                ledger.move(policy, group_index, rest, "dropped", reason="zero_std")
             else:
-                ledger.move(group_index, rest, "buffered")
+                ledger.move(policy, group_index, rest, "buffered")
                 if rng.random() < 0.8:
-                    ledger.move(group_index, rest, "taken", step=step)
-                    taken.append((group_index, rest))
-            group_index += 1
-        ledger.trained(dict(taken), step)
+                    ledger.move(policy, group_index, rest, "taken", step=step)
+                    taken.append((policy, group_index, rest))
+            group_index += policy == "guard"
+        for one in taken:
+            ledger.move(*one, "trained", step=step)
+        ledger.sync()
         checkpoints.append((ledger.offset, step))
     ledger.close()
     return checkpoints
@@ -103,12 +108,12 @@ def test_a_trajectory_is_trained_once_in_a_lineage_however_often_it_is_killed(
             ledger.restore(0)
         assert ledger.attempt == attempt
         for group_index in range(3):
-            ledger.issue(group_index, 2)
+            ledger.issue("main", group_index, 2)
             for state in ("finished", "buffered", "taken"):
-                ledger.move(group_index, [0, 1], state)
-            ledger.trained({group_index: [0, 1]}, group_index + 1)
+                ledger.move("main", group_index, [0, 1], state)
+            ledger.move("main", group_index, [0, 1], "trained", step=group_index + 1)
             with pytest.raises(StoreError, match="was trained before"):
-                ledger.issue(group_index, 2)
+                ledger.issue("main", group_index, 2)
         ledger.close()
     counts = Ledger(path).counts()
     assert counts == {"trained": 6, "rolled_back": 18}

@@ -69,9 +69,9 @@ def test_a_run_that_its_environment_stopped_goes_on_once_that_is_mended(
         play()
     (tmp_path / "fault").unlink()
     play(resume=True)
-    trained = [
-        row for row in read_jsonl(tmp_path / "run" / "ledger.jsonl") if row["to"] == "trained"
-    ]
+    rows = read_jsonl(tmp_path / "run" / "ledger.jsonl")
+    trained = [row for row in rows if row["to"] == "trained"]
+    assert {row["policy"] for row in rows} == {"main"}
     # the draws that failed are played again
     assert sorted(row["group_index"] for row in trained) == list(range(6))
     assert [row["step"] for row in metrics(tmp_path / "run") if row["stage"] == "rl"] == [1, 2]

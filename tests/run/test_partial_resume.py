@@ -58,7 +58,7 @@ def config(tmp_path: Path) -> Path:
 def newest(run_dir: Path) -> tuple[int, tuple[GroupState, ...]]:
     """The step of the newest checkpoint, and what it holds of episodes in flight."""
     found = Checkpoints(run_dir / "checkpoints" / "rl", keep_last=0).latest()
-    return (0, ()) if found is None else (found[1].step, found[1].rollouts.running)
+    return (0, ()) if found is None else (found[1].state.step, found[1].rollouts.running)
 
 
 def in_flight(run_dir: Path) -> dict[tuple[int, int], Any]:

@@ -125,7 +125,7 @@ def test_an_evaluation_that_was_interrupted_is_made_up_for(start: Start) -> None
             encoding="utf-8"
         )
     )
-    assert (manifest["step"], manifest["evaluating"]) == (0, "before")
+    assert (manifest["state"]["step"], manifest["evaluating"]) == (0, "before")
     resumed = start(*short, "--resume")
     assert resumed.finish() == 0, resumed.text
     summary = json.loads((driver.run_dir / "summary.json").read_text(encoding="utf-8"))

@@ -28,7 +28,7 @@ def test_a_new_run_is_found_again(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "a" / "run", {"seed": 3})
 
     assert RunDirectory.open(tmp_path / "a" / "run") == run
-    assert run.read_record() == {"format": 3, "seed": 3}
+    assert run.read_record() == {"format": 4, "seed": 3}
 
 
 def test_an_existing_run_is_refused_with_the_mend(run: RunDirectory) -> None:
@@ -93,14 +93,14 @@ def test_what_is_no_run_is_not_opened(tmp_path: Path, folder: str, state: str) -
         RunDirectory.open(tmp_path / folder)
 
 
-@pytest.mark.parametrize("found", [1, 4, None])
+@pytest.mark.parametrize("found", [1, 5, None])
 def test_another_layout_is_refused(run: RunDirectory, found: int | None) -> None:
     write_json(run.record_path, {"format": found})
 
     for read in (lambda: RunDirectory.open(run.root), run.read_record):
         with pytest.raises(
             StoreError,
-            match=rf"run\.json has format={found} and this agentrl reads 3; use the one that",
+            match=rf"run\.json has format={found} and this agentrl reads 4; use the one that",
         ):
             read()
 

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from agentrl.algorithms import make_algorithm
 from agentrl.controller.admission import RolloutState
 from agentrl.controller.checkpoints import Checkpoints, Manifest
+from agentrl.controller.state import TrainState
 from agentrl.errors import StoreError
 from agentrl.training import ActorSpec, CriticSpec, DistSpec, LearningRole, OptimSpec, join, leave
 from agentrl.training.fsdp import checkpoint, checkpoint_files
@@ -126,7 +127,7 @@ def die(model: str, folder: Path, place: DistSpec) -> None:
         role.begin_save(at / "actor")
         role.save_result(wait=True)
         torch.save(weights(role), folder / f"weights-{step}.pt")
-        kept.commit(at, Manifest("rl", step, step, RolloutState(0, (), 0, 0)))
+        kept.commit(at, Manifest("rl", TrainState(step), RolloutState(0, (), 0, 0)))
 
 
 @contextmanager

@@ -135,7 +135,7 @@ def test_a_killed_run_keeps_the_checkpoint_before(model_path: str, tmp_path: Pat
     found = Checkpoints(tmp_path, keep_last=1).latest()
     assert found is not None
     folder, manifest = found
-    assert manifest.step == 1
+    assert manifest.state.step == 1
     role = roles(model_path, DistSpec())["actor"]
     role.load(folder / "actor")
     expected = torch.load(tmp_path / "weights-1.pt")

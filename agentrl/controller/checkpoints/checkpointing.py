@@ -88,11 +88,8 @@ class Checkpointing:
                 evaluated_step, evaluated = self.recorder.last_evaluated
                 manifest = Manifest(
                     stage=self.stage,
-                    step=state.step,
-                    policy_version=state.policy_version,
+                    state=state,
                     rollouts=snapshot,
-                    algorithm=dict(state.algorithm),
-                    progress=dict(state.totals),
                     results=deepcopy(self.recorder.results),
                     evaluated=evaluated if evaluated_step == state.step else {},
                     evaluating=self.evaluating,
@@ -147,7 +144,7 @@ class Checkpointing:
             "path": str(pending.folder),
             "seconds": time.monotonic() - pending.start,
             "stage": self.stage,
-            "step": pending.manifest.step,
+            "step": pending.manifest.state.step,
         }
         logger.info(
             "checkpoint %(path)s written in %(seconds).2f s",

@@ -16,27 +16,33 @@ from agentrl.store import decode_trajectory, encode_trajectory, read_shard, writ
 from agentrl.types import TrajectoryGroup
 
 
-def write_groups(path: Path, groups: Sequence[TrajectoryGroup]) -> None:
-    """Writes every sibling of every group, durably.
+def write_groups(folder: Path, groups: Sequence[TrajectoryGroup]) -> None:
+    """Writes every sibling of every group, durably: a shard a policy.
 
     Raises:
-        StoreError: the file cannot be written.
+        StoreError: a file cannot be written.
     """
     now = time.time()
-    trajectories = (trajectory for group in groups for trajectory in group.trajectories)
-    write_shard(path, (encode_trajectory(t, step=0, recorded_at=now) for t in trajectories))
+    for policy in dict.fromkeys(group.policy for group in groups):
+        own = (t for group in groups if group.policy == policy for t in group.trajectories)
+        rows = (encode_trajectory(one, step=0, recorded_at=now) for one in own)
+        write_shard(folder / f"{policy}.parquet", rows)
 
 
-def read_groups(path: Path) -> tuple[TrajectoryGroup, ...]:
-    """The groups that ``write_groups`` wrote, in their order.
+def read_groups(folder: Path) -> tuple[TrajectoryGroup, ...]:
+    """The groups that ``write_groups`` wrote, those of each policy in their order; none without a
+    folder.
 
     Raises:
-        StoreError: the file cannot be read.
+        StoreError: a file cannot be read.
     """
-    trajectories = (decode_trajectory(row, arrays) for row, arrays in read_shard(path))
-    groups = groupby(trajectories, key=lambda trajectory: trajectory.group_index)
-    rollouts = ((index, tuple(own)) for index, own in groups)
-    return tuple(TrajectoryGroup(index, own[0].task, own) for index, own in rollouts)
+    found = []
+    for path in sorted(folder.glob("*.parquet")):
+        trajectories = (decode_trajectory(row, arrays) for row, arrays in read_shard(path))
+        for index, siblings in groupby(trajectories, key=lambda one: one.group_index):
+            own = tuple(siblings)
+            found.append(TrajectoryGroup(index, own[0].task, own, path.stem))
+    return tuple(found)
 
 
 def write_running(path: Path, groups: Sequence[GroupState]) -> None:

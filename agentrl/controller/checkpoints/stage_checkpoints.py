@@ -17,16 +17,17 @@ from agentrl.controller.checkpoints.saved_groups import (
     write_groups,
     write_running,
 )
+from agentrl.controller.state import TrainState
 from agentrl.errors import ConfigError, DataError, StoreError
 from agentrl.rollouts.samplers.prompt_sampler import SamplerState
 from agentrl.store import write_json
 
 MANIFEST = "manifest.json"
-_GROUPS = "waiting_groups.parquet"
-_UNOBSERVED = "unobserved_groups.parquet"
+_GROUPS = "waiting_groups"
+_UNOBSERVED = "unobserved_groups"
 _RUNNING = "running_groups.pickle"
 _OWN_FILES = ("groups", "unobserved", "running")
-"""What of a ``RolloutState`` lies in files of its own, beside the manifest."""
+"""What of a ``RolloutState`` lies in files of its own, beside the manifest; groups by policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +36,8 @@ class Manifest:
 
     Args:
         stage: the stage's name.
-        step: optimizer-loop steps done.
-        policy_version: the version published last.
+        state: of the loop.
         rollouts: draws to issue again and where the data order goes on.
-        algorithm: the algorithm's own state, JSON.
-        progress: running totals that metrics go on from, JSON.
         results: evaluations made so far, as in ``summary.json``.
         evaluated: numbers of the step's own evaluation, by metric.
         evaluating: the evaluation that was interrupted, and that a resume makes up for.
@@ -48,11 +46,8 @@ class Manifest:
     """
 
     stage: str
-    step: int
-    policy_version: int
+    state: TrainState
     rollouts: RolloutState
-    algorithm: Mapping[str, Any] = field(default_factory=dict)
-    progress: Mapping[str, Any] = field(default_factory=dict)
     results: Mapping[str, Any] = field(default_factory=dict)
     evaluated: Mapping[str, float] = field(default_factory=dict)
     evaluating: str = ""
@@ -72,7 +67,8 @@ class Manifest:
             rollouts["outstanding"] = tuple(rollouts["outstanding"])
             rollouts["sampler"] = SamplerState.of_record(rollouts["sampler"])
             raw["uncounted"] = tuple(raw["uncounted"])
-            return cls(**raw, rollouts=RolloutState(**rollouts))
+            state = TrainState(**raw.pop("state"))
+            return cls(**raw, state=state, rollouts=RolloutState(**rollouts))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise StoreError(f"{MANIFEST} cannot be read ({error})") from error
 
@@ -117,10 +113,8 @@ class Checkpoints:
         """Makes the checkpoint exist, then deletes those that are no longer kept, and what was
         never one."""
         rollouts = manifest.rollouts
-        if rollouts.groups:
-            write_groups(folder / _GROUPS, rollouts.groups)
-        if rollouts.unobserved:
-            write_groups(folder / _UNOBSERVED, rollouts.unobserved)
+        write_groups(folder / _GROUPS, rollouts.groups)
+        write_groups(folder / _UNOBSERVED, rollouts.unobserved)
         if rollouts.running:
             write_running(folder / _RUNNING, rollouts.running)
         files = {
@@ -161,10 +155,7 @@ class Checkpoints:
             found = f"{path.stat().st_size} bytes" if path.is_file() else "nothing"
             if found != f"{size} bytes":
                 raise self._corrupt(folder, f"{name} should have {size} bytes, found {found}")
-        groups, unobserved = (
-            read_groups(folder / name) if name in manifest.files else ()
-            for name in (_GROUPS, _UNOBSERVED)
-        )
+        groups, unobserved = (read_groups(folder / name) for name in (_GROUPS, _UNOBSERVED))
         try:
             running = read_running(folder / _RUNNING) if _RUNNING in manifest.files else ()
         except StoreError as error:

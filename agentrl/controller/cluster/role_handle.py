@@ -20,10 +20,12 @@ class RoleHandle:
     Args:
         group: its ranks.
         name: in the stage's roles; the folder of its checkpoints.
+        trains: whether it learns.
     """
 
     group: RoleGroup
     name: str
+    trains: bool = True
 
     def call(self, method: Callable[..., Any], *args: Any) -> Any:
         """Calls a registered method, as its mark says (docs/training.md, Dispatch).

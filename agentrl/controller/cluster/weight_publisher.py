@@ -17,10 +17,15 @@ class WeightSync:
     """How weights get from the ranks that train to the engines."""
 
     def publish(
-        self, learner: RoleHandle, pool: RolloutPool, version: int, mode: PauseMode = "retract"
+        self,
+        policy: str,
+        learner: RoleHandle,
+        pool: RolloutPool,
+        version: int,
+        mode: PauseMode = "retract",
     ) -> list[WeightsReport]:
-        """Every engine of ``pool``, paused by ``mode`` meanwhile, serves the learner's weights when
-        this returns; what was done is logged.
+        """Every engine of ``pool``, paused by ``mode`` meanwhile, serves the learner's weights as a
+        version of the policy when this returns; what was done is logged.
 
         Returns:
             A report for each engine.
@@ -32,14 +37,14 @@ class WeightSync:
         reports = self.send(learner, pool, version, mode)
         fields = {
             "version": version,
-            "role": learner.name,
+            "policy": policy,
             "engines": len(reports),
             "bytes": sum(report.bytes for report in reports),
             "seconds": time.monotonic() - start,
         }
         logger.info(
-            "published version %(version)d of %(role)s to %(engines)d engines: %(bytes)d bytes in "
-            "%(seconds).2f s",
+            "published version %(version)d of %(policy)s to %(engines)d engines: %(bytes)d bytes "
+            "in %(seconds).2f s",
             fields,
             extra={"event": "weights_published", **fields},
         )

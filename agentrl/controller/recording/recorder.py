@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from agentrl.controller.batch_plan import PlannedBatch
 from agentrl.controller.cluster.rollout_pool import Incident
 from agentrl.controller.evaluator import Evaluation
 from agentrl.controller.failures import failure_causes
 from agentrl.controller.recording.learned_tokens import LearnedTokens, left_out
-from agentrl.controller.state import TrainState
+from agentrl.controller.state import TrainState, metric_prefix
 from agentrl.errors import StoreError
 from agentrl.metrics import (
     PhaseTimer,
@@ -33,7 +34,7 @@ from agentrl.metrics.health.health import Health
 from agentrl.metrics.health.monitors import LAG
 from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState
 from agentrl.store import AnnotationColumn, Detail, EventLog, TrajectoryWriter
-from agentrl.types import Batch, Stats, Trajectory, TrajectoryGroup
+from agentrl.types import Stats, Trajectory, TrajectoryGroup
 from agentrl.types.machine.loop_watch import tell_blocked
 
 logger = logging.getLogger(__name__)
@@ -160,25 +161,23 @@ class Recorder:
         self,
         state: TrainState,
         groups: Sequence[TrajectoryGroup],
-        batch: Batch | None,
+        learned: Mapping[str, LearnedTokens],
         stats: Stats,
         counts: Mapping[str, int],
         *,
         has_signal: bool = True,
         note: str = "",
-        learned: LearnedTokens | None = None,
     ) -> None:
         """A step's numbers, to every sink and the display.
 
         Args:
             state: after the step.
             groups: those that were trained.
-            batch: made of them; None where there was nothing to train.
+            learned: what the learners of each policy left of each token of its batch.
             stats: of the updates.
             counts: what else happened to groups, by the metric's name.
             has_signal: whether anything could be learned of them; where not, the display says why.
             note: what else the display says at the end of the step's line.
-            learned: what the learners left of each token.
         """
         outcomes, played = self._taken, self._played
         self._taken, self._played = [], []
@@ -197,9 +196,12 @@ class Recorder:
         self._store_wait_s = wait_s
         phases = self.timer.take_step()
         values |= phases
-        if batch is not None:
+        if learned:
             learning_s = seconds - phases.get("time/eval_s", 0.0)
-            values["perf/tokens_per_s"] = tokens_per_s(batch.num_tokens, learning_s)
+            tokens = sum(own.planned.batch.num_tokens for own in learned.values())
+            values["perf/tokens_per_s"] = tokens_per_s(tokens, learning_s)
+            trained = sum(own.planned.batch.num_trajectories for own in learned.values())
+            values["count/trained_trajectories"] = float(trained)
         episodes = [trajectory for group in ended for trajectory in group.trajectories]
         spans = sorted((one.started_at, one.ended_at) for one in episodes)
         if rollout_s := covered_s(spans, since=self._taken_before):
@@ -207,20 +209,20 @@ class Recorder:
             values["perf/rollout_tokens_per_s"] = tokens_per_s(sampled, rollout_s)
         values |= self._evaluated
         self._evaluated = {}
-        values |= {"policy_version": float(state.policy_version), "time/step_s": seconds}
+        values["time/step_s"] = seconds
+        for policy, version in state.versions.items():
+            values[f"{metric_prefix(policy)}policy_version"] = float(version)
         values |= {name: float(count) for name, count in counts.items()}
         with self._lock:
             values |= self._failure_counts
             self._failure_counts.clear()
             dropped = self._dropped
             self._dropped = []
-        if batch is not None:
-            values |= _staleness(batch, state)
-            values["count/trained_trajectories"] = float(batch.num_trajectories)
-        if learned is not None:
-            values |= learned.last_pass
+        for policy, own in learned.items():
+            numbers = _staleness(own.planned, state) | own.last_pass
+            values |= {f"{metric_prefix(policy)}{name}": one for name, one in numbers.items()}
             if played:
-                self._annotate(learned, groups, state)
+                self._annotate(own, groups, state)
         for group, reason in dropped:
             for annotation in left_out(group, reason, self.stage, state.step):
                 self.writer.annotate(annotation)
@@ -337,7 +339,10 @@ class Recorder:
     ) -> None:
         """What the step learned of each trained trajectory."""
         trained = {
-            (t.group_index, t.rollout_index): t for group in groups for t in group.trajectories
+            (t.group_index, t.rollout_index): t
+            for group in groups
+            if group.policy == learned.planned.policy
+            for t in group.trajectories
         }
         known = self.writer.columns
         for annotation in learned.annotations(self.stage, state.step, trained):
@@ -348,14 +353,15 @@ class Recorder:
             self.writer.annotate(annotation)
 
 
-def _staleness(batch: Batch, state: TrainState) -> dict[str, float]:
+def _staleness(planned: PlannedBatch, state: TrainState) -> dict[str, float]:
     """Versions that the trained tokens lay behind the weights they were trained into, and the share
     of trajectories whose tokens are of more than one policy version."""
+    batch = planned.batch
     versions = batch.policy_versions[(batch.loss_mask != 0) & (batch.policy_versions >= 0)]
     if not versions.size:
         return {}
     # the update's own version is the one before its publish
-    behind = state.policy_version - 1 - versions
+    behind = state.versions[planned.policy] - 1 - versions
     owners = np.repeat(batch.trajectory, batch.lengths)
     sampled = batch.policy_versions >= 0
     pairs = np.unique(np.stack([owners[sampled], batch.policy_versions[sampled]]), axis=1)

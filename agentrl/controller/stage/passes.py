@@ -1,4 +1,4 @@
-"""Passes: groups become a batch with credit, and the batch an update of every learner."""
+"""Passes: groups become a policy's batch with credit, and the batch an update of its learners."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import numpy as np
 from agentrl.algorithms import AlgorithmSpec
 from agentrl.config import StageConfig
 from agentrl.controller.batch_plan import PlannedBatch
-from agentrl.controller.cluster.role_group import RoleGroup
 from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.controller.group_rewards import (
     checked_credit,
@@ -25,7 +24,7 @@ from agentrl.controller.recording.learned_tokens import LearnedTokens
 from agentrl.controller.recording.recorder import Recorder
 from agentrl.controller.recording.skipped_steps import SkippedSteps
 from agentrl.controller.schedule import Schedule
-from agentrl.controller.state import TrainState
+from agentrl.controller.state import TrainState, metric_prefix
 from agentrl.errors import TrainingError
 from agentrl.rollouts import make_batch
 from agentrl.training import Actor, Critic, Layout, LearningRole, ModelInfo, Reference
@@ -48,52 +47,49 @@ _PASSES: tuple[tuple[Callable[[AlgorithmSpec], bool], str, Callable[..., Any]], 
 )
 """Passes before the update, in order: whether an algorithm needs one, the role, and its method."""
 
-WITHOUT_SIGNAL = "steps_without_signal"
-"""The running total of steps in which nothing could be learned."""
-
 
 @dataclass(eq=False)
 class Passes:
-    """What a step does with its groups.
+    """What a step does with the groups of a policy.
 
     Args:
+        policy: its name.
         stage: whole.
         algorithm: what is learned.
         schedule: says how old a token may be.
-        groups: the ranks of each role, also of those that are not trained.
-        learners: the roles that are trained. The first is the model that the stage is about: its
-            sizes set the partition, and its metrics have no prefix.
+        roles: the policy's, by name. The first that learns is its model: the one that is published,
+            whose sizes set the partition, and whose metrics are prefixed by no role.
         recorder: is told of what the algorithm finds odd.
         skipped: keeps the batches of steps that are skipped for their gradients.
     """
 
+    policy: str
     stage: StageConfig
     algorithm: AlgorithmSpec
     schedule: Schedule
-    groups: Mapping[str, RoleGroup]
-    learners: Sequence[RoleHandle]
+    roles: Mapping[str, RoleHandle]
     recorder: Recorder
     skipped: SkippedSteps
 
     def __post_init__(self) -> None:
-        self.first = self.learners[0]
+        self.learners = [role for role in self.roles.values() if role.trains]
+        self.model = self.learners[0]
         self.oldest_version = 0
         """The oldest version whose tokens the step trains."""
         self._step = 0
         self._concerned = False
-        self._learned: LearnedTokens | None = None
+        self._learned: LearnedTokens
         # a role that is not built is named here
         facts: list[ModelInfo] = [learner.call(LearningRole.facts) for learner in self.learners]
         self._length_scale = facts[0].length_scale
         self._share_prefixes = all(one.shares_prefixes for one in facts)
 
-    def assemble(self, groups: Sequence[TrajectoryGroup], state: TrainState) -> PlannedBatch | None:
-        """Groups to a batch with credit and a partition; None where there is nothing to train."""
-        if not groups:
-            return None
+    def assemble(self, groups: Sequence[TrajectoryGroup], state: TrainState) -> PlannedBatch:
+        """Groups to a batch with credit and a partition."""
         stage = self.stage
         self._step = state.step + 1
-        self.oldest_version = state.policy_version - self.schedule.max_staleness
+        version = state.versions[self.policy]
+        self.oldest_version = version - self.schedule.max_staleness
         groups, group_rows = seat_groups(groups, partial(comparable, self.algorithm))
         if stage.debug.shuffle_rewards:
             groups = _shuffled(groups, seed_for(stage.run.seed, "shuffle_rewards", state.step))
@@ -123,28 +119,34 @@ class Passes:
         planned = PlannedBatch.plan(
             batch,
             self.algorithm,
-            Layout(self.first.group.mesh.dp, train.micro_batch_tokens, self._length_scale),
+            Layout(self.model.group.mesh.dp, train.micro_batch_tokens, self._length_scale),
             mini_batch_groups=train.mini_batch_prompts,
             forward_tokens=train.logprob_micro_batch_tokens,
             seed=seed_for(stage.run.seed, "shuffle", state.step),
             state=state.algorithm,
-            policy_version=state.policy_version,
+            policy_version=version,
             share_prefixes=self._share_prefixes,
         )
         finished = [one for group in groups for one in group.finished]
         agents = tuple(one.turns[0].agent if one.turns else MAIN_AGENT for one in finished)
-        return replace(planned, agents=agents)
+        return replace(planned, agents=agents, policy=self.policy)
 
     def forward(self, batch: PlannedBatch) -> PlannedBatch:
         """The batch with the columns of every pass that the algorithm needs before the update."""
         for is_needed, role, method in _PASSES:
             if is_needed(self.algorithm):
-                columns = RoleHandle(self.groups[role], role).columns(method, batch)
+                columns = self.roles[role].columns(method, batch)
                 batch = replace(batch, batch=batch.batch.join(columns))
+        self._learned = LearnedTokens(
+            batch,
+            num_passes=self.algorithm.num_epochs,
+            oldest_version=self.oldest_version,
+            detail=self.stage.store.detail,
+        )
         return batch
 
     def update(self, batch: PlannedBatch, mini_batch: Sequence[BatchShard]) -> Stats:
-        """One optimizer step of every learner; metrics of those after the first are prefixed by
+        """One optimizer step of every learner; metrics of those beside the model are prefixed by
         their names. While a critic warms up it learns alone. A step that is skipped for its
         gradient leaves no metrics but its count, and once the run ends for them no more are taken.
 
@@ -156,14 +158,15 @@ class Passes:
             if self.skipped.ended:
                 break
             own = learner.update(LearningRole.update, batch, mini_batch)
-            prefix = "" if learner is self.first else f"{learner.name}/"
+            prefix = f"{learner.name}/"
+            if learner is self.model:
+                prefix = metric_prefix(self.policy)
             skipped = self.skipped.note(
                 learner, batch.batch, mini_batch, own, step=self._step, prefix=prefix
             )
             own = UpdateStats({}, {}) if skipped else own
             if not self.warms_up:  # the policy learned nothing of these tokens
-                learned = self.learned_of(batch)
-                learned.add(learner.name, mini_batch, own.columns, own, skipped=skipped)
+                self._learned.add(learner.name, mini_batch, own.columns, own, skipped=skipped)
             stats += Stats({prefix + name: stat for name, stat in own.items()})
         return stats
 
@@ -180,45 +183,20 @@ class Passes:
         steps = self.algorithm.critic_warmup_steps
         return f"the critic alone was trained (warm-up, {self._step} of {steps})"
 
-    def learned_of(self, batch: PlannedBatch) -> LearnedTokens:
-        """What the step learns of its tokens, from its first update on."""
-        if self._learned is None or self._learned.planned is not batch:
-            self._learned = LearnedTokens(
-                batch,
-                num_passes=self.algorithm.num_epochs,
-                oldest_version=self.oldest_version,
-                detail=self.stage.store.detail,
-            )
-        return self._learned
-
-    def release(self) -> None:
-        """Lets go of what the step has learned, once it is recorded."""
-        self._learned = None
-
-    def counts(self, batch: PlannedBatch | None) -> dict[str, float]:
-        """What a step adds to the running totals."""
-        counts = {} if self.has_signal(batch) else {WITHOUT_SIGNAL: 1.0}
-        if batch is None:
-            return {"skipped_steps": 1.0, **counts}
-        return {
-            **counts,
-            "trajectories": float(batch.batch.num_trajectories),
-            "tokens": float(batch.batch.num_tokens),
-            "trained_tokens": float(self.trained_tokens(batch)),
-        }
+    def take_learned(self) -> LearnedTokens:
+        """What the step has learned of its tokens; let go of once it is recorded."""
+        learned = self._learned
+        del self._learned
+        return learned
 
     def trained_tokens(self, batch: PlannedBatch) -> int:
-        """Those that the first learner learns from."""
+        """Those that the model learns from."""
         return 0 if self.warms_up else int(np.count_nonzero(batch.batch.loss_mask))
 
-    def has_signal(self, batch: PlannedBatch | None) -> bool:
+    def has_signal(self, batch: PlannedBatch) -> bool:
         """Whether a batch says of any token that it was better or worse; what is imitated need
         not, also by an auxiliary loss. A critic or a teacher may say so where all rewards are
         equal."""
-        if self.algorithm.learns_from != "rollouts":
-            return True
-        if batch is None:
-            return False
         packed = batch.batch
         if any(tokens.any() for tokens in batch.auxiliary.values()):
             return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
@@ -13,7 +14,6 @@ from agentrl.config import StageConfig
 from agentrl.controller.batch_plan import PlannedBatch
 from agentrl.controller.checkpoints import CheckpointCopies, Checkpoints, Manifest
 from agentrl.controller.checkpoints.checkpointing import Checkpointing
-from agentrl.controller.cluster.role_group import RoleGroup
 from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.controller.evaluator import Evaluator
 from agentrl.controller.failures import check_failures
@@ -33,6 +33,7 @@ from agentrl.errors import (
 from agentrl.store.atomic import replacing_folder
 from agentrl.training import LearningRole
 from agentrl.types import Stats, TrajectoryGroup
+from agentrl.types.env import MAIN_POLICY
 
 
 @dataclass(eq=False)
@@ -43,8 +44,7 @@ class StageRun:
         stage: whole, with its number of steps.
         algorithm: what is learned.
         schedule: what overlaps.
-        groups: the ranks of each role, also of those that are not trained.
-        learners: the roles that are trained; the first is the model that the stage is about.
+        roles: of each policy that is trained, by their names; also those that do not learn.
         checkpoints: of this stage.
         evaluator: evaluates the model; None where nothing is held out.
         recorder: store, metrics and display.
@@ -59,8 +59,7 @@ class StageRun:
     _: KW_ONLY
     algorithm: AlgorithmSpec
     schedule: Schedule
-    groups: Mapping[str, RoleGroup]
-    learners: Sequence[RoleHandle]
+    roles: Mapping[str, Mapping[str, RoleHandle]]
     checkpoints: Checkpoints
     evaluator: Evaluator | None
     recorder: Recorder
@@ -72,18 +71,24 @@ class StageRun:
 
     def __post_init__(self) -> None:
         stage = self.stage
+        self.learners = [
+            role for roles in self.roles.values() for role in roles.values() if role.trains
+        ]
         _check_names(stage.name, self.learners)
         self.timer = self.recorder.timer
         self.recorder.writer.declare(self.algorithm.columns)
-        self.passes = Passes(
-            stage,
-            self.algorithm,
-            self.schedule,
-            self.groups,
-            self.learners,
-            self.recorder,
-            self.skipped,
-        )
+        self.passes = {
+            policy: Passes(
+                policy,
+                stage,
+                self.algorithm,
+                self.schedule,
+                roles,
+                self.recorder,
+                self.skipped,
+            )
+            for policy, roles in self.roles.items()
+        }
         self.checkpointing = Checkpointing(
             stage.name,
             self.checkpoints,
@@ -94,20 +99,19 @@ class StageRun:
             evaluating=self.restored[1].evaluating if self.restored else "",
         )
         self.evaluation = StageEvaluation(stage, self.evaluator, self.recorder, self.checkpointing)
-        self._start: object = None
-        """Checksums of the weights that the stage starts from."""
+        self._start: Mapping[str, object] = {}
+        """Checksums of the weights that each policy starts from."""
 
     def restore(self) -> TrainState:
         """The state of the checkpoint to go on from, its tensors loaded; step 0 without one."""
-        self._start = self.passes.first.call(LearningRole.checksum)
+        self._start = self._checksums()
         if self.restored is None:
-            return TrainState(algorithm=self.algorithm.initial_state)
+            versions = dict.fromkeys(self.roles, 0)
+            return TrainState(versions=versions, algorithm=self.algorithm.initial_state)
         folder, manifest = self.restored
         for learner in self.learners:
             learner.call(LearningRole.load, folder / learner.name)
-        return TrainState(
-            manifest.step, manifest.policy_version, manifest.algorithm, manifest.progress
-        )
+        return manifest.state
 
     def next_groups(self, state: TrainState) -> list[TrajectoryGroup]:
         """The batch of the next step, once it may be trained.
@@ -130,48 +134,62 @@ class StageRun:
             raise
         return groups
 
-    def publish(self, state: TrainState, *, changed: bool) -> TrainState:
-        """Publishes the step's weights.
+    def assemble(
+        self, groups: Sequence[TrajectoryGroup], state: TrainState
+    ) -> dict[str, PlannedBatch]:
+        """The batch of each policy; none of one that no group of the step trains."""
+        by_policy: dict[str, list[TrajectoryGroup]] = {}
+        for group in groups:
+            by_policy.setdefault(group.policy, []).append(group)
+        return {name: self.passes[name].assemble(own, state) for name, own in by_policy.items()}
+
+    def publish(self, state: TrainState, batches: Mapping[str, PlannedBatch]) -> TrainState:
+        """Publishes the weights of the policies that the step trained.
 
         Raises:
             WeightMismatchError: a server's probe or a tensor differs; the step is kept in a
                 checkpoint.
         """
+        changed = [name for name in batches if not self.passes[name].warms_up]
         try:
-            return self.schedule.publish(state, changed=changed and not self.passes.warms_up)
+            return self.schedule.publish(state, changed=changed)
         except WeightMismatchError:
-            self.checkpointing.keep(state.published())
+            self.checkpointing.keep(state.published(changed))
             raise
+
+    def has_signal(self, batches: Mapping[str, PlannedBatch]) -> bool:
+        """Whether anything could be learned of a step's batches."""
+        if self.algorithm.learns_from != "rollouts":
+            return True
+        return any(self.passes[name].has_signal(batch) for name, batch in batches.items())
 
     def record(
         self,
         state: TrainState,
         groups: Sequence[TrajectoryGroup],
-        batch: PlannedBatch | None,
+        batches: Mapping[str, PlannedBatch],
         stats: Stats,
     ) -> None:
         """Annotations, metrics and the display's line of a step."""
-        passes = self.passes
         self.checkpointing.settle(wait=False)
         self.recorder.record_failures(self.schedule.take_failures())
-        counts = {**self.schedule.take_counts(), **self.skipped.take_counts()}
-        if batch is not None:
-            counts["count/trained_tokens"] = passes.trained_tokens(batch)
+        counts = Counter({**self.schedule.take_counts(), **self.skipped.take_counts()})
+        for name, batch in batches.items():
+            passes = self.passes[name]
+            counts["count/trained_tokens"] += passes.trained_tokens(batch)
             if self.schedule.on_stale == "mask_tokens":
                 versions = batch.batch.policy_versions
                 masked = np.count_nonzero((versions >= 0) & (versions < passes.oldest_version))
-                counts["async/masked_tokens"] = int(masked)
+                counts["async/masked_tokens"] += int(masked)
         self.recorder.record_step(
             state,
             groups,
-            batch.batch if batch else None,
+            {name: self.passes[name].take_learned() for name in batches},
             stats,
             counts,
-            has_signal=passes.has_signal(batch),
-            note=passes.note if batch else "",
-            learned=passes.learned_of(batch) if batch else None,
+            has_signal=self.has_signal(batches),
+            note="; ".join(filter(None, (self.passes[name].note for name in batches))),
         )
-        passes.release()
 
     def checkpoint_if_due(self, state: TrainState) -> None:
         """Keeps a checkpoint every so many steps, after the last, and where the run ends.
@@ -195,20 +213,27 @@ class StageRun:
             RunInterruptedError: the run was asked to end.
         """
         self.stop.check()
-        first = self.passes.first
-        if self._start == first.call(LearningRole.checksum):
-            self.recorder.warn(
-                "weights_unchanged",
-                f"stage {self.stage.name} ends with the very weights that it began with: in "
-                f"{state.step} steps its {first.name} learned nothing; see optim/lr and "
-                "optim/grad_norm, and how many steps had no signal",
-            )
+        for policy, checksum in self._checksums().items():
+            if self._start[policy] == checksum:
+                model = self.passes[policy].model.name
+                self.recorder.warn(
+                    "weights_unchanged",
+                    f"stage {self.stage.name} ends with the very weights that it began with: in "
+                    f"{state.step} steps its {model} learned nothing; see optim/lr and "
+                    "optim/grad_norm, and how many steps had no signal",
+                )
+        main = self.passes[MAIN_POLICY].model
         with self.timer.phase("checkpoint"), replacing_folder(self.model_folder) as part:
             for learner in self.learners:
-                folder = part if learner is first else part / learner.name
+                folder = part if learner is main else part / learner.name
                 learner.call(LearningRole.export, folder)
         self.checkpointing.tell_copy(wait=True)
         return state
+
+    def _checksums(self) -> dict[str, object]:
+        return {
+            policy: own.model.call(LearningRole.checksum) for policy, own in self.passes.items()
+        }
 
 
 def _check_names(stage: str, learners: Sequence[RoleHandle]) -> None:

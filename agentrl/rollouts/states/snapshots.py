@@ -72,13 +72,13 @@ class GroupState:
         group_index: the group's index in the data order.
         rollouts: each rollout's trajectory if it has ended, otherwise its state.
         retried: earlier attempts that failed by infrastructure.
-        version: the policy version that was served when the group was issued.
+        versions: of each policy that it trains, the one served when the group was issued.
     """
 
     group_index: int
     rollouts: tuple[Trajectory | EpisodeState | NotResumable, ...]
     retried: tuple[Trajectory, ...] = ()
-    version: int = 0
+    versions: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def resumable(self) -> tuple[EpisodeState, ...]:

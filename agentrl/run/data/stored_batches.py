@@ -10,6 +10,7 @@ from agentrl.controller.ledger import trained_batches
 from agentrl.errors import ConfigError, DataError
 from agentrl.store import RunDirectory, TrajectoryReader, TrajectorySummary, read_jsonl
 from agentrl.types import SegmentKind, Trajectory, TrajectoryGroup
+from agentrl.types.env import MAIN_POLICY
 
 
 @dataclass(eq=False)
@@ -41,7 +42,7 @@ class StoredBatches:
         """
         assert stage.run.replay is not None, "asked of a stage that replays"
         run = RunDirectory.open(stage.run.replay)
-        groups = trained_batches(run.ledger_path, stage.name)
+        groups = trained_batches(run.ledger_path, stage.name, MAIN_POLICY)
         if not groups:
             raise _unfit(stage, _why_none(run, stage.name))
         rows = read_jsonl(run.metrics_path)

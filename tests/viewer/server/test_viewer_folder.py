@@ -46,9 +46,9 @@ def test_a_run_that_cannot_be_read_is_listed_with_the_reason(run: RunDirectory) 
     with viewing(run.root.parent) as address, Client(address) as client:
         rows = {row["name"]: row for row in client.get("/api/runs").json()["runs"]}
         assert "must be a JSON object" in rows["broken"]["error"]
-        assert "has format=1 and this agentrl reads 3" in rows["older"]["error"]
+        assert "has format=1 and this agentrl reads 4" in rows["older"]["error"]
         page = client.get(f"/api/runs/{rows['older']['key']}/trajectories")
-        assert "has format=1 and this agentrl reads 3" in page.json()["error"]
+        assert "has format=1 and this agentrl reads 4" in page.json()["error"]
         assert rows["first"]["trajectories"] == 12
 
 

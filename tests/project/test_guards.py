@@ -51,7 +51,6 @@ ALLOWED: dict[str, tuple[set[str], str]] = {
     "training/fsdp/checkpoint_export.py": ({"json.loads"}, OWN),
     "training/fsdp/checkpoint_files.py": ({"json.loads"}, OWN),
     "training/models/folder_weights.py": ({"json.loads", PATTERN}, USERS),
-    "training/models/safetensors_check.py": ({"json.loads"}, USERS),
     "training/models/tiny.py": ({PATTERN}, USERS),
     "viewer/demo/__init__.py": ({"json.loads"}, OWN),
     "viewer/export/answers.py": ({"json.loads"}, OWN),

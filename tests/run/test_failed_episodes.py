@@ -69,7 +69,7 @@ def test_a_run_that_its_environment_stopped_goes_on_once_that_is_mended(
         play()
     (tmp_path / "fault").unlink()
     play(resume=True)
-    rows = read_jsonl(tmp_path / "run" / "ledger.jsonl")
+    rows = list(read_jsonl(tmp_path / "run" / "ledger.jsonl"))
     trained = [row for row in rows if row["to"] == "trained"]
     assert {row["policy"] for row in rows} == {"main"}
     # the draws that failed are played again

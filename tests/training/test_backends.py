@@ -222,5 +222,5 @@ def test_weights_of_a_plain_model_are_refused_while_they_are_rounded(
 def test_plain_is_refused_for_several_ranks(model_path: str) -> None:
     join(DistSpec())
     spec = ReferenceSpec(model_path, backend="plain")
-    with pytest.raises(ConfigError, match=r"PlacementConfig\.world_size=2; set one of them"):
+    with pytest.raises(ConfigError, match=r"needs PlacementConfig\.world_size=1, got 2"):
         Reference(spec, DistSpec(world_size=2))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from agentrl.errors import TrainingError
+from agentrl.errors import ConfigError, TrainingError
 from agentrl.training import DistSpec, join, leave
 from tests.kit.waiting import until
 
@@ -24,8 +24,12 @@ def test_a_world_of_one_needs_no_port_and_can_be_joined_again() -> None:
 
 def test_a_process_stays_in_its_group() -> None:
     join(DistSpec())
-    with pytest.raises(TrainingError, match=r"rank 0 of 1 already, asked to be 1 of 2"):
+    with pytest.raises(TrainingError, match=r"rank 0 of 1 on cpu already, asked to be 1 of 2 on"):
         join(DistSpec(rank=1, world_size=2))
+    with pytest.raises(
+        (ConfigError, TrainingError), match=r"found 0 by torch|asked to be 0 of 1 on cuda"
+    ):
+        join(DistSpec(device="cuda:0"))
 
 
 def test_a_missing_peer_ends_the_wait_by_its_deadline() -> None:

@@ -66,7 +66,8 @@ SHARED: dict[object, Any] = {}
 
 
 def join(spec: DistSpec) -> None:
-    """Joins the process group; a process that is already in one of the same shape stays there.
+    """Joins the process group; a process that is already in one of the same shape and device
+    stays there.
 
     A world of one needs no port, because its store is in the process.
 
@@ -74,20 +75,24 @@ def join(spec: DistSpec) -> None:
         ConfigError: CUDA is asked for, and torch sees no GPU.
         TrainingError: other ranks did not join in time, or this process is in another group.
     """
+    if spec.device_type == "cuda":
+        check_gpus(1, num_gpus(), f"by torch in the process of rank {spec.rank}")
+        torch.cuda.set_device(spec.device)
+    backend = "cpu:gloo,cuda:nccl" if spec.device_type == "cuda" else "gloo"
     if dist.is_initialized():
-        if (dist.get_rank(), dist.get_world_size()) != (spec.rank, spec.world_size):
+        # a group of the CPU has no collective of GPUs, and one of GPUs would hide a wrong device
+        device = "cuda" if "nccl" in dist.get_backend_config() else "cpu"
+        now = (dist.get_rank(), dist.get_world_size(), device)
+        asked = (spec.rank, spec.world_size, spec.device_type)
+        if now != asked:
             raise TrainingError(
-                f"this process is rank {dist.get_rank()} of {dist.get_world_size()} already, "
-                f"asked to be {spec.rank} of {spec.world_size}; leave() the old group first",
+                "this process is rank {} of {} on {} already, ".format(*now)
+                + "asked to be {} of {} on {}; leave() the old group first".format(*asked),
                 rank=spec.rank,
             )
         return
     SHARED.clear()
-    if spec.device_type == "cuda":
-        check_gpus(1, num_gpus(), f"by torch in the process of rank {spec.rank}")
-        torch.cuda.set_device(spec.device)
     timeout = timedelta(seconds=spec.timeout_s)
-    backend = "cpu:gloo,cuda:nccl" if spec.device_type == "cuda" else "gloo"
     try:
         alone = spec.world_size == 1
         dist.init_process_group(

@@ -103,6 +103,7 @@ def test_what_was_rolled_back_is_not_replayed(config: Path, stored: Path) -> Non
                 row = {
                     "n": offset,
                     "attempt": attempt,
+                    "policy": "main",
                     "group_index": draw,
                     "rollout_indices": list(last[draw]),
                 }

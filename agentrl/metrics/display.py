@@ -166,7 +166,10 @@ class StepDisplay(Closing):
             return
         cells = "  ".join(column.cell(values) for column in self._columns)
         label = f"{step}/{self._num_steps}".rjust(self._step_width)
-        mean = sum(self._recent) / len(self._recent)
+        # The oldest is left out: a stage's first step starts engines, evaluates the baseline and
+        # compiles kernels, minutes that no other step takes.
+        recent = list(self._recent)[1:] or self._recent
+        mean = sum(recent) / len(recent)
         left = format_duration(mean * (self._num_steps - step)).rjust(len("time left"))
         line = f"{label}  {cells}  {left}"
         fits = len(line) + 2 + len(note) <= self._console.width

@@ -43,8 +43,8 @@ class SGLangServers:
         spec: how.
 
     Raises:
-        ConfigError: ``context_tokens`` above what the model was made for, or ``tp_size`` ranks that
-            cannot share it; a server would say so minutes later, in its log.
+        ConfigError: ``context_tokens`` above what the model was made for, ``tp_size`` ranks that
+            cannot share it, or float32 on a GPU; a server would say so minutes later, in its log.
         MachineError: the interpreter is missing, or its environment holds no SGLang, or an old one.
     """
 
@@ -63,6 +63,12 @@ class SGLangServers:
         if not spec.urls and not spec.command:
             offered = self._ask_environment()
             self.device = spec.device or offered
+        # the RMSNorm of sgl_kernel "failed to dispatch data type Float"
+        if not spec.urls and self.device == "cuda" and place.dtype == "float32":
+            raise ConfigError(
+                "EnginePlace.dtype must be bfloat16 for SGLang servers on a GPU (its kernels there "
+                "have no float32), got 'float32'; set it, or SGLangEngineSpec.device=cpu"
+            )
 
     def client(self, name: str, url: str, labels: WeightLabels) -> SGLangClient:
         """A client of one server."""

@@ -77,7 +77,7 @@ def test_the_tokenizer_is_loaded_for_stop_strings_alone() -> None:
 
 
 def test_a_gpu_server_sizes_its_own_cache() -> None:
-    command = words(device="cuda")
+    command = words(device="cuda", dtype="bfloat16")
     assert not {"--max-total-tokens", "--mem-fraction-static", "--device"} & set(command)
 
 
@@ -125,6 +125,10 @@ def test_each_rank_on_a_cpu_has_a_core_of_those_that_may_be_used(
         (
             {"context_tokens": 600},
             r"EnginePlace\.context_tokens must be at most .*max_position_embeddings=512, got 600",
+        ),
+        (
+            {"device": "cuda", "dtype": "float32"},
+            r"EnginePlace\.dtype must be bfloat16 for SGLang servers on a GPU .*got 'float32'; set",
         ),
     ],
 )

@@ -25,7 +25,7 @@ from agentrl.engines.sglang.launch import SGLangServers
 from agentrl.training.models.tiny import build_tiny_model
 from tests.engines.servers.broken_server import Behaviour, BrokenServer, broken_server, passes_on
 from tests.engines.servers.sglang_answers import split
-from tests.engines.sglang.models import CONTEXT, HuggingFace
+from tests.engines.sglang.models import CONTEXT, DTYPE, HuggingFace
 from tests.run.tiny_task import demonstrations
 
 CODE_EXAMPLE = Path(__file__).parents[3] / "examples" / "code" / "config.yaml"
@@ -140,7 +140,12 @@ def server(python: str, model: Path, tmp_path_factory: pytest.TempPathFactory) -
 @contextmanager
 def running_server(python: str, model: Path, folder: Path, **settings: Any) -> Iterator[str]:
     """A server with these settings beside the usual ones; its address."""
-    usual = {"context_tokens": CONTEXT, "stop_strings": True, "kv_tokens": 8192}
+    usual = {
+        "context_tokens": CONTEXT,
+        "dtype": DTYPE,
+        "stop_strings": True,
+        "kv_tokens": 8192,
+    }
     own, place = split({"model": str(model), "folder": str(folder), **usual, **settings})
     servers = SGLangServers(place, SGLangEngineSpec(python=python, **own))
     port = free_port()
@@ -196,6 +201,7 @@ def build(model: Path, tmp_path: Path) -> Iterator[Callable[..., SGLangEngine]]:
             "urls": urls,
             "stop_strings": True,
             "context_tokens": CONTEXT,
+            "dtype": DTYPE,
         }
         own, place = split({**given, **settings})
         engines.append(

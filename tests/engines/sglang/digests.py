@@ -20,11 +20,15 @@ from typing import Any
 import httpx
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from agentrl.engines.servers.client import read_config
 from agentrl.engines.sglang import SGLangEngine
 from agentrl.engines.sglang.model_check import part_names
 from agentrl.engines.weights import WeightArray
+
+ON_GPU = torch.cuda.is_available()
+"""Whether the servers of these tests are on a GPU: there they start where one is."""
 
 _VOCABULARY = ("embed_tokens", "lm_head")
 _HEADS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -38,7 +42,13 @@ _MLP_PADDING = 32
 
 
 def require_sent(engine: SGLangEngine) -> None:
-    """Each of an engine's servers holds exactly what was sent, bit by bit, by its own digests."""
+    """Each of an engine's servers holds exactly what was sent, bit by bit, by its own digests.
+
+    On a GPU their hash is one of SGLang's own: there the engine's comparison alone is asked.
+    """
+    if ON_GPU:
+        engine.checksum()
+        return
     state = engine.state
     assert state.weights is not None
     for server in engine.pool.serving:

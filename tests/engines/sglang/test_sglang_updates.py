@@ -21,8 +21,10 @@ from agentrl.training import Actor, DistSpec, join, leave
 from agentrl.weight_sync import BroadcastSender, DiskSender, HttpSender, publish_in_process
 from agentrl.weight_sync import plan as batch
 from tests.controller.tiny import actor_spec
-from tests.engines.sglang.digests import require_sent
+from tests.engines.sglang.digests import ON_GPU, require_sent
 from tests.engines.sglang.models import (
+    DTYPE,
+    NEAR,
     HuggingFace,
     in_flight,
     logprobs,
@@ -62,12 +64,12 @@ async def test_the_servers_serve_what_the_trainer_has(
         reference.scale(1.03)
         report = await asyncio.to_thread(publish_in_process, actor, engine, version)
         assert report is not None
-        assert engine.checksum() == actor.checksum()
+        assert engine.checksum() == actor.checksum(DTYPE)
         require_sent(engine)
         answer = await engine.generate(request(f"v{version}", PROMPT))
         assert versions(answer) == [version]
         np.testing.assert_allclose(
-            logprobs(answer), reference.logprobs(PROMPT, made(answer)), atol=1e-4
+            logprobs(answer), reference.logprobs(PROMPT, made(answer)), atol=NEAR
         )
 
 
@@ -81,7 +83,7 @@ async def test_weights_in_many_small_portions(
     await asyncio.to_thread(publish, engine, reference, 3)
     answer = await engine.generate(request("portions", PROMPT))
     np.testing.assert_allclose(
-        logprobs(answer), reference.logprobs(PROMPT, made(answer)), atol=1e-4
+        logprobs(answer), reference.logprobs(PROMPT, made(answer)), atol=NEAR
     )
 
 
@@ -104,7 +106,7 @@ async def test_a_request_in_flight_goes_on_with_both_versions_named(
     wanted = np.concatenate(
         [before.logprobs(PROMPT, tokens)[:split], reference.logprobs(PROMPT, tokens)[split:]]
     )
-    np.testing.assert_allclose(logprobs(answer), wanted, atol=1e-4)
+    np.testing.assert_allclose(logprobs(answer), wanted, atol=NEAR)
 
 
 async def test_an_update_in_place_marks_what_read_old_kv(
@@ -157,6 +159,7 @@ def alter_payload(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bucket, "flattened_bucket", flipped)
 
 
+@pytest.mark.skipif(ON_GPU, reason="the oracle knows the hash of a CPU")
 async def test_one_wrong_bit_is_seen_by_the_oracle(
     build: Build, server: str, actor: Actor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,9 +10,9 @@ from agentrl.rollouts import GroupState
 from agentrl.rollouts.samplers.prompt_sampler import SamplerState
 from agentrl.types import TrajectoryGroup
 
-StaleRule = Literal["drop", "mask_tokens"]
-"""What becomes of a group with tokens that are too old: it is dropped, or those of its tokens are
-not trained."""
+StaleRule = Literal["wait", "drop", "mask_tokens"]
+"""A batch waits for groups that would become too old, or they are dropped, or those of their tokens
+that are too old are not trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +60,6 @@ class Admission:
     def runs_for_nothing(self, step: int) -> bool:
         """Whether what still runs when the batch of ``step`` is taken can enter no later one."""
         return self.stage.rollout.max_staleness == 0 or step >= self.stage.last_step
-
-    def too_old(self, versions: list[int], served: int) -> bool:
-        """Whether a group of tokens of these versions can be trained no more, now that ``served``
-        is the newest."""
-        rollout = self.stage.rollout
-        decisive = min if rollout.on_stale == "drop" else max
-        return bool(versions) and decisive(versions) < served - rollout.max_staleness
 
 
 @dataclass(frozen=True, slots=True)

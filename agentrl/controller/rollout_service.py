@@ -17,8 +17,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 
 from agentrl.algorithms import FilterResult
 from agentrl.config import StageConfig
-from agentrl.controller.admission import RolloutState
-from agentrl.controller.backlog import Backlog
+from agentrl.controller.admission import Backlog, RolloutState
 from agentrl.controller.cluster.rollout_pool import Incident, RolloutPool, Score, unscored
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.schedule import Schedule
@@ -136,8 +135,7 @@ class RolloutService(Schedule):
                 self._wait(self._backlog.may_close, self.wait_s, "finished groups")
             finally:
                 self._waiting = False
-            if self._backlog.admission.runs_for_nothing(step):
-                self._cancel(self._backlog.running, "surplus")
+            self._cancel(self._backlog.surplus(step), "surplus")
             taken = self._backlog.take(step)
             for group in taken:
                 self.ledger.move_group(group, "taken", step=step)

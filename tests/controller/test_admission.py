@@ -1,5 +1,5 @@
-"""Admission: seeded schedules with ``rollout.on_stale: wait``, told event by event. Nothing is lost,
-nothing is trained too late, and nothing stands still.
+"""Admission: seeded schedules with ``rollout.on_stale: wait``, told event by event. Nothing is
+lost, nothing is trained too late, and nothing stands still.
 """
 
 from __future__ import annotations
@@ -211,6 +211,7 @@ def played(seed: int, staleness: int, *, resumed_with: int | None = None) -> Pla
     return play
 
 
+@pytest.mark.invariant
 @pytest.mark.parametrize("staleness", [1, 2, 4])
 def test_every_group_is_trained_in_time_or_named(staleness: int) -> None:
     trained = 0

@@ -107,7 +107,7 @@ class Backlog:
     def __post_init__(self) -> None:
         self._size = self.stage.train.batch_prompts
         self._max_staleness = self.stage.rollout.max_staleness
-        self._waits = self._max_staleness > 0 and self.stage.rollout.on_stale == "wait"
+        self._waits = self.stage.rollout.on_stale == "wait"
         self._in_draw_order = self.stage.run.deterministic
         self.saved = {group.group_index: group for group in self.restored.running}
         """The states of draws to play again that were saved."""

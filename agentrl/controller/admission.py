@@ -1,8 +1,8 @@
 """Admission: which groups may be in flight, and when a batch of them may close.
 
 ``Backlog`` is told what happens and says what may be done: no clock, no thread, no pool. The
-rollout service calls it under its lock. With ``rollout.on_stale: wait`` it keeps two promises, which
-docs/controller.md proves (Why nothing is lost):
+rollout service calls it under its lock. With ``rollout.on_stale: wait`` it keeps two promises,
+which docs/controller.md proves (Why nothing is lost):
 
 - what is outstanding when a batch closes can be trained in time: for each j at most j·B groups must
   be trained within j batches;

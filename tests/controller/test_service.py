@@ -328,7 +328,8 @@ def test_a_restored_service_hands_out_what_was_saved_with_its_version(world: Mak
     }
     # both of draw 2, and the one with the lock
     assert w.service.take_counts() == {"count/restarted_episodes": 3}
-    assert w.service._running[5] == {"main": 3}
+    w.pool.saved = [replace(saved, versions={})]
+    assert [group.versions for group in w.service.snapshot().running] == [{"main": 3}]
 
 
 def test_with_another_number_of_siblings_what_was_saved_is_begun_anew(world: MakeWorld) -> None:

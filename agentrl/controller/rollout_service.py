@@ -18,7 +18,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from agentrl.algorithms import FilterResult
 from agentrl.config import StageConfig
 from agentrl.controller.admission import Admission, RolloutState
-from agentrl.controller.cluster.rollout_pool import Incident, RolloutPool, Score, unscored
+from agentrl.controller.cluster.rollout_pool import GroupPool, Incident
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.schedule import Schedule
 from agentrl.controller.state import TrainState
@@ -59,12 +59,12 @@ class RolloutService(Schedule):
         wait_s: deadline of one wait for a batch or an evaluation.
         stop: ends the waits for a batch and for an evaluation.
         on_poll: called by the thread after each look for outcomes.
-        score: gives outcomes their scores by a reward model.
         on_dropped: is told of each finished group that is in no batch, and why; under the lock.
+        on_close: ends what the pool has of this stage alone, once the thread has ended.
     """
 
     stage: StageConfig
-    pool: RolloutPool
+    pool: GroupPool
     sampler: PromptSampler
     ledger: Ledger
     restored: RolloutState
@@ -76,8 +76,8 @@ class RolloutService(Schedule):
     stop: StopRequest = field(default_factory=StopRequest)
     on_poll: Callable[[], None] = lambda: None
     on_ended: Callable[[Trajectory], None] = lambda trajectory: None
-    score: Score = unscored
     on_dropped: Callable[[TrajectoryGroup, str], None] = lambda group, reason: None
+    on_close: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         self.max_staleness = self.stage.rollout.max_staleness
@@ -268,6 +268,12 @@ class RolloutService(Schedule):
     def close(self) -> None:
         """Ends admission and the thread; what runs is cancelled and recorded so. A second call
         does nothing."""
+        try:
+            self._end()
+        finally:
+            self.on_close()
+
+    def _end(self) -> None:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -437,7 +443,7 @@ class RolloutService(Schedule):
         outcomes = self.pool.collect(timeout_s)
         for trajectory in self.pool.take_ended():
             self.on_ended(trajectory)
-        for outcome in self.score(outcomes) if outcomes else ():
+        for outcome in outcomes:
             reason = self._cancelling.get(outcome.request.group_index)
             if reason and not outcome.request.label:
                 outcome = replace(outcome, group=_with_reason(outcome.group, reason))

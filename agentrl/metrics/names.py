@@ -117,6 +117,7 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "tie counts half",
         "reward_model/margin": "mean score of the better trajectories less that of the others",
         "reward_model/score": "mean score of both",
+        "reward_model/waiting": "most groups that waited at one time for a reward model's scores",
         "mismatch/logp_abs/mean": "mean difference of the sampler's and the trainer's logprobs in "
         "nats",
         "mismatch/logp_abs/max": "largest difference of the sampler's and the trainer's logprobs "

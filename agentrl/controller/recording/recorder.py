@@ -187,7 +187,8 @@ class Recorder:
         self._step_start = now
         played = sorted(played, key=lambda group: group.group_index)
         ended = sorted((one.group for one in outcomes), key=lambda group: group.group_index)
-        values = (rollout_metrics(played) if played else {}) | _sandboxes(outcomes) | _lag(outcomes)
+        values = rollout_metrics(played) if played else {}
+        values |= _sandboxes(outcomes) | _lag(outcomes) | _unscored(outcomes)
         if self.ahead:
             values |= ended_metrics(ended)
         values |= _numbers(stats)
@@ -378,6 +379,12 @@ def _sandboxes(outcomes: Sequence[GroupOutcome]) -> dict[str, float]:
     seen = [asdict(outcome.sandboxes) for outcome in outcomes if outcome.sandboxes is not None]
     names = ("running", "starting", "waiting", "failed") if seen else ()
     return {f"sandbox/{name}": float(max(counts[name] for counts in seen)) for name in names}
+
+
+def _unscored(outcomes: Sequence[GroupOutcome]) -> dict[str, float]:
+    """The most groups that waited for a reward model's scores; nothing without one."""
+    most = max((outcome.unscored for outcome in outcomes), default=0)
+    return {"reward_model/waiting": float(most)} if most else {}
 
 
 def _lag(outcomes: Sequence[GroupOutcome]) -> dict[str, float]:

@@ -25,6 +25,7 @@ from agentrl.controller.state import TrainState
 from agentrl.controller.stop_request import StopRequest
 from agentrl.engines import PauseMode
 from agentrl.errors import AgentRLError, EngineError, WeightMismatchError
+from agentrl.metrics import RolloutRates
 from agentrl.rollouts import GroupOutcome, GroupRequest
 from agentrl.rollouts.samplers.prompt_sampler import PromptSampler
 from agentrl.types import Trajectory, TrajectoryGroup
@@ -60,6 +61,7 @@ class RolloutService(Schedule):
         stop: ends the waits for a batch and for an evaluation.
         on_poll: called by the thread after each look for outcomes.
         on_dropped: is told of each finished group that is in no batch, and why; under the lock.
+        clock: monotonic seconds, by which the rollouts' rates are measured.
         on_close: ends what the pool has of this stage alone, once the thread has ended.
     """
 
@@ -78,6 +80,7 @@ class RolloutService(Schedule):
     on_ended: Callable[[Trajectory], None] = lambda trajectory: None
     on_dropped: Callable[[TrajectoryGroup, str], None] = lambda group, reason: None
     on_close: Callable[[], None] = lambda: None
+    clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         self.max_staleness = self.stage.rollout.max_staleness
@@ -108,6 +111,8 @@ class RolloutService(Schedule):
         going_on = {*self._again, *self._ended}
         self.sampler.restore(self.restored.sampler, going_on=going_on)
         self._counts: Counter[str] = Counter()
+        self._rates = RolloutRates(self.clock)
+        self._publishing = False
         self._waiting = False
         self._evaluating: dict[str, list[GroupOutcome]] = {}
         self._error: BaseException | None = None
@@ -132,6 +137,7 @@ class RolloutService(Schedule):
             self.ledger.move_group(group, "buffered")
             self._buffer_or_drop(group)
             self._issued += 1
+        self._rates.take()  # the first step begins here
         self._thread.start()
 
     def next_groups(self, step: int) -> list[TrajectoryGroup]:
@@ -187,14 +193,27 @@ class RolloutService(Schedule):
         for the next."""
         state = state.published(changed)
         self.before_publish(state.versions)
+        self._pause(True)
         try:
             for policy in changed:
                 self.send_weights(policy, state.versions[policy], self.stage.rollout.pause_mode)
         except WeightMismatchError:  # the step is kept: its groups are not played again
             self.make_room(state.versions)
             raise
+        finally:
+            self._pause(False)
         self.make_room(state.versions)
         return state
+
+    def _pause(self, publishing: bool) -> None:
+        with self._changed:
+            self._publishing = publishing
+            self._note_idle()
+
+    def _note_idle(self) -> None:
+        """The rollouts wait for the trainer where nothing is in flight, since the admission has no
+        room, and where the engines are paused for new weights."""
+        self._rates.set_idle(self._publishing or not (self._running or self._evaluating))
 
     def before_publish(self, versions: Mapping[str, int]) -> None:
         """``versions`` are served next: what runs and could not be trained by them any more is
@@ -227,6 +246,11 @@ class RolloutService(Schedule):
             self._counts = Counter()
             return counts
 
+    def take_rates(self) -> Mapping[str, float]:
+        """Sampled tokens a second, and how long the rollouts waited for the trainer."""
+        with self._changed:
+            return self._rates.take()
+
     def take_failures(self) -> Sequence[Incident]:
         """Workers and servers that died since the last call, and that the run survived."""
         return self.pool.take_failures()
@@ -237,6 +261,7 @@ class RolloutService(Schedule):
         with self._changed:
             outcomes: list[GroupOutcome] = []
             self._evaluating[label] = outcomes
+            self._note_idle()
             self.pool.submit(requests)
             try:
                 self._wait(
@@ -244,6 +269,7 @@ class RolloutService(Schedule):
                 )
             finally:
                 del self._evaluating[label]
+                self._note_idle()
                 self._changed.notify_all()
         return sorted(outcomes, key=lambda outcome: outcome.request.group_index)
 
@@ -354,6 +380,7 @@ class RolloutService(Schedule):
                     if self._closing:
                         return
                     requests = self._admit()
+                    self._note_idle()
                     idle = not self._running and not self._evaluating
                     if requests:
                         self.pool.submit(requests)
@@ -460,6 +487,8 @@ class RolloutService(Schedule):
                 self._evaluating[request.label].append(outcome)
             return
         self._running.pop(request.group_index, None)
+        self._note_idle()
+        self._rates.add(sum(one.num_policy_tokens for one in group.trajectories))
         reason = self._cancelling.pop(request.group_index, "cancelled")
         self._ended.add(request.group_index)
         if self._in_draw_order:

@@ -117,7 +117,6 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "tie counts half",
         "reward_model/margin": "mean score of the better trajectories less that of the others",
         "reward_model/score": "mean score of both",
-        "reward_model/waiting": "most groups that waited at one time for a reward model's scores",
         "mismatch/logp_abs/mean": "mean difference of the sampler's and the trainer's logprobs in "
         "nats",
         "mismatch/logp_abs/max": "largest difference of the sampler's and the trainer's logprobs "
@@ -176,11 +175,15 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "gpu/utilisation_frac": "share of the second before an update's end in which a kernel ran; "
         "absent without the package nvidia-ml-py",
         "perf/tokens_per_s": "tokens that the step trained on or prepared, by its seconds",
-        "perf/rollout_tokens_per_s": "sampled tokens of the episodes that ended since the batch "
-        "before, by the seconds of that time in which one of them ran",
+        "perf/rollout_tokens_per_s": "sampled tokens of the training episodes that ended in the "
+        "step, by all of its seconds",
+        "perf/unscored_groups": "most groups that waited at one time for a reward model's scores",
         "perf/loop_lag_s": "most seconds that the event loop of a host's episodes stood still, by "
         "code that blocks in an async function",
         "time/step_s": "seconds of the step",
+        "time/wait_rollout_s": "seconds that the trainer waited for a batch of the rollouts",
+        "time/idle_frac": "share of the step's seconds in which the rollouts waited for the "
+        "trainer: no group was in flight, since admission had no room, or a publish paused them",
         "time/{phase}_s": "seconds of one phase; phases may overlap",
         # evaluation
         "eval/{name}/{metric}": "a held-out set's metric, such as sampled or greedy, or a reward "
@@ -204,7 +207,7 @@ VERL_NAMES: Mapping[str, tuple[Mapping[str, float], ...]] = MappingProxyType(
         "actor/grad_norm": ({"optim/grad_norm": 1.0},),
         "actor/lr": ({"optim/lr": 1.0},),
         "timing_s/step": ({"time/step_s": 1.0},),
-        "timing_s/gen": ({"time/rollout_s": 1.0},),
+        "timing_s/gen": ({"time/wait_rollout_s": 1.0},),
         "timing_s/update_actor": ({"time/update_s": 1.0},),
     }
 )

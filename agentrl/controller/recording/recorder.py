@@ -24,7 +24,6 @@ from agentrl.metrics import (
     PhaseTimer,
     Sink,
     StepDisplay,
-    covered_s,
     ended_metrics,
     no_signal,
     rollout_metrics,
@@ -82,7 +81,6 @@ class Recorder:
         # groups in the order of their ends, which no step's statistics have yet
         self._ended: list[TrajectoryGroup] = []
         self._played: list[TrajectoryGroup] = []  # those of the step that is trained
-        self._taken_at = self._taken_before = time.time()
         self._dropped: list[tuple[TrajectoryGroup, str]] = []
         self._outcomes: list[GroupOutcome] = []
         self._taken: list[GroupOutcome] = []
@@ -154,7 +152,6 @@ class Recorder:
                 end -= 1
             self._played += self._ended[:end]
             del self._ended[:end]
-            self._taken_before, self._taken_at = self._taken_at, time.time()
         return [trajectory for outcome in self._taken for trajectory in outcome.group.trajectories]
 
     def record_step(
@@ -163,7 +160,7 @@ class Recorder:
         groups: Sequence[TrajectoryGroup],
         learned: Mapping[str, LearnedTokens],
         stats: Stats,
-        counts: Mapping[str, int],
+        counts: Mapping[str, float],
         *,
         has_signal: bool = True,
         note: str = "",
@@ -175,7 +172,7 @@ class Recorder:
             groups: those that were trained.
             learned: what the learners of each policy left of each token of its batch.
             stats: of the updates.
-            counts: what else happened to groups, by the metric's name.
+            counts: what else happened to groups, and how fast, by the metric's name.
             has_signal: whether anything could be learned of them; where not, the display says why.
             note: what else the display says at the end of the step's line.
         """
@@ -203,11 +200,6 @@ class Recorder:
             values["perf/tokens_per_s"] = tokens_per_s(tokens, learning_s)
             trained = sum(own.planned.batch.num_trajectories for own in learned.values())
             values["count/trained_trajectories"] = float(trained)
-        episodes = [trajectory for group in ended for trajectory in group.trajectories]
-        spans = sorted((one.started_at, one.ended_at) for one in episodes)
-        if rollout_s := covered_s(spans, since=self._taken_before):
-            sampled = sum(one.num_policy_tokens for one in episodes)
-            values["perf/rollout_tokens_per_s"] = tokens_per_s(sampled, rollout_s)
         values |= self._evaluated
         self._evaluated = {}
         values["time/step_s"] = seconds
@@ -384,7 +376,7 @@ def _sandboxes(outcomes: Sequence[GroupOutcome]) -> dict[str, float]:
 def _unscored(outcomes: Sequence[GroupOutcome]) -> dict[str, float]:
     """The most groups that waited for a reward model's scores; nothing without one."""
     most = max((outcome.unscored for outcome in outcomes), default=0)
-    return {"reward_model/waiting": float(most)} if most else {}
+    return {"perf/unscored_groups": float(most)} if most else {}
 
 
 def _lag(outcomes: Sequence[GroupOutcome]) -> dict[str, float]:

@@ -125,7 +125,7 @@ def test_nothing_of_ray_follows_them_and_the_log_has_its_text(config: Path, term
     log, command_line = rest.splitlines()
     assert " stands; go on with: agentrl train " in command_line
     assert told.count(log) == 1
-    rows = read_jsonl(Path(log))
+    rows = list(read_jsonl(Path(log)))
     (record,) = [row for row in rows if row.get("event") == "run_failed"]
     assert "class_name: _Rank" in record["message"]
     (output,) = [row for row in rows if row.get("event") == "workers_output"]

@@ -47,6 +47,8 @@ class AgentRLError(Exception):
 
 IN_LOG = "the traceback is in "
 """How the note of an error begins whose traceback a run's log has."""
+CHECKPOINT = "the checkpoint "
+"""How the note begins that says how the run goes on."""
 
 
 def has_traceback(error: BaseException) -> bool:

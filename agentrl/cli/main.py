@@ -13,6 +13,7 @@ from cyclopts import App, CycloptsError
 
 from agentrl.cli.terminal import escape_what_cannot_be_written, say
 from agentrl.errors import (
+    CHECKPOINT,
     IN_LOG,
     AgentRLError,
     ConfigError,
@@ -123,8 +124,8 @@ def run(tokens: Sequence[str]) -> int:
 
 
 def _fail(error: Exception) -> int:
-    """Shows an error: its traceback where no run keeps it, then its sentence, then its notes, such
-    as how the run goes on."""
+    """Shows an error: its traceback where no run keeps it, then its sentence, then where a run
+    keeps it and how that goes on."""
     if isinstance(error, RunInterruptedError):
         _tell(_interrupted(error))
         return error.exit_code
@@ -139,7 +140,8 @@ def _fail(error: Exception) -> int:
         else:
             traceback.print_exception(error)
     _tell(f"error: {text}")
-    for note in getattr(error, "__notes__", ()):
+    ours = [n for n in getattr(error, "__notes__", ()) if n.startswith((IN_LOG, CHECKPOINT))]
+    for note in ours:
         # a command that goes on is copied: the terminal alone may break its line
         print(printable(note), file=sys.stderr, flush=True)
     return error.exit_code if isinstance(error, AgentRLError) else 1

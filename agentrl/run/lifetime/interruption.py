@@ -11,7 +11,7 @@ from pathlib import Path
 
 from agentrl.config import StageConfig
 from agentrl.controller.stop_request import StopRequest
-from agentrl.errors import IN_LOG, RunInterruptedError, StoreError, has_traceback
+from agentrl.errors import CHECKPOINT, IN_LOG, RunInterruptedError, StoreError, has_traceback
 from agentrl.metrics import StepDisplay
 from agentrl.run.lifetime.record import utc_time
 from agentrl.store import EventLog, RunDirectory, write_json
@@ -88,14 +88,14 @@ class Interruption:
             logger.error(
                 "the run ended by an error: %s", error, exc_info=error, extra=_ENDED | rank
             )
-        if has_traceback(error):
-            error.add_note(f"{IN_LOG}{log}")
+            if has_traceback(error):
+                error.add_note(f"{IN_LOG}{log}")
         if (checkpoint := self._newest_checkpoint()) is not None:
             error.add_note(self._how_on(checkpoint))
 
     def _how_on(self, checkpoint: Path | None) -> str:
         """Which checkpoint stands, and the command that goes on from there."""
-        stands = f"the checkpoint {checkpoint} stands" if checkpoint else "it has no checkpoint yet"
+        stands = f"{CHECKPOINT}{checkpoint} stands" if checkpoint else "it has no checkpoint yet"
         return f"{stands}; go on with: {resume_command(self.directory)}"
 
     def _newest_checkpoint(self) -> Path | None:

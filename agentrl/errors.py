@@ -45,6 +45,19 @@ class AgentRLError(Exception):
             self.retryable = retryable
 
 
+IN_LOG = "the traceback is in "
+"""How the note of an error begins whose traceback a run's log has."""
+CHECKPOINT = "the checkpoint "
+"""How the note begins that says how the run goes on."""
+
+
+def has_traceback(error: BaseException) -> bool:
+    """Whether a traceback says more of an error than its message."""
+    if isinstance(error, AgentRLError):
+        return error.exit_code == 1 and error.has_own_traceback
+    return True
+
+
 class ConfigError(AgentRLError, ValueError):
     """A setting breaks a rule. The message names the setting, the rule, the value and the remedy.
 

@@ -34,7 +34,9 @@ class _TerminalLog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Called under the handler's own lock, from any thread."""
-        if record.name.startswith(_TOLD_AS_INCIDENTS):
+        told_elsewhere = record.name.startswith(_TOLD_AS_INCIDENTS)
+        # who shows the error that ended a run shows it last
+        if told_elsewhere or getattr(record, "event", "") == "run_failed":
             return
         text = record.getMessage()
         kind = _NAME.sub("#", text)

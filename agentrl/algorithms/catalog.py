@@ -5,6 +5,7 @@ up needs no torch.
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -45,12 +46,15 @@ from agentrl.algorithms.settings.policy_gradient import (
 from agentrl.algorithms.settings.supervised import RewardModelSettings, SFTSettings
 from agentrl.errors import did_you_mean
 from agentrl.types import load_object
+from agentrl.types.section import idle_settings
 from agentrl.types.user_code.function import (
     UserFunction,
     check_takes,
     load_function,
     signature_of,
 )
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +119,27 @@ def make_algorithm(
         settings: the algorithm's own settings; defaults for those left out.
         base_dir: the folder that a ``file.py`` is relative to.
 
+    A setting that does nothing beside the others is told by a warning.
+
     Raises:
         ConfigError: no such algorithm, an unknown key, a value out of range, or a function that
             returns another type.
     """
     given = dict(settings or {})
+    kind = settings_of(name)
+    for fault in idle_settings(kind(**given), defaults=True) if kind is not None else ():
+        key = ".".join(map(str, fault.keys[0]))
+        told = fault.message.replace("{key}", key)
+        fields = {"event": "setting_idle", "algorithm": name, "setting": key}
+        logger.warning("algorithm %s: %s", name, told, extra=fields)
+    return build_algorithm(name, given, base_dir=base_dir)
+
+
+def build_algorithm(
+    name: str, given: Mapping[str, Any], *, base_dir: Path | None = None
+) -> AlgorithmSpec:
+    """See ``make_algorithm``. A stage has settings that act in another stage alone, so that its
+    configuration says which of them do nothing."""
     kind = settings_of(name)
     if kind is None:
         return _users_algorithm(name, given, base_dir)

@@ -12,7 +12,15 @@ from typing import NoReturn
 from cyclopts import App, CycloptsError
 
 from agentrl.cli.terminal import escape_what_cannot_be_written, say
-from agentrl.errors import AgentRLError, ConfigError, RunInterruptedError
+from agentrl.errors import (
+    CHECKPOINT,
+    IN_LOG,
+    AgentRLError,
+    ConfigError,
+    RunInterruptedError,
+    has_traceback,
+)
+from agentrl.guards.printable import printable
 from agentrl.terminal_log import warnings_on
 
 app = App(
@@ -108,19 +116,40 @@ def run(tokens: Sequence[str]) -> int:
     except BrokenPipeError:  # the reader of the output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except Exception as error:
+        if not _is_kept(error):
+            raise
+        return _fail(error)
     return code if isinstance(code, int) else 0
 
 
-def _fail(error: AgentRLError) -> int:
-    if error.exit_code == 1 and error.has_own_traceback:
-        traceback.print_exception(error)
+def _fail(error: Exception) -> int:
+    """Shows an error: its traceback where no run keeps it, then its sentence, then where a run
+    keeps it and how that goes on."""
     if isinstance(error, RunInterruptedError):
         _tell(_interrupted(error))
-    else:
-        from agentrl.config.key_names import with_keys
+        return error.exit_code
+    from agentrl.config.key_names import with_keys
+    from agentrl.types.user_code.place import described
 
-        _tell(f"error: {with_keys(str(error))}")
-    return error.exit_code
+    text = with_keys(str(error)) if isinstance(error, AgentRLError) else described(error)
+    if has_traceback(error):
+        if _is_kept(error):
+            # Ray's own text, or a worker's traceback, may follow the sentence
+            text = text.partition("\n")[0]
+        else:
+            traceback.print_exception(error)
+    _tell(f"error: {text}")
+    ours = [n for n in getattr(error, "__notes__", ()) if n.startswith((IN_LOG, CHECKPOINT))]
+    for note in ours:
+        # a command that goes on is copied: the terminal alone may break its line
+        print(printable(note), file=sys.stderr, flush=True)
+    return error.exit_code if isinstance(error, AgentRLError) else 1
+
+
+def _is_kept(error: BaseException) -> bool:
+    """Whether the log of a run has the error's traceback."""
+    return any(note.startswith(IN_LOG) for note in getattr(error, "__notes__", ()))
 
 
 def _tell(text: str) -> None:

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from agentrl.algorithms import AlgorithmSettings, AlgorithmSpec, LearnsFrom, make_algorithm
+from agentrl.algorithms import AlgorithmSettings, AlgorithmSpec, LearnsFrom
+from agentrl.algorithms.catalog import build_algorithm
 from agentrl.config.sections import (
     CheckpointConfig,
     DataConfig,
@@ -135,7 +136,7 @@ class StageConfig(_StageSections, _RunSections):
         passes over a batch.
         """
         own = self.algorithm
-        spec = make_algorithm(own.name, own.settings, base_dir=self.base_dir)
+        spec = build_algorithm(own.name, own.settings, base_dir=self.base_dir)
         return spec.for_updates(self.train.updates_per_batch, single=self.updates_are_on_policy)
 
     @property

@@ -28,7 +28,7 @@ def train(run: StageRun) -> TrainState:
     schedule.start(state)  # engines serve these weights; admission opens
     run.evaluation.at_start(state, resumed=run.restored is not None)
     while state.step < run.stage.last_step:
-        with run.timer.phase("rollout"):
+        with run.timer.phase("wait_rollout"):
             groups = run.next_groups(state)  # finished, scored, filtered, fresh enough
         stats = Stats()
         batches = run.assemble(groups, state)  # by policy; none where no group may be trained

@@ -18,13 +18,14 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from agentrl.algorithms import FilterResult
 from agentrl.config import StageConfig
 from agentrl.controller.admission import Backlog, RolloutState
-from agentrl.controller.cluster.rollout_pool import Incident, RolloutPool, Score, unscored
+from agentrl.controller.cluster.rollout_pool import GroupPool, Incident
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.schedule import Schedule
 from agentrl.controller.state import TrainState
 from agentrl.controller.stop_request import StopRequest
 from agentrl.engines import PauseMode
 from agentrl.errors import AgentRLError, EngineError, WeightMismatchError
+from agentrl.metrics import RolloutRates
 from agentrl.rollouts import GroupOutcome, GroupRequest
 from agentrl.rollouts.samplers.prompt_sampler import PromptSampler
 from agentrl.types import Trajectory, TrajectoryGroup
@@ -59,12 +60,13 @@ class RolloutService(Schedule):
         wait_s: deadline of one wait for a batch or an evaluation.
         stop: ends the waits for a batch and for an evaluation.
         on_poll: called by the thread after each look for outcomes.
-        score: gives outcomes their scores by a reward model.
         on_dropped: is told of each finished group that is in no batch, and why; under the lock.
+        clock: monotonic seconds, by which the rollouts' rates are measured.
+        on_close: ends what the pool has of this stage alone, once the thread has ended.
     """
 
     stage: StageConfig
-    pool: RolloutPool
+    pool: GroupPool
     sampler: PromptSampler
     ledger: Ledger
     restored: RolloutState
@@ -76,8 +78,9 @@ class RolloutService(Schedule):
     stop: StopRequest = field(default_factory=StopRequest)
     on_poll: Callable[[], None] = lambda: None
     on_ended: Callable[[Trajectory], None] = lambda trajectory: None
-    score: Score = unscored
     on_dropped: Callable[[TrajectoryGroup, str], None] = lambda group, reason: None
+    on_close: Callable[[], None] = lambda: None
+    clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         self.max_staleness = self.stage.rollout.max_staleness
@@ -96,6 +99,8 @@ class RolloutService(Schedule):
         going_on = {*self.restored.outstanding, *self._ended}
         self.sampler.restore(self.restored.sampler, going_on=going_on)
         self._counts: Counter[str] = Counter()
+        self._rates = RolloutRates(self.clock)
+        self._publishing = False
         self._waiting = False
         self._evaluating: dict[str, list[GroupOutcome]] = {}
         self._error: BaseException | None = None
@@ -117,6 +122,7 @@ class RolloutService(Schedule):
             self._issue(group.policy, group.group_index, len(group.trajectories), resumed=True)
             self.ledger.enter_ends(group)
             self._keep_or_drop(group)
+        self._rates.take()  # the first step begins here
         self._thread.start()
 
     def next_groups(self, step: int) -> list[TrajectoryGroup]:
@@ -169,14 +175,27 @@ class RolloutService(Schedule):
         for the next."""
         state = state.published(changed)
         self.before_publish(state.versions)
+        self._pause(True)
         try:
             for policy in changed:
                 self.send_weights(policy, state.versions[policy], self.stage.rollout.pause_mode)
         except WeightMismatchError:  # the step is kept: its groups are not played again
             self.make_room(state.versions)
             raise
+        finally:
+            self._pause(False)
         self.make_room(state.versions)
         return state
+
+    def _pause(self, publishing: bool) -> None:
+        with self._changed:
+            self._publishing = publishing
+            self._note_idle()
+
+    def _note_idle(self) -> None:
+        """The rollouts wait for the trainer where nothing is in flight, since the admission has no
+        room, and where the engines are paused for new weights."""
+        self._rates.set_idle(self._publishing or not (self._backlog.running or self._evaluating))
 
     def before_publish(self, versions: Mapping[str, int]) -> None:
         """``versions`` are served next: what runs and could not be trained by them any more is
@@ -200,6 +219,11 @@ class RolloutService(Schedule):
             return {"async/issued": 0, "async/dropped": 0, **counts}
         return counts
 
+    def take_rates(self) -> Mapping[str, float]:
+        """Sampled tokens a second, and how long the rollouts waited for the trainer."""
+        with self._changed:
+            return self._rates.take()
+
     def take_failures(self) -> Sequence[Incident]:
         """Workers and servers that died since the last call, and that the run survived."""
         return self.pool.take_failures()
@@ -210,6 +234,7 @@ class RolloutService(Schedule):
         with self._changed:
             outcomes: list[GroupOutcome] = []
             self._evaluating[label] = outcomes
+            self._note_idle()
             self.pool.submit(requests)
             try:
                 self._wait(
@@ -217,6 +242,7 @@ class RolloutService(Schedule):
                 )
             finally:
                 del self._evaluating[label]
+                self._note_idle()
                 self._changed.notify_all()
         return sorted(outcomes, key=lambda outcome: outcome.request.group_index)
 
@@ -241,6 +267,12 @@ class RolloutService(Schedule):
     def close(self) -> None:
         """Ends admission and the thread; what runs is cancelled and recorded so. A second call
         does nothing."""
+        try:
+            self._end()
+        finally:
+            self.on_close()
+
+    def _end(self) -> None:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -305,6 +337,7 @@ class RolloutService(Schedule):
                     if self._closing:
                         return
                     requests = self._admit()
+                    self._note_idle()
                     idle = not self._backlog.running and not self._evaluating
                     if requests:
                         self.pool.submit(requests)
@@ -393,7 +426,7 @@ class RolloutService(Schedule):
         outcomes = self.pool.collect(timeout_s)
         for trajectory in self.pool.take_ended():
             self.on_ended(trajectory)
-        for outcome in self.score(outcomes) if outcomes else ():
+        for outcome in outcomes:
             reason = self._backlog.cancelling.get(outcome.request.group_index)
             if reason and not outcome.request.label:
                 outcome = replace(outcome, group=_with_reason(outcome.group, reason))
@@ -410,6 +443,8 @@ class RolloutService(Schedule):
                 self._evaluating[request.label].append(outcome)
             return
         reason = self._backlog.end(request.group_index)
+        self._note_idle()
+        self._rates.add(sum(one.num_policy_tokens for one in group.trajectories))
         self._ended.add(request.group_index)
         if self._in_draw_order:
             self._unobserved.append(outcome)

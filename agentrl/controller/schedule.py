@@ -63,6 +63,11 @@ class Schedule:
         """What happened to groups since the last call, by the metric's name."""
         return {}
 
+    def take_rates(self) -> Mapping[str, float]:
+        """How fast episodes were played since the last call, by the metric's name; nothing where
+        none are."""
+        return {}
+
     def take_failures(self) -> Sequence[Incident]:
         """Workers and servers that died since the last call, and that the run survived."""
         return ()

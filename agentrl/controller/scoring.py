@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,9 @@ from agentrl.rollouts import GroupOutcome, make_batch
 from agentrl.training import Layout, ModelInfo, RewardModel, shards
 from agentrl.training.data.partition import partition
 from agentrl.types import REWARD_STYLE, Batch, Status, Trajectory, TrajectoryGroup
+
+Score: TypeAlias = Callable[[Sequence[GroupOutcome]], Sequence[GroupOutcome]]
+"""Gives outcomes their scores by a reward model."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +104,7 @@ class RewardScorer:
         scored.
 
         Raises:
-            RewardError: the reward model failed as a whole.
+            RewardError: the reward model failed as a whole; retryable where its failure is.
         """
         ours = [one for one in outcomes if one.group.task.info.get(REWARD_STYLE) != "rule"]
         parts = [[outcome] for outcome in ours] if self.one_by_one else [ours]
@@ -113,7 +117,8 @@ class RewardScorer:
         except AgentRLError as error:
             group_indices = ", ".join(str(outcome.request.group_index) for outcome in outcomes)
             raise RewardError(
-                f"the reward model could not score the groups of draws {group_indices}: {error}"
+                f"the reward model could not score the groups of draws {group_indices}: {error}",
+                retryable=error.retryable,
             ) from error
 
     def _together(self, outcomes: Sequence[GroupOutcome]) -> list[GroupOutcome]:
@@ -127,16 +132,18 @@ class RewardScorer:
     def _readable(self, trajectory: Trajectory) -> Trajectory:
         """The trajectory, or its failure where the reward model cannot read it."""
         if trajectory.seats:
-            return _failed(
+            return failed_score(
                 trajectory,
                 "has several agents, and a reward model (reward.model) scores an episode of one; "
                 "score each agent by a reward function",
             )
         samples = trajectory.samples()
         if not samples:
-            return _failed(trajectory, "has no tokens to score; use an engine that returns ids")
+            return failed_score(
+                trajectory, "has no tokens to score; use an engine that returns ids"
+            )
         if len(samples[-1]) > self.scores.max_tokens:
-            return _failed(
+            return failed_score(
                 trajectory,
                 f"has {len(samples[-1])} tokens, the reward model reads {self.scores.max_tokens} "
                 "(TrainConfig.logprob_micro_batch_tokens, and its own max_position_embeddings)",
@@ -145,7 +152,7 @@ class RewardScorer:
 
     def _with_score(self, trajectory: Trajectory, score: float) -> Trajectory:
         if not math.isfinite(score):
-            return _failed(trajectory, f"got the score {score}")
+            return failed_score(trajectory, f"got the score {score}")
         assert trajectory.reward is not None, "finished trajectories have one"
         reward = trajectory.reward + self.weight * score
         return replace(
@@ -153,6 +160,7 @@ class RewardScorer:
         )
 
 
-def _failed(trajectory: Trajectory, why: str) -> Trajectory:
+def failed_score(trajectory: Trajectory, why: str) -> Trajectory:
+    """A trajectory without a score has failed at the boundary ``reward``: it is never worth 0."""
     detail = f"trajectory {trajectory.id} {why}"
     return replace(trajectory, status=Status("failed", "reward", detail), reward=None)

@@ -13,7 +13,7 @@ from agentrl.metrics.display import (
 from agentrl.metrics.names import NAMES, REWARD_MODEL_PART, VERL_NAMES, describe, with_verl_names
 from agentrl.metrics.rollout import correctness, ended_metrics, no_signal, rollout_metrics
 from agentrl.metrics.sinks import JsonlSink, Sink, Sinks, TensorBoardSink
-from agentrl.metrics.timing import PhaseTimer, covered_s, tokens_per_s
+from agentrl.metrics.timing import PhaseTimer, RolloutRates, tokens_per_s
 
 __all__ = [
     "NAMES",
@@ -25,12 +25,12 @@ __all__ = [
     "Column",
     "JsonlSink",
     "PhaseTimer",
+    "RolloutRates",
     "Sink",
     "Sinks",
     "StepDisplay",
     "TensorBoardSink",
     "correctness",
-    "covered_s",
     "describe",
     "ended_metrics",
     "format_duration",

@@ -178,11 +178,15 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "gpu/utilisation_frac": "share of the second before an update's end in which a kernel ran; "
         "absent without the package nvidia-ml-py",
         "perf/tokens_per_s": "tokens that the step trained on or prepared, by its seconds",
-        "perf/rollout_tokens_per_s": "sampled tokens of the episodes that ended since the batch "
-        "before, by the seconds of that time in which one of them ran",
+        "perf/rollout_tokens_per_s": "sampled tokens of the training episodes that ended in the "
+        "step, by all of its seconds",
+        "perf/unscored_groups": "most groups that waited at one time for a reward model's scores",
         "perf/loop_lag_s": "most seconds that the event loop of a host's episodes stood still, by "
         "code that blocks in an async function",
         "time/step_s": "seconds of the step",
+        "time/wait_rollout_s": "seconds that the trainer waited for a batch of the rollouts",
+        "time/idle_frac": "share of the step's seconds in which the rollouts waited for the "
+        "trainer: no group was in flight, since admission had no room, or a publish paused them",
         "time/{phase}_s": "seconds of one phase; phases may overlap",
         # evaluation
         "eval/{name}/{metric}": "a held-out set's metric, such as sampled or greedy, or a reward "
@@ -206,7 +210,7 @@ VERL_NAMES: Mapping[str, tuple[Mapping[str, float], ...]] = MappingProxyType(
         "actor/grad_norm": ({"optim/grad_norm": 1.0},),
         "actor/lr": ({"optim/lr": 1.0},),
         "timing_s/step": ({"time/step_s": 1.0},),
-        "timing_s/gen": ({"time/rollout_s": 1.0},),
+        "timing_s/gen": ({"time/wait_rollout_s": 1.0},),
         "timing_s/update_actor": ({"time/update_s": 1.0},),
     }
 )

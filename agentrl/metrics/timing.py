@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -53,13 +53,45 @@ class PhaseTimer:
             return dict(self._total)
 
 
-def covered_s(spans: Iterable[tuple[float, float]], *, since: float) -> float:
-    """Seconds after ``since`` that at least one of the spans covers; they are sorted."""
-    total = 0.0
-    for start, end in spans:
-        total += max(0.0, end - max(start, since))
-        since = max(since, end)
-    return total
+class RolloutRates:
+    """Measures by the wall clock what the rollouts gave, and how long they stood still; its owner
+    calls it under a lock.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._begun = self._since = clock()
+        self._idle = True
+        self._idle_s = 0.0
+        self._tokens = 0
+
+    def set_idle(self, idle: bool) -> None:
+        """From now on the rollouts stand still, or go on."""
+        now = self._clock()
+        if self._idle:
+            self._idle_s += now - self._since
+        self._since = now
+        self._idle = idle
+
+    def add(self, tokens: int) -> None:
+        """So many tokens were sampled by episodes that ended."""
+        self._tokens += tokens
+
+    def take(self) -> dict[str, float]:
+        """The metrics since the last call."""
+        self.set_idle(self._idle)
+        seconds = self._since - self._begun
+        rates = {
+            "perf/rollout_tokens_per_s": tokens_per_s(self._tokens, seconds),
+            "time/idle_frac": self._idle_s / seconds if seconds > 0 else 0.0,
+        }
+        self._begun = self._since
+        self._idle_s = 0.0
+        self._tokens = 0
+        return rates
 
 
 def tokens_per_s(tokens: float, seconds: float) -> float:

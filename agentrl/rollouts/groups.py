@@ -85,6 +85,8 @@ class GroupOutcome:
         lag: of the runner's event loop, since the group before.
         ended: of a cancelled group, the rollouts that had ended before; in ``group`` they are
             cancelled like the others, since no statistic may count the quick ones alone.
+        unscored: groups that waited for a reward model's scores when this one got its own, itself
+            included; 0 without one.
     """
 
     request: GroupRequest
@@ -93,6 +95,7 @@ class GroupOutcome:
     sandboxes: PoolCounts | None = None
     ended: tuple[Trajectory, ...] = ()
     lag: LoopLag | None = None
+    unscored: int = 0
 
     @property
     def played(self) -> TrajectoryGroup:

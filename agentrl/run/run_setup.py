@@ -5,12 +5,14 @@ built.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from agentrl.agent_server import AgentProgramSpec
 from agentrl.config import RunConfig, StageConfig
+from agentrl.config.algorithm_rules import check_warmup
 from agentrl.controller.checkpoints import Checkpoints, Manifest
 from agentrl.controller.checkpoints.checkpoint_copies import SETTING as COPY_TO
 from agentrl.controller.ledger import Ledger
@@ -47,7 +49,8 @@ def make_directory(
     Raises:
         MachineError: the sandbox that is required is not to be had here.
         ConfigError: ``run.dir`` holds a run or other files, the sandbox's host holds fewer than
-            may run at one time, or an environment cannot be made or breaks its contract.
+            may run at one time, a critic's warm-up takes all steps of a stage, or an environment
+            cannot be made or breaks its contract.
         DataError: a data set cannot be used, or the model's folder does not exist.
     """
     assert config.run.dir is not None, "load_config fills it in"
@@ -78,6 +81,10 @@ def make_directory(
                 "notes": report.notes,
             }
     tables = data_tables(stages)
+    for stage in (stage for stage in stages if not stage.replays):
+        # a prompt that is too long is known later alone: there may be fewer steps, never more
+        most = count_steps(stage, tables.get(f"{stage.name}/train", ()))
+        check_warmup(stage.make_algorithm(), most)
     for stage, env in envs:
         _play_contract(stage, env, tables[f"{stage.name}/train"][0])
     return new_run(
@@ -88,6 +95,22 @@ def make_directory(
         sandbox=sandbox,
         stages=whole_stages(config, stages),
     )
+
+
+def count_steps(stage: StageConfig, tasks: Sequence[Task]) -> int:
+    """The steps of a stage; ``train.epochs`` are so many of its tasks.
+
+    Raises:
+        ConfigError: it has epochs, and its rows may be endless.
+    """
+    if stage.train.steps is not None:
+        return stage.train.steps
+    if isinstance(tasks, TaskStream) or not tasks:
+        raise ConfigError(
+            f"train.steps of stage {stage.name!r} must be set, since its rows may be endless, got "
+            "nothing; set it"
+        )
+    return math.ceil((stage.train.epochs or 1) * len(tasks) / stage.train.batch_prompts)
 
 
 def whole_stages(config: RunConfig, stages: Sequence[StageConfig]) -> list[StageConfig]:

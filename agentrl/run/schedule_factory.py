@@ -12,13 +12,14 @@ from agentrl.config import StageConfig
 from agentrl.controller.admission import RolloutState, draws_per_batch
 from agentrl.controller.cluster.role_group import RoleGroup
 from agentrl.controller.cluster.role_handle import RoleHandle
-from agentrl.controller.cluster.rollout_pool import Score, unscored
+from agentrl.controller.cluster.rollout_pool import RolloutPool
 from agentrl.controller.group_rewards import comparable, keep_any_seat
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.pair_evaluator import PairSet
 from agentrl.controller.recording.recorder import Recorder
 from agentrl.controller.rollout_service import RolloutService
 from agentrl.controller.schedule import DemonstrationSchedule
+from agentrl.controller.scored_pool import ScoredPool
 from agentrl.controller.scoring import RewardScorer, SequenceScores
 from agentrl.controller.stored_schedule import StoredSchedule
 from agentrl.engines import PauseMode
@@ -108,7 +109,7 @@ def rollouts(
     sampler = task_sampler(stage, tasks)
     processes = context.processes
     pool = processes.rollouts
-    score = score_of(processes.roles, stage)
+    scored = scored_pool(pool, processes.roles, stage)
 
     def send_weights(policy: str, version: int, mode: PauseMode) -> None:
         processes.sync.publish(policy, policies[policy], pool, version, mode)
@@ -119,7 +120,7 @@ def rollouts(
     evaluated = most_tasks * stage.eval.samples
     return RolloutService(
         stage,
-        pool,
+        scored or pool,
         PromptSampler(
             tasks,
             sampler,
@@ -136,10 +137,9 @@ def rollouts(
         wait_s=rollout_deadline_s(stage, max(trained, evaluated)),
         stop=context.stop,
         on_poll=lambda: recorder.record_failures(pool.take_failures()),
-        score=score,
-        # a trajectory without its score is not whole: it is stored with its group
-        on_ended=recorder.record_ended if score is unscored else lambda trajectory: None,
+        on_ended=recorder.record_ended,
         on_dropped=recorder.record_dropped,
+        on_close=scored.close if scored else lambda: None,
     )
 
 
@@ -170,18 +170,23 @@ def _keep_group(recipe: StageRecipe, played: TrajectoryGroup) -> FilterResult:
     return keep_any_seat(played, partial(comparable, recipe.algorithm))
 
 
-def score_of(groups: Mapping[str, RoleGroup], stage: StageConfig) -> Score:
-    """What scores the stage's episodes, where ``reward.model`` asks for it.
+def scored_pool(
+    pool: RolloutPool, groups: Mapping[str, RoleGroup], stage: StageConfig
+) -> ScoredPool | None:
+    """The pool with a reward model that scores the stage's episodes; None where ``reward.model``
+    asks for none.
 
     Args:
+        pool: where they are played.
         groups: the group of each role.
         stage: whole.
     """
     own = stage.reward.model
     if not own.given:
-        return unscored
+        return None
     scores = sequence_scores(groups["reward_model"], stage)
-    return RewardScorer(scores, weight=own.weight, one_by_one=stage.run.deterministic).score
+    scorer = RewardScorer(scores, weight=own.weight, one_by_one=stage.run.deterministic)
+    return ScoredPool(pool, scorer.score, max_retries=stage.rollout.max_retries)
 
 
 def sequence_scores(group: RoleGroup, stage: StageConfig) -> SequenceScores:

@@ -3,7 +3,6 @@ loop."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from agentrl.controller.recording.recorder import Recorder
 from agentrl.controller.recording.skipped_steps import SkippedSteps
 from agentrl.controller.schedule import Schedule
 from agentrl.controller.stage.stage_run import StageRun
-from agentrl.errors import ConfigError, close_after
+from agentrl.errors import close_after
 from agentrl.metrics import (
     PAIR_COLUMNS,
     RL_COLUMNS,
@@ -50,7 +49,7 @@ from agentrl.run.data.stored_batches import StoredBatches
 from agentrl.run.data.task_table import TaskStream
 from agentrl.run.engine import engine_plan
 from agentrl.run.lifetime.session import RunContext
-from agentrl.run.run_setup import finished_manifest
+from agentrl.run.run_setup import count_steps, finished_manifest
 from agentrl.run.schedule_factory import (
     conversations,
     held_out_pairs,
@@ -204,8 +203,7 @@ def run_stage(
     plays = algorithm.learns_from == "rollouts"
     batches = StoredBatches.of_stage(stage) if stage.replays else None
     tasks = _tasks(context, stage, model) if plays and batches is None else ()
-    finite = plays and not isinstance(tasks, TaskStream)
-    num_steps = batches.num_steps if batches else _num_steps(stage, len(tasks) if finite else None)
+    num_steps = batches.num_steps if batches else count_steps(stage, tasks)
     # epochs are steps from here on
     stage = stage.replace(train=stage.train.replace(steps=num_steps, epochs=None))
     check_warmup(algorithm, num_steps)
@@ -375,17 +373,6 @@ def _tasks(context: RunContext, stage: StageConfig, model: Path) -> Sequence[Tas
             "tasks_left_out", told, boundary="data", level="warning", **asdict(left_out)
         )
     return fitting
-
-
-def _num_steps(stage: StageConfig, num_tasks: int | None) -> int:
-    if stage.train.steps is not None:
-        return stage.train.steps
-    if num_tasks is None:
-        raise ConfigError(
-            f"train.steps of stage {stage.name!r} must be set, since its rows may be endless, got "
-            "nothing; set it"
-        )
-    return math.ceil((stage.train.epochs or 1) * num_tasks / stage.train.batch_prompts)
 
 
 def finished_stage(context: RunContext, stage: StageConfig) -> StageOutcome | None:

@@ -30,7 +30,7 @@ from agentrl.metrics import (
 )
 from agentrl.rollouts import GroupRequest
 from agentrl.run.build import LiveObjects, eval_plan
-from agentrl.run.lifetime.interruption import Interruption
+from agentrl.run.lifetime.interruption import DRIVER_LOG, Interruption
 from agentrl.run.lifetime.resumption import resume_directory
 from agentrl.run.lifetime.session import RunContext, with_device
 from agentrl.run.lifetime.signals import stopping_signals
@@ -155,7 +155,7 @@ class Trainer(Closing):
             self._player.log_folder = log_folder
             with (
                 closing(EventLog(directory)) as events,
-                logging_to(log_folder / "driver.jsonl"),
+                logging_to(log_folder / DRIVER_LOG),
                 warnings_on(display.alert),
                 Heartbeat(directory) as heartbeat,
             ):
@@ -177,18 +177,17 @@ class Trainer(Closing):
                 except BaseException as error:
                     # From here on a signal cuts nothing short.
                     stop.deferred = True
-                    if interruption.tell(error) is None:
-                        if isinstance(error, AgentRLError):
-                            # a disk that is full may not take even why it failed
-                            record = partial(events.failure, "run_failed", error)
-                            close_after(error, record, "recording it")
-                        interruption.tell_failure()
+                    if interruption.tell(error) is None and isinstance(error, AgentRLError):
+                        # a disk that is full may not take even why it failed
+                        record = partial(events.failure, "run_failed", error)
+                        close_after(error, record, "recording it")
                     # a group that failed answers no more; the next call has a fresh one
                     close_after(error, self.close, self.closing)
                     # the same signal may have ended a rank before it came here
                     instead = interruption.tell(error)
                     if instead is not None:
                         raise instead from error
+                    interruption.tell_failure(error)
                     raise
 
     def evaluate(self, name: str | None = None) -> dict[str, Any]:

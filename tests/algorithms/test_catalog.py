@@ -82,6 +82,21 @@ def test_a_wrong_setting_is_named(name: str, settings: dict[str, object], messag
     assert caught.value.fields[0] in message
 
 
+def test_a_setting_that_does_nothing_beside_the_others_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    settings: dict[str, object] = {"constant_tokens": 5, "rollout_correction": {"cap": 3.0}}
+    make_algorithm("grpo", settings | {"reduction": "constant"})
+    make_algorithm("grpo", {"kl_estimator": "k3"})
+    told = [record.getMessage() for record in caplog.records if record.name.startswith("agentrl")]
+    assert told[-1] == (
+        "algorithm grpo: kl_estimator='k3' does nothing with kl_coef=0.0; leave it out, or set "
+        "kl_coef to another value"
+    )
+    assert not any("constant_tokens" in one for one in told)
+    assert {getattr(record, "event", "") for record in caplog.records} == {"setting_idle"}
+
+
 def test_grpo_trains_the_policys_own_tokens_and_sft_the_targets() -> None:
     assert make_algorithm("grpo").trains == {SegmentKind.POLICY}
     assert make_algorithm("sft").trains == {SegmentKind.TARGET}

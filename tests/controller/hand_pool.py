@@ -16,6 +16,7 @@ from agentrl.config import StageConfig
 from agentrl.controller.admission import RolloutState
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.rollout_service import RolloutService
+from agentrl.controller.scored_pool import ScoredPool
 from agentrl.controller.state import TrainState
 from agentrl.engines import PauseMode
 from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState
@@ -163,9 +164,15 @@ class World:
             restored = replace(
                 restored, sampler=SamplerState({"drawn": restored.next_group_index}, known)
             )
+        score = settings.pop("score", None)
+        self.scored = None
+        if score is not None:
+            retries = stage.rollout.max_retries
+            self.scored = ScoredPool(self.pool, score, max_retries=retries)
+            settings["on_close"] = self.scored.close
         self.service = RolloutService(
             stage,
-            self.pool,
+            self.scored or self.pool,
             PromptSampler(TASKS, settings.pop("sampler", None) or in_order(TASKS)),
             self.ledger,
             restored,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -14,7 +13,7 @@ import pytest
 from agentrl.controller.evaluator import EvalPlan, EvalSet, Evaluation, RolloutEvaluator
 from agentrl.controller.recording.recorder import Recorder
 from agentrl.controller.state import TrainState
-from agentrl.metrics import PhaseTimer, covered_s
+from agentrl.metrics import PhaseTimer
 from agentrl.metrics.health.health import Health
 from agentrl.metrics.health.health_spec import HealthSpec
 from agentrl.rollouts import GroupOutcome, GroupRequest
@@ -267,25 +266,16 @@ def test_a_batch_of_no_group_counts_all_that_ended(tmp_path: Path) -> None:
     assert rows.rows[0]["reward/mean"] == 1.0
 
 
-def test_the_rate_of_rollouts_is_by_the_time_in_which_they_ran(tmp_path: Path) -> None:
-    """Also where they ran beside an evaluation, and the loop hardly waited for them."""
+def test_a_step_has_the_most_groups_that_waited_for_scores(tmp_path: Path) -> None:
     run, rows = RunDirectory.create(tmp_path / "run"), Rows()
     events = EventLog(run)
-    timer = PhaseTimer()
     with TrajectoryWriter(run) as writer:
-        recorder = Recorder("rl", writer=writer, events=events, sink=rows, view=View(), timer=timer)
-        now = time.time()
-        timer.add("eval", 9.0)
-        timer.add("rollout", 1e-6)
-        # 1 to 3 and 2 to 5, then 7 to 8: five seconds, twelve tokens
-        spans = [(now + 1, now + 3), (now + 2, now + 5), (now + 7, now + 8)]
-        recorder.record_outcome(played(0, 1.0, 0.0, 0.5, spans=spans))
+        recorder = Recorder(
+            "rl", writer=writer, events=events, sink=rows, view=View(), timer=PhaseTimer()
+        )
+        for group_index, unscored in enumerate((1, 4, 2)):
+            recorder.record_outcome(replace(played(group_index, 1.0), unscored=unscored))
         recorder.take_episodes()
         recorder.record_step(TrainState(step=1), [], {}, Stats(), {})
     events.close()
-    assert rows.rows[0]["perf/rollout_tokens_per_s"] == pytest.approx(12 / 5)
-
-
-def test_time_that_an_earlier_step_counted_is_counted_once() -> None:
-    assert covered_s([(0.0, 4.0), (2.0, 6.0), (9.0, 10.0)], since=3.0) == 4.0
-    assert covered_s([(0.0, 2.0)], since=3.0) == 0.0
+    assert rows.rows[0]["perf/unscored_groups"] == 4.0

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from transformers import AutoModelForSequenceClassification
 from agentrl.controller.cluster.role_group import LocalRoleGroup
 from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.controller.cluster.rollout_pool import collect_groups, stream_groups
+from agentrl.controller.scored_pool import ScoredPool
 from agentrl.controller.scoring import RewardScorer, SequenceScores
 from agentrl.errors import RewardError
 from agentrl.rollouts import GroupOutcome, GroupRequest
@@ -211,10 +213,12 @@ def test_groups_that_are_only_played_come_with_their_scores(workers: LocalRoleGr
     request = outcome_of(group).request
     scorer = RewardScorer(sequence_scores(workers, 4096), weight=1.0)
     expected = rewards(scored(workers, [group], weight=1.0))
-    for play in (collect_groups, partial(stream_groups, in_flight=1)):
+    plays: tuple[Any, ...] = (collect_groups, partial(stream_groups, in_flight=1))
+    for play in plays:
         pool = HandPool()
         pool.give(outcome_of(group))
-        (outcome,) = play(pool, [request], deadline_s=60.0, score=scorer.score)  # type: ignore[operator]
+        with ScoredPool(pool, scorer.score, max_retries=0) as scored_pool:
+            (outcome,) = play(scored_pool, [request], deadline_s=60.0)
         assert rewards([outcome.group]) == expected
 
 

@@ -44,9 +44,9 @@ def test_a_full_disk_at_a_checkpoint_is_a_sentence(tmp_path: Path) -> None:
     assert done.returncode == 4, done.stderr
     assert done.stderr.startswith("error: ")
     assert f"the disk is full (0.0 of 1.5 MB are free at {disk}/run" in done.stderr
-    assert done.stderr.count("\n") == 1  # neither a traceback nor torch's words
-    assert f"the checkpoint {disk}/run/checkpoints/warmup/step=0000" in done.stdout
-    assert " stands; go on with: agentrl train " in done.stdout
+    assert done.stderr.count("\n") == 2  # neither a traceback nor torch's words
+    assert f"\nthe checkpoint {disk}/run/checkpoints/warmup/step=0000" in done.stderr
+    assert " stands; go on with: agentrl train " in done.stderr
 
 
 @pytest.mark.slow
@@ -62,9 +62,9 @@ def test_a_disk_that_trajectories_filled_ends_the_run_with_a_checkpoint(tmp_path
     assert done.returncode == 4, done.stderr
     assert done.stderr.startswith("error: ")
     assert f"MB are free at {run}/traj" in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert f"the checkpoint {run}/checkpoints/" in done.stdout
-    assert " stands; go on with: agentrl train " in done.stdout
+    assert done.stderr.count("\n") == 2
+    assert f"\nthe checkpoint {run}/checkpoints/" in done.stderr
+    assert " stands; go on with: agentrl train " in done.stderr
 
 
 def test_a_full_disk_is_named_whoever_swallowed_its_number(tmp_path: Path) -> None:

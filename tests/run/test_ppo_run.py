@@ -150,3 +150,4 @@ def test_epochs_that_end_within_the_warm_up_are_refused(tmp_path: Path) -> None:
     ]
     with pytest.raises(ConfigError, match=r"must be less than train.steps=\d+ .*, got 500"):
         train(tmp_path, *overrides)
+    assert not (tmp_path / "run").exists()  # before the stage in front of it is trained

@@ -65,7 +65,7 @@ class RayRoleGroup(RoleGroup):
         self._calls = ActorCalls(
             lambda rank: f"the worker of rank {rank}", self._failure, call_timeout_s
         )
-        # the loop's thread and the service's both call; every rank must see one order, or
+        # the loop's thread and the scoring thread both call; every rank must see one order, or
         # collectives would cross
         self._ordering = threading.Lock()
         self._hosts: list[str] = []

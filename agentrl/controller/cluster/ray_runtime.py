@@ -8,13 +8,15 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 import ray
+from ray._private.ray_logging import global_worker_stdstream_dispatcher
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayTaskError
 
 from agentrl.controller.cluster.rollout_pool import Incident, ProcessInfo, RolloutWorkerSpec
@@ -35,6 +37,10 @@ and attempts that ended in groups that go on."""
 
 CALL_TIMEOUT_S = 1800.0
 """Deadline of any call of an actor, where ``placement.call_timeout_s`` says nothing else."""
+
+_OUTPUT_HANDLER = "agentrl"
+_last_output: deque[str] = deque(maxlen=200)
+"""What the cluster's processes wrote last: Ray shows it on the terminal, and keeps it nowhere."""
 
 _POLL_S = 1.0
 _SLOW_S = 60.0
@@ -59,7 +65,14 @@ def start_ray(num_actors: int, address: str | None = None) -> bool:
         logging_level=logging.ERROR,
         log_to_driver=True,
     )
+    global_worker_stdstream_dispatcher.add_handler(_OUTPUT_HANDLER, _keep_output)
     return True
+
+
+def _keep_output(data: Mapping[str, Any]) -> None:
+    """Called by Ray's thread with lines that a worker wrote."""
+    if data["pid"] != "autoscaler":
+        _last_output.extend(f"pid {data['pid']}: {line}" for line in data["lines"])
 
 
 def cluster_gpus() -> float:
@@ -87,8 +100,14 @@ def device_of_cluster(address: str) -> DeviceType:
 
 
 def shut_down_ray() -> None:
-    """Ends the private cluster, or leaves the one that was joined."""
+    """Ends the private cluster, or leaves the one that was joined; what its processes wrote last is
+    logged."""
     ray.shutdown()
+    global_worker_stdstream_dispatcher.remove_handler(_OUTPUT_HANDLER)
+    if _last_output:
+        text = "\n".join(_last_output)
+        logger.info("the workers wrote last:\n%s", text, extra={"event": "workers_output"})
+        _last_output.clear()
 
 
 def thread_env(threads: int) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -71,6 +72,33 @@ class RoleGroup:
         raise NotImplementedError
 
 
+class _Turns:
+    """Lock that threads take in the order in which they ask for it. A thread that lets go of a
+    ``threading.Lock`` and asks again has it before those that wait: between the calls of an update
+    nothing would ever be scored."""
+
+    def __init__(self) -> None:
+        self._asked: deque[object] = deque()  # the first one has it
+        # guards the queue; notified after each change of its first one
+        self._changed = threading.Condition()
+
+    def __enter__(self) -> None:
+        own = object()
+        with self._changed:
+            self._asked.append(own)
+            try:
+                self._changed.wait_for(lambda: self._asked[0] is own)
+            except BaseException:  # Ctrl-C
+                self._asked.remove(own)
+                self._changed.notify_all()
+                raise
+
+    def __exit__(self, *exception: object) -> None:
+        with self._changed:
+            self._asked.popleft()
+            self._changed.notify_all()
+
+
 class LocalRoleGroup(RoleGroup):
     """One rank in the driver's own process: no Ray, breakpoints work, the same addressing.
 
@@ -86,8 +114,8 @@ class LocalRoleGroup(RoleGroup):
         self.rollouts = self._worker.rollouts
         """The rollout pool that the rank serves."""
         self._error: BaseException | None = None
-        # one collective call at a time: the loop's thread trains, the service's thread may score
-        self._calling = threading.Lock()
+        # one collective call at a time: the loop's thread trains, the scoring thread may score
+        self._calling = _Turns()
 
     def call_ranks(self, what: str, method: str, by_rank: Sequence[tuple[Any, ...]]) -> list[Any]:
         with self._calling:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -17,18 +17,10 @@ from agentrl.weight_sync import WeightsReport
 GroupKey: TypeAlias = tuple[str, int]
 """A group in flight: its label (empty in training) and its index."""
 
-Score: TypeAlias = Callable[[Sequence[GroupOutcome]], Sequence[GroupOutcome]]
-"""Gives outcomes their scores by a reward model; called by the thread that collects."""
-
 
 def group_key(request: GroupRequest) -> GroupKey:
     """The key of a group."""
     return request.label, request.group_index
-
-
-def unscored(outcomes: Sequence[GroupOutcome]) -> Sequence[GroupOutcome]:
-    """The outcomes as they are: no reward model scores them."""
-    return outcomes
 
 
 Incident: TypeAlias = EngineNotice
@@ -79,17 +71,12 @@ WeightSource: TypeAlias = Any
 """``TrainerWeights``, or a reference to them in Ray's object store."""
 
 
-class RolloutPool(Protocol):
-    """Where episodes are played. All rollouts of a group run in one runner, which the pool chooses.
+class GroupPool(Protocol):
+    """Plays groups. All rollouts of a group run in one runner, which the pool chooses.
 
-    A pool needs no role group. ``collect``, ``take_ended`` and ``in_flight`` are called by one
-    thread, the collector's; ``setup`` and ``close`` while no other call runs; the rest from any
-    thread.
+    ``collect``, ``take_ended`` and ``in_flight`` are called by one thread, the collector's; the
+    rest from any thread.
     """
-
-    def setup(self, spec: RolloutWorkerSpec | None) -> None:
-        """Hosts a stage's episodes, or none; what an earlier stage left is ended first."""
-        ...
 
     def submit(self, requests: Sequence[GroupRequest]) -> None:
         """Starts groups."""
@@ -120,6 +107,17 @@ class RolloutPool(Protocol):
         """Workers and servers that died since the last call, and that the pool survived."""
         ...
 
+
+class RolloutPool(GroupPool, Protocol):
+    """Where episodes are played: the engines too. A pool needs no role group.
+
+    ``setup`` and ``close`` are called while no other call runs, the rest from any thread.
+    """
+
+    def setup(self, spec: RolloutWorkerSpec | None) -> None:
+        """Hosts a stage's episodes, or none; what an earlier stage left is ended first."""
+        ...
+
     def layout(self) -> EngineLayout | None:
         """How the engines want their weights; None without an engine that takes any."""
         ...
@@ -139,11 +137,7 @@ class RolloutPool(Protocol):
 
 
 def collect_groups(
-    pool: RolloutPool,
-    requests: Sequence[GroupRequest],
-    deadline_s: float,
-    *,
-    score: Score = unscored,
+    pool: GroupPool, requests: Sequence[GroupRequest], deadline_s: float
 ) -> list[GroupOutcome]:
     """Submits groups and waits for all of them, where no rollout service runs; in order of their
     indices.
@@ -152,17 +146,16 @@ def collect_groups(
         EngineError: no further one came within ``deadline_s``.
     """
     most = max(1, len(requests))
-    outcomes = stream_groups(pool, requests, in_flight=most, deadline_s=deadline_s, score=score)
+    outcomes = stream_groups(pool, requests, in_flight=most, deadline_s=deadline_s)
     return sorted(outcomes, key=lambda outcome: outcome.request.group_index)
 
 
 def stream_groups(
-    pool: RolloutPool,
+    pool: GroupPool,
     requests: Iterable[GroupRequest],
     *,
     in_flight: int,
     deadline_s: float,
-    score: Score = unscored,
 ) -> Iterator[GroupOutcome]:
     """Plays any number of groups, a bounded number at a time; each comes as it ends, where no
     rollout service runs.
@@ -172,7 +165,6 @@ def stream_groups(
         requests: taken as there is room.
         in_flight: groups at a time.
         deadline_s: of the wait for one more group.
-        score: by a reward model.
 
     Raises:
         EngineError: none came within ``deadline_s``.
@@ -187,7 +179,7 @@ def stream_groups(
         if not running:
             return
         end = time.monotonic() + deadline_s
-        while not (found := _collect(pool, running, score)):
+        while not (found := _collect(pool, running)):
             if time.monotonic() > end:
                 raise EngineError(
                     f"none of {len(running)} groups came within {deadline_s:.0f} s; look for a "
@@ -197,9 +189,9 @@ def stream_groups(
         yield from found
 
 
-def _collect(pool: RolloutPool, awaited: set[GroupKey], score: Score) -> list[GroupOutcome]:
+def _collect(pool: GroupPool, awaited: set[GroupKey]) -> list[GroupOutcome]:
     """Awaited groups that ended; groups that an earlier user of the pool gave up may come in too,
     and are left out."""
     found = [o for o in pool.collect(1.0) if group_key(o.request) in awaited]
     awaited.difference_update(group_key(outcome.request) for outcome in found)
-    return list(score(found)) if found else found
+    return found

@@ -24,7 +24,6 @@ from agentrl.metrics import (
     PhaseTimer,
     Sink,
     StepDisplay,
-    covered_s,
     ended_metrics,
     no_signal,
     rollout_metrics,
@@ -82,7 +81,6 @@ class Recorder:
         # groups in the order of their ends, which no step's statistics have yet
         self._ended: list[TrajectoryGroup] = []
         self._played: list[TrajectoryGroup] = []  # those of the step that is trained
-        self._taken_at = self._taken_before = time.time()
         self._dropped: list[tuple[TrajectoryGroup, str]] = []
         self._outcomes: list[GroupOutcome] = []
         self._taken: list[GroupOutcome] = []
@@ -162,7 +160,6 @@ class Recorder:
             ended = self._ended[:end]
             self._played += [group for group in ended if group.group_index not in later]
             self._ended[:end] = [group for group in ended if group.group_index in later]
-            self._taken_before, self._taken_at = self._taken_at, time.time()
         return [trajectory for outcome in self._taken for trajectory in outcome.group.trajectories]
 
     def record_step(
@@ -171,7 +168,7 @@ class Recorder:
         groups: Sequence[TrajectoryGroup],
         learned: Mapping[str, LearnedTokens],
         stats: Stats,
-        counts: Mapping[str, int],
+        counts: Mapping[str, float],
         *,
         has_signal: bool = True,
         note: str = "",
@@ -183,7 +180,7 @@ class Recorder:
             groups: those that were trained.
             learned: what the learners of each policy left of each token of its batch.
             stats: of the updates.
-            counts: what else happened to groups, by the metric's name.
+            counts: what else happened to groups, and how fast, by the metric's name.
             has_signal: whether anything could be learned of them; where not, the display says why.
             note: what else the display says at the end of the step's line.
         """
@@ -195,7 +192,8 @@ class Recorder:
         self._step_start = now
         played = sorted(played, key=lambda group: group.group_index)
         ended = sorted((one.group for one in outcomes), key=lambda group: group.group_index)
-        values = (rollout_metrics(played) if played else {}) | _sandboxes(outcomes) | _lag(outcomes)
+        values = rollout_metrics(played) if played else {}
+        values |= _sandboxes(outcomes) | _lag(outcomes) | _unscored(outcomes)
         if self.ahead:
             values |= ended_metrics(ended)
         values |= _numbers(stats)
@@ -210,11 +208,6 @@ class Recorder:
             values["perf/tokens_per_s"] = tokens_per_s(tokens, learning_s)
             trained = sum(own.planned.batch.num_trajectories for own in learned.values())
             values["count/trained_trajectories"] = float(trained)
-        episodes = [trajectory for group in ended for trajectory in group.trajectories]
-        spans = sorted((one.started_at, one.ended_at) for one in episodes)
-        if rollout_s := covered_s(spans, since=self._taken_before):
-            sampled = sum(one.num_policy_tokens for one in episodes)
-            values["perf/rollout_tokens_per_s"] = tokens_per_s(sampled, rollout_s)
         values |= self._evaluated
         self._evaluated = {}
         values["time/step_s"] = seconds
@@ -386,6 +379,12 @@ def _sandboxes(outcomes: Sequence[GroupOutcome]) -> dict[str, float]:
     seen = [asdict(outcome.sandboxes) for outcome in outcomes if outcome.sandboxes is not None]
     names = ("running", "starting", "waiting", "failed") if seen else ()
     return {f"sandbox/{name}": float(max(counts[name] for counts in seen)) for name in names}
+
+
+def _unscored(outcomes: Sequence[GroupOutcome]) -> dict[str, float]:
+    """The most groups that waited for a reward model's scores; nothing without one."""
+    most = max((outcome.unscored for outcome in outcomes), default=0)
+    return {"perf/unscored_groups": float(most)} if most else {}
 
 
 def _lag(outcomes: Sequence[GroupOutcome]) -> dict[str, float]:

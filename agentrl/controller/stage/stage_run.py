@@ -186,7 +186,7 @@ class StageRun:
             groups,
             {name: self.passes[name].take_learned() for name in batches},
             stats,
-            counts,
+            {**counts, **self.schedule.take_rates()},
             has_signal=self.has_signal(batches),
             note="; ".join(filter(None, (self.passes[name].note for name in batches))),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 import sys
 from collections.abc import Sequence
@@ -10,10 +11,15 @@ from pathlib import Path
 
 from agentrl.config import StageConfig
 from agentrl.controller.stop_request import StopRequest
-from agentrl.errors import RunInterruptedError, StoreError
+from agentrl.errors import CHECKPOINT, IN_LOG, RunInterruptedError, StoreError, has_traceback
 from agentrl.metrics import StepDisplay
 from agentrl.run.lifetime.record import utc_time
 from agentrl.store import EventLog, RunDirectory, write_json
+
+logger = logging.getLogger(__name__)
+
+DRIVER_LOG = "driver.jsonl"
+_ENDED = {"event": "run_failed"}
 
 
 @dataclass(slots=True)
@@ -73,14 +79,23 @@ class Interruption:
             self.told.add_note(f"and recording it failed: {second}")
         return self.told
 
-    def tell_failure(self) -> None:
-        """Says how a run goes on that failed by itself, where there is anything to go on from."""
+    def tell_failure(self, error: BaseException) -> None:
+        """Keeps in the log what ended a run by itself; where that is, and how the run goes on if
+        there is anything to go on from, are notes of the error: who shows it shows them last."""
+        log = self.directory.log_folder.resolve() / DRIVER_LOG
+        if not isinstance(error, StoreError):  # the disk may take no more
+            rank = {"traceback_of_rank": getattr(error, "traceback_text", "")}
+            logger.error(
+                "the run ended by an error: %s", error, exc_info=error, extra=_ENDED | rank
+            )
+            if has_traceback(error):
+                error.add_note(f"{IN_LOG}{log}")
         if (checkpoint := self._newest_checkpoint()) is not None:
-            self.display.message(self._how_on(checkpoint))
+            error.add_note(self._how_on(checkpoint))
 
     def _how_on(self, checkpoint: Path | None) -> str:
         """Which checkpoint stands, and the command that goes on from there."""
-        stands = f"the checkpoint {checkpoint} stands" if checkpoint else "it has no checkpoint yet"
+        stands = f"{CHECKPOINT}{checkpoint} stands" if checkpoint else "it has no checkpoint yet"
         return f"{stands}; go on with: {resume_command(self.directory)}"
 
     def _newest_checkpoint(self) -> Path | None:

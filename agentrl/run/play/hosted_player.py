@@ -7,19 +7,18 @@ trains plays by its rollout service, in the same processes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from agentrl.config import RunConfig, StageConfig
 from agentrl.config.engine_section import stage_engine
 from agentrl.controller.cluster.episode_host import EpisodeHost
 from agentrl.controller.cluster.rollout_pool import (
+    GroupPool,
     Incident,
-    RolloutPool,
     RolloutWorkerSpec,
-    Score,
     collect_groups,
     stream_groups,
-    unscored,
 )
 from agentrl.engines import EnginePlace, EnginePlan
 from agentrl.errors import Closing, ConfigError
@@ -28,7 +27,7 @@ from agentrl.run.build import LiveObjects, StageRecipe, reward_model_folder, rol
 from agentrl.run.engine import plays_by_messages
 from agentrl.run.lifetime.session import RunProcesses, with_device
 from agentrl.run.model_folder import given_model
-from agentrl.run.schedule_factory import rollout_deadline_s, score_of
+from agentrl.run.schedule_factory import rollout_deadline_s, scored_pool
 from agentrl.run.stages import role_specs, rollout_worker_spec
 
 
@@ -83,18 +82,16 @@ class HostedPlayer(Closing):
         """Plays groups; all of them, in order of their indices."""
         stage = self.stage()
         deadline_s = rollout_deadline_s(stage, sum(request.group_size for request in requests))
-        pool, score = self._pool(stage)
-        return collect_groups(pool, requests, deadline_s, score=score)
+        with self._pool(stage) as pool:
+            return collect_groups(pool, requests, deadline_s)
 
     def stream(self, requests: Iterable[GroupRequest]) -> Iterator[GroupOutcome]:
         """Plays any number of groups; each comes as it ends, and nothing is kept."""
         stage = self.stage()
         in_flight = max(1, 2 * stage.rollout.max_running // stage.rollout.group_size)
         deadline_s = rollout_deadline_s(stage, in_flight * stage.rollout.group_size)
-        pool, score = self._pool(stage)
-        yield from stream_groups(
-            pool, requests, in_flight=in_flight, deadline_s=deadline_s, score=score
-        )
+        with self._pool(stage) as pool:
+            yield from stream_groups(pool, requests, in_flight=in_flight, deadline_s=deadline_s)
 
     def take_failures(self) -> list[Incident]:
         """Rollout workers and servers that died since the last call; what was lost with them is
@@ -110,10 +107,10 @@ class HostedPlayer(Closing):
         for own in opened:
             own.close()
 
-    def _pool(self, stage: StageConfig) -> tuple[RolloutPool, Score]:
-        """Where the stage's episodes are played outside of training, and what scores them; it is
-        set up if missing.
-        """
+    @contextmanager
+    def _pool(self, stage: StageConfig) -> Iterator[GroupPool]:
+        """Where the stage's episodes are played, and scored, outside of training; it is set up if
+        missing."""
         if plays_by_messages(stage):
             # A server of messages needs neither ranks nor weights: its episodes run in this
             # process.
@@ -123,7 +120,8 @@ class HostedPlayer(Closing):
                 host = EpisodeHost()
                 host.setup(RolloutWorkerSpec(engine, rollout_spec(stage, self.live, None)))
                 self._chat = host
-            return self._chat, unscored
+            yield self._chat
+            return
         if not self.hosting:
             model = self.models.get(stage.name)
             if model is None:
@@ -141,4 +139,7 @@ class HostedPlayer(Closing):
                 rollout_worker_spec(recipe, self.live),
             )
             self.hosting = True
-        return self.processes.rollouts, score_of(self.processes.roles, stage)
+        rollouts = self.processes.rollouts
+        scored = scored_pool(rollouts, self.processes.roles, stage)
+        with scored or nullcontext(rollouts) as pool:
+            yield pool

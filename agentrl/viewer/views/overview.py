@@ -31,7 +31,8 @@ _CHARTS: Sequence[tuple[str, Sequence[str]]] = (
     ("Staleness", (r"async/staleness/.+",)),
     ("Without signal", ("group/zero_std_frac", "excluded_frac")),
     ("Speed", ("perf/tokens_per_s", "perf/rollout_tokens_per_s")),
-    ("Seconds", ("time/step_s", "time/rollout_s", "time/update_s")),
+    ("Seconds", ("time/step_s", "time/wait_rollout_s", "time/update_s")),
+    ("Idle rollouts", ("time/idle_frac",)),
 )
 """Title, and the metrics as patterns; what a run does not log is left out."""
 _MOST_LINES = 6

@@ -454,7 +454,8 @@ class RolloutService(Schedule):
                 self._evaluating[request.label].append(outcome)
             return
         self._running.pop(request.group_index, None)
-        reason = self._cancelling.pop(request.group_index, "cancelled")
+        given_up = {t.status.reason for t in group.trajectories if t.status.kind == "cancelled"}
+        reason = self._cancelling.pop(request.group_index, next(iter(given_up), "cancelled"))
         self._ended.add(request.group_index)
         if self._in_draw_order:
             self._unobserved.append(outcome)

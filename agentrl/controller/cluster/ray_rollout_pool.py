@@ -206,6 +206,7 @@ class RayRolloutPool:
         self._ended: list[Trajectory] = []  # for ``take_ended``
         self._failures: list[Incident] = []
         self._error: BaseException | None = None
+        self._mismatch: WeightMismatchError | None = None
         self._closed = False
         # Answers and nodes' answers, each as what takes it in: from Ray's threads and those that
         # ask nodes, to the keeper. They take no lock, which a caller of Ray might hold.
@@ -341,7 +342,9 @@ class RayRolloutPool:
             self._reports = []
             self._places.published(version)
             self._act()
-            self._wait(lambda: not self._places.awaited)
+            self._wait(lambda: self._mismatch is not None or not self._places.awaited)
+            if self._mismatch is not None:
+                raise self._mismatch
             return self._reports
 
     def describe(self) -> list[ProcessInfo]:
@@ -493,6 +496,8 @@ class RayRolloutPool:
     def _take_collected(self, host: _Host, collected: Collected) -> None:
         outcomes, failures, ended, fault = collected
         place = host.place
+        # a rank's engine answers for itself at the next publish, which may keep the step
+        fault = fault if self.start is not None else ""
         self._places.answered(place)
         self._failures += failures
         for outcome in outcomes:
@@ -595,14 +600,16 @@ class RayRolloutPool:
                 error = self.calls.fail(error, place.number)
             self._error = error
         else:
-            # of weights that differ the step is kept
-            differ = isinstance(error, WeightMismatchError)
-            self._error = (WeightMismatchError if differ else EngineError)(
+            message = (
                 f"rollout workers died {losses} times since weights were published last, and "
                 f"PlacementConfig.worker_restarts={self.max_restarts} allows "
-                f"{self.max_restarts}; the last was: {error}",
-                retryable=False,
+                f"{self.max_restarts}; the last was: {error}"
             )
+            if isinstance(error, WeightMismatchError):
+                # the publish alone raises it, so that the step can be kept
+                self._mismatch = WeightMismatchError(message)
+                return
+            self._error = EngineError(message, retryable=False)
         self.calls.error = self._error
 
 

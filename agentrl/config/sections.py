@@ -103,11 +103,12 @@ class PlacementConfig(PoolConfig):
     them.
     """
     worker_restarts: Annotated[Natural, _OF_WORKERS] = 3
-    """Of them, how many may die and be started again between two publishes of weights (or ever,
-    where nothing is trained); one more ends the run."""
+    """Losses of them that a run goes on after between two publishes of weights (or ever, where
+    nothing is trained); one more ends it. The workers of a node that is lost are one loss."""
     worker_liveness_timeout_s: Annotated[Seconds, _OF_WORKERS] = 120.0
     """Seconds in which one answers a call that costs it no work. One that does not, since it hangs
-    or its machine is out of reach, is ended and replaced as if it had died."""
+    or its machine is out of reach, is ended and replaced as if it had died. After half of them it
+    gets no groups."""
 
     @property
     def pools(self) -> dict[str, PoolConfig]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
 from agentrl.errors import StoreError
+from agentrl.rollouts import KILLS_WORKER
 from agentrl.types import Trajectory, TrajectoryGroup
 
 LedgerState = Literal[
@@ -32,7 +33,7 @@ LedgerState = Literal[
 
 _NEXT: Mapping[str, frozenset[str]] = {
     "": frozenset({"running"}),
-    "running": frozenset({"finished", "failed", "cancelled"}),
+    "running": frozenset({"finished", "failed", "cancelled", "dropped"}),
     "finished": frozenset({"buffered", "dropped"}),
     "buffered": frozenset({"taken", "dropped"}),
     "taken": frozenset({"trained", "dropped"}),
@@ -100,13 +101,18 @@ class Ledger:
                 self._append((self.attempt, policy, group_index), chosen, to, **detail)
 
     def enter_ends(self, group: TrajectoryGroup) -> None:
-        """The rollouts of a running group have finished, failed or been cancelled."""
+        """The rollouts of a running group have finished, failed or been cancelled, or it killed its
+        workers and is dropped."""
         rewarded = {trajectory.rollout_index for trajectory in group.rewarded}
         for trajectory in group.trajectories:
             status = trajectory.status
             if trajectory.rollout_index not in rewarded:
                 ended: LedgerState = "cancelled" if status.kind == "cancelled" else "failed"
-                self.move_group(group, ended, trajectory, reason=status.reason)
+                detail = {"reason": status.reason}
+                if status.reason == KILLS_WORKER:
+                    ended = "dropped"
+                    detail["task"] = group.task.id
+                self.move_group(group, ended, trajectory, **detail)
         self.move_group(group, "finished")
         if (greedy := group.baseline) is not None:
             self.move_group(group, "finished", greedy)

@@ -442,7 +442,8 @@ class RolloutService(Schedule):
             if request.label in self._evaluating:  # else its evaluation was given up
                 self._evaluating[request.label].append(outcome)
             return
-        reason = self._backlog.end(request.group_index)
+        given_up = {t.status.reason for t in group.trajectories if t.status.kind == "cancelled"}
+        reason = self._backlog.end(request.group_index) or next(iter(given_up), "cancelled")
         self._note_idle()
         self._rates.add(sum(one.num_policy_tokens for one in group.trajectories))
         self._ended.add(request.group_index)
@@ -452,7 +453,7 @@ class RolloutService(Schedule):
             self.sampler.observe(outcome)
         self.ledger.enter_ends(outcome.played)
         if outcome.ended:  # the group was cancelled after these had ended
-            self._drop(outcome.played, reason or "cancelled")
+            self._drop(outcome.played, reason)
         if not group.finished:
             if reason == "stale":
                 self._counts["async/dropped"] += 1

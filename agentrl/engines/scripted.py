@@ -69,7 +69,7 @@ class ScriptedEngine:
     context_tokens: int = 1 << 20
     logprob: float = -1.0
     latency: Callable[[GenerateRequest], Awaitable[object]] | None = None
-    failures: Mapping[int, EngineError] = field(default_factory=dict)
+    failures: Mapping[int, Exception] = field(default_factory=dict)
     shapes: Mapping[str, tuple[int, ...]] | None = None
     policy_version: InitVar[int] = 0
     decode: Callable[[npt.NDArray[np.int32]], str] | None = None

@@ -153,7 +153,15 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "count/failed_checkpoints": "checkpoints, or copies of them elsewhere, that could not be "
         "written",
         "count/lost_workers": "rollout workers that died and were started again",
+        "count/lost_nodes": "nodes that did not answer, and were lost with their workers",
+        "count/returned_nodes": "lost nodes that answered again",
         "count/replayed_groups": "groups that they played, which were played again",
+        "count/worker_killers": "groups that were dropped since each worker that played them died",
+        "count/suspect_workers": "rollout workers that were late to answer",
+        "count/starting_workers": "rollout workers that were started in the place of a lost one",
+        "count/waiting_workers": "of them, those for which no machine had room",
+        "count/stale_workers": "rollout workers that came back, and had to be sent the weights",
+        "count/serving_workers": "of them, those that serve the weights published last",
         "count/lost_servers": "servers of the engines that died or did not answer",
         "time/server_away_s": "seconds until those served again that came back in the step",
         "async/issued": "groups issued since the step before; with rollout.schedule one_step_off "

@@ -28,6 +28,7 @@ from agentrl.types import (
     Task,
     Trajectory,
 )
+from agentrl.types.clock import clock_paused
 from agentrl.types.env import MAIN_AGENT
 from agentrl.types.trajectory import SEATS
 from agentrl.types.user_code.place import told_of
@@ -112,9 +113,11 @@ async def _play_and_score(
     builder = turns.builder
     timeout_s = turns.context.spec.episode.episode_timeout_s
     try:
-        async with permits.running, AsyncExitStack() as preparing:
-            # before the deadline starts: other episodes cause this wait
-            await preparing.enter_async_context(permits.preparing)
+        async with AsyncExitStack() as playing, AsyncExitStack() as preparing:
+            # before the deadline starts, and outside of every other: other episodes cause this wait
+            with clock_paused():
+                await playing.enter_async_context(permits.running)
+                await preparing.enter_async_context(permits.preparing)
             builder.start()
             async with Deadline(timeout_s, "episode_timeout", straggler):
                 await driver.prepare()
@@ -139,7 +142,9 @@ async def _play_and_score(
         await states.at_end(driver.env)
     if status.finished:
         # Rubrics may run code or ask judges, so that fewer score than play.
-        async with permits.scoring:
+        async with AsyncExitStack() as scoring:
+            with clock_paused():
+                await scoring.enter_async_context(permits.scoring)
             await _score(turns, driver, status)
     return status
 
@@ -288,10 +293,11 @@ async def _clean_up(turns: TurnGenerator, driver: EpisodeDriver) -> str:
     Returns:
         The problems, which are stored with the trajectory and change nothing else of it.
     """
-    problems = [await turns.release()]
-    try:
-        async with asyncio.timeout(turns.context.spec.cleanup_s):
-            await driver.close()
-    except (AgentRLError, TimeoutError) as error:
-        problems.append(f"env.close: {str(error) or 'not done within cleanup_s'}")
+    problems = []
+    for what, ending in (("engine.release", turns.release), ("env.close", driver.close)):
+        try:
+            async with asyncio.timeout(turns.context.spec.cleanup_s):
+                problems.append(await ending())
+        except (AgentRLError, TimeoutError) as error:
+            problems.append(f"{what}: {str(error) or 'not done within cleanup_s'}")
     return "; ".join(problem for problem in problems if problem)

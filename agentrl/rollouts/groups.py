@@ -16,6 +16,9 @@ from agentrl.sandbox import PoolCounts
 from agentrl.types import Purpose, SamplingParams, Status, Task, Trajectory, TrajectoryGroup
 from agentrl.types.machine.loop_watch import LoopLag
 
+KILLS_WORKER = "kills_worker"
+"""Why a group was given up: each of the workers that played it died."""
+
 
 @dataclass(frozen=True, slots=True)
 class GroupRequest:
@@ -143,12 +146,15 @@ class GroupInFlight:
         )
 
 
-def cancelled_outcome(request: GroupRequest, state: GroupState | None = None) -> GroupOutcome:
+def cancelled_outcome(
+    request: GroupRequest, state: GroupState | None = None, reason: str = "cancelled"
+) -> GroupOutcome:
     """The outcome of a cancelled group: every rollout has status ``cancelled``.
 
     Args:
         request: the group's.
         state: as it was cancelled; by default the one that it was to go on from.
+        reason: of the status.
     """
     state = state or GroupInFlight(request).save()
     failed = Counter(one.rollout_index for one in state.retried)
@@ -163,7 +169,7 @@ def cancelled_outcome(request: GroupRequest, state: GroupState | None = None) ->
             info={"cancelled_at": time.time()},
             env="" if request.env is None else request.env.name,
         )
-        return builder.finish(Status("cancelled", "cancelled"))
+        return builder.finish(Status("cancelled", reason))
 
     rollouts = tuple(map(cancelled, range(request.num_rollouts)))
     group = TrajectoryGroup(request.group_index, request.task, rollouts)

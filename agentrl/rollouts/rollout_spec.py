@@ -68,6 +68,11 @@ class EpisodeSettings(Section):
     """
     episode_timeout_s: Seconds = 600.0
     """Seconds of one episode, counted in the same way."""
+    total_timeout_s: Seconds | None = None
+    """Seconds of an episode from its start to its close, with every attempt and the reward, counted
+    in the same way; one that takes longer is ``failed(env)``. By default twice
+    ``episode_timeout_s`` for each attempt.
+    """
     tool_timeout_s: Seconds = 30.0
     """Wall-clock seconds of one tool call, where the tool sets no limit of its own."""
     tool_threads: Count = 32
@@ -83,6 +88,22 @@ class EpisodeSettings(Section):
     """
     max_retries: Natural = 2
     """Further attempts at an episode that infrastructure failed."""
+
+    @model_validator(mode="after")
+    def _check_total_timeout(self) -> Self:
+        if self.total_s <= self.episode_timeout_s:
+            raise self.broken(
+                "total_timeout_s",
+                f" must be more than episode_timeout_s={self.episode_timeout_s:g} (it holds start, "
+                f"attempts, reward and close beside it), got {self.total_s:g}; raise it, or lower "
+                "episode_timeout_s",
+            )
+        return self
+
+    @property
+    def total_s(self) -> float:
+        """Seconds after which an episode is given up, whatever it does."""
+        return self.total_timeout_s or 2 * (self.max_retries + 1) * self.episode_timeout_s
 
     @property
     def sampling(self) -> SamplingParams:

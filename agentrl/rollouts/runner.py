@@ -28,6 +28,7 @@ from agentrl.rollouts.rollout_spec import RolloutSpec
 from agentrl.rollouts.states.snapshots import EpisodeState, GroupState, StateSlot
 from agentrl.tools import TOOL_THREADS
 from agentrl.types import Status, Trajectory, TrajectoryGroup
+from agentrl.types.clock import PausableTimeout, counted_by
 from agentrl.types.machine.loop_thread import LoopThread
 from agentrl.types.machine.loop_watch import LoopWatch
 from agentrl.types.user_code.place import described
@@ -38,6 +39,10 @@ _CLOSE_DEADLINE_S = 30.0
 _SAVE_DEADLINE_S = 60.0
 _ALIKE = 4
 """Attempts of a host, its first ones, after which one fault of user code counts as everybody's."""
+_CANCELLED_ITSELF = (
+    "code of the episode cancelled the task that it ran in; let it cancel only what it started "
+    "itself"
+)
 _OF_USER_CODE = ("env", "env_exception", "reward")
 
 
@@ -187,7 +192,7 @@ class EpisodeRunner:
         async def play(rollout_index: int) -> Trajectory:
             nonlocal num_finished
             was_ended = isinstance(group.rollouts[rollout_index], Trajectory)
-            trajectory = await self._rollout(group, rollout_index, stragglers[rollout_index])
+            trajectory = await self._bounded(group, rollout_index, stragglers[rollout_index])
             group.rollouts[rollout_index] = trajectory
             # one that was ended was told of before its state was saved, and one that its group
             # scores is not whole yet
@@ -208,7 +213,7 @@ class EpisodeRunner:
                 tasks = [rollouts.create_task(play(n)) for n in range(request.num_rollouts)]
         sandboxes = self._context.sandboxes
         played = tuple(
-            task.result() if not task.cancelled() else self._cancelled_itself(group, number)
+            self._failed(group, number, _CANCELLED_ITSELF) if task.cancelled() else task.result()
             for number, task in enumerate(tasks)
         )
         scored = await with_group_scores(self._context.rubric, played)
@@ -220,16 +225,32 @@ class EpisodeRunner:
             lag=self._watch.take(),
         )
 
-    def _cancelled_itself(self, group: GroupInFlight, rollout_index: int) -> Trajectory:
-        """A rollout whose task ended as cancelled, though nobody had cancelled its group."""
+    def _failed(self, group: GroupInFlight, rollout_index: int, why: str) -> Trajectory:
+        """A rollout whose attempt left no trajectory."""
         request = group.request
         attempt = sum(one.rollout_index == rollout_index for one in group.retried)
         builder = TrajectoryBuilder(request.key(rollout_index, attempt), request.task)
-        why = (
-            "code of the episode cancelled the task that it ran in; let it cancel only what it "
-            "started itself"
-        )
         return builder.finish(Status("failed", "env", why))
+
+    async def _bounded(
+        self, group: GroupInFlight, rollout_index: int, straggler: StragglerCancel
+    ) -> Trajectory:
+        """Plays an episode within the bound of all that it does: no other deadline holds the sum
+        of its attempts, or what hangs between its phases."""
+        seconds = self._context.spec.episode.total_s
+        bound = PausableTimeout(seconds, self.deadlines)
+        try:
+            async with bound:
+                with counted_by(bound):
+                    return await self._rollout(group, rollout_index, straggler)
+        except TimeoutError:
+            if not bound.expired():
+                raise
+        why = (
+            f"the episode took more than total_timeout_s={seconds:g}, its attempts, its reward "
+            "and its close together; look for what hangs, or raise it"
+        )
+        return self._failed(group, rollout_index, why)
 
     async def _rollout(
         self, group: GroupInFlight, rollout_index: int, straggler: StragglerCancel

@@ -232,7 +232,9 @@ class TurnGenerator:
             assert_extends_context(request, turn.sequence.ids)
         start = time.monotonic()
         counted = counted_now()
-        completion = await engine.generate(request)
+        # An engine may be anybody's, and one that raises costs this episode alone.
+        with wall(failed_as(EngineError, "the engine raised")):
+            completion = await engine.generate(request)
         seconds = time.monotonic() - start
         # Seconds in which the engine was paused for new weights are no part of the turn's own time.
         paused = seconds - (counted_now() - counted)
@@ -306,7 +308,8 @@ class TurnGenerator:
         for own in dict.fromkeys((self, *self._of_agents.values())):
             for session_id in sorted(own._sessions):
                 try:
-                    await own.context.engine.release(session_id)
+                    with wall(failed_as(EngineError, "the engine raised")):
+                        await own.context.engine.release(session_id)
                 except EngineError as error:
                     problems.append(f"engine.release: {error}")
         return "; ".join(problems)

@@ -206,4 +206,4 @@ def rollout_deadline_s(stage: StageConfig, num_episodes: int) -> float:
     waves = math.ceil(
         num_episodes / min(rollout.max_running, stage.sandbox.max_running or rollout.max_running)
     )
-    return waves * (rollout.max_retries + 1) * rollout.episode_timeout_s + 60.0
+    return waves * rollout.total_s + 60.0

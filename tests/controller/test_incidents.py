@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from agentrl.controller.cluster.rollout_pool import Incident, worker_lost
+from agentrl.controller.cluster.rollout_pool import Incident
 from agentrl.controller.recording.recorder import Recorder
 from agentrl.controller.state import TrainState
 from agentrl.engines import EngineNotice
@@ -47,6 +47,11 @@ class Rows:
 LOST = EngineNotice(
     "server_lost", "server 0 was lost: its process ended", {"count/lost_servers": 1.0}
 )
+WORKER = EngineNotice(
+    "worker_lost",
+    "rollout worker 1 died; its 3 groups are played again",
+    {"count/lost_workers": 1.0, "count/replayed_groups": 3.0},
+)
 BACK = EngineNotice(
     "server_restarted", "server 0 serves again after 31 s", {"time/server_away_s": 31.0}
 )
@@ -59,7 +64,7 @@ def test_an_incident_is_shown_an_event_and_a_metric_of_the_step(tmp_path: Path) 
         recorder = Recorder(
             "rl", writer=writer, events=events, sink=rows, view=view, timer=PhaseTimer()
         )
-        incidents: list[Incident] = [LOST, BACK, worker_lost("rollout worker 1 died", 3), LOST]
+        incidents: list[Incident] = [LOST, BACK, WORKER, LOST]
         recorder.record_failures(incidents)
         assert view.alerts == [str(incident) for incident in incidents]  # before any step has ended
         recorder.record_step(TrainState(step=1), [], {}, Stats(), {})

@@ -4,6 +4,7 @@ are named.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -15,10 +16,17 @@ import pytest
 
 from agentrl.config.sections import PlacementConfig
 from agentrl.controller.cluster import ray_runtime
-from agentrl.controller.cluster.rollout_pool import collect_groups
+from agentrl.controller.cluster.rollout_pool import (
+    Incident,
+    RolloutWorkerSpec,
+    collect_groups,
+)
+from agentrl.engines import EnginePlace, EnginePlan, WeightSender
+from agentrl.engines.torch import TorchEngine, TorchEngineSpec
 from agentrl.errors import AgentRLError, EngineError, TrainingError
 from agentrl.rollouts import GroupOutcome, GroupRequest
-from tests.controller.tiny import TASKS, Cluster
+from agentrl.types import Completion, GenerateRequest
+from tests.controller.tiny import TASKS, Cluster, engine_spec, episodes
 from tests.kit.forks import FORKS
 from tests.kit.waiting import gather, is_alive, until
 
@@ -91,15 +99,14 @@ def test_groups_of_a_worker_that_is_killed_are_played_elsewhere_and_it_is_replac
     played = [trajectory for outcome in outcomes for trajectory in outcome.group.trajectories]
     assert all(trajectory.status.finished for trajectory in played)
     assert {trajectory.attempt for trajectory in played if trajectory.group_index % 2 == 0} == {0}
-    (loss,) = group.pool.take_failures()
+    (loss,) = losses(group)
     again = {trajectory.group_index for trajectory in played if trajectory.attempt == 1}
     assert f"rollout worker {killed.rollout_worker} died" in str(loss)
     assert loss.counts["count/replayed_groups"] == len(again)
     assert again <= {1, 3}
     assert killed.pid not in {place.pid for place in group.pool.describe()}
-    # a start is noticed by the collector
-    until(lambda: group.pool.collect(0.2) or len(caplog.records) >= 3)
-    events = ["worker_lost", "worker_replaced", "worker_joined"]
+    events = ["worker_lost", "worker_replaced", "worker_stale", "worker_joined"]
+    until(lambda: len(caplog.records) >= len(events))
     assert [vars(record)["event"] for record in caplog.records] == events
     assert {vars(record)["worker"] for record in caplog.records} == {killed.rollout_worker}
 
@@ -116,7 +123,7 @@ def test_a_worker_that_hangs_is_replaced_and_one_death_too_many_ends_the_run(
         group.pool.submit(requests(4))
         outcomes = collected(group, 4)
         assert sorted(outcome.request.group_index for outcome in outcomes) == [0, 1, 2, 3]
-        (loss,) = group.pool.take_failures()
+        (loss,) = losses(group)
         assert "rollout worker 1 did not answer within 10 s" in str(loss)
         assert stopped not in {place.pid for place in group.pool.describe()}
         until(lambda: not is_alive(stopped))
@@ -128,6 +135,85 @@ def test_a_worker_that_hangs_is_replaced_and_one_death_too_many_ends_the_run(
         with pytest.raises(AgentRLError, match="poisoned"):
             group.setup(model)
     finally:
+        group.close()
+
+
+class FragileSpec(TorchEngineSpec):
+    """An engine that has a fault in the first worker that builds it."""
+
+    folder: str
+    fault: str
+
+    def build(self, place: EnginePlace, sender: WeightSender | None = None) -> Any:
+        engine = TorchEngine(place)
+        with contextlib.suppress(FileExistsError):
+            Path(self.folder, "claimed").touch(exist_ok=False)
+            generate = engine.generate
+
+            async def first(request: GenerateRequest) -> Completion:
+                engine.generate = generate  # type: ignore[method-assign]
+                if self.fault == "closed":
+                    engine.close()
+                    return await generate(request)
+                raise ZeroDivisionError("by none")
+
+            def begin_update(version: int) -> Any:
+                raise ZeroDivisionError("by none")
+
+            if self.fault == "update":
+                engine.begin_update = begin_update  # type: ignore[method-assign]
+            else:
+                engine.generate = first  # type: ignore[method-assign]
+        return engine
+
+
+@pytest.mark.parametrize("fault", ["generate", "closed", "update"])
+def test_a_fault_of_one_engine_costs_an_episode_or_its_worker_and_not_the_run(
+    started: Any, model: Path, tmp_path: Path, fault: str
+) -> None:
+    started.setup(model)
+    started.pool.take_failures()
+    plan = EnginePlan(FragileSpec(folder=str(tmp_path), fault=fault), engine_spec(model).place)
+    started.pool.setup(RolloutWorkerSpec(plan, episodes(max_retries=1)))
+    assert len(started.publish(1)) == (1 if fault == "update" else 2)
+    started.pool.submit(requests(4))
+    outcomes = collected(started, 4)
+    played = [trajectory for outcome in outcomes for trajectory in outcome.group.trajectories]
+    assert all(trajectory.status.finished for trajectory in played)
+    assert {v for trajectory in played for v in trajectory.policy_versions} == {1}
+    retried = [str(one.status) for outcome in outcomes for one in outcome.retried]
+    lost = [str(loss) for loss in losses(started)]
+    if fault == "generate":
+        assert (retried, lost) == (["failed(engine)"], [])
+    else:
+        (told,) = lost
+        assert ("its engine is closed" if fault == "closed" else "ZeroDivisionError") in told
+
+
+def test_a_silent_worker_holds_neither_groups_nor_cancellations_nor_a_checkpoint(
+    ray_started: None, model: Path
+) -> None:
+    group = workers(2, worker_liveness_timeout_s=1200.0)
+    stopped = 0
+    try:
+        group.setup(model)
+        group.publish(1)
+        stopped = group.pool.describe()[1].pid
+        os.kill(stopped, signal.SIGSTOP)
+        start = time.monotonic()
+        group.pool.submit(requests(4))
+        # an answer of the silent one would take forever, and its deadline is twenty minutes
+        outcomes = collected(group, 2)
+        assert {outcome.request.group_index for outcome in outcomes} == {0, 2}
+        group.pool.cancel([("", 1)])
+        assert group.pool.in_flight() == []
+        assert time.monotonic() - start < 600
+        os.kill(stopped, signal.SIGCONT)
+        assert {o.request.group_index for o in collected(group, 2)} == {1, 3}
+        assert losses(group) == []
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(stopped, signal.SIGCONT) if stopped else None
         group.close()
 
 
@@ -148,7 +234,7 @@ def test_a_worker_that_died_between_two_stages_is_replaced(group: Any, model: Pa
     group.publish(1)
     outcomes = collect_groups(group.pool, requests(2), 120.0)
     assert {t.attempt for outcome in outcomes for t in outcome.group.trajectories} == {0}
-    assert [loss.counts["count/replayed_groups"] for loss in group.pool.take_failures()] == [0]
+    assert [loss.counts["count/replayed_groups"] for loss in losses(group)] == [0]
 
 
 def test_a_group_that_was_cancelled_is_not_played_again(group: Any) -> None:
@@ -176,6 +262,10 @@ def test_what_runs_on_any_worker_is_saved(group: Any) -> None:
     assert running | {one.request.group_index for one in arrived} == {0, 1, 2, 3}
     assert len(running) == len(saved)
     assert {len(one.rollouts) for one in saved} <= {2}
+
+
+def losses(group: Any) -> list[Incident]:
+    return [one for one in group.pool.take_failures() if one.event == "worker_lost"]
 
 
 def collected(group: Any, number: int) -> list[GroupOutcome]:

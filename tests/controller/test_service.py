@@ -15,9 +15,17 @@ import pytest
 from agentrl.algorithms import FilterResult
 from agentrl.controller.admission import RolloutState
 from agentrl.controller.cluster.rollout_pool import collect_groups
+from agentrl.controller.ledger import ledger_rows
 from agentrl.controller.stop_request import StopRequest
 from agentrl.errors import EngineError, RunInterruptedError, StoreError
-from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState, NotResumable
+from agentrl.rollouts import (
+    KILLS_WORKER,
+    GroupOutcome,
+    GroupRequest,
+    GroupState,
+    NotResumable,
+    cancelled_outcome,
+)
 from agentrl.types import TrajectoryGroup
 from tests.controller.hand_pool import (
     DEADLINE_S,
@@ -195,6 +203,31 @@ def test_failed_siblings_leave_their_group_in_the_ledger_too(world: MakeWorld) -
     assert w.ledger.counts() == {"failed": 1, "cancelled": 1, "taken": 1}
     w.service.mark_trained(groups, 1)
     assert w.ledger.counts() == {"failed": 1, "cancelled": 1, "trained": 1}
+
+
+def test_a_group_that_kills_its_workers_is_dropped_with_its_task_and_the_ledger_balances(
+    world: MakeWorld,
+) -> None:
+    w = world(bounds(1, 2, max_resample_ratio=1.0))
+    batch = w.next_groups()
+    w.pool.wait_for(1)
+    asked = w.pool.open.pop(("", 0))
+    before = outcome(asked).group.trajectories[1]
+    one_ended = GroupState(0, (NotResumable(), before))
+    w.pool.give(cancelled_outcome(asked, one_ended, KILLS_WORKER))
+    w.pool.wait_for(1)
+    w.pool.finish(1)
+    assert batch.group_indices() == [1]
+    w.ledger.sync()
+    rows = [row for row in ledger_rows(w.ledger._path) if row["group_index"] == 0]
+    assert [(row["to"], row["rollout_indices"], row.get("reason")) for row in rows] == [
+        ("running", [0, 1], None),
+        ("dropped", [0], "kills_worker"),
+        ("finished", [1], None),
+        ("dropped", [1], "kills_worker"),
+    ]
+    assert rows[1]["task"] == "0"
+    assert w.ledger.counts() == {"dropped": 2, "taken": 2}
 
 
 def test_evaluation_is_handed_out_in_order_and_never_buffered(world: MakeWorld) -> None:

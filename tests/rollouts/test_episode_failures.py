@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from agentrl.engines.scripted import ScriptedEngine
 from agentrl.envs import Env, EnvSpec, EpisodeView
 from agentrl.errors import EngineError, RewardError
 from agentrl.rollouts import EpisodeKey, PhaseSemaphores, run_episode
@@ -17,6 +18,7 @@ from agentrl.tools import tool
 from agentrl.types import Action, Message, Observation, StepResult, Task
 from tests.rollouts.bytewise import (
     KEY,
+    MODEL_VOCAB,
     TASK,
     call,
     context_of,
@@ -142,6 +144,24 @@ async def test_an_engine_that_fails_is_a_failure_that_may_be_retried() -> None:
         "the server went away",
     )
     assert (trajectory.info["retryable"], trajectory.reward) == (True, None)
+
+
+async def test_an_engine_that_raises_anything_else_is_such_a_failure_too() -> None:
+    engine = scripted([say("x")], failures={0: ZeroDivisionError("by none")})
+    trajectory = await play(engine)
+    assert str(trajectory.status) == "failed(engine)"
+    assert trajectory.status.detail.startswith("the engine raised ZeroDivisionError: by none")
+    assert (trajectory.info["retryable"], trajectory.reward) == (True, None)
+
+
+async def test_an_engine_that_raises_at_release_spoils_no_episode() -> None:
+    class Forgetful(ScriptedEngine):
+        async def release(self, session_id: str) -> None:
+            raise KeyError(session_id)
+
+    trajectory = await play(Forgetful([say("x")], vocab_size=MODEL_VOCAB))
+    assert str(trajectory.status) == "terminated"
+    assert "the engine raised KeyError" in trajectory.info["cleanup_error"]
 
 
 async def test_an_engine_that_refuses_for_good_is_not_asked_again() -> None:

@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
+from agentrl.engines.scripted import ScriptedEngine
 from agentrl.envs import Env, EnvSpec, EpisodeView, ToolEnv
-from agentrl.errors import EngineError
+from agentrl.errors import ConfigError, EngineError
 from agentrl.rollouts import EpisodeRunner, GroupRequest, StagePermits
 from agentrl.sandbox import SandboxSpec
 from agentrl.tools import PythonTool
 from agentrl.types import Action, Message, Observation, SamplingParams, StepResult, Task
 from tests.kit.waiting import gather, until
-from tests.rollouts.bytewise import TASK, call, rollout_spec, say, scripted
+from tests.rollouts.bytewise import MODEL_VOCAB, TASK, call, rollout_spec, say, scripted
 
 NEXT: Message = {"role": "user", "content": "go on"}
 DEADLINE_S = 60.0
@@ -84,6 +85,67 @@ def test_an_attempt_that_the_engine_failed_is_made_again_from_the_same_seeds(ope
     assert [(t.id, str(t.status)) for t in outcome.retried] == [("3-0-0", "failed(engine)")]
     assert [(t.id, str(t.status)) for t in outcome.group.trajectories] == [("3-0-1", "terminated")]
     assert engine.requests[0].seed == engine.requests[1].seed
+
+
+@pytest.mark.parametrize("phase", ["reset", "reward", "close", "release"])
+def test_an_episode_that_never_ends_fails_by_its_bound_and_leaves_its_group(
+    opened: Open, phase: str
+) -> None:
+    class Endless(ToolEnv):
+        """Swallows every deadline of its own: only the bound of all that it does is left."""
+
+        async def reset(self, *, seed: int) -> Observation:
+            await hang("reset", self.task)
+            return await super().reset(seed=seed)
+
+        async def close(self) -> None:
+            await hang("close", self.task)
+
+    async def hang(at: str, task: Task) -> None:
+        if (at, task.id) == (phase, "endless"):
+            await asyncio.Event().wait()
+
+    async def reward(view: EpisodeView) -> float:
+        await hang("reward", view.task)
+        return 1.0
+
+    class Keeps(ScriptedEngine):
+        async def release(self, session_id: str) -> None:
+            if phase == "release" and session_id.startswith("train/0-"):
+                await asyncio.Event().wait()
+
+    runner = opened(
+        Keeps(lambda request: say("x"), vocab_size=MODEL_VOCAB),
+        env=EnvSpec(Endless),
+        reward=reward,
+        cleanup_s=0.1 if phase in ("close", "release") else 10.0,
+        max_retries=50,
+        episode_timeout_s=0.1,
+        turn_timeout_s=0.1,
+        total_timeout_s=0.5,
+    )
+    runner.submit(
+        [
+            GroupRequest(n, Task(name, TASK.messages), 1)
+            for n, name in enumerate(("endless", "fine"))
+        ]
+    )
+    ended = {o.request.group_index: o.group.trajectories[0] for o in gather(runner.collect, 2)}
+    assert ended[1].status.finished
+    told = (str(ended[0].status), ended[0].status.detail, ended[0].info.get("cleanup_error", ""))
+    if phase in ("close", "release"):
+        assert "not done within cleanup_s" in told[2]
+    else:
+        assert told[0] == "failed(env)"
+        assert told[1].startswith("the episode took more than total_timeout_s=0.5")
+
+
+def test_a_bound_below_that_of_the_episode_itself_is_refused() -> None:
+    told = (
+        r"EpisodeSettings.total_timeout_s must be more than episode_timeout_s=60 .* got 60; raise"
+    )
+    with pytest.raises(ConfigError, match=told):
+        rollout_spec(episode_timeout_s=60.0, total_timeout_s=60.0)
 
 
 class Faulty(Env):
@@ -295,9 +357,9 @@ def test_a_second_close_does_nothing(opened: Open) -> None:
 
 
 def test_a_fault_of_ours_surfaces_from_collect(opened: Open) -> None:
-    runner = opened(scripted(lambda request: {}["no such key"]))
-    runner.submit([GroupRequest(3, TASK, 1)])
-    with pytest.raises(EngineError, match=r"the episode runner broke: .*no such key"):
+    runner = opened(scripted([say("x")]))
+    runner.submit([GroupRequest(3, None, 1)])  # type: ignore[arg-type]
+    with pytest.raises(EngineError, match=r"the episode runner broke: .*NoneType"):
         gather(runner.collect)
 
 

@@ -126,8 +126,13 @@ def test_the_same_holds_in_rays_workers() -> None:
             for (at, raises, _), trajectory in outcomes_of(pool).items():
                 check_end(trajectory, at, raises)
             loop_ender = GroupRequest(0, Task("t"), 1, env=EnvSpec(EndsTheLoop))
-            with pytest.raises(EngineError, match=r"SystemExit: 5 \(.*test_user_code\.py:\d+\)"):
-                collect_groups(pool, [loop_ender], DEADLINE_S)
+            (given_up,) = collect_groups(pool, [loop_ender], DEADLINE_S)
+            (ended,) = given_up.group.trajectories
+            assert str(ended.status) == "cancelled(kills_worker)"
+            lost = [str(one) for one in pool.take_failures() if one.event == "worker_lost"]
+            assert len(lost) == 3
+            cause = re.compile(r"SystemExit: 5 \(.*test_user_code\.py:\d+\)")
+            assert all(map(cause.search, lost))
         finally:
             pool.close()
     finally:

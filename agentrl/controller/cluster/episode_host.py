@@ -84,6 +84,11 @@ class EpisodeHost:
     def take_failures(self) -> list[Incident]:
         return [] if self.engine is None else [*self.engine.take_notices()]
 
+    def fault(self) -> str:
+        """Why the engine answers nothing any more; empty for a sound one."""
+        state = "serving" if self.engine is None else self.engine.health().state
+        return f"its engine is {state}" if state in ("corrupt", "closed") else ""
+
     def layout(self) -> EngineLayout | None:
         return None if self.engine is None else self.engine.layout()
 

@@ -107,6 +107,7 @@ class RayRoleGroup(RoleGroup):
         return refs[0][1]
 
     def close(self) -> None:
+        self.rollouts.close()
         try:
             if self._calls.error is None:
                 self.on_all("closing the workers", "close")

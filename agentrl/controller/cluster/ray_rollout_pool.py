@@ -1,33 +1,58 @@
 """Ray rollout pool: routes groups to episode hosts in Ray actors, and replaces the workers that
 die.
 
+``Places`` decides; what is here calls actors, watches the clock and does what was decided.
+
 Invariants:
-- A group goes to the worker that plays the fewest episodes, of equals to the first.
+- Every call of an actor is under way beside all others, and has its own deadline. None is waited
+for under the pool's lock.
+- A worker gets its orders one after the other, so that none overtakes the one before.
 - Workers may join and leave at any time; one that joins plays once it serves the weights that were
 published last.
-- What a dead or silent worker played is played again by others, as the next attempt, but for the
-rollouts that had finished. A cancelled group is not.
+- An answer of a worker that was given up counts for nothing.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
+import math
+import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import ray
 
 from agentrl.config.sections import PlacementConfig
+from agentrl.controller.cluster.places import (
+    Action,
+    AskNode,
+    Fail,
+    Fault,
+    Finish,
+    Kill,
+    Order,
+    Place,
+    Places,
+    Send,
+    Start,
+    Tell,
+    with_ended,
+)
 from agentrl.controller.cluster.ray_runtime import (
+    NODE_ANSWER_S,
     ActorCalls,
     ActorLostError,
     Collected,
+    node_answers,
     rollout_actor,
     shared,
     thread_env,
@@ -38,50 +63,70 @@ from agentrl.controller.cluster.rollout_pool import (
     ProcessInfo,
     RolloutWorkerSpec,
     WeightSource,
-    group_key,
-    worker_lost,
 )
 from agentrl.engines import EngineLayout, PauseMode
-from agentrl.errors import AgentRLError, EngineError
-from agentrl.rollouts import (
-    GroupOutcome,
-    GroupRequest,
-    GroupState,
-    NotResumable,
-    cancelled_outcome,
-)
+from agentrl.errors import AgentRLError, EngineError, WeightMismatchError
+from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState
 from agentrl.training.device import DeviceType
 from agentrl.types import Trajectory
 from agentrl.weight_sync import WeightsReport
 
 logger = logging.getLogger(__name__)
 
+_POLL_S = 0.2
+"""Seconds that a worker waits for an outcome before it answers without one."""
+_SLOW_START_S = 60.0
+"""Seconds after which a person is told that a worker's process does not come up."""
+_LOOK_S = 0.5
+"""Between two looks at the clock, at most."""
+_SAVE_S = 30.0
+"""Seconds in which workers tell how their groups stand; of one that does not it is taken as it was
+known, so that a checkpoint waits for nobody."""
+_END_S = 60.0
+_PUBLISHING = "publishing weights"
+
 
 @dataclass(slots=True, eq=False)
-class _Place:
-    """A worker; after a death another takes its number.
+class _Order:
+    """A call of an episode host that costs it no work, beside what it trains or updates."""
+
+    method: str
+    args: tuple[Any, ...]
+    take: Callable[[Any], object]
+
+
+@dataclass(slots=True, eq=False)
+class _Host:
+    """The actor at a place.
 
     Attributes:
-        starting: answers to come before it plays: of its setup, and of the weights that it was
-            given since.
-        poll: the call of ``poll`` that is under way.
-        due: when the poll should have come back (``time.monotonic``).
-        groups: what it plays.
-        ended: of its groups, the attempts that ended.
+        info: where it runs, once it has told.
+        orders: the first is under way.
     """
 
-    number: int
+    place: Place
     actor: Any
-    starting: list[Any] = field(default_factory=list)
-    poll: Any = None
-    due: float = 0.0
-    groups: dict[GroupKey, GroupRequest] = field(default_factory=dict)
-    ended: dict[GroupKey, list[Trajectory]] = field(default_factory=dict)
+    info: ProcessInfo | None = None
+    orders: deque[_Order] = field(default_factory=deque)
 
-    @property
-    def num_episodes(self) -> int:
-        """Episodes of the groups that it plays."""
-        return sum(request.num_rollouts for request in self.groups.values())
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A call that is under way.
+
+    Attributes:
+        take: is given the answer.
+        limit_s: seconds after which the worker is given up.
+        due: when that is (``time.monotonic``).
+        late: when its place is told that the answer is overdue.
+    """
+
+    host: _Host
+    what: str
+    take: Callable[[Any], object]
+    limit_s: float
+    due: float
+    late: float
 
 
 def rollout_workers(
@@ -94,15 +139,18 @@ def rollout_workers(
         device: with ``cuda`` Ray shows each a GPU of its own.
         log_folder: where each worker keeps its log; None keeps none.
     """
-    actor = rollout_actor.options(
-        num_cpus=1,
-        num_gpus=1 if device == "cuda" else 0,
-        resources=dict(placement.worker_resources),
-        scheduling_strategy="SPREAD",
-        runtime_env={"env_vars": thread_env(placement.threads_per_rank)},
-    )
 
-    def start(number: int) -> Any:
+    def start(number: int, without: frozenset[str] = frozenset()) -> Any:
+        # label_selector is asked of every node, and an empty "!in()" is no expression
+        elsewhere = {"ray.io/node-id": f"!in({','.join(sorted(without))})"} if without else None
+        actor = rollout_actor.options(
+            num_cpus=1,
+            num_gpus=1 if device == "cuda" else 0,
+            resources=dict(placement.worker_resources),
+            scheduling_strategy="SPREAD",
+            label_selector=elsewhere,
+            runtime_env={"env_vars": thread_env(placement.threads_per_rank)},
+        )
         return actor.remote(number, log_folder)
 
     return RayRolloutPool(
@@ -122,38 +170,56 @@ class RayRolloutPool:
 
     Args:
         actors: of the first workers.
-        calls: waits for them.
-        start: a new actor by its number. None for ranks: they belong to their role group, and none
-            joins or is replaced.
-        max_restarts: deaths between two updates after which the next one ends the run.
+        calls: names actors and what they raise; holds the deadline of any call.
+        start: a new actor by its number, on none of some nodes. None for ranks: they belong to
+            their role group, and none joins or is replaced.
+        max_restarts: losses between two updates after which the next one ends the run.
         answer_s: seconds in which a worker answers a call that costs it no work; by default those
-            of any call.
+            of any call. After half of them it is suspect.
     """
 
     actors: Sequence[Any]
     calls: ActorCalls
     _: KW_ONLY
-    start: Callable[[int], Any] | None = None
+    start: Callable[[int, frozenset[str]], Any] | None = None
     max_restarts: int = 0
     answer_s: float | None = None
 
     def __post_init__(self) -> None:
         self._answer_s = self.answer_s or self.calls.timeout_s
-        self._places = {number: _Place(number, actor) for number, actor in enumerate(self.actors)}
-        self._numbers = itertools.count(len(self._places))
+        replaced = None if self.start is None else self.max_restarts
+        self._places = Places(len(self.actors), max_losses=replaced)
+        self._hosts = {
+            number: _Host(place, self.actors[number])
+            for number, place in self._places.by_number.items()
+        }
+        self._under_way: set[_Call] = set()
+        self._asked_nodes: set[str] = set()
+        self._next_look = self._next_ask = 0.0
         self._spec: Any = None  # a reference, for those that join
+        self._plays = False
+        self._in_setup = False
         self._layout: EngineLayout | None = None
         self._weights: tuple[WeightSource, int, PauseMode] | None = None
-        self._waiting: list[GroupRequest] = []  # for a worker that plays
+        self._reports: list[WeightsReport] = []
         self._arrived: list[GroupOutcome] = []  # for ``collect``
         self._ended: list[Trajectory] = []  # for ``take_ended``
-        self._cancelled: set[GroupKey] = set()
         self._failures: list[Incident] = []
-        self._num_deaths = 0
-        # guards everything above and the places: the service's thread submits and collects, the
-        # loop's thread updates. It is held over short calls of actors, never while ``collect`` or
-        # ``update`` waits.
-        self._lock = threading.RLock()
+        self._error: BaseException | None = None
+        self._mismatch: WeightMismatchError | None = None
+        self._closed = False
+        # Answers and nodes' answers, each as what takes it in: from Ray's threads and those that
+        # ask nodes, to the keeper. They take no lock, which a caller of Ray might hold.
+        self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        # Guards everything above: the service's thread submits and collects, the loop's thread
+        # updates, and the keeper takes answers in. It is notified after each change. Nobody waits
+        # for an actor while holding it.
+        self._changed = threading.Condition()
+        # Takes in answers and looks at the clock, until ``close``.
+        self._keeper = threading.Thread(target=self._keep, name="rollout-pool", daemon=True)
+        for host in self._hosts.values():
+            self._begin(host)
+        self._keeper.start()
 
     def join(self) -> int:
         """Starts one worker more.
@@ -161,17 +227,16 @@ class RayRolloutPool:
         Returns:
             Its number.
         """
-        with self._lock:
-            number = next(self._numbers)
-            self._enter(number)
-            return number
+        with self._changed:
+            place = self._places.join()
+            self._act()
+            return place.number
 
     def leave(self, number: int) -> None:
         """Ends a worker for good; what it plays is played again by others."""
-        with self._lock:
-            place = self._places.pop(number)
-            ray.kill(place.actor)
-            self._play_again(place)
+        with self._changed:
+            self._places.leave(number)
+            self._act()
 
     def setup(self, spec: RolloutWorkerSpec | None) -> None:
         """See ``RolloutPool.setup``; a worker that died before is replaced.
@@ -180,94 +245,84 @@ class RayRolloutPool:
             AgentRLError: a worker could not, or died of it.
         """
         self.calls.assert_sound()
-        what = "setting up the episodes"
-        with self._lock:
-            self._spec = shared(spec)
-            self._layout = None
-            self._weights = None
-            self._num_deaths = 0
-            self._waiting.clear()
+        stored = shared(spec)
+        with self._changed:
+            self._spec, self._plays = stored, spec is not None
+            self._layout, self._weights = None, None
             self._arrived.clear()
             self._ended.clear()
-            self._cancelled.clear()
-            self._places = {number: _Place(number, p.actor) for number, p in self._places.items()}
-            asked = [
-                (place, place.actor.setup_rollouts.remote(self._spec))
-                for place in self._places.values()
-            ]
-        for place, ref in asked:
-            with self._losing(place):
-                self._layout = self.calls.ask(ref, what, place.number)
-        for place in self._places.values():
-            if place.starting:
-                self._layout = self.calls.get(place.starting.pop(0), what, place.number)
-            self._log_joined(place)
+            self._under_way.clear()
+            self._places.set_up()
+            self._hosts = {
+                number: _Host(place, self._hosts[number].actor, self._hosts[number].info)
+                for number, place in self._places.by_number.items()
+            }
+            asked = list(self._hosts.values())
+            for host in asked:
+                self._begin(host)
+            self._in_setup = True
+            try:
+                self._wait(
+                    lambda: (
+                        all(host.place.state in ("serving", "dead") for host in asked)
+                        and bool(self._places.serving)
+                    )
+                )
+            finally:
+                self._in_setup = False
 
     def submit(self, requests: Sequence[GroupRequest]) -> None:
         """Each goes to a worker that plays; they wait where there is none."""
-        with self._lock:
-            sent: dict[int, list[GroupRequest]] = {}
-            playing = self._playing()
-            for request in requests:
-                if not playing:
-                    self._waiting.append(request)
-                    continue
-                place = min(playing, key=lambda one: one.num_episodes)
-                place.groups[group_key(request)] = request
-                sent.setdefault(place.number, []).append(request)
-            for place in playing:
-                # one that was lost by now has had its groups played again
-                if place.number in sent and self._places.get(place.number) is place:
-                    with self._losing(place):
-                        self._ask(place, "submitting groups", "submit", sent[place.number])
+        with self._changed:
+            self._check()
+            self._places.given(requests)
+            self._act()
 
     def collect(self, timeout_s: float) -> list[GroupOutcome]:
-        with self._lock:
-            watched = [] if self._arrived else self._watched(timeout_s)
-        ready = ray.wait(watched, num_returns=1, timeout=timeout_s)[0] if watched else []
-        with self._lock:
-            self._take(set(ready))
-            for place in self._playing():
-                late = place.poll is not None and time.monotonic() > place.due
-                if late and not ray.wait([place.poll], timeout=0)[0]:
-                    # it hangs, or its machine cannot be reached
-                    with self._losing(place):
-                        raise self.calls.silent("collecting groups", place.number, self._answer_s)
+        with self._changed:
+            self._changed.wait_for(lambda: self._arrived or self._error is not None, timeout_s)
+            self._check()
             outcomes = self._arrived
             self._arrived = []
             return outcomes
 
     def take_ended(self) -> list[Trajectory]:
-        with self._lock:
+        with self._changed:
             ended = self._ended
             self._ended = []
             return ended
 
     def cancel(self, keys: Sequence[GroupKey]) -> None:
-        chosen = set(keys)
-        with self._lock:
-            self._cancelled |= chosen & {
-                key for place in self._places.values() for key in place.groups
-            }
-            waiting = self._waiting
-            self._arrived += [cancelled_outcome(r) for r in waiting if group_key(r) in chosen]
-            self._waiting = [r for r in waiting if group_key(r) not in chosen]
-            for place in self._playing():
-                with self._losing(place):
-                    self._ask(place, "cancelling groups", "cancel", list(keys))
+        with self._changed:
+            self._check()
+            self._places.cancelled(keys)
+            self._act()
 
     def in_flight(self) -> list[GroupState]:
-        with self._lock:
-            # an outcome on its way here would be neither in a worker nor collected
-            self._take({place.poll for place in self._places.values()} - {None})
-            saved = [request.saved for request in self._waiting if request.saved is not None]
-            for place in self._playing():
-                with self._losing(place):
-                    saved += self._ask(place, "saving the groups that run", "in_flight")
-            return saved
+        with self._changed:
+            told: dict[_Host, list[GroupState]] = {}
+            hosts = [host for host in self._hosts.values() if host.place.groups]
+            asked = {host: _trained(host.place) for host in hosts}
+            for host in asked:
+                take = partial(told.__setitem__, host)
+                self._order(host, _Order("in_flight", (), take))
+
+            def is_known(host: _Host) -> bool:
+                if host.place.state in ("suspect", "dead"):
+                    return True
+                # an outcome on its way here would be neither in a worker nor collected
+                coming = asked[host].keys() - {("", one.group_index) for one in told.get(host, ())}
+                return host in told and not coming & host.place.groups.keys()
+
+            self._wait(lambda: all(map(is_known, asked)), _SAVE_S)
+            # what a dead one played waits, or is another's by now
+            untold = [h.place for h in asked if h not in told and h.place.state != "dead"]
+            others = chain(self._places.waiting, *(_trained(place).values() for place in untold))
+            saved = [request.saved for request in others if request.saved is not None]
+            return saved + [state for states in told.values() for state in states]
 
     def take_failures(self) -> list[Incident]:
-        with self._lock:
+        with self._changed:
             failures = self._failures
             self._failures = []
             return failures
@@ -276,183 +331,303 @@ class RayRolloutPool:
         return self._layout
 
     def update(self, weights: WeightSource, version: int, mode: PauseMode) -> list[WeightsReport]:
-        """See ``RolloutPool.update``.
+        """See ``RolloutPool.update``; a worker that is silent, dies or fails at it is left behind.
 
-        Raises:
-            AgentRLError: a worker could not, or too many died.
+        Returns:
+            A report for each worker that serves them.
         """
-        self.calls.assert_sound()
-        with self._lock:
+        with self._changed:
+            self._check()
             self._weights = (weights, version, mode)
-            self._num_deaths = 0
-            asked = []
-            for place in self._places.values():
-                ref = self._update(place)
-                if place.starting:
-                    place.starting.append(ref)
-                else:
-                    asked.append((place, ref))
-        reports: list[WeightsReport] = []
-        for place, ref in asked:
-            with self._losing(place):
-                reports += self.calls.ask(ref, "publishing weights", place.number)
-        return reports
+            self._reports = []
+            self._places.published(version)
+            self._act()
+            self._wait(lambda: self._mismatch is not None or not self._places.awaited)
+            if self._mismatch is not None:
+                raise self._mismatch
+            return self._reports
 
     def describe(self) -> list[ProcessInfo]:
-        refs = [place.actor.describe.remote() for place in self._places.values()]
-        found = self.calls.gather(refs, "describing the rollout workers")
-        numbered = zip(self._places, found, strict=True)
-        return [replace(info, rollout_worker=number) for number, info in numbered]
+        with self._changed:
+            hosts = self._hosts.values()
+            self._wait(lambda: all(host.info for host in hosts), self._answer_s)
+            return [host.info for host in hosts if host.info is not None]
 
     def close(self) -> None:
         """Ends every worker; ranks are ended by their group."""
+        with self._changed:
+            self._closed = True
+            self._under_way.clear()
+        self._inbox.put(lambda: None)
+        self._keeper.join(_END_S)
         if self.start is None:
             return
+        actors = [host.actor for host in self._hosts.values() if host.info is not None]
         try:
-            if self.calls.error is None:
-                closing = [(place, place.actor.close.remote()) for place in self._playing()]
-                for place, ref in closing:
-                    with suppress(ActorLostError):  # then there is nothing to close
-                        self.calls.ask(ref, "closing the rollout workers", place.number)
+            if self._error is None:
+                closing = [actor.close.remote() for actor in actors]
+                # one that does not answer is killed as it is
+                ray.wait(closing, num_returns=len(closing), timeout=self._answer_s)
         finally:
-            for place in self._places.values():
-                ray.kill(place.actor)
+            for host in self._hosts.values():
+                ray.kill(host.actor)
 
-    def _ask(self, place: _Place, what: str, method: str, *args: Any) -> Any:
-        """A call of an episode host that costs it no work, beside what it trains or updates."""
-        ref = place.actor.episodes.remote(method, *args)
-        return self.calls.ask(ref, what, place.number, self._answer_s)
-
-    def _playing(self) -> list[_Place]:
-        return [place for place in self._places.values() if not place.starting]
-
-    def _watched(self, timeout_s: float) -> list[Any]:
-        """References to wait for: each worker's next outcomes, or the next step of its start."""
-        for place in self._playing():
-            if place.poll is None:
-                place.poll = place.actor.poll.remote(timeout_s)
-                place.due = time.monotonic() + timeout_s + self._answer_s
-        places = self._places.values()
-        return [place.starting[0] if place.starting else place.poll for place in places]
-
-    def _take(self, ready: set[Any]) -> None:
-        """Takes outcomes in; a worker whose start is done begins to play."""
-        for place in list(self._places.values()):
-            with self._losing(place):
-                if place.starting and place.starting[0] in ready:
-                    self.calls.ask(place.starting[0], "starting again", place.number)
-                    del place.starting[0]
-                    if not place.starting:
-                        self._log_joined(place)
-                        waiting = self._waiting
-                        self._waiting = []
-                        self.submit(waiting)
-                elif place.poll in ready:
-                    collected: Collected = self.calls.ask(
-                        place.poll, "collecting groups", place.number
-                    )
-                    place.poll = None
-                    self._take_collected(place, collected)
-
-    def _take_collected(self, place: _Place, collected: Collected) -> None:
-        outcomes, failures, ended = collected
-        self._failures += failures
-        for outcome in outcomes:
-            key = group_key(outcome.request)
-            place.ended.pop(key, None)
-            if place.groups.pop(key, None) is not None:
-                self._cancelled.discard(key)
-                self._arrived.append(outcome)
-        for trajectory in ended:
-            key = (trajectory.label, trajectory.group_index)
-            if key in place.groups:
-                place.ended.setdefault(key, []).append(trajectory)
-                self._ended.append(trajectory)
-
-    @contextmanager
-    def _losing(self, place: _Place) -> Iterator[None]:
-        """Where the worker of ``place`` turns out to be dead, it is replaced, and the caller goes
-        on."""
-        try:
-            yield
-        except ActorLostError as lost:
-            self._lose(place, lost)
-
-    def _lose(self, place: _Place, lost: ActorLostError) -> None:
-        """Replaces a dead worker; what it played is played by others.
+    def _wait(self, ready: Callable[[], bool], timeout_s: float | None = None) -> None:
+        """Until something is so, or so long; the calls under way have deadlines of their own.
 
         Raises:
-            AgentRLError: the worker is a rank, or too many have died since the last update.
+            AgentRLError: the pool failed.
         """
-        if self.start is None:
-            raise self.calls.fail(lost, place.number)
-        with self._lock:
-            if self._places.get(place.number) is not place:
-                return  # the other thread noticed it too, or it has left
-            failure = worker_lost(str(lost), len(place.groups))
-            self._failures.append(failure)
-            self._num_deaths += 1
-            fields = {"event": failure.event, "worker": place.number, "groups": len(place.groups)}
-            logger.warning("%s", failure, extra=fields)
-            ray.kill(place.actor)
-            if self._num_deaths > self.max_restarts:
-                self.calls.error = EngineError(
-                    f"rollout workers died {self._num_deaths} times since weights were published "
-                    f"last, and PlacementConfig.worker_restarts={self.max_restarts} allows "
-                    f"{self.max_restarts}; the last was: {lost}",
-                    retryable=False,
-                )
-                raise self.calls.error
-            self._enter(place.number)
-            fields = {
-                "event": "worker_replaced",
-                "worker": place.number,
-                "deaths": self._num_deaths,
-            }
-            logger.warning("rollout worker %d is started again", place.number, extra=fields)
-            self._play_again(place)
+        self._act()
+        self._changed.wait_for(lambda: self._error is not None or ready(), timeout_s)
+        self._check()
 
-    def _enter(self, number: int) -> None:
-        """Starts a worker of this number, which plays once it serves the weights published last."""
-        assert self.start is not None, "ranks neither join nor are replaced"
-        place = _Place(number, self.start(number))
-        place.starting = [place.actor.setup_rollouts.remote(self._spec)]
-        if self._weights is not None:
-            place.starting.append(self._update(place))
-        self._places[number] = place
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
 
-    def _play_again(self, place: _Place) -> None:
-        """What a worker that is gone played is played by others; a cancelled group is not."""
-        again = []
-        for key, request in place.groups.items():
-            request = _with_ended(request, place.ended.get(key, ()))
-            if key in self._cancelled:
-                self._cancelled.remove(key)
-                self._arrived.append(cancelled_outcome(request))
-            else:
-                again.append(replace(request, first_attempt=request.first_attempt + 1))
-        self.submit(again)
+    def _keep(self) -> None:
+        """Takes in what actors answer, and notices what they do not."""
+        try:
+            while not self._closed:
+                take: Callable[[], object] = _nothing
+                with suppress(queue.Empty):
+                    take = self._inbox.get(timeout=max(0.0, self._next_look - time.monotonic()))
+                with self._changed:
+                    take()
+                    if time.monotonic() >= self._next_look:
+                        self._look_at_clock()
+                    self._act()
+                    self._changed.notify_all()
+        except BaseException as error:  # noqa: BLE001 - boundary: handed to the callers, who raise it
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
 
-    def _update(self, place: _Place) -> Any:
-        """A reference to the worker's report on the weights published last."""
+    def _look_at_clock(self) -> None:
+        now = time.monotonic()
+        for call in list(self._under_way):
+            place = call.host.place
+            if now >= call.due:
+                self._under_way.discard(call)
+                error = self.calls.silent(call.what, place.number, call.limit_s)
+                self._places.failed(place, Fault(error))
+            elif now >= call.late:
+                call.late = math.inf
+                if call.host.info is None:
+                    self._places.overdue_start(place)
+                else:
+                    self._places.late(place)
+        if now >= self._next_ask:
+            self._next_ask = now + NODE_ANSWER_S
+            for node in self._places.lost_nodes:
+                self._ask_node(node)
+        self._next_look = now + min(_LOOK_S, self._answer_s / 8)
+
+    def _call(
+        self,
+        host: _Host,
+        what: str,
+        ref: Any,
+        take: Callable[[Any], object],
+        *,
+        limit_s: float = math.inf,
+        late_s: float = math.inf,
+    ) -> None:
+        """A call is under way; the keeper gives its answer to ``take``."""
+        now = time.monotonic()
+        call = _Call(host, what, take, limit_s, now + limit_s, now + late_s)
+        self._under_way.add(call)
+        # called by a thread of Ray's
+        answered = ref.future()
+        answered.add_done_callback(lambda done: self._inbox.put(partial(self._take, call, done)))
+
+    def _take(self, call: _Call, done: Future[Any]) -> None:
+        """Takes in an answer, unless its worker was given up by now."""
+        if call not in self._under_way:
+            return
+        self._under_way.discard(call)
+        place = call.host.place
+        if (raised := done.exception()) is None:
+            call.take(done.result())
+            return
+        error = self.calls.told(raised, call.what, place.number)
+        if self._in_setup and not isinstance(error, ActorLostError):
+            # what a stage's own settings cause would befall every worker that is started again
+            self._error = self.calls.error = error
+            return
+        by_groups = call.what != _PUBLISHING
+        self._places.failed(place, Fault(error, by_groups=by_groups))
+
+    def _begin(self, host: _Host) -> None:
+        """The worker tells where it runs, builds its engine, and answers polls from then on."""
+        if host.info is None:
+            told = partial(self._take_info, host)
+            ref = host.actor.describe.remote()
+            self._call(host, "starting", ref, told, late_s=max(_SLOW_START_S, self._answer_s))
+        elif self._spec is not None:
+            built = partial(self._take_built, host)
+            ref = host.actor.setup_rollouts.remote(self._spec)
+            what = "setting up the episodes"
+            self._call(host, what, ref, built, limit_s=self.calls.timeout_s)
+
+    def _take_info(self, host: _Host, info: ProcessInfo) -> None:
+        host.info = replace(info, rollout_worker=host.place.number)
+        host.place.node = info.node
+        self._begin(host)
+
+    def _take_built(self, host: _Host, layout: EngineLayout | None) -> None:
+        self._layout = layout
+        self._places.built(host.place)
+        if self._plays:
+            self._poll(host)
+
+    def _poll(self, host: _Host) -> None:
+        take = partial(self._take_collected, host)
+        self._call(
+            host,
+            "collecting groups",
+            host.actor.poll.remote(_POLL_S),
+            take,
+            limit_s=self._answer_s,
+            late_s=self._answer_s / 2,
+        )
+
+    def _take_collected(self, host: _Host, collected: Collected) -> None:
+        outcomes, failures, ended, fault = collected
+        place = host.place
+        # a rank's engine answers for itself at the next publish, which may keep the step
+        fault = fault if self.start is not None else ""
+        self._places.answered(place)
+        self._failures += failures
+        for outcome in outcomes:
+            # what an engine failed that is of no use is played again by another
+            if not (fault and _failed_by_engine(outcome)):
+                self._places.returned(place, outcome)
+        self._ended += [one for one in ended if self._places.ended(place, one)]
+        if fault and not place.is_sent:
+            # one that is being sent weights answers for itself
+            error = EngineError(f"{self.calls.name(place.number)}: {fault}", retryable=False)
+            self._places.failed(place, Fault(error, by_groups=False))
+        else:
+            self._poll(host)
+
+    def _order(self, host: _Host, order: _Order) -> None:
+        host.orders.append(order)
+        if len(host.orders) == 1:
+            self._give_order(host)
+
+    def _give_order(self, host: _Host) -> None:
+        order = host.orders[0]
+        self._call(
+            host,
+            f"the call {order.method!r}",
+            host.actor.episodes.remote(order.method, *order.args),
+            partial(self._take_obeyed, host),
+            limit_s=self._answer_s,
+            late_s=self._answer_s / 2,
+        )
+
+    def _take_obeyed(self, host: _Host, answer: Any) -> None:
+        host.orders.popleft().take(answer)
+        if host.orders:
+            self._give_order(host)
+
+    def _take_report(self, host: _Host, version: int, reports: list[WeightsReport]) -> None:
+        if version == self._places.version:
+            self._reports += reports
+        self._places.verified(host.place, version)
+
+    def _ask_node(self, node: str) -> None:
+        """Asks in a thread of its own, which ends with the answer."""
+
+        def ask() -> None:
+            answers = node_answers(node)
+            self._inbox.put(partial(self._take_node, node, answers))
+
+        if node not in self._asked_nodes:
+            self._asked_nodes.add(node)
+            threading.Thread(target=ask, name="node", daemon=True).start()
+
+    def _take_node(self, node: str, answers: bool) -> None:
+        self._asked_nodes.discard(node)
+        self._places.node_told(node, answers=answers)
+
+    def _act(self) -> None:
+        """Does what was decided; under the lock, since no call of Ray here waits."""
+        for action in self._places.take():
+            self._do(action)
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case Start(place, without):
+                assert self.start is not None, "ranks neither join nor are replaced"
+                host = _Host(place, self.start(place.number, without))
+                self._hosts[place.number] = host
+                self._begin(host)
+            case Kill(place):
+                host = self._hosts.pop(place.number)
+                self._under_way = {call for call in self._under_way if call.host is not host}
+                ray.kill(host.actor)
+            case Send(place):
+                self._send(self._hosts[place.number])
+            case Order(place, method, groups):
+                self._order(self._hosts[place.number], _Order(method, (groups,), _nothing))
+            case AskNode(node):
+                self._ask_node(node)
+            case Finish(outcome):
+                self._arrived.append(outcome)
+            case Tell(incident, worker, alerts):
+                level = logging.WARNING if alerts else logging.INFO
+                fields = {"event": incident.event, "worker": worker, "counts": incident.counts}
+                logger.log(level, "%s", incident, extra=fields)
+                if alerts:
+                    self._failures.append(incident)
+            case Fail(place, error, losses):
+                self._fail(place, error, losses)
+
+    def _send(self, host: _Host) -> None:
+        """The worker is sent the weights published last."""
         assert self._weights is not None
-        return place.actor.call.remote("rollouts", "update", *self._weights)
+        version = self._weights[1]
+        take = partial(self._take_report, host, version)
+        ref = host.actor.call.remote("rollouts", "update", *self._weights)
+        self._call(host, _PUBLISHING, ref, take, limit_s=self.calls.timeout_s)
 
-    def _log_joined(self, place: _Place) -> None:
-        fields = {"event": "worker_joined", "worker": place.number}
-        logger.info("worker %d hosts episodes", place.number, extra=fields)
+    def _fail(self, place: Place, error: BaseException, losses: int) -> None:
+        if self.start is None:
+            if isinstance(error, ActorLostError):
+                error = self.calls.fail(error, place.number)
+            self._error = error
+        else:
+            message = (
+                f"rollout workers died {losses} times since weights were published last, and "
+                f"PlacementConfig.worker_restarts={self.max_restarts} allows "
+                f"{self.max_restarts}; the last was: {error}"
+            )
+            if isinstance(error, WeightMismatchError):
+                # the publish alone raises it, so that the step can be kept
+                self._mismatch = WeightMismatchError(message)
+                return
+            self._error = EngineError(message, retryable=False)
+        self.calls.error = self._error
 
 
-def _with_ended(request: GroupRequest, ended: Sequence[Trajectory]) -> GroupRequest:
-    """The request, which goes on from the rollouts that have finished."""
-    finished = {one.rollout_index: one for one in ended if one.status.finished}
-    if not finished:
-        return request
-    saved = request.saved
-    before = (NotResumable(),) * request.num_rollouts if saved is None else saved.rollouts
-    rollouts = tuple(finished.get(number, one) for number, one in enumerate(before))
-    state = GroupState(request.group_index, rollouts) if saved is None else saved
-    return replace(request, saved=replace(state, rollouts=rollouts))
+def _nothing(*_: Any) -> None:
+    return None
+
+
+def _trained(place: Place) -> dict[GroupKey, GroupRequest]:
+    """The groups in training that a place plays, each from the rollouts that have finished."""
+    return {
+        key: with_ended(request, place.ended.get(key, ()))
+        for key, request in place.groups.items()
+        if request.purpose == "train"
+    }
+
+
+def _failed_by_engine(outcome: GroupOutcome) -> bool:
+    return any(str(one.status) == "failed(engine)" for one in outcome.group.trajectories)
 
 
 def _engine_failure(message: str, number: int, traceback_text: str) -> AgentRLError:

@@ -10,14 +10,14 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 import ray
 from ray._private.ray_logging import global_worker_stdstream_dispatcher
-from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from agentrl.controller.cluster.rollout_pool import Incident, ProcessInfo, RolloutWorkerSpec
 from agentrl.controller.cluster.worker import Worker
@@ -31,9 +31,9 @@ from agentrl.types import Trajectory, file_modules
 
 logger = logging.getLogger(__name__)
 
-Collected: TypeAlias = tuple[list[GroupOutcome], list[Incident], list[Trajectory]]
+Collected: TypeAlias = tuple[list[GroupOutcome], list[Incident], list[Trajectory], str]
 """What an actor that hosts episodes returns: groups that ended, failures that its engine survived,
-and attempts that ended in groups that go on."""
+attempts that ended in groups that go on, and why its engine answers nothing any more."""
 
 CALL_TIMEOUT_S = 1800.0
 """Deadline of any call of an actor, where ``placement.call_timeout_s`` says nothing else."""
@@ -41,6 +41,8 @@ CALL_TIMEOUT_S = 1800.0
 _OUTPUT_HANDLER = "agentrl"
 _last_output: deque[str] = deque(maxlen=200)
 """What the cluster's processes wrote last: Ray shows it on the terminal, and keeps it nowhere."""
+NODE_ANSWER_S = 5.0
+"""Seconds in which a node takes a connection, and between two looks at one that did not."""
 
 _POLL_S = 1.0
 _SLOW_S = 60.0
@@ -97,6 +99,17 @@ def device_of_cluster(address: str) -> DeviceType:
     finally:
         if started:
             shut_down_ray()
+
+
+def node_answers(node: str) -> bool:
+    """Whether a node's raylet takes a connection: Ray calls a machine that is out of reach alive
+    for long."""
+    for known in ray.nodes():  # type: ignore[no-untyped-call]
+        if known["NodeID"] == node and known["Alive"]:
+            address = (known["NodeManagerAddress"], known["NodeManagerPort"])
+            with suppress(OSError), socket.create_connection(address, NODE_ANSWER_S):
+                return True
+    return False
 
 
 def shut_down_ray() -> None:
@@ -160,9 +173,15 @@ class _RayWorker(Worker):
 
     @ray.method(concurrency_group="episodes")
     def poll(self, timeout_s: float) -> Collected:
-        """The next outcomes, failures that the engine survived, and attempts that ended."""
+        """The next outcomes, failures that the engine survived, attempts that ended, and the
+        engine's fault, looked for last: what it caused is in no earlier answer."""
         hosted = self.rollouts
-        return hosted.collect(timeout_s), hosted.take_failures(), hosted.take_ended()
+        return (
+            hosted.collect(timeout_s),
+            hosted.take_failures(),
+            hosted.take_ended(),
+            hosted.fault(),
+        )
 
     def close(self) -> None:
         super().close()
@@ -281,19 +300,23 @@ class ActorCalls:
         timeout_s = timeout_s or self.timeout_s
         try:
             return ray.get(ref, timeout=timeout_s)
-        except RayTaskError as error:
-            if isinstance(error.cause, WeightMismatchError):  # the ranks themselves are sound
-                raise error.cause from None
-            self.error = (
-                error.cause
-                if isinstance(error.cause, AgentRLError)
-                else self.failure(f"{what} failed: {error.cause!r}", place, str(error))
-            )
-            raise self.error from None
-        except (RayActorError, ObjectLostError) as error:
-            raise ActorLostError(f"{what}: {self.name(place)} died: {error}") from None
         except GetTimeoutError:
             raise self.silent(what, place, timeout_s) from None
+        except RayError as raised:
+            error = self.told(raised, what, place)
+            # where weights differ the ranks themselves are sound
+            if not isinstance(error, ActorLostError | WeightMismatchError):
+                self.error = error
+            raise error from None
+
+    def told(self, error: BaseException, what: str, place: int) -> BaseException:
+        """What an actor raised, or that it died."""
+        if not isinstance(error, RayTaskError):
+            return ActorLostError(f"{what}: {self.name(place)} died: {error}")
+        cause: BaseException = error.cause
+        if isinstance(cause, AgentRLError):
+            return cause
+        return self.failure(f"{what} failed: {cause!r}", place, str(error))
 
     def silent(self, what: str, place: int, seconds: float) -> ActorLostError:
         """An actor that lives, as far as Ray knows, and does not answer."""

@@ -27,20 +27,6 @@ Incident: TypeAlias = EngineNotice
 """What the run goes on after, and a person should know."""
 
 
-def worker_lost(why: str, num_groups: int) -> Incident:
-    """A host of episodes died.
-
-    Args:
-        why: which, and how it was noticed.
-        num_groups: that it played, and that are played again.
-    """
-    return EngineNotice(
-        "worker_lost",
-        f"{why}; its {num_groups} groups are played again",
-        {"count/lost_workers": 1.0, "count/replayed_groups": float(num_groups)},
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class ProcessInfo:
     """Where a process of the cluster runs; ``rank`` or ``rollout_worker`` is its number in its

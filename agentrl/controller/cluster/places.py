@@ -1,0 +1,450 @@
+"""Places: decides what becomes of a pool's workers, and of the groups that they play.
+
+It is told events and leaves actions; it has no clock, thread or process of its own.
+
+- A place is starting until its engine stands, stale until that serves the weights published last,
+serving, suspect while a call is overdue, and dead at its end. Another worker then takes its number.
+- Only a verified update leads back to serving; an engine that was sent no weights serves its own.
+- A group goes to the serving place that plays the fewest episodes, of equals to the first.
+- What a dead worker played is played again by others, as the next attempt, but for the rollouts
+that had finished. A group that was in flight at two deaths is played alone; a third one drops it.
+- The workers of a node that does not answer are one loss, and none is started there meanwhile.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
+
+from agentrl.controller.cluster.rollout_pool import GroupKey, Incident, group_key
+from agentrl.errors import EngineError
+from agentrl.rollouts import (
+    KILLS_WORKER,
+    GroupOutcome,
+    GroupRequest,
+    GroupState,
+    NotResumable,
+    cancelled_outcome,
+)
+from agentrl.types import Trajectory
+
+_DEATHS_ALONE = 2
+"""Deaths of workers after which a group that each of them played is played alone."""
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """A worker's place; the worker that comes after it gets a place of its own.
+
+    Attributes:
+        number: of the worker.
+        is_told: whether a person is told of its states: it came after another, or was late.
+        state: dead ones are in no mapping any more.
+        node: where it runs; empty until it has told.
+        version: of the weights that it was verified to serve; None before any.
+        is_sent: whether it is being sent the weights published last.
+        fault: why it is to be given up, once its node has been asked.
+        groups: what it plays.
+        ended: of its groups, the attempts that ended.
+    """
+
+    number: int
+    is_told: bool = False
+    state: Literal["starting", "stale", "serving", "suspect", "dead"] = "starting"
+    node: str = ""
+    version: int | None = None
+    is_sent: bool = False
+    fault: Fault | None = None
+    groups: dict[GroupKey, GroupRequest] = field(default_factory=dict)
+    ended: dict[GroupKey, list[Trajectory]] = field(default_factory=dict)
+
+    @property
+    def num_episodes(self) -> int:
+        """Episodes of the groups that it plays."""
+        return sum(request.num_rollouts for request in self.groups.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why a worker is given up.
+
+    Args:
+        error: what was raised, or that it died or is silent.
+        by_groups: whether a group that it played may have caused it.
+    """
+
+    error: BaseException
+    by_groups: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A worker is to be started, on none of these nodes."""
+
+    place: Place
+    without: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """A worker is to be sent the weights published last."""
+
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A worker is to play groups (``submit``), or to end some by their keys (``cancel``)."""
+
+    place: Place
+    method: Literal["submit", "cancel"]
+    groups: Sequence[GroupRequest] | Sequence[GroupKey]
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """A worker is to be ended; what it still answers counts for nothing."""
+
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class AskNode:
+    """A node is to be asked whether it answers."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """A group has come to its end."""
+
+    outcome: GroupOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Something happened; a person is told of it where ``alerts``."""
+
+    incident: Incident
+    worker: int | None
+    alerts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The run ends: too many workers were lost, or one that none stands in for."""
+
+    place: Place
+    error: BaseException
+    losses: int
+
+
+Action: TypeAlias = Start | Send | Order | Kill | AskNode | Finish | Tell | Fail
+
+
+class Places:
+    """State of a pool's workers and groups. Each method is an event.
+
+    Args:
+        numbers: of the first workers, which are started already.
+        max_losses: losses between two publishes after which one more ends the run; None for workers
+            that nothing stands in for.
+    """
+
+    def __init__(self, numbers: int, *, max_losses: int | None) -> None:
+        self._max_losses = max_losses
+        self._numbers = itertools.count(numbers)
+        self._todo: list[Action] = []
+        self.by_number = {number: Place(number) for number in range(numbers)}
+        self.lost_nodes: set[str] = set()
+        self.set_up()
+
+    def take(self) -> list[Action]:
+        """What is to be done since the last call, in order."""
+        todo = self._todo
+        self._todo = []
+        return todo
+
+    def set_up(self) -> None:
+        """A new stage: every worker builds its engine again, and nothing is played."""
+        self.by_number = {
+            number: Place(number, node=place.node) for number, place in self.by_number.items()
+        }
+        self.version: int | None = None
+        self.losses = 0
+        self.waiting: list[GroupRequest] = []
+        self._deaths: Counter[GroupKey] = Counter()
+        self._cancelled: set[GroupKey] = set()
+        self._todo.clear()
+
+    def join(self) -> Place:
+        """One worker more."""
+        return self._start(Place(next(self._numbers)))
+
+    def leave(self, number: int) -> None:
+        """A worker ends for good; what it plays is played again by others."""
+        place = self.by_number.pop(number)
+        self._end(place, by_groups=False)
+        self._give()
+
+    def built(self, place: Place) -> None:
+        """A worker's engine stands, with the weights of its folder."""
+        place.state = "stale"
+        if self.version is None:
+            self._serve(place)
+        else:
+            self._tell(place, "worker_stale", "has its engine, and is sent the weights")
+            self._send(place)
+
+    def published(self, version: int) -> None:
+        """Weights are published: whoever has an engine is sent them, and losses count from none."""
+        self.version = version
+        self.losses = 0
+        for place in self.by_number.values():
+            if place.state != "starting" and place.fault is None:
+                self._send(place)
+
+    @property
+    def awaited(self) -> list[Place]:
+        """Serving places that were not verified yet to serve the weights published last."""
+        return [place for place in self.serving if place.version != self.version]
+
+    @property
+    def serving(self) -> list[Place]:
+        """The places that groups are given to."""
+        return [place for place in self.by_number.values() if place.state == "serving"]
+
+    def verified(self, place: Place, version: int) -> None:
+        """A worker's engine was compared with the trainer, and serves a version."""
+        place.version = version
+        if version == self.version:
+            place.is_sent = False
+            if place.state != "serving" and place.fault is None:
+                self._serve(place)
+
+    def answered(self, place: Place) -> None:
+        """A sign of life: a suspect worker is sent the weights before it is given groups again."""
+        if place.state != "suspect" or place.fault is not None:
+            return
+        place.state = "stale"
+        if self.version is None:
+            self._serve(place)
+            return
+        self._tell(place, "worker_stale", "answers again, and is sent the weights")
+        if not place.is_sent:
+            self._send(place)
+
+    def late(self, place: Place) -> None:
+        """An answer is overdue: the worker is given no groups, and no publish waits for it."""
+        if place.state in ("serving", "stale"):
+            place.state = "suspect"
+            place.is_told = True
+            self._tell(place, "worker_suspect", "is late to answer, and is given no groups")
+
+    def failed(self, place: Place, fault: Fault) -> None:
+        """A worker died, does not answer, or has an engine that is of no use."""
+        if place.fault is not None:
+            return
+        place.fault = fault
+        place.state = "suspect"
+        if self._max_losses is None:
+            self._todo.append(Fail(place, fault.error, 1))
+        elif place.node:
+            # whether its node died with it decides what is lost, and where others start
+            self._todo.append(AskNode(place.node))
+        else:
+            self._lose([place], fault)
+
+    def node_told(self, node: str, *, answers: bool) -> None:
+        """A node was asked, and answers or does not."""
+        own = [place for place in self.by_number.values() if place.node == node]
+        if answers:
+            if node in self.lost_nodes:
+                self._node_back(node)
+            for place in own:
+                if place.fault is not None:
+                    self._lose([place], place.fault)
+        elif own:
+            self.lost_nodes.add(node)
+            silent = EngineError(f"node {node} does not answer")
+            self._lose(own, Fault(silent, by_groups=False), node)
+
+    def given(self, requests: Iterable[GroupRequest]) -> None:
+        """Groups are to be played."""
+        self.waiting += requests
+        self._give()
+
+    def ended(self, place: Place, trajectory: Trajectory) -> bool:
+        """An attempt ended while its group goes on; whether the group is the worker's."""
+        key = (trajectory.label, trajectory.group_index)
+        if key in place.groups:
+            place.ended.setdefault(key, []).append(trajectory)
+        return key in place.groups
+
+    def returned(self, place: Place, outcome: GroupOutcome) -> None:
+        """A group came to its end in a worker."""
+        key = group_key(outcome.request)
+        if place.groups.pop(key, None) is not None:
+            place.ended.pop(key, None)
+            self._cancelled.discard(key)
+            self._finish(outcome)
+            # who waits to be played alone may have its place now
+            self._give()
+
+    def cancelled(self, keys: Collection[GroupKey]) -> None:
+        """Groups are given up, wherever they are."""
+        chosen = set(keys)
+        waiting = self.waiting
+        self.waiting = [request for request in waiting if group_key(request) not in chosen]
+        for request in waiting:
+            if group_key(request) in chosen:
+                self._finish(cancelled_outcome(request))
+        for place in self.by_number.values():
+            if own := [key for key in place.groups if key in chosen]:
+                self._cancelled.update(own)
+                self._todo.append(Order(place, "cancel", own))
+
+    def overdue_start(self, place: Place) -> None:
+        """No machine has taken a worker yet; the others play on."""
+        lost = ", ".join(sorted(self.lost_nodes))
+        elsewhere = f" but on the nodes that do not answer ({lost})" if lost else ""
+        place.is_told = True
+        what = f"waits for a machine with room for it{elsewhere}; the others play on"
+        self._tell(place, "worker_waits", what, {"count/waiting_workers": 1})
+
+    def _start(self, place: Place) -> Place:
+        self.by_number[place.number] = place
+        self._todo.append(Start(place, frozenset(self.lost_nodes)))
+        if place.is_told:
+            self._tell(place, "worker_replaced", "is started again")
+        return place
+
+    def _send(self, place: Place) -> None:
+        place.is_sent = True
+        self._todo.append(Send(place))
+
+    def _serve(self, place: Place) -> None:
+        place.state = "serving"
+        self._tell(place, "worker_joined", "hosts episodes")
+        self._give()
+
+    def _lose(self, places: Sequence[Place], fault: Fault, node: str = "") -> None:
+        """Workers that died by one cause are one loss."""
+        self.losses += 1
+        groups = sum(len(place.groups) for place in places)
+        counts = {"count/lost_workers": len(places), "count/replayed_groups": groups}
+        again = f"its {groups} groups are played again"
+        if node:
+            numbers = ", ".join(str(place.number) for place in places)
+            told = f"node {node} does not answer, and rollout workers {numbers} are lost with it"
+            self._say("node_lost", f"{told}; {again}", {**counts, "count/lost_nodes": 1})
+        else:
+            self._say("worker_lost", f"{fault.error}; {again}", counts, places[0].number)
+        assert self._max_losses is not None, "workers that nothing stands in for end the run"
+        for place in places:
+            self._end(place, by_groups=fault.by_groups)
+        if self.losses > self._max_losses:
+            self._todo.append(Fail(places[0], fault.error, self.losses))
+            return
+        for place in places:
+            self._start(Place(place.number, is_told=True))
+        self._give()
+
+    def _end(self, place: Place, *, by_groups: bool) -> None:
+        """A worker is gone; what it played waits for others, but for what was cancelled, and for a
+        group that has killed a third one."""
+        place.state = "dead"
+        self._todo.append(Kill(place))
+        for key, request in place.groups.items():
+            request = with_ended(request, place.ended.get(key, ()))
+            self._deaths[key] += by_groups
+            if key in self._cancelled:
+                self._cancelled.remove(key)
+                self._finish(cancelled_outcome(request))
+            elif self._deaths[key] > _DEATHS_ALONE:
+                self._drop(request)
+            else:
+                # after every attempt that was told of: an id names one attempt
+                last = max((one.attempt for one in place.ended.get(key, ())), default=0)
+                first = max(last, request.first_attempt) + 1
+                self.waiting.append(replace(request, first_attempt=first))
+
+    def _drop(self, request: GroupRequest) -> None:
+        deaths = self._deaths[group_key(request)]
+        # of the deaths that the group explains one counts, so that it ends no run by itself
+        self.losses -= min(deaths, self.losses) - 1
+        message = (
+            f"group {request.group_index} is dropped: each of the {deaths} workers that played it "
+            f"died, the last while it played nothing else; look at task {request.task.id!r}"
+        )
+        self._say(KILLS_WORKER, message, {"count/worker_killers": 1})
+        self._finish(cancelled_outcome(request, reason=KILLS_WORKER))
+
+    def _finish(self, outcome: GroupOutcome) -> None:
+        self._deaths.pop(group_key(outcome.request), None)
+        self._todo.append(Finish(outcome))
+
+    def _node_back(self, node: str) -> None:
+        """Workers that found no other machine are started again, where they may take this one."""
+        self.lost_nodes.remove(node)
+        self._say("node_back", f"node {node} answers again", {"count/returned_nodes": 1})
+        for place in list(self.by_number.values()):
+            if place.state == "starting" and not place.node:
+                self._todo.append(Kill(place))
+                self._start(Place(place.number, is_told=True))
+
+    def _give(self) -> None:
+        """Gives out what waits. Where a group is to be played alone, one place is kept free for it,
+        or becomes free by getting no others."""
+        given: dict[int, list[GroupRequest]] = {}
+        waiting = []
+        shared = [place for place in self.serving if not any(map(self._is_alone, place.groups))]
+        for request in sorted(self.waiting, key=lambda one: not self._is_alone(group_key(one))):
+            place = min(shared, key=lambda one: one.num_episodes, default=None)
+            if place is not None and self._is_alone(group_key(request)):
+                shared.remove(place)
+                place = None if place.groups else place
+            if place is None:
+                waiting.append(request)
+                continue
+            place.groups[group_key(request)] = request
+            given.setdefault(place.number, []).append(request)
+        self.waiting = waiting
+        self._todo += [
+            Order(self.by_number[number], "submit", own) for number, own in given.items()
+        ]
+
+    def _is_alone(self, key: GroupKey) -> bool:
+        return self._deaths[key] >= _DEATHS_ALONE
+
+    def _tell(
+        self,
+        place: Place,
+        event: str,
+        what: str,
+        counts: Mapping[str, float] | None = None,
+    ) -> None:
+        counts = counts or {f"count/{place.state}_workers": 1.0}
+        incident = Incident(event, f"rollout worker {place.number} {what}", counts)
+        self._todo.append(Tell(incident, place.number, place.is_told))
+
+    def _say(
+        self, event: str, message: str, counts: Mapping[str, float], worker: int | None = None
+    ) -> None:
+        self._todo.append(Tell(Incident(event, message, counts), worker, alerts=True))
+
+
+def with_ended(request: GroupRequest, ended: Sequence[Trajectory]) -> GroupRequest:
+    """The request, which goes on from the rollouts that have finished."""
+    finished = {one.rollout_index: one for one in ended if one.status.finished}
+    if not finished:
+        return request
+    saved = request.saved
+    before = (NotResumable(),) * request.num_rollouts if saved is None else saved.rollouts
+    rollouts = tuple(finished.get(number, one) for number, one in enumerate(before))
+    state = GroupState(request.group_index, rollouts) if saved is None else saved
+    return replace(request, saved=replace(state, rollouts=rollouts))

@@ -24,6 +24,7 @@ from typing import Any
 import ray
 
 from agentrl.config.sections import PlacementConfig
+from agentrl.controller.cluster.ray_cluster import Reservation
 from agentrl.controller.cluster.ray_runtime import (
     ActorCalls,
     ActorLostError,
@@ -93,10 +94,17 @@ def rollout_workers(
         placement: how many, each with an engine, what each asks of Ray, and when one is lost.
         device: with ``cuda`` Ray shows each a GPU of its own.
         log_folder: where each worker keeps its log; None keeps none.
+
+    Raises:
+        MachineError: the cluster has no room for them.
     """
+    num_gpus = 1 if device == "cuda" else 0
+    bundle = {"CPU": 1, "GPU": num_gpus, **placement.worker_resources}
+    # only tried: a worker that replaces one of a lost machine starts wherever there is room
+    Reservation([bundle] * placement.rollout_workers, wait_s=placement.wait_s, spread=True).close()
     actor = rollout_actor.options(
         num_cpus=1,
-        num_gpus=1 if device == "cuda" else 0,
+        num_gpus=num_gpus,
         resources=dict(placement.worker_resources),
         scheduling_strategy="SPREAD",
         runtime_env={"env_vars": thread_env(placement.threads_per_rank)},

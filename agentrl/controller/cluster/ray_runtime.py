@@ -1,11 +1,10 @@
-"""Ray runtime: the cluster, the actor that hosts a worker, and calls of such actors with deadlines
-and named deaths."""
+"""Ray runtime: the actor that hosts a worker, and calls of such actors with deadlines and named
+deaths."""
 
 from __future__ import annotations
 
 import logging
 import math
-import os
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +23,6 @@ from agentrl.errors import AgentRLError, TrainingError, WeightMismatchError
 from agentrl.rollouts import GroupOutcome
 from agentrl.store import logging_to
 from agentrl.tools import close_shared_tools
-from agentrl.training.device import DeviceType, num_gpus
 from agentrl.types import Trajectory, file_modules
 
 logger = logging.getLogger(__name__)
@@ -39,56 +37,6 @@ CALL_TIMEOUT_S = 1800.0
 _POLL_S = 1.0
 _SLOW_S = 60.0
 """A call that takes longer is logged, once."""
-
-
-def start_ray(num_actors: int, address: str | None = None) -> bool:
-    """Joins a cluster, or starts a private one on this machine.
-
-    Returns:
-        Whether this call started it, so that its caller ends it.
-    """
-    if ray.is_initialized():
-        return False
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Ray's 15 lets the sandboxes' processes starve the trainer
-    os.environ.setdefault("RAY_worker_niceness", "0")
-    ray.init(
-        address=address or "local",  # also where somebody's cluster runs on this machine
-        num_cpus=None if address else num_actors + 1,
-        include_dashboard=None if address else False,
-        logging_level=logging.ERROR,
-        log_to_driver=True,
-    )
-    return True
-
-
-def cluster_gpus() -> float:
-    """GPUs that the cluster gives to actors."""
-    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    return resources.get("GPU", 0.0)
-
-
-def device_of_cluster(address: str) -> DeviceType:
-    """What ``auto`` stands for on the machines of a cluster: CUDA where one gives out GPUs, and
-    torch sees them there.
-
-    Raises:
-        RayError: the machine that was asked does not answer.
-    """
-    started = start_ray(0, address)
-    try:
-        if not cluster_gpus():
-            return "cpu"
-        seen = ray.remote(num_gpus=1)(num_gpus).remote()
-        return "cuda" if ray.get(seen, timeout=CALL_TIMEOUT_S) else "cpu"
-    finally:
-        if started:
-            shut_down_ray()
-
-
-def shut_down_ray() -> None:
-    """Ends the private cluster, or leaves the one that was joined."""
-    ray.shutdown()
 
 
 def thread_env(threads: int) -> dict[str, str]:

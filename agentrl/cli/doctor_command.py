@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ def doctor_command(
     *,
     prepare: Annotated[Sequence[str] | None, Parameter(consume_multiple=True, negative="")] = None,
     reap: Annotated[bool, Parameter(negative="")] = False,
+    cluster: str | None = None,
 ) -> None:
     """Say what this machine offers: processors, accelerators, packages, sandboxes' guarantees.
 
@@ -27,12 +29,16 @@ def doctor_command(
         prepare: pull images for docker, or build folders with a Dockerfile, instead;
             without a name its default image.
         reap: instead remove what dead runs left: sandboxes, folders, containers, servers.
+        cluster: ask each machine of the Ray cluster at this address instead (``auto``: of this
+            machine's): versions, clock, and the speed of a sum over all of them.
     """
     if prepare is not None:
         _prepare(prepare)
     if reap:
         _reap()
-    if reap or prepare is not None:
+    if cluster is not None:
+        _print_cluster(cluster)
+    if reap or prepare is not None or cluster is not None:
         return
     print(f"python {platform.python_version()} on {platform.platform()}")
     print(f"processors: {_processors()} usable of {os.cpu_count()}")
@@ -100,6 +106,31 @@ def _reap() -> None:
         say(f"removed {line}")
     if not removed:
         print("nothing was left by dead runs")
+
+
+def _print_cluster(address: str) -> None:
+    """A row a machine, then what differs among them and should not."""
+    from agentrl.controller.cluster.cluster_probe import probe_cluster
+
+    machines = probe_cluster(address)
+    print_table(
+        ("machine", "CPUs", "GPUs", "clock", "interface", "sum over all"),
+        [
+            (
+                machine.address,
+                f"{machine.cpus:g}",
+                f"{machine.gpus:g}",
+                f"{machine.clock_s:+.3f} s",
+                machine.interface or "-",
+                "-" if math.isnan(machine.sum_gb_s) else f"{machine.sum_gb_s:.2f} GB/s",
+            )
+            for machine in machines
+        ],
+    )
+    for package in machines[0].versions:
+        found = {machine.versions[package] for machine in machines}
+        differs = "" if len(found) == 1 else " (they differ: install one everywhere)"
+        say(f"{package} {', '.join(sorted(found))}{differs}")
 
 
 def _processors() -> int:

@@ -33,6 +33,7 @@ MAIN_POOL = "main"
 
 _OF_EVALUATIONS = ActsWith("sets", but=({},))
 _OF_WORKERS = ActsWith("rollout_workers", but=(0,))
+_OF_RAY = ActsWith("mode", only=("ray",))
 _OF_A_PATH = ActsWith("path", but=(None,))
 _OF_AN_ENV = ActsWith("agent_command", only=((),))
 _SHARD = re.compile(r"\d{1,6}/[1-9]\d{0,5}")
@@ -84,10 +85,15 @@ class PlacementConfig(PoolConfig):
 
     mode: Literal["ray", "inline"] = "ray"
     """``ray`` starts worker processes; ``inline`` runs everything in this one, for a debugger."""
-    ray_address: Annotated[str | None, ActsWith("mode", only=("ray",))] = None
+    ray_address: Annotated[str | None, _OF_RAY] = None
     """Of a running Ray cluster (``auto`` finds this machine's); null starts a private one and ends
-    it.
-    """
+    it (docs/cluster.md)."""
+    wait_s: Annotated[Seconds, _OF_RAY] = 10.0
+    """Seconds that the cluster has to give the run its processes; more waits for machines that an
+    autoscaler starts."""
+    env: Annotated[dict[str, str], _OF_RAY] = Field(default_factory=dict)
+    """Environment variables of every process that Ray starts for the run, such as
+    ``{NCCL_SOCKET_IFNAME: eth1}``."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where ranks, TorchEngine and evaluation compute: ``cuda`` gives each process a GPU of its
     own; ``auto`` is ``cuda`` where this machine has a GPU, or with ``placement.ray_address``

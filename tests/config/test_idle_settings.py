@@ -64,7 +64,7 @@ GIVEN: dict[str, Any] = {
     "muon_momentum": 0.5, "muon_weight_decay": 0.5, "name": "other", "on_stale": "mask_tokens",
     "openai": {"base_url": "http://127.0.0.1:1/v1", "model": "m"}, "outside": "mask",
     "pass_env": ["A"], "pause_mode": "in_place", "penalty": 0.5, "positive_above": 0.5,
-    "ray_address": "auto", "reject_below": -1.0, "reject_by": "k1", "samples": 3,
+    "ray_address": "auto", "reject_below": -1.0, "reject_by": "k1", "samples": 3, "wait_s": 3.0,
     "sglang": {"tp_size": 2}, "shard": "grad_op", "shard_size": 1, "std_eps": 0.5,
     "resources": {"x": "a.py:r"}, "system_prompt": "a", "tools": ["a.py:t"], "wrappers": ["a.py:w"],
     "temperature": 0.5, "top_p": 0.5, "torch": {"num_threads": 3},

@@ -24,7 +24,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ray_started() -> Iterator[None]:
     import ray
 
-    from agentrl.controller.cluster.ray_runtime import start_ray
+    from agentrl.controller.cluster.ray_cluster import start_ray
 
     started = start_ray(7)
     yield

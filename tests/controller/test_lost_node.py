@@ -122,7 +122,7 @@ def test_a_far_node_whose_link_is_cut_is_one_loss_and_comes_back(
 def _drive(model: Path, told: Path) -> None:
     import ray
 
-    from agentrl.controller.cluster.ray_runtime import start_ray
+    from agentrl.controller.cluster.ray_cluster import start_ray
     from tests.controller.test_ray_rollouts import collected, requests, workers
 
     def nodes() -> int:

@@ -292,7 +292,7 @@ def _over_two_nodes(model: Path, found: Any) -> None:
     import ray
     from ray.cluster_utils import Cluster
 
-    from agentrl.controller.cluster.ray_runtime import start_ray
+    from agentrl.controller.cluster.ray_cluster import start_ray
 
     cluster = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False}

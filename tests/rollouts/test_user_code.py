@@ -115,8 +115,8 @@ def test_whatever_is_raised_at_a_boundary_ends_there(inline: Outcomes, at: str, 
 def test_the_same_holds_in_rays_workers() -> None:
     import ray
 
+    from agentrl.controller.cluster.ray_cluster import start_ray
     from agentrl.controller.cluster.ray_rollout_pool import rollout_workers
-    from agentrl.controller.cluster.ray_runtime import start_ray
 
     started = start_ray(2)
     try:

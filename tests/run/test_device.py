@@ -81,7 +81,8 @@ def test_each_process_needs_a_gpu_of_its_own() -> None:
 
 _SHOWN = """
 import os, ray
-from agentrl.controller.cluster.ray_runtime import cluster_gpus, rank_actor
+from agentrl.controller.cluster.ray_cluster import cluster_gpus
+from agentrl.controller.cluster.ray_runtime import rank_actor
 ray.init(address="local", num_cpus=3, num_gpus=2, include_dashboard=False, log_to_driver=False)
 assert cluster_gpus() == 2, cluster_gpus()
 ranks = [rank_actor.options(num_cpus=1, num_gpus=1).remote(rank, None) for rank in range(2)]

@@ -12,6 +12,7 @@ import ray
 
 from agentrl.config.sections import PoolConfig
 from agentrl.controller.cluster.mesh import MeshShape
+from agentrl.controller.cluster.ray_cluster import Reservation
 from agentrl.controller.cluster.ray_rollout_pool import RayRolloutPool
 from agentrl.controller.cluster.ray_runtime import (
     CALL_TIMEOUT_S,
@@ -48,6 +49,7 @@ class RayRoleGroup(RoleGroup):
         pool: how many ranks, one a device, in which layout, and the torch threads of each.
         device: with ``cuda`` Ray shows each rank a GPU of its own, its ``cuda:0``.
         call_timeout_s: deadline of any call, and of any collective within one.
+        wait_s: seconds that the cluster has to give all ranks their place.
         log_folder: where each rank keeps its log; None keeps none.
     """
 
@@ -57,6 +59,7 @@ class RayRoleGroup(RoleGroup):
         *,
         device: DeviceType = "cpu",
         call_timeout_s: float = CALL_TIMEOUT_S,
+        wait_s: float = 10.0,
         log_folder: Path | None = None,
     ) -> None:
         num_ranks, threads = pool.world_size, pool.threads_per_rank
@@ -74,12 +77,17 @@ class RayRoleGroup(RoleGroup):
             env_vars |= {
                 name: os.environ.get(name, value) for name, value in _KEEP_FREED_MEMORY.items()
             }
-        actor = rank_actor.options(
-            num_cpus=1,
-            num_gpus=1 if device == "cuda" else 0,
-            runtime_env={"env_vars": env_vars},
-        )
-        self._ranks = [actor.remote(rank, log_folder) for rank in range(num_ranks)]
+        num_gpus = 1 if device == "cuda" else 0
+        self._places = Reservation([{"CPU": 1, "GPU": num_gpus}] * num_ranks, wait_s=wait_s)
+        self._ranks = [
+            rank_actor.options(
+                num_cpus=1,
+                num_gpus=num_gpus,
+                scheduling_strategy=self._places.place(rank),
+                runtime_env={"env_vars": env_vars},
+            ).remote(rank, log_folder)
+            for rank in range(num_ranks)
+        ]
         host, port = self._calls.get(self._ranks[0].free_address.remote(), "starting rank 0", 0)
         places = [
             DistSpec(
@@ -114,6 +122,7 @@ class RayRoleGroup(RoleGroup):
         finally:
             for rank in self._ranks:
                 ray.kill(rank)
+            self._places.close()
 
     def call_ranks(self, what: str, method: str, by_rank: Sequence[tuple[Any, ...]]) -> list[Any]:
         with self._ordering:

@@ -47,12 +47,11 @@ from agentrl.controller.cluster.places import (
     Tell,
     with_ended,
 )
+from agentrl.controller.cluster.ray_cluster import NODE_ANSWER_S, Reservation, node_answers
 from agentrl.controller.cluster.ray_runtime import (
-    NODE_ANSWER_S,
     ActorCalls,
     ActorLostError,
     Collected,
-    node_answers,
     rollout_actor,
     shared,
     thread_env,
@@ -138,14 +137,21 @@ def rollout_workers(
         placement: how many, each with an engine, what each asks of Ray, and when one is lost.
         device: with ``cuda`` Ray shows each a GPU of its own.
         log_folder: where each worker keeps its log; None keeps none.
+
+    Raises:
+        MachineError: the cluster has no room for them.
     """
+    num_gpus = 1 if device == "cuda" else 0
+    bundle = {"CPU": 1, "GPU": num_gpus, **placement.worker_resources}
+    # only tried: a worker that replaces one of a lost machine starts wherever there is room
+    Reservation([bundle] * placement.rollout_workers, wait_s=placement.wait_s, spread=True).close()
 
     def start(number: int, without: frozenset[str] = frozenset()) -> Any:
         # label_selector is asked of every node, and an empty "!in()" is no expression
         elsewhere = {"ray.io/node-id": f"!in({','.join(sorted(without))})"} if without else None
         actor = rollout_actor.options(
             num_cpus=1,
-            num_gpus=1 if device == "cuda" else 0,
+            num_gpus=num_gpus,
             resources=dict(placement.worker_resources),
             scheduling_strategy="SPREAD",
             label_selector=elsewhere,

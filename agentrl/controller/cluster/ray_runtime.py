@@ -1,22 +1,19 @@
-"""Ray runtime: the cluster, the actor that hosts a worker, and calls of such actors with deadlines
-and named deaths."""
+"""Ray runtime: the actor that hosts a worker, and calls of such actors with deadlines and named
+deaths."""
 
 from __future__ import annotations
 
 import logging
 import math
-import os
 import socket
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 import ray
-from ray._private.ray_logging import global_worker_stdstream_dispatcher
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from agentrl.controller.cluster.rollout_pool import Incident, ProcessInfo, RolloutWorkerSpec
@@ -26,7 +23,6 @@ from agentrl.errors import AgentRLError, TrainingError, WeightMismatchError
 from agentrl.rollouts import GroupOutcome
 from agentrl.store import logging_to
 from agentrl.tools import close_shared_tools
-from agentrl.training.device import DeviceType, num_gpus
 from agentrl.types import Trajectory, file_modules
 
 logger = logging.getLogger(__name__)
@@ -38,89 +34,9 @@ attempts that ended in groups that go on, and why its engine answers nothing any
 CALL_TIMEOUT_S = 1800.0
 """Deadline of any call of an actor, where ``placement.call_timeout_s`` says nothing else."""
 
-_OUTPUT_HANDLER = "agentrl"
-_last_output: deque[str] = deque(maxlen=200)
-"""What the cluster's processes wrote last: Ray shows it on the terminal, and keeps it nowhere."""
-NODE_ANSWER_S = 5.0
-"""Seconds in which a node takes a connection, and between two looks at one that did not."""
-
 _POLL_S = 1.0
 _SLOW_S = 60.0
 """A call that takes longer is logged, once."""
-
-
-def start_ray(num_actors: int, address: str | None = None) -> bool:
-    """Joins a cluster, or starts a private one on this machine.
-
-    Returns:
-        Whether this call started it, so that its caller ends it.
-    """
-    if ray.is_initialized():
-        return False
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Ray's 15 lets the sandboxes' processes starve the trainer
-    os.environ.setdefault("RAY_worker_niceness", "0")
-    ray.init(
-        address=address or "local",  # also where somebody's cluster runs on this machine
-        num_cpus=None if address else num_actors + 1,
-        include_dashboard=None if address else False,
-        logging_level=logging.ERROR,
-        log_to_driver=True,
-    )
-    global_worker_stdstream_dispatcher.add_handler(_OUTPUT_HANDLER, _keep_output)
-    return True
-
-
-def _keep_output(data: Mapping[str, Any]) -> None:
-    """Called by Ray's thread with lines that a worker wrote."""
-    if data["pid"] != "autoscaler":
-        _last_output.extend(f"pid {data['pid']}: {line}" for line in data["lines"])
-
-
-def cluster_gpus() -> float:
-    """GPUs that the cluster gives to actors."""
-    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    return resources.get("GPU", 0.0)
-
-
-def device_of_cluster(address: str) -> DeviceType:
-    """What ``auto`` stands for on the machines of a cluster: CUDA where one gives out GPUs, and
-    torch sees them there.
-
-    Raises:
-        RayError: the machine that was asked does not answer.
-    """
-    started = start_ray(0, address)
-    try:
-        if not cluster_gpus():
-            return "cpu"
-        seen = ray.remote(num_gpus=1)(num_gpus).remote()
-        return "cuda" if ray.get(seen, timeout=CALL_TIMEOUT_S) else "cpu"
-    finally:
-        if started:
-            shut_down_ray()
-
-
-def node_answers(node: str) -> bool:
-    """Whether a node's raylet takes a connection: Ray calls a machine that is out of reach alive
-    for long."""
-    for known in ray.nodes():  # type: ignore[no-untyped-call]
-        if known["NodeID"] == node and known["Alive"]:
-            address = (known["NodeManagerAddress"], known["NodeManagerPort"])
-            with suppress(OSError), socket.create_connection(address, NODE_ANSWER_S):
-                return True
-    return False
-
-
-def shut_down_ray() -> None:
-    """Ends the private cluster, or leaves the one that was joined; what its processes wrote last is
-    logged."""
-    ray.shutdown()
-    global_worker_stdstream_dispatcher.remove_handler(_OUTPUT_HANDLER)
-    if _last_output:
-        text = "\n".join(_last_output)
-        logger.info("the workers wrote last:\n%s", text, extra={"event": "workers_output"})
-        _last_output.clear()
 
 
 def thread_env(threads: int) -> dict[str, str]:

@@ -80,19 +80,27 @@ class RunProcesses:
 
     def _open_ray(self, opened: ExitStack, log_folder: Path | None) -> None:
         """A process for each rank and each rollout worker."""
+        from agentrl.controller.cluster.ray_cluster import (
+            cluster_gpus,
+            shut_down_ray,
+            start_ray,
+        )
         from agentrl.controller.cluster.ray_role_group import ObjectStoreSync, RayRoleGroup
         from agentrl.controller.cluster.ray_rollout_pool import rollout_workers
-        from agentrl.controller.cluster.ray_runtime import cluster_gpus, shut_down_ray, start_ray
 
         own = self._placement
         needed = sum(pool.world_size for pool in own.pools.values()) + self._workers
-        if start_ray(needed, own.ray_address):
+        if start_ray(needed, own.ray_address, own.env):
             opened.callback(shut_down_ray)
         if self._device == "cuda":
             check_gpus(needed, cluster_gpus(), "in Ray's cluster")
         for name, pool in own.pools.items():
             group = RayRoleGroup(
-                pool, device=self._device, call_timeout_s=own.call_timeout_s, log_folder=log_folder
+                pool,
+                device=self._device,
+                call_timeout_s=own.call_timeout_s,
+                wait_s=own.wait_s,
+                log_folder=log_folder,
             )
             opened.callback(group.close)
             self.pools[name] = group
@@ -126,7 +134,7 @@ def with_device(config: RunConfig) -> RunConfig:
     own = config.placement
     if own.mode != "ray" or own.ray_address is None or own.device != "auto":
         return config
-    from agentrl.controller.cluster.ray_runtime import device_of_cluster
+    from agentrl.controller.cluster.ray_cluster import device_of_cluster
 
     return config.replace(placement=own.replace(device=device_of_cluster(own.ray_address)))
 

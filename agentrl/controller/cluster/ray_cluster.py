@@ -1,0 +1,226 @@
+"""Ray cluster: joins one or starts a private one, and reserves what a run asks of it.
+
+What cannot be had is named within seconds, beside what the cluster has.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import ray
+from ray._private.ray_logging import global_worker_stdstream_dispatcher
+from ray.util.placement_group import (
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from agentrl.errors import MachineError
+from agentrl.training.device import DeviceType, num_gpus
+
+logger = logging.getLogger(__name__)
+
+_JOIN_S = 40.0
+"""Seconds that a cluster has to answer. Ray itself tells of a wrong token after 22, and never of an
+address where nothing listens."""
+_ANSWER_S = 60.0
+"""Seconds for a question to a machine of a cluster that was joined."""
+NODE_ANSWER_S = 5.0
+"""Seconds in which a node takes a connection, and between two looks at one that did not."""
+_OUTPUT_HANDLER = "agentrl"
+_last_output: deque[str] = deque(maxlen=200)
+"""What the cluster's processes wrote last: Ray shows it on the terminal, and keeps it nowhere."""
+_JOIN = "import sys, ray; ray.init(address=sys.argv[1], logging_level=40, log_to_driver=False)"
+
+_FAULTS = {
+    "uthenticat": "the cluster asks for a token, and the one here is missing or another; copy "
+    "~/.ray/auth_token of its head to this machine and set RAY_AUTH_MODE=token",
+    "Version mismatch": "it runs another Ray or Python; install its versions here, or start the "
+    "cluster from this environment",
+}
+"""What words of Ray's mean, and the remedy."""
+_SILENT = (
+    f"none answered within {_JOIN_S:g} s; start one (ray start --head), or set the address it told"
+)
+
+
+def start_ray(
+    num_actors: int, address: str | None = None, env: Mapping[str, str] | None = None
+) -> bool:
+    """Joins a cluster, or starts a private one on this machine.
+
+    Args:
+        num_actors: a CPU for each is offered by a private cluster.
+        address: of a cluster, or ``auto`` for this machine's; None starts a private one.
+        env: environment variables of every process that the run starts.
+
+    Returns:
+        Whether this call started or joined it, so that its caller leaves it.
+
+    Raises:
+        MachineError: no cluster answers at the address, or it refuses this process.
+    """
+    if ray.is_initialized():
+        return False
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Ray's 15 lets the sandboxes' processes starve the trainer
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    if address:
+        _try_to_join(address)
+    ray.init(
+        address=address or "local",  # also where somebody's cluster runs on this machine
+        num_cpus=None if address else num_actors + 1,
+        include_dashboard=None if address else False,
+        logging_level=logging.ERROR,
+        log_to_driver=True,
+        runtime_env={"env_vars": dict(env)} if env else None,
+    )
+    global_worker_stdstream_dispatcher.add_handler(_OUTPUT_HANDLER, _keep_output)
+    return True
+
+
+def _keep_output(data: Mapping[str, Any]) -> None:
+    """Called by Ray's thread with lines that a worker wrote."""
+    if data["pid"] != "autoscaler":
+        _last_output.extend(f"pid {data['pid']}: {line}" for line in data["lines"])
+
+
+def _try_to_join(address: str) -> None:
+    """Joins in a process of its own first: in this one Ray would wait for minutes, write its
+    attempts over the terminal, and end the process."""
+    command = [sys.executable, "-c", _JOIN, address]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_JOIN_S, errors="replace"
+        )
+    except subprocess.TimeoutExpired as late:
+        told = late.stderr.decode(errors="replace") if isinstance(late.stderr, bytes) else ""
+    else:
+        if done.returncode == 0:
+            return
+        told = done.stderr
+    why = next((why for word, why in _FAULTS.items() if word in told), _SILENT)
+    last = told.strip().rpartition("\n")[2][:300]
+    raise MachineError(
+        f"PlacementConfig.ray_address={address!r} must be of a Ray cluster that this joins: "
+        f"{why}{f' (Ray said: {last})' if last else ''}"
+    )
+
+
+def shut_down_ray() -> None:
+    """Ends the private cluster, or leaves the one that was joined; what its processes wrote last is
+    logged."""
+    ray.shutdown()
+    global_worker_stdstream_dispatcher.remove_handler(_OUTPUT_HANDLER)
+    if _last_output:
+        text = "\n".join(_last_output)
+        logger.info("the workers wrote last:\n%s", text, extra={"event": "workers_output"})
+        _last_output.clear()
+
+
+def node_answers(node: str) -> bool:
+    """Whether a node's raylet takes a connection: Ray calls a machine that is out of reach alive
+    for long."""
+    for known in ray.nodes():  # type: ignore[no-untyped-call]
+        if known["NodeID"] == node and known["Alive"]:
+            address = (known["NodeManagerAddress"], known["NodeManagerPort"])
+            with suppress(OSError), socket.create_connection(address, NODE_ANSWER_S):
+                return True
+    return False
+
+
+def cluster_gpus() -> float:
+    """GPUs that the cluster gives to actors."""
+    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return resources.get("GPU", 0.0)
+
+
+def device_of_cluster(address: str) -> DeviceType:
+    """What ``auto`` stands for on the machines of a cluster: CUDA where one gives out GPUs, and
+    torch sees them there.
+
+    Raises:
+        MachineError: the cluster cannot be joined.
+        RayError: the machine that was asked does not answer.
+    """
+    started = start_ray(0, address)
+    try:
+        if not cluster_gpus():
+            return "cpu"
+        seen = ray.remote(num_gpus=1)(num_gpus).remote()
+        return "cuda" if ray.get(seen, timeout=_ANSWER_S) else "cpu"
+    finally:
+        if started:
+            shut_down_ray()
+
+
+class Reservation:
+    """Resources of a cluster for processes that stand together: all of them, or none.
+
+    Args:
+        bundles: what each process asks for, by Ray's names of resources.
+        wait_s: seconds that the cluster has, for instance to start machines.
+        spread: over the machines, in place of as few as can be.
+
+    Raises:
+        MachineError: the cluster does not have them in that time.
+    """
+
+    def __init__(
+        self, bundles: Sequence[Mapping[str, float]], *, wait_s: float, spread: bool = False
+    ) -> None:
+        asked = [{name: own for name, own in bundle.items() if own} for bundle in bundles]
+        self._group = placement_group(asked, strategy="SPREAD" if spread else "PACK")
+        if not self._group.wait(wait_s):
+            self.close()
+            raise MachineError(_lacking(asked, wait_s))
+        nodes = placement_group_table(self._group)["bundles_to_node_id"]
+        # neighbours in rank are neighbours in the machine, so that an inner group stays in one
+        self._order = sorted(range(len(asked)), key=lambda index: (nodes[index], index))
+
+    def place(self, number: int) -> PlacementGroupSchedulingStrategy:
+        """Where the process of that number starts; those of one machine have numbers in a row."""
+        return PlacementGroupSchedulingStrategy(
+            self._group, placement_group_bundle_index=self._order[number]
+        )
+
+    def close(self) -> None:
+        """Gives them back; what still runs there is ended by Ray."""
+        remove_placement_group(self._group)
+
+
+def _lacking(bundles: Sequence[Mapping[str, float]], wait_s: float) -> str:
+    """What was asked for, bundle by bundle, beside what each machine has and has free."""
+    asked = Counter(_words(bundle) for bundle in bundles)
+    rows = [f"{count} x ({what})" for what, count in asked.items()]
+    machines = [
+        f"{node['NodeManagerAddress']} has {_words(node['Resources'])}"
+        for node in ray.nodes()  # type: ignore[no-untyped-call]
+        if node["Alive"]
+    ]
+    free = _words(ray.available_resources())  # type: ignore[no-untyped-call]
+    return (
+        f"the run asks Ray for {', '.join(rows)}, which the cluster did not give within "
+        f"PlacementConfig.wait_s={wait_s:g}: {'; '.join(machines)}; free in all: {free}. Lower "
+        "PlacementConfig.world_size or PlacementConfig.rollout_workers, end what else runs there, "
+        "or raise PlacementConfig.wait_s where machines are being started"
+    )
+
+
+_OWN_TO_RAY = re.compile(r":|_group_|memory")
+
+
+def _words(resources: Mapping[str, float]) -> str:
+    """Such as ``2 CPU, 1 GPU``, without what Ray counts for itself."""
+    named = {name: own for name, own in sorted(resources.items()) if not _OWN_TO_RAY.search(name)}
+    return ", ".join(f"{own:g} {name}" for name, own in named.items()) or "nothing"

@@ -114,6 +114,23 @@ class StageConfig(_StageSections, _RunSections):
         return self.sandbox.max_running // self.num_hosts
 
     @property
+    def sleeps(self) -> bool:
+        """Whether engines and trainer have the memory of the ranks' devices in turn."""
+        if self.rollout.sleep is not None:
+            return self.rollout.sleep
+        may = self.plays and not self.replays and self.rollout.schedule == "sync"
+        return may and self.servers_share_gpus
+
+    @property
+    def servers_share_gpus(self) -> bool:
+        """Whether servers start on the GPUs of the ranks."""
+        from agentrl.config.engine_section import stage_engine
+
+        if self.placement.rollout_workers or not stage_engine(self).traits().ranks_a_server:
+            return False
+        return self.device == "cuda"
+
+    @property
     def device(self) -> DeviceType:
         """Where it is trained and played on this machine; looking for a GPU imports torch."""
         return device_type(self.placement.device)

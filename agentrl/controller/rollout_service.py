@@ -61,6 +61,8 @@ class RolloutService(Schedule):
         on_poll: called by the thread after each look for outcomes.
         score: gives outcomes their scores by a reward model.
         on_dropped: is told of each finished group that is in no batch, and why; under the lock.
+        on_batch: called by the loop's thread once a batch is complete.
+        numbers: further metrics since its last call.
     """
 
     stage: StageConfig
@@ -78,6 +80,8 @@ class RolloutService(Schedule):
     on_ended: Callable[[Trajectory], None] = lambda trajectory: None
     score: Score = unscored
     on_dropped: Callable[[TrajectoryGroup, str], None] = lambda group, reason: None
+    on_batch: Callable[[], None] = lambda: None
+    numbers: Callable[[], Mapping[str, float]] = dict
 
     def __post_init__(self) -> None:
         self.max_staleness = self.stage.rollout.max_staleness
@@ -144,6 +148,11 @@ class RolloutService(Schedule):
             EngineError: nothing came within ``wait_s``, or the service broke.
             RunInterruptedError: the run was asked to end; nothing was taken.
         """
+        taken = self._take_batch(step)
+        self.on_batch()
+        return taken
+
+    def _take_batch(self, step: int) -> list[TrajectoryGroup]:
         with self._changed:
             self._waiting = True
             try:
@@ -184,11 +193,12 @@ class RolloutService(Schedule):
 
     def publish(self, state: TrainState, *, changed: Collection[str]) -> TrainState:
         """Version + 1 everywhere of the policies that ``changed``; the batch in training makes room
-        for the next."""
+        for the next. An engine that slept lost its weights, and is sent them in any case."""
         state = state.published(changed)
         self.before_publish(state.versions)
+        sent = state.versions if self.stage.sleeps else changed
         try:
-            for policy in changed:
+            for policy in sent:
                 self.send_weights(policy, state.versions[policy], self.stage.rollout.pause_mode)
         except WeightMismatchError:  # the step is kept: its groups are not played again
             self.make_room(state.versions)
@@ -220,12 +230,13 @@ class RolloutService(Schedule):
                 self._buffer_or_drop(group)
             self._changed.notify_all()
 
-    def take_counts(self) -> Mapping[str, int]:
+    def take_counts(self) -> Mapping[str, float]:
         """What happened since the last call, by the metric's name."""
+        numbers = self.numbers()
         with self._changed:
             counts = self._counts
             self._counts = Counter()
-            return counts
+            return {**numbers, **counts}
 
     def take_failures(self) -> Sequence[Incident]:
         """Workers and servers that died since the last call, and that the run survived."""

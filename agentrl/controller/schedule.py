@@ -55,8 +55,8 @@ class Schedule:
         more."""
         raise NotImplementedError
 
-    def take_counts(self) -> Mapping[str, int]:
-        """What happened to groups since the last call, by the metric's name."""
+    def take_counts(self) -> Mapping[str, float]:
+        """What happened since the last call, by the metric's name."""
         return {}
 
     def take_failures(self) -> Sequence[Incident]:

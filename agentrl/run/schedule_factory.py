@@ -140,6 +140,8 @@ def rollouts(
         # a trajectory without its score is not whole: it is stored with its group
         on_ended=recorder.record_ended if score is unscored else lambda trajectory: None,
         on_dropped=recorder.record_dropped,
+        on_batch=processes.train_in_turn if stage.sleeps else lambda: None,
+        numbers=processes.take_numbers if stage.sleeps else dict,
     )
 
 

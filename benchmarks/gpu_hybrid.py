@@ -119,7 +119,7 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
         loaded = load_config(config, arguments.settings)
         with Trainer(loaded) as trainer:
             trainer.train()
-        rows = read_jsonl(Path(str(loaded.run.dir)) / "metrics.jsonl")
+        rows = list(read_jsonl(Path(str(loaded.run.dir)) / "metrics.jsonl"))
     report(figures, [row for row in rows if "time/step_s" in row], num_bytes)
 
 

@@ -169,7 +169,15 @@ def test_what_cannot_be_is_refused(
         (["placement.device=cuda", "rollout.sglang.server_args={base-gpu-id: 1}"], False),
         (["placement.device=cuda", "rollout.sglang.device=cpu"], False),
         (["placement.device=cuda", "placement.rollout_workers=1"], False),
-        (["placement.device=cuda", "rollout.schedule=async"], False),
+        (
+            [
+                "placement.device=cuda",
+                "rollout.schedule=async",
+                "algorithm.rollout_correction.level=token",
+                "rollout.sglang.kv_memory_fraction=0.5",
+            ],
+            False,
+        ),
         (["placement.device=cpu"], False),
         (["placement.device=cpu", "rollout.sleep=true"], True),
     ],
@@ -177,7 +185,7 @@ def test_what_cannot_be_is_refused(
 def test_servers_on_the_gpus_of_the_ranks_sleep_by_themselves(
     write: Write, overrides: list[str], sleeps: bool
 ) -> None:
-    own = ["rollout.engine=sglang", "rollout.sglang.kv_memory_fraction=0.5", *overrides]
+    own = ["rollout.engine=sglang", *overrides]
     assert load_config(write(), own).resolved_stages()[0].sleeps is sleeps
 
 

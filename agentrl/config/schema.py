@@ -92,7 +92,8 @@ class StageConfig(_StageSections, _RunSections):
 
     @property
     def num_hosts(self) -> int:
-        """Processes that play episodes: rollout workers, or without any the training processes."""
+        """Processes that play episodes: rollout workers, or without any the training processes, of
+        which those that share a server count alike."""
         return self.placement.rollout_workers or self.placement.world_size
 
     @property
@@ -119,16 +120,15 @@ class StageConfig(_StageSections, _RunSections):
         if self.rollout.sleep is not None:
             return self.rollout.sleep
         may = self.plays and not self.replays and self.rollout.schedule == "sync"
-        return may and self.servers_share_gpus
+        return may and self.ranks_a_server > 0
 
     @property
-    def servers_share_gpus(self) -> bool:
-        """Whether servers start on the GPUs of the ranks."""
+    def ranks_a_server(self) -> int:
+        """Ranks whose GPUs a server has that the first of them starts; 0 where none has theirs."""
         from agentrl.config.engine_section import stage_engine
 
-        if self.placement.rollout_workers or not stage_engine(self).traits().ranks_a_server:
-            return False
-        return self.device == "cuda"
+        own = 0 if self.placement.rollout_workers else stage_engine(self).traits().ranks_a_server
+        return own if own and self.device == "cuda" else 0
 
     @property
     def device(self) -> DeviceType:

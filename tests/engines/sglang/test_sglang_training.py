@@ -39,7 +39,7 @@ def test_training_publishes_each_step_and_samples_what_it_trains(
 def test_a_server_sleeps_while_its_rank_trains(tmp_path: Path, model: Path, python: str) -> None:
     own = ("rollout.sleep=true", f"rollout.sglang.python={python}", "train.steps=2")
     run_dir = train(tmp_path, model, *own)
-    rows = read_jsonl(run_dir / "metrics.jsonl")
+    rows = list(read_jsonl(run_dir / "metrics.jsonl"))
     assert [row["policy_version"] for row in rows] == [1, 2]
     assert max(row["mismatch/logp_abs/max"] for row in rows) < 1e-4
     assert all(row["time/engine_sleep_s"] > 0 for row in rows)

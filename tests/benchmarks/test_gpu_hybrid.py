@@ -11,7 +11,6 @@ import torch
 from benchmarks.figures import NOT_HERE, Figures
 from benchmarks.gpu_hybrid import PHASES, SECONDS, main, report
 
-
 pytestmark = pytest.mark.tooling
 
 

@@ -63,7 +63,8 @@ def make_model(folder: Path, shape: str, device: str) -> int:
     with torch.device(device):
         model = Qwen3ForCausalLM(config).to(torch.bfloat16)
     model.save_pretrained(folder)
-    return 2 * sum(one.numel() for one in model.parameters())
+    num_bytes: int = 2 * sum(one.numel() for one in model.parameters())
+    return num_bytes
 
 
 def settings(arguments: argparse.Namespace, folder: Path) -> str:

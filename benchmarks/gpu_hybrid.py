@@ -136,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=128, help="that an episode samples at most")
     parser.add_argument("--run-dir", type=Path, help="keeps the run directory")
     add_arguments(parser, benchmark="gpu_hybrid")
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_intermixed_args(argv)
     if arguments.device == "cuda" and not torch.cuda.is_available():
         print(
             "benchmarks.gpu_hybrid needs a CUDA device and finds none; run it on a machine with a "

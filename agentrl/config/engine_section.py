@@ -79,6 +79,7 @@ def engine_faults(stage: StageConfig, *, trains: bool) -> Iterator[Fault]:
             "rollout.engine",
             "run.deterministic",
         )
+    yield from _shared_gpu_faults(stage, spec, traits.ranks_a_server)
     most = traits.max_owners
     if most is not None and stage.num_hosts > most:
         owner = stage.hosts_setting
@@ -90,3 +91,38 @@ def engine_faults(stage: StageConfig, *, trains: bool) -> Iterator[Fault]:
             given,
             owner,
         )
+
+
+def _shared_gpu_faults(
+    stage: StageConfig, spec: EngineSpec, ranks_a_server: int
+) -> Iterator[Fault]:
+    """Rules of servers on the GPUs of the ranks; which of these are on one node is known later."""
+    own = stage.placement
+    if not ranks_a_server or own.rollout_workers or own.device != "cuda":
+        return
+    section = f"rollout.{spec.section}"
+    if own.world_size % ranks_a_server:
+        yield fault(
+            f"{section}.tp_size must divide the ranks of each node (a server beside them has the "
+            f"GPUs of so many), got {ranks_a_server} for placement.world_size={own.world_size}; "
+            "change one of them",
+            f"{section}.tp_size",
+            "placement.world_size",
+        )
+    if (servers := getattr(spec, "num_servers", 1)) > 1:
+        yield fault(
+            f"{section}.num_servers must be 1 for servers on the GPUs of the ranks (each has its "
+            f"GPUs' memory for itself), got {servers}; leave it out, or set "
+            "placement.rollout_workers",
+            f"{section}.num_servers",
+            "placement.rollout_workers",
+        )
+    if stage.sleeps or getattr(spec, "kv_memory_fraction", 0) is not None:
+        return
+    yield fault(
+        f"{section}.kv_memory_fraction must be set for servers that compute on the GPUs of the "
+        "ranks while these train (by default they take what the trainer needs), got none; set it, "
+        "or rollout.schedule=sync",
+        f"{section}.kv_memory_fraction",
+        "rollout.schedule",
+    )

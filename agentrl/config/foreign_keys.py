@@ -54,6 +54,9 @@ actor_rollout_ref.rollout.name rollout.engine
 actor_rollout_ref.rollout.n rollout.group_size
 actor_rollout_ref.rollout.temperature rollout.temperature
 actor_rollout_ref.rollout.max_model_len rollout.context_tokens
+actor_rollout_ref.rollout.tensor_model_parallel_size rollout.sglang.tp_size
+actor_rollout_ref.rollout.gpu_memory_utilization rollout.sglang.kv_memory_fraction
+actor_rollout_ref.rollout.free_cache_engine rollout.sleep
 actor_rollout_ref.rollout.max_num_seqs rollout.max_running
 actor_rollout_ref.rollout.multi_turn.max_assistant_turns rollout.max_turns
 actor_rollout_ref.rollout.multi_turn.tool_config_path env.tools

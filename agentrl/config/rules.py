@@ -309,6 +309,15 @@ def _rollout_faults(stage: StageConfig) -> Iterator[Fault]:
 
 def _schedule_faults(stage: StageConfig) -> Iterator[Fault]:
     rollout = stage.rollout
+    if rollout.sleep and (rollout.schedule != "sync" or stage.placement.rollout_workers):
+        yield fault(
+            "rollout.sleep=true needs rollout.schedule='sync' and placement.rollout_workers=0 (an "
+            "engine sleeps while its own batch is trained beside it), got "
+            f"{rollout.schedule!r} and {stage.placement.rollout_workers}; leave it out",
+            "rollout.sleep",
+            "rollout.schedule",
+            "placement.rollout_workers",
+        )
     wanted, most = {"sync": ("0", 0), "one_step_off": ("1", 1)}.get(
         rollout.schedule, ("at least 1", math.inf)
     )

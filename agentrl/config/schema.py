@@ -93,7 +93,8 @@ class StageConfig(_StageSections, _RunSections):
 
     @property
     def num_hosts(self) -> int:
-        """Processes that play episodes: rollout workers, or without any the training processes."""
+        """Processes that play episodes: rollout workers, or without any the training processes, of
+        which those that share a server count alike."""
         return self.placement.rollout_workers or self.placement.world_size
 
     @property
@@ -113,6 +114,22 @@ class StageConfig(_StageSections, _RunSections):
         if self.sandbox.max_running is None:
             return self.rollout.max_running
         return self.sandbox.max_running // self.num_hosts
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether engines and trainer have the memory of the ranks' devices in turn."""
+        if self.rollout.sleep is not None:
+            return self.rollout.sleep
+        may = self.plays and not self.replays and self.rollout.schedule == "sync"
+        return may and self.ranks_a_server > 0
+
+    @property
+    def ranks_a_server(self) -> int:
+        """Ranks whose GPUs a server has that the first of them starts; 0 where none has theirs."""
+        from agentrl.config.engine_section import stage_engine
+
+        own = 0 if self.placement.rollout_workers else stage_engine(self).traits().ranks_a_server
+        return own if own and self.device == "cuda" else 0
 
     @property
     def device(self) -> DeviceType:

@@ -72,6 +72,10 @@ class RolloutConfig(EpisodeSettings):
     """Train although ``top_p`` or ``top_k`` make the sampler another distribution than the
     policy.
     """
+    sleep: bool | None = None
+    """Engines beside the ranks give their memory back while these train, and the trainer gives its
+    own back while they play; needs ``schedule: sync`` and ``placement.rollout_workers: 0``. By
+    default true for servers on the ranks' GPUs."""
     max_running: Count = 32
     """Episodes in flight at once."""
     kv_tokens: Count | None = None

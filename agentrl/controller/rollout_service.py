@@ -61,6 +61,8 @@ class RolloutService(Schedule):
         stop: ends the waits for a batch and for an evaluation.
         on_poll: called by the thread after each look for outcomes.
         on_dropped: is told of each finished group that is in no batch, and why; under the lock.
+        on_batch: called by the loop's thread once a batch is complete.
+        numbers: further metrics since its last call.
         clock: monotonic seconds, by which the rollouts' rates are measured.
         on_close: ends what the pool has of this stage alone, once the thread has ended.
     """
@@ -79,6 +81,8 @@ class RolloutService(Schedule):
     on_poll: Callable[[], None] = lambda: None
     on_ended: Callable[[Trajectory], None] = lambda trajectory: None
     on_dropped: Callable[[TrajectoryGroup, str], None] = lambda group, reason: None
+    on_batch: Callable[[], None] = lambda: None
+    numbers: Callable[[], Mapping[str, float]] = dict
     on_close: Callable[[], None] = lambda: None
     clock: Callable[[], float] = time.monotonic
 
@@ -135,6 +139,11 @@ class RolloutService(Schedule):
             EngineError: nothing came within ``wait_s``, or the service broke.
             RunInterruptedError: the run was asked to end; nothing was taken.
         """
+        taken = self._take_batch(step)
+        self.on_batch()
+        return taken
+
+    def _take_batch(self, step: int) -> list[TrajectoryGroup]:
         with self._changed:
             self._waiting = True
             try:
@@ -172,12 +181,13 @@ class RolloutService(Schedule):
 
     def publish(self, state: TrainState, *, changed: Collection[str]) -> TrainState:
         """Version + 1 everywhere of the policies that ``changed``; the batch in training makes room
-        for the next."""
+        for the next. An engine that slept lost its weights, and is sent them in any case."""
         state = state.published(changed)
         self.before_publish(state.versions)
+        sent = state.versions if self.stage.sleeps else changed
         self._pause(True)
         try:
-            for policy in changed:
+            for policy in sent:
                 self.send_weights(policy, state.versions[policy], self.stage.rollout.pause_mode)
         except WeightMismatchError:  # the step is kept: its groups are not played again
             self.make_room(state.versions)
@@ -210,14 +220,15 @@ class RolloutService(Schedule):
                 self._drop_stale(group)
             self._changed.notify_all()
 
-    def take_counts(self) -> Mapping[str, int]:
+    def take_counts(self) -> Mapping[str, float]:
         """What happened since the last call, by the metric's name."""
+        numbers = self.numbers()
         with self._changed:
             counts = self._counts
             self._counts = Counter()
         if self.max_staleness:  # a share is made of both, also where nothing was lost
-            return {"async/issued": 0, "async/dropped": 0, **counts}
-        return counts
+            return {"async/issued": 0, "async/dropped": 0, **numbers, **counts}
+        return {**numbers, **counts}
 
     def take_rates(self) -> Mapping[str, float]:
         """Sampled tokens a second, and how long the rollouts waited for the trainer."""

@@ -59,8 +59,8 @@ class Schedule:
         more."""
         raise NotImplementedError
 
-    def take_counts(self) -> Mapping[str, int]:
-        """What happened to groups since the last call, by the metric's name."""
+    def take_counts(self) -> Mapping[str, float]:
+        """What happened since the last call, by the metric's name."""
         return {}
 
     def take_rates(self) -> Mapping[str, float]:

@@ -195,6 +195,8 @@ class EngineTraits:
         images: takes images beside text.
         max_owners: processes that may build it at once; None for any number.
         transport: how weights reach it; None where they are put in this process.
+        ranks_a_server: ranks of a node on whose GPUs one of them starts a server; 0 for an engine
+            that takes no GPU by itself.
     """
 
     returns_ids: bool = True
@@ -202,6 +204,23 @@ class EngineTraits:
     images: bool = False
     max_owners: int | None = None
     transport: Transport | None = None
+    ranks_a_server: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SharedGpus:
+    """GPUs that an engine has in turn with the ranks that train on them.
+
+    Args:
+        ids: as ``CUDA_VISIBLE_DEVICES`` names them, one for each tensor-parallel rank.
+        free_bytes: of each, while the trainer waits in the host's memory.
+        trainer_bytes: that the trainer may bring back to each while the engine serves, for a
+            checkpoint or a score.
+    """
+
+    ids: tuple[str, ...] = ()
+    free_bytes: int = 0
+    trainer_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +242,7 @@ class EnginePlace:
         unavailable_s: how long a request waits for an engine to come back.
         server_python: interpreter of the environment that ``agentrl install`` made.
         api_key: of servers that ask for one.
+        shared: the GPUs that a server has in turn with ranks; None for GPUs of its own.
     """
 
     model: str
@@ -239,6 +259,7 @@ class EnginePlace:
     unavailable_s: float = 60.0
     server_python: str = ""
     api_key: str | None = field(default=None, repr=False)
+    shared: SharedGpus | None = None
 
 
 class EngineSpec(Section):

@@ -154,21 +154,23 @@ class ScriptedEngine:
         self._wake_sleepers()
 
     def sleep(self, tags: Sequence[Tag]) -> None:
-        """Drops KV for ``kv_cache``; requests wait until ``wake`` and ``resume``."""
+        """Drops KV for ``kv_cache``; requests wait until ``wake`` and ``resume``, and after
+        ``weights`` for an update too."""
         with self._state:
-            if self._running and self._life.paused is None:
+            if self._running and self._life.paused != "retract":
                 raise EngineError(
-                    "sleep: requests are running; call pause('retract') first", retryable=False
+                    f"sleep: {len(self._running)} requests are running; call pause('retract') "
+                    "first",
+                    retryable=False,
                 )
+            self._life.sleep(tags)
             if "kv_cache" in tags:
-                self._life.sleep(["kv_cache"])
                 self._kv.clear()
 
     def wake(self, tags: Sequence[Tag]) -> None:
         """Ends the sleep."""
         with self._state:
-            if "kv_cache" in tags:
-                self._life.wake(["kv_cache"])
+            self._life.wake(tags)
 
     def layout(self) -> EngineLayout:
         """Whole tensors, compared in float32."""

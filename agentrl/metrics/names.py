@@ -181,6 +181,10 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "gpu/allocated_gib/max": "the same of the rank with most",
         "gpu/peak_gib/mean": "most GiB of GPU memory that a rank held during an update",
         "gpu/peak_gib/max": "the same of the rank with most",
+        "gpu/{phase}/peak_gib": "most GiB of a rank's GPU that all processes held in a phase, "
+        "rollout, update or publish, where engine and trainer have it in turn (rollout.sleep)",
+        "gpu/{phase}/others_gib": "the same of other processes than the rank at the phase's end, "
+        "such as an engine's server",
         "gpu/mfu": "share of a GPU's peak in bfloat16 that the updates' products reach, 6 FLOPs a "
         "parameter and token; absent where the peak is not known",
         "gpu/utilisation_frac": "share of the second before an update's end in which a kernel ran; "

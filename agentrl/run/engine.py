@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from agentrl.config import StageConfig
 from agentrl.config.engine_section import stage_engine
-from agentrl.engines.base import EnginePlace, EnginePlan
+from agentrl.engines.base import EnginePlace, EnginePlan, SharedGpus
 from agentrl.engines.find import engines_with
 from agentrl.errors import ConfigError
 from agentrl.render import Renderer, RendererSpec, sees_images
@@ -27,12 +27,13 @@ def plays_by_messages(stage: StageConfig) -> bool:
     return not stage_engine(stage).traits().returns_ids
 
 
-def engine_plan(stage: StageConfig, model: Path) -> EnginePlan:
+def engine_plan(stage: StageConfig, model: Path, *, trainer_bytes: int = 0) -> EnginePlan:
     """How the stage's engine is built.
 
     Args:
         stage: whole.
         model: folder of the weights that it starts from.
+        trainer_bytes: that the trainer may bring to a rank's GPU while the engine serves there.
 
     Raises:
         ConfigError: the engine cannot serve this model, or a setting cannot be used here.
@@ -65,6 +66,7 @@ def engine_plan(stage: StageConfig, model: Path) -> EnginePlan:
         decode=functools.partial(_decoded, renderer_spec(stage, model)),
         stop_strings=bool(rollout.stop),
         unavailable_s=min(_LONGEST_WAIT_S, rollout.turn_timeout_s / 2),
+        shared=SharedGpus(trainer_bytes=trainer_bytes) if stage.sleeps else None,
     )
     return EnginePlan(spec, spec.resolve(place))
 

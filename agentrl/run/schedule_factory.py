@@ -139,6 +139,8 @@ def rollouts(
         on_poll=lambda: recorder.record_failures(pool.take_failures()),
         on_ended=recorder.record_ended,
         on_dropped=recorder.record_dropped,
+        on_batch=processes.train_in_turn if stage.sleeps else lambda: None,
+        numbers=processes.take_numbers if stage.sleeps else dict,
         on_close=scored.close if scored else lambda: None,
     )
 

@@ -3,6 +3,7 @@ loop."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from agentrl.controller.recording.recorder import Recorder
 from agentrl.controller.recording.skipped_steps import SkippedSteps
 from agentrl.controller.schedule import Schedule
 from agentrl.controller.stage.stage_run import StageRun
+from agentrl.engines.weights import tensor_shapes
 from agentrl.errors import close_after
 from agentrl.metrics import (
     PAIR_COLUMNS,
@@ -164,14 +166,33 @@ def role_specs(recipe: StageRecipe, *, training: bool = True) -> dict[str, RoleS
     return {name: spec for name, spec in made.items() if spec is not None}
 
 
-def rollout_worker_spec(recipe: StageRecipe, live: LiveObjects) -> RolloutWorkerSpec | None:
+def rollout_worker_spec(
+    recipe: StageRecipe, live: LiveObjects, *, training: bool = True
+) -> RolloutWorkerSpec | None:
     """What hosts the stage's episodes; None for a stage without rollouts."""
-    if recipe.algorithm.learns_from != "rollouts" or recipe.stage.replays:
+    stage = recipe.stage
+    if recipe.algorithm.learns_from != "rollouts" or stage.replays:
         return None
     return RolloutWorkerSpec(
-        engine_plan(recipe.stage, recipe.model),
-        rollout_spec(recipe.stage, live, recipe.model),
+        engine_plan(stage, recipe.model, trainer_bytes=_trainer_bytes(recipe) if training else 0),
+        rollout_spec(stage, live, recipe.model),
+        sleeps=training and stage.sleeps,
     )
+
+
+def _trainer_bytes(recipe: StageRecipe) -> int:
+    """Most that one role brings to a rank's GPU while the engine serves there: a learner's weights
+    and AdamW's moments for a checkpoint, a reward model's weights for scores."""
+    stage = recipe.stage
+    own = stage.train.shard_size if stage.train.shard == "hybrid" else None
+    ranks = own or stage.placement.world_size
+    bytes_a_number = {recipe.reward_model: 4, recipe.critic: 12, recipe.model: 12}
+    sizes = [
+        a_number * sum(math.prod(shape) for shape in tensor_shapes(folder).values())
+        for folder, a_number in bytes_a_number.items()
+        if folder is not None
+    ]
+    return -(-max(sizes) // ranks)
 
 
 def run_stage(

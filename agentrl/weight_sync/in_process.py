@@ -62,6 +62,9 @@ def publish_in_process(
     version: int,
     mode: PauseMode = "retract",
     noise: ProbeNoise | None = None,
+    *,
+    dtype: ServedDtype = "float32",
+    make_room: Callable[[], None] = lambda: None,
 ) -> WeightsReport | None:
     """Moves the actor's weights to the engine beside it, one whole tensor at a time.
 
@@ -75,13 +78,17 @@ def publish_in_process(
         version: the policy version from now on.
         mode: what becomes of requests in flight; interrupted ones go on under ``version``.
         noise: of the engine's earlier comparisons; None for its first.
+        dtype: of the engines of other ranks, for a rank without one.
+        make_room: called by every rank once nothing more is asked of the trainer, before the
+            engine serves.
 
     Raises:
         EngineError: a tensor is missing or misshapen, or the weights differ; the engine then
             answers nothing.
     """
     if engine is None:
-        export_weights(actor, "float32", keep=False)
+        export_weights(actor, dtype, keep=False)
+        make_room()
         return None
     dtype = engine.layout().dtype
     return update_engine(
@@ -91,6 +98,7 @@ def publish_in_process(
         version,
         mode,
         noise or ProbeNoise(),
+        make_room,
     )
 
 
@@ -101,6 +109,7 @@ def update_engine(
     version: int,
     mode: PauseMode,
     noise: ProbeNoise,
+    make_room: Callable[[], None] = lambda: None,
 ) -> WeightsReport:
     """Gives an engine whole tensors by their Hugging Face names; it serves ``version`` when this
     returns.
@@ -112,6 +121,7 @@ def update_engine(
         version: the policy version from now on.
         mode: what becomes of requests in flight.
         noise: of the engine's earlier comparisons; this one is added.
+        make_room: called once the trainer has told its side, before the engine serves.
 
     Raises:
         EngineError: a tensor is missing or misshapen, or the weights differ; the engine then
@@ -131,6 +141,8 @@ def update_engine(
         raise
     session.commit()
     reference = trainer()
+    # ranks meet there: before a comparison, which one of them alone may fail
+    make_room()
     try:
         verify_checksums(reference.checksum, engine.checksum(), version)
         # a paused server scores nothing

@@ -7,16 +7,21 @@ from __future__ import annotations
 import sys
 import venv
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from agentrl.config import StageConfig
 from agentrl.config.load import load_config
 from agentrl.engines.sglang.environment import SGLANG
 from agentrl.errors import ConfigError, MachineError
+from agentrl.run.build import StageRecipe
 from agentrl.run.engine import engine_plan
+from agentrl.run.stages import _trainer_bytes
 from agentrl.weight_sync import BroadcastSender, DiskSender, HttpSender, make_sender
 
 Write = Callable[..., Path]
@@ -125,6 +130,24 @@ def test_an_api_key_is_not_shown(
             ["placement.rollout_workers=1", "placement.worker_resources={GPU: 1}"],
             "must name custom resources of Ray, got 'GPU', which Ray hands out itself",
         ),
+        (
+            ["placement.device=cuda", "placement.world_size=3", "rollout.sglang.tp_size=2"],
+            "rollout.sglang.tp_size must divide the ranks of each node (a server beside them has "
+            "the GPUs of so many), got 2 for placement.world_size=3",
+        ),
+        (
+            ["placement.device=cuda", "rollout.sglang.num_servers=2"],
+            "rollout.sglang.num_servers must be 1 for servers on the GPUs of the ranks",
+        ),
+        (
+            ["placement.device=cuda", "rollout.sleep=false"],
+            "rollout.sglang.kv_memory_fraction must be set for servers that compute on the GPUs of "
+            "the ranks while these train",
+        ),
+        (
+            ["rollout.sleep=true", "rollout.schedule=async"],
+            "rollout.sleep=true needs rollout.schedule='sync' and placement.rollout_workers=0",
+        ),
         (["rollout.sglang.weight_sync=carrier"], "must be 'http', 'disk' or 'broadcast'"),
         (["rollout.top_p=0.9"], "rollout.top_p=1 and rollout.top_k=0 are needed for training"),
         (["rollout.min_p=0.1"], "unknown key rollout.min_p"),
@@ -135,6 +158,49 @@ def test_what_cannot_be_is_refused(
     problems: Callable[..., list[str]], overrides: list[str], said: str
 ) -> None:
     assert any(said in line for line in problems("", ["rollout.engine=sglang", *overrides]))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sleeps"),
+    [
+        (["placement.device=cuda"], True),
+        (["placement.device=cuda", "rollout.engine=torch"], False),
+        (["placement.device=cuda", "rollout.sglang.urls=[http://a:1]"], False),
+        (["placement.device=cuda", "rollout.sglang.server_args={base-gpu-id: 1}"], False),
+        (["placement.device=cuda", "rollout.sglang.device=cpu"], False),
+        (["placement.device=cuda", "placement.rollout_workers=1"], False),
+        (
+            [
+                "placement.device=cuda",
+                "rollout.schedule=async",
+                "algorithm.rollout_correction.level=token",
+                "rollout.sglang.kv_memory_fraction=0.5",
+            ],
+            False,
+        ),
+        (["placement.device=cpu"], False),
+        (["placement.device=cpu", "rollout.sleep=true"], True),
+    ],
+)
+def test_servers_on_the_gpus_of_the_ranks_sleep_by_themselves(
+    write: Write, overrides: list[str], sleeps: bool
+) -> None:
+    own = ["rollout.engine=sglang", *overrides]
+    assert load_config(write(), own).resolved_stages()[0].sleeps is sleeps
+
+
+def test_what_the_trainer_may_bring_beside_a_server_is_counted(
+    write: Write, tmp_path: Path
+) -> None:
+    # a model of 10 x 4 + 6 numbers at 12 bytes over 4 ranks, a reward model of 200 at 4 bytes
+    for name, shapes in (("model", [(10, 4), (6,)]), ("reward", [(200,)])):
+        tensors = {str(n): np.zeros(shape, np.float32) for n, shape in enumerate(shapes)}
+        (tmp_path / name).mkdir()
+        save_file(tensors, tmp_path / name / "model.safetensors")
+    stage = load_config(write(), ["placement.world_size=4"]).resolved_stages()[0]
+    recipe = StageRecipe(stage, stage.make_algorithm(), tmp_path / "model", None, 1)
+    assert _trainer_bytes(recipe) == 46 * 12 // 4
+    assert _trainer_bytes(replace(recipe, reward_model=tmp_path / "reward")) == 200
 
 
 def test_the_default_environment_lies_in_the_users_data_folder(

@@ -9,12 +9,13 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentrl.config.sections import PlacementConfig
+from agentrl.config.sections import PlacementConfig, PoolConfig
 from agentrl.controller.cluster import ray_runtime
 from agentrl.controller.cluster.rollout_pool import (
     Incident,
@@ -26,7 +27,7 @@ from agentrl.engines.torch import TorchEngine, TorchEngineSpec
 from agentrl.errors import AgentRLError, EngineError, TrainingError
 from agentrl.rollouts import GroupOutcome, GroupRequest
 from agentrl.types import Completion, GenerateRequest
-from tests.controller.tiny import TASKS, Cluster, engine_spec, episodes
+from tests.controller.tiny import TASKS, Cluster, engine_spec, episodes, roles, rollouts
 from tests.kit.forks import FORKS
 from tests.kit.waiting import gather, is_alive, until
 
@@ -72,6 +73,29 @@ def test_episodes_are_played_outside_of_the_ranks_with_their_weights(group: Any)
     outcomes = collect_groups(group.pool, requests(4), 120.0)
     assert [outcome.request.group_index for outcome in outcomes] == [0, 1, 2, 3]
     assert {v for o in outcomes for t in o.group.trajectories for v in t.policy_versions} == {3}
+
+
+def test_of_two_ranks_one_has_the_engine_and_both_take_turns_with_it(
+    ray_started: None, model: Path
+) -> None:
+    from agentrl.controller.cluster.ray_role_group import RayRoleGroup
+
+    group = RayRoleGroup(PoolConfig(world_size=2))
+    cluster = Cluster(group, group.pool_of([0]))
+    try:
+        group.setup(roles(model))
+        group.on_all("sharing the GPUs", "share_gpus", (), True)
+        # the rank without an engine gathers in the dtype of the other's
+        served = engine_spec(model, dtype="bfloat16")
+        cluster.pool.setup(replace(rollouts(model), engine=served))
+        for version in (1, 2):
+            assert [report.version for report in cluster.publish(version)] == [version]
+            outcomes = collect_groups(cluster.pool, requests(2), 120.0)
+            played = [t for outcome in outcomes for t in outcome.group.trajectories]
+            assert {v for t in played for v in t.policy_versions} == {version}
+            group.call("phases", "enter", args=("update",))
+    finally:
+        cluster.close()
 
 
 def test_a_worker_joins_and_another_leaves_while_groups_run(group: Any) -> None:

@@ -288,3 +288,26 @@ async def test_closing_fails_what_is_in_flight_and_what_comes_later(subject) -> 
 def test_an_engine_error_crosses_processes_with_its_verdict() -> None:
     error = pickle.loads(pickle.dumps(EngineError("no", retryable=False)))
     assert (str(error), error.retryable) == ("no", False)
+
+
+async def test_sleep_is_refused_while_requests_run(subject) -> None:
+    slow = asyncio.create_task(
+        subject.engine.generate(request([1, 2], session="slow", max_new_tokens=500))
+    )
+    await subject.running()
+    with pytest.raises(EngineError, match="sleep: 1 requests are running"):
+        await asyncio.to_thread(subject.engine.sleep, ["kv_cache", "graphs"])
+    assert subject.engine.health().state == "serving"
+    await subject.engine.abort(["r"])
+    assert (await slow).finish_reason == "abort"
+
+
+async def test_what_an_engine_says_is_the_same_after_a_sleep(subject) -> None:
+    ids = random_ids(0, 9)
+    before = sampled(await subject.engine.generate(request(ids, name="before", seed=3)))
+    subject.engine.pause("drain")
+    subject.engine.sleep(["graphs", "kv_cache"])
+    subject.engine.wake(["kv_cache", "graphs"])
+    subject.engine.resume()
+    after = sampled(await subject.engine.generate(request(ids, name="after", seed=3)))
+    assert [one.tobytes() for one in after] == [one.tobytes() for one in before]

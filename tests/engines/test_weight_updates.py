@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 
 import numpy as np
 import pytest
@@ -192,7 +193,9 @@ def test_an_open_update_forbids_to_resume(tiny, start) -> None:
 async def test_sleep_frees_the_kv_and_wake_recomputes_it(tiny, start) -> None:
     engine, prompt = start(tiny), random_ids(0, 20)
     before = sampled(await engine.generate(request(prompt, name="before", session="s")))
+    held = weakref.ref(engine._core._rows.kv._both)
     engine.sleep(["kv_cache"])
+    assert held() is None
     assert (engine.health().state, engine.health().kv_tokens) == ("asleep", 0)
     waiting = asyncio.create_task(engine.generate(request(prompt, name="after", session="s")))
     with pytest.raises(EngineError, match="wake"):

@@ -32,7 +32,9 @@ def inline(tmp_path_factory: pytest.TempPathFactory) -> Sequence[dict[str, Any]]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["placement.tp_size=2", "placement.sp_size=2"])
+@pytest.mark.parametrize(
+    "layout", ["placement.tp_size=2", "placement.sp_size=2", "rollout.sleep=true"]
+)
 def test_a_run_of_two_ranks_has_the_curve_of_one(
     inline: Sequence[dict[str, Any]], tmp_path: Path, layout: str
 ) -> None:

@@ -6,7 +6,10 @@ import os
 import socket
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
 from typing import TypeGuard, cast
+
+import torch
 
 from agentrl.controller.cluster.rollout_pool import (
     GroupKey,
@@ -14,7 +17,14 @@ from agentrl.controller.cluster.rollout_pool import (
     ProcessInfo,
     RolloutWorkerSpec,
 )
-from agentrl.engines import EngineLayout, HostedEngine, MessageEngine, PauseMode
+from agentrl.engines import (
+    EngineLayout,
+    EnginePlan,
+    HostedEngine,
+    MessageEngine,
+    PauseMode,
+    SharedGpus,
+)
 from agentrl.engines.probe import ProbeNoise
 from agentrl.errors import ConfigError
 from agentrl.rollouts import (
@@ -46,6 +56,8 @@ class EpisodeHost:
         """What generates; None outside of a stage with rollouts, and with an engine of messages."""
         self.noise = ProbeNoise()
         """Of the engine's comparisons with its trainer."""
+        self.shared: SharedGpus | None = None
+        """The GPUs that a server started here has in turn with ranks."""
 
     def setup(self, spec: RolloutWorkerSpec | None) -> None:
         self.close()
@@ -53,7 +65,7 @@ class EpisodeHost:
             return
         with ExitStack() as opened:
             opened.enter_context(paced_collector())
-            engine = spec.engine.build(make_sender(spec.engine.spec.traits().transport))
+            engine = self._plan(spec).build(make_sender(spec.engine.spec.traits().transport))
             on_close = None
             if _has_weights(engine):
                 self.engine = engine
@@ -116,6 +128,17 @@ class EpisodeHost:
         self._runner = None
         self.engine = None
         opened.close()
+
+    def _plan(self, spec: RolloutWorkerSpec) -> EnginePlan:
+        """How the engine is built on the GPUs of this process's ranks; those that train wait in the
+        host's memory by now."""
+        plan = spec.engine
+        if self.shared is None:
+            return plan
+        free_bytes = torch.cuda.mem_get_info()[0] if spec.sleeps else 0
+        trainer_bytes = plan.place.shared.trainer_bytes if plan.place.shared else 0
+        shared = replace(self.shared, free_bytes=free_bytes, trainer_bytes=trainer_bytes)
+        return replace(plan, place=replace(plan.place, shared=shared))
 
     @property
     def _hosted(self) -> EpisodeRunner:

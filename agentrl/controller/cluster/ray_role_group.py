@@ -98,10 +98,20 @@ class RayRoleGroup(RoleGroup):
         self.call_ranks("starting the workers", "join", [(place, threads) for place in places])
         self._hosts = [process.host for process in self.describe()]
         self.rollouts = RayRolloutPool(self._ranks, self._calls)
-        """The rollout pool that the ranks serve; a rank that dies ends the run."""
+        """The rollout pool that all ranks serve; a rank that dies ends the run."""
 
     def setup(self, roles: Mapping[str, RoleSpec]) -> None:
         self.on_all("setting up the stage", "setup", shared(dict(roles)))
+
+    def pool_of(self, ranks: Sequence[int]) -> RolloutPool:
+        if len(ranks) == len(self._ranks):
+            return self.rollouts
+        calls = ActorCalls(
+            lambda place: f"the worker of rank {ranks[place]}",
+            lambda message, place, text: self._failure(message, ranks[place], text),
+            self._calls.timeout_s,
+        )
+        return RayRolloutPool([self._ranks[rank] for rank in ranks], calls)
 
     def call_stored(self, target: str, method: str, args: tuple[Any, ...]) -> Any:
         """Calls a method on every rank; rank 0's answer stays in Ray's object store, and its

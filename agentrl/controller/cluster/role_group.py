@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentrl.controller.cluster.mesh import MeshShape
-from agentrl.controller.cluster.rollout_pool import ProcessInfo
+from agentrl.controller.cluster.phases import ranks_of_servers
+from agentrl.controller.cluster.rollout_pool import ProcessInfo, RolloutPool, RolloutWorkerSpec
 from agentrl.controller.cluster.worker import RoleSpec, Worker
 from agentrl.errors import TrainingError, WeightMismatchError
 from agentrl.training import DistSpec
@@ -42,7 +43,8 @@ class RoleGroup:
         """Calls a method on every rank.
 
         Args:
-            target: a role's name, ``rollouts`` for the rank's episode host, or ``weights``.
+            target: a role's name, ``rollouts`` for the rank's episode host, ``weights`` or
+                ``phases``.
             method: of the target.
             shards: one for each data coordinate; every rank of the coordinate gets it as its first
                 argument.
@@ -54,6 +56,29 @@ class RoleGroup:
         by_rank = [(target, method, *own) for own in self.mesh.arguments(shards, args)]
         answers = self.call_ranks(f"{target}.{method}", "call", by_rank)
         return self.mesh.answers(answers, sharded=shards is not None)
+
+    def host(self, spec: RolloutWorkerSpec | None) -> RolloutPool:
+        """Where the ranks play a stage's episodes: beside each, or beside the first of those whose
+        GPUs a server has.
+
+        Raises:
+            ConfigError: the ranks of a node cannot be divided so.
+        """
+        places = self.describe()
+        on_gpus = all(place.gpu for place in places)
+        ranks_a_server = spec.engine.spec.traits().ranks_a_server if spec and on_gpus else 0
+        servers = ranks_of_servers([place.node for place in places], ranks_a_server or 1)
+        ids: list[tuple[str, ...]] = [()] * len(places)
+        if ranks_a_server:
+            for ranks in servers:
+                ids[ranks[0]] = tuple(places[rank].gpu for rank in ranks)
+        sleeps = spec is not None and spec.sleeps
+        self.call_ranks("sharing the GPUs", "share_gpus", [(own, sleeps) for own in ids])
+        return self.pool_of([ranks[0] for ranks in servers])
+
+    def pool_of(self, ranks: Sequence[int]) -> RolloutPool:
+        """A pool of the episode hosts of some ranks."""
+        raise NotImplementedError
 
     def describe(self) -> list[ProcessInfo]:
         """Where each rank runs."""
@@ -130,6 +155,9 @@ class LocalRoleGroup(RoleGroup):
             except BaseException as error:
                 self._error = error
                 raise
+
+    def pool_of(self, ranks: Sequence[int]) -> RolloutPool:
+        return self.rollouts
 
     def close(self) -> None:
         self._worker.close()

@@ -30,7 +30,7 @@ Incident: TypeAlias = EngineNotice
 @dataclass(frozen=True, slots=True)
 class ProcessInfo:
     """Where a process of the cluster runs; ``rank`` or ``rollout_worker`` is its number in its
-    group."""
+    group, ``gpu`` what CUDA_VISIBLE_DEVICES calls its GPU."""
 
     host: str
     pid: int
@@ -38,6 +38,7 @@ class ProcessInfo:
     rollout_worker: int | None = None
     node: str = ""
     device: str = "the CPU"
+    gpu: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +48,12 @@ class RolloutWorkerSpec:
     Args:
         engine: what generates.
         rollout: what the episodes share.
+        sleeps: whether an engine beside ranks gives its memory back while they train.
     """
 
     engine: EnginePlan
     rollout: RolloutSpec
+    sleeps: bool = False
 
 
 WeightSource: TypeAlias = Any

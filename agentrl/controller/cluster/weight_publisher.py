@@ -64,5 +64,8 @@ class ColocatedSync(WeightSync):
     def send(
         self, learner: RoleHandle, pool: RolloutPool, version: int, mode: PauseMode
     ) -> list[WeightsReport]:
-        reports = learner.group.call("weights", "publish", args=(learner.name, version, mode))
+        layout = pool.layout()
+        dtype = "float32" if layout is None else layout.dtype
+        args = (learner.name, version, mode, dtype)
+        reports = learner.group.call("weights", "publish", args=args)
         return [report for report in reports if report is not None]

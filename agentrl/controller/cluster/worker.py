@@ -6,14 +6,16 @@ import os
 import socket
 import traceback
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
 
 from agentrl.controller.cluster.episode_host import EpisodeHost
+from agentrl.controller.cluster.phases import RankPhases
 from agentrl.controller.cluster.rollout_pool import ProcessInfo
-from agentrl.engines import PauseMode
+from agentrl.engines import PauseMode, SharedGpus
 from agentrl.errors import AgentRLError, ConfigError, TrainingError
 from agentrl.training import Actor, DistSpec, join, leave
 from agentrl.training.device import gpus
@@ -45,6 +47,7 @@ class Worker:
         self._place: DistSpec | None = None
         self._roles: dict[str, object] = {}
         self.rollouts = EpisodeHost(name)
+        self.phases = RankPhases(self._roles, self.rollouts)
 
     def join(self, place: DistSpec, threads: int) -> None:
         """Becomes a rank, with so many torch threads; a worker that is none only hosts episodes."""
@@ -57,7 +60,14 @@ class Worker:
         rank = None if self._place is None else self._place.rank
         on_gpu = self._place is not None and self._place.device != "cpu"
         device = str(gpus()[0]) if on_gpu else "the CPU"
-        return ProcessInfo(socket.gethostname(), os.getpid(), rank=rank, device=device)
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES") or "0"
+        return ProcessInfo(
+            socket.gethostname(),
+            os.getpid(),
+            rank=rank,
+            device=device,
+            gpu=seen.split(",")[0] if on_gpu else "",
+        )
 
     def setup(self, roles: Mapping[str, RoleSpec]) -> None:
         """Builds a stage's roles; what an earlier stage left, its episodes too, is ended first."""
@@ -67,14 +77,14 @@ class Worker:
             self._roles[name] = spec.build(self._place)
 
     def call(self, target: str, method: str, *args: Any) -> Any:
-        """Runs a method of a role, of the episode host (``rollouts``) or of the weights
-        (``weights``).
+        """Runs a method of a role, of the episode host (``rollouts``), of the weights
+        (``weights``) or of the phases (``phases``).
 
         Raises:
             ConfigError: this stage has not built the role.
             TrainingError: a role's method raised; it names rank and host, and has the traceback.
         """
-        hosted = {"rollouts": self.rollouts, "weights": self}
+        hosted = {"rollouts": self.rollouts, "weights": self, "phases": self.phases}
         if target in hosted:
             return getattr(hosted[target], method)(*args)
         if target not in self._roles:
@@ -101,14 +111,29 @@ class Worker:
                 traceback_text=traceback.format_exc(),
             ) from error
 
-    def publish(self, role: str, version: int, mode: PauseMode) -> WeightsReport | None:
+    def publish(
+        self, role: str, version: int, mode: PauseMode, dtype: ServedDtype
+    ) -> WeightsReport | None:
         """Gives the engine of this rank, paused by ``mode``, the role's weights; None without an
         engine here. Collective, since weights are sharded."""
-        with self.rollouts.clock_paused():
-            host = self.rollouts
+        host = self.rollouts
+        with host.clock_paused():
+            self.phases.enter("publish", role)
             return publish_in_process(
-                self._with_weights(role), host.engine, version, mode, host.noise
+                self._with_weights(role),
+                host.engine,
+                version,
+                mode,
+                host.noise,
+                dtype=dtype,
+                make_room=partial(self.phases.enter, "rollout"),
             )
+
+    def share_gpus(self, ids: tuple[str, ...], sleeps: bool) -> None:
+        """Before a stage's engines start: the GPUs of the server that this rank owns, none where it
+        owns none; with ``sleeps`` engines and trainer have them in turn."""
+        self.rollouts.shared = SharedGpus(ids) if ids else None
+        self.phases.begin(sleeps)
 
     def export(self, role: str, dtype: ServedDtype) -> TrainerWeights | None:
         """The role's weights for engines elsewhere, by rank 0. Collective, since weights are

@@ -137,6 +137,10 @@ class ServerControl:
         self.state.life.require_whole("wake")
         await self.on_members(self.pool.serving, lambda client, _: client.regain(tags))
         self.state.life.wake(tags)
+        if not self.state.life.asleep:
+            await self.state.notify()
+            # one that died meanwhile starts only now, with the weights that were sent last
+            await self.pool.any_serving()
 
     @blocking
     async def score(self, token_ids: Sequence[int]) -> dict[str, npt.NDArray[np.float32]]:
@@ -206,7 +210,8 @@ class ServerControl:
         self.state.kv.clear()
         self.state.life.end_update(version)
         self.pool.updated()
-        await self.pool.any_serving()
+        if not self.state.life.asleep:
+            await self.pool.any_serving()
         await self.state.notify()
 
     @blocking
@@ -263,7 +268,8 @@ class ServerControl:
         """Starts a server with the weights served now, by which the others were verified."""
         life = self.state.life
         place = self.state.kind.place
-        while life.updating:
+        # the memory of an engine that sleeps is the trainer's
+        while life.updating or life.asleep:
             await self.state.wait_changed(timeout_s=0.2)
         if life.fault:
             raise EngineError(life.fault, retryable=False)

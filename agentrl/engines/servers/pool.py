@@ -128,8 +128,10 @@ class ServerPool:
                 self._log(server, "server_returned", f"{server.name} answers again, and serves")
 
     async def settle(self) -> None:
-        """Waits until no server is starting."""
-        while any(server.state == "starting" for server in self.servers):
+        """Waits until no server is starting; while the engine sleeps none does."""
+        while not self._state.life.asleep and any(
+            server.state == "starting" for server in self.servers
+        ):
             await asyncio.sleep(_EXIT_POLL_S)
 
     async def any_serving(self) -> None:

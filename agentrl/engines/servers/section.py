@@ -81,10 +81,21 @@ class ServersSpec(EngineSpec):
         """Whether servers come up on the first GPU of the process that sends weights."""
         return not self.urls and "CUDA_VISIBLE_DEVICES" not in self.env
 
+    @property
+    def _gpus_a_server(self) -> int:
+        """GPUs of one server."""
+        return 1
+
     def traits(self) -> EngineTraits:
         """See ``EngineSpec.traits``: given servers have one owner."""
         transport = Transport(self.weight_sync, self.device, self.broadcast_address)
-        return EngineTraits(images=True, max_owners=1 if self.urls else None, transport=transport)
+        shares = self._shares_gpu and self.device != "cpu"
+        return EngineTraits(
+            images=True,
+            max_owners=1 if self.urls else None,
+            transport=transport,
+            ranks_a_server=self._gpus_a_server if shares else 0,
+        )
 
     def resolve(self, place: EnginePlace) -> EnginePlace:
         """See ``EngineSpec.resolve``: the interpreter exists, and the API key is read.

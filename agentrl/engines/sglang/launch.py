@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 import itertools
+import math
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from agentrl.engines.base import EnginePlace
+from agentrl.engines.base import EnginePlace, SharedGpus
 from agentrl.engines.servers.client import ModelSizes, WeightLabels
 from agentrl.engines.servers.server import HOST
 from agentrl.engines.sglang.capabilities import require_version
@@ -33,6 +34,36 @@ _CPU_ARGUMENTS: Mapping[str, object] = {
     "mem-fraction-static": 0.1,
 }
 _CPU_SEQUENCES = 64
+_GIB = 2**30
+_MIB = 2**20
+_WORK = ((20, 2048, 8), (60, 4096, 160), (160, 8192, 512), (math.inf, 16384, 512))
+"""SGLang's own choices by a GPU's GiB: tokens of a prefill chunk, and sequences of its largest
+graph."""
+
+
+def kv_memory_fraction(shared: SharedGpus) -> float:
+    """Share of a GPU's free memory for a server's weights and KV, where ranks have it in turn.
+
+    It is (F - T - S) / F. F is free while the trainer waits in the host's memory, and is what
+    SGLang takes its share of. T is what the trainer may bring back meanwhile. S is what a server
+    needs beside weights and KV, by SGLang's own estimate: 1.5 MiB for each token of a prefill
+    chunk, 2 MiB for each sequence of a graph.
+
+    Raises:
+        MachineError: nothing is left.
+    """
+    free, trainer = shared.free_bytes, shared.trainer_bytes
+    tokens, sequences = next(rest for limit, *rest in _WORK if free < limit * _GIB)
+    work = tokens * 3 * _MIB // 2 + sequences * 2 * _MIB
+    left = free - trainer - work
+    if left <= 0:
+        raise MachineError(
+            f"GPU {', '.join(shared.ids)} has {free / _GIB:.1f} GiB for a server beside the "
+            f"trainer, of which a checkpoint or a score may need {trainer / _GIB:.1f} GiB and the "
+            f"server's own work {work / _GIB:.1f} GiB, so that nothing is left for its weights and "
+            "KV; train on more ranks, or set SGLangEngineSpec.kv_memory_fraction"
+        )
+    return math.floor(1000 * left / free) / 1000
 
 
 class SGLangServers:
@@ -109,6 +140,7 @@ class SGLangServers:
             "page-size": spec.page_size,
             "max-total-tokens": self._kv_tokens(),
         }
+        arguments |= self._shared_arguments()
         if spec.kv_memory_fraction is not None:
             arguments["mem-fraction-static"] = spec.kv_memory_fraction
         arguments |= {
@@ -150,7 +182,25 @@ class SGLangServers:
                     map(str, itertools.islice(cores, ranks))
                 )
             kept.setdefault("OMP_NUM_THREADS", "1")
+        if gpus := self._shared_ids:
+            own["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         return kept | own | dict(self.spec.env)
+
+    @property
+    def _shared_ids(self) -> tuple[str, ...]:
+        """The GPUs that a server shares with ranks; none on a CPU."""
+        shared = self.place.shared
+        return () if shared is None or self.device == "cpu" else shared.ids
+
+    def _shared_arguments(self) -> dict[str, object]:
+        """What gives memory back to the ranks, and leaves them some, where they train in turn."""
+        shared = self.place.shared
+        if shared is None or not self._shared_ids or not shared.free_bytes:
+            return {}
+        own: dict[str, object] = {"enable-memory-saver": True}
+        if self.spec.kv_memory_fraction is None:
+            own["mem-fraction-static"] = kv_memory_fraction(shared)
+        return own
 
     @property
     def _python(self) -> str:

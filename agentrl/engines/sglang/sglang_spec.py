@@ -41,7 +41,8 @@ class SGLangEngineSpec(ServersSpec):
     max_running_requests: Count | None = None
     """Requests that a server decodes at once; by default SGLang's own choice."""
     kv_memory_fraction: Fraction | None = None
-    """Share of a device's memory for weights and KV cache; by default SGLang's own choice."""
+    """Share of a device's memory for weights and KV cache; by default SGLang's own choice, or what
+    a count on paper leaves on GPUs that a server has in turn with ranks (docs/sglang.md)."""
     page_size: Count | None = None
     """Tokens of a page of a server's KV cache."""
     server_args: Arguments = Field(default_factory=dict)
@@ -64,6 +65,10 @@ class SGLangEngineSpec(ServersSpec):
     def _shares_gpu(self) -> bool:
         names = {name.lstrip("-").replace("_", "-") for name in self.server_args}
         return super()._shares_gpu and "base-gpu-id" not in names
+
+    @property
+    def _gpus_a_server(self) -> int:
+        return self.tp_size
 
     def build(self, place: EnginePlace, sender: WeightSender | None = None) -> HostedEngine:
         """Starts the servers, or looks at those given, and waits until all serve.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.config import RunConfig
+from agentrl.controller.cluster.phases import largest
 from agentrl.controller.cluster.role_group import LocalRoleGroup, RoleGroup
 from agentrl.controller.cluster.rollout_pool import ProcessInfo, RolloutPool, RolloutWorkerSpec
 from agentrl.controller.cluster.weight_publisher import ColocatedSync, WeightSync
@@ -121,7 +122,23 @@ class RunProcesses:
         self.roles = {role: self.pools[place] for role, place in places.items()}
         for name, pool in self.pools.items():
             pool.setup({role: spec for role, spec in roles.items() if places[role] == name})
+        if not self._workers:
+            self.rollouts = self._policy_ranks.host(rollouts)
         self.rollouts.setup(rollouts)
+
+    @property
+    def _policy_ranks(self) -> RoleGroup:
+        return self.pools[self._placement.pool_of("actor")]
+
+    def train_in_turn(self) -> None:
+        """A batch is complete: engines that sleep meanwhile give the ranks' GPUs to the trainer,
+        until the next publish."""
+        if not self._workers:
+            self._policy_ranks.call("phases", "enter", args=("update",))
+
+    def take_numbers(self) -> dict[str, float]:
+        """Metrics of taking turns since the last call."""
+        return {} if self._workers else largest(self._policy_ranks.call("phases", "take_numbers"))
 
     def close(self) -> None:
         """Ends the workers, and Ray where this session started it."""

@@ -136,7 +136,7 @@ class HostedPlayer(Closing):
             recipe = StageRecipe(stage, stage.make_algorithm(), model, reward_model, num_steps=1)
             self.processes.setup(
                 role_specs(recipe, training=False),
-                rollout_worker_spec(recipe, self.live),
+                rollout_worker_spec(recipe, self.live, training=False),
             )
             self.hosting = True
         rollouts = self.processes.rollouts

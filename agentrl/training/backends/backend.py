@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from agentrl.errors import StoreError
+from agentrl.errors import ConfigError, StoreError
 from agentrl.training.data.packing import Packed
 from agentrl.training.models.checksum import tensor_checksum
 from agentrl.training.models.packed_model import ModelSpec
@@ -221,6 +221,19 @@ class TrainBackend(ABC):
     def holding(self, *needs: Part) -> AbstractContextManager[None]:
         """Has parts of the role on the device within."""
         return nullcontext()
+
+    def keep_away(self, parts: Collection[Part]) -> None:
+        """From now on these parts wait in the host's memory, but while a method needs them; an
+        engine has the device.
+
+        Raises:
+            ConfigError: the backend cannot.
+        """
+        if parts:
+            raise ConfigError(
+                f"rollout.sleep=true needs a backend that gives its device's memory back, and "
+                f"TrainConfig.backend={self.name!r} has no keep_away(); set rollout.sleep=false"
+            )
 
     def sum_over_ranks(self, tensor: Tensor) -> Tensor:
         """``tensor``, summed in place over data coordinates, on all ranks: those that share a

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self
@@ -104,8 +104,8 @@ class PackedBackend(TrainBackend):
         if not asked.trains:
             model.requires_grad_(False)
         made = cls(model, place, torch_dtype(spec.dtype), spec.sharding)
-        made.residency.offloaded = OFFLOADED[spec.offload]
-        made.residency.evict(*OFFLOADED[spec.offload])
+        made.residency.always = OFFLOADED[spec.offload]
+        made.keep_away(())
         return made
 
     @abstractmethod
@@ -206,6 +206,13 @@ class PackedBackend(TrainBackend):
     def holding(self, *needs: Part) -> AbstractContextManager[None]:
         """See ``TrainBackend.holding``."""
         return self.residency.holding(*needs)
+
+    def keep_away(self, parts: Collection[Part]) -> None:
+        """See ``TrainBackend.keep_away``."""
+        self.residency.keep_away(parts)
+        if self.model_device.type == "cuda":
+            # else this process keeps what the parts had
+            torch.cuda.empty_cache()
 
     @property
     def model_device(self) -> torch.device:

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -34,12 +34,14 @@ class Residency:
         is_frozen: nothing changes, so that the host's copy of it stays valid.
 
     Attributes:
-        offloaded: the parts that are evicted when nothing holds them.
+        always: the parts that are evicted when nothing holds them (``train.offload``).
+        offloaded: those, and what is kept away for a while.
     """
 
     def __init__(
         self, tensors: Mapping[Part, Callable[[], Iterable[Tensor]]], *, is_frozen: bool
     ) -> None:
+        self.always: frozenset[Part] = frozenset()
         self.offloaded: frozenset[Part] = frozenset()
         self._tensors = tensors
         self._is_frozen = is_frozen
@@ -58,6 +60,12 @@ class Residency:
         finally:
             self._holds.subtract(needs)
         self.evict(*(self.offloaded & set(needs)))
+
+    def keep_away(self, parts: Collection[Part]) -> None:
+        """From now on these wait in the host's memory too, but while something holds them; what
+        waits no more comes back with the first that needs it."""
+        self.offloaded = self.always | frozenset(parts)
+        self.evict(*self.offloaded)
 
     @torch.no_grad()
     def evict(self, *parts: Part) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from agentrl.engines import EnginePlace
 from agentrl.engines.sglang import SGLangEngine, SGLangEngineSpec
@@ -91,3 +92,23 @@ def test_before_an_update_is_probed_there_is_nothing_to_agree_with(
     kill(score)
     until(lambda: any(n.event == "server_restarted" for n in engine.take_notices()))
     assert state(engine) == "serving"
+
+
+def test_a_server_that_dies_asleep_starts_once_its_engine_is_awake(
+    engine: SGLangEngine, score: Path
+) -> None:
+    engine.pause("drain")
+    engine.sleep(["graphs", "kv_cache", "weights"])
+    kill(score)
+    until(lambda: state(engine) == "starting")
+    engine.wake(["weights"])
+    session = engine.begin_update(2)
+    for name, tensor in TENSORS.items():
+        session.put(name, torch.from_numpy(tensor))
+    session.commit()
+    # the trainer still has the memory that a server would take
+    assert (state(engine), engine.health().state) == ("starting", "asleep")
+    engine.wake(["kv_cache", "graphs"])
+    assert state(engine) == "serving"
+    engine.resume()
+    assert engine.health().policy_version == 2

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from agentrl.engines import SharedGpus
 from agentrl.engines.servers.process import ServerProcess
 from agentrl.engines.sglang import SGLangEngineSpec
-from agentrl.engines.sglang.launch import SGLangServers
+from agentrl.engines.sglang.launch import SGLangServers, kv_memory_fraction
 from agentrl.errors import ConfigError, MachineError
 from tests.engines.servers.sglang_answers import split
 from tests.kit.waiting import until
@@ -79,6 +80,49 @@ def test_the_tokenizer_is_loaded_for_stop_strings_alone() -> None:
 def test_a_gpu_server_sizes_its_own_cache() -> None:
     command = words(device="cuda", dtype="bfloat16")
     assert not {"--max-total-tokens", "--mem-fraction-static", "--device"} & set(command)
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("free", "trainer", "share"),
+    [
+        # 139 - 7 - (8192 x 1.5 + 512 x 2) / 1024 = 139 - 7 - 13 = 119 of 139
+        (139, 7, 0.856),
+        # 79 - 12 - 13 = 54 of 79
+        (79, 12, 0.683),
+        # 23 - 2 - (4096 x 1.5 + 160 x 2) / 1024 = 23 - 2 - 6.3125 = 14.6875 of 23
+        (23, 2, 0.638),
+    ],
+)
+def test_the_share_of_a_shared_gpu_is_counted(free: int, trainer: int, share: float) -> None:
+    shared = SharedGpus(("0",), free * GIB, trainer * GIB)
+    assert kv_memory_fraction(shared) == share
+    command = words(device="cuda", shared=shared)
+    assert value(command, "--mem-fraction-static") == str(share)
+    assert "--enable-memory-saver" in command
+    own = words(device="cuda", shared=shared, kv_memory_fraction=0.25)
+    assert value(own, "--mem-fraction-static") == "0.25"
+
+
+def test_a_gpu_without_room_for_a_server_is_told() -> None:
+    said = r"GPU 0, 1 has 16\.0 GiB .*, of which .* need 15\.0 GiB .* own work 3\.0 GiB, .*nothing"
+    with pytest.raises(MachineError, match=said):
+        kv_memory_fraction(SharedGpus(("0", "1"), 16 * GIB, 15 * GIB))
+
+
+def test_a_server_sees_the_gpus_of_its_ranks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4")
+    shared = SharedGpus(("4", "6"), 80 * GIB)
+    assert servers(device="cuda", shared=shared).environment()["CUDA_VISIBLE_DEVICES"] == "4,6"
+    assert servers(device="cpu", shared=shared).environment()["CUDA_VISIBLE_DEVICES"] == "4"
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_server_that_does_not_sleep_saves_no_memory(device: str) -> None:
+    shared = SharedGpus(("0",), 0 if device == "cuda" else 80 * GIB)
+    assert "--enable-memory-saver" not in words(device=device, shared=shared)
 
 
 def test_a_command_of_ones_own_gets_the_same_arguments() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from agentrl.config.load import load_config
 from agentrl.run.trainer import Trainer
-from agentrl.store import RunDirectory, TrajectoryReader
+from agentrl.store import RunDirectory, TrajectoryReader, read_jsonl
 from tests.engines.sglang.conftest import CODE_EXAMPLE
 from tests.engines.sglang.models import NEAR
 from tests.engines.sglang.runs import assert_each_was_trained_once, train
@@ -33,6 +33,16 @@ def test_training_publishes_each_step_and_samples_what_it_trains(
     rows = metrics(run_dir)
     assert [row["policy_version"] for row in rows] == [1, 2, 3]
     assert max(row["mismatch/logp_abs/max"] for row in rows) < NEAR
+    assert_each_was_trained_once(run_dir)
+
+
+def test_a_server_sleeps_while_its_rank_trains(tmp_path: Path, model: Path, python: str) -> None:
+    own = ("rollout.sleep=true", f"rollout.sglang.python={python}", "train.steps=2")
+    run_dir = train(tmp_path, model, *own)
+    rows = list(read_jsonl(run_dir / "metrics.jsonl"))
+    assert [row["policy_version"] for row in rows] == [1, 2]
+    assert max(row["mismatch/logp_abs/max"] for row in rows) < 1e-4
+    assert all(row["time/engine_sleep_s"] > 0 for row in rows)
     assert_each_was_trained_once(run_dir)
 
 

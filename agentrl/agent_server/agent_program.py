@@ -16,8 +16,7 @@ from agentrl.agent_server.server import PolicyServer
 from agentrl.errors import ConfigError, EnvError
 from agentrl.rollouts.turns import TurnGenerator
 from agentrl.types import Status
-from agentrl.types.machine.program import program_path
-from agentrl.types.machine.program_output import keep_end, told_end
+from agentrl.types.machine import keep_end, program_path, told_end
 
 _LEAVE_S = 2.0
 _PIPE_LEFT_OPEN_S = 1.0

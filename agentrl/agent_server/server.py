@@ -16,7 +16,7 @@ from agentrl.agent_server.registry import EpisodeRegistry
 from agentrl.engines.base import RolloutEngine
 from agentrl.errors import MachineError
 from agentrl.guards.http_guard import own_hosts
-from agentrl.types.machine.listening import listening_socket
+from agentrl.types.machine import listening_socket
 
 if TYPE_CHECKING:
     import uvicorn

@@ -45,12 +45,7 @@ from agentrl.algorithms.settings.policy_gradient import (
 from agentrl.algorithms.settings.supervised import RewardModelSettings, SFTSettings
 from agentrl.errors import did_you_mean
 from agentrl.types import load_object
-from agentrl.types.user_code.function import (
-    UserFunction,
-    check_takes,
-    load_function,
-    signature_of,
-)
+from agentrl.types.user_code.load import UserFunction, check_takes, load_function, signature_of
 
 
 @dataclass(frozen=True, slots=True)

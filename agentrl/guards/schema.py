@@ -24,7 +24,7 @@ from jsonschema_rs import (
     ValidationErrorKind,
 )
 
-from agentrl.guards.bounded_json import extent, parse_json, within
+from agentrl.guards.parsing import extent, parse_json, within
 
 _MOST_TRIED = 10**7
 """Rules that a check may try: a tenth of a second."""

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from agentrl.errors import DataError
-from agentrl.guards.bounded_json import parse_json
+from agentrl.guards.parsing import parse_json
 from agentrl.types import Image, Message, ToolSpec, with_images
 
 CONTEXT_EXCEEDED = "context_length_exceeded"

@@ -28,8 +28,7 @@ from agentrl.rollouts.rollout_spec import RolloutSpec
 from agentrl.rollouts.states.snapshots import EpisodeState, GroupState, StateSlot
 from agentrl.tools import TOOL_THREADS
 from agentrl.types import Status, Trajectory, TrajectoryGroup
-from agentrl.types.machine.loop_thread import LoopThread
-from agentrl.types.machine.loop_watch import LoopWatch
+from agentrl.types.loop_thread import LoopThread, LoopWatch
 from agentrl.types.user_code.place import described
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from agentrl.errors import AgentRLError, ConfigError
-from agentrl.types.user_code.function import load_function
+from agentrl.types.user_code.load import load_function
 
 from .guarantees import BackendReport
 from .interface import Sandbox

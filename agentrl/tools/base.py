@@ -32,7 +32,7 @@ from agentrl.tools.signature import Signature, context_parameter, read_signature
 from agentrl.tools.threads import TOOL_THREADS
 from agentrl.tools.validate import schema_validator
 from agentrl.types import Image, ToolSpec, place_of_object
-from agentrl.types.user_code.returned import to_json
+from agentrl.types.user_code.values import to_json
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 

@@ -43,7 +43,7 @@ from agentrl.types import (
 )
 from agentrl.types.clock import backoff_s, epoch_at
 from agentrl.types.user_code.place import described, said_by
-from agentrl.types.user_code.private_copy import private_copy
+from agentrl.types.user_code.values import private_copy
 from agentrl.types.user_code.wall import DeadlineError, by_deadline, wall
 
 logger = logging.getLogger(__name__)

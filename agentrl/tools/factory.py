@@ -25,7 +25,7 @@ from agentrl.tools.base import (
 from agentrl.tools.context import ToolContext
 from agentrl.tools.signature import read_signature
 from agentrl.types import place_of_object
-from agentrl.types.user_code.private_copy import private_copy
+from agentrl.types.user_code.values import private_copy
 
 logger = logging.getLogger(__name__)
 

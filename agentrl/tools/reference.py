@@ -23,7 +23,7 @@ from agentrl.tools.factory import ToolClass, ToolFactory, tool_methods
 from agentrl.tools.search.search_tool import make_search
 from agentrl.types import place_of_object
 from agentrl.types.section import Arguments, Count, Positive, Seconds, Section
-from agentrl.types.user_code.function import load_named
+from agentrl.types.user_code.load import load_named
 
 
 class ToolReference(Section):

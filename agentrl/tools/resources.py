@@ -30,7 +30,7 @@ from agentrl.tools.factory import EPISODE_PARAMETERS
 from agentrl.tools.threads import TOOL_THREADS
 from agentrl.types import users_traceback
 from agentrl.types.section import Arguments, Section
-from agentrl.types.user_code.function import check_takes, load_function
+from agentrl.types.user_code.load import check_takes, load_function
 from agentrl.types.user_code.place import described
 from agentrl.types.user_code.wall import InThread, call_user, failed_as, wall
 

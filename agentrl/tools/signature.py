@@ -15,7 +15,7 @@ from pydantic_core import PydanticSerializationError
 from agentrl.errors import ToolError, did_you_mean
 from agentrl.tools.context import ToolContext
 from agentrl.types import ToolSpec
-from agentrl.types.user_code.private_copy import private_copy
+from agentrl.types.user_code.values import private_copy
 
 T = TypeVar("T")
 

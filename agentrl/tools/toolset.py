@@ -22,7 +22,7 @@ from agentrl.tools.resources import (
     share,
     with_resources,
 )
-from agentrl.types.user_code.optional_packages import needed
+from agentrl.types.user_code.load import needed
 
 _NO_LIMITS: ToolLimits = {}
 

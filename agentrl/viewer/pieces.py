@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.errors import DataError
-from agentrl.guards.bounded_json import parse_json
+from agentrl.guards.parsing import parse_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -26,13 +26,13 @@ import httpx
 
 from agentrl.envs.adapters.seat import NO_ARGS, Moved, SoloSeatEnv, said_aloud
 from agentrl.errors import ConfigError, EnvError, ToolError
-from agentrl.guards.strict_json import JSONFault, read_json
+from agentrl.guards.parsing import JSONFault, read_json
 from agentrl.tools import Tool
 from agentrl.tools.execution.faults import EndpointFault, tool_error
 from agentrl.tools.execution.gates import gate_of
 from agentrl.types import Action, Observation, Task, ToolCall
 from agentrl.types.clock import backoff_s, clock_paused
-from agentrl.types.user_code.optional_packages import needed
+from agentrl.types.user_code.load import needed
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection

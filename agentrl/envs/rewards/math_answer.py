@@ -21,7 +21,7 @@ from agentrl.envs.score import Score
 from agentrl.envs.view import EpisodeView
 from agentrl.errors import ConfigError, RewardError
 from agentrl.guards.child_process import ChildEndedError, ChildLimits, ask_child
-from agentrl.types.user_code.optional_packages import install
+from agentrl.types.user_code.load import install
 
 _WORKER = Path(__file__).with_name("math_worker.py")
 _START_S = 60.0

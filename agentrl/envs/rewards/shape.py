@@ -13,7 +13,7 @@ from agentrl.envs.rewards.answers import said_text
 from agentrl.envs.score import Score
 from agentrl.envs.view import EpisodeView
 from agentrl.errors import ConfigError, RewardError
-from agentrl.guards.bounded_json import parse_json
+from agentrl.guards.parsing import parse_json
 from agentrl.guards.schema import SchemaFault, checked_schema
 
 # Without a way back: a block that nothing closes goes on to the end, and is read once.

@@ -26,7 +26,7 @@ from agentrl.run.build import LiveObjects, env_spec, rollout_spec
 from agentrl.run.play.message_policies import ScriptedPolicy
 from agentrl.run.play.player import Player
 from agentrl.types import Message, Observation, Task, ToolSpec, Trajectory, seed_for
-from agentrl.types.user_code.private_copy import changed_parts, watched_tasks
+from agentrl.types.user_code.values import changed_parts, watched_tasks
 from agentrl.types.user_code.wall import call_user, failed_as
 
 _MAX_TURNS = 32

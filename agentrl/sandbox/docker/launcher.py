@@ -23,7 +23,7 @@ from agentrl.errors import SandboxError
 from agentrl.sandbox.forkserver.channel import OnEnd, OnFrame, Stream
 from agentrl.sandbox.forkserver.launcher import HOST_FOLDER
 from agentrl.sandbox.host import frames
-from agentrl.types.machine.loop_thread import LoopThread
+from agentrl.types.loop_thread import LoopThread
 
 from . import containers, images
 from .engine import Client, asked, connect

@@ -24,7 +24,7 @@ from agentrl.errors import MachineError, SandboxError
 from agentrl.sandbox.host.confine import drop_privileges, namespaced_slot, uids
 from agentrl.sandbox.host.interpreter import PROGRAMS, SYSTEM_FILES
 from agentrl.sandbox.host.proc import owned
-from agentrl.types.machine.loop_thread import LoopThread
+from agentrl.types.loop_thread import LoopThread
 
 from .channel import OnEnd, OnFrame
 from .launcher import HOST_FOLDER, ProcessHost, host_argv

@@ -20,7 +20,7 @@ from agentrl.sandbox.host.confine import marks
 from agentrl.sandbox.host.files import removal
 from agentrl.sandbox.host.proc import rounds
 from agentrl.sandbox.owner_id import Owner
-from agentrl.types.machine.loop_thread import LoopThread
+from agentrl.types.loop_thread import LoopThread
 
 from .cgroups import CgroupPool
 from .channel import Channel, OnEnd, OnFrame

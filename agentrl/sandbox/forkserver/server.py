@@ -15,7 +15,7 @@ from agentrl.sandbox.host import frames
 from agentrl.sandbox.owner_id import Owner
 from agentrl.sandbox.permits import FifoSemaphore
 from agentrl.sandbox.proxy import AllowList, ProxyServer
-from agentrl.types.machine.loop_thread import LoopThread
+from agentrl.types.loop_thread import LoopThread
 
 from .channel import fail, resolve
 from .launcher import FOLDER_PREFIX, Host, Launcher, Link, LocalLauncher, ProcessHost

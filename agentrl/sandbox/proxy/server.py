@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import wait
 from typing import Any
 
-from agentrl.types.machine.loop_thread import LoopThread
+from agentrl.types.loop_thread import LoopThread
 
 from .allow import AllowList
 from .request import MAX_HEAD_BYTES, BadRequest, Request, parse

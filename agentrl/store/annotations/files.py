@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from agentrl.errors import StoreError
-from agentrl.guards.bounded_json import parse_json
+from agentrl.guards.parsing import parse_json
 from agentrl.guards.regular_file import read_regular
 from agentrl.store.annotations.annotation import Annotation, StoredAnnotation, encode_annotation
 from agentrl.store.annotations.columns import (

@@ -29,8 +29,8 @@ from agentrl.tools.mcp.http import bounded_client, server_at
 from agentrl.tools.mcp.server_spec import McpServerSpec
 from agentrl.tools.mcp.stdio import environment, program
 from agentrl.tools.validate import schema_validator
-from agentrl.types.machine.loop_thread import LoopThread
-from agentrl.types.machine.program_output import told_end
+from agentrl.types.loop_thread import LoopThread
+from agentrl.types.machine import told_end
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,7 @@ import anyio
 from mcp import types
 from mcp.shared.message import SessionMessage
 
-from agentrl.types.machine.program import program_path
-from agentrl.types.machine.program_output import keep_end
+from agentrl.types.machine import keep_end, program_path
 
 MAX_LINE_BYTES = 4 * 2**20
 _PIPE_LEFT_OPEN_S = 1.0

@@ -18,7 +18,7 @@ from agentrl.tools.parsers.plain import PlainParser
 from agentrl.tools.parsers.pythonic import PythonicParser
 from agentrl.tools.parsers.qwen_coder import QwenCoderParser
 from agentrl.types import ParsedMessage, ToolSpec
-from agentrl.types.user_code.function import UserFunction, load_named
+from agentrl.types.user_code.load import UserFunction, load_named
 
 
 @runtime_checkable

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
-from agentrl.guards.strict_json import JSONFault, read_json
+from agentrl.guards.parsing import JSONFault, read_json
 from agentrl.types import CallProblem, Message, ParsedMessage, ProblemKind, ToolCall, ToolSpec
 from agentrl.types.messages import split_reasoning
 

@@ -17,7 +17,7 @@ from agentrl.tools.search.memory_index import SearchIndex
 from agentrl.tools.search.retriever import Retriever
 from agentrl.tools.signature import text_spec
 from agentrl.tools.threads import TOOL_THREADS
-from agentrl.types.user_code.function import load_named
+from agentrl.types.user_code.load import load_named
 
 _FILES = (".jsonl", ".parquet")
 

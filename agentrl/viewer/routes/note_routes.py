@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from agentrl.guards.bounded_json import parse_json
+from agentrl.guards.parsing import parse_json
 from agentrl.viewer.api_error import bad_request
 from agentrl.viewer.runs.run_folder import RunFolder
 from agentrl.viewer.wire import answer

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import Closing, DataError, StoreError
-from agentrl.guards.bounded_json import mapping
-from agentrl.guards.bounded_yaml import parse_yaml
+from agentrl.guards.parsing import mapping, parse_yaml
 from agentrl.guards.regular_file import read_regular
 from agentrl.store import (
     NoTrajectoryError,

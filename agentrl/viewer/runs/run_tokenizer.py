@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from agentrl.errors import DataError
-from agentrl.guards.bounded_json import mapping
+from agentrl.guards.parsing import mapping
 from agentrl.store import RunDirectory
 from agentrl.viewer.pieces import TokenPieces, load_pieces
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from agentrl.errors import DataError
-from agentrl.guards.bounded_json import parse_json
+from agentrl.guards.parsing import parse_json
 from agentrl.store import TrajectorySummary
 from agentrl.types import Trajectory
 from agentrl.viewer.analysis.behaviour import behaviour

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import StoreError
-from agentrl.guards.bounded_json import mapping
+from agentrl.guards.parsing import mapping
 from agentrl.viewer.runs.open_run import OpenRun
 
 logger = logging.getLogger(__name__)

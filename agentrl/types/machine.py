@@ -1,13 +1,14 @@
-"""Listening: the socket of a server, bound before its first request."""
+"""Machine: sockets to listen on, the search path of programs, and the ends of their output."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import os
 import socket
+import sys
 
 from agentrl.errors import MachineError
-
-__all__ = ["listening_socket"]
 
 _WAITING = 1024
 """Connections that are not accepted yet."""
@@ -52,3 +53,24 @@ def _listening(host: str, port: int) -> socket.socket:
         raise
     listening.setblocking(False)
     return listening
+
+
+def program_path() -> str:
+    """``PATH`` with this interpreter's folder first, so that ``python`` is this one."""
+    return os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
+
+
+_KEPT_BYTES = 2000
+
+
+async def keep_end(stream: asyncio.StreamReader, kept: bytearray) -> None:
+    """Reads a stream to its end, so that the program never blocks, and keeps its last bytes."""
+    while chunk := await stream.read(65536):
+        kept += chunk
+        del kept[:-_KEPT_BYTES]
+
+
+def told_end(errors: bytearray) -> str:
+    """What a program's standard error ends with, in words; empty where it has none."""
+    text = errors.decode(errors="replace").strip()
+    return f"its standard error ends with: {text}" if text else ""

@@ -1,8 +1,10 @@
-"""Loop thread: an event loop on a daemon thread, which nothing but its owner ends.
+"""Loop thread: runs an event loop on a daemon thread, with the watch that tells who keeps it.
 
 - asyncio lets an exit in a task or a callback end the loop, and so does ``loop.stop()``. It is
   told, and the loop goes on: who waits for it gets an answer, and what it holds can be closed.
 - Where the loop itself breaks, what waits for it fails with the cause.
+- A beat on the loop measures how late it comes; nothing else there can tell while it is held.
+- A thread beside it looks at the loop's stack when a beat is overdue.
 """
 
 from __future__ import annotations
@@ -10,10 +12,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from agentrl.types.user_code.place import is_users
 
 logger = logging.getLogger(__name__)
 
@@ -92,3 +99,90 @@ class LoopThread:
             error,
             extra={"event": "loop_interrupted", "of": self.thread.name},
         )
+
+
+_BEAT_S = 0.1
+_OVERDUE_S = 1.0
+"""A loop that is held for so long is looked at."""
+
+# What this process has told; single operations of a set, from any thread.
+_told: set[str] = set()
+
+
+@dataclass(frozen=True, slots=True)
+class LoopLag:
+    """How an event loop was kept.
+
+    Args:
+        seconds: most that it stood still at once.
+        where: the user's function that kept it, as ``function (file.py:12)``; empty where it was
+            none, or not for long.
+    """
+
+    seconds: float
+    where: str = ""
+
+
+def tell_blocked(where: str) -> None:
+    """Warns of a function that keeps the loop, once in a process."""
+    if where not in _told:
+        _told.add(where)
+        logger.warning(
+            "%s keeps the event loop of all episodes: nothing else goes on meanwhile; write it as "
+            "a plain def, which gets a thread, or await what it waits for",
+            where,
+            extra={"event": "loop_blocked", "where": where},
+        )
+
+
+class LoopWatch:
+    """Watches the loop of a thread until ``close``.
+
+    Args:
+        watched: the thread.
+        beat_s: seconds between two looks; a lag is as exact.
+    """
+
+    def __init__(self, watched: LoopThread, *, beat_s: float = _BEAT_S) -> None:
+        self._watched = watched
+        self._beat_s = beat_s
+        # written on the loop; the watching thread reads single values
+        self._due = time.monotonic()
+        self._longest_s = 0.0
+        # written by the watching thread, taken on the loop
+        self._where = ""
+        self._ended = threading.Event()
+        watched.call(self._beat)
+        # a daemon, for a process that ends without closing it
+        threading.Thread(target=self._watch, name="agentrl-loop-watch", daemon=True).start()
+
+    def take(self) -> LoopLag:
+        """The lag since the last call; on the loop alone."""
+        lag = LoopLag(max(self._longest_s, time.monotonic() - self._due, 0.0), self._where)
+        self._longest_s, self._where = 0.0, ""
+        return lag
+
+    def close(self) -> None:
+        """Ends the watch; from any thread."""
+        self._ended.set()
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        self._longest_s = max(self._longest_s, now - self._due)
+        self._due = now + self._beat_s
+        if not self._ended.is_set():
+            self._watched.loop.call_later(self._beat_s, self._beat)
+
+    def _watch(self) -> None:
+        while not self._ended.wait(_OVERDUE_S / 4):
+            if time.monotonic() - self._due > _OVERDUE_S and (where := self._users_line()):
+                self._where = where
+                tell_blocked(where)
+
+    def _users_line(self) -> str:
+        frame = sys._current_frames().get(self._watched.thread.ident or 0)
+        while frame is not None and not is_users(frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is None:
+            return ""
+        return f"{frame.f_code.co_qualname} ({frame.f_code.co_filename}:{frame.f_lineno})"

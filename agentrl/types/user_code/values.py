@@ -1,4 +1,4 @@
-"""Private copy: what user code is given to keep or change, so that nobody else sees what it does.
+"""Values: what user code is given to keep or change, and what it may give back.
 
 - Containers, and agentrl's own records of them, are copied; tokens and other objects are shared.
 - Of a task its objects are copied too, by ``copy.deepcopy``: nothing else is a user's to hold.
@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator
+import math
+import numbers
+from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
 from contextlib import contextmanager
 from dataclasses import is_dataclass, replace
+from decimal import Decimal
 from functools import partial
 from types import MappingProxyType, NoneType
 from typing import Any, TypeVar
+
+import numpy as np
+from pydantic_core import to_jsonable_python
 
 from agentrl.errors import DataError
 from agentrl.types.env import Task
@@ -109,3 +115,67 @@ def changed_parts(task: Task, own: Task) -> list[str]:
     )
     names = {**before, **after}
     return [name for name in names if _text(before.get(name)) != _text(after.get(name))]
+
+
+_LONGEST = 160
+
+
+def finite_number(value: object) -> float | None:
+    """The number that ``value`` is; None where it is none that a float can hold.
+
+    Numbers are those of Python (int, float, bool, Fraction, Decimal), numpy's scalars, and arrays
+    and tensors without a dimension. Text, complex numbers, NaN and infinities are none.
+    """
+    shapeless = hasattr(value, "dtype") and getattr(value, "shape", None) == ()
+    if not shapeless and not isinstance(value, numbers.Real | Decimal):
+        return None
+    if isinstance(value, np.generic) and value.dtype.kind not in "biuf":
+        return None
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (
+        TypeError,
+        ValueError,
+        OverflowError,
+        # Beyond the largest float, or no number after all.
+    ):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def shown(value: object) -> str:
+    """The value for an error's message, at most 160 characters of it."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001  boundary: of a user's own class, or an integer of too many digits
+        text = f"a value of type {type(value).__name__}"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+def to_json(value: object) -> str:
+    """JSON of a value, beside JSON's own types: numpy's scalars and arrays, tensors, views of a
+    dict, sets, dataclasses, models of pydantic, dates, decimals and what else pydantic knows.
+
+    Raises:
+        TypeError: it holds something that JSON lacks, or itself.
+    """
+    try:
+        return json.dumps(value, ensure_ascii=False, default=_plain)
+    except ValueError as error:
+        if "Circular" not in str(error) and type(error) is ValueError:
+            # Such as an integer of too many digits.
+            raise
+        raise TypeError(str(error)) from error
+
+
+def _plain(value: Any) -> Any:
+    return to_jsonable_python(value, fallback=_of_others)
+
+
+def _of_others(value: Any) -> Any:
+    """What pydantic does not know."""
+    if isinstance(value, KeysView | ValuesView | ItemsView | range):
+        return list(value)
+    if hasattr(value, "dtype") and hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is no JSON")

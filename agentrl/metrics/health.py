@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.metrics.health.health_spec import HealthSpec
-from agentrl.metrics.health.monitors import MONITORS, WATCHED, Reading, series_of
-from agentrl.metrics.question_information import question_information
+from agentrl.metrics.monitors import MONITORS, WATCHED, HealthSpec, Reading, series_of
+from agentrl.metrics.rollout import question_information
 from agentrl.types import Trajectory, TrajectoryGroup
 
 _MOST_IDS = 3

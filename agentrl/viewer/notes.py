@@ -22,9 +22,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from agentrl.errors import StoreError
 from agentrl.guards.regular_file import descriptor
 from agentrl.store import SecretMask
+from agentrl.store.disk import os_refusals
 from agentrl.store.json_text import to_json
 from agentrl.store.jsonl import cut_torn_line, read_jsonl, write_all
-from agentrl.store.write_error import os_refusals
 from agentrl.viewer.api_error import ApiError, bad_request, fault_of, not_found
 
 Index: TypeAlias = Annotated[int, Field(strict=True, ge=0, lt=2**53)]

@@ -42,7 +42,7 @@ ALLOWED: dict[str, tuple[set[str], str]] = {
     "sandbox/docker/images.py": ({"json.loads"}, SANDBOX),
     "sandbox/forkserver/bubblewrap.py": ({"json.loads"}, SANDBOX),
     "sandbox/probe.py": ({"json.loads"}, SANDBOX),
-    "store/step_files/shard_file.py": ({"pq.ParquetFile"}, "checks that it is a regular file"),
+    "store/shard.py": ({"pq.ParquetFile"}, "checks that it is a regular file"),
     "tools/parsers/reading.py": ({PATTERN}, OWN),
     "tools/reference.py": ({"json.loads"}, OWN),
     "tools/search/corpus.py": ({"json.loads", "pq.ParquetFile"}, USERS),

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from agentrl.cli.terminal import counted, print_json_line, say
 from agentrl.errors import Closing
 from agentrl.store import RunDirectory, RunWatch
-from agentrl.store.events import event_fault
+from agentrl.store.logs import event_fault
 from agentrl.viewer.index import RunIndex
 from agentrl.viewer.index.query import parse_query
 from agentrl.viewer.runs.appended import AppendedLines

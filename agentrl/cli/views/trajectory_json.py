@@ -7,7 +7,7 @@ from typing import Any
 from agentrl.store import RunDirectory, TrajectoryReader
 from agentrl.store.annotations.annotation import merged
 from agentrl.store.json_text import from_json
-from agentrl.store.trajectories.turn_record import SegmentReader, fields_of
+from agentrl.store.trajectories.codec import SegmentReader, fields_of
 from agentrl.types import Segment, SegmentKind
 from agentrl.viewer.runs.stored_row import JSON_COLUMNS
 

@@ -19,20 +19,18 @@ from functools import partial
 from typing import Literal
 
 from agentrl.errors import Closing, StoreError
-from agentrl.store.annotations.annotation import Annotation, check_annotation
-from agentrl.store.annotations.columns import AnnotationColumn
+from agentrl.store.annotations.annotation import Annotation, AnnotationColumn, check_annotation
 from agentrl.store.annotations.files import AnnotationFiles
+from agentrl.store.disk import hold_name, write_failure
 from agentrl.store.json_text import to_json
-from agentrl.store.lock import hold_name
 from agentrl.store.masking import SecretMask
 from agentrl.store.run_directory import RunDirectory, check_writer
 from agentrl.store.store_spec import KeepSpec
 from agentrl.store.trajectories.codec import encode_trajectory
 from agentrl.store.trajectories.columns import SECRET_COLUMNS, Row
+from agentrl.store.trajectories.files import TrajectoryFiles
 from agentrl.store.trajectories.record_clock import RecordClock
 from agentrl.store.trajectories.retention import Retention
-from agentrl.store.trajectories.trajectory_files import TrajectoryFiles
-from agentrl.store.write_error import write_failure
 from agentrl.types import Blob, Trajectory
 
 

@@ -27,8 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.errors import DataError
-from agentrl.store.atomic import replacing_folder, write_json
-from agentrl.store.write_error import os_refusals
+from agentrl.store.disk import os_refusals, replacing_folder, write_json
 from agentrl.tools.search.corpus import contents_hash, corpus_files, read_corpus
 from agentrl.tools.search.retriever import (
     K1,

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from agentrl.errors import StoreError
 from agentrl.store import NoTrajectoryError, RunDirectory, TrajectoryReader, TrajectorySummary
-from agentrl.store.step_files.shard_file import shard_file
+from agentrl.store.shard import shard_file
 from agentrl.store.trajectories.columns import ARRAYS
 
 _BATCH = 64

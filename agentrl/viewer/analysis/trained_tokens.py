@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from agentrl.errors import DataError
 from agentrl.store import Annotation, RunDirectory, TrajectoryReader, TrajectorySummary
-from agentrl.store.annotations.columns import LOSS_REASONS
+from agentrl.store.annotations.annotation import LOSS_REASONS
 from agentrl.types import SegmentKind
 from agentrl.viewer.analysis.stored_rows import stored_rows
 

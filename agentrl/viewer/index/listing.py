@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agentrl.store import RunDirectory
-from agentrl.store.step_files.shard_folders import ShardFolders
+from agentrl.store.shard_folders import ShardFolders
 
 _WHOLE_EVERY = 10
 _NEWEST_STEPS = 16

@@ -18,10 +18,10 @@ from agentrl.guards.printable import encodable
 from agentrl.store import RunDirectory
 from agentrl.store.json_text import from_json, to_json
 from agentrl.store.jsonl import JsonFollower
-from agentrl.store.step_files.live import frame_of
+from agentrl.store.step_files import frame_of
 from agentrl.store.trajectories.columns import COLUMNS as STORED
 from agentrl.store.trajectories.columns import chosen
-from agentrl.store.trajectories.shard import read_columns
+from agentrl.store.trajectories.files import read_columns
 from agentrl.viewer.index.columns import COLUMNS, NULLABLE, SEPARATOR, joined
 from agentrl.viewer.notes import NoteBook
 

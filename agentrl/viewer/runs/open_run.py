@@ -21,8 +21,8 @@ from agentrl.store import (
     TrajectoryReader,
     decode_trajectory,
 )
-from agentrl.store.events import event_fault
 from agentrl.store.json_text import from_json, to_json
+from agentrl.store.logs import event_fault
 from agentrl.store.masking import SecretMask
 from agentrl.types import Trajectory
 from agentrl.viewer.analysis.blame import BlameRow

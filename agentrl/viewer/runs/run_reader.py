@@ -11,10 +11,10 @@ from pathlib import Path
 
 from agentrl.errors import StoreError
 from agentrl.store import RunDirectory, TokenArrays, TrajectoryReader
-from agentrl.store.step_files.recent_rows import RecentRows
+from agentrl.store.shard_folders import RecentRows
 from agentrl.store.trajectories.columns import Row
+from agentrl.store.trajectories.files import find_shard_row
 from agentrl.store.trajectories.listing import LiveListing
-from agentrl.store.trajectories.shard import find_shard_row
 
 Find = Callable[[str, bool], Path | None]
 """Finds the file with the newest record of an id, or None; looks at the run's files before where

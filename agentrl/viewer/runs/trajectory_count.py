@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from agentrl.guards.regular_file import open_regular
 from agentrl.store import RunDirectory
-from agentrl.store.step_files.shard_file import shard_file
+from agentrl.store.shard import shard_file
 
 _SHARDS = 100_000
 """Of all runs whose rows are remembered."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from agentrl.store import AnnotationColumn
-from agentrl.store.annotations.columns import FULL_COLUMNS, TOKEN_COLUMNS
+from agentrl.store.annotations.annotation import FULL_COLUMNS, TOKEN_COLUMNS
 
 DERIVED = AnnotationColumn(
     "difference",

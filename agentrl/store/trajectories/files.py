@@ -1,18 +1,26 @@
-"""Sealed shards: Parquet files of one row a trajectory; a name that exists is a whole file."""
+"""Trajectory files: live records by step and sealed Parquet shards, a row a trajectory.
+
+A list of what is live parses the objects alone; the bytes lie in the frame beside them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agentrl.store.step_files.shard_file import place_of, reading_shard, shard_file
-from agentrl.store.step_files.shard_writer import ShardLayout, ShardWriter
+from agentrl.errors import StoreError
+from agentrl.store.jsonl import read_jsonl
+from agentrl.store.run_directory import RunDirectory
+from agentrl.store.shard import ShardLayout, ShardWriter, place_of, reading_shard, shard_file
+from agentrl.store.step_files import StepFiles, frame_of, read_frame, read_framed
 from agentrl.store.trajectories.columns import (
     ARRAYS,
     COLUMNS,
@@ -22,8 +30,9 @@ from agentrl.store.trajectories.columns import (
     SIDE,
     SUMMARY_COLUMNS,
     Row,
+    TokenArrays,
+    chosen,
 )
-from agentrl.store.trajectories.token_arrays import TokenArrays
 
 # Measured on 128 trajectories of 180 tokens: statistics of text and arrays are a third of the file,
 # and dictionaries cost a quarter of the time and shrink nothing that zstd does not.
@@ -184,3 +193,100 @@ def _row(table: pa.Table) -> StoredRow:
     (row,) = table.drop_columns(list(ARRAYS)).to_pylist()
     side = row.pop(SIDE)
     return row, TokenArrays(**arrays, side=side)
+
+
+_TEXTS = tuple(name for name in COLUMNS if name not in SUMMARY_COLUMNS)
+
+
+def live_record(row: Row, arrays: TokenArrays) -> tuple[dict[str, Any], bytes]:
+    """The object of a row, and its bytes: the arrays, then the texts end to end.
+
+    Args:
+        row: every column.
+        arrays: its arrays.
+
+    Returns:
+        The object has the summary columns, and ``texts`` with the name and the size of each text.
+    """
+    texts = {name: row[name].encode() for name in _TEXTS}
+    record = {name: row[name] for name in SUMMARY_COLUMNS}
+    record["texts"] = [[name, len(data)] for name, data in texts.items()]
+    return record, b"".join([arrays.pack(), *texts.values()])
+
+
+def read_record(record: Mapping[str, Any], data: bytes) -> tuple[Row, TokenArrays]:
+    """The row and arrays of ``live_record``.
+
+    Raises:
+        StoreError: the bytes do not fit the object, or it lacks a column.
+    """
+    sizes = record.get("texts", [])
+    start = len(data) - sum(size for _, size in sizes)
+    if start < 0:
+        raise StoreError(
+            f"the texts of trajectory {record.get('id')!r} need {len(data) - start} bytes, got "
+            f"{len(data)}"
+        )
+    arrays = data[:start]
+    texts = {}
+    for name, size in sizes:
+        texts[name] = data[start : start + size].decode()
+        start += size
+    row = chosen({**record, **texts})
+    return row, TokenArrays.unpack(arrays, row["num_tokens"])
+
+
+def read_live_row(path: Path, record: Mapping[str, Any]) -> tuple[Row, TokenArrays]:
+    """The row and arrays of a line.
+
+    Args:
+        path: the lines' file.
+        record: the line's object.
+
+    Raises:
+        StoreError: the frame is not there or is damaged, or does not fit the line.
+    """
+    return read_record(record, read_frame(path, frame_of(str(path), record)))
+
+
+def live_texts(path: Path) -> Iterator[Row]:
+    """The rows of a live file, without their arrays; nothing where it was sealed meanwhile.
+
+    What cannot be read is passed over; ``TrajectoryReader.damage`` names it.
+    """
+
+    def named_by_the_reader(error: StoreError) -> None:
+        pass
+
+    for record in read_jsonl(path, named_by_the_reader):
+        try:
+            row, _ = read_live_row(path, record)
+        except StoreError as error:
+            named_by_the_reader(error)
+        else:
+            yield row
+
+
+class TrajectoryFiles(StepFiles[StoredRow]):
+    """One writer's trajectories, by step. Used by one thread.
+
+    Args:
+        run: whose trajectories.
+        writer: the name of the files.
+    """
+
+    def __init__(self, run: RunDirectory, writer: str) -> None:
+        super().__init__(run.live_folder, run.sealed_folder, writer)
+
+    def append(self, step: int, row: Row, arrays: TokenArrays) -> None:
+        """Add a trajectory to a step; raises what ``StepFiles.add`` raises."""
+        self.add(step, *live_record(row, arrays), (row, arrays))
+
+    def new_shard(self, path: Path) -> TrajectoryShardWriter:
+        """See ``StepFiles``; so for what follows."""
+        return TrajectoryShardWriter(path)
+
+    def seal_live(self, live: Path, shard: Path) -> int:
+        rows = (read_live_row(live, record) for record in read_framed(live))
+        first = next(rows, None)
+        return 0 if first is None else write_shard(shard, chain([first], rows))

@@ -1,10 +1,10 @@
-"""Shard writer: writes a shard of any kind row by row, beside its place until it is whole."""
+"""Shard: a Parquet file of any kind, written row by row, opened, and shrunk in one step."""
 
 from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,8 +14,9 @@ from typing import Any, Generic, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agentrl.store.atomic import take_place, temporary_beside
-from agentrl.store.write_error import write_failure
+from agentrl.errors import StoreError
+from agentrl.guards.regular_file import check_regular
+from agentrl.store.disk import sync_path, take_place, temporary_beside, write_failure
 
 Row = TypeVar("Row")
 
@@ -153,3 +154,115 @@ class ShardWriter(ABC, Generic[Row]):
             yield
         except (OSError, pa.ArrowException) as error:
             raise write_failure(f"{self._path} cannot be written", self._path, error) from error
+
+
+class DamagedShardError(StoreError):
+    """A shard cannot be read."""
+
+
+def shard_file(path: Path) -> pq.ParquetFile:
+    """The Parquet file of a name; the caller closes it.
+
+    Raises:
+        OSError, pa.ArrowException: it is none.
+    """
+    check_regular(path)
+    return pq.ParquetFile(path)
+
+
+@contextmanager
+def reading_shard(failure: str) -> Iterator[None]:
+    """Turns what a damaged shard raises within into a DamagedShardError: ``failure``, and why."""
+    try:
+        yield
+    except (OSError, LookupError, ValueError, TypeError, pa.ArrowException) as error:
+        raise DamagedShardError(f"{failure}: {error}") from error
+
+
+def place_of(file: pq.ParquetFile, index: int) -> tuple[int, int]:
+    """The row group of a row, and the row's place in it.
+
+    Raises:
+        IndexError: there is no such row.
+    """
+    first = 0
+    for number in range(file.num_row_groups):
+        rows = file.metadata.row_group(number).num_rows
+        if first <= index < first + rows:
+            return number, index - first
+        first += rows
+    raise IndexError(f"it has {first} rows")
+
+
+def shrink_shard(
+    path: Path, keeps: Sequence[bool], layout: ShardLayout, is_current: Callable[[], bool]
+) -> bool:
+    """Put a shard of the rows that stay in the place of ``path``, durably; where none stays, remove
+    it. A reader that has the file open goes on with the old one.
+
+    Args:
+        path: the shard.
+        keeps: for each row, in order.
+        layout: of its kind.
+        is_current: asked right before the shard is replaced; where it says no, nothing is.
+
+    Returns:
+        Whether it was replaced.
+
+    Raises:
+        DamagedShardError: the shard cannot be read; it stays as it is.
+        StoreError: the new one cannot be written; likewise.
+    """
+    temporary = temporary_beside(path)
+    try:
+        if any(keeps):
+            _copy(path, temporary, keeps, layout)
+        if not is_current():
+            return False
+        if any(keeps):
+            take_place(temporary, path)
+        else:
+            path.unlink()
+            sync_path(path.parent)
+        return True
+    except (OSError, pa.ArrowException) as error:
+        raise write_failure(f"{path} cannot be rewritten", path, error) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _copy(path: Path, temporary: Path, keeps: Sequence[bool], layout: ShardLayout) -> None:
+    with reading_shard(f"{path} cannot be read as a shard"):
+        file = shard_file(path)
+    with file, pq.ParquetWriter(temporary, file.schema_arrow, **layout.options) as writer:
+        for group in _row_groups(_kept(path, file, keeps), layout):
+            writer.write_table(group, row_group_size=group.num_rows)
+
+
+def _kept(path: Path, file: pq.ParquetFile, keeps: Sequence[bool]) -> Iterator[pa.Table]:
+    """The rows that stay, by row group; reads no row group of which none does."""
+    first = 0
+    for number in range(file.num_row_groups):
+        own = keeps[first : first + file.metadata.row_group(number).num_rows]
+        first += len(own)
+        if any(own):
+            with reading_shard(f"row group {number} of {path} cannot be read"):
+                table = file.read_row_group(number, use_threads=False)
+            yield table.filter(pa.array(own))
+
+
+def _row_groups(parts: Iterator[pa.Table], layout: ShardLayout) -> Iterator[pa.Table]:
+    """Small parts together, as large as a row group may be."""
+    group: list[pa.Table] = []
+    rows = size = 0
+    for part in parts:
+        rows += part.num_rows
+        size += part.nbytes
+        if group and (rows > layout.max_rows or size > layout.max_bytes):
+            yield pa.concat_tables(group)
+            group = []
+            rows = part.num_rows
+            size = part.nbytes
+        group.append(part)
+    if group:
+        yield pa.concat_tables(group)

@@ -1,4 +1,4 @@
-"""Drop log: which trajectories ``store.keep`` dropped, a line each time a shard shrank.
+"""Retention: which trajectories a run keeps, what it notes of those dropped, and the log of it.
 
 A line is durable before the shard shrinks. So after a death a dropped id may still be there, which
 then counts, and none is gone without a line.
@@ -6,7 +6,8 @@ then counts, and none is gone without a line.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from agentrl.errors import StoreError
 from agentrl.store.jsonl import Damage, JsonFollower, JsonlWriter, read_jsonl
 from agentrl.store.run_directory import RunDirectory
+from agentrl.store.store_spec import KeepSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,3 +143,87 @@ class DropCounts:
         place = (record.stage, record.shard)
         of = self._shards.get(place, (0, 0, record.of))[2]
         self._shards[place] = (record.step, record.kept, of)
+
+
+KEEP_COLUMNS = ("id", "group_index", "step", "label", "purpose", "stage", "reward", "recorded_at")
+"""What the rules and their application look at."""
+
+
+def fits(keep: KeepSpec, row: Mapping[str, Any]) -> bool:
+    """Whether a trajectory that is older than ``last_steps`` stays by another rule.
+
+    Args:
+        keep: the rules.
+        row: its columns.
+    """
+    reward = row["reward"]
+    return (
+        (keep.every_steps is not None and row["step"] % keep.every_steps == 0)
+        or (keep.share is not None and _place(row) < keep.share)
+        or (keep.reward_below is not None and reward is not None and reward < keep.reward_below)
+        or (keep.reward_above is not None and reward is not None and reward > keep.reward_above)
+        or any(_bears(row, label) for label in keep.labels)
+    )
+
+
+def _place(row: Mapping[str, Any]) -> float:
+    """A number from 0 to 1 that a group has in every process; its rollouts stay together."""
+    name = f"{row['stage']}/{row['label']}/{row['group_index']}"
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") / 2.0**64
+
+
+def _bears(row: Mapping[str, Any], label: str) -> bool:
+    own = row["label"]
+    return label in (row["purpose"], own) or (own != "" and f"{own}/".startswith(f"{label}/"))
+
+
+class UnreadableNotesError(StoreError):
+    """It is not known which trajectories have notes."""
+
+
+class NotedTrajectories:
+    """The trajectories that notes of a run are about; read again when a file of them changed.
+
+    Args:
+        run: whose notes.
+    """
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._folder = run.notes_folder
+        self._signature: list[tuple[str, int, int]] = []
+        self._ids: frozenset[str] = frozenset()
+
+    def ids(self) -> frozenset[str]:
+        """Their ids now.
+
+        Raises:
+            UnreadableNotesError: a file of notes cannot be read.
+        """
+        try:
+            states = [(path, path.lstat()) for path in sorted(self._folder.glob("*.jsonl"))]
+            signature = [(path.name, state.st_size, state.st_mtime_ns) for path, state in states]
+            if signature != self._signature:
+                self._ids = frozenset(one for path, _ in states for one in _noted(path))
+                self._signature = signature
+        except (OSError, StoreError) as error:
+            raise UnreadableNotesError(
+                f"the notes of {self._folder} cannot be read, so that it is not known what must "
+                f"stay: {error}"
+            ) from error
+        return self._ids
+
+
+def _noted(path: Path) -> set[str]:
+    noted: dict[str, str] = {}
+    for record in read_jsonl(path, _leave_to_the_viewer):
+        if record.get("deleted"):
+            noted.pop(str(record.get("id")), None)
+        else:
+            noted[str(record.get("id"))] = str(record.get("trajectory"))
+    return set(noted.values())
+
+
+def _leave_to_the_viewer(error: StoreError) -> None:
+    """A line that is no JSON is no note; the viewer names it."""
+    if isinstance(error.__cause__, OSError):
+        raise error

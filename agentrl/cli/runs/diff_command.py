@@ -38,7 +38,7 @@ def diff_command(
     """
     from agentrl.cli.views.diff_text import print_diff
     from agentrl.cli.views.token_text import token_text_of
-    from agentrl.viewer.analysis.turn_diff import turn_diff
+    from agentrl.viewer.analysis.side_by_side import turn_diff
     from agentrl.viewer.runs.open_run import OpenRun
 
     directory = RunDirectory.open(run)

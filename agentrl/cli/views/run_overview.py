@@ -7,7 +7,7 @@ from typing import Any
 
 from agentrl.cli.terminal import print_table, say
 from agentrl.viewer.runs.open_run import OpenRun
-from agentrl.viewer.views.overview import kept_of_run
+from agentrl.viewer.views.run_view import kept_of_run
 
 _HEADLINES = (
     "reward",

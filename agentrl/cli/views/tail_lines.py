@@ -12,7 +12,7 @@ from agentrl.store import RunDirectory, RunWatch
 from agentrl.store.logs import event_fault
 from agentrl.viewer.index import RunIndex
 from agentrl.viewer.index.query import parse_query
-from agentrl.viewer.runs.appended import AppendedLines
+from agentrl.viewer.runs.metrics_table import AppendedLines
 
 _MOST_AT_ONCE = 20
 _NUMBERS = {

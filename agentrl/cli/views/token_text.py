@@ -7,8 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from agentrl.store import RunDirectory, SecretMask
-from agentrl.viewer.pieces import HIDDEN_PIECE, REDACTED_ID, load_pieces
-from agentrl.viewer.runs.run_tokenizer import tokenizer_file
+from agentrl.viewer.pieces import HIDDEN_PIECE, REDACTED_ID, load_pieces, tokenizer_file
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,11 +12,12 @@ from agentrl.errors import StoreError
 from agentrl.store import RunDirectory
 from agentrl.viewer.index.columns import COLUMNS
 from agentrl.viewer.index.database import SORT_INDICES
-from agentrl.viewer.index.listing import FileState, Snapshot
 from agentrl.viewer.index.sources import (
     Appended,
+    FileState,
     LedgerRow,
     Row,
+    Snapshot,
     appended,
     ledger_rows,
     note_labels,

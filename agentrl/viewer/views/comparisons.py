@@ -22,23 +22,20 @@ from agentrl.viewer.analysis.blame import (
     BlameRow,
     Decode,
     Level,
+    NotRecordedError,
     Signal,
     blame,
     logged_value,
+    trained_tokens,
 )
-from agentrl.viewer.analysis.episode import read_episodes
-from agentrl.viewer.analysis.group_view import group_view
 from agentrl.viewer.analysis.retokenise import retokenise
-from agentrl.viewer.analysis.stored_rows import stored_rows
-from agentrl.viewer.analysis.task_view import task_view
-from agentrl.viewer.analysis.trained_tokens import NotRecordedError, trained_tokens
-from agentrl.viewer.analysis.turn_diff import turn_diff
+from agentrl.viewer.analysis.side_by_side import group_view, task_view, turn_diff
+from agentrl.viewer.analysis.stored_rows import read_episodes, stored_rows
 from agentrl.viewer.api_error import ApiError, bad_request, not_found
 from agentrl.viewer.index.query import term
-from agentrl.viewer.pieces import HIDDEN_PIECE, REDACTED_ID
+from agentrl.viewer.pieces import HIDDEN, HIDDEN_PIECE, REDACTED_ID, has_marks
 from agentrl.viewer.runs.open_run import OpenRun
 from agentrl.viewer.runs.stored_row import StoredRow
-from agentrl.viewer.secret_tokens import HIDDEN, has_marks
 from agentrl.viewer.template import ChatTemplateText
 from agentrl.viewer.views.token_view import pieces_of
 from agentrl.viewer.wire import packed

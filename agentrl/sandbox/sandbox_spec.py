@@ -20,8 +20,7 @@ from .backends import BACKENDS, factory_of
 from .docker import DockerSettings
 from .guarantees import GUARANTEES, BackendReport, parse_require
 from .host.confine.uids import SLOTS
-from .interface import Persist, Sandbox
-from .limits import Limits
+from .interface import Limits, Persist, Sandbox
 from .proxy import AllowList
 
 _OFF_LINUX = (

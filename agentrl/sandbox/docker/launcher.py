@@ -26,7 +26,7 @@ from agentrl.sandbox.host import frames
 from agentrl.types.loop_thread import LoopThread
 
 from . import containers, images
-from .engine import Client, asked, connect
+from .containers import Client, asked, connect
 
 _STDERR = 2
 # of the engine's attached stream

@@ -15,9 +15,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
 
 from agentrl.errors import SandboxError
-from agentrl.sandbox.host import frames
-from agentrl.sandbox.host.confine import marks
-from agentrl.sandbox.host.files import removal
+from agentrl.sandbox.host import files, frames, proc
 from agentrl.sandbox.host.proc import rounds
 from agentrl.sandbox.owner_id import Owner
 from agentrl.types.loop_thread import LoopThread
@@ -204,12 +202,12 @@ class ProcessHost:
         self._cgroups.close()
         base = facts.get("base") or ""
         if os.path.exists(base) and sys.platform == "linux":
-            marks.end_orphans(_REMOVE_S)
+            proc.end_orphans(_REMOVE_S)
         for _ in rounds(_REMOVE_S, 0.01):
             if not os.path.exists(base):
                 return
             with contextlib.suppress(OSError):
-                removal.remove(base)
+                files.remove(base)
                 return
         raise SandboxError(f"the folder {base} of a sandbox host that died could not be removed")
 
@@ -233,4 +231,4 @@ def host_argv(module: str = "supervisor", *, folder: str = str(HOST_FOLDER.paren
         folder: where the package ``host`` is found.
     """
     boot = _BOOT.format(folder=folder, module=module)
-    return [sys.executable, "-I", "-S", "-c", boot, marks.HOST_TITLE, str(Owner.current())]
+    return [sys.executable, "-I", "-S", "-c", boot, proc.HOST_TITLE, str(Owner.current())]

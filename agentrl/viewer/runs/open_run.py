@@ -1,6 +1,7 @@
 """Open run: all that the viewer holds of one run, read as it is asked for.
 
-The index knows where a trajectory lies. To find it otherwise, all shards of the run are listed, which takes seconds of a large one.
+The index knows where a trajectory lies. To find it otherwise, all shards of the run are listed,
+which takes seconds of a large one.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from .. import frames, proc
-from ..confine import landlock, marks, namespaced_slot, namespaces, seccomp
+from ..confine import landlock, namespaces, seccomp
 from ..confine.libc import prctl
 from .session import InterpreterSession, serve
 from .slot import Slot
@@ -116,7 +116,7 @@ def _prepare(
         kept.add(session.theirs.fileno())
     _close_all_but(kept)
     if config.namespaced:
-        namespaced_slot.enter_run()
+        namespaces.enter_run()
     elif sys.platform == "linux":
         _belong_to(slot)
     os.chdir(slot.seen_work)
@@ -157,7 +157,7 @@ def _confine(slot: Slot, abi: int) -> None:
 def _belong_to(slot: Slot) -> None:
     """End with the slot; what this process starts need not, and is known by its mark."""
     if slot.config.abi != 0:
-        marks.mark_self()
+        proc.mark_self()
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != slot.pid:
         # it ended before

@@ -25,7 +25,6 @@ from collections.abc import Callable, Sequence
 from typing import IO, NoReturn
 
 from .. import frames, proc
-from . import process_tree
 
 _TOKEN_BYTES = 8
 _EXIT = struct.Struct(f"!{_TOKEN_BYTES}si")
@@ -198,7 +197,7 @@ def serve(control: socket.socket, run: RunCode) -> NoReturn:
         with open(fds[3], "rb") as job:
             ((header, (token, code)),) = frames.FrameDecoder().feed(job.read())
         # children of earlier runs, which the slot has ended
-        process_tree.reap_all()
+        proc.reap_all()
         exit_code = run(code, header["env"])
         if os.getpid() != own:
             # a fork that the code let run on to its end

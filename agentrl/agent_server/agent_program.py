@@ -11,8 +11,7 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from agentrl.agent_server.driver import ServedDriver
-from agentrl.agent_server.server import PolicyServer
+from agentrl.agent_server.server import PolicyServer, ServedDriver
 from agentrl.errors import ConfigError, EnvError
 from agentrl.rollouts.turns import TurnGenerator
 from agentrl.types import Status

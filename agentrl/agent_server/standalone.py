@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agentrl.agent_server.api.api_error import ApiError, bad_request
-from agentrl.agent_server.driver import ServedDriver
 from agentrl.agent_server.episode import ServedEpisode
-from agentrl.agent_server.server import PolicyServer
+from agentrl.agent_server.server import PolicyServer, ServedDriver
 from agentrl.agent_server.stream_writer import StreamWriter
 from agentrl.envs import Rubric
 from agentrl.errors import ConfigError

@@ -10,13 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.errors import ConfigError, DataError
-from agentrl.render.char_provenance import Provenance, unmarked
 from agentrl.render.chat_template import ChatTemplate, num_shared
-from agentrl.render.encode import Piece, Source
+from agentrl.render.encode import Piece, Provenance, Source, unmarked
 from agentrl.render.families.family import Family
 from agentrl.render.families.probe_messages import ANSWER, CALL, QUESTION, RESULT, THOUGHT, TOOL
-from agentrl.render.message_check import call_arguments, text_content
-from agentrl.render.renderer import Renderer
+from agentrl.render.renderer import Renderer, call_arguments, text_content
 from agentrl.render.vision import Vision
 from agentrl.types import Message, Segment, SegmentKind, ToolSpec, images_in
 from agentrl.types.messages import THOUGHTS_CLOSE, THOUGHTS_OPEN

@@ -28,9 +28,8 @@ from typing import (
 
 from agentrl.errors import ToolError
 from agentrl.tools.context import ToolContext, ToolOutput
-from agentrl.tools.signature import Signature, context_parameter, read_signature
+from agentrl.tools.signature import Signature, context_parameter, read_signature, schema_validator
 from agentrl.tools.threads import TOOL_THREADS
-from agentrl.tools.validate import schema_validator
 from agentrl.types import Image, ToolSpec, place_of_object
 from agentrl.types.user_code.values import to_json
 

@@ -30,7 +30,7 @@ from agentrl.tools.execution.outputs import (
     valid_text,
     with_images_read,
 )
-from agentrl.tools.validate import argument_faults, schema_validator
+from agentrl.tools.signature import argument_faults, schema_validator
 from agentrl.types import (
     CallProblem,
     CallRecord,

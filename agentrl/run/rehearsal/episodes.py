@@ -17,8 +17,8 @@ from typing import Literal
 
 from agentrl.config import StageConfig
 from agentrl.envs import ENV_THREADS, EnvSpec, Rubric, opened_env, solution_of
-from agentrl.envs.rewards.costs import length_cost, tool_cost
 from agentrl.envs.rewards.reward_check import hostile_findings, scorer
+from agentrl.envs.rewards.shape import length_cost, tool_cost
 from agentrl.errors import ConfigError, EnvError
 from agentrl.rollouts import DriverSpec, EpisodeKey, RolloutSpec
 from agentrl.rollouts.group_scores import with_group_scores

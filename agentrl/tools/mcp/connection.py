@@ -25,10 +25,9 @@ from mcp.shared.message import SessionMessage
 
 from agentrl.errors import ToolError
 from agentrl.tools.execution.faults import EndpointError
-from agentrl.tools.mcp.http import bounded_client, server_at
 from agentrl.tools.mcp.server_spec import McpServerSpec
-from agentrl.tools.mcp.stdio import environment, program
-from agentrl.tools.validate import schema_validator
+from agentrl.tools.mcp.transport import bounded_client, environment, program, server_at
+from agentrl.tools.signature import schema_validator
 from agentrl.types.loop_thread import LoopThread
 from agentrl.types.machine import told_end
 

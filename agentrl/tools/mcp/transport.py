@@ -1,6 +1,7 @@
-"""MCP over standard streams: a program's lines as messages, within bounds.
+"""MCP transports: a server's messages over a program's standard streams or over HTTP.
 
-A line that is too long ends the program: nothing that it writes fills the memory.
+Nothing that a server sends fills the memory. A line that is too long ends the program. An answer
+over HTTP has at most as many bytes, an event of a stream too, and neither is unpacked.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any
 
 import anyio
+import httpx2
 from mcp import types
+from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
 
 from agentrl.types.machine import keep_end, program_path
@@ -115,3 +118,49 @@ async def _write_lines(process: asyncio.subprocess.Process, asked: Any) -> None:
 def _kill(process: asyncio.subprocess.Process) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+
+
+_READ_S = 300.0
+"""A stream of events may be silent for so long."""
+
+
+def server_at(url: str, client: httpx2.AsyncClient) -> AbstractAsyncContextManager[Any]:
+    """The streams of a server's messages, by a client of ``bounded_client``."""
+    return streamable_http_client(url, http_client=client, max_sse_event_size=MAX_LINE_BYTES)
+
+
+def bounded_client() -> httpx2.AsyncClient:
+    """A client that takes bounded answers alone; its timeouts are those of MCP's own."""
+    return httpx2.AsyncClient(
+        transport=_BoundedTransport(),
+        headers={"Accept-Encoding": "identity"},
+        timeout=httpx2.Timeout(30.0, read=_READ_S),
+    )
+
+
+class _BoundedTransport(httpx2.AsyncHTTPTransport):
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        response = await super().handle_async_request(request)
+        if response.headers.get("content-encoding", "identity") != "identity":
+            await response.aclose()
+            raise httpx2.DecodingError("the answer is compressed, which was not asked for")
+        if not response.headers.get("content-type", "").lower().startswith("text/event-stream"):
+            assert isinstance(response.stream, httpx2.AsyncByteStream)
+            response.stream = _BoundedStream(response.stream)
+        return response
+
+
+class _BoundedStream(httpx2.AsyncByteStream):
+    def __init__(self, inner: httpx2.AsyncByteStream) -> None:
+        self._inner = inner
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = 0
+        async for chunk in self._inner:
+            size += len(chunk)
+            if size > MAX_LINE_BYTES:
+                raise httpx2.StreamError(f"the answer has more than {MAX_LINE_BYTES:,} bytes")
+            yield chunk
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()

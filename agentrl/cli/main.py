@@ -43,12 +43,19 @@ _COMMANDS = {
     "install": "Build the environment that an engine's servers run in.",
 }
 
+_FILES = {
+    **dict.fromkeys(("init", "doctor", "install"), "setup_commands"),
+    **dict.fromkeys(("ls", "query", "tail", "diff", "show"), "read_commands"),
+    "rollout": "train_command",
+    "play": "try_command",
+}
+"""Where a command is that has no file of its own."""
+
 # A command's file is imported when it is called or its help is shown; what it needs is imported
 # when it runs.
-_OF_RUNS = frozenset({"ls", "query", "tail", "diff", "show", "view", "replay"})
 for _name, _help in _COMMANDS.items():
-    _package = "agentrl.cli.runs" if _name in _OF_RUNS else "agentrl.cli"
-    app.command(f"{_package}.{_name}_command:{_name}_command", name=_name, help=_help)
+    _file = _FILES.get(_name, f"{_name}_command")
+    app.command(f"agentrl.cli.{_file}:{_name}_command", name=_name, help=_help)
 
 _serve = App(name="serve", help="Serve what agentrl has over HTTP.")
 _serve.command(
@@ -65,12 +72,12 @@ app.command(_serve)
 
 _export = App(name="export", help="Write what a run holds for those who do not have the run.")
 _export.command(
-    "agentrl.cli.runs.export_command:export_html_command",
+    "agentrl.cli.view_command:export_html_command",
     name="html",
     help="Write trajectories of a run into one HTML file, which opens without a server.",
 )
 _export.command(
-    "agentrl.cli.runs.export_command:export_model_command",
+    "agentrl.cli.view_command:export_model_command",
     name="model",
     help="Write a checkpoint as a model's folder: safetensors, configuration and tokenizer.",
 )

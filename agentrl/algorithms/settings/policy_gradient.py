@@ -11,9 +11,8 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from agentrl.algorithms.settings.base import ReducedSettings, Reduction
-from agentrl.algorithms.settings.correction import RolloutCorrection
-from agentrl.algorithms.traits import LearnsFrom, Needs
+from agentrl.algorithms.algorithm_spec import LearnsFrom, Needs
+from agentrl.algorithms.settings.base import ReducedSettings, Reduction, RolloutCorrection
 from agentrl.types.section import ActsWith, Count, Decay, Fraction, Natural, Section, Weight
 
 Positive = Annotated[float, Field(gt=0)]

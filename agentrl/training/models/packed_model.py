@@ -33,13 +33,11 @@ from agentrl.training.data.kernel_attention import (
     choose_attention,
 )
 from agentrl.training.data.prefix_tree import ROOT, Span
-from agentrl.training.models.block_forward import Recompute
 from agentrl.training.models.computed_buffers import check_buffers, compute_buffers
 from agentrl.training.models.folder_weights import FolderWeights, names_of, weight_files
-from agentrl.training.models.mlp_row_skip import MLP_ROWS, skip_mlp_rows
 from agentrl.training.models.names import DType, torch_dtype
-from agentrl.training.models.patch_rmsnorm import patch_rmsnorm
-from agentrl.training.parallel.rank_mesh import FULL, RankMesh, Sharding
+from agentrl.training.models.trunk import MLP_ROWS, Recompute, patch_rmsnorm, skip_mlp_rows
+from agentrl.training.parallel.process_group import FULL, RankMesh, Sharding
 from agentrl.training.parallel.sequence_parallel import (
     Ulysses,
     check_sequence_parallel,
@@ -81,7 +79,7 @@ class ModelSpec:
         model_path: a Hugging Face folder.
         dtype: of the forward and of what is published; parameters are at least float32.
         attention: how a row attends; see ``choose_attention``.
-        gradient_checkpointing: recompute layers in the backward; see ``block_forward``.
+        gradient_checkpointing: recompute layers in the backward; see ``trunk``.
         offload: what waits in the host's memory while no method needs it; see ``Residency``.
         head_dtype: of the output layer's products, beside a forward in bfloat16; None is ``dtype``.
         compile: compile layers, and round rows up to few lengths.
@@ -116,7 +114,7 @@ class PackedModel(nn.Module):
 
     Attributes:
         head_dtype: of the output layer's products; None is the forward's.
-        skips_mlp_rows: whether the last MLP computes chosen rows alone (``mlp_row_skip``); on a CPU
+        skips_mlp_rows: whether the last MLP computes chosen rows alone (``trunk``); on a CPU
             only.
         sequence: the ranks that hold a row together; None for one.
         names: of its parameters in its folder.

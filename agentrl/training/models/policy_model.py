@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.errors import ConfigError, DataError
 from agentrl.training.data.packing import Packed
-from agentrl.training.models.block_forward import COMPILER
 from agentrl.training.models.chunked_head import ChunkedHead
 from agentrl.training.models.packed_model import (
     CPU,
@@ -27,8 +26,9 @@ from agentrl.training.models.packed_model import (
     attention_of,
     open_pretrained,
 )
+from agentrl.training.models.trunk import COMPILER
 from agentrl.training.parallel.collectives import gather_parts
-from agentrl.training.parallel.rank_mesh import RankMesh
+from agentrl.training.parallel.process_group import RankMesh
 from agentrl.training.parallel.tensor_parallel import VocabularyShard
 
 _CHUNK_ELEMENTS = 2**25

@@ -1,17 +1,45 @@
-"""Doctor command: ``agentrl doctor``."""
+"""Setup commands: ``agentrl init``, ``agentrl doctor`` and ``agentrl install``."""
 
 from __future__ import annotations
 
 import os
 import platform
 from collections.abc import Iterator, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from agentrl.cli.terminal import print_table, say
-from agentrl.errors import MachineError
+from agentrl.errors import ConfigError, MachineError
+
+_FILES = ("task.py", "test_task.py", "config.yaml")
+
+
+def init_command(folder: Path, /) -> None:
+    """Write a first project: a tool, an environment, a reward, a test and a configuration.
+
+    It trains two steps of a tiny model on a CPU, and is meant to be changed.
+
+    Parameters
+    ----------
+    folder
+        Where; a file that is there already is never written over.
+    """
+    there = [name for name in _FILES if (folder / name).exists()]
+    if there:
+        raise ConfigError(f"{folder / there[0]} exists already; name another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    templates = files("agentrl.cli") / "project"
+    for name in _FILES:
+        text = (templates / f"{name}.txt").read_text(encoding="utf-8")
+        (folder / name).write_text(text, encoding="utf-8")
+    say(f"{folder}: {', '.join(_FILES)}")
+    say(f"agentrl check {folder / 'config.yaml'}    # data, tools, environment and rewards")
+    say(f"agentrl play {folder / 'config.yaml'}     # be the policy")
+    say(f"agentrl train {folder / 'config.yaml'}    # two steps of a tiny model")
+
 
 _PACKAGES = ("agentrl", "torch", "ray", "transformers", "tokenizers")
 
@@ -128,3 +156,37 @@ def _accelerators() -> Iterator[str]:
     nccl = torch.cuda.nccl.version() if distributed.is_nccl_available() else ()  # type: ignore[no-untyped-call]
     yield f"CUDA of torch {torch.version.cuda}, NCCL {'.'.join(map(str, nccl)) or 'absent'}"
     yield f"model.attention on a GPU: {', '.join(usable_attention())}"
+
+
+def install_command(
+    engine: str,
+    /,
+    *,
+    folder: Annotated[Path | None, Parameter(name="--dir")] = None,
+    gpu: Annotated[bool, Parameter(negative=())] = False,
+    torch_index: str | None = None,
+) -> None:
+    """Build the environment that a server of another program runs in, beside agentrl's own.
+
+    Parameters
+    ----------
+    engine
+        The engine that starts such servers, such as sglang. Takes minutes, and about 2 GB without
+        a GPU.
+    folder
+        Where; by default below the user's data folder, where rollout.ENGINE.python finds it.
+    gpu
+        With CUDA; by default for the CPU.
+    torch_index
+        A package index that has torch for the CPU, instead of PyTorch's own.
+    """
+    from agentrl.engines.find import server_environment
+
+    environment = server_environment(engine)
+    recipe = environment.recipe("gpu" if gpu else "cpu")
+    place = (folder or environment.folder(recipe)).expanduser().absolute()
+    python, made = environment.build(place, recipe, torch_index=torch_index, tell=say)
+    state = "ready" if made else "there already"
+    say(f"{environment.product} {environment.version} is {state}: {python}")
+    if folder is not None:
+        say(f"use it with rollout.engine={engine} rollout.{environment.engine}.python={python}")

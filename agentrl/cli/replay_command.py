@@ -194,9 +194,10 @@ def _ask(replayer: Replayer, count: int) -> None:
     """
     code = replayer.code()
     if not sys.stdin.isatty():
+        listed = "; ".join(code) or "agentrl's own environment alone"
         raise ConfigError(
-            f"a replay runs code ({_listed(code)}), and there is no terminal to ask; read it, then "
-            "pass --trust"
+            f"a replay runs code ({listed}), and there is no terminal to ask; read it, then pass "
+            "--trust"
         )
     say(f"{counted(count, 'episode')} to play again. That runs:", file=sys.stderr)
     for line in code:
@@ -204,7 +205,3 @@ def _ask(replayer: Replayer, count: int) -> None:
     print("Go on? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().casefold() not in ("y", "yes"):
         raise ConfigError("nothing was run; `agentrl replay --trust` does not ask")
-
-
-def _listed(code: Sequence[str]) -> str:
-    return "; ".join(code) or "agentrl's own environment alone"

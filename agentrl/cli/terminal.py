@@ -219,7 +219,8 @@ def print_json_line(value: Mapping[str, Any]) -> None:
 
 def _json(value: Mapping[str, Any] | Sequence[Any], indent: int | None = None) -> str:
     # JSON has no NaN and no infinity: a second reading turns both into null.
-    finite = json.loads(json.dumps(value, default=_plain), parse_constant=lambda _: None)
+    plain = json.dumps(value, default=lambda it: dict(it) if isinstance(it, Mapping) else str(it))
+    finite = json.loads(plain, parse_constant=lambda _: None)
     spelled = "utf" not in (sys.stdout.encoding or "utf-8").lower()
     return printable_json(json.dumps(finite, indent=indent, ensure_ascii=spelled))
 
@@ -231,10 +232,6 @@ def escape_what_cannot_be_written() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-
-
-def _plain(value: Any) -> Any:
-    return dict(value) if isinstance(value, Mapping) else str(value)
 
 
 Count = Annotated[int, Parameter(validator=Number(gte=0))]

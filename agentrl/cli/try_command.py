@@ -221,15 +221,12 @@ def _show(messages: Sequence[Message], tools: Sequence[ToolSpec] | None) -> None
 def _print_end(trajectory: Trajectory) -> None:
     last = trajectory.turns[-1] if trajectory.turns else None
     answered = [record.result for record in last.calls if record.result] if last else []
-    _show([*(result.message() for result in answered), *_unanswered(trajectory)], None)
+    # What the environment said last, beside the answers to calls.
+    said = [message for message in trajectory.last_observed if message["role"] != "tool"]
+    _show([*(result.message() for result in answered), *said], None)
     reward = "none" if trajectory.reward is None else f"{trajectory.reward:g}"
     parts = ", ".join(f"{name} {value:g}" for name, value in trajectory.rewards.items())
     detail = f": {trajectory.status.detail}" if trajectory.status.detail else ""
     say(f"{trajectory.status}{detail}   reward {reward}{f' = {parts}' if parts else ''}")
     for part, why in trajectory.reasons.items():
         say(f"  why {part}: {why}")
-
-
-def _unanswered(trajectory: Trajectory) -> Sequence[Message]:
-    """What the environment said last, beside the answers to calls."""
-    return [message for message in trajectory.last_observed if message["role"] != "tool"]

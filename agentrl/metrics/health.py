@@ -127,15 +127,11 @@ def _by_id(trajectory: Trajectory) -> Any:
     return trajectory.group_index, trajectory.rollout_index
 
 
-def _calls(trajectory: Trajectory) -> int:
-    return sum(len(turn.calls) for turn in trajectory.turns)
-
-
 _SHOWING: Mapping[str, tuple[str, Callable[[Trajectory], Any], str]] = {
     "ratio_jump": ("", _by_id, "clipped"),
     "mismatch_jump": ("", _by_id, "mismatch"),
     "reward_stuck": ("", lambda trajectory: trajectory.reward, ""),
-    "tool_collapse": ("calls=0", _calls, ""),
+    "tool_collapse": ("calls=0", lambda one: sum(len(turn.calls) for turn in one.turns), ""),
     "unknown_tokens": ("", lambda trajectory: -trajectory.info.get("unknown_frac", 0.0), ""),
     "length_explosion": ("", lambda trajectory: -trajectory.num_policy_tokens, ""),
 }

@@ -370,10 +370,6 @@ def _is_a(kind: Callable[[Any], bool], function: Callable[..., Any]) -> bool:
     return kind(function) or (not inspect.isroutine(function) and kind(type(function).__call__))
 
 
-def _text(content: str | bytes) -> str:
-    return content.decode("utf-8", "replace") if isinstance(content, bytes) else content
-
-
 def check_limits(name: str, limits: ToolLimits) -> None:
     """Refuses a limit that is not above 0.
 
@@ -408,9 +404,12 @@ def merged(pieces: Sequence[str | ToolOutput]) -> ToolOutput:
     for output in outputs:
         for name, value in (output.metrics or {}).items():
             metrics[name] = metrics.get(name, 0.0) + value
-    texts = [output.content for output in outputs]
+    texts = [
+        one.content.decode("utf-8", "replace") if isinstance(one.content, bytes) else one.content
+        for one in outputs
+    ]
     return ToolOutput(
-        "".join(map(_text, texts)),
+        "".join(texts),
         error=next((one.error for one in reversed(outputs) if one.error is not None), None),
         truncated=any(one.truncated for one in outputs),
         metrics=metrics or None,

@@ -189,7 +189,11 @@ class ToolExecutor:
         Raises:
             ToolError: two of one name, a name that is none, or something else.
         """
-        new = [tool for tool in tools if isinstance(tool, Tool) and self._is_new(tool)]
+        new = [
+            tool
+            for tool in tools
+            if isinstance(tool, Tool) and self._known.get(tool.spec.name) is not tool
+        ]
         names = [tool.spec.name if isinstance(tool, Tool) else str(tool) for tool in tools]
         known = {*self._known, *(tool.spec.name for tool in new)}
         for name, tool in zip(names, tools, strict=True):
@@ -202,9 +206,6 @@ class ToolExecutor:
             self._add(tool)
         self._offered = {name: self._known[name] for name in names}
         return new
-
-    def _is_new(self, tool: Tool) -> bool:
-        return self._known.get(tool.spec.name) is not tool
 
     def _add(self, tool: Tool) -> None:
         name = tool.spec.name

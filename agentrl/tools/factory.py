@@ -267,11 +267,9 @@ def _is_method(target: Callable[..., Any]) -> bool:
     """Whether a function is written in the body of a class, and takes its instance."""
     scope = getattr(target, "__qualname__", "").rpartition(".")[0]
     in_class = bool(scope) and not scope.endswith("<locals>")
-    return inspect.isfunction(target) and in_class and _first(target) == "self"
-
-
-def _first(target: Callable[..., Any]) -> str:
-    return next(iter(inspect.signature(target).parameters), "")
+    if not (inspect.isfunction(target) and in_class):
+        return False
+    return next(iter(inspect.signature(target).parameters), "") == "self"
 
 
 def _check_described(name: str, description: str | None) -> None:

@@ -110,11 +110,8 @@ def _resolved(
             f"({', '.join(BUILT_IN)}){did_you_mean(name, BUILT_IN)} "
             "Name one of yours as file.py:name or module:name"
         )
-    return _made_of(load_named(name, base_dir, _broken), name, entry.args, resources)
-
-
-def _broken(rule: str) -> ConfigError:
-    return ConfigError(f"ToolEnv.tools{rule}")
+    found = load_named(name, base_dir, lambda rule: ConfigError(f"ToolEnv.tools{rule}"))
+    return _made_of(found, name, entry.args, resources)
 
 
 def _made_of(

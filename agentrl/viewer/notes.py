@@ -43,10 +43,6 @@ def _rising(given: tuple[int, int]) -> tuple[int, int]:
     return given
 
 
-def _once(given: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(given))
-
-
 Label: TypeAlias = Annotated[str, AfterValidator(_word)]
 
 
@@ -73,9 +69,9 @@ class Note(BaseModel):
     turn: Index | None = None
     tokens: Annotated[tuple[Index, Index], AfterValidator(_rising)] | None = None
     labels: Annotated[
-        tuple[Annotated[str, AfterValidator(_word)], ...],
+        tuple[Label, ...],
         Field(max_length=20),
-        AfterValidator(_once),
+        AfterValidator(lambda given: tuple(dict.fromkeys(given))),
     ] = ()
     text: Annotated[str, Field(max_length=20_000)] = ""
     user: str

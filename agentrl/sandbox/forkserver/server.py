@@ -53,7 +53,10 @@ class HostSettings:
     @property
     def permits(self) -> int:
         """Runs at one time."""
-        return self.max_executing or 2 * _usable_cores()
+        if self.max_executing:
+            return self.max_executing
+        affine = hasattr(os, "sched_getaffinity")
+        return 2 * (len(os.sched_getaffinity(0)) if affine else os.cpu_count() or 1)
 
     def first_frame(self) -> dict[str, Any]:
         """What the supervisor is told at its start."""
@@ -277,7 +280,3 @@ class ForkServer:
         for slot in slots.values():
             slot.close()
             fail(slot.closed, error)
-
-
-def _usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -140,7 +140,7 @@ class AnnotationIndex:
         for error in errors:
             self._on_damage(error)
         own = [one for one in found if one.annotation.trajectory_id == trajectory_id]
-        return sorted(own, key=_age)
+        return sorted(own, key=lambda one: (one.resumes, one.annotation.step, one.recorded_at))
 
     def _read_rows(self, trajectory_id: str) -> tuple[list[StoredAnnotation], list[StoreError]]:
         found = []
@@ -239,7 +239,3 @@ class _AppendedLog:
             else:
                 place = f"the line at {start} of {self.path}"
                 on_damage(StoreError(f"{place} names no trajectory: {record!r:.200}"))
-
-
-def _age(stored: StoredAnnotation) -> tuple[int, int, float]:
-    return stored.resumes, stored.annotation.step, stored.recorded_at

@@ -93,17 +93,12 @@ def write_shard(path: Path, rows: Iterable[StoredRow]) -> int:
     return TrajectoryShardWriter(path).write(rows)
 
 
-def read_summaries(path: Path) -> pa.Table:
-    """The summary columns of every row, in order.
+def read_columns(path: Path, names: Sequence[str]) -> pa.Table:
+    """Some columns of every row, in order; none of them is an array.
 
     Raises:
         StoreError: the file is no shard, is of another format, or lacks a column.
     """
-    return read_columns(path, SUMMARY_COLUMNS)
-
-
-def read_columns(path: Path, names: Sequence[str]) -> pa.Table:
-    """Some columns of every row, none of them an array; otherwise as ``read_summaries``."""
     with reading_shard(f"{path} cannot be read as a shard"), _opened(path) as file:
         return _table(file, names).combine_chunks()
 
@@ -254,17 +249,12 @@ def live_texts(path: Path) -> Iterator[Row]:
 
     What cannot be read is passed over; ``TrajectoryReader.damage`` names it.
     """
-
-    def named_by_the_reader(error: StoreError) -> None:
-        pass
-
-    for record in read_jsonl(path, named_by_the_reader):
+    for record in read_jsonl(path, lambda error: None):
         try:
             row, _ = read_live_row(path, record)
-        except StoreError as error:
-            named_by_the_reader(error)
-        else:
-            yield row
+        except StoreError:
+            continue
+        yield row
 
 
 class TrajectoryFiles(StepFiles[StoredRow]):

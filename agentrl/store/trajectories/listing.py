@@ -16,7 +16,7 @@ from agentrl.store.json_text import from_json
 from agentrl.store.jsonl import Damage, JsonFollower, parse_line
 from agentrl.store.step_files import with_frames
 from agentrl.store.trajectories.columns import SUMMARY_COLUMNS, Row, TokenArrays, chosen
-from agentrl.store.trajectories.files import read_live_row, read_shard_row, read_summaries
+from agentrl.store.trajectories.files import read_columns, read_live_row, read_shard_row
 from agentrl.types import Purpose, StatusKind
 
 
@@ -122,7 +122,7 @@ class ShardListing:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._table = read_summaries(path)
+        self._table = read_columns(path, SUMMARY_COLUMNS)
         self.ids: list[str] = self._table["id"].to_pylist()
         self.recorded_at: list[float] = self._table["recorded_at"].to_pylist()
 

@@ -206,7 +206,7 @@ class DiskIndex(WordIndex):
         self._documents = _Strings(self.folder, "documents")
 
     def _document(self, position: int) -> Document:
-        return Document(*json.loads(self._documents.at(position)))
+        return Document(*json.loads(self._documents[position]))
 
 
 def cache_folder() -> Path:
@@ -231,19 +231,16 @@ class _Strings:
     def __len__(self) -> int:
         return len(self._ends)
 
-    def at(self, position: int) -> bytes:
+    def __getitem__(self, position: int) -> bytes:
         """The text at a position, UTF-8."""
         start = int(self._ends[position - 1]) if position else 0
         return self._bytes[start : int(self._ends[position])]
-
-    def __getitem__(self, position: int) -> bytes:
-        return self.at(position)
 
     def find(self, word: str) -> int | None:
         """The position of a word among sorted ones; None where it is none of them."""
         wanted = word.encode(errors="surrogatepass")
         position = bisect_left(self, wanted)
-        return position if position < len(self) and self.at(position) == wanted else None
+        return position if position < len(self) and self[position] == wanted else None
 
 
 class _StringsWriter:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -82,7 +83,7 @@ class SearchClient:
         self._http.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _client, (self.url, self._timeout_s)
+        return partial(SearchClient, self.url, timeout_s=self._timeout_s), ()
 
     def _asked(self, method: str, url: str, **given: Any) -> Mapping[str, Any]:
         try:
@@ -103,10 +104,6 @@ class SearchClient:
 
     def _failed(self, reason: str, *, sent: bool = True) -> EndpointError:
         return EndpointError(f"the search server {self._root} failed: {reason}", sent=sent)
-
-
-def _client(url: str, timeout_s: float) -> SearchClient:
-    return SearchClient(url, timeout_s=timeout_s)
 
 
 def _hit(entry: Mapping[str, Any]) -> Hit:
@@ -236,9 +233,5 @@ def load_index(documents: str, base_dir: str, index_dir: str | None = None) -> R
     if ":" not in documents or documents.endswith(_FILES):
         folder = None if index_dir is None else Path(base_dir, Path(index_dir).expanduser())
         return DiskIndex(Path(base_dir, Path(documents).expanduser()), folder)
-    found = load_named(documents, base_dir, _broken)
+    found = load_named(documents, base_dir, lambda rule: ConfigError(f"documents{rule}"))
     return found if isinstance(found, Retriever) else SearchIndex(found)
-
-
-def _broken(rule: str) -> ConfigError:
-    return ConfigError(f"documents{rule}")

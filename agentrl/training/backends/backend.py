@@ -31,21 +31,8 @@ from agentrl.training.models.checksum import tensor_checksum
 from agentrl.training.models.packed_model import ModelSpec
 from agentrl.training.optim.optim_spec import OptimSpec
 from agentrl.training.parallel.process_group import DistSpec
+from agentrl.training.save_result import SaveResult
 from agentrl.types import Part, Stat
-
-
-@dataclass(frozen=True, slots=True)
-class SaveResult:
-    """What became of a checkpoint, equal on every rank.
-
-    Args:
-        seconds: from the copy to the last file.
-        error: why there is none; None where it is whole.
-    """
-
-    seconds: float
-    error: StoreError | None = None
-
 
 _Part: TypeAlias = tuple[Tensor, int, tuple[Tensor, ...]]
 """A sum, a count, and the extremes of what was summed."""

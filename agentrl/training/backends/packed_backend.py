@@ -20,7 +20,6 @@ from agentrl.training.backends.backend import (
     MicroBatches,
     ModelInfo,
     RoleModel,
-    SaveResult,
     StatSum,
     StepResult,
     TrainBackend,
@@ -41,6 +40,7 @@ from agentrl.training.optim.optim_spec import OptimSpec
 from agentrl.training.optim.optimizer import build_optimizers
 from agentrl.training.parallel.process_group import FULL, DistSpec, Sharding
 from agentrl.training.parallel.shards import local
+from agentrl.training.save_result import SaveResult
 from agentrl.types import Part
 
 

@@ -37,7 +37,6 @@ from torch.distributed.tensor import DTensor
 
 from agentrl.errors import StoreError
 from agentrl.store import write_failure, write_text
-from agentrl.training.backends.backend import SaveResult
 from agentrl.training.fsdp.checkpoint_files import (
     FORMAT,
     LAYOUT,
@@ -52,6 +51,7 @@ from agentrl.training.fsdp.sharding import sharded_parameters
 from agentrl.training.models.names import PREFIX
 from agentrl.training.models.packed_model import PackedModel
 from agentrl.training.parallel.shards import local
+from agentrl.training.save_result import SaveResult
 
 
 class CheckpointWriter:

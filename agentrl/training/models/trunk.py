@@ -70,7 +70,8 @@ def wrap_blocks(blocks: Sequence[nn.Module], *, recompute: Recompute, compiles: 
         compiles: whether ``torch.compile`` makes their forward.
     """
     if compiles:
-        _allow_graphs()
+        torch._dynamo.config.recompile_limit = GRAPHS
+        torch._dynamo.config.fail_on_recompile_limit_hit = True
         _leave_out_attention()
     for block in blocks:
         forward: Callable[..., Any] = block.forward
@@ -118,11 +119,6 @@ class _Policy:
             self._products[context.is_recompute] += 1
             keeps = self._products[context.is_recompute] % 2 == 1
         return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
-
-
-def _allow_graphs() -> None:
-    torch._dynamo.config.recompile_limit = GRAPHS
-    torch._dynamo.config.fail_on_recompile_limit_hit = True
 
 
 def _leave_out_attention() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from agentrl.algorithms import AlgorithmSpec
 from agentrl.errors import TrainingError
-from agentrl.training.backends.backend import Loss, RoleModel, SaveResult, StepResult
+from agentrl.training.backends.backend import Loss, RoleModel, StepResult
 from agentrl.training.data.packing import Extras
 from agentrl.training.models.names import DType, torch_dtype
 from agentrl.training.models.packed_model import ModelSpec
@@ -22,6 +22,7 @@ from agentrl.training.optim.optim_spec import OptimSpec
 from agentrl.training.optim.optimizer import learning_rate_factor
 from agentrl.training.parallel.process_group import DistSpec
 from agentrl.training.roles.role import Role
+from agentrl.training.save_result import SaveResult
 from agentrl.types import BatchShard, Collect, Dispatch, Stat, Stats, register
 
 logger = logging.getLogger(__name__)

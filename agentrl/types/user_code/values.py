@@ -36,11 +36,7 @@ _text = json.JSONEncoder(skipkeys=True, default=lambda value: type(value).__name
 _watchers: list[list[tuple[Task, Task]]] = []
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
-def private_copy(value: T, leaf: Callable[[Any], Any] = _same) -> T:
+def private_copy(value: T, leaf: Callable[[Any], Any] = lambda value: value) -> T:
     """A copy whose dicts, lists and records are its own.
 
     Args:
@@ -160,16 +156,13 @@ def to_json(value: object) -> str:
         TypeError: it holds something that JSON lacks, or itself.
     """
     try:
-        return json.dumps(value, ensure_ascii=False, default=_plain)
+        default = partial(to_jsonable_python, fallback=_of_others)
+        return json.dumps(value, ensure_ascii=False, default=default)
     except ValueError as error:
         if "Circular" not in str(error) and type(error) is ValueError:
             # Such as an integer of too many digits.
             raise
         raise TypeError(str(error)) from error
-
-
-def _plain(value: Any) -> Any:
-    return to_jsonable_python(value, fallback=_of_others)
 
 
 def _of_others(value: Any) -> Any:

@@ -20,7 +20,7 @@ import logging
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from agentrl.errors import AgentRLError, RunInterruptedError
 from agentrl.types.user_code.place import described, exited, is_stdlib, place_of_object
@@ -30,14 +30,23 @@ logger = logging.getLogger(__name__)
 GRACE_S = 5.0
 """Seconds that a coroutine may go on after it was cancelled."""
 
+T = TypeVar("T")
 
-def _nothing() -> None:
-    return None
+Failed: TypeAlias = Callable[[BaseException], BaseException]
+"""Makes a boundary's error of what was raised behind it; what it gives back as it is stays so."""
+
+EXIT_CODE = 3
+"""What a command returns where a user's code exited instead of returning or raising."""
+
+InThread: TypeAlias = Callable[[Callable[[], Any]], Awaitable[Any]]
+"""Runs a synchronous call in a thread, as ``BoundedThreads.run`` does."""
+
+_RAISE = dis.opmap["RAISE_VARARGS"]
 
 
 @types.coroutine
 def ended_when_cancelled(
-    work: Coroutine[Any, Any, T], name: Callable[[], str], left: Callable[[], None] = _nothing
+    work: Coroutine[Any, Any, T], name: Callable[[], str], left: Callable[[], None] = lambda: None
 ) -> Generator[Any, Any, T]:
     """What ``work`` gives.
 
@@ -112,28 +121,10 @@ def _close(work: Coroutine[Any, Any, Any], name: str) -> None:
     )
 
 
-T = TypeVar("T")
-
-Failed: TypeAlias = Callable[[BaseException], BaseException]
-"""Makes a boundary's error of what was raised behind it; what it gives back as it is stays so."""
-
-EXIT_CODE = 3
-"""What a command returns where a user's code exited instead of returning or raising."""
-
-_RAISE = dis.opmap["RAISE_VARARGS"]
-
-
 class DeadlineError(TimeoutError):
     """The deadline of a call passed; a TimeoutError that the call itself raised is another
     thing.
     """
-
-
-class InThread(Protocol):
-    """Runs a synchronous call in a thread, as ``BoundedThreads.run`` does."""
-
-    def __call__(self, work: Callable[[], Any], /) -> Awaitable[Any]:
-        """What ``work`` gives."""
 
 
 def failed_as(made: Callable[[str], AgentRLError], what: str, remedy: str = "") -> Failed:

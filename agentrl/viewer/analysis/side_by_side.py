@@ -12,7 +12,6 @@ from difflib import SequenceMatcher
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from agentrl.store import Annotation, TokenArrays
 from agentrl.types import CallRecord, SegmentKind, Trajectory, Turn, concat_ids, content_text
@@ -47,6 +46,7 @@ def group_view(
     compared = [row for row in ordered if row.get("purpose") != "baseline"]
     rewards = [float(row["reward"]) for row in compared if row["reward"] is not None]
     learned = {one.trajectory_id: one for one in annotations if "advantages" in one.arrays}
+    ids = [tokens[row["id"]].token_ids for row in ordered]
     return {
         "rows": ordered,
         "reward_mean": float(np.mean(rewards)) if rewards else None,
@@ -56,7 +56,7 @@ def group_view(
             name: _mean_advantages(one, tokens[name], (agents or {}).get(name, ()))
             for name, one in learned.items()
         },
-        "shared_tokens": _shared([tokens[row["id"]].token_ids for row in ordered]),
+        "shared_tokens": min((common_prefix(ids[0], other) for other in ids), default=0),
         "drop_reason": next((row["drop_reason"] for row in ordered if row.get("drop_reason")), ""),
     }
 
@@ -76,11 +76,6 @@ def _mean_advantages(
     for turn, advantage in zip(turns[trained].tolist(), advantages[trained].tolist(), strict=True):
         own.setdefault(agents[turn] if turn < len(agents) else "", []).append(advantage)
     return {agent: float(np.mean(values)) for agent, values in own.items()}
-
-
-def _shared(sequences: Sequence[npt.NDArray[np.int32]]) -> int:
-    """How many leading ids all sequences have in common."""
-    return min((common_prefix(sequences[0], other) for other in sequences), default=0)
 
 
 SERIES = ("reward", "num_policy_tokens", "num_turns", "num_calls", "num_tool_errors")

@@ -156,9 +156,10 @@ def export_html(
     damage = tuple(dict.fromkeys([*run.damage(), *answers.damage]))
     if not answers.rows:
         raise DataError(f"no trajectory of {run.name} to export can be read: {'; '.join(damage)}")
+    icon = (STATIC / "icon.svg").read_bytes()
     kept = {
         "answers": answers.packed,
-        "images": answers.images | {"icon.svg": _icon()},
+        "images": answers.images | {"icon.svg": data_url(icon, "image/svg+xml")},
         "start": f"#/run/{run.key}/trajectories",
     }
     text = _page(redaction.text(run.name), json.dumps(kept))
@@ -189,10 +190,6 @@ def _page(name: str, kept: str) -> str:
         data=kept.replace("<", "\\u003c"),
         scripts="\n".join(f"<script{kind}>{text}</script>" for kind, text in scripts),
     )
-
-
-def _icon() -> str:
-    return data_url((STATIC / "icon.svg").read_bytes(), "image/svg+xml")
 
 
 def _hash(text: str) -> str:

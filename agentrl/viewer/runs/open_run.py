@@ -223,15 +223,6 @@ class OpenRun(Closing):
         return self._loaded(self.directory.config_path, parse_yaml)
 
     @property
-    def record(self) -> dict[str, Any]:
-        """``run.json``.
-
-        Raises:
-            StoreError: it cannot be read.
-        """
-        return self.directory.read_record()
-
-    @property
     def summary(self) -> Mapping[str, Any]:
         """``summary.json``; empty while the run has none that can be read."""
         return self._loaded(self.directory.summary_path, from_json)

@@ -317,7 +317,7 @@ def _offered_tools(run: OpenRun, trajectory: Trajectory) -> dict[str, bytes]:
 
 def _template(run: OpenRun, stage: str) -> ChatTemplateText | None:
     """The chat template that the run keeps of a stage; None where it keeps none."""
-    kept = run.record.get("tokenizers") or {}
+    kept = run.directory.read_record().get("tokenizers") or {}
     own: Mapping[str, str] = kept.get(stage) or next(iter(kept.values()), {})
     if "chat_template.jinja" not in own:
         return None

@@ -43,7 +43,7 @@ def run_row(run: OpenRun) -> dict[str, Any]:
 
 
 def _row(run: OpenRun) -> dict[str, Any]:
-    record = run.record
+    record = run.directory.read_record()
     run.metrics.refresh()
     trajectories = run.num_trajectories()
     name, points = _sparkline(run)
@@ -73,7 +73,7 @@ def run_view(run: OpenRun) -> dict[str, Any]:
     return {
         "key": run.key,
         "name": run.name,
-        "record": run.record,
+        "record": run.directory.read_record(),
         "stages": stages_of(run.config),
         "columns": {name: column.record() for name, column in run.reader.columns().items()},
         "detail": run.setting("detail"),
@@ -167,10 +167,11 @@ def overview(run: OpenRun) -> dict[str, Any]:
     run.metrics.refresh()
     alerts = [located(run, event) for event in run.events() if event.get("level") != "info"]
     stage = _trained_by_rewards(run)
+    reasons = run.index().facets()["columns"].get("drop_reason", [])
     found = findings(
-        _rows(run, stage),
+        [located(run, row, stage) for row in run.metrics.stage(stage).rows()],
         alerts,
-        dropped=_dropped(run),
+        dropped={reason: count for reason, count in reasons if reason},
         worst_token=lambda step: _worst_token(run, step, stage),
     )
     return {
@@ -217,15 +218,6 @@ def _trained_by_rewards(run: OpenRun) -> str | None:
     stages = run.metrics.stages
     rewarded = [name for name, own in stages.items() if "reward/mean" in own.names()]
     return [None, *stages, *rewarded][-1]
-
-
-def _rows(run: OpenRun, stage: str | None) -> list[dict[str, Any]]:
-    return [located(run, row, stage) for row in run.metrics.stage(stage).rows()]
-
-
-def _dropped(run: OpenRun) -> dict[str, int]:
-    counts = run.index().facets()["columns"].get("drop_reason", [])
-    return {reason: count for reason, count in counts if reason}
 
 
 def _worst_token(run: OpenRun, step: int, stage: str | None) -> BlameRow | None:

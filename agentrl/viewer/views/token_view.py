@@ -235,10 +235,8 @@ def _sequence(pieces: TokenPieces, row: StoredRow, path: list[int]) -> dict[str,
     for first, end in pairwise(sorted({0, *changes.tolist(), len(ids)})):
         parts.append(decoder.decode(b"".join(data[first:end]), end == len(ids)))
         begin = spans[-1][1] if spans else 0
+        # The browser counts UTF-16 code units.
+        end_unit = begin + len(parts[-1].encode("utf-16-le", "surrogatepass")) // 2
         kind = SegmentKind(int(kinds[first])).name.lower()
-        spans.append((begin, begin + _units(parts[-1]), kind, int(turns[first])))
+        spans.append((begin, end_unit, kind, int(turns[first])))
     return {"turns": path, "text": "".join(parts), "spans": spans}
-
-
-def _units(text: str) -> int:
-    return len(text.encode("utf-16-le", "surrogatepass")) // 2

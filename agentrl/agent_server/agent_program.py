@@ -132,6 +132,8 @@ class ProgramDriver(ServedDriver):
         ended = asyncio.create_task(self.episode.until_end())
         try:
             await asyncio.wait({exited, ended}, return_when=asyncio.FIRST_COMPLETED)
+            # A request may have ended the episode just before the program exits: the episode's word
+            # counts.
             return ended.result() if ended.done() else await self._by_exit(exited.result())
         finally:
             for task in (exited, ended):
@@ -145,6 +147,8 @@ class ProgramDriver(ServedDriver):
                 _signal_group(process.pid, signal.SIGTERM)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(process.wait(), _LEAVE_S)
+            # What the program started may outlive it: the group is ended even where the program
+            # left by itself.
             _signal_group(process.pid, signal.SIGKILL)
             await process.wait()
         for task in self._outputs:
@@ -162,6 +166,7 @@ class ProgramDriver(ServedDriver):
                 stderr=asyncio.subprocess.PIPE,
                 cwd=spec.cwd,
                 env=spec.variables(self.url, self.episode_id),
+                # Its own process group, by which it is ended with all that it started.
                 start_new_session=True,
             )
         except OSError as error:

@@ -102,6 +102,7 @@ class StandaloneServer(PolicyServer):
 
     async def outcome(self, episode_id: str) -> dict[str, Any]:
         """See ``EpisodeRegistry.outcome``."""
+        # A client that hangs up cancels its request, never the episode.
         trajectory = await asyncio.shield(self._playing[episode_id])
         return {
             "id": episode_id,
@@ -132,6 +133,7 @@ class StandaloneServer(PolicyServer):
         Raises:
             AgentRLError: the error that ``keep`` raised.
         """
+        # Whoever stops waiting must not cancel the failure that others wait for.
         await asyncio.shield(self._failure)
 
     def _remove(self, episode_id: str) -> None:

@@ -102,7 +102,8 @@ def run(tokens: Sequence[str]) -> int:
         return _fail(ConfigError(f"{error}; `agentrl --help` lists commands and options"))
     except AgentRLError as error:
         return _fail(error)
-    except SystemExit as error:  # of a task that a user's code started beside its own
+    except SystemExit as error:
+        # A task that a user's code started beside its own has exited.
         from agentrl.types.user_code.place import described
         from agentrl.types.user_code.wall import EXIT_CODE
 
@@ -112,7 +113,8 @@ def run(tokens: Sequence[str]) -> int:
     except KeyboardInterrupt as error:
         _tell(_interrupted(error))
         return 130
-    except BrokenPipeError:  # the reader of the output has closed it
+    except BrokenPipeError:
+        # The reader of the output has closed it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return code if isinstance(code, int) else 0

@@ -139,7 +139,8 @@ _GROWTH = 8
 _LONGEST_TOKEN = 16
 
 
-class JSONFault(ValueError):  # noqa: N818 - what a text has, not what a program does
+# No error by name: it is what a text has, not what a program does.
+class JSONFault(ValueError):  # noqa: N818
     """Why a text is no JSON.
 
     Args:

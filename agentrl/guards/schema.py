@@ -56,7 +56,8 @@ _ONE_WITHIN = frozenset({"prefixItems", "properties"})
 _BY_NAME = ("dependentSchemas", "patternProperties", "properties")
 
 
-class SchemaFault(ValueError):  # noqa: N818 - what a schema has, not what a program does
+# No error by name: it is what a schema has, not what a program does.
+class SchemaFault(ValueError):  # noqa: N818
     """Why a schema is none, as the end of a sentence about it."""
 
 

@@ -28,7 +28,8 @@ _ROLES = {
 }
 
 
-class WireFault(ValueError):  # noqa: N818 - what a message has, not what a program does
+# No error by name: it is what a message has, not what a program does.
+class WireFault(ValueError):  # noqa: N818
     """Why something that came over the wire is no message or tool: where, the rule, and the value
     found.
     """

@@ -23,14 +23,17 @@ import numpy.typing as npt
 from agentrl.errors import DataError
 
 _CACHED_TEXTS = 4096
-_CACHED_CHARACTERS = 4096  # of the longest text in a cache
+# No longer text is kept in a cache.
+_CACHED_CHARACTERS = 4096
 
 T = TypeVar("T", bound=Hashable)
 R = TypeVar("R")
 
-_Parts = tuple[tuple[str, int | None], ...]  # text cut at its markers, each with its id
+# A text is cut at its markers, each with its id.
+_Parts = tuple[tuple[str, int | None], ...]
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-_Run = tuple[tuple[str, bool], ...]  # adjacent ordinary text by author, and whether that is content
+# Adjacent ordinary text has its author, and whether it is content.
+_Run = tuple[tuple[str, bool], ...]
 Encoded: TypeAlias = tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]
 """Ids ``[n]``, and whether each covers content ``[n]``."""
 

@@ -24,7 +24,8 @@ from agentrl.types import (
     images_in,
 )
 
-_CACHED_IDS = 16  # such as the end of a prompt, which is the same for every turn
+# The end of a prompt, for example, is the same for every turn.
+_CACHED_IDS = 16
 
 
 class Renderer(ABC):

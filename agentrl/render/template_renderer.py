@@ -203,7 +203,8 @@ class TemplateRenderer(Renderer):
             except DataError:
                 if message is ANSWER:
                     raise
-                continue  # a template without tools may refuse a call
+                # A template without tools may refuse a call.
+                continue
             bodies.append(_spoken_after(given, spoken)[0] or spoken)
         if QUESTION["content"] not in given or ANSWER["content"] not in bodies[0]:
             raise ConfigError(
@@ -225,7 +226,8 @@ class TemplateRenderer(Renderer):
             called = self._plain(QUESTION, CALL)
             answered = self._plain(QUESTION, CALL, RESULT, generation=True)
             around += answered[num_shared(called, answered) :]
-        except DataError:  # the template takes no tool messages
+        except DataError:
+            # The template takes no tool messages.
             pass
         # the last marker of each turn ends it; after a call it may be another one
         if self._family.turn_end is None:

@@ -55,6 +55,7 @@ def _hosts() -> Iterator[tuple[int, str]]:
 
 def _ended(pid: int) -> str:
     below = proc.descendants(pid)
+    # All are stopped before one is ended: a process that runs could fork meanwhile.
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for one in (pid, *below):
             with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -128,6 +128,7 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
     part.mkdir(parents=True)
     try:
         yield part
+        # A rename takes no full folder's place.
         if folder.exists():
             shutil.rmtree(folder)
         part.rename(folder)

@@ -85,6 +85,8 @@ class JsonlWriter:
         Raises:
             StoreError: the file is closed, or the disk refuses.
         """
+        # Under the lock, or another thread could close the descriptor, which the system gives to
+        # another file.
         with self._lock, os_refusals(f"{self.path} cannot be synced"):
             os.fsync(self._opened())
 

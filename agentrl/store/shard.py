@@ -113,6 +113,7 @@ class ShardWriter(ABC, Generic[Row]):
                 self._end_group()
             assert self._file is not None
             with self._writing():
+                # A failed write of a group shows here, before the file has its footer.
                 self._await_written()
                 self._thread.shutdown()
                 self._file.close()

@@ -71,6 +71,7 @@ class FramedWriter:
         Raises:
             OSError, StoreError: the disk refuses.
         """
+        # Frames first: a durable line never lacks its frame.
         os.fsync(self._frames)
         self._lines.sync()
 

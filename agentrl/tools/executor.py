@@ -351,7 +351,8 @@ class ToolExecutor:
             self.num_abandoned += tool.keeps_deadline
             text = f"{call.name} took longer than {context.deadline_s:g} s and was ended."
             failed = error_output("timeout", text)
-        except Exception as error:  # noqa: BLE001 - the boundary: what a tool raises goes to the model as text
+        except Exception as error:  # noqa: BLE001
+            # The boundary: what a tool raises goes to the model as text.
             text = f"{call.name} raised {said_by(error)}"
             failed = error_output("exception", text)
         else:
@@ -432,6 +433,7 @@ async def _all(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     try:
         return await asyncio.gather(*tasks)
     except BaseException:
+        # ``gather`` leaves the others running where one fails.
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

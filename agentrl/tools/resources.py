@@ -141,7 +141,8 @@ def _close(owners: Iterable[tuple[object, str]]) -> None:
             try:
                 # At the interpreter's exit no thread can be started.
                 await close_owner(owner, _here)
-            except Exception as error:  # noqa: BLE001 - boundary: the user's own code
+            except Exception as error:  # noqa: BLE001
+                # The boundary: this is the user's own code.
                 logger.warning(
                     "closing %r raised %s: %s",
                     name,

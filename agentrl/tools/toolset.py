@@ -213,6 +213,7 @@ class Toolset:
             self._make(entries, context, base_dir, resources)
             self._ask(servers)
         except BaseException:
+            # What was opened before the fault is closed: nobody gets this toolset.
             self.close_now()
             raise
 

@@ -54,8 +54,10 @@ class Blob:
 
 _MEDIA_TYPES = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp"}
 _MODES = ("RGB", "L")
-_ORIENTATION = 0x0112  # of EXIF
-_REMEMBERED = 32  # the rollouts of a group share images
+# This is EXIF's tag of it.
+_ORIENTATION = 0x0112
+# The rollouts of a group share images.
+_REMEMBERED = 32
 _FORMS = (
     "bytes, a file's path, a data: URI, a PIL image, or a mapping with 'url', 'bytes' or 'path'"
 )
@@ -159,7 +161,8 @@ def _encoded(source: object, where: str) -> bytes | None:
         path = Path(source).expanduser()
         try:
             return path.read_bytes()
-        except (OSError, ValueError) as error:  # ValueError: a path with a null character
+        except (OSError, ValueError) as error:
+            # A path with a null character is a ValueError.
             shown = str(path) if len(str(path)) <= 200 else f"{str(path)[:200]}..."
             reason = getattr(error, "strerror", None) or error
             raise DataError(
@@ -206,7 +209,8 @@ def _decoded(data: bytes) -> Image:
                 )
             return _decoded(_png(picture))
     except UnidentifiedImageError as error:
-        raise ValueError("their format is not known") from error  # PIL's own words hold an address
+        # PIL's own words hold an address.
+        raise ValueError("their format is not known") from error
     except Pictures.DecompressionBombError as error:
         raise ValueError(str(error)) from error
 

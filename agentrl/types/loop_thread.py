@@ -50,7 +50,8 @@ class LoopThread:
 
     def call(self, function: Callable[[], None]) -> None:
         """Run ``function`` on the thread, soon; from any thread."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing is left to do
+        with contextlib.suppress(RuntimeError):
+            # Where the loop is closed nothing is left to do.
             self.loop.call_soon_threadsafe(function)
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
@@ -76,9 +77,11 @@ class LoopThread:
         try:
             while not self._stopping:
                 self._run()
-        except BaseException as error:  # noqa: BLE001 - handed to those who wait
+        except BaseException as error:  # noqa: BLE001
+            # Those who wait get it.
             for future in list(self._open):
-                with contextlib.suppress(InvalidStateError):  # it was answered just now
+                with contextlib.suppress(InvalidStateError):
+                    # It may have been answered just now.
                     future.set_exception(error)
             self._on_death(error)
         finally:
@@ -89,7 +92,8 @@ class LoopThread:
             self.loop.run_forever()
             if not self._stopping:
                 self._on_death(RuntimeError("somebody called stop() on its event loop"))
-        except (SystemExit, KeyboardInterrupt) as error:  # of a task or a callback
+        except (SystemExit, KeyboardInterrupt) as error:
+            # An exit in a task or a callback leaves the loop.
             self._on_death(error)
 
     def _log(self, error: BaseException) -> None:

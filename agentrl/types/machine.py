@@ -45,6 +45,7 @@ def _listening(host: str, port: int) -> socket.socket:
     # which is written in two pieces, waits 40 ms for the client's acknowledgement
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
+        # A server that is started again gets its port, which the old one's connections still hold.
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((host, port))
         listening.listen(_WAITING)

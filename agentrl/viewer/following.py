@@ -62,6 +62,7 @@ class _Follower:
 
     def put(self, event: Event | None) -> None:
         if not self._loop.is_closed():
+            # The thread that follows the run calls this; the queue is the loop's.
             self._loop.call_soon_threadsafe(self._queue.put_nowait, event)
 
     async def next(self, timeout_s: float) -> Event | None:

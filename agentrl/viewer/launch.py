@@ -139,6 +139,7 @@ def serve(
         )
     )
     if until is not None:
+        # A daemon, since Ctrl-C ends the server before ``until`` returns.
         threading.Thread(target=_end_after, args=(until, server), daemon=True).start()
     server.run([listening])
 

@@ -250,7 +250,8 @@ def with_terms(
     stats, terms = dict(found.stats), dict(found.terms)
     if KL_COEF in inputs.state:
         stats["policy/kl_coef"] = stat_of(torch.full_like(inputs.logprobs, inputs.state[KL_COEF]))
-    if kl_coef > 0 or inputs.ref_logprobs is not None:  # a KL in the reward is told here too
+    # A KL in the reward is told here too.
+    if kl_coef > 0 or inputs.ref_logprobs is not None:
         reference = given(inputs.ref_logprobs, "ref_logprobs")
         kl = estimate(inputs.logprobs, reference, kl_estimator, kl_cap)
         stats["policy/kl_ref"] = stat_of(kl)

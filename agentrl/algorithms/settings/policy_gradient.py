@@ -49,7 +49,8 @@ class Overlong(Section):
 class PolicyGradientSettings(ReducedSettings):
     """What all algorithms share that learn from rewards."""
 
-    group_size_min: ClassVar[int] = 2  # a rollout is compared with the others of its group
+    # A rollout is compared with the others of its group.
+    group_size_min: ClassVar[int] = 2
     learns_from: ClassVar[LearnsFrom] = "rollouts"
 
     kl_coef: Weight = 0.0

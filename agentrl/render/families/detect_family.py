@@ -101,7 +101,8 @@ def detect_chatml(template: ChatTemplate, *, images: bool = False) -> ChatMLStyl
         try:
             described = [tool.openai() for tool in tools]
             return template.render(messages, described, generation=generation)
-        except DataError as error:  # a fault of the template, or one that it raises on purpose
+        except DataError as error:
+            # The template has a fault, or raises one on purpose.
             raise ConfigError(
                 f"{error}; fix it, or set RendererSpec.chat_template: chatml to train with the "
                 "plain ChatML format instead"

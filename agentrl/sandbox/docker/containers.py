@@ -170,15 +170,20 @@ _OWNER = "agentrl.sandbox.owner_id"
 _MACHINE = "agentrl.sandbox.machine"
 ROOTS_FOLDER = "/sandbox"
 _CAPABILITIES = (
-    "SETUID",  # a uid for each sandbox
+    # Each sandbox has a uid of its own.
+    "SETUID",
     "SETGID",
-    "KILL",  # the supervisor ends slots of other uids
-    "CHOWN",  # a slot's folder is its own
-    "DAC_OVERRIDE",  # what a sandbox left is removed whatever its owner and modes
+    # The supervisor ends slots of other uids.
+    "KILL",
+    # A slot's folder is its own.
+    "CHOWN",
+    # What a sandbox left is removed whatever its owner and modes.
+    "DAC_OVERRIDE",
     "FOWNER",
 )
 _SPARE_PROCESSES = 64
-_MEMORY_SHARE = 0.8  # of the engine's
+# A share of the engine's memory: a container never has more.
+_MEMORY_SHARE = 0.8
 
 
 @dataclass(frozen=True)
@@ -259,7 +264,8 @@ def create(client: Client, spec: ContainerSpec, image_id: str, command: list[str
             None,
             client.api.inspect_container(container)["HostConfig"]["Runtime"],
         ):
-            remove(client, container)  # podman does not refuse it, and takes another
+            # Podman does not refuse the name, and takes another.
+            remove(client, container)
             raise _no_runtime(settings.runtime, "it would take another")
         return container
 
@@ -269,7 +275,8 @@ def create(client: Client, spec: ContainerSpec, image_id: str, command: list[str
         except docker.errors.APIError as error:
             if "nr_inodes" not in str(error.explanation):
                 raise named_refusal(error, settings) from error
-        try:  # podman bounds the bytes alone; the probe then says that `disk` is not guaranteed
+        try:
+            # Podman bounds the bytes alone; the probe then says that `disk` is not guaranteed.
             return attempt(count_files=False)
         except docker.errors.APIError as error:
             raise named_refusal(error, settings) from error
@@ -287,7 +294,8 @@ def _file_systems(spec: ContainerSpec, *, count_files: bool) -> dict[str, str]:
         ),
         "/tmp": options("noexec,mode=0711", 2**16, 16),
         "/run": options("noexec,mode=0700", 2**22, 16),
-        "/dev/shm": options("noexec,mode=0700", 2**16, 16),  # no way from one sandbox to another
+        # Nothing leads from one sandbox to another.
+        "/dev/shm": options("noexec,mode=0700", 2**16, 16),
         "/dev/mqueue": options("noexec,mode=0700", 2**16, 16),
     }
 
@@ -319,7 +327,8 @@ def remove(client: Client, container: str) -> None:
     except docker.errors.NotFound:
         return
     except docker.errors.APIError as error:
-        if error.status_code != 409:  # its removal is under way
+        # With 409 its removal is under way.
+        if error.status_code != 409:
             raise
 
 

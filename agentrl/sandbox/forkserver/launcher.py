@@ -123,7 +123,8 @@ class ProcessHost:
         pass_fds: Sequence[int] = (),
     ) -> None:
         self._io = io
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed in clear()
+        # ``clear`` closes it.
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -135,6 +136,8 @@ class ProcessHost:
                     env={},
                     cwd="/",
                     pass_fds=pass_fds,
+                    # Ctrl-C in a terminal reaches its whole group: the owner decides when a host
+                    # ends.
                     start_new_session=True,
                 )
         except OSError as error:
@@ -206,6 +209,7 @@ class ProcessHost:
         for _ in rounds(_REMOVE_S, 0.01):
             if not os.path.exists(base):
                 return
+            # A process that is ending may still write there: the next round removes that too.
             with contextlib.suppress(OSError):
                 files.remove(base)
                 return

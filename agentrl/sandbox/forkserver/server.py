@@ -198,6 +198,7 @@ class ForkServer:
             self.close()
             raise SandboxError(f"the sandbox host did not start within {_START_S:g} s") from None
         except BaseException:
+            # No half-started host stays: nobody else knows of its process.
             self.close()
             raise
 

@@ -125,6 +125,7 @@ def _empty_in_place(folder: int, root: int, levels: int, moved: list[str]) -> No
         if levels:
             os.rmdir(name, dir_fd=folder)
         else:
+            # Too deep for a descriptor a level: it is moved to the root, and emptied from there.
             moved.append(f".removing-{os.urandom(8).hex()}")
             os.rename(name, moved[-1], src_dir_fd=folder, dst_dir_fd=root)
 
@@ -139,7 +140,8 @@ _BLOCK = 2**20
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-class PathRefused(ValueError):  # noqa: N818  what is refused is the caller's path; nothing here failed
+# No error by name: what is refused is the caller's path, and nothing here failed.
+class PathRefused(ValueError):  # noqa: N818
     """A path or file that may not be read or written from outside the sandbox."""
 
 
@@ -176,6 +178,7 @@ def _open_parent(root: str, parts: list[str], *, make: bool) -> int:
         with owned(fd):
             try:
                 if make:
+                    # What is there already may be a link: opening it below refuses that.
                     with contextlib.suppress(FileExistsError):
                         os.mkdir(part, 0o700, dir_fd=fd)
             except OSError as error:

@@ -95,6 +95,7 @@ def adopt_orphans() -> int:
     wake, wake_write = os.pipe()
     for fd in (wake, wake_write):
         os.set_blocking(fd, False)
+    # The wake-up descriptor is written to only where Python has a handler.
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     if _LINUX:
@@ -217,6 +218,7 @@ def kill_below(
         if not own:
             return True
         below = [deeper for pid in own for deeper in descendants(pid)]
+        # All are stopped before one is ended: a process that runs could fork meanwhile.
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in own + below:
                 try:

@@ -117,6 +117,7 @@ class Supervisor:
         if abi is not None:
             # made before any fork
             self.config.filter()
+        # A collection in a fork would copy the pages that it shares with this process.
         gc.disable()
         gc.freeze()
 
@@ -299,6 +300,7 @@ class Supervisor:
     def _collect_strays(self) -> None:
         for pid in proc.children(os.getpid()):
             if pid not in self.slots and pid not in self.cleaners:
+                # It may have been reaped since it was listed.
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
 
@@ -402,6 +404,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     control = socket.socket(fileno=os.dup(0))
     with open(os.devnull) as nothing:
+        # No run inherits the owner's socket as its standard input.
         os.dup2(nothing.fileno(), 0)
     settings: dict[str, Any] | None = _first_frame(control)
     if settings is None:

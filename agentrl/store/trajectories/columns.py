@@ -84,7 +84,8 @@ COLUMNS: Mapping[str, Column] = {
     "task": _text(),
     "timings": _text(secret=False),
     "info": _text(),
-    "first_state": _text(secret=False),  # a hash; what it names is masked
+    # It is a hash; what it names is masked.
+    "first_state": _text(secret=False),
     "last_observed": _text(),
     "last_info": _text(),
 }

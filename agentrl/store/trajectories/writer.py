@@ -125,6 +125,7 @@ class TrajectoryWriter(Closing):
             self._retention = Retention(run, writer, keep or KeepSpec())
             self._clock = RecordClock(run.sealed_folder, run.annotations_folder)
         except BaseException:
+            # The lock of the writer's name would else stay taken while this process lives.
             os.close(self._lock_file)
             raise
         # Replaced as a whole under _lock, read without it.
@@ -313,7 +314,8 @@ class TrajectoryWriter(Closing):
                         self._progress.notify_all()
                     if self._closed and not self._queue:
                         return
-        except Exception as error:  # noqa: BLE001  whatever ended the thread is raised by the next call
+        except Exception as error:  # noqa: BLE001
+            # Whatever ended the thread is raised by the next call.
             with self._lock:
                 self._fail(error, f"the trajectory writer {self._writer!r} failed")
         finally:

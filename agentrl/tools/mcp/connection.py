@@ -73,6 +73,7 @@ class McpConnection:
         # All that follows belongs to the connections' loop.
         self._session: ClientSession | None = None
         self._serving: asyncio.Task[None] | None = None
+        # Two calls at once find no session, and only one of them may start it.
         self._starting = asyncio.Lock()
         self._changed = False
         self._tools: tuple[types.Tool, ...] = ()
@@ -262,7 +263,8 @@ class McpConnection:
         try:
             async with asyncio.timeout(_PING_S):
                 await session.send_ping()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the server is of no more use
+        except Exception as error:  # noqa: BLE001
+            # Whatever it is, the server is of no more use.
             self._warn(f"it answers no ping: {type(error).__name__}")
             await self._end()
 

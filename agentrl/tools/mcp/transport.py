@@ -57,6 +57,7 @@ async def program(
         env=env,
         cwd=cwd,
         limit=MAX_LINE_BYTES,
+        # Its own process group, by which it is ended with all that it started.
         start_new_session=True,
     )
     said, read = anyio.create_memory_object_stream[SessionMessage | Exception](16)
@@ -108,6 +109,7 @@ async def _read_lines(
 
 async def _write_lines(process: asyncio.subprocess.Process, asked: Any) -> None:
     assert process.stdin is not None
+    # A program that has ended takes nothing more: reading tells of its end.
     with suppress(OSError):
         async for one in asked:
             line = one.message.model_dump_json(by_alias=True, exclude_unset=True)

@@ -39,7 +39,8 @@ class Marks:
     others: tuple[str, ...] = ()
 
 
-class CallFault(ValueError):  # noqa: N818 - what a text has, not what a program does
+# No error by name: it is what a text has, not what a program does.
+class CallFault(ValueError):  # noqa: N818
     """Why what looks like a call is none.
 
     Args:

@@ -227,7 +227,8 @@ class PackedModel(nn.Module):
                 where the host asks for them, on a CPU.
         """
         arguments = self._attention_arguments(spans, token_ids.device)
-        if self.skips_mlp_rows:  # on a CPU, where both are the host's
+        # On a CPU both are the host's, so that nothing waits for a copy.
+        if self.skips_mlp_rows:
             places = rows.numpy() if host_rows is None else host_rows
             arguments[MLP_ROWS] = torch.from_numpy(np.unique(places))
         if self.sequence is not None:
@@ -338,7 +339,8 @@ def open_pretrained(
         )
     if device.type == "cpu":
         patch_rmsnorm(hf)
-    hf.train()  # there is no dropout to switch
+    # Nothing is switched by it: there is no dropout.
+    hf.train()
     return hf, weights, missing
 
 
@@ -349,7 +351,8 @@ def check_layout(model_path: str, named: str, tp: int, sp: int) -> None:
         ConfigError: as said.
     """
     if tp == sp == 1 or not (Path(model_path) / "config.json").is_file():
-        return  # ``open_pretrained`` refuses a folder without one
+        # ``open_pretrained`` refuses a folder without one.
+        return
     config = AutoConfig.from_pretrained(model_path, local_files_only=True).get_text_config()
     check_tensor_parallel(config, tp, named)
     check_sequence_parallel(config, tp, sp, named)
@@ -379,7 +382,8 @@ def _read_whole(
             output_loading_info=True,
         )
     for parameter in hf.parameters():
-        parameter.data = parameter.data.clone()  # what maps a file cannot be freed by ``Residency``
+        # What maps a file cannot be freed by ``Residency``.
+        parameter.data = parameter.data.clone()
     logger.warning(
         "%s: every rank reads the whole %s, whose files are no safetensors",
         named,

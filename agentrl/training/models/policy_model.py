@@ -138,7 +138,8 @@ class PolicyModel(PackedModel):
         both = torch.stack([logprobs, entropy], 1)
         found = gather_parts(both, packed.counts, self.sequence)
         entropy = found[:, 1] if self.entropy_gradient else found[:, 1].detach()
-        return found[:, 0].clone(), entropy.clone()  # FSDP hooks what it returns: no views
+        # FSDP hooks what it returns, and wants no views.
+        return found[:, 0].clone(), entropy.clone()
 
     def _score(self, chosen: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor]:
         """Logprobs of tokens, and entropies, of ``[R, D]`` hidden states before them."""
@@ -198,7 +199,8 @@ class PolicyModel(PackedModel):
             return ChunkedHead(head, self.head_dtype)
         parameters = list(head.parameters())
         if all(parameter.dtype.itemsize >= 4 for parameter in parameters):
-            return head  # autograd's own sum over chunks is exact enough
+            # Autograd's own sum over chunks is exact enough.
+            return head
         raise ConfigError(
             f"ActorSpec.dtype must be 'float32' for {type(self.hf).__name__}, whose output layer "
             f"is a {type(head).__name__} and no linear one, got "
@@ -213,7 +215,8 @@ def _pick(
     logits a few times and keeps nothing else of their size."""
     logits = at_least_float32(logits) / temperature[:, None]
     logprobs = torch.log_softmax(logits, dim=-1)
-    del logits  # as large as what follows
+    # It is as large as what follows.
+    del logits
     if entropy_gradient and torch.is_grad_enabled():
         entropy = -(logprobs.exp() * logprobs).sum(-1)
     else:

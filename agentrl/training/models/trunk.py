@@ -53,7 +53,8 @@ _KEPT = frozenset(
         "flash_attn._flash_attn_varlen_forward.default",
         "flash_attn_3._flash_attn_forward.default",
         "flex_attention",
-        "inductor_compiled_code",  # what a compiled flex attention is to the policy
+        # The policy of recomputation sees a compiled flex attention as this operator.
+        "inductor_compiled_code",
     }
 )
 """Kernels of attention by their operators' names."""
@@ -108,7 +109,8 @@ class _Policy:
     """Chooses an operator's result, in the order of the forward pass."""
 
     def __init__(self) -> None:
-        self._products = {False: 0, True: 0}  # in the forward pass, and in the recomputation
+        # One count is of the forward pass, one of the recomputation.
+        self._products = {False: 0, True: 0}
 
     def __call__(
         self, context: SelectiveCheckpointContext, operator: Any, *_: Any, **__: Any

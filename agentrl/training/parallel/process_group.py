@@ -181,7 +181,8 @@ def rank_mesh(place: DistSpec, sharding: Sharding) -> RankMesh:
     """
     replicas = num_replicas(place, sharding)
     key = (RankMesh, replicas, place.tp, place.sp)
-    if key not in SHARED:  # making a mesh makes process groups
+    # Making a mesh makes process groups, so that the roles of a process share one.
+    if key not in SHARED:
         SHARED[key] = _make(place, replicas)
     made: RankMesh = SHARED[key]
     return made

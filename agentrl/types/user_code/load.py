@@ -158,6 +158,7 @@ def _load_file(source: str, base_dir: str | Path | None) -> ModuleType:
             with wall(partial(_import_failure, str(path)), passes=()):
                 spec.loader.exec_module(module)
         except BaseException:
+            # A half-run module must not be what the next import finds.
             del sys.modules[name]
             raise
         return module

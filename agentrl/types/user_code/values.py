@@ -143,7 +143,8 @@ def shown(value: object) -> str:
     """The value for an error's message, at most 160 characters of it."""
     try:
         text = repr(value)
-    except Exception:  # noqa: BLE001  boundary: of a user's own class, or an integer of too many digits
+    except Exception:  # noqa: BLE001
+        # The boundary: a user's own class may raise anything, an integer of too many digits too.
         text = f"a value of type {type(value).__name__}"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 

@@ -78,7 +78,8 @@ def ended_when_cancelled(
                 yield waits_for
             else:
                 yield from _until(waits_for, ends_at)
-        except BaseException as error:  # noqa: BLE001 - it is the coroutine's
+        except BaseException as error:  # noqa: BLE001
+            # What it waited for failed, or the task was cancelled: the coroutine gets it.
             thrown = error
             if asked is None and isinstance(error, asyncio.CancelledError):
                 asked = error
@@ -110,7 +111,8 @@ def _close(work: Coroutine[Any, Any, Any], name: str) -> None:
     raised = ""
     try:
         work.close()
-    except BaseException as error:  # noqa: BLE001 - boundary: the user's code on its way out
+    except BaseException as error:  # noqa: BLE001
+        # The boundary: the user's code may raise anything on its way out.
         raised = f"; it raised {described(error)}"
     logger.warning(
         "%s swallowed its cancellation and was given up %g s later%s; let CancelledError pass",

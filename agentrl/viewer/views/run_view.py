@@ -34,7 +34,8 @@ def run_row(run: OpenRun) -> dict[str, Any]:
             return named | _row(run)
         except (OSError, StoreError) as error:
             why = str(error)
-        except Exception as error:  # noqa: BLE001 - a run of a stranger's hides itself alone
+        except Exception as error:  # noqa: BLE001
+            # A stranger's run hides itself alone.
             logger.warning(
                 "the run %s cannot be listed: %r", run.name, error, extra={"event": "run_unlisted"}
             )

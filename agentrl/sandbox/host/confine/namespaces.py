@@ -217,8 +217,10 @@ def _fork_once_more(uid: int | None, say: int) -> None:
         pid = os.fork()
         if pid:
             os.write(say, str(pid).encode())
+            # This one is only a step: the child is the first process of the new pid namespace.
             os._exit(0)
-    except BaseException as error:  # noqa: BLE001  the boundary: told to the caller
+    except BaseException as error:  # noqa: BLE001
+        # The boundary: the caller is told.
         os.write(say, str(error).encode())
         os._exit(1)
     os.close(say)

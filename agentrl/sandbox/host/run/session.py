@@ -36,7 +36,8 @@ _STOPPING_S = 0.01
 RunCode = Callable[[bytes, dict[str, str]], int]
 
 
-class SessionBroken(Exception):  # noqa: N818  the code's doing, not an error of the slot
+# No error by name: it is the code's doing, not an error of the slot.
+class SessionBroken(Exception):  # noqa: N818
     """The interpreter cannot be given another run; it must be ended."""
 
 

@@ -22,7 +22,8 @@ def slot_main(sock: socket.socket, config: SlotConfig) -> NoReturn:
     exit_code = 1
     try:
         exit_code = 0 if _serve(Slot(sock, config)) else 1
-    except BaseException:  # noqa: BLE001  boundary: the owner reads it, and all runs of this slot fail
+    except BaseException:  # noqa: BLE001
+        # The boundary: the owner reads it, and all runs of this slot fail.
         traceback.print_exc()
     finally:
         os._exit(exit_code)
@@ -36,6 +37,7 @@ def _serve(slot: Slot) -> bool:
         slot.send({"id": 0, "failed": f"the slot could not give up its rights: {error}"}, [])
         return True
     slot.send({"id": 0, "scoped": slot.scoped, "cgroup": slot.bound is not None}, [])
+    # A collection in a run would write to each object's header, and so copy the slot's pages.
     gc.freeze()
     while not slot.owner_gone:
         if slot.requests:

@@ -29,7 +29,8 @@ _SMALL_TABLE = 64
 _TRIES = 5
 
 
-class Uncountable(Exception):  # noqa: N818  the code's doing: its run is ended for it
+# No error by name: it is the code's doing, and its run is ended for it.
+class Uncountable(Exception):  # noqa: N818
     """Folders that the code keeps from being counted; the message says how."""
 
 
@@ -95,6 +96,7 @@ def _below(name: str, parent: int | None, depth: int) -> Iterator[os.stat_result
                 if entry.is_dir(follow_symlinks=False):
                     yield from _below(entry.name, fd, depth + 1)
                 else:
+                    # The code may remove it while it is listed.
                     with contextlib.suppress(FileNotFoundError):
                         yield entry.stat(follow_symlinks=False)
     finally:

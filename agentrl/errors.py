@@ -296,7 +296,8 @@ def close_after(error: BaseException | None, close: Callable[[], None], what: st
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known word that is most like ``word``, if one is."""
-    cutoff = 0.5 if len(word) <= 3 else 0.6  # "rl" for "lr": half of a short word may differ
+    # Half of a short word may differ, such as "rl" for "lr".
+    cutoff = 0.5 if len(word) <= 3 else 0.6
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return close[0] if close else None
 

@@ -28,13 +28,17 @@ import pyarrow.parquet as pq
 
 from agentrl.errors import StoreError
 from agentrl.store import RunDirectory
-from agentrl.store.step_files.live import FramedWriter
+from agentrl.store.step_files import FramedWriter
 from agentrl.store.trajectories.codec import encode_trajectory
 from agentrl.store.trajectories.columns import SCHEMA, SUMMARY_COLUMNS
+from agentrl.store.trajectories.files import (
+    LAYOUT,
+    StoredRow,
+    TrajectoryFiles,
+    TrajectoryShardWriter,
+    live_record,
+)
 from agentrl.store.trajectories.listing import LiveListing
-from agentrl.store.trajectories.live_record import live_record
-from agentrl.store.trajectories.shard import LAYOUT, StoredRow, TrajectoryShardWriter
-from agentrl.store.trajectories.trajectory_files import TrajectoryFiles
 from agentrl.viewer.index import RunIndex
 from agentrl.viewer.index.columns import FACETS, HISTOGRAMS
 from benchmarks.figures import Figures, add_arguments, measure_parts

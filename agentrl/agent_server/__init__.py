@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from agentrl.agent_server.agent_program import AgentProgramSpec
-from agentrl.agent_server.driver import ServedDriver
 from agentrl.agent_server.episode import ServedEpisode
-from agentrl.agent_server.server import PolicyServer
+from agentrl.agent_server.server import PolicyServer, ServedDriver
 from agentrl.agent_server.standalone import StandaloneServer
 
 __all__ = ["AgentProgramSpec", "PolicyServer", "ServedDriver", "ServedEpisode", "StandaloneServer"]

@@ -11,13 +11,11 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from agentrl.agent_server.driver import ServedDriver
-from agentrl.agent_server.server import PolicyServer
+from agentrl.agent_server.server import PolicyServer, ServedDriver
 from agentrl.errors import ConfigError, EnvError
 from agentrl.rollouts.turns import TurnGenerator
 from agentrl.types import Status
-from agentrl.types.machine.program import program_path
-from agentrl.types.machine.program_output import keep_end, told_end
+from agentrl.types.machine import keep_end, program_path, told_end
 
 _LEAVE_S = 2.0
 _PIPE_LEFT_OPEN_S = 1.0
@@ -134,6 +132,8 @@ class ProgramDriver(ServedDriver):
         ended = asyncio.create_task(self.episode.until_end())
         try:
             await asyncio.wait({exited, ended}, return_when=asyncio.FIRST_COMPLETED)
+            # A request may have ended the episode just before the program exits: the episode's word
+            # counts.
             return ended.result() if ended.done() else await self._by_exit(exited.result())
         finally:
             for task in (exited, ended):
@@ -147,6 +147,8 @@ class ProgramDriver(ServedDriver):
                 _signal_group(process.pid, signal.SIGTERM)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(process.wait(), _LEAVE_S)
+            # What the program started may outlive it: the group is ended even where the program
+            # left by itself.
             _signal_group(process.pid, signal.SIGKILL)
             await process.wait()
         for task in self._outputs:
@@ -164,6 +166,7 @@ class ProgramDriver(ServedDriver):
                 stderr=asyncio.subprocess.PIPE,
                 cwd=spec.cwd,
                 env=spec.variables(self.url, self.episode_id),
+                # Its own process group, by which it is ended with all that it started.
                 start_new_session=True,
             )
         except OSError as error:

@@ -14,12 +14,12 @@ from starlette.types import Scope
 
 from agentrl.agent_server.api.api_error import ApiError, bad_request
 from agentrl.agent_server.api.chat_answer import ChatAnswer
-from agentrl.agent_server.api.response_answer import ResponseAnswer
+from agentrl.agent_server.api.responses import ResponseAnswer
 from agentrl.agent_server.episode import ServedEpisode
 from agentrl.agent_server.registry import EpisodeRegistry
 from agentrl.agent_server.stream_writer import StreamWriter
-from agentrl.guards.bounded_json import parse_json
 from agentrl.guards.http_guard import HttpGuard, bearer
+from agentrl.guards.parsing import parse_json
 from agentrl.llm import WireFault
 from agentrl.rollouts.turns import TurnResult
 

@@ -46,6 +46,7 @@ class EpisodeRegistry:
         if episode is not None:
             self.ended[episode_id] = episode.how_ended()
             if len(self.ended) > _MOST_ENDED:
+                # A dict keeps the order of insertion: the first is the oldest.
                 del self.ended[next(iter(self.ended))]
 
     async def complete_standalone(self, stream: StreamWriter) -> TurnResult:

@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agentrl.agent_server.api.api_error import ApiError, bad_request
-from agentrl.agent_server.driver import ServedDriver
 from agentrl.agent_server.episode import ServedEpisode
-from agentrl.agent_server.server import PolicyServer
+from agentrl.agent_server.server import PolicyServer, ServedDriver
 from agentrl.agent_server.stream_writer import StreamWriter
 from agentrl.envs import Rubric
 from agentrl.errors import ConfigError
@@ -103,6 +102,7 @@ class StandaloneServer(PolicyServer):
 
     async def outcome(self, episode_id: str) -> dict[str, Any]:
         """See ``EpisodeRegistry.outcome``."""
+        # A client that hangs up cancels its request, never the episode.
         trajectory = await asyncio.shield(self._playing[episode_id])
         return {
             "id": episode_id,
@@ -133,6 +133,7 @@ class StandaloneServer(PolicyServer):
         Raises:
             AgentRLError: the error that ``keep`` raised.
         """
+        # Whoever stops waiting must not cancel the failure that others wait for.
         await asyncio.shield(self._failure)
 
     def _remove(self, episode_id: str) -> None:

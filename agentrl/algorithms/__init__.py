@@ -5,7 +5,14 @@ Importing this package imports no torch; building an algorithm does.
 
 from __future__ import annotations
 
-from agentrl.algorithms.algorithm_spec import AlgorithmSpec, AuxiliaryLoss
+from agentrl.algorithms.algorithm_spec import (
+    AlgorithmSpec,
+    AuxiliaryLoss,
+    LearnsFrom,
+    Needs,
+    OldLogprobs,
+    Traits,
+)
 from agentrl.algorithms.catalog import ALGORITHMS, make_algorithm
 from agentrl.algorithms.records import (
     Advantages,
@@ -25,8 +32,14 @@ from agentrl.algorithms.records import (
     TokenStat,
     ValueInputs,
 )
-from agentrl.algorithms.settings.base import AlgorithmSettings, ReducedSettings, Reduction
-from agentrl.algorithms.settings.correction import RolloutCorrection
+from agentrl.algorithms.settings.base import (
+    AlgorithmSettings,
+    ReducedSettings,
+    Reduction,
+    RewardModelSettings,
+    RolloutCorrection,
+    SFTSettings,
+)
 from agentrl.algorithms.settings.policy_gradient import (
     CISPOSettings,
     ClippedSettings,
@@ -52,8 +65,6 @@ from agentrl.algorithms.settings.policy_gradient import (
     VAPOGAESettings,
     VAPOSettings,
 )
-from agentrl.algorithms.settings.supervised import RewardModelSettings, SFTSettings
-from agentrl.algorithms.traits import LearnsFrom, Needs, OldLogprobs, Traits
 
 __all__ = [
     "ALGORITHMS",

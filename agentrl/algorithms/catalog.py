@@ -23,7 +23,7 @@ from agentrl.algorithms.records import (
     PairLoss,
     TokenLoss,
 )
-from agentrl.algorithms.settings.base import AlgorithmSettings
+from agentrl.algorithms.settings.base import AlgorithmSettings, RewardModelSettings, SFTSettings
 from agentrl.algorithms.settings.policy_gradient import (
     CISPOSettings,
     DAPOSettings,
@@ -43,16 +43,10 @@ from agentrl.algorithms.settings.policy_gradient import (
     TurnGRPOSettings,
     VAPOSettings,
 )
-from agentrl.algorithms.settings.supervised import RewardModelSettings, SFTSettings
 from agentrl.errors import did_you_mean
 from agentrl.types import load_object
 from agentrl.types.section import idle_settings
-from agentrl.types.user_code.function import (
-    UserFunction,
-    check_takes,
-    load_function,
-    signature_of,
-)
+from agentrl.types.user_code.load import UserFunction, check_takes, load_function, signature_of
 
 logger = logging.getLogger(__name__)
 

@@ -1,1 +1,1 @@
-"""Command line: one file for each command."""
+"""Command line: a file holds one command, or those that belong together."""

@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentrl.cli.arguments import PositiveCount
-from agentrl.cli.terminal import counted, say
+from agentrl.cli.terminal import PositiveCount, counted, say
 
 if TYPE_CHECKING:
     from agentrl.config import RunConfig, StageConfig
@@ -248,8 +247,7 @@ def _show(played: Rehearsed, renderer: Renderer | None) -> None:
     """The tools' schemas, and the episode as the model reads it; its messages without a
     tokenizer.
     """
-    from agentrl.cli.views.message_text import print_message
-    from agentrl.cli.views.trajectory_text import print_rendered
+    from agentrl.cli.views.trajectory_text import print_message, print_rendered
     from agentrl.store.json_text import to_json
     from agentrl.training.data.demonstrations import assistant_turns
 

@@ -23,7 +23,7 @@ from agentrl.run.eval_file import (
     task_scores,
     write_eval_file,
 )
-from agentrl.types.user_code.function import check_takes, load_function
+from agentrl.types.user_code.load import check_takes, load_function
 
 if TYPE_CHECKING:
     from agentrl.controller.evaluator import Evaluation

@@ -51,12 +51,19 @@ _COMMANDS = {
     "install": "Build the environment that an engine's servers run in.",
 }
 
+_FILES = {
+    **dict.fromkeys(("init", "doctor", "install"), "setup_commands"),
+    **dict.fromkeys(("ls", "query", "tail", "diff", "show"), "read_commands"),
+    "rollout": "train_command",
+    "play": "try_command",
+}
+"""Where a command is that has no file of its own."""
+
 # A command's file is imported when it is called or its help is shown; what it needs is imported
 # when it runs.
-_OF_RUNS = frozenset({"ls", "query", "tail", "diff", "show", "view", "replay"})
 for _name, _help in _COMMANDS.items():
-    _package = "agentrl.cli.runs" if _name in _OF_RUNS else "agentrl.cli"
-    app.command(f"{_package}.{_name}_command:{_name}_command", name=_name, help=_help)
+    _file = _FILES.get(_name, f"{_name}_command")
+    app.command(f"agentrl.cli.{_file}:{_name}_command", name=_name, help=_help)
 
 _serve = App(name="serve", help="Serve what agentrl has over HTTP.")
 _serve.command(
@@ -73,12 +80,12 @@ app.command(_serve)
 
 _export = App(name="export", help="Write what a run holds for those who do not have the run.")
 _export.command(
-    "agentrl.cli.runs.export_command:export_html_command",
+    "agentrl.cli.view_command:export_html_command",
     name="html",
     help="Write trajectories of a run into one HTML file, which opens without a server.",
 )
 _export.command(
-    "agentrl.cli.runs.export_command:export_model_command",
+    "agentrl.cli.view_command:export_model_command",
     name="model",
     help="Write a checkpoint as a model's folder: safetensors, configuration and tokenizer.",
 )
@@ -103,7 +110,8 @@ def run(tokens: Sequence[str]) -> int:
         return _fail(ConfigError(f"{error}; `agentrl --help` lists commands and options"))
     except AgentRLError as error:
         return _fail(error)
-    except SystemExit as error:  # of a task that a user's code started beside its own
+    except SystemExit as error:
+        # A task that a user's code started beside its own has exited.
         from agentrl.types.user_code.place import described
         from agentrl.types.user_code.wall import EXIT_CODE
 
@@ -113,7 +121,8 @@ def run(tokens: Sequence[str]) -> int:
     except KeyboardInterrupt as error:
         _tell(_interrupted(error))
         return 130
-    except BrokenPipeError:  # the reader of the output has closed it
+    except BrokenPipeError:
+        # The reader of the output has closed it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:

@@ -6,8 +6,7 @@ import os
 import secrets
 from pathlib import Path
 
-from agentrl.cli.arguments import Count, Port, PositiveCount
-from agentrl.cli.terminal import say
+from agentrl.cli.terminal import Count, Port, PositiveCount, say
 from agentrl.errors import ConfigError
 from agentrl.guards.http_guard import LOOPBACK, TOKEN_VARIABLE, own_hosts
 

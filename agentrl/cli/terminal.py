@@ -1,4 +1,4 @@
-"""Terminal: prints text, tables and JSON that fit the terminal and cannot control it."""
+"""Terminal: reads bounded numbers, and prints text, tables and JSON that cannot control it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import TextIOWrapper
-from typing import IO, Any, NamedTuple
+from typing import IO, Annotated, Any, NamedTuple
 
+from cyclopts import Parameter
+from cyclopts.validators import Number
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
@@ -217,7 +219,8 @@ def print_json_line(value: Mapping[str, Any]) -> None:
 
 def _json(value: Mapping[str, Any] | Sequence[Any], indent: int | None = None) -> str:
     # JSON has no NaN and no infinity: a second reading turns both into null.
-    finite = json.loads(json.dumps(value, default=_plain), parse_constant=lambda _: None)
+    plain = json.dumps(value, default=lambda it: dict(it) if isinstance(it, Mapping) else str(it))
+    finite = json.loads(plain, parse_constant=lambda _: None)
     spelled = "utf" not in (sys.stdout.encoding or "utf-8").lower()
     return printable_json(json.dumps(finite, indent=indent, ensure_ascii=spelled))
 
@@ -231,5 +234,7 @@ def escape_what_cannot_be_written() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _plain(value: Any) -> Any:
-    return dict(value) if isinstance(value, Mapping) else str(value)
+Count = Annotated[int, Parameter(validator=Number(gte=0))]
+Port = Annotated[int, Parameter(validator=Number(gte=0, lte=65535))]
+PositiveCount = Annotated[int, Parameter(validator=Number(gte=1))]
+Seconds = Annotated[float, Parameter(validator=Number(gt=0))]

@@ -1,17 +1,24 @@
-"""Train command: ``agentrl train``."""
+"""Run commands: ``agentrl train`` and ``agentrl rollout``."""
 
 from __future__ import annotations
 
 import shlex
 import sys
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from statistics import fmean
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from agentrl.cli.terminal import reading_stored_files, say
+from agentrl.cli.terminal import console, print_table, reading_stored_files, say
+from agentrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from agentrl.store import TrajectorySummary
 
 
 def train_command(
@@ -71,8 +78,104 @@ def train_command(
     if not (then_view and terminal):
         say(f"show it in the browser: agentrl view {shlex.quote(place)}")
         return
-    from agentrl.cli.runs.view_command import show
+    from agentrl.cli.view_command import show
 
     say("the run has ended; Ctrl-C ends the viewer too")
     with reading_stored_files():
         show(Path(place))
+
+
+def rollout_command(
+    model: Path,
+    config: str | None = None,
+    /,
+    *overrides: str,
+    tasks: int | None = None,
+    samples: int | None = None,
+    out: Path | None = None,
+) -> None:
+    """Collect trajectories of a policy as a data set, without training.
+
+    `agentrl rollout RUN|MODEL CONFIG` plays the tasks of data.train; `agentrl rollout CONFIG` does
+    so with the model of its model.path, or with that of an OpenAI-compatible server
+    (rollout.engine=openai). What is collected lies in a run directory, for `agentrl ls`, `agentrl
+    show` and Hugging Face's datasets. The same command again goes on where an earlier one was
+    interrupted, plays again what failed, and may ask for more tasks.
+
+    Parameters
+    ----------
+    model
+        A run directory, whose last policy plays, or a model folder (Hugging Face's layout);
+        or the configuration.
+    config
+        A configuration file; by default the run's own.
+    overrides
+        Settings that go before the file's, as key=value.
+    tasks
+        Only the first so many tasks of data.train; by default all.
+    samples
+        Episodes a task; by default rollout.group_size.
+    out
+        The run directory; by default run.dir with "-rollouts" behind it.
+    """
+    for name, value in (("tasks", tasks), ("samples", samples)):
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name} must be at least 1, got {value}")
+    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+
+    from agentrl.run.collection import collect
+    from agentrl.run.policy_source import named_policy
+
+    alone = named_policy(model, config, overrides, command="agentrl rollout")
+    folder = out or Path(f"{alone.run.dir}-rollouts")
+    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console(), transient=True, redirect_stdout=False) as progress:
+        bar = progress.add_task("groups", total=None)
+        collected = collect(
+            alone,
+            folder,
+            num_tasks=tasks,
+            samples=samples,
+            played=lambda done, total: progress.update(bar, completed=done, total=total),
+            tell=progress.console.print,
+        )
+    _report(collected)
+    say(f"{folder}: {len(collected)} episodes; agentrl ls {folder}")
+
+
+_COLUMNS = (
+    "data source",
+    "tasks",
+    "episodes",
+    "terminated",
+    "truncated",
+    "failed",
+    "reward",
+    "turns",
+    "policy tokens",
+)
+
+
+def _report(collected: Sequence[TrajectorySummary]) -> None:
+    sources: defaultdict[str, list[TrajectorySummary]] = defaultdict(list)
+    for summary in collected:
+        sources[summary.data_source].append(summary)
+    print_table(_COLUMNS, [_row(name, own) for name, own in sorted(sources.items())])
+
+
+def _row(name: str, own: Sequence[TrajectorySummary]) -> tuple[str | int | float | None, ...]:
+    statuses = Counter(summary.status for summary in own)
+    finished = [
+        (summary.reward, summary.num_turns, summary.num_policy_tokens)
+        for summary in own
+        if summary.reward is not None
+    ]
+    return (
+        name,
+        len({summary.group_index for summary in own}),
+        len(own),
+        statuses["terminated"],
+        statuses["truncated"],
+        statuses["failed"],
+        *(map(fmean, zip(*finished, strict=True)) if finished else (None, None, None)),
+    )

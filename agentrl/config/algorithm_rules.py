@@ -21,7 +21,8 @@ def algorithm_faults(stage: StageConfig) -> Iterator[Fault]:
     try:
         learner = stage.learner
         if isinstance(learner, AlgorithmSettings) and learner.replaced:
-            stage.make_algorithm()  # imports the user's files, and checks their functions
+            # This imports the user's files, and checks their functions.
+            stage.make_algorithm()
     except ConfigError as error:
         setting = error.fields[0].partition(".")[2] if error.fields else "name"
         yield fault(str(error), f"algorithm.{setting}")

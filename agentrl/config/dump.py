@@ -8,8 +8,6 @@ from typing import Any, TypeAlias
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
-from ruamel.yaml.nodes import ScalarNode
-from ruamel.yaml.representer import RoundTripRepresenter
 
 from agentrl.config.schema import RunConfig, StageConfig
 from agentrl.types.section import Key
@@ -49,8 +47,11 @@ def to_yaml(
     if trees:
         tree["stages"] = trees
     yaml = YAML(pure=True)
-    yaml.width = 1_000_000  # a wrapped value would be cut by the note behind it
-    yaml.representer.add_representer(type(None), _represent_null)
+    # A wrapped value would be cut by the note behind it.
+    yaml.width = 1_000_000
+    yaml.representer.add_representer(
+        type(None), lambda own, _: own.represent_scalar("tag:yaml.org,2002:null", "null")
+    )
     yaml.indent(mapping=2, sequence=4, offset=2)
     stream = io.StringIO()
     yaml.dump(tree, stream)
@@ -78,10 +79,6 @@ def _commented(
         if origin is not None:
             commented.yaml_add_eol_comment(origin(inner, stage), name, column=48)
     return commented
-
-
-def _represent_null(representer: RoundTripRepresenter, _: None) -> ScalarNode:
-    return representer.represent_scalar("tag:yaml.org,2002:null", "null")
 
 
 def _flow(value: Any) -> Any:

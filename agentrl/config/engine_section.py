@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from pydantic import ValidationError
 
-from agentrl.config.foreign_keys import with_our_name
+from agentrl.config.key_names import with_our_name
 from agentrl.config.rules import fault
 from agentrl.config.schema import StageConfig
 from agentrl.config.train_sections import RolloutConfig

@@ -13,8 +13,7 @@ from pydantic import ValidationError
 from agentrl.config.algorithm_rules import algorithm_faults, idle_faults
 from agentrl.config.document import MISSING, Document, Origin, dotted, parse_document, value_at
 from agentrl.config.engine_section import engine_faults, engine_section_faults
-from agentrl.config.foreign_keys import with_our_name
-from agentrl.config.key_names import with_keys
+from agentrl.config.key_names import with_keys, with_our_name
 from agentrl.config.overrides import apply_overrides, expand_short_forms
 from agentrl.config.rules import lineage_faults, run_faults, stage_faults
 from agentrl.config.schema import RunConfig, StageConfig
@@ -98,7 +97,8 @@ def load_with_origins(
     if of_a_run:
         try:
             RunDirectory(folder).read_record()
-        except StoreError as error:  # one of another format, whose keys are other ones too
+        except StoreError as error:
+            # It is of another format, whose keys are other ones too.
             raise ConfigError(str(error)) from error
     apply_overrides(document, overrides)
     config = _check(document, folder, trains, of_a_run)
@@ -196,7 +196,8 @@ def _validate(model: type[Section], tree: dict[str, Any]) -> tuple[Any, list[Fau
             found = list(section_faults(error, model))
         broken = [key for fault in faults for key in fault.keys]
         fresh = [with_our_name(fault) for fault in found if not _touches(fault, broken)]
-        if not fresh:  # a value cannot be left out, such as one that is required
+        # Some value cannot be left out, such as one that is required.
+        if not fresh:
             return None, faults
         faults += fresh
         for fault in fresh:

@@ -66,7 +66,8 @@ def _set(document: Document, dotted_key: str, value: Any, origin: Origin) -> Non
     names_stage = len(parts) == 3 and parts[0] == "stages"
     short = SHORT_FORMS.get((parts[-1],))
     if isinstance(value, str) and short and (len(parts) == 1 or names_stage):
-        parts.append(short)  # data=x is data.train=x: what else the section says stays
+        # ``data=x`` means ``data.train=x``: what else the section says stays.
+        parts.append(short)
     for target in _targets(document.tree, parts):
         _set_at(document, target, copy.deepcopy(value), origin)
 

@@ -198,7 +198,8 @@ def _keep_best_faults(stage: StageConfig) -> Iterator[Fault]:
     elif known and rest.rpartition("/")[0] not in known:
         remedy = f"the stage's sets are {', '.join(known)}"
     else:
-        return  # a stage without evaluations keeps its last checkpoints alone
+        # A stage without evaluations keeps its last checkpoints alone.
+        return
     yield fault(
         f"checkpoint.keep_best must be a metric of an evaluation, got {metric!r}; {remedy}",
         "checkpoint.keep_best",

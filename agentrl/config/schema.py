@@ -30,7 +30,7 @@ from agentrl.config.train_sections import (
     RolloutConfig,
     TrainConfig,
 )
-from agentrl.metrics.health.health_spec import HealthSpec
+from agentrl.metrics.monitors import HealthSpec
 from agentrl.sandbox import SandboxSpec
 from agentrl.store.store_spec import StoreSpec
 from agentrl.training.device import DeviceType, device_type

@@ -259,7 +259,8 @@ class NamedSettings(Section):
 
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
-        self.checked  # noqa: B018 - it raises what is wrong with them
+        # This raises what is wrong with them.
+        self.checked  # noqa: B018
         return self
 
     @property

@@ -30,7 +30,8 @@ _SHARDED = ActsWith("backend", only=("fsdp2",))
 class RolloutConfig(EpisodeSettings):
     """How episodes are played."""
 
-    model_config = ConfigDict(extra="allow")  # the section of a plug-in; see ``engine_faults``
+    # A plug-in's section has keys of its own; see ``engine_faults``.
+    model_config = ConfigDict(extra="allow")
 
     engine: str = "torch"
     """``torch`` in process, ``sglang`` servers, ``openai``-compatible servers (never trained), or

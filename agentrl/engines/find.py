@@ -11,7 +11,7 @@ from agentrl.engines.base import EngineSpec
 from agentrl.engines.servers.environment import ServerEnvironment
 from agentrl.engines.servers.section import ServersSpec
 from agentrl.errors import ConfigError
-from agentrl.types.user_code.function import UserFunction, check_takes, load_named
+from agentrl.types.user_code.load import UserFunction, check_takes, load_named
 
 BUILT_IN: Mapping[str, str] = {
     "openai": "agentrl.engines.openai_spec:OpenAIEngineSpec",

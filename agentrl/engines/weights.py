@@ -17,7 +17,7 @@ import numpy.typing as npt
 from agentrl.engines.base import ServedDtype
 from agentrl.engines.checksum import tensor_checksum
 from agentrl.errors import DataError
-from agentrl.store.atomic import replacing_folder
+from agentrl.store.disk import replacing_folder
 
 _CODES: Mapping[ServedDtype, str] = {"float32": "F32", "bfloat16": "BF16"}
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".index.json")

@@ -8,13 +8,12 @@ from agentrl.envs.adapters.textarena_env import TextArenaEnv
 from agentrl.envs.async_env import ENV_THREADS, AsyncEnv, build_env, call_env, opened_env
 from agentrl.envs.check import check_env, env_findings
 from agentrl.envs.contract import Finding, observation_findings
-from agentrl.envs.env import Env
+from agentrl.envs.env import Env, solution_of
 from agentrl.envs.env_spec import EnvSpec
 from agentrl.envs.rewards import exact_answer, stated_answer
 from agentrl.envs.rewards.reward_check import check_reward
 from agentrl.envs.rubric import AnyRewardFn, RewardFn, Rubric
 from agentrl.envs.score import Score, group_rewards, turn_rewards
-from agentrl.envs.solution import solution_of
 from agentrl.envs.tool_env import ToolEnv
 from agentrl.envs.user_env import ModelUser, ScriptedUser, User, UserEnv
 from agentrl.envs.view import EpisodeView

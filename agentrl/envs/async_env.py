@@ -18,7 +18,7 @@ from agentrl.envs.env import Env
 from agentrl.errors import EnvError
 from agentrl.tools import BoundedThreads, TokenEnds
 from agentrl.types import Action, Blob, Observation, StepResult
-from agentrl.types.user_code.private_copy import private_copy
+from agentrl.types.user_code.values import private_copy
 from agentrl.types.user_code.wall import Failed, call_user, failed_as, wall
 
 ENV_THREADS = BoundedThreads(32, "agentrl-env")

@@ -9,7 +9,7 @@ from typing import Any
 
 from agentrl.errors import DataError
 from agentrl.types import CallRecord, Observation, StepResult, ToolSpec, with_images
-from agentrl.types.user_code.returned import finite_number, shown
+from agentrl.types.user_code.values import finite_number, shown
 
 _ROLES = ("system", "user", "assistant", "tool")
 _FORMS: Mapping[str, Mapping[str, type]] = {

@@ -12,7 +12,7 @@ from agentrl.envs.wrappers import WrapperReference, wrapped
 from agentrl.errors import EnvError
 from agentrl.sandbox import SandboxPool, SandboxSpec
 from agentrl.types import Task, load_object
-from agentrl.types.user_code.private_copy import private_copy, private_task
+from agentrl.types.user_code.values import private_copy, private_task
 from agentrl.types.user_code.wall import failed_as, wall
 
 

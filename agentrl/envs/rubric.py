@@ -17,8 +17,7 @@ from agentrl.envs.view import EpisodeView
 from agentrl.errors import ConfigError, RewardError
 from agentrl.types import REWARD_STYLE, Task, place_of_object
 from agentrl.types.user_code.place import described
-from agentrl.types.user_code.private_copy import private_copy
-from agentrl.types.user_code.returned import finite_number, shown
+from agentrl.types.user_code.values import finite_number, private_copy, shown
 from agentrl.types.user_code.wall import DeadlineError, call_user, failed_as, wall
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from agentrl.envs.tool_env import ToolEnv
 from agentrl.errors import EnvError
 from agentrl.types import Message, Status, Task, Trajectory, Turn
 from agentrl.types.env import MAIN_AGENT
-from agentrl.types.user_code.private_copy import private_copy, private_task
+from agentrl.types.user_code.values import private_copy, private_task
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,7 +18,7 @@ from agentrl.tools.execution.outputs import clip_text
 from agentrl.types import Action, Message, Observation, StepResult, load_object
 from agentrl.types.clock import WaitClock, counted_by
 from agentrl.types.section import Arguments, Section
-from agentrl.types.user_code.private_copy import private_copy
+from agentrl.types.user_code.values import private_copy
 
 
 class Wrapper(Env):

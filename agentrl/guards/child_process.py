@@ -76,6 +76,7 @@ def ask_child(script: Path, data: bytes, limits: ChildLimits, *, keep: bool = Fa
     """
     kept = _idle.setdefault((script, limits, keep), [])
     child = None
+    # Asked first and taken then, another thread could have taken the last one between the two.
     with contextlib.suppress(IndexError):
         child = kept.pop()
     if child is None or child.process.poll() is not None:
@@ -83,6 +84,7 @@ def ask_child(script: Path, data: bytes, limits: ChildLimits, *, keep: bool = Fa
     try:
         answer = child.ask(data)
     except BaseException:
+        # An answer that nobody has read would be the next request's: such a child is never kept.
         child.end()
         raise
     if keep:
@@ -98,7 +100,8 @@ class _Child:
     def __init__(self, script: Path, limits: ChildLimits, *, keep: bool) -> None:
         self._time_s = limits.time_s
         # a file and no pipe, which would block a child that says much
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115  closed in end()
+        # ``end`` closes it.
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115
         order = json.dumps({"script": str(script), "keep": keep, **asdict(limits)})
         self._pipe, theirs = Pipe()
         with theirs:

@@ -24,7 +24,7 @@ from jsonschema_rs import (
     ValidationErrorKind,
 )
 
-from agentrl.guards.bounded_json import extent, parse_json, within
+from agentrl.guards.parsing import extent, parse_json, within
 
 _MOST_TRIED = 10**7
 """Rules that a check may try: a tenth of a second."""
@@ -56,7 +56,8 @@ _ONE_WITHIN = frozenset({"prefixItems", "properties"})
 _BY_NAME = ("dependentSchemas", "patternProperties", "properties")
 
 
-class SchemaFault(ValueError):  # noqa: N818 - what a schema has, not what a program does
+# No error by name: it is what a schema has, not what a program does.
+class SchemaFault(ValueError):  # noqa: N818
     """Why a schema is none, as the end of a sentence about it."""
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from agentrl.errors import ServerError
-from agentrl.guards.bounded_json import parse_json
+from agentrl.guards.parsing import parse_json
 from agentrl.llm.server import ChatServerSpec
 from agentrl.llm.wire import to_wire
 from agentrl.types import Message, ToolSpec

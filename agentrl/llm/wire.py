@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from agentrl.errors import DataError
-from agentrl.guards.bounded_json import parse_json
+from agentrl.guards.parsing import parse_json
 from agentrl.types import Image, Message, ToolSpec, with_images
 
 CONTEXT_EXCEEDED = "context_length_exceeded"
@@ -28,7 +28,8 @@ _ROLES = {
 }
 
 
-class WireFault(ValueError):  # noqa: N818 - what a message has, not what a program does
+# No error by name: it is what a message has, not what a program does.
+class WireFault(ValueError):  # noqa: N818
     """Why something that came over the wire is no message or tool: where, the rule, and the value
     found.
     """

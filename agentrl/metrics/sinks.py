@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from agentrl.errors import MachineError
 from agentrl.metrics.names import with_verl_names
-from agentrl.types.user_code.optional_packages import needed
+from agentrl.types.user_code.load import needed
 from agentrl.types.user_code.place import described
 from agentrl.types.user_code.wall import wall
 

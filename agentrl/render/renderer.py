@@ -1,9 +1,9 @@
-"""Renderer: the contract between messages and tokens, with what follows from the tokenizer."""
+"""Renderer: the contract between messages and tokens, and the messages that it can write."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
 from typing import Any
@@ -24,7 +24,8 @@ from agentrl.types import (
     images_in,
 )
 
-_CACHED_IDS = 16  # such as the end of a prompt, which is the same for every turn
+# The end of a prompt, for example, is the same for every turn.
+_CACHED_IDS = 16
 
 
 class Renderer(ABC):
@@ -197,3 +198,36 @@ class Renderer(ABC):
     def _tokenize(self, text: str) -> npt.NDArray[np.int32]:
         ids = self._backend.encode(text, add_special_tokens=False).ids
         return frozen_ints(np.asarray(ids, dtype=np.int32))
+
+
+def text_content(message: Message) -> str:
+    """The content of a message of text alone.
+
+    Raises:
+        DataError: it is no text.
+    """
+    content = message.get("content")
+    if content is None:
+        return ""
+    if not isinstance(content, str):
+        raise DataError(
+            f"the content of a {message['role']} message must be text here, got "
+            f"{type(content).__name__}; parts of text and images are for users and tools, and go "
+            "through agentrl.types.with_images first"
+        )
+    return content
+
+
+def call_arguments(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments of a call.
+
+    Raises:
+        DataError: they are no mapping.
+    """
+    arguments = function["arguments"]
+    if not isinstance(arguments, Mapping):
+        raise DataError(
+            f"a tool call's arguments must be a mapping, got {type(arguments).__name__} for "
+            f"{function['name']!r}; parse them with json.loads before they become a message"
+        )
+    return arguments

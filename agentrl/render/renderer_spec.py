@@ -11,13 +11,12 @@ from agentrl.errors import ConfigError, DataError
 from agentrl.render.chat_template import ChatTemplate
 from agentrl.render.families.chatml import ChatMLStyle
 from agentrl.render.families.deepseek import DEEPSEEK
-from agentrl.render.families.detect_family import checked_chatml, detect_chatml
+from agentrl.render.families.detect_family import checked_chatml, checked_renderer, detect_chatml
 from agentrl.render.families.family import Family
 from agentrl.render.families.generic import GENERIC
 from agentrl.render.families.glm import GLM
 from agentrl.render.families.gptoss import GPTOSS
 from agentrl.render.families.llama import LLAMA
-from agentrl.render.families.template_check import checked_renderer
 from agentrl.render.renderer import Renderer
 from agentrl.render.vision import read_vision
 

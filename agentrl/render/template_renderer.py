@@ -10,13 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.errors import ConfigError, DataError
-from agentrl.render.char_provenance import Provenance, unmarked
 from agentrl.render.chat_template import ChatTemplate, num_shared
-from agentrl.render.encode import Piece, Source
+from agentrl.render.encode import Piece, Provenance, Source, unmarked
 from agentrl.render.families.family import Family
 from agentrl.render.families.probe_messages import ANSWER, CALL, QUESTION, RESULT, THOUGHT, TOOL
-from agentrl.render.message_check import call_arguments, text_content
-from agentrl.render.renderer import Renderer
+from agentrl.render.renderer import Renderer, call_arguments, text_content
 from agentrl.render.vision import Vision
 from agentrl.types import Message, Segment, SegmentKind, ToolSpec, images_in
 from agentrl.types.messages import THOUGHTS_CLOSE, THOUGHTS_OPEN
@@ -205,7 +203,8 @@ class TemplateRenderer(Renderer):
             except DataError:
                 if message is ANSWER:
                     raise
-                continue  # a template without tools may refuse a call
+                # A template without tools may refuse a call.
+                continue
             bodies.append(_spoken_after(given, spoken)[0] or spoken)
         if QUESTION["content"] not in given or ANSWER["content"] not in bodies[0]:
             raise ConfigError(
@@ -227,7 +226,8 @@ class TemplateRenderer(Renderer):
             called = self._plain(QUESTION, CALL)
             answered = self._plain(QUESTION, CALL, RESULT, generation=True)
             around += answered[num_shared(called, answered) :]
-        except DataError:  # the template takes no tool messages
+        except DataError:
+            # The template takes no tool messages.
             pass
         # the last marker of each turn ends it; after a call it may be another one
         if self._family.turn_end is None:

@@ -141,7 +141,8 @@ def load_image_processor(folder: Path) -> Any:
 def _config(folder: Path) -> Mapping[str, Any]:
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:  # a tokenizer alone
+    except FileNotFoundError:
+        # The folder may hold a tokenizer alone.
         return {}
     except (OSError, ValueError) as error:
         raise DataError(

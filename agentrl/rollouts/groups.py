@@ -14,7 +14,7 @@ from agentrl.rollouts.rollout_spec import EpisodeKey
 from agentrl.rollouts.states.snapshots import GroupState, NotResumable, StateSlot
 from agentrl.sandbox import PoolCounts
 from agentrl.types import Purpose, SamplingParams, Status, Task, Trajectory, TrajectoryGroup
-from agentrl.types.machine.loop_watch import LoopLag
+from agentrl.types.loop_thread import LoopLag
 
 KILLS_WORKER = "kills_worker"
 """Why a group was given up: each of the workers that played it died."""

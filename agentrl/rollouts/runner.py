@@ -29,8 +29,7 @@ from agentrl.rollouts.states.snapshots import EpisodeState, GroupState, StateSlo
 from agentrl.tools import TOOL_THREADS
 from agentrl.types import Status, Trajectory, TrajectoryGroup
 from agentrl.types.clock import PausableTimeout, counted_by
-from agentrl.types.machine.loop_thread import LoopThread
-from agentrl.types.machine.loop_watch import LoopWatch
+from agentrl.types.loop_thread import LoopThread, LoopWatch
 from agentrl.types.user_code.place import described
 
 logger = logging.getLogger(__name__)

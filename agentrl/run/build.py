@@ -44,10 +44,10 @@ from agentrl.tools import (
 )
 from agentrl.training import RewardModelSpec
 from agentrl.training.backends.find import absolute
-from agentrl.training.parallel.rank_mesh import Sharding
+from agentrl.training.parallel.process_group import Sharding
 from agentrl.types import Task
-from agentrl.types.user_code.function import check_takes, load_function
-from agentrl.types.user_code.private_copy import private_copy
+from agentrl.types.user_code.load import check_takes, load_function
+from agentrl.types.user_code.values import private_copy
 
 
 @dataclass(frozen=True, slots=True)

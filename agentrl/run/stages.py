@@ -32,7 +32,7 @@ from agentrl.metrics import (
     SFT_COLUMNS,
     Column,
 )
-from agentrl.metrics.health.health import Health
+from agentrl.metrics.health import Health
 from agentrl.run.build import (
     LiveObjects,
     StageRecipe,

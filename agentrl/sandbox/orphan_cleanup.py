@@ -14,10 +14,7 @@ from collections.abc import Iterator
 
 from .forkserver.cgroups import remove_orphaned_cgroups
 from .forkserver.launcher import FOLDER_PREFIX
-from .host import proc
-from .host.confine import marks
-from .host.files import removal
-from .host.run import process_tree
+from .host import files, proc
 from .owner_id import is_ours, left_after, orphaned, orphaned_folders
 
 # for hosts that are ending by themselves
@@ -33,14 +30,14 @@ def remove_orphans() -> list[str]:
     """
     if sys.platform != "linux":
         return []
-    strays = marks.orphans()
+    strays = proc.orphans()
     hosts, folders = left_after(
         _GRACE_S, lambda: (orphaned(_hosts()), orphaned_folders(FOLDER_PREFIX))
     )
     removed = [f"{_ended(pid)} of owner {owner}" for pid, owner in hosts.items()]
     # before the folders: nothing that runs is to meddle with their removal
     if hosts or folders or strays:
-        ended, left = marks.end_orphans(_GRACE_S)
+        ended, left = proc.end_orphans(_GRACE_S)
         whose = "of a sandbox whose host is dead"
         removed += [f"process {pid} {whose}" for pid in sorted(ended - left)]
         removed += [f"nothing of process {pid} {whose}: it goes on" for pid in sorted(left)]
@@ -52,12 +49,13 @@ def _hosts() -> Iterator[tuple[int, str]]:
     """Pids of supervisors and slots that this user may end, and what names their owner."""
     for name in filter(str.isdigit, os.listdir("/proc")):
         words = proc.read(name, "cmdline").decode(errors="replace").split("\0")
-        if marks.HOST_TITLE in words and is_ours(f"/proc/{name}"):
-            yield int(name), "".join(words[words.index(marks.HOST_TITLE) + 1 :][:1])
+        if proc.HOST_TITLE in words and is_ours(f"/proc/{name}"):
+            yield int(name), "".join(words[words.index(proc.HOST_TITLE) + 1 :][:1])
 
 
 def _ended(pid: int) -> str:
-    below = process_tree.descendants(pid)
+    below = proc.descendants(pid)
+    # All are stopped before one is ended: a process that runs could fork meanwhile.
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for one in (pid, *below):
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -67,7 +65,7 @@ def _ended(pid: int) -> str:
 
 def _removed(path: str) -> str:
     try:
-        removal.remove(path)
+        files.remove(path)
     except FileNotFoundError:
         return f"folder {path} (gone meanwhile)"
     except OSError as error:

@@ -150,6 +150,7 @@ class SandboxPool:
             sandbox = await asyncio.to_thread(spec.build)
             await sandbox.start()
         except BaseException:
+            # Whoever cancels the start has no sandbox to close.
             self._count("failed")
             if sandbox is not None:
                 sandbox.kill_now()

@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -20,8 +20,7 @@ from .backends import BACKENDS, factory_of
 from .docker import DockerSettings
 from .guarantees import GUARANTEES, BackendReport, parse_require
 from .host.confine.uids import SLOTS
-from .interface import Persist, Sandbox
-from .limits import Limits
+from .interface import Limits, Persist, Sandbox
 from .proxy import AllowList
 
 _OFF_LINUX = (
@@ -229,12 +228,6 @@ class SandboxSpec(Section):
                 f"{bound}; lower it{f', or raise the other up to {SLOTS}' if most < SLOTS else ''}",
                 fields=["SandboxSpec.max_running", "DockerSettings.max_sandboxes"],
             )
-
-    def describe(self) -> Mapping[str, bool]:
-        """Each guarantee, and whether it holds on this machine; raises what :meth:`check`
-        raises.
-        """
-        return self.check().guarantees
 
     def candidates(self) -> tuple[str, ...]:
         """The backends that may serve this spec, cheapest executions first."""

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from agentrl.store.annotations.annotation import Annotation
-from agentrl.store.annotations.columns import AnnotationColumn
+from agentrl.store.annotations.annotation import Annotation, AnnotationColumn
 from agentrl.store.annotations.rollbacks import record_resume
-from agentrl.store.atomic import replacing, write_bytes, write_json, write_text
-from agentrl.store.events import EventLevel, EventLog
+from agentrl.store.disk import replacing, write_bytes, write_failure, write_json, write_text
 from agentrl.store.heartbeat import Heartbeat, RunState, RunWatch
 from agentrl.store.jsonl import JsonlWriter, keep_lines, read_jsonl
-from agentrl.store.log_file import logging_to
+from agentrl.store.logs import EventLevel, EventLog, logging_to
 from agentrl.store.masking import SecretMask
 from agentrl.store.run_directory import RunDirectory
 from agentrl.store.store_spec import Detail, KeepSpec, StoreSpec
 from agentrl.store.trajectories.codec import decode_trajectory, encode_trajectory
+from agentrl.store.trajectories.columns import TokenArrays
+from agentrl.store.trajectories.files import read_shard, write_shard
+from agentrl.store.trajectories.listing import TrajectorySummary
 from agentrl.store.trajectories.reader import NoTrajectoryError, StoredTrajectory, TrajectoryReader
-from agentrl.store.trajectories.shard import read_shard, write_shard
-from agentrl.store.trajectories.summary import TrajectorySummary
-from agentrl.store.trajectories.token_arrays import TokenArrays
 from agentrl.store.trajectories.writer import TrajectoryWriter, WriterCounts
-from agentrl.store.write_error import write_failure
 
 __all__ = [
     "Annotation",

@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 
 from agentrl.errors import StoreError
 from agentrl.guards.regular_file import read_regular
-from agentrl.store.atomic import write_json
+from agentrl.store.disk import write_json
 from agentrl.store.jsonl import parse_line
 from agentrl.store.run_directory import RunDirectory
 

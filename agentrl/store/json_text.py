@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from agentrl.guards.bounded_json import nested_too_deeply, parse_json
+from agentrl.guards.parsing import nested_too_deeply, parse_json
 from agentrl.types import Blob, Image
 
 _IMAGE_FIELDS = tuple(field.name for field in fields(Image) if field.name != "data")

@@ -15,10 +15,9 @@ from typing import Any, BinaryIO, TypeAlias
 
 from agentrl.errors import StoreError
 from agentrl.guards.regular_file import check_regular, open_regular
-from agentrl.store.atomic import sync_path, write_bytes
+from agentrl.store.disk import os_refusals, sync_path, write_bytes, write_failure
 from agentrl.store.json_text import from_json, to_json
 from agentrl.store.masking import SecretMask
-from agentrl.store.write_error import os_refusals, write_failure
 
 Record: TypeAlias = dict[str, Any]
 Damage: TypeAlias = Callable[[StoreError], None]
@@ -86,6 +85,8 @@ class JsonlWriter:
         Raises:
             StoreError: the file is closed, or the disk refuses.
         """
+        # Under the lock, or another thread could close the descriptor, which the system gives to
+        # another file.
         with self._lock, os_refusals(f"{self.path} cannot be synced"):
             os.fsync(self._opened())
 

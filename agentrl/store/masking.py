@@ -1,7 +1,7 @@
 """Secret masking: replaces secrets of the environment wherever text is stored.
 
 What is masked is text. Token ids stay as they were sampled, since training needs them, so code that
-decodes ids for people hides them again (``agentrl.viewer.secret_tokens``).
+decodes ids for people hides them again (``agentrl.viewer.pieces``).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import ConfigError, StoreError
-from agentrl.types.user_code.optional_packages import install
+from agentrl.types.user_code.load import install
 
 __all__ = ["RemoteFolder", "is_url"]
 

@@ -12,9 +12,8 @@ from typing import Any
 
 from agentrl.errors import ConfigError, StoreError
 from agentrl.guards.regular_file import read_regular
-from agentrl.store.atomic import write_bytes, write_json, write_text
+from agentrl.store.disk import os_refusals, write_bytes, write_json, write_text
 from agentrl.store.jsonl import parse_line
-from agentrl.store.write_error import os_refusals
 
 FORMAT = 4
 """The layout's version, in ``run.json``; it grows when a reader of the old one would misread the

@@ -5,9 +5,7 @@ from __future__ import annotations
 from agentrl.tools.base import FunctionTool, InvalidArgumentsError, Tool, ToolLimits
 from agentrl.tools.builtin.calculator import CalculatorTool
 from agentrl.tools.builtin.fetch_url import FetchUrlTool
-from agentrl.tools.builtin.files import FilesTool
-from agentrl.tools.builtin.python import PythonTool
-from agentrl.tools.builtin.shell import ShellTool
+from agentrl.tools.builtin.sandbox_tools import FilesTool, PythonTool, ShellTool
 from agentrl.tools.builtin.submit import SubmitTool
 from agentrl.tools.context import ToolContext, ToolOutput
 from agentrl.tools.execution.faults import Endpoints
@@ -15,7 +13,6 @@ from agentrl.tools.executor import TokenEnds, ToolExecutor
 from agentrl.tools.factory import ToolFactory, tool
 from agentrl.tools.mcp.server_spec import McpServerSpec
 from agentrl.tools.parsers import HermesParser, PlainParser, ToolCallParser, load_parser, parser_for
-from agentrl.tools.reference import ToolEntry, ToolReference, resolve_tools
 from agentrl.tools.resources import (
     ResourceReference,
     check_resources,
@@ -27,14 +24,12 @@ from agentrl.tools.resources import (
     owners_of,
     share,
 )
-from agentrl.tools.search.client import SearchClient
 from agentrl.tools.search.disk_index import DiskIndex
-from agentrl.tools.search.memory_index import SearchIndex
-from agentrl.tools.search.retriever import Document, Hit, Retriever
-from agentrl.tools.search.search_tool import SearchTool
+from agentrl.tools.search.retriever import Document, Hit, Retriever, SearchIndex
+from agentrl.tools.search.search_tool import SearchClient, SearchTool
 from agentrl.tools.signature import Resource
 from agentrl.tools.threads import TOOL_THREADS, BoundedThreads
-from agentrl.tools.toolset import Toolset
+from agentrl.tools.toolset import ToolEntry, ToolReference, Toolset, resolve_tools
 from agentrl.types.user_code.wall import DeadlineError
 
 __all__ = [

@@ -28,11 +28,10 @@ from typing import (
 
 from agentrl.errors import ToolError
 from agentrl.tools.context import ToolContext, ToolOutput
-from agentrl.tools.signature import Signature, context_parameter, read_signature
+from agentrl.tools.signature import Signature, context_parameter, read_signature, schema_validator
 from agentrl.tools.threads import TOOL_THREADS
-from agentrl.tools.validate import schema_validator
 from agentrl.types import Image, ToolSpec, place_of_object
-from agentrl.types.user_code.returned import to_json
+from agentrl.types.user_code.values import to_json
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
@@ -371,10 +370,6 @@ def _is_a(kind: Callable[[Any], bool], function: Callable[..., Any]) -> bool:
     return kind(function) or (not inspect.isroutine(function) and kind(type(function).__call__))
 
 
-def _text(content: str | bytes) -> str:
-    return content.decode("utf-8", "replace") if isinstance(content, bytes) else content
-
-
 def check_limits(name: str, limits: ToolLimits) -> None:
     """Refuses a limit that is not above 0.
 
@@ -409,9 +404,12 @@ def merged(pieces: Sequence[str | ToolOutput]) -> ToolOutput:
     for output in outputs:
         for name, value in (output.metrics or {}).items():
             metrics[name] = metrics.get(name, 0.0) + value
-    texts = [output.content for output in outputs]
+    texts = [
+        one.content.decode("utf-8", "replace") if isinstance(one.content, bytes) else one.content
+        for one in outputs
+    ]
     return ToolOutput(
-        "".join(map(_text, texts)),
+        "".join(texts),
         error=next((one.error for one in reversed(outputs) if one.error is not None), None),
         truncated=any(one.truncated for one in outputs),
         metrics=metrics or None,

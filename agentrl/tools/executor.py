@@ -30,7 +30,7 @@ from agentrl.tools.execution.outputs import (
     valid_text,
     with_images_read,
 )
-from agentrl.tools.validate import argument_faults, schema_validator
+from agentrl.tools.signature import argument_faults, schema_validator
 from agentrl.types import (
     CallProblem,
     CallRecord,
@@ -43,7 +43,7 @@ from agentrl.types import (
 )
 from agentrl.types.clock import backoff_s, epoch_at
 from agentrl.types.user_code.place import described, said_by
-from agentrl.types.user_code.private_copy import private_copy
+from agentrl.types.user_code.values import private_copy
 from agentrl.types.user_code.wall import DeadlineError, by_deadline, wall
 
 logger = logging.getLogger(__name__)
@@ -189,7 +189,11 @@ class ToolExecutor:
         Raises:
             ToolError: two of one name, a name that is none, or something else.
         """
-        new = [tool for tool in tools if isinstance(tool, Tool) and self._is_new(tool)]
+        new = [
+            tool
+            for tool in tools
+            if isinstance(tool, Tool) and self._known.get(tool.spec.name) is not tool
+        ]
         names = [tool.spec.name if isinstance(tool, Tool) else str(tool) for tool in tools]
         known = {*self._known, *(tool.spec.name for tool in new)}
         for name, tool in zip(names, tools, strict=True):
@@ -202,9 +206,6 @@ class ToolExecutor:
             self._add(tool)
         self._offered = {name: self._known[name] for name in names}
         return new
-
-    def _is_new(self, tool: Tool) -> bool:
-        return self._known.get(tool.spec.name) is not tool
 
     def _add(self, tool: Tool) -> None:
         name = tool.spec.name
@@ -350,7 +351,8 @@ class ToolExecutor:
             self.num_abandoned += tool.keeps_deadline
             text = f"{call.name} took longer than {context.deadline_s:g} s and was ended."
             failed = error_output("timeout", text)
-        except Exception as error:  # noqa: BLE001 - the boundary: what a tool raises goes to the model as text
+        except Exception as error:  # noqa: BLE001
+            # The boundary: what a tool raises goes to the model as text.
             text = f"{call.name} raised {said_by(error)}"
             failed = error_output("exception", text)
         else:
@@ -431,6 +433,7 @@ async def _all(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     try:
         return await asyncio.gather(*tasks)
     except BaseException:
+        # ``gather`` leaves the others running where one fails.
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

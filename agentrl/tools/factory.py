@@ -25,7 +25,7 @@ from agentrl.tools.base import (
 from agentrl.tools.context import ToolContext
 from agentrl.tools.signature import read_signature
 from agentrl.types import place_of_object
-from agentrl.types.user_code.private_copy import private_copy
+from agentrl.types.user_code.values import private_copy
 
 logger = logging.getLogger(__name__)
 
@@ -267,11 +267,9 @@ def _is_method(target: Callable[..., Any]) -> bool:
     """Whether a function is written in the body of a class, and takes its instance."""
     scope = getattr(target, "__qualname__", "").rpartition(".")[0]
     in_class = bool(scope) and not scope.endswith("<locals>")
-    return inspect.isfunction(target) and in_class and _first(target) == "self"
-
-
-def _first(target: Callable[..., Any]) -> str:
-    return next(iter(inspect.signature(target).parameters), "")
+    if not (inspect.isfunction(target) and in_class):
+        return False
+    return next(iter(inspect.signature(target).parameters), "") == "self"
 
 
 def _check_described(name: str, description: str | None) -> None:

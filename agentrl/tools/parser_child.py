@@ -1,4 +1,4 @@
-"""Parser child: reads a long completion, in a process of its own (``parsers.long_completions``).
+"""Parser child: reads a long completion, in a process of its own (``parsers.base``).
 
 A script of ``guards.child_process``. The request brings the import path of the process that asks.
 """

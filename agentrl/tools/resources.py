@@ -30,7 +30,7 @@ from agentrl.tools.factory import EPISODE_PARAMETERS
 from agentrl.tools.threads import TOOL_THREADS
 from agentrl.types import users_traceback
 from agentrl.types.section import Arguments, Section
-from agentrl.types.user_code.function import check_takes, load_function
+from agentrl.types.user_code.load import check_takes, load_function
 from agentrl.types.user_code.place import described
 from agentrl.types.user_code.wall import InThread, call_user, failed_as, wall
 
@@ -141,7 +141,8 @@ def _close(owners: Iterable[tuple[object, str]]) -> None:
             try:
                 # At the interpreter's exit no thread can be started.
                 await close_owner(owner, _here)
-            except Exception as error:  # noqa: BLE001 - boundary: the user's own code
+            except Exception as error:  # noqa: BLE001
+                # The boundary: this is the user's own code.
                 logger.warning(
                     "closing %r raised %s: %s",
                     name,

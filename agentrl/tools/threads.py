@@ -158,7 +158,8 @@ class BoundedThreads:
 def _outcome(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
     try:
         return work(), None
-    except BaseException as error:  # noqa: BLE001 - handed to the waiting coroutine, which raises it
+    except BaseException as error:  # noqa: BLE001
+        # The waiting coroutine gets it, and raises it.
         return None, error
 
 

@@ -1,18 +1,26 @@
-"""Toolset: the tools of one episode, and the life of those that are its own."""
+"""Toolset: the tools that a user names, made, set up, saved and closed for one episode."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import inspect
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, cast
 
-from agentrl.errors import ToolError
+from pydantic import Field
+
+from agentrl.errors import ConfigError, ToolError, did_you_mean
 from agentrl.tools.base import Tool, ToolLimits, with_limits
+from agentrl.tools.builtin.calculator import CalculatorTool
+from agentrl.tools.builtin.fetch_url import FetchUrlTool
+from agentrl.tools.builtin.sandbox_tools import FilesTool, PythonTool, ShellTool
+from agentrl.tools.builtin.submit import SubmitTool
 from agentrl.tools.context import ToolContext
-from agentrl.tools.factory import ToolFactory
+from agentrl.tools.factory import ToolClass, ToolFactory, tool_methods
 from agentrl.tools.mcp.server_spec import McpServerSpec
-from agentrl.tools.reference import ToolEntry, resolve_tools
 from agentrl.tools.resources import (
     close_owner,
     close_tools,
@@ -22,7 +30,148 @@ from agentrl.tools.resources import (
     share,
     with_resources,
 )
-from agentrl.types.user_code.optional_packages import needed
+from agentrl.tools.search.search_tool import make_search
+from agentrl.types import place_of_object
+from agentrl.types.section import Arguments, Count, Positive, Seconds, Section
+from agentrl.types.user_code.load import load_named, needed
+
+
+class ToolReference(Section):
+    """One tool on offer. A plain text is short for ``function`` alone."""
+
+    function: str
+    """``file.py:name``, ``module:name``, or a built-in tool: ``python``, ``shell``, ``files``,
+    ``search``, ``fetch_url``, ``calculator`` or ``submit``. An object is shared by all episodes of
+    a process; of a class, toolset or factory each episode gets its own."""
+    args: Arguments = Field(default_factory=dict)
+    """Keyword arguments for a class, a factory, a function that makes tools, or a built-in tool."""
+    deadline_s: Seconds | None = None
+    """Seconds that a call may take; like all that follows, in place of the tool's own."""
+    max_output_chars: Count | None = None
+    """Characters of output that the model is shown, of its head and its tail."""
+    max_output_tokens: Count | None = None
+    """Tokens of output that the model is shown, by its own tokenizer."""
+    max_concurrent: Count | None = None
+    """Calls that run at once, over all episodes of a process; the wait counts for no deadline."""
+    calls_per_s: Positive | None = None
+    """Calls that begin in a second, over all episodes of a process."""
+    max_calls: Count | None = None
+    """Calls that an episode may make; further ones are answered with that."""
+    idempotent: bool | None = None
+    """Whether a call may be sent again after a failure of ours, though it may have been carried out
+    already."""
+
+    @property
+    def limits(self) -> ToolLimits:
+        """Those that are given."""
+        given = self.model_dump(exclude={"function", "args"}, exclude_none=True)
+        return cast(ToolLimits, given)
+
+
+ToolEntry: TypeAlias = Tool | ToolFactory | ToolReference | str | type
+"""What may stand among the tools of an environment; a class is one of ``@tool`` methods."""
+
+
+def resolve_tools(
+    entries: Sequence[ToolEntry],
+    base_dir: str | Path | None = None,
+    resources: Iterable[str] = (),
+) -> tuple[Tool | ToolFactory, ...]:
+    """Tools as a user names them. An object is shared by all episodes; a class or factory makes
+    each its own.
+
+    Args:
+        entries: tools and factories as they are, references, or text as a reference without
+            arguments.
+        base_dir: the folder that relative paths start from.
+        resources: names of what classes and factories may take beside their arguments.
+
+    Raises:
+        ConfigError: text that names nothing, or a file that cannot be read.
+        ToolError: something that is no tool, or does not take its arguments.
+    """
+    names = frozenset(resources)
+    return tuple(_resolved(entry, base_dir, names) for entry in entries)
+
+
+def _resolved(
+    entry: ToolEntry, base_dir: str | Path | None, resources: frozenset[str]
+) -> Tool | ToolFactory:
+    if isinstance(entry, str):
+        entry = ToolReference(function=entry)
+    if not isinstance(entry, ToolReference):
+        return _made_of(entry, getattr(entry, "__qualname__", None) or repr(entry), {}, resources)
+    name = entry.function
+    if name in BUILT_IN:
+        return _built_in(name, json.dumps(entry.args), str(base_dir or "."))
+    if ":" not in name:
+        raise ConfigError(
+            f"ToolEnv.tools: {name!r} is no built-in tool "
+            f"({', '.join(BUILT_IN)}){did_you_mean(name, BUILT_IN)} "
+            "Name one of yours as file.py:name or module:name"
+        )
+    found = load_named(name, base_dir, lambda rule: ConfigError(f"ToolEnv.tools{rule}"))
+    return _made_of(found, name, entry.args, resources)
+
+
+def _made_of(
+    found: Any, name: str, args: Mapping[str, Any], resources: frozenset[str]
+) -> Tool | ToolFactory:
+    if isinstance(found, Tool):
+        if args:
+            raise ToolError(
+                f"ToolEnv.tools: {name} is one object that all episodes share, and takes no args, "
+                f"got {sorted(args)}; name a class or a factory, which makes each episode its own"
+            )
+        return found
+    try:
+        if isinstance(found, ToolFactory):
+            return found.with_args(args, resources)
+        if inspect.isclass(found) and not issubclass(found, Tool) and tool_methods(found):
+            return ToolFactory(ToolClass(found)).with_args(args, resources)
+        if (inspect.isclass(found) and issubclass(found, Tool)) or (
+            inspect.isroutine(found) and args
+        ):
+            return ToolFactory(found).with_args(args, resources)
+    except ToolError as error:
+        raise ToolError(f"ToolEnv.tools: {error}") from None
+    place = place_of_object(found) if callable(found) else ""
+    what = f"{name} ({place})" if place else name
+    kind = "class" if inspect.isclass(found) else type(found).__name__
+    remedy = "decorate it with @tool"
+    if kind == "function":
+        remedy += f", or, where it makes tools, pass ToolFactory({name.rpartition(':')[2]})"
+    raise ToolError(f"{what} is no tool but a {kind}; {remedy}")
+
+
+@functools.lru_cache(maxsize=64)
+def _built_in(name: str, args: str, base_dir: str) -> Tool:
+    """A built-in tool, made once a process for equal arguments: it has no state."""
+    make = BUILT_IN[name]
+    given = json.loads(args)
+    signature = inspect.signature(make)
+    taken = [own for own in signature.parameters if own != "base_dir"]
+    extra = {"base_dir": base_dir} if "base_dir" in signature.parameters else {}
+    try:
+        signature.bind(**given, **extra)
+    except TypeError as error:
+        raise ToolError(
+            f"ToolEnv.tools: the built-in tool {name!r} with args {given}: {error}; its arguments "
+            f"are: {', '.join(taken)}"
+        ) from None
+    return make(**given, **extra)
+
+
+BUILT_IN: Mapping[str, Callable[..., Tool]] = {
+    "calculator": CalculatorTool,
+    "fetch_url": FetchUrlTool,
+    "files": FilesTool,
+    "python": PythonTool,
+    "search": make_search,
+    "shell": ShellTool,
+    "submit": SubmitTool,
+}
+
 
 _NO_LIMITS: ToolLimits = {}
 
@@ -64,6 +213,7 @@ class Toolset:
             self._make(entries, context, base_dir, resources)
             self._ask(servers)
         except BaseException:
+            # What was opened before the fault is closed: nobody gets this toolset.
             self.close_now()
             raise
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agentrl.types.arrays import frozen_ints
 from agentrl.types.batch import Batch, BatchShard
-from agentrl.types.blob import Blob
+from agentrl.types.blob import Blob, Image
 from agentrl.types.completion import (
     Completion,
     EngineInfo,
@@ -14,10 +14,8 @@ from agentrl.types.completion import (
     StaleKV,
     TokenUsage,
 )
-from agentrl.types.content import content_text, images_in, with_images
 from agentrl.types.dispatch import Collect, Dispatch, Part, register, registration
 from agentrl.types.env import REWARD_STYLE, Action, Observation, StepResult, Task
-from agentrl.types.image import Image
 from agentrl.types.messages import (
     CallProblem,
     CallRecord,
@@ -28,6 +26,9 @@ from agentrl.types.messages import (
     ToolErrorKind,
     ToolResult,
     ToolSpec,
+    content_text,
+    images_in,
+    with_images,
 )
 from agentrl.types.seeds import seed_for
 from agentrl.types.segment import (

@@ -99,7 +99,8 @@ class PausableTimeout:
         self._clock = None if seconds is None else clock
         self._stops = 0
         self._left_s = 0.0
-        self._ended = seconds is None  # no deadline: there is nothing to stop
+        # Without a deadline there is nothing to stop.
+        self._ended = seconds is None
 
     async def __aenter__(self) -> Self:
         await self._scope.__aenter__()
@@ -144,11 +145,13 @@ class PausableTimeout:
     def _on_loop(self, stops: int) -> None:
         try:
             here = asyncio.get_running_loop()
-        except RuntimeError:  # a thread without a loop
+        except RuntimeError:
+            # This thread has no loop.
             here = None
         if here is self._loop:
             self._add(stops)
         elif not self._ended:
+            # A loop's timers may be touched in its own thread alone.
             self._loop.call_soon_threadsafe(self._add, stops)
 
     def _add(self, stops: int) -> None:

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.types.image import Image
+from agentrl.types.blob import Image
 from agentrl.types.messages import Message, ParsedMessage, ToolSpec
 from agentrl.types.segment import MediaSpan, Segment
 

@@ -278,7 +278,8 @@ def section_faults(
         kind = detail["type"]
         key = (*at, *detail["loc"])
         cause = detail.get("ctx", {}).get("error")
-        if kind == "default_factory_not_called":  # it only follows from another fault
+        # It only follows from another fault.
+        if kind == "default_factory_not_called":
             continue
         if isinstance(cause, _NestedError):
             yield from section_faults(
@@ -331,7 +332,8 @@ def _section_at(root: type[Section], key: Key) -> type[Section] | None:
         annotation = field and field.annotation
         section = plain_section(annotation)
         if section is None and rest and (section := entry_section(annotation)) is not None:
-            rest.pop(0)  # the entry of a list or mapping
+            # This is the entry of a list or mapping.
+            rest.pop(0)
     return section
 
 

@@ -147,7 +147,8 @@ def alternatives_side(
         )
     if not ids.shape[1]:
         return _NO_SIDE
-    with np.errstate(over="ignore"):  # below the range is -inf
+    with np.errstate(over="ignore"):
+        # What is below the range becomes -inf.
         return {ALTERNATIVE_IDS: ids, ALTERNATIVE_LOGPROBS: logprobs.astype(np.float16)}
 
 

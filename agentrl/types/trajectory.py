@@ -9,12 +9,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.types.blob import Blob
+from agentrl.types.blob import Blob, Image
 from agentrl.types.completion import FinishReason, SamplingParams, StaleKV
-from agentrl.types.content import images_in
 from agentrl.types.env import MAIN_AGENT, MAIN_POLICY, Task
-from agentrl.types.image import Image
-from agentrl.types.messages import CallRecord, Message
+from agentrl.types.messages import CallRecord, Message, images_in
 from agentrl.types.segment import Segment, SegmentKind, concat_ids
 
 Purpose = Literal["train", "baseline", "eval"]

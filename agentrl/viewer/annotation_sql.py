@@ -15,9 +15,9 @@ import pyarrow as pa
 from agentrl.errors import StoreError
 from agentrl.store import RunDirectory
 from agentrl.store.annotations.annotation import StoredAnnotation
+from agentrl.store.annotations.files import FIXED_SCHEMA, read_ids
 from agentrl.store.annotations.index import AnnotationIndex
 from agentrl.store.annotations.rollbacks import Rollbacks
-from agentrl.store.annotations.shard import FIXED_SCHEMA, read_ids
 from agentrl.store.json_text import to_json
 
 Damage = Callable[[StoreError], None]

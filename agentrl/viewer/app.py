@@ -53,8 +53,8 @@ def create_app(source: Path, *, token: str, allow_hosts: Sequence[str] = ()) -> 
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
     for routes in (run_routes, trajectory_routes, analysis_routes, note_routes):
-        app.include_router(routes.routes(runs), prefix="/api")
-    app.include_router(event_routes.routes(runs, following), prefix="/api")
+        app.include_router(routes(runs), prefix="/api")
+    app.include_router(event_routes(runs, following), prefix="/api")
     app.mount("/api", _no_such_path)
     app.mount("/", StaticFiles(directory=STATIC, html=True))
     return app

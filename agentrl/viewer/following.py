@@ -19,7 +19,7 @@ from typing import Any
 from agentrl.errors import AgentRLError, StoreError
 from agentrl.store.json_text import to_json
 from agentrl.viewer.runs.open_run import OpenRun
-from agentrl.viewer.views.overview import alert, located
+from agentrl.viewer.views.run_view import alert, located
 
 _QUIET_S = 0.3
 """Between two looks after the first that found nothing new."""
@@ -62,6 +62,7 @@ class _Follower:
 
     def put(self, event: Event | None) -> None:
         if not self._loop.is_closed():
+            # The thread that follows the run calls this; the queue is the loop's.
             self._loop.call_soon_threadsafe(self._queue.put_nowait, event)
 
     async def next(self, timeout_s: float) -> Event | None:

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from agentrl.guards.http_guard import LOOPBACK, own_hosts
-from agentrl.types.machine.listening import listening_socket
+from agentrl.types.machine import listening_socket
 
 if TYPE_CHECKING:
     import uvicorn
@@ -139,6 +139,7 @@ def serve(
         )
     )
     if until is not None:
+        # A daemon, since Ctrl-C ends the server before ``until`` returns.
         threading.Thread(target=_end_after, args=(until, server), daemon=True).start()
     server.run([listening])
 

@@ -22,9 +22,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from agentrl.errors import StoreError
 from agentrl.guards.regular_file import descriptor
 from agentrl.store import SecretMask
+from agentrl.store.disk import os_refusals
 from agentrl.store.json_text import to_json
 from agentrl.store.jsonl import cut_torn_line, read_jsonl, write_all
-from agentrl.store.write_error import os_refusals
 from agentrl.viewer.api_error import ApiError, bad_request, fault_of, not_found
 
 Index: TypeAlias = Annotated[int, Field(strict=True, ge=0, lt=2**53)]
@@ -41,10 +41,6 @@ def _rising(given: tuple[int, int]) -> tuple[int, int]:
     if not given[0] < given[1]:
         raise ValueError("must be [first, end] with first < end")
     return given
-
-
-def _once(given: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(given))
 
 
 Label: TypeAlias = Annotated[str, AfterValidator(_word)]
@@ -73,9 +69,9 @@ class Note(BaseModel):
     turn: Index | None = None
     tokens: Annotated[tuple[Index, Index], AfterValidator(_rising)] | None = None
     labels: Annotated[
-        tuple[Annotated[str, AfterValidator(_word)], ...],
+        tuple[Label, ...],
         Field(max_length=20),
-        AfterValidator(_once),
+        AfterValidator(lambda given: tuple(dict.fromkeys(given))),
     ] = ()
     text: Annotated[str, Field(max_length=20_000)] = ""
     user: str

@@ -1,13 +1,20 @@
-"""Pieces: the text of each single token, by the tokenizer that a run keeps.
+"""Pieces: the text of each single token, by the run's tokenizer, and those that are hidden.
 
 A piece is what one id stands for whatever stands beside it. A byte-level token may hold part of a
 character: its piece is then U+FFFD, and its bytes are told beside it.
+
+The ids on disk are exact, since training and replay need them. Where a text of the run bears a mark
+of ``SecretMask``, the tokens of that secret are hidden before anything decodes them. A secret that
+this process's environment does not have cannot be found: then all tokens of that part of the turn
+are hidden.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,10 +23,16 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.errors import DataError
-from agentrl.guards.bounded_json import parse_json
+from agentrl.guards.parsing import mapping, parse_json
+from agentrl.store import RunDirectory
+from agentrl.store.json_text import to_json
+from agentrl.store.masking import SecretMask, masked_names
+from agentrl.types import SegmentKind
+from agentrl.viewer.runs.stored_row import StoredRow
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _WORD_START = "\N{LOWER ONE EIGHTH BLOCK}"
@@ -166,3 +179,128 @@ def _of_bytes(data: bytes) -> Piece:
         return Piece(data.decode())
     except UnicodeDecodeError:
         return Piece(_PART, data)
+
+
+def tokenizer_file(run: RunDirectory, stage: str) -> Path | None:
+    """The ``tokenizer.json`` that a run keeps of a stage, or else of its newest; None where it
+    keeps none.
+    """
+    kept = mapping(run.read_record().get("tokenizers"))
+    for name in (stage, *reversed(list(kept))):
+        sha256 = mapping(kept.get(name)).get("tokenizer.json")
+        if isinstance(sha256, str) and re.fullmatch("[0-9a-f]{64}", sha256):
+            path = run.blobs_folder / sha256
+            if path.is_file():
+                return path
+    return None
+
+
+def stage_pieces(run: RunDirectory, stage: str) -> TokenPieces:
+    """The pieces of a stage's tokenizer.
+
+    Args:
+        run: the run.
+        stage: whose; any of the run's where this one has none of its own.
+
+    Raises:
+        DataError: the run keeps none, or what it keeps is none.
+    """
+    path = tokenizer_file(run, stage)
+    if path is None:
+        raise DataError(
+            "the run keeps no tokenizer in blobs/, so ids are shown; training keeps that of a "
+            "model with a tokenizer.json"
+        )
+    return load_pieces(path)
+
+
+HIDDEN = "their text is a secret that the run masked, or may hold one; the ids on disk are whole"
+
+_SAMPLED = (SegmentKind.POLICY, SegmentKind.TARGET)
+
+Mask = npt.NDArray[np.bool_]
+Find = Callable[[str], Iterable[tuple[int, int]]]
+"""The spans of a text, as characters."""
+
+
+def has_marks(columns: Mapping[str, Any]) -> bool:
+    """Whether a secret was masked in a text of a stored row."""
+    return any(masked_names(text) for text in columns.values() if isinstance(text, str))
+
+
+def without_secrets(row: StoredRow, pieces: TokenPieces | None, mask: SecretMask) -> StoredRow:
+    """A trajectory without the ids of what was masked in its texts.
+
+    Args:
+        row: the trajectory.
+        pieces: of the run's tokenizer; None where it is not here.
+        mask: of the secrets that this process knows.
+    """
+    ids = row.arrays.token_ids
+    taken = (
+        np.zeros(ids.size, dtype=bool) if pieces is None else taken_tokens(row, pieces, mask.spans)
+    )
+    for part, names in _marked_parts(row):
+        shown = b"" if pieces is None else b"".join(pieces.data(ids[part]))
+        # A secret that was found and hidden needs no more; one that nobody here knows takes the
+        # whole part.
+        if names - masked_names(mask(shown.decode(errors="replace"))):
+            taken |= part
+    return hiding(row, taken)
+
+
+def hiding(row: StoredRow, taken: Mask) -> StoredRow:
+    """A trajectory without the ids of some tokens ``[N]``, and without its further arrays by token:
+    beside a secret its own first letters may stand as what was likely.
+    """
+    shown = np.where(taken, np.int32(REDACTED_ID), row.arrays.token_ids)
+    kept = replace(row.arrays, token_ids=shown)
+    return StoredRow(row.columns, kept, row.annotations).without_side()
+
+
+def taken_tokens(row: StoredRow, pieces: TokenPieces, find: Find) -> Mask:
+    """``[N]`` which tokens have a part in a span of the text of all, or of a sequence."""
+    ids = row.arrays.token_ids
+    taken = np.zeros(ids.size, dtype=bool)
+    for places in (np.arange(ids.size), *map(row.positions, row.paths())):
+        taken[places] |= tokens_of(pieces.data(ids[places]), find)
+    return taken
+
+
+def tokens_of(data: Sequence[bytes], find: Find) -> Mask:
+    """``[N]`` which of N tokens, by their bytes, have a part in a span of the whole text.
+
+    Args:
+        data: the tokens' bytes.
+        find: the spans of a text, as characters.
+    """
+    decoder = getincrementaldecoder("utf-8")("replace")
+    texts = [decoder.decode(part) for part in data]
+    lengths = np.array([len(text) for text in texts], dtype=np.int64)
+    ends = np.cumsum(lengths)
+    starts = ends - lengths
+    # a token that ends within a character has a part in the one that comes next
+    reach = np.where(lengths == 0, starts + 1, ends)
+    text = "".join(texts) + decoder.decode(b"", True)
+    taken = np.zeros(len(data), dtype=bool)
+    for start, end in find(text):
+        taken |= (starts < end) & (reach > start)
+    return taken
+
+
+def _marked_parts(row: StoredRow) -> Iterable[tuple[Mask, set[str]]]:
+    """``[N]`` which tokens are a turn's context or its completion, and what is masked in its text;
+    those without a mark are left out."""
+    sampled = np.isin(row.arrays.kinds, _SAMPLED)
+    before: set[str] = set()
+    for turn in row.turns:
+        own = row.arrays.turn_index == turn["index"]
+        given = masked_names(to_json(turn.get("observed")))
+        if turn["parent"] is None:
+            # the context holds the conversation so far
+            given |= before
+        said = masked_names(to_json([turn.get("text"), turn.get("message")]))
+        before |= given | said
+        for part, names in ((own & ~sampled, given), (own & sampled, said)):
+            if names:
+                yield part, names

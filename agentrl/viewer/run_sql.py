@@ -24,7 +24,7 @@ from agentrl.store import RunDirectory, read_jsonl
 from agentrl.store.annotations.rollbacks import Rollbacks
 from agentrl.store.json_text import to_json
 from agentrl.store.trajectories.columns import COLUMNS, SCHEMA
-from agentrl.store.trajectories.live_record import live_texts
+from agentrl.store.trajectories.files import live_texts
 from agentrl.viewer.annotation_sql import create_annotations, live_annotations, readable_shards
 from agentrl.viewer.index import RunIndex
 

@@ -1,4 +1,4 @@
-"""Wire: answers as JSON, with arrays in base64."""
+"""Wire: answers as JSON, with arrays in base64, and the kinds of images that are shown."""
 
 from __future__ import annotations
 
@@ -36,3 +36,23 @@ def finite(value: float | None) -> float | None:
 def answer(value: Any, status: int = 200) -> Response:
     """A JSON answer; half of a surrogate pair, which UTF-8 lacks, travels as an escape."""
     return Response(to_json(value).encode(), status, media_type="application/json")
+
+
+def data_url(data: bytes, kind: str) -> str:
+    """Bytes as a URL."""
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+_STARTS = {
+    b"\x89PNG\r\n\x1a\n": "image/png",
+    b"\xff\xd8\xff": "image/jpeg",
+    b"GIF87a": "image/gif",
+    b"GIF89a": "image/gif",
+}
+
+
+def image_type(data: bytes) -> str | None:
+    """The type of an image; None for all else, such as SVG, which may run scripts."""
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "image/webp"
+    return next((kind for start, kind in _STARTS.items() if data.startswith(start)), None)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bm25s import BM25
 
-from agentrl.tools.search.corpus import read_corpus
+from agentrl.tools.search.disk_index import read_corpus
 from agentrl.tools.search.retriever import K1, METHOD, B, words
 from benchmarks.passages.reader import TOP_K
 

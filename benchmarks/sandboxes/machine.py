@@ -49,7 +49,7 @@ def usable_backends(figures: Figures, image: str) -> list[str]:
 
 def connected(figures: Figures) -> Any:
     """A client of the container engine; None where none answers, which the figures then note."""
-    from agentrl.sandbox.docker.engine import connect
+    from agentrl.sandbox.docker.containers import connect
 
     try:
         return connect(DockerSettings())

@@ -167,7 +167,7 @@ async def _work(pool: SandboxPool, sessions: object, rng: random.Random, seen: S
 
 def _containers() -> int:
     """Of this process, running or not."""
-    from agentrl.sandbox.docker.engine import connect
+    from agentrl.sandbox.docker.containers import connect
 
     client = connect(DockerSettings())
     try:

@@ -16,13 +16,13 @@ from transformers import Qwen3ForCausalLM
 
 from agentrl.controller.cluster.ray_role_group import _KEEP_FREED_MEMORY
 from agentrl.training import DistSpec, OptimSpec, join, leave
+from agentrl.training.backends.backend import StatSum
 from agentrl.training.backends.fsdp2 import Fsdp2Backend
 from agentrl.training.backends.packed_backend import PackedBackend
 from agentrl.training.backends.plain import PlainBackend
 from agentrl.training.data.packing import Packed
 from agentrl.training.models.packed_model import attention_of
 from agentrl.training.models.policy_model import PolicyModel
-from agentrl.training.update_stats import StatSum
 from benchmarks.figures import ROOT, Figures
 from benchmarks.trainer.interleaved import in_turn, median_ratio
 from benchmarks.trainer.shapes import SHAPES, config_of, packed_row, random_model

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from agentrl.errors import ConfigError
 from agentrl.training import DistSpec
+from agentrl.training.backends.backend import StatSum
 from agentrl.training.backends.plain import PlainBackend
 from agentrl.training.data.attention import SEGMENTS
 from agentrl.training.data.kernel_attention import SHARING, AttentionName, choose_attention
 from agentrl.training.data.packing import MicroBatches, Packed
 from agentrl.training.models.packed_model import attention_of
-from agentrl.training.update_stats import StatSum
 from agentrl.types import BatchShard
 from benchmarks.figures import Figures
 from benchmarks.trainer.gpu_device import Bench

@@ -18,7 +18,7 @@ from agentrl.training import DistSpec, OptimSpec, join, leave
 from agentrl.training.backends.fsdp2 import Fsdp2Backend
 from agentrl.training.data.kernel_attention import choose_attention
 from agentrl.training.data.packing import Cut, MicroBatches, Packed
-from agentrl.training.parallel.rank_mesh import Sharding
+from agentrl.training.parallel.process_group import Sharding
 from benchmarks.figures import Figures
 from benchmarks.trainer.gpu_device import Bench, datasheet_peak, measured_peak
 from benchmarks.trainer.gpu_model import device_policy, model_flops

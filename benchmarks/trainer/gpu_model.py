@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from transformers import Qwen3ForCausalLM
 
-from agentrl.training.models.block_forward import Recompute, wrap_blocks
 from agentrl.training.models.computed_buffers import check_buffers, compute_buffers
 from agentrl.training.models.policy_model import PolicyModel
+from agentrl.training.models.trunk import Recompute, wrap_blocks
 from benchmarks.trainer.shapes import config_of
 
 __all__ = ["device_policy", "model_flops"]

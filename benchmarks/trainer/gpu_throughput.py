@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from agentrl.training import DistSpec, OptimSpec, join, leave
+from agentrl.training.backends.backend import StatSum
 from agentrl.training.backends.fsdp2 import Fsdp2Backend
 from agentrl.training.backends.packed_backend import PackedBackend
 from agentrl.training.data.kernel_attention import BY_ROW, choose_attention
 from agentrl.training.data.packing import Packed
-from agentrl.training.models.block_forward import Recompute
-from agentrl.training.parallel.rank_mesh import FULL, Sharding
-from agentrl.training.update_stats import StatSum
+from agentrl.training.models.trunk import Recompute
+from agentrl.training.parallel.process_group import FULL, Sharding
 from benchmarks.figures import Figures
 from benchmarks.trainer.gpu_device import Bench, datasheet_peak, measured_peak
 from benchmarks.trainer.gpu_model import device_policy, model_flops

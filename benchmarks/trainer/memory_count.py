@@ -29,10 +29,9 @@ from agentrl.training.backends.fsdp2 import Fsdp2Backend
 from agentrl.training.backends.packed_backend import PackedBackend
 from agentrl.training.data.kernel_attention import Boundaries
 from agentrl.training.data.packing import Packed
-from agentrl.training.models.block_forward import Recompute, wrap_blocks
 from agentrl.training.models.policy_model import PolicyModel
-from agentrl.training.parallel.process_group import SHARED
-from agentrl.training.parallel.rank_mesh import FULL, Sharding
+from agentrl.training.models.trunk import Recompute, wrap_blocks
+from agentrl.training.parallel.process_group import FULL, SHARED, Sharding
 from benchmarks.trainer.shapes import SHAPES, packed_row, random_model
 
 __all__ = ["GIB", "Count", "LiveStorages", "count_step", "on_paper"]

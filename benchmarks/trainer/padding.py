@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from agentrl.training.data.packing import MicroBatches
-from agentrl.training.models.patch_rmsnorm import patch_rmsnorm
 from agentrl.training.models.policy_model import PolicyModel, Tokens
+from agentrl.training.models.trunk import patch_rmsnorm
 from agentrl.types import Batch
 from benchmarks.figures import Figures
 from benchmarks.trainer.interleaved import in_turn, median_ratio

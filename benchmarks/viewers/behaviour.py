@@ -24,7 +24,7 @@ from agentrl.types import (
     Turn,
 )
 from agentrl.viewer.analysis.behaviour import Behaviour, behaviour
-from agentrl.viewer.analysis.episode import Episode, read_episodes
+from agentrl.viewer.analysis.stored_rows import Episode, read_episodes
 from benchmarks.figures import Figures
 
 __all__ = ["measure"]

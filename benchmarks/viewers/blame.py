@@ -11,8 +11,7 @@ import numpy as np
 
 from agentrl.store import Annotation, RunDirectory, TrajectoryReader, TrajectoryWriter
 from agentrl.types import Message, Segment, SegmentKind, Status, Task, Trajectory, Turn
-from agentrl.viewer.analysis.blame import Blame, blame
-from agentrl.viewer.analysis.trained_tokens import trained_tokens
+from agentrl.viewer.analysis.blame import Blame, blame, trained_tokens
 from benchmarks.figures import Figures
 
 __all__ = ["measure"]

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.agent_server.api.partial_turn import PartialMessage, PartialText
+from agentrl.agent_server.stream_writer import PartialMessage, PartialText
 from agentrl.tools.parsers import (
     MarkedFormat,
     Marks,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from agentrl.agent_server import ServedEpisode
 from agentrl.agent_server.api.api_error import ApiError
 from agentrl.agent_server.api.chat_request import parse_request
-from agentrl.agent_server.api.response_request import parse_response_request
+from agentrl.agent_server.api.responses import parse_response_request
 from agentrl.agent_server.stream_writer import StreamWriter
 from agentrl.llm import to_items, to_wire
 from agentrl.rollouts import EpisodeKey

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from agentrl.algorithms import AlgorithmSpec, Counts, Rewards, TokenCredit, make_algorithm
-from agentrl.algorithms.functions import kl, returns
+from agentrl.algorithms.functions import returns, token_terms
 from tests.algorithms.made import policy_inputs, rewards_of, token_credit
 
 P, V = 2, 3
@@ -149,7 +149,7 @@ def test_a_kl_in_the_reward_ends_at_the_tilted_reference(monkeypatch: pytest.Mon
     torch.testing.assert_close(ascended(reference), best, rtol=1e-3, atol=1e-3)
 
     # k3 in its place pulls next to nothing near the reference, and ends elsewhere
-    monkeypatch.setattr(returns, "k1", kl.k3)
+    monkeypatch.setattr(returns, "k1", token_terms.k3)
     astray = ascended(reference)
     assert float((astray.exp() * (astray - best)).sum()) > 0.1
 

@@ -13,8 +13,8 @@ from torch import Tensor, tensor
 
 from agentrl.algorithms import PolicyInputs, TokenLoss, make_algorithm
 from agentrl.algorithms.functions.corrections import truncated_importance
-from agentrl.algorithms.functions.kl import capped_k3, k3
 from agentrl.algorithms.functions.losses import broadcast_to_tokens
+from agentrl.algorithms.functions.token_terms import capped_k3, k3
 from agentrl.algorithms.settings.policy_gradient import GRPOSettings
 from tests.algorithms.made import policy_inputs, token_credit
 

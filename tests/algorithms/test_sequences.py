@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import tensor
 
-from agentrl.algorithms.functions.sequences import max_over, mean_over, sum_over
+from agentrl.algorithms.functions.token_terms import max_over, mean_over, sum_over
 
 ROWS = tensor([7, 2, 7, 7, 2])
 

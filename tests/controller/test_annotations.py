@@ -40,8 +40,7 @@ from agentrl.types import (
     TrajectoryGroup,
     Turn,
 )
-from agentrl.viewer.analysis.blame import blame
-from agentrl.viewer.analysis.trained_tokens import trained_tokens
+from agentrl.viewer.analysis.blame import blame, trained_tokens
 from tests.controller.test_incidents import Rows, View
 from tests.kit.episodes import turn as made_turn
 

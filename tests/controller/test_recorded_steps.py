@@ -14,8 +14,8 @@ from agentrl.controller.evaluator import EvalPlan, EvalSet, Evaluation, RolloutE
 from agentrl.controller.recording.recorder import Recorder
 from agentrl.controller.state import TrainState
 from agentrl.metrics import PhaseTimer
-from agentrl.metrics.health.health import Health
-from agentrl.metrics.health.health_spec import HealthSpec
+from agentrl.metrics.health import Health
+from agentrl.metrics.monitors import HealthSpec
 from agentrl.rollouts import GroupOutcome, GroupRequest
 from agentrl.store import EventLog, RunDirectory, TrajectoryReader, TrajectoryWriter, read_jsonl
 from agentrl.types import (
@@ -29,7 +29,7 @@ from agentrl.types import (
     TrajectoryGroup,
     Turn,
 )
-from agentrl.types.machine.loop_watch import LoopLag
+from agentrl.types.loop_thread import LoopLag
 from tests.controller.test_incidents import Rows, View
 
 TASK = Task("t")

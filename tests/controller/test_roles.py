@@ -16,10 +16,9 @@ from agentrl.controller.checkpoints import Checkpoints
 from agentrl.controller.cluster.role_group import LocalRoleGroup
 from agentrl.errors import ConfigError
 from agentrl.training import DistSpec, LearningRole, OptimSpec
-from agentrl.training.backends.backend import RoleModel
+from agentrl.training.backends.backend import RoleModel, StatSum
 from agentrl.training.data.packing import Packed
 from agentrl.training.roles.learner import LearnerSpec
-from agentrl.training.update_stats import StatSum
 from agentrl.types import BatchShard, Collect, Dispatch, Stat, Stats, register
 from tests.controller.replay import learn
 from tests.controller.tiny import made_groups

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import agentrl
 from agentrl.cli.main import run as run_command_line
-from agentrl.types.user_code.optional_packages import install
+from agentrl.types.user_code.load import install
 from tests.examples.published import SAMPLES, build_model, prepared
 from tests.examples.shipped import CONFIGS, small
 

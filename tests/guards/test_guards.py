@@ -16,9 +16,8 @@ import agentrl.envs
 import agentrl.guards
 from agentrl.envs.rewards.shape import json_schema
 from agentrl.guards.addresses import is_public
-from agentrl.guards.bounded_json import MAX_DEPTH, parse_json
-from agentrl.guards.bounded_yaml import parse_yaml
 from agentrl.guards.html_text import html_text
+from agentrl.guards.parsing import MAX_DEPTH, parse_json, parse_yaml
 from agentrl.guards.regular_file import NotRegularError, open_regular, read_regular
 from tests.envs.rewards.episodes import episode
 

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from agentrl.metrics import rollout_metrics
-from agentrl.metrics.health.health import Health, HealthAlert
-from agentrl.metrics.health.health_spec import HealthSpec
-from agentrl.metrics.health.monitors import MONITORS, WATCHED
+from agentrl.metrics.health import Health, HealthAlert
+from agentrl.metrics.monitors import MONITORS, WATCHED, HealthSpec
 from agentrl.metrics.names import describe
 from agentrl.types import TrajectoryGroup
 from tests.metrics.answers import answer_group, sampled

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from agentrl.metrics import rollout_metrics
-from agentrl.metrics.question_information import question_information
+from agentrl.metrics.rollout import question_information
 from agentrl.types import TrajectoryGroup
 from tests.metrics.answers import answer_group, sampled
 

@@ -23,10 +23,10 @@ from agentrl.algorithms import TokenCredit, ValueInputs
 from agentrl.algorithms import make_algorithm as make
 from agentrl.algorithms.functions.corrections import rollout_correction
 from agentrl.algorithms.functions.credit import group_advantages, leave_one_out
-from agentrl.algorithms.functions.kl import estimate
+from agentrl.algorithms.functions.losses import clipped_value_loss
 from agentrl.algorithms.functions.returns import discounted_returns, generalized_advantages
-from agentrl.algorithms.functions.values import clipped_value_loss
-from agentrl.algorithms.settings.correction import RolloutCorrection
+from agentrl.algorithms.functions.token_terms import estimate
+from agentrl.algorithms.settings.base import RolloutCorrection
 from tests.algorithms.made import policy_inputs, token_credit
 from tests.oracles.cases import (
     CLOSE,

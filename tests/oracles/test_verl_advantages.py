@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from agentrl.algorithms import make_algorithm as make
-from agentrl.algorithms.functions.adaptive_kl import KL_COEF, adapted_kl
 from agentrl.algorithms.functions.credit import (
     greedy_baseline_credit,
     group_advantages,
@@ -19,6 +18,7 @@ from agentrl.algorithms.functions.credit import (
     rank_weights,
 )
 from agentrl.algorithms.functions.returns import kl_reward
+from agentrl.algorithms.functions.token_terms import KL_COEF, adapted_kl
 from agentrl.types import Stat, Stats
 from tests.algorithms.made import rewards_of, token_credit
 from tests.oracles.cases import CLOSE, GROUP, MASK, Case, make_case, spread, totals

@@ -12,8 +12,8 @@ import torch
 
 from agentrl.algorithms import make_algorithm as make
 from agentrl.algorithms.functions.corrections import rollout_correction
-from agentrl.algorithms.functions.kl import estimate
-from agentrl.algorithms.settings.correction import RolloutCorrection
+from agentrl.algorithms.functions.token_terms import estimate
+from agentrl.algorithms.settings.base import RolloutCorrection
 from tests.algorithms.made import policy_inputs
 from tests.oracles.cases import (
     CLOSE,

@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from agentrl.algorithms import ALGORITHMS
-from agentrl.types.user_code.optional_packages import PACKAGES
+from agentrl.types.user_code.load import PACKAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "agentrl"

@@ -19,7 +19,7 @@ import pytest
 from agentrl.engines.scripted import ScriptedEngine
 from agentrl.envs import EnvSpec, Rubric
 from agentrl.render import Piece, PieceEncoder, Renderer, Source
-from agentrl.render.char_provenance import Provenance
+from agentrl.render.encode import Provenance
 from agentrl.rollouts import EpisodeContext, EpisodeKey, EpisodeSettings, RolloutSpec, run_episode
 from agentrl.tools import parser_for
 from agentrl.types import Segment, SegmentKind, Task, Trajectory

@@ -27,7 +27,7 @@ from agentrl.rollouts import (
 )
 from agentrl.sandbox import SandboxSpec
 from agentrl.tools import tool
-from agentrl.tools.builtin.python import PythonTool
+from agentrl.tools.builtin.sandbox_tools import PythonTool
 from agentrl.types import Action, Message, Observation, Status, StepResult, Task, Trajectory
 from tests.kit.waiting import until
 from tests.rollouts.bytewise import TASK, call, rollout_spec, say, scripted

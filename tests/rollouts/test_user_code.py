@@ -20,7 +20,7 @@ from agentrl.errors import EngineError, RewardError
 from agentrl.rollouts import EpisodeRunner, GroupRequest
 from agentrl.tools import ToolExecutor, tool
 from agentrl.types import Action, Observation, Status, StepResult, Task, ToolCall, Trajectory
-from agentrl.types.user_code import ending
+from agentrl.types.user_code import wall
 from agentrl.types.user_code.wall import EXIT_CODE
 from tests.rollouts.bytewise import TASK, call, rollout_spec, say, scripted
 from tests.rollouts.user_code import (
@@ -282,7 +282,7 @@ async def test_what_swallows_its_cancellation_is_given_up_and_named(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(ending, "GRACE_S", 0.05)
+    monkeypatch.setattr(wall, "GRACE_S", 0.05)
     await met()
     (record,) = [one for one in caplog.records if vars(one).get("event") == "user_code_given_up"]
     assert re.match(f".*{name} swallowed its cancellation", record.getMessage())
@@ -322,7 +322,7 @@ def test_what_blocks_the_loop_is_named_with_its_line_once(
                 told.set()
 
     handler = Told()
-    watch = logging.getLogger("agentrl.types.machine.loop_watch")
+    watch = logging.getLogger("agentrl.types.loop_thread")
     watch.addHandler(handler)
 
     @tool

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentrl import EpisodeView
-from agentrl.metrics.health.monitors import MONITORS
+from agentrl.metrics.monitors import MONITORS
 from agentrl.store import read_jsonl
 from benchmarks import noisy_engine
 from tests.run import tiny_run

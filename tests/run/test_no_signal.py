@@ -11,7 +11,7 @@ from rich.console import Console
 
 from agentrl import EpisodeView
 from agentrl.store import RunDirectory, TrajectoryReader, read_jsonl
-from agentrl.store.annotations.columns import LOSS_REASONS
+from agentrl.store.annotations.annotation import LOSS_REASONS
 from tests.run.tiny_run import train
 
 QUICK = (

@@ -15,8 +15,8 @@ from pathlib import Path
 from agentrl.errors import SandboxError
 from agentrl.sandbox import Limits, Sandbox
 from agentrl.sandbox.forkserver import cgroups
-from agentrl.sandbox.forkserver.bubblewrap import BubblewrapLauncher
 from agentrl.sandbox.forkserver.launcher import LocalLauncher
+from agentrl.sandbox.forkserver.local import BubblewrapLauncher
 from agentrl.sandbox.forkserver.server import ForkServer, HostSettings
 from agentrl.sandbox.forkserver.slot_sandbox import ForkedSandbox
 

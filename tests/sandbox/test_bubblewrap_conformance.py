@@ -15,8 +15,8 @@ import pytest
 
 from agentrl.sandbox import GUARANTEES, BackendReport, Limits, SandboxSpec
 from agentrl.sandbox.conformance import CHECKS, Check, check_sandbox
-from agentrl.sandbox.forkserver.bubblewrap import BubblewrapLauncher
 from agentrl.sandbox.forkserver.hosts import shared_server
+from agentrl.sandbox.forkserver.local import BubblewrapLauncher
 from agentrl.sandbox.forkserver.server import HostSettings
 from agentrl.sandbox.forkserver.slot_sandbox import ForkedSandbox
 

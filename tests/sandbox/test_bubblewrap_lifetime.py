@@ -15,7 +15,7 @@ import pytest
 
 from agentrl.errors import SandboxError
 from agentrl.sandbox import BackendReport, Limits
-from agentrl.sandbox.forkserver.bubblewrap import BubblewrapHost, BubblewrapLauncher
+from agentrl.sandbox.forkserver.local import BubblewrapHost, BubblewrapLauncher
 from agentrl.sandbox.forkserver.server import ForkServer, HostSettings
 from agentrl.sandbox.forkserver.slot_sandbox import ForkedSandbox
 from benchmarks.sandboxes.machine import descendants, living

@@ -14,9 +14,9 @@ import pytest
 from agentrl.errors import MachineError, SandboxError
 from agentrl.sandbox import BackendReport, SandboxSpec, backends
 from agentrl.sandbox import sandbox_spec as spec_module
-from agentrl.sandbox.forkserver import bubblewrap as bubblewrap_module
 from agentrl.sandbox.forkserver import hosts
-from agentrl.sandbox.forkserver.bubblewrap import BubblewrapHost, BubblewrapLauncher
+from agentrl.sandbox.forkserver import local as bubblewrap_module
+from agentrl.sandbox.forkserver.local import BubblewrapHost, BubblewrapLauncher
 from agentrl.sandbox.forkserver.server import ForkServer, HostSettings
 
 

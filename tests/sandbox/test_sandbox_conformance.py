@@ -11,11 +11,11 @@ from agentrl.sandbox import (
     SandboxSpec,
 )
 from agentrl.sandbox.conformance import CHECKS, Check, check_sandbox
-from agentrl.sandbox.conformance.excuses import EXCUSES
+from agentrl.sandbox.conformance.sessions import EXCUSES
 from agentrl.sandbox.forkserver.hosts import shared_server
 from agentrl.sandbox.forkserver.server import HostSettings
 from agentrl.sandbox.forkserver.slot_sandbox import ForkedSandbox
-from agentrl.sandbox.host.files.safe_fs import cut_lines
+from agentrl.sandbox.host.files import cut_lines
 from tests.kit.marks import wide_but
 
 SEMANTICS = [check for check in CHECKS if check.guarantee is None]

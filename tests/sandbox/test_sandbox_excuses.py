@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from agentrl.sandbox import BackendReport, Sandbox, SandboxSpec
-from agentrl.sandbox.conformance.excuses import COMETS, PRELUDE, PROGRAMS
+from agentrl.sandbox.conformance.sessions import COMETS, PRELUDE, PROGRAMS
 from agentrl.sandbox.sandbox_spec import report_on
 
 RUNS = 60

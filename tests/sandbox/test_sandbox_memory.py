@@ -15,8 +15,8 @@ import pytest
 from agentrl.sandbox import BackendReport, Limits, SandboxSpec
 from agentrl.sandbox.conformance.bombs import BUFFERS_OF_MANY
 from agentrl.sandbox.forkserver import cgroups
-from agentrl.sandbox.forkserver.bubblewrap import BubblewrapLauncher
 from agentrl.sandbox.forkserver.launcher import LocalLauncher
+from agentrl.sandbox.forkserver.local import BubblewrapLauncher
 from agentrl.sandbox.forkserver.server import ForkServer, HostSettings
 from agentrl.sandbox.forkserver.slot_sandbox import ForkedSandbox
 from agentrl.sandbox.orphan_cleanup import remove_orphans
@@ -225,10 +225,10 @@ async def test_sandboxes_die_before_the_process_that_owns_them(
 
 
 def scores_below(pid: int) -> list[int]:
-    from agentrl.sandbox.host.run import process_tree
+    from agentrl.sandbox.host import proc
 
     found = []
-    for below in process_tree.descendants(pid):
+    for below in proc.descendants(pid):
         try:
             with open(f"/proc/{below}/oom_score_adj") as file:
                 found.append(int(file.read()))

@@ -175,8 +175,8 @@ def numpy_folder() -> Iterator[str]:
 async def test_numpy_multiplies_with_the_threads_of_its_blas(
     backend: str, landlock: BackendReport, numpy_folder: str
 ) -> None:
-    from agentrl.sandbox.forkserver.bubblewrap import BubblewrapLauncher
     from agentrl.sandbox.forkserver.launcher import LocalLauncher
+    from agentrl.sandbox.forkserver.local import BubblewrapLauncher
     from agentrl.sandbox.forkserver.server import ForkServer, HostSettings
     from agentrl.sandbox.forkserver.slot_sandbox import ForkedSandbox
 

@@ -18,7 +18,7 @@ import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.sandbox.proxy import AllowList, ProxyServer
-from agentrl.sandbox.proxy.request import BadRequest, parse
+from agentrl.sandbox.proxy.server import BadRequest, parse
 from tests.kit.http import Answering, serving
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.sandbox.host.files import removal, usage
+from agentrl.sandbox.host import files
+from agentrl.sandbox.host.run import watch
 
 SWAPPER = """
 import ctypes, os, sys
@@ -61,7 +62,7 @@ def test_no_mode_and_no_file_outside_changes_while_folders_are_swapped_for_links
     with swapping(root, outside):
         for _ in range(1000):
             try:
-                removal.empty(str(root))
+                files.empty(str(root))
             except OSError:
                 continue  # something was there again
     assert [stat.S_IMODE(path.stat().st_mode) for path in (outside, outside / "kept")] == [
@@ -87,7 +88,7 @@ def test_what_is_closed_nested_or_a_link_is_removed(tmp_path: Path) -> None:
     (root / "closed").mkdir()
     (root / "closed" / "file").write_text("x")
     (root / "closed").chmod(0)
-    removal.remove(str(root))
+    files.remove(str(root))
     assert not root.exists()
     assert (outside / "file").read_text() == "x"
 
@@ -96,7 +97,7 @@ def test_a_link_in_the_place_of_the_folder_itself_is_refused(tmp_path: Path) -> 
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "file").write_text("x")
     (tmp_path / "root").symlink_to(tmp_path / "outside")
-    for remove in (removal.remove, removal.empty):
+    for remove in (files.remove, files.empty):
         with pytest.raises(OSError, match=r"Not a directory|Too many levels"):
             remove(str(tmp_path / "root"))
     assert (tmp_path / "outside" / "file").exists()
@@ -110,7 +111,7 @@ def test_hard_links_count_once_and_closed_folders_are_counted_and_stay_closed(
     (closed / "a").write_bytes(b"x" * 2**20)
     os.link(closed / "a", closed / "b")
     closed.chmod(0)
-    used, entries = usage.of_folders([str(tmp_path / "root")], 100)
+    used, entries = watch.folder_usage([str(tmp_path / "root")], 100)
     assert 2**20 <= used < 2**21
     assert entries == 2  # the folder, and the file by one of its names
     assert stat.S_IMODE(closed.stat().st_mode) == 0
@@ -122,7 +123,7 @@ def test_links_are_not_followed_when_files_are_counted(tmp_path: Path) -> None:
     (tmp_path / "outside" / "file").write_bytes(b"x" * 2**20)
     (tmp_path / "root").mkdir()
     (tmp_path / "root" / "link").symlink_to(tmp_path / "outside")
-    used, entries = usage.of_folders([str(tmp_path / "root")], 100)
+    used, entries = watch.folder_usage([str(tmp_path / "root")], 100)
     assert (used < 2**20, entries) == (True, 1)
 
 
@@ -131,5 +132,5 @@ def test_folders_nested_too_deeply_cannot_be_counted(tmp_path: Path) -> None:
     for _ in range(70):
         path = path / "d"
     path.mkdir(parents=True)
-    with pytest.raises(usage.Uncountable, match="nested deeper than 64"):
-        usage.of_folders([str(tmp_path)], 1000)
+    with pytest.raises(watch.Uncountable, match="nested deeper than 64"):
+        watch.folder_usage([str(tmp_path)], 1000)

@@ -23,7 +23,7 @@ from agentrl.store import (
     record_resume,
 )
 from agentrl.store.annotations import files
-from agentrl.store.annotations.columns import (
+from agentrl.store.annotations.annotation import (
     FULL_COLUMNS,
     LOSS_REASONS,
     TOKEN_COLUMNS,

@@ -20,11 +20,11 @@ from agentrl.store import (
     TrajectoryWriter,
     encode_trajectory,
     jsonl,
+    shard_folders,
     write_shard,
 )
 from agentrl.store.jsonl import JsonFollower
-from agentrl.store.step_files import shard_folders
-from agentrl.store.step_files.shard_folders import ShardFolders
+from agentrl.store.shard_folders import ShardFolders
 from agentrl.types import Trajectory
 
 Make = Callable[..., Trajectory]

@@ -55,7 +55,7 @@ def test_a_summary_says_what_was_called_where_and_when(kept: RunDirectory) -> No
 
 def test_a_turn_record_names_its_sequence(kept: RunDirectory, make: Make) -> None:
     from agentrl.store.json_text import from_json
-    from agentrl.store.trajectories.turn_record import sequence_indices
+    from agentrl.store.trajectories.codec import sequence_indices
 
     row, _ = TrajectoryReader(kept).row("0-0-0")
     assert [turn["sequence"] for turn in from_json(row["turns"])] == [0, 0, 1]

@@ -22,8 +22,7 @@ from agentrl.store import (
     TrajectoryWriter,
     read_shard,
 )
-from agentrl.store.retention.keep_rules import fits
-from agentrl.store.retention.noted import NotedTrajectories
+from agentrl.store.retention import NotedTrajectories, fits
 from agentrl.types import Trajectory
 from agentrl.viewer.notes import NoteBook
 

@@ -18,7 +18,7 @@ from agentrl.store import (
     TrajectoryReader,
     TrajectoryWriter,
 )
-from agentrl.store.retention.keep_rules import fits
+from agentrl.store.retention import fits
 from tests.store.killing import killed_writing
 from tests.store.test_killed_writer import numbered
 

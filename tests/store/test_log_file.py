@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agentrl.store import logging_to, read_jsonl
-from agentrl.store.log_file import LogFile
+from agentrl.store.logs import LogFile
 
 logger = logging.getLogger("agentrl.tests.log_file")
 

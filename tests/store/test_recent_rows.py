@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import StoreError
-from agentrl.store.step_files.recent_rows import KEPT, RecentRows
+from agentrl.store.shard_folders import KEPT, RecentRows
 
 
 def test_a_row_is_read_once_until_its_shard_is_replaced_or_others_follow(tmp_path: Path) -> None:

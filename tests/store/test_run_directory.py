@@ -21,7 +21,7 @@ from agentrl.store import (
     write_json,
     write_text,
 )
-from agentrl.store.atomic import replacing_folder
+from agentrl.store.disk import replacing_folder
 
 
 def test_a_new_run_is_found_again(tmp_path: Path) -> None:

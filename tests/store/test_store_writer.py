@@ -18,7 +18,7 @@ import pytest
 
 from agentrl.errors import StoreError
 from agentrl.store import Annotation, RunDirectory, TrajectoryReader, TrajectoryWriter
-from agentrl.store.step_files.live import FramedWriter
+from agentrl.store.step_files import FramedWriter
 from agentrl.types import Trajectory
 
 Make = Callable[..., Trajectory]

@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 from agentrl.errors import ToolError
 from agentrl.guards.schema import SchemaFault, checked_schema
 from agentrl.tools import Tool, ToolExecutor
-from agentrl.tools.validate import argument_faults, schema_validator
+from agentrl.tools.signature import argument_faults, schema_validator
 from agentrl.types import ToolCall
 from tests.kit.http import Answering, serving
 

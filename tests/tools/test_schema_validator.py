@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import ToolError
-from agentrl.tools.validate import argument_faults, schema_validator
+from agentrl.tools.signature import argument_faults, schema_validator
 
 
 def parameters() -> dict[str, Any]:

@@ -19,7 +19,7 @@ from agentrl.errors import ConfigError, ToolError
 from agentrl.tools import Hit, SearchClient, SearchIndex, ToolReference, resolve_tools
 from agentrl.tools.search.service import search_app
 from agentrl.types import Action, Task, ToolCall
-from agentrl.types.machine.listening import listening_socket
+from agentrl.types.machine import listening_socket
 from tests.kit.http import free_port
 
 DOCUMENTS = [("1", "Ada", "The mother of Ada is Eve."), ("2", "Eve", "The mother of Eve is Ida.")]

@@ -41,7 +41,7 @@ from agentrl.training.data.prefix_tree import ROOT, Span
 from agentrl.training.fsdp.weights import whole_tensor
 from agentrl.training.models.checksum import tensor_checksum
 from agentrl.training.parallel import tensor_parallel
-from agentrl.training.parallel.rank_mesh import FULL, Sharding
+from agentrl.training.parallel.process_group import FULL, Sharding
 from agentrl.training.roles.learner import LearningRole
 from agentrl.types import Batch, Stats
 from tests.training.harness import layout, make_batch, make_siblings, prefixes

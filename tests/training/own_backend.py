@@ -12,11 +12,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from agentrl.training import DistSpec, ModelInfo, TrainBackend
-from agentrl.training.backends.backend import Loss, MicroBatches, RoleModel, StepResult
+from agentrl.training.backends.backend import Loss, MicroBatches, RoleModel, StatSum, StepResult
 from agentrl.training.data.packing import Packed
 from agentrl.training.models.packed_model import ModelSpec
 from agentrl.training.optim.optim_spec import OptimSpec
-from agentrl.training.update_stats import StatSum
 
 __all__ = ["Careless", "Forgetful", "Loop"]
 

@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from agentrl.training import Actor
 from agentrl.training.data.packing import MicroBatches
-from agentrl.training.models import block_forward
-from agentrl.training.models.block_forward import rounded_length
+from agentrl.training.models import trunk
+from agentrl.training.models.trunk import rounded_length
 from agentrl.types import SegmentKind
 from tests.training.harness import gradients, make_actor, make_batch, update, update_shards
 
@@ -56,9 +56,9 @@ class Products(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(func)
-        if name in block_forward._PRODUCTS:
+        if name in trunk._PRODUCTS:
             self.found["products"] += 1
-        if name in block_forward._KEPT:
+        if name in trunk._KEPT:
             self.found["attention"] += 1
         return func(*args, **(kwargs or {}))
 
@@ -98,7 +98,7 @@ def test_compiled_layers_give_the_same_numbers_in_few_graphs(
 
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
-    monkeypatch.setattr(block_forward, "COMPILER", counter)
+    monkeypatch.setattr(trunk, "COMPILER", counter)
     actor = make_actor(
         model_path,
         "sft",

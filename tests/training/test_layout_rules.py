@@ -20,7 +20,7 @@ from agentrl.training import DistSpec
 from agentrl.training.data.packing import Cut, padded_spans, slice_row
 from agentrl.training.data.prefix_tree import ROOT, Span
 from agentrl.training.models.checksum import tensor_checksum
-from agentrl.training.parallel.rank_mesh import Sharding, num_replicas
+from agentrl.training.parallel.process_group import Sharding, num_replicas
 from agentrl.training.parallel.sequence_parallel import check_sequence_parallel
 from agentrl.training.parallel.tensor_parallel import check_tensor_parallel
 from agentrl.training.roles.policy import Reference, ReferenceSpec

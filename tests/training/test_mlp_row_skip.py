@@ -13,9 +13,9 @@ from agentrl.training import shards
 from agentrl.training.data.kernel_attention import attention_arguments
 from agentrl.training.data.packing import MicroBatches, Packed
 from agentrl.training.data.partition import partition
-from agentrl.training.models.mlp_row_skip import skip_mlp_rows
 from agentrl.training.models.packed_model import ModelSpec
 from agentrl.training.models.policy_model import PolicyModel
+from agentrl.training.models.trunk import skip_mlp_rows
 from tests.training.harness import layout, make_batch, write_model
 from tests.whole_models import load_policy
 

@@ -34,9 +34,9 @@ from agentrl.training import (
 )
 from agentrl.training.data.partition import partition
 from agentrl.training.models import policy_model
+from agentrl.training.roles.actor import TokenColumns
 from agentrl.training.roles.reward_model import _pair_columns
 from agentrl.training.roles.role import Role
-from agentrl.training.roles.token_columns import TokenColumns
 from agentrl.types import BatchShard
 from tests.training.harness import (
     VOCAB,

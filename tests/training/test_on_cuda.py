@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor
 from agentrl.training import Actor, DistSpec, OptimSpec, join
 from agentrl.training.backends.plain import PlainBackend
 from agentrl.training.data.kernel_attention import choose_attention
-from agentrl.training.models.block_forward import Recompute
 from agentrl.training.models.chunked_head import ChunkedHead
+from agentrl.training.models.trunk import Recompute
 from agentrl.types import SegmentKind
 from benchmarks import gpu_train
 from benchmarks.trainer.gpu_device import Bench

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from agentrl.training.models.packed_model import ModelSpec
-from agentrl.training.models.patch_rmsnorm import RMSNorm, patch_rmsnorm
+from agentrl.training.models.trunk import RMSNorm, patch_rmsnorm
 from tests.training.harness import write_model
 from tests.whole_models import load_policy
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.types.machine.loop_thread import LoopThread
+from agentrl.types.loop_thread import LoopThread
 
 DEADLINE_S = 60.0
 Made = tuple[LoopThread, SimpleQueue[BaseException]]

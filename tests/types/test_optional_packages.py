@@ -9,7 +9,7 @@ import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.types import load_object
-from agentrl.types.user_code.optional_packages import needed
+from agentrl.types.user_code.load import needed
 
 
 def test_a_missing_package_is_named_with_its_floor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from agentrl.errors import DataError
 from agentrl.types import CallRecord, Segment, SegmentKind, Task, ToolCall, Turn
-from agentrl.types.user_code.private_copy import private_copy, private_task
+from agentrl.types.user_code.values import private_copy, private_task
 
 
 class Board:

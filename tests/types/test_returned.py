@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl.types.user_code.returned import finite_number, shown, to_json
+from agentrl.types.user_code.values import finite_number, shown, to_json
 
 
 @pytest.mark.parametrize(

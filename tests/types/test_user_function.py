@@ -11,7 +11,7 @@ import pytest
 
 from agentrl.errors import ConfigError, DataError
 from agentrl.types.section import Section
-from agentrl.types.user_code.function import (
+from agentrl.types.user_code.load import (
     UserFunction,
     check_takes,
     load_function,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from agentrl.viewer.analysis.behaviour import behaviour
-from agentrl.viewer.analysis.episode import Episode
+from agentrl.viewer.analysis.stored_rows import Episode
 
 PLANTED = "let me double check that"
 COMMON = [f"w{index}" for index in range(300)]

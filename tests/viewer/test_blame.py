@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from agentrl.errors import DataError
-from agentrl.viewer.analysis.blame import blame, logged_value
-from agentrl.viewer.analysis.trained_tokens import TrainedTokens
+from agentrl.viewer.analysis.blame import TrainedTokens, blame, logged_value
 
 
 def trained(

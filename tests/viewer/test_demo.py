@@ -16,12 +16,11 @@ from agentrl.store import RunDirectory, TrajectoryReader
 from agentrl.store.jsonl import read_jsonl
 from agentrl.viewer import demo
 from agentrl.viewer.analysis.behaviour import behaviour
-from agentrl.viewer.analysis.blame import Blame, blame, logged_value
-from agentrl.viewer.analysis.episode import read_episodes
+from agentrl.viewer.analysis.blame import Blame, blame, logged_value, trained_tokens
 from agentrl.viewer.analysis.findings import findings
-from agentrl.viewer.analysis.group_view import group_view
 from agentrl.viewer.analysis.retokenise import Retokenised, retokenise
-from agentrl.viewer.analysis.trained_tokens import trained_tokens
+from agentrl.viewer.analysis.side_by_side import group_view
+from agentrl.viewer.analysis.stored_rows import read_episodes
 from agentrl.viewer.demo import unpack_demo
 from agentrl.viewer.template import ChatTemplateText
 from benchmarks.demo.planted import PlantedFault, planted_faults

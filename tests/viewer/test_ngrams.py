@@ -7,8 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.viewer.analysis.ngrams import SEPARATOR, Corpus, Vocabulary, count_ngrams, spell
-from agentrl.viewer.analysis.overlap import Candidate, join_overlapping
+from agentrl.viewer.analysis.ngrams import (
+    SEPARATOR,
+    Candidate,
+    Corpus,
+    Vocabulary,
+    count_ngrams,
+    join_overlapping,
+    spell,
+)
 
 Sequence = list[int]
 DOCUMENTS = st.lists(st.lists(st.integers(0, 4), max_size=12), max_size=8)

@@ -11,8 +11,7 @@ from agentrl.store import Annotation, TokenArrays
 from agentrl.types import SegmentKind
 from agentrl.viewer.analysis.blame import BlameRow
 from agentrl.viewer.analysis.findings import findings
-from agentrl.viewer.analysis.group_view import group_view
-from agentrl.viewer.analysis.task_view import task_view
+from agentrl.viewer.analysis.side_by_side import group_view, task_view
 
 
 def row(rollout: int, reward: float | None, **columns: Any) -> dict[str, Any]:

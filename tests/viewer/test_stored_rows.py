@@ -20,10 +20,8 @@ from agentrl.types import (
     Trajectory,
     Turn,
 )
-from agentrl.viewer.analysis.blame import blame
-from agentrl.viewer.analysis.episode import read_episodes
-from agentrl.viewer.analysis.stored_rows import stored_rows
-from agentrl.viewer.analysis.trained_tokens import trained_tokens
+from agentrl.viewer.analysis.blame import blame, trained_tokens
+from agentrl.viewer.analysis.stored_rows import read_episodes, stored_rows
 from tests.kit.episodes import trajectory
 from tests.kit.episodes import turn as made_turn
 

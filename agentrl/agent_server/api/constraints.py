@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from agentrl.agent_server.api.api_error import bad_request
-from agentrl.guards.bounded_json import parse_json
+from agentrl.guards.parsing import parse_json
 from agentrl.guards.schema import SchemaFault, checked_schema
 from agentrl.tools.threads import BoundedThreads
 from agentrl.types import Action, Message, ToolCall

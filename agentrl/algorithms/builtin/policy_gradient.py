@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from agentrl.algorithms.algorithm_spec import AlgorithmSpec
-from agentrl.algorithms.functions.adaptive_kl import KL_COEF, adapted_kl
 from agentrl.algorithms.functions.corrections import rollout_correction
 from agentrl.algorithms.functions.credit import (
     keep_informative_group,
@@ -23,6 +22,7 @@ from agentrl.algorithms.functions.losses import (
     with_terms,
 )
 from agentrl.algorithms.functions.reductions import reduction_of
+from agentrl.algorithms.functions.token_terms import KL_COEF, adapted_kl
 from agentrl.algorithms.records import (
     AlgorithmState,
     Credit,

@@ -8,9 +8,12 @@ from functools import partial
 from agentrl.algorithms.algorithm_spec import AlgorithmSpec, AuxiliaryLoss
 from agentrl.algorithms.builtin.policy_gradient import bound, policy_gradient
 from agentrl.algorithms.functions.credit import lambda_concern, rank_weights, reward_credit
-from agentrl.algorithms.functions.losses import clipped_policy_loss, imitation_loss
+from agentrl.algorithms.functions.losses import (
+    clipped_policy_loss,
+    clipped_value_loss,
+    imitation_loss,
+)
 from agentrl.algorithms.functions.returns import critic_advantages
-from agentrl.algorithms.functions.values import clipped_value_loss
 from agentrl.algorithms.records import Bool
 from agentrl.algorithms.settings.policy_gradient import PFPPOSettings, PPOSettings, VAPOSettings
 from agentrl.types import Batch, SegmentKind

@@ -13,7 +13,7 @@ from agentrl.algorithms.functions.losses import (
 )
 from agentrl.algorithms.functions.reductions import pair_mean, reduction_of
 from agentrl.algorithms.records import AlgorithmState, Credit, FilterResult, GroupSummary, Rewards
-from agentrl.algorithms.settings.supervised import RewardModelSettings, SFTSettings
+from agentrl.algorithms.settings.base import RewardModelSettings, SFTSettings
 from agentrl.types import SegmentKind
 
 

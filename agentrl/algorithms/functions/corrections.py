@@ -14,10 +14,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from agentrl.algorithms.functions.sequences import max_over, mean_over, sum_over
-from agentrl.algorithms.functions.token_stats import stats_of
+from agentrl.algorithms.functions.token_terms import max_over, mean_over, stats_of, sum_over
 from agentrl.algorithms.records import Correction, PolicyInputs
-from agentrl.algorithms.settings.correction import RolloutCorrection
+from agentrl.algorithms.settings.base import RolloutCorrection
 
 _LIMIT = 20.0
 """Nats beyond which a ratio is no number to work with."""

@@ -1,5 +1,4 @@
-"""Losses: policy losses and estimators for each token and losses for each pair, unreduced and local
-to a rank.
+"""Losses: of the policy and the critic for each token, and of pairs, unreduced and local.
 
 Axes: N trained tokens and C pairs of a micro-batch, T packed tokens.
 """
@@ -14,10 +13,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from agentrl.algorithms.functions.adaptive_kl import KL_COEF
-from agentrl.algorithms.functions.kl import KLEstimator, estimate, k3
-from agentrl.algorithms.functions.sequences import mean_over
-from agentrl.algorithms.functions.token_stats import stat_of, stats_of
+from agentrl.algorithms.functions.token_terms import (
+    KL_COEF,
+    KLEstimator,
+    estimate,
+    k3,
+    mean_over,
+    stat_of,
+    stats_of,
+)
 from agentrl.algorithms.records import (
     Advantages,
     PairInputs,
@@ -26,6 +30,7 @@ from agentrl.algorithms.records import (
     Term,
     TokenCredit,
     TokenLoss,
+    ValueInputs,
 )
 
 _LIMIT = 20.0
@@ -245,7 +250,8 @@ def with_terms(
     stats, terms = dict(found.stats), dict(found.terms)
     if KL_COEF in inputs.state:
         stats["policy/kl_coef"] = stat_of(torch.full_like(inputs.logprobs, inputs.state[KL_COEF]))
-    if kl_coef > 0 or inputs.ref_logprobs is not None:  # a KL in the reward is told here too
+    # A KL in the reward is told here too.
+    if kl_coef > 0 or inputs.ref_logprobs is not None:
         reference = given(inputs.ref_logprobs, "ref_logprobs")
         kl = estimate(inputs.logprobs, reference, kl_estimator, kl_cap)
         stats["policy/kl_ref"] = stat_of(kl)
@@ -302,3 +308,36 @@ def given(column: Tensor | None, name: str) -> Tensor:
             f"batch.{name} is missing: join the pass that computes it before the update"
         )
     return column
+
+
+def clipped_value_loss(inputs: ValueInputs, *, clip: float | None) -> TokenLoss:
+    """max((V - R)², (V_clip - R)²) / 2, where V_clip is at most ``clip`` away from the value before
+    the batch's first update.
+
+    Args:
+        inputs: ``[N]``.
+        clip: None takes (V - R)² / 2.
+
+    Returns:
+        ``[N]`` losses. The statistics are ``value``, ``return``, ``clip_frac`` (shares of tokens
+        whose gradient the bound removed), and what the explained variance before the update comes
+        from: ``return_sq``, ``error`` and ``error_sq``.
+    """
+    values, old, returns = inputs.values, inputs.old_values, inputs.returns
+    loss = (values - returns).square()
+    bites = torch.zeros_like(values, dtype=torch.bool)
+    if clip is not None:
+        bounded = old + (values - old).clamp(-clip, clip)
+        clipped = (bounded - returns).square()
+        bites = clipped > loss
+        loss = torch.maximum(loss, clipped)
+    error = returns - old
+    stats = {
+        "value": values,
+        "return": returns,
+        "return_sq": returns.square(),
+        "error": error,
+        "error_sq": error.square(),
+        "clip_frac": bites,
+    }
+    return TokenLoss(loss / 2, stats_of(stats))

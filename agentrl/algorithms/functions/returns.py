@@ -15,9 +15,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from agentrl.algorithms.functions.adaptive_kl import KL_COEF
-from agentrl.algorithms.functions.kl import k1
 from agentrl.algorithms.functions.losses import given
+from agentrl.algorithms.functions.token_terms import KL_COEF, k1
 from agentrl.algorithms.records import Advantages, TokenCredit
 
 Bootstrap = Literal["none", "infrastructure", "all"]

@@ -11,9 +11,8 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from agentrl.algorithms.settings.base import ReducedSettings, Reduction
-from agentrl.algorithms.settings.correction import RolloutCorrection
-from agentrl.algorithms.traits import LearnsFrom, Needs
+from agentrl.algorithms.algorithm_spec import LearnsFrom, Needs
+from agentrl.algorithms.settings.base import ReducedSettings, Reduction, RolloutCorrection
 from agentrl.types.section import ActsWith, Count, Decay, Fraction, Natural, Section, Weight
 
 Positive = Annotated[float, Field(gt=0)]
@@ -50,7 +49,8 @@ class Overlong(Section):
 class PolicyGradientSettings(ReducedSettings):
     """What all algorithms share that learn from rewards."""
 
-    group_size_min: ClassVar[int] = 2  # a rollout is compared with the others of its group
+    # A rollout is compared with the others of its group.
+    group_size_min: ClassVar[int] = 2
     learns_from: ClassVar[LearnsFrom] = "rollouts"
 
     kl_coef: Weight = 0.0

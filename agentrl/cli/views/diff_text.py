@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agentrl.cli.terminal import counted
-from agentrl.cli.views.lines import print_text
-from agentrl.cli.views.token_text import TokenText
+from agentrl.cli.views.trajectory_text import TokenText, print_text
 from agentrl.types import Trajectory, concat_ids
 
 _STYLES = {"a": "red", "b": "green", "=": ""}

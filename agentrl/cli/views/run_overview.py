@@ -7,7 +7,7 @@ from typing import Any
 
 from agentrl.cli.terminal import print_table, say
 from agentrl.viewer.runs.open_run import OpenRun
-from agentrl.viewer.views.overview import kept_of_run
+from agentrl.viewer.views.run_view import kept_of_run
 
 _HEADLINES = (
     "reward",
@@ -34,7 +34,7 @@ def overview(run: OpenRun) -> dict[str, Any]:
     kept = kept_of_run(run)
     return {
         "run_dir": str(run.directory.root),
-        "record": run.record,
+        "record": run.directory.read_record(),
         "state": state.kind,
         "heartbeat": state.heartbeat,
         "steps": step,
@@ -49,6 +49,8 @@ def print_overview(found: Mapping[str, Any]) -> None:
     """The same for people."""
     record = found["record"]
     git = record.get("git") or {}
+    # Each stage counts its own steps.
+    stage = (found["last_metrics"] or {}).get("stage")
     facts = {
         "run": found["run_dir"],
         "state": _state(found),
@@ -56,7 +58,7 @@ def print_overview(found: Mapping[str, Any]) -> None:
         "command": " ".join(record.get("command", [])),
         "commit": git.get("commit", "")[:12] + (" (changed)" if git.get("diff_sha256") else ""),
         "seed": record.get("seed"),
-        "steps": _steps(found),
+        "steps": f"{found['steps']} of stage {stage}" if stage else found["steps"],
         "trajectories": ", ".join(
             f"{count} {status}" for status, count in found["trajectories"].items()
         ),
@@ -82,12 +84,6 @@ def print_overview(found: Mapping[str, Any]) -> None:
             rows.append((name, entry.get("num_tasks"), *values))
         columns = ("held-out set", "tasks", "sampled before", "after", "greedy before", "after")
         print_table(columns, rows)
-
-
-def _steps(found: Mapping[str, Any]) -> str | None:
-    """The newest step, with its stage: each counts its own."""
-    stage = (found["last_metrics"] or {}).get("stage")
-    return f"{found['steps']} of stage {stage}" if stage else found["steps"]
 
 
 def _state(found: Mapping[str, Any]) -> str:

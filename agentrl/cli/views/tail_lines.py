@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from agentrl.cli.terminal import counted, print_json_line, say
 from agentrl.errors import Closing
 from agentrl.store import RunDirectory, RunWatch
-from agentrl.store.events import event_fault
+from agentrl.store.logs import event_fault
 from agentrl.viewer.index import RunIndex
 from agentrl.viewer.index.query import parse_query
-from agentrl.viewer.runs.appended import AppendedLines
+from agentrl.viewer.runs.metrics_table import AppendedLines
 
 _MOST_AT_ONCE = 20
 _NUMBERS = {
@@ -156,22 +156,10 @@ def _trajectory(row: Mapping[str, Any]) -> str:
     )
 
 
-def _alert(record: Mapping[str, Any]) -> str:
-    return f"{record.get('level', 'warning'):>10} {record.get('message') or record.get('event')}"
-
-
-def _left_out(values: Mapping[str, Any]) -> str:
-    return f"{'…':>10} {values['count']} more of kind {values['kind']}"
-
-
-def _state(values: Mapping[str, Any]) -> str:
-    return f"{'run':>10} {values['run']} has {values['state']}"
-
-
-_TEXTS = {
+_TEXTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "step": _step,
     "trajectory": _trajectory,
-    "alert": _alert,
-    "left_out": _left_out,
-    "state": _state,
+    "alert": lambda it: f"{it.get('level', 'warning'):>10} {it.get('message') or it.get('event')}",
+    "left_out": lambda it: f"{'…':>10} {it['count']} more of kind {it['kind']}",
+    "state": lambda it: f"{'run':>10} {it['run']} has {it['state']}",
 }

@@ -1,21 +1,25 @@
-"""A trajectory for people: every token by its origin, calls with latency and errors, rewards,
-status.
+"""Trajectory text: a trajectory for people, every token by its origin, and the same as JSON.
 
-Each run of tokens of one origin starts on a line of its own with the origin's name in the margin,
-so that origins are told apart without colour too.
+Each run of tokens of one origin starts on a line of its own with the origin's name in the margin.
+Each line of a text begins with its margin, so that origins and sides are told apart without colour
+too. Nothing that is printed can steer the terminal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
+from rich.cells import chop_cells
 from rich.text import Text
 
-from agentrl.cli.terminal import console, counted
-from agentrl.cli.views.lines import MARGIN, print_line, print_text
-from agentrl.cli.views.token_text import TokenText
+from agentrl.cli.terminal import console, counted, fitted, say
+from agentrl.guards.printable import printable
+from agentrl.store import RunDirectory, SecretMask, TrajectoryReader
 from agentrl.store.annotations.annotation import merged
-from agentrl.store.json_text import to_json
+from agentrl.store.json_text import from_json, to_json
+from agentrl.store.trajectories.codec import SegmentReader, fields_of
 from agentrl.types import (
     CallRecord,
     Image,
@@ -26,7 +30,88 @@ from agentrl.types import (
     Turn,
     content_text,
 )
-from agentrl.viewer.runs.stored_row import StoredRow
+from agentrl.viewer.pieces import HIDDEN_PIECE, REDACTED_ID, load_pieces, tokenizer_file
+from agentrl.viewer.runs.stored_row import JSON_COLUMNS, StoredRow
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+
+MARGIN = 11
+"""Columns of a line's name."""
+
+
+def print_line(text: str = "", style: str = "", *, name: str = "") -> None:
+    """A line, which goes on right of its name where it is longer than the terminal is wide."""
+    out = console()
+    text = printable(f"{name:<{MARGIN}}{text}" if name else text)
+    if out.is_terminal:
+        text = fitted(text, out.width, hang=MARGIN)
+    out.print(Text(text, style=style), soft_wrap=True)
+
+
+def print_text(text: str, style: str, first: str, others: str, goes_on: str) -> None:
+    """A text of several lines, cut where the terminal ends.
+
+    Args:
+        text: what to print.
+        style: of rich.
+        first, others: the margin of its first line, and of each other one.
+        goes_on: the margin where a line is longer than the terminal is wide.
+    """
+    out = console()
+    margin = first
+    for line in printable(text).split("\n"):
+        width = out.width - len(margin) - 1
+        for piece in chop_cells(line, width) if out.is_terminal and line else [line]:
+            out.print(Text(f"{margin} {piece}" if margin else piece, style=style), soft_wrap=True)
+            margin = goes_on
+        margin = others
+
+
+_ROLE_MARGIN = 14
+
+
+def print_message(message: Message) -> None:
+    """Prints role, content and calls; each line behind a margin with the role."""
+    text = content_text(message["content"])
+    for call in message.get("tool_calls", ()):
+        function = call["function"]
+        text += f"\ncalls {function['name']} {to_json(function['arguments'])}"
+    for number, line in enumerate(printable(text).strip("\n").split("\n")):
+        role = message["role"] if number == 0 else ""
+        say(f"  {role:>9} | {line}", hang=_ROLE_MARGIN)
+
+
+TokenText = Callable[["npt.NDArray[np.int32]"], str]
+
+
+def token_text_of(run: RunDirectory) -> TokenText | None:
+    """What decodes a run's ids, markers shown; None where the run keeps no tokenizer."""
+    path = tokenizer_file(run, "")
+    if path is None:
+        return None
+    tokenizer = load_pieces(path).tokenizer
+    size = tokenizer.get_vocab_size()
+    mask = SecretMask()
+
+    def decode(token_ids: npt.NDArray[np.int32]) -> str:
+        text = ""
+        for known, tokens in groupby(token_ids.tolist(), key=lambda token: 0 <= token < size):
+            ids = list(tokens)
+            if known:
+                text += tokenizer.decode(ids, skip_special_tokens=False)
+            else:
+                # of a masked secret, or of the model's padded vocabulary
+                text += "".join(
+                    HIDDEN_PIECE if token == REDACTED_ID else "\N{REPLACEMENT CHARACTER}"
+                    for token in ids
+                )
+        return mask(text)
+
+    return decode
+
 
 _ORIGINS: Mapping[SegmentKind, tuple[str, str, str]] = {
     SegmentKind.PROMPT: ("prompt", "cyan", "the opening context"),
@@ -234,3 +319,29 @@ def _pairs(values: Mapping[str, object]) -> list[str]:
         f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
         for name, value in values.items()
     ]
+
+
+def trajectory_json(run: RunDirectory, trajectory_id: str) -> dict[str, Any]:
+    """The stored row with its JSON columns unfolded, every segment with its token ids and logprobs,
+    and annotations.
+    """
+    reader = TrajectoryReader(run)
+    columns, arrays = reader.row(trajectory_id)
+    row = {**columns, **{name: from_json(columns[name]) for name in JSON_COLUMNS}}
+    tokens = SegmentReader(arrays)
+    for turn in row["turns"]:
+        for part in ("context", "completion"):
+            turn[part] = [_segment(tokens.segment(layout)) for layout in turn[part]]
+    learned = merged(reader.learned(trajectory_id, row["recorded_at"]), trajectory_id)
+    by_token = {name: array.tolist() for name, array in learned.arrays.items()}
+    return {**row, "annotation": {"values": dict(learned.values), "arrays": by_token}}
+
+
+def _segment(segment: Segment) -> dict[str, Any]:
+    media = {"media": [fields_of(span) for span in segment.media]} if segment.media else {}
+    return {
+        "kind": SegmentKind(segment.kind).name.lower(),
+        "policy_version": segment.policy_version,
+        "token_ids": segment.token_ids.tolist(),
+        "logprobs": None if segment.logprobs is None else segment.logprobs.tolist(),
+    } | media

@@ -15,7 +15,7 @@ from pathlib import Path
 from agentrl.controller.checkpoints.stage_checkpoints import MANIFEST, Manifest
 from agentrl.errors import StoreError
 from agentrl.store import RunDirectory
-from agentrl.store.atomic import replacing_folder
+from agentrl.store.disk import replacing_folder
 from agentrl.store.remote_folder import RemoteFolder
 
 logger = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ _MASK = 1
 _STALE = 2
 _FILTERED = 3
 _OFF_POLICY = 4
-"""Places in ``annotations.columns.LOSS_REASONS``."""
+"""Places in ``annotations.annotation.LOSS_REASONS``."""
 
 
 class LearnedTokens:

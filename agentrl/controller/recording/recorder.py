@@ -29,12 +29,12 @@ from agentrl.metrics import (
     rollout_metrics,
     tokens_per_s,
 )
-from agentrl.metrics.health.health import Health
-from agentrl.metrics.health.monitors import LAG
+from agentrl.metrics.health import Health
+from agentrl.metrics.monitors import LAG
 from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState
 from agentrl.store import AnnotationColumn, Detail, EventLog, TrajectoryWriter
 from agentrl.types import Stats, Trajectory, TrajectoryGroup
-from agentrl.types.machine.loop_watch import tell_blocked
+from agentrl.types.loop_thread import tell_blocked
 
 logger = logging.getLogger(__name__)
 

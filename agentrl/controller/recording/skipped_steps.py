@@ -25,8 +25,7 @@ import numpy as np
 from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.errors import TrainingError
 from agentrl.store import EventLog
-from agentrl.store.atomic import replacing_folder, write_json, write_text
-from agentrl.store.write_error import write_failure
+from agentrl.store.disk import replacing_folder, write_failure, write_json, write_text
 from agentrl.training import LearningRole
 from agentrl.types import Batch, BatchShard, UpdateStats
 

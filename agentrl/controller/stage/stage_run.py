@@ -30,7 +30,7 @@ from agentrl.errors import (
     RunInterruptedError,
     WeightMismatchError,
 )
-from agentrl.store.atomic import replacing_folder
+from agentrl.store.disk import replacing_folder
 from agentrl.training import LearningRole
 from agentrl.types import Stats, TrajectoryGroup
 from agentrl.types.env import MAIN_POLICY

@@ -29,7 +29,7 @@ from agentrl.engines.servers.server import Server
 from agentrl.engines.servers.state import ServersState
 from agentrl.engines.weights import WeightArray, write_weights
 from agentrl.errors import EngineError
-from agentrl.types.machine.loop_thread import LoopThread
+from agentrl.types.loop_thread import LoopThread
 
 T = TypeVar("T")
 P = ParamSpec("P")

@@ -11,7 +11,7 @@ import httpx
 
 from agentrl.engines.servers.section import ServersSpec
 from agentrl.errors import EngineError
-from agentrl.guards.bounded_json import parse_json
+from agentrl.guards.parsing import parse_json
 
 CONNECT_S = 10.0
 _KEPT_S = 2.0

@@ -12,10 +12,10 @@ from pydantic_core import to_jsonable_python
 from agentrl.envs.adapters.seat import NO_ARGS, Moved, SoloSeatEnv, said_aloud
 from agentrl.envs.async_env import ENV_THREADS
 from agentrl.errors import ConfigError, EnvError
-from agentrl.guards.bounded_json import parse_json
+from agentrl.guards.parsing import parse_json
 from agentrl.tools import Tool
 from agentrl.types import Action, Observation, Task, load_object
-from agentrl.types.user_code.optional_packages import needed
+from agentrl.types.user_code.load import needed
 
 _UNREAD = object()
 _ACT: Mapping[str, Any] = {

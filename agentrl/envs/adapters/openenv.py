@@ -26,13 +26,13 @@ import httpx
 
 from agentrl.envs.adapters.seat import NO_ARGS, Moved, SoloSeatEnv, said_aloud
 from agentrl.errors import ConfigError, EnvError, ToolError
-from agentrl.guards.strict_json import JSONFault, read_json
+from agentrl.guards.parsing import JSONFault, read_json
 from agentrl.tools import Tool
 from agentrl.tools.execution.faults import EndpointFault, tool_error
 from agentrl.tools.execution.gates import gate_of
 from agentrl.types import Action, Observation, Task, ToolCall
 from agentrl.types.clock import backoff_s, clock_paused
-from agentrl.types.user_code.optional_packages import needed
+from agentrl.types.user_code.load import needed
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -206,7 +206,8 @@ class _Answer:
     refused: str = ""
 
 
-class _ServerFault(Exception):  # noqa: N818 - what a server did, which is told in other words
+# No error by name: it is what a server did, which is told in other words.
+class _ServerFault(Exception):  # noqa: N818
     """A server failed.
 
     Args:
@@ -245,6 +246,7 @@ class _Session:
                 answer = await client.get(f"{self._http_url}/schema")
         except httpx.TransportError as error:
             raise self._failed(_ServerFault(f"cannot be reached ({_named(error)})")) from error
+        # A body that is no JSON gets the error below, which says what a server must answer.
         with suppress(ValueError, RecursionError):
             found = answer.json()
             if isinstance(found, dict) and isinstance(schema := found.get("action"), dict):

@@ -13,12 +13,9 @@ from agentrl.envs.rewards.answers import exact_answer, stated_answer
 BUILT_IN: Mapping[str, str] = {
     name: f"agentrl.envs.rewards.{module}:{name}"
     for module, names in {
-        "answers": ("exact_answer",),
-        "squad": ("exact_match", "f1"),
-        "math_answer": ("math_answer",),
+        "answers": ("exact_answer", "exact_match", "f1", "math_answer"),
         "unit_tests": ("unit_tests",),
-        "shape": ("json_schema", "text_format"),
-        "costs": ("length_cost", "tool_cost"),
+        "shape": ("json_schema", "text_format", "length_cost", "tool_cost"),
         "judge": ("judge",),
     }.items()
     for name in names

@@ -15,8 +15,8 @@ from agentrl.envs.score import Score, group_rewards
 from agentrl.envs.view import EpisodeView
 from agentrl.errors import ConfigError, RewardError
 from agentrl.types import Message
-from agentrl.types.user_code.function import signature_of
-from agentrl.types.user_code.private_copy import private_copy
+from agentrl.types.user_code.load import signature_of
+from agentrl.types.user_code.values import private_copy
 
 _VERL = {
     "data_source": "data_sources",

@@ -18,8 +18,7 @@ from agentrl.envs.rubric import AnyRewardFn, Rubric
 from agentrl.envs.view import EpisodeView
 from agentrl.errors import AgentRLError, RewardError
 from agentrl.types import Message, Status, Task, Turn
-from agentrl.types.machine.loop_thread import LoopThread
-from agentrl.types.machine.loop_watch import LoopLag, LoopWatch
+from agentrl.types.loop_thread import LoopLag, LoopThread, LoopWatch
 
 _LONG = 20_000
 _REPORT = '{"passed": true, "score": 1.0, "reward": 1, "correct": true}'

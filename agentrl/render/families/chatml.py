@@ -11,10 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.errors import DataError
-from agentrl.render.char_provenance import unmarked
-from agentrl.render.encode import Piece, Source
-from agentrl.render.message_check import call_arguments, text_content
-from agentrl.render.renderer import Renderer
+from agentrl.render.encode import Piece, Source, unmarked
+from agentrl.render.renderer import Renderer, call_arguments, text_content
 from agentrl.render.vision import IMAGE_TEXT, Vision
 from agentrl.types import Image, Message, Segment, SegmentKind, ToolSpec
 from agentrl.types.messages import THOUGHTS_CLOSE, split_as_template

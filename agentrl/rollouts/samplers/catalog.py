@@ -16,12 +16,7 @@ from agentrl.rollouts.samplers.settings import (
     UniformSettings,
 )
 from agentrl.types import Task, load_object
-from agentrl.types.user_code.function import (
-    UserFunction,
-    check_takes,
-    load_function,
-    signature_of,
-)
+from agentrl.types.user_code.load import UserFunction, check_takes, load_function, signature_of
 
 _FOLDER = "agentrl.rollouts.samplers"
 _METHODS: Mapping[str, str] = {

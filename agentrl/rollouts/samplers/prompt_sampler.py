@@ -18,7 +18,7 @@ from agentrl.rollouts import GroupOutcome, GroupRequest, cancelled_outcome
 from agentrl.rollouts.samplers.task_sampler import TaskSampler
 from agentrl.types import Task
 from agentrl.types.user_code.place import described
-from agentrl.types.user_code.private_copy import private_copy
+from agentrl.types.user_code.values import private_copy
 from agentrl.types.user_code.wall import wall
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.errors import DataError
-from agentrl.types.user_code.private_copy import private_copy
+from agentrl.types.user_code.values import private_copy
 
 MOST_HELD_ROWS = 5_000_000
 """Rows of a function that are held; one that yields more is meant to be streamed."""

@@ -22,8 +22,8 @@ from agentrl.run.data.row_tables import (
     located,
 )
 from agentrl.run.data.verl_dataset import custom_rows
-from agentrl.types.user_code.function import check_takes, load_function, signature_of
-from agentrl.types.user_code.private_copy import private_copy
+from agentrl.types.user_code.load import check_takes, load_function, signature_of
+from agentrl.types.user_code.values import private_copy
 from agentrl.types.user_code.wall import failed_as, wall
 
 HUB = "hf://"

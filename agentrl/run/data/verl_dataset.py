@@ -14,7 +14,7 @@ from typing import Any
 
 from agentrl.config.sections import CustomDataConfig
 from agentrl.errors import DataError
-from agentrl.types.user_code.function import load_function, signature_of
+from agentrl.types.user_code.load import load_function, signature_of
 
 _TOKENS = frozenset(
     {"input_ids", "attention_mask", "position_ids", "raw_prompt_ids", "dummy_tensor"}

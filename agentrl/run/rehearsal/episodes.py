@@ -17,8 +17,8 @@ from typing import Literal
 
 from agentrl.config import StageConfig
 from agentrl.envs import ENV_THREADS, EnvSpec, Rubric, opened_env, solution_of
-from agentrl.envs.rewards.costs import length_cost, tool_cost
 from agentrl.envs.rewards.reward_check import hostile_findings, scorer
+from agentrl.envs.rewards.shape import length_cost, tool_cost
 from agentrl.errors import ConfigError, EnvError
 from agentrl.rollouts import DriverSpec, EpisodeKey, RolloutSpec
 from agentrl.rollouts.group_scores import with_group_scores
@@ -26,7 +26,7 @@ from agentrl.run.build import LiveObjects, env_spec, rollout_spec
 from agentrl.run.play.message_policies import ScriptedPolicy
 from agentrl.run.play.player import Player
 from agentrl.types import Message, Observation, Task, ToolSpec, Trajectory, seed_for
-from agentrl.types.user_code.private_copy import changed_parts, watched_tasks
+from agentrl.types.user_code.values import changed_parts, watched_tasks
 from agentrl.types.user_code.wall import call_user, failed_as
 
 _MAX_TURNS = 32

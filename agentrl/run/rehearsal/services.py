@@ -26,7 +26,7 @@ from agentrl.tools import (
     owners_of,
     resolve_tools,
 )
-from agentrl.types.user_code.optional_packages import needed
+from agentrl.types.user_code.load import needed
 from agentrl.types.user_code.place import described
 from agentrl.types.user_code.wall import failed_as, wall
 

@@ -123,6 +123,6 @@ def _may_need_sandbox(tool: Tool | ToolFactory) -> bool:
 
 
 def _built_in() -> frozenset[str]:
-    from agentrl.tools.reference import BUILT_IN
+    from agentrl.tools.toolset import BUILT_IN
 
     return frozenset(BUILT_IN)

@@ -7,10 +7,9 @@ from collections.abc import Collection
 from agentrl.errors import AgentRLError
 
 from .attacks import ATTACKS
-from .excuses import EXCUSES
 from .files import FILE_CHECKS
 from .semantics import SEMANTICS
-from .sessions import SESSIONS
+from .sessions import EXCUSES, SESSIONS
 from .verdict import Check, CheckFailed, CheckResult, Factory
 
 __all__ = ["CHECKS", "Check", "CheckFailed", "CheckResult", "Factory", "check_sandbox"]

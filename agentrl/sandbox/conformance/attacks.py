@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
-from agentrl.sandbox.limits import Limits
+from agentrl.sandbox.interface import Limits
 
 from .bombs import (
     BEAT,

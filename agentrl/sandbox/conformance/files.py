@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Awaitable
 
-from agentrl.sandbox.interface import FileHash, FileRefusedError, Sandbox
-from agentrl.sandbox.limits import Limits
+from agentrl.sandbox.interface import FileHash, FileRefusedError, Limits, Sandbox
 
 from .verdict import Factory, checks, expect, step
 

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from agentrl.errors import ConfigError
-from agentrl.sandbox.limits import Limits
+from agentrl.sandbox.interface import Limits
 
 from .verdict import Factory, checks, expect, has, step, steps
 

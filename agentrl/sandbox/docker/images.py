@@ -16,7 +16,7 @@ import requests
 from agentrl.errors import MachineError
 
 from .bundle import GRAFT_FOLDER, graft_tar, image_tar
-from .engine import Client, asked, connect
+from .containers import Client, asked, connect
 from .settings import LOCAL_PYTHON, DockerSettings
 
 # the host's own code

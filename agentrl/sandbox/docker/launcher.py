@@ -23,10 +23,10 @@ from agentrl.errors import SandboxError
 from agentrl.sandbox.forkserver.channel import OnEnd, OnFrame, Stream
 from agentrl.sandbox.forkserver.launcher import HOST_FOLDER
 from agentrl.sandbox.host import frames
-from agentrl.types.machine.loop_thread import LoopThread
+from agentrl.types.loop_thread import LoopThread
 
 from . import containers, images
-from .engine import Client, asked, connect
+from .containers import Client, asked, connect
 
 _STDERR = 2
 # of the engine's attached stream
@@ -95,6 +95,7 @@ class DockerLauncher:
             image = images.find(client, self.image)
             return self._start(client, image, io, on_frame, on_end)
         except BaseException:
+            # A start that fails leaves no connection to the engine open.
             client.close()
             raise
 
@@ -124,6 +125,7 @@ class DockerLauncher:
                         ) from error
                     raise containers.named_refusal(error, self.spec.settings) from error
         except BaseException:
+            # The container has no host yet that would end it.
             containers.remove(client, container)
             raise
         return ContainerHost(

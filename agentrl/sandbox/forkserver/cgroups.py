@@ -96,6 +96,8 @@ def open_kill_count(proc: str = "/proc/self") -> tuple[int, ...]:
     except OSError:
         return ()
     for path in (*paths, "/proc/vmstat"):
+        # Which of them there are depends on the version of cgroups and the kernel: the first one
+        # counts.
         with contextlib.suppress(OSError):
             return (os.open(path, os.O_RDONLY | os.O_CLOEXEC),)
     return ()

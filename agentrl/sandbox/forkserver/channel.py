@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from agentrl.sandbox.host import frames
-from agentrl.types.machine.loop_thread import LoopThread
+from agentrl.types.loop_thread import LoopThread
 
 OnFrame = Callable[[frames.Header, list[bytes]], None]
 OnEnd = Callable[[], None]

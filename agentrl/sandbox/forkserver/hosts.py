@@ -93,5 +93,6 @@ def _after_fork_in_child() -> None:
 
 
 atexit.register(close_servers)
+# A fork of this process holds the same sockets: two that write to one would mix their frames.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -15,12 +15,10 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
 
 from agentrl.errors import SandboxError
-from agentrl.sandbox.host import frames
-from agentrl.sandbox.host.confine import marks
-from agentrl.sandbox.host.files import removal
+from agentrl.sandbox.host import files, frames, proc
 from agentrl.sandbox.host.proc import rounds
 from agentrl.sandbox.owner_id import Owner
-from agentrl.types.machine.loop_thread import LoopThread
+from agentrl.types.loop_thread import LoopThread
 
 from .cgroups import CgroupPool
 from .channel import Channel, OnEnd, OnFrame
@@ -125,7 +123,8 @@ class ProcessHost:
         pass_fds: Sequence[int] = (),
     ) -> None:
         self._io = io
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed in clear()
+        # ``clear`` closes it.
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -137,6 +136,8 @@ class ProcessHost:
                     env={},
                     cwd="/",
                     pass_fds=pass_fds,
+                    # Ctrl-C in a terminal reaches its whole group: the owner decides when a host
+                    # ends.
                     start_new_session=True,
                 )
         except OSError as error:
@@ -204,12 +205,13 @@ class ProcessHost:
         self._cgroups.close()
         base = facts.get("base") or ""
         if os.path.exists(base) and sys.platform == "linux":
-            marks.end_orphans(_REMOVE_S)
+            proc.end_orphans(_REMOVE_S)
         for _ in rounds(_REMOVE_S, 0.01):
             if not os.path.exists(base):
                 return
+            # A process that is ending may still write there: the next round removes that too.
             with contextlib.suppress(OSError):
-                removal.remove(base)
+                files.remove(base)
                 return
         raise SandboxError(f"the folder {base} of a sandbox host that died could not be removed")
 
@@ -233,4 +235,4 @@ def host_argv(module: str = "supervisor", *, folder: str = str(HOST_FOLDER.paren
         folder: where the package ``host`` is found.
     """
     boot = _BOOT.format(folder=folder, module=module)
-    return [sys.executable, "-I", "-S", "-c", boot, marks.HOST_TITLE, str(Owner.current())]
+    return [sys.executable, "-I", "-S", "-c", boot, proc.HOST_TITLE, str(Owner.current())]

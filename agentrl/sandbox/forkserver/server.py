@@ -15,7 +15,7 @@ from agentrl.sandbox.host import frames
 from agentrl.sandbox.owner_id import Owner
 from agentrl.sandbox.permits import FifoSemaphore
 from agentrl.sandbox.proxy import AllowList, ProxyServer
-from agentrl.types.machine.loop_thread import LoopThread
+from agentrl.types.loop_thread import LoopThread
 
 from .channel import fail, resolve
 from .launcher import FOLDER_PREFIX, Host, Launcher, Link, LocalLauncher, ProcessHost
@@ -53,7 +53,10 @@ class HostSettings:
     @property
     def permits(self) -> int:
         """Runs at one time."""
-        return self.max_executing or 2 * _usable_cores()
+        if self.max_executing:
+            return self.max_executing
+        affine = hasattr(os, "sched_getaffinity")
+        return 2 * (len(os.sched_getaffinity(0)) if affine else os.cpu_count() or 1)
 
     def first_frame(self) -> dict[str, Any]:
         """What the supervisor is told at its start."""
@@ -195,6 +198,7 @@ class ForkServer:
             self.close()
             raise SandboxError(f"the sandbox host did not start within {_START_S:g} s") from None
         except BaseException:
+            # No half-started host stays: nobody else knows of its process.
             self.close()
             raise
 
@@ -277,7 +281,3 @@ class ForkServer:
         for slot in slots.values():
             slot.close()
             fail(slot.closed, error)
-
-
-def _usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -15,10 +15,10 @@ from agentrl.sandbox.interface import (
     ExecResult,
     FileHash,
     FileRefusedError,
+    Limits,
     Persist,
     Sandbox,
 )
-from agentrl.sandbox.limits import Limits
 from agentrl.sandbox.permits import FifoSemaphore
 
 from .server import ForkServer, SlotHandle

@@ -17,7 +17,8 @@ SYSTEM_FILES = (
     "/etc/timezone",
     "/etc/nsswitch.conf",
     "/etc/alternatives",
-    "/etc/ssl/openssl.cnf",  # without which a distribution's node does not start
+    # Without it a distribution's node does not start.
+    "/etc/ssl/openssl.cnf",
 )
 
 
@@ -83,8 +84,10 @@ def preload(modules: tuple[str, ...]) -> str | None:
     for name in modules:
         try:
             importlib.import_module(name)
-        except Exception as error:  # noqa: BLE001  the boundary: named to the owner as a wrong setting
+        except Exception as error:  # noqa: BLE001
+            # The boundary: the owner reads it as a wrong setting.
             return f"{name}: {type(error).__name__}: {error}"
+    # What the imports left is freed once here, not in each fork.
     gc.collect()
     return None
 

@@ -180,6 +180,7 @@ def main() -> NoReturn:
     if os.fork() == 0:
         ours.close()
         with theirs, open(os.devnull, "wb") as nothing:
+            # The supervisor hears its owner on standard input, as it does without a relay.
             os.dup2(theirs.fileno(), _STDIN)
             os.dup2(nothing.fileno(), _STDOUT)
         with open("/proc/self/oom_score_adj", "w") as file:

@@ -15,12 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-from . import frames, proc
-from .confine import landlock, memory, namespaced_slot, seccomp, uids
-from .files import removal
+from . import files, frames, proc
+from .confine import landlock, memory, namespaces, seccomp, uids
+from .confine.memory import Claims
 from .interpreter import Interpreter, preload
-from .run import child, process_tree
-from .run.pressure import Claims
+from .run import child
 from .run.slot import SlotConfig
 from .run.slot_process import slot_main
 
@@ -95,11 +94,11 @@ class Supervisor:
         if not self.namespaced:
             self.base = tempfile.mkdtemp(prefix=settings["folder_prefix"])
             os.chmod(self.base, 0o711)
-        self.wake = process_tree.adopt_orphans()
+        self.wake = proc.adopt_orphans()
         child.warm_up()
         # of each slot, which is then given what is its own
         self.config = SlotConfig(
-            root=namespaced_slot.STORE,
+            root=namespaces.STORE,
             uid=self.first_uid,
             abi=abi,
             namespaced=self.namespaced,
@@ -118,6 +117,7 @@ class Supervisor:
         if abi is not None:
             # made before any fork
             self.config.filter()
+        # A collection in a fork would copy the pages that it shares with this process.
         gc.disable()
         gc.freeze()
 
@@ -197,7 +197,7 @@ class Supervisor:
                 for entry in self.slots.values():
                     if entry.number == header["slot"]:
                         entry.killed_at = time.monotonic()
-                        process_tree.kill(entry.pid)
+                        proc.kill(entry.pid)
         return bool(data)
 
     def reply(self, header: frames.Header) -> None:
@@ -236,7 +236,7 @@ class Supervisor:
                     cgroup=tuple(cgroup),
                     process_base=self._process_base(uid),
                 )
-                pid = namespaced_slot.fork_namespaced(uid) if self.namespaced else os.fork()
+                pid = namespaces.fork_namespaced(uid) if self.namespaced else os.fork()
             except OSError as error:
                 self.reply({"op": "open_failed", "slot": number, "error": str(error)})
                 return
@@ -281,7 +281,7 @@ class Supervisor:
             elif (entry := self.cleaners.pop(pid, None)) is not None:
                 self.reply({"op": "closed", "slot": entry.number})
 
-        process_tree.reap_all(reaped)
+        proc.reap_all(reaped)
 
     def sweep(self) -> None:
         """End what dead slots left (it came to this process, and is neither slot nor cleaner);
@@ -289,7 +289,7 @@ class Supervisor:
 
         A folder is removed once nothing can meddle with it; until then the next round goes on.
         """
-        if self.unswept and process_tree.kill_below(
+        if self.unswept and proc.kill_below(
             {*self.slots, *self.cleaners}, None, self._collect_strays, _SLOT_END_S
         ):
             ended = self.unswept
@@ -298,8 +298,9 @@ class Supervisor:
                 self.remove(entry)
 
     def _collect_strays(self) -> None:
-        for pid in process_tree.children(os.getpid()):
+        for pid in proc.children(os.getpid()):
             if pid not in self.slots and pid not in self.cleaners:
+                # It may have been reaped since it was listed.
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
 
@@ -318,7 +319,7 @@ class Supervisor:
         now = time.monotonic()
         for entry in self.slots.values():
             if entry.killed_at is not None and now - entry.killed_at > _SLOT_END_S:
-                process_tree.kill(entry.pid)
+                proc.kill(entry.pid)
 
     def close(self) -> None:
         """End every slot and remove every folder."""
@@ -330,17 +331,17 @@ class Supervisor:
 
         # a slot sees the same end of file and ends its own tree in one step
         for _ in proc.rounds(_SLOT_END_S, 0.005):
-            if not process_tree.reap_all(reaped):
+            if not proc.reap_all(reaped):
                 break
         for pid, entry in self.slots.items():
-            process_tree.kill(pid)
+            proc.kill(pid)
             if entry.uid is not None and not self.namespaced:
                 uids.end_all(entry.uid)
         self.slots.clear()
         self.cleaners.clear()
-        process_tree.kill_below((), None, self._collect_strays, _SLOT_END_S)
+        proc.kill_below((), None, self._collect_strays, _SLOT_END_S)
         if self.base is not None:
-            removal.remove(self.base)
+            files.remove(self.base)
 
 
 def _image_env() -> dict[str, str]:
@@ -381,7 +382,7 @@ def _remove_empty(root: str) -> bool:
 
 def _remove_and_exit(root: str) -> NoReturn:
     try:
-        removal.remove(root)
+        files.remove(root)
     except OSError as error:
         os.write(2, f"{root} could not be removed: {error}\n".encode())
     finally:
@@ -403,6 +404,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     control = socket.socket(fileno=os.dup(0))
     with open(os.devnull) as nothing:
+        # No run inherits the owner's socket as its standard input.
         os.dup2(nothing.fileno(), 0)
     settings: dict[str, Any] | None = _first_frame(control)
     if settings is None:

@@ -13,16 +13,18 @@ from itertools import chain
 from pathlib import Path
 
 from agentrl.errors import StoreError
-from agentrl.store.annotations.annotation import Annotation, StoredAnnotation, decode_annotation
-from agentrl.store.annotations.columns import AnnotationColumn
-from agentrl.store.annotations.files import read_declared
+from agentrl.store.annotations.annotation import (
+    Annotation,
+    AnnotationColumn,
+    StoredAnnotation,
+    decode_annotation,
+)
+from agentrl.store.annotations.files import read_declared, read_ids, read_row, read_rows
 from agentrl.store.annotations.rollbacks import Rollbacks
-from agentrl.store.annotations.shard import read_ids, read_row, read_rows
 from agentrl.store.jsonl import Damage, JsonFollower, Record
 from agentrl.store.run_directory import RunDirectory, step_name
-from agentrl.store.step_files.live import frame_of, read_frame
-from agentrl.store.step_files.recent_rows import RecentRows
-from agentrl.store.step_files.shard_folders import ShardFolders
+from agentrl.store.shard_folders import RecentRows, ShardFolders
+from agentrl.store.step_files import frame_of, read_frame
 
 _LOOKS = 3
 
@@ -138,7 +140,7 @@ class AnnotationIndex:
         for error in errors:
             self._on_damage(error)
         own = [one for one in found if one.annotation.trajectory_id == trajectory_id]
-        return sorted(own, key=_age)
+        return sorted(own, key=lambda one: (one.resumes, one.annotation.step, one.recorded_at))
 
     def _read_rows(self, trajectory_id: str) -> tuple[list[StoredAnnotation], list[StoreError]]:
         found = []
@@ -237,7 +239,3 @@ class _AppendedLog:
             else:
                 place = f"the line at {start} of {self.path}"
                 on_damage(StoreError(f"{place} names no trajectory: {record!r:.200}"))
-
-
-def _age(stored: StoredAnnotation) -> tuple[int, int, float]:
-    return stored.resumes, stored.annotation.step, stored.recorded_at

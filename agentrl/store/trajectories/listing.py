@@ -1,8 +1,9 @@
-"""Listings: what a reader remembers of one file of trajectories."""
+"""Listings: what a reader remembers of a file of trajectories, and what a list shows of each."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,13 +12,80 @@ import pyarrow.compute as pc
 
 from agentrl.errors import StoreError
 from agentrl.guards.regular_file import open_regular
+from agentrl.store.json_text import from_json
 from agentrl.store.jsonl import Damage, JsonFollower, parse_line
-from agentrl.store.step_files.live import with_frames
-from agentrl.store.trajectories.columns import Row
-from agentrl.store.trajectories.live_record import read_live_row
-from agentrl.store.trajectories.shard import read_shard_row, read_summaries
-from agentrl.store.trajectories.summary import TrajectorySummary, summaries_of, summary_of
-from agentrl.store.trajectories.token_arrays import TokenArrays
+from agentrl.store.step_files import with_frames
+from agentrl.store.trajectories.columns import SUMMARY_COLUMNS, Row, TokenArrays, chosen
+from agentrl.store.trajectories.files import read_columns, read_live_row, read_shard_row
+from agentrl.types import Purpose, StatusKind
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectorySummary:
+    """What a list shows of a trajectory; the fields are ``columns.SUMMARY_COLUMNS``."""
+
+    id: str
+    group_index: int
+    rollout_index: int
+    attempt: int
+    group_size: int
+    label: str
+    purpose: Purpose
+    stage: str
+    env: str
+    agents: tuple[str, ...]
+    step: int
+    task_id: str
+    data_source: str
+    status: StatusKind
+    status_reason: str
+    reward: float | None
+    rewards: Mapping[str, float]
+    num_turns: int
+    num_calls: int | None
+    num_tool_errors: int | None
+    tools: tuple[str, ...]
+    num_policy_tokens: int
+    num_tokens: int
+    policy_version_min: int | None
+    policy_version_max: int | None
+    started_at: float
+    ended_at: float
+    recorded_at: float
+
+
+def summary_of(row: Mapping[str, Any]) -> TrajectorySummary:
+    """The summary of a stored row.
+
+    Raises:
+        StoreError: the row lacks a column.
+        TypeError, ValueError: a column has a value of another type.
+    """
+    return _summary(*chosen(row, SUMMARY_COLUMNS).values())
+
+
+def summaries_of(columns: Mapping[str, Sequence[Any]]) -> list[TrajectorySummary]:
+    """The summaries of rows that are given by column.
+
+    Raises:
+        TypeError, ValueError: a column has a value of another type.
+    """
+    ordered = [columns[name] for name in SUMMARY_COLUMNS]
+    return [_summary(*row) for row in zip(*ordered, strict=True)]
+
+
+def _summary(*values: Any) -> TrajectorySummary:
+    """The summary of the values of ``SUMMARY_COLUMNS``, in their order."""
+    row = list(values)
+    row[_AGENTS] = tuple(row[_AGENTS])
+    row[_TOOLS] = tuple(row[_TOOLS])
+    row[_REWARDS] = from_json(row[_REWARDS])
+    return TrajectorySummary(*row)
+
+
+_AGENTS = SUMMARY_COLUMNS.index("agents")
+_TOOLS = SUMMARY_COLUMNS.index("tools")
+_REWARDS = SUMMARY_COLUMNS.index("rewards")
 
 
 class Listing(Protocol):
@@ -54,7 +122,7 @@ class ShardListing:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._table = read_summaries(path)
+        self._table = read_columns(path, SUMMARY_COLUMNS)
         self.ids: list[str] = self._table["id"].to_pylist()
         self.recorded_at: list[float] = self._table["recorded_at"].to_pylist()
 

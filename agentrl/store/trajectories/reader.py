@@ -9,18 +9,15 @@ from operator import attrgetter
 from pathlib import Path
 
 from agentrl.errors import StoreError
-from agentrl.store.annotations.annotation import Annotation, merged
-from agentrl.store.annotations.columns import AnnotationColumn
+from agentrl.store.annotations.annotation import Annotation, AnnotationColumn, merged
 from agentrl.store.annotations.index import AnnotationIndex
-from agentrl.store.retention.drop_log import DropCounts, find_drop
+from agentrl.store.disk import os_refusals
+from agentrl.store.retention import DropCounts, find_drop
 from agentrl.store.run_directory import RunDirectory
-from agentrl.store.step_files.shard_folders import ShardFolders
+from agentrl.store.shard_folders import ShardFolders
 from agentrl.store.trajectories.codec import decode_trajectory
-from agentrl.store.trajectories.columns import Row
-from agentrl.store.trajectories.listing import Listing, LiveListing, ShardListing
-from agentrl.store.trajectories.summary import TrajectorySummary
-from agentrl.store.trajectories.token_arrays import TokenArrays
-from agentrl.store.write_error import os_refusals
+from agentrl.store.trajectories.columns import Row, TokenArrays
+from agentrl.store.trajectories.listing import Listing, LiveListing, ShardListing, TrajectorySummary
 from agentrl.types import Purpose, StatusKind, Trajectory
 
 logger = logging.getLogger(__name__)

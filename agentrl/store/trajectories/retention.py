@@ -14,16 +14,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agentrl.store.annotations import shard as annotation_shard
-from agentrl.store.retention.drop_log import DropLog, DropRecord
-from agentrl.store.retention.keep_rules import COLUMNS, fits
-from agentrl.store.retention.noted import NotedTrajectories, UnreadableNotesError
+from agentrl.store.annotations import files as annotation_files
+from agentrl.store.retention import (
+    KEEP_COLUMNS,
+    DropLog,
+    DropRecord,
+    NotedTrajectories,
+    UnreadableNotesError,
+    fits,
+)
 from agentrl.store.run_directory import RunDirectory, step_name
-from agentrl.store.step_files.shard_file import DamagedShardError
-from agentrl.store.step_files.shard_rewrite import shrink_shard
-from agentrl.store.step_files.shard_writer import ShardLayout
+from agentrl.store.shard import DamagedShardError, ShardLayout, shrink_shard
 from agentrl.store.store_spec import KeepSpec
-from agentrl.store.trajectories import shard as trajectory_shard
+from agentrl.store.trajectories import files as trajectory_files
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +106,7 @@ class Retention:
             logger.warning("%s; store.keep leaves %s as it is", error, shard, extra=told)
 
     def _shrink(self, shard: Path, stage: str) -> None:
-        rows = trajectory_shard.read_columns(shard, COLUMNS).to_pylist()
+        rows = trajectory_files.read_columns(shard, KEEP_COLUMNS).to_pylist()
         ids = [row["id"] for row in rows]
         fitting = [row["stage"] != stage or self._fits(row) for row in rows]
         own = [row for row in rows if row["stage"] == stage]
@@ -121,7 +124,7 @@ class Retention:
             )
             self._log.append(record)
 
-        keeps = self._rewrite(shard, ids, fitting, trajectory_shard.LAYOUT, tell)
+        keeps = self._rewrite(shard, ids, fitting, trajectory_files.LAYOUT, tell)
         self._remember(
             (row["id"], row["recorded_at"], stays)
             for row, stays in zip(rows, keeps, strict=True)
@@ -129,10 +132,10 @@ class Retention:
         )
 
     def _shrink_annotations(self, shard: Path) -> None:
-        ids = annotation_shard.read_ids(shard)
+        ids = annotation_files.read_ids(shard)
         dropped = [one in self._fates and not self._fates[one].stays for one in ids]
         self._rewrite(
-            shard, ids, [not one for one in dropped], annotation_shard.LAYOUT, lambda _: None
+            shard, ids, [not one for one in dropped], annotation_files.LAYOUT, lambda _: None
         )
 
     def _rewrite(

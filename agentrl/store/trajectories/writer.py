@@ -19,20 +19,18 @@ from functools import partial
 from typing import Literal
 
 from agentrl.errors import Closing, StoreError
-from agentrl.store.annotations.annotation import Annotation, check_annotation
-from agentrl.store.annotations.columns import AnnotationColumn
+from agentrl.store.annotations.annotation import Annotation, AnnotationColumn, check_annotation
 from agentrl.store.annotations.files import AnnotationFiles
+from agentrl.store.disk import hold_name, write_failure
 from agentrl.store.json_text import to_json
-from agentrl.store.lock import hold_name
 from agentrl.store.masking import SecretMask
 from agentrl.store.run_directory import RunDirectory, check_writer
 from agentrl.store.store_spec import KeepSpec
 from agentrl.store.trajectories.codec import encode_trajectory
 from agentrl.store.trajectories.columns import SECRET_COLUMNS, Row
+from agentrl.store.trajectories.files import TrajectoryFiles
 from agentrl.store.trajectories.record_clock import RecordClock
 from agentrl.store.trajectories.retention import Retention
-from agentrl.store.trajectories.trajectory_files import TrajectoryFiles
-from agentrl.store.write_error import write_failure
 from agentrl.types import Blob, Trajectory
 
 
@@ -127,6 +125,7 @@ class TrajectoryWriter(Closing):
             self._retention = Retention(run, writer, keep or KeepSpec())
             self._clock = RecordClock(run.sealed_folder, run.annotations_folder)
         except BaseException:
+            # The lock of the writer's name would else stay taken while this process lives.
             os.close(self._lock_file)
             raise
         # Replaced as a whole under _lock, read without it.
@@ -315,7 +314,8 @@ class TrajectoryWriter(Closing):
                         self._progress.notify_all()
                     if self._closed and not self._queue:
                         return
-        except Exception as error:  # noqa: BLE001  whatever ended the thread is raised by the next call
+        except Exception as error:  # noqa: BLE001
+            # Whatever ended the thread is raised by the next call.
             with self._lock:
                 self._fail(error, f"the trajectory writer {self._writer!r} failed")
         finally:

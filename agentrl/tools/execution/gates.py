@@ -127,6 +127,7 @@ class ToolGate:
                 if loop.is_closed():
                     continue
                 self._num_running += 1
+                # The one who waits may be in another thread's loop.
                 loop.call_soon_threadsafe(_grant, waiting.granted)
 
 

@@ -10,7 +10,7 @@ from agentrl.errors import DataError, ToolError
 from agentrl.tools.base import Tool, merged
 from agentrl.tools.context import ToolOutput
 from agentrl.types import Image, ToolErrorKind
-from agentrl.types.user_code.returned import finite_number, shown
+from agentrl.types.user_code.values import finite_number, shown
 
 MAX_PIECES_CHARS = 2**20
 """Characters of an output in pieces after which it is ended."""

@@ -25,12 +25,11 @@ from mcp.shared.message import SessionMessage
 
 from agentrl.errors import ToolError
 from agentrl.tools.execution.faults import EndpointError
-from agentrl.tools.mcp.http import bounded_client, server_at
 from agentrl.tools.mcp.server_spec import McpServerSpec
-from agentrl.tools.mcp.stdio import environment, program
-from agentrl.tools.validate import schema_validator
-from agentrl.types.machine.loop_thread import LoopThread
-from agentrl.types.machine.program_output import told_end
+from agentrl.tools.mcp.transport import bounded_client, environment, program, server_at
+from agentrl.tools.signature import schema_validator
+from agentrl.types.loop_thread import LoopThread
+from agentrl.types.machine import told_end
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +73,7 @@ class McpConnection:
         # All that follows belongs to the connections' loop.
         self._session: ClientSession | None = None
         self._serving: asyncio.Task[None] | None = None
+        # Two calls at once find no session, and only one of them may start it.
         self._starting = asyncio.Lock()
         self._changed = False
         self._tools: tuple[types.Tool, ...] = ()
@@ -263,7 +263,8 @@ class McpConnection:
         try:
             async with asyncio.timeout(_PING_S):
                 await session.send_ping()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the server is of no more use
+        except Exception as error:  # noqa: BLE001
+            # Whatever it is, the server is of no more use.
             self._warn(f"it answers no ping: {type(error).__name__}")
             await self._end()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentrl.guards.strict_json import JSONFault, read_json
+from agentrl.guards.parsing import JSONFault, read_json
 from agentrl.tools.parsers.reading import BlockParser, Body, Call, CallFault, Marks, object_call
 from agentrl.types import ToolSpec
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from agentrl.guards.strict_json import JSONFault, read_json
+from agentrl.guards.parsing import JSONFault, read_json
 from agentrl.tools.parsers.reading import (
     Call,
     FormatParser,

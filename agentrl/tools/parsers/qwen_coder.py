@@ -35,7 +35,8 @@ class QwenCoderParser(PairParser):
     key_word = "parameter"
     end = re.compile(r"\s*</function>")
     last_blank = "\n"
-    words = {"True": True, "False": False, "None": None}  # noqa: RUF012 - a ClassVar of the base
+    # It is a ClassVar of the base.
+    words = {"True": True, "False": False, "None": None}  # noqa: RUF012
     form = (
         "<tool_call>\\n<function=NAME>\\n<parameter=KEY>\\nVALUE\\n</parameter>\\n"
         "</function>\\n</tool_call>"

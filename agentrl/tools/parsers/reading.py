@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
-from agentrl.guards.strict_json import JSONFault, read_json
+from agentrl.guards.parsing import JSONFault, read_json
 from agentrl.types import CallProblem, Message, ParsedMessage, ProblemKind, ToolCall, ToolSpec
 from agentrl.types.messages import split_reasoning
 
@@ -39,7 +39,8 @@ class Marks:
     others: tuple[str, ...] = ()
 
 
-class CallFault(ValueError):  # noqa: N818 - what a text has, not what a program does
+# No error by name: it is what a text has, not what a program does.
+class CallFault(ValueError):  # noqa: N818
     """Why what looks like a call is none.
 
     Args:

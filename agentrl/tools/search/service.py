@@ -23,7 +23,7 @@ from starlette.types import Scope
 
 from agentrl.guards.http_guard import HttpGuard
 from agentrl.tools.search.retriever import Hit, Retriever
-from agentrl.types.machine.listening import listening_socket
+from agentrl.types.machine import listening_socket
 
 _MAX_BODY = 64 * 2**20
 _MAX_QUERIES = 1024

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from agentrl.errors import ConfigError
 from agentrl.training.backends.backend import TrainBackend
-from agentrl.types.user_code.function import load_named
+from agentrl.types.user_code.load import load_named
 
 BUILT_IN: Mapping[str, str] = {
     "fsdp2": "agentrl.training.backends.fsdp2:Fsdp2Backend",

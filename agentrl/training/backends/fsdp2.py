@@ -15,8 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from agentrl.training.backends.packed_backend import PackedBackend
 from agentrl.training.fsdp.sharding import shard_over, without_gradients
-from agentrl.training.parallel.process_group import DistSpec
-from agentrl.training.parallel.rank_mesh import rank_mesh
+from agentrl.training.parallel.process_group import DistSpec, rank_mesh
 
 
 class Fsdp2Backend(PackedBackend):

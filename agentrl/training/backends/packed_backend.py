@@ -20,6 +20,7 @@ from agentrl.training.backends.backend import (
     MicroBatches,
     ModelInfo,
     RoleModel,
+    StatSum,
     StepResult,
     TrainBackend,
 )
@@ -30,18 +31,16 @@ from agentrl.training.fsdp.export import export_model
 from agentrl.training.fsdp.gradients import clip_gradients
 from agentrl.training.fsdp.sharding import sharded_parameters
 from agentrl.training.fsdp.weights import checksums, full_weights
-from agentrl.training.models.block_forward import wrap_blocks
 from agentrl.training.models.names import PREFIX, torch_dtype
 from agentrl.training.models.packed_model import ModelSpec, PackedModel, check_layout
 from agentrl.training.models.policy_model import open_policy
 from agentrl.training.models.score_model import ScoreModel, ValueModel, open_scores
+from agentrl.training.models.trunk import wrap_blocks
 from agentrl.training.optim.optim_spec import OptimSpec
 from agentrl.training.optim.optimizer import build_optimizers
-from agentrl.training.parallel.process_group import DistSpec
-from agentrl.training.parallel.rank_mesh import FULL, Sharding
+from agentrl.training.parallel.process_group import FULL, DistSpec, Sharding
 from agentrl.training.parallel.shards import local
 from agentrl.training.save_result import SaveResult
-from agentrl.training.update_stats import StatSum
 from agentrl.types import Part
 
 

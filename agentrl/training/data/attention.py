@@ -76,7 +76,8 @@ class Masks:
         whole = self._mask(like, window)
         for query in range(0, span.size, QUERIES):
             size = min(QUERIES, span.size - query)
-            place = span.first + query  # of the first query in its sample
+            # The place counts from the sample's first token.
+            place = span.first + query
             key = 0 if window is None else max(0, place - window + 1)
             # it depends on distances alone, so that of an earlier query lies further right
             left = self._longest - place
@@ -131,7 +132,8 @@ def segment_attention(
     refuse_extras(SEGMENTS, extras)
     spans = masks.spans
     outputs: list[Tensor] = []
-    seen: list[tuple[Tensor, Tensor]] = []  # keys and values of each span's path
+    # Each entry has the keys and values of a span's path.
+    seen: list[tuple[Tensor, Tensor]] = []
     parts = zip(
         *(torch.split(tensor, [span.size for span in spans], 2) for tensor in (query, key, value)),
         strict=True,

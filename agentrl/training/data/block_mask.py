@@ -96,7 +96,8 @@ def block_kinds(spans: Sequence[Span], window: int | None) -> tuple[Bools, Bools
     """
     enter, leave = _intervals(spans)
     ends = np.cumsum([span.size for span in spans])
-    cuts = np.union1d(np.arange(0, ends[-1], BLOCK), ends)[:-1]  # a piece begins at each
+    # A piece begins at each cut.
+    cuts = np.union1d(np.arange(0, ends[-1], BLOCK), ends)[:-1]
     stops = np.append(cuts[1:], ends[-1])
     owner = np.searchsorted(ends, cuts, side="right")
     shift = np.array([span.first for span in spans]) - (ends - [span.size for span in spans])
@@ -113,7 +114,8 @@ def block_kinds(spans: Sequence[Span], window: int | None) -> tuple[Bools, Bools
     firsts = np.flatnonzero(cuts % BLOCK == 0)
     some = np.logical_or.reduceat(np.logical_or.reduceat(some, firsts, 0), firsts, 1)
     full = np.logical_and.reduceat(np.logical_and.reduceat(full, firsts, 0), firsts, 1)
-    if ends[-1] % BLOCK:  # what is beyond the row is not visible
+    # What is beyond the row is not visible.
+    if ends[-1] % BLOCK:
         full[-1] = full[:, -1] = False
     return some, full
 
@@ -125,7 +127,8 @@ def _intervals(spans: Sequence[Span]) -> tuple[I32, I32]:
         if spans[index].parent != ROOT:
             below[spans[index].parent] += below[index]
     enter = np.zeros(len(spans), dtype=np.int32)
-    free = np.zeros(len(spans), dtype=np.int32)  # the next number below each span
+    # Each entry is the next number below a span.
+    free = np.zeros(len(spans), dtype=np.int32)
     at_root = 0
     for index, span in enumerate(spans):
         if span.parent == ROOT:

@@ -166,7 +166,8 @@ class MicroBatches:
         starts = batch.cu_seqlens.astype(np.int64)
         spans: list[Span] = []
         samples: list[int] = []
-        paths: list[list[int]] = []  # of each sample through the spans
+        # Each path leads through the spans of one sample.
+        paths: list[list[int]] = []
         groups = batch.group[batch.trajectory[rows]] if self.share_prefixes else rows
         for group in dict.fromkeys(groups.tolist()):
             members = rows[groups == group]
@@ -177,7 +178,8 @@ class MicroBatches:
             paths += [[already + index for index in path] for path in through]
             samples += members.tolist()
             spans += [s if s.parent == ROOT else s._replace(parent=s.parent + already) for s in own]
-        if not spans:  # a filler; the shard itself may be empty
+        # A filler has none; the shard itself may be empty.
+        if not spans:
             spans = [Span(ROOT, 0, 1)]
         span_ends = np.cumsum([span.size for span in spans])
         none = batch.media[:0]

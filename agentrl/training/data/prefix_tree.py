@@ -137,7 +137,8 @@ def _sorted_prefixes(samples: Sequence[npt.NDArray[np.int32]]) -> tuple[list[int
     """The order of samples by their tokens, and what each but the first has in common with the one
     before it.
     """
-    keys = [sample.astype(">i4").tobytes() for sample in samples]  # bytes in the order of the ids
+    # The bytes sort as the ids do.
+    keys = [sample.astype(">i4").tobytes() for sample in samples]
     order = sorted(range(len(samples)), key=keys.__getitem__)
     alike = [
         common_prefix(samples[one], samples[other]) for one, other in itertools.pairwise(order)

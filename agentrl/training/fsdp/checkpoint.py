@@ -93,7 +93,8 @@ class CheckpointWriter:
             TrainingError: weights are gathered.
         """
         if self._thread is not None:
-            self._thread.join()  # of which rank 0 has told what became of it
+            # Rank 0 has told what became of it.
+            self._thread.join()
         if is_written(folder):
             raise StoreError(f"{folder} holds a checkpoint already; save into a new folder")
         if self._group is None:
@@ -110,7 +111,8 @@ class CheckpointWriter:
                 _write(folder, state, model, purpose=purpose, source=source, group=group)
             except StoreError as failed:
                 error = failed
-            except Exception as failed:  # noqa: BLE001  boundary: told by the thread that waits
+            except Exception as failed:  # noqa: BLE001
+                # The boundary: the thread that waits tells it.
                 error = write_failure(
                     f"the {purpose}'s checkpoint could not be written to {folder}", folder, failed
                 )
@@ -147,6 +149,7 @@ class CheckpointWriter:
                 else copy
             )
         if any(tensor.is_cuda for tensor in state.values()):
+            # The copies are done before a thread writes them or a step changes what they copy.
             torch.cuda.synchronize()
         return found
 

@@ -169,7 +169,8 @@ class FolderWeights:
     def _stored(self) -> Iterator[tuple[str, StoredTensor]]:
         for path in weight_files(self.folder):
             file: Any = _opened(path, self.named)
-            for key in file.keys():  # noqa: SIM118  a file is no mapping
+            # A file is no mapping.
+            for key in file.keys():  # noqa: SIM118
                 yield key, StoredTensor(file, key, self.read)
 
     def _untie_unequal(self) -> None:

@@ -33,13 +33,11 @@ from agentrl.training.data.kernel_attention import (
     choose_attention,
 )
 from agentrl.training.data.prefix_tree import ROOT, Span
-from agentrl.training.models.block_forward import Recompute
 from agentrl.training.models.computed_buffers import check_buffers, compute_buffers
 from agentrl.training.models.folder_weights import FolderWeights, names_of, weight_files
-from agentrl.training.models.mlp_row_skip import MLP_ROWS, skip_mlp_rows
 from agentrl.training.models.names import DType, torch_dtype
-from agentrl.training.models.patch_rmsnorm import patch_rmsnorm
-from agentrl.training.parallel.rank_mesh import FULL, RankMesh, Sharding
+from agentrl.training.models.trunk import MLP_ROWS, Recompute, patch_rmsnorm, skip_mlp_rows
+from agentrl.training.parallel.process_group import FULL, RankMesh, Sharding
 from agentrl.training.parallel.sequence_parallel import (
     Ulysses,
     check_sequence_parallel,
@@ -81,7 +79,7 @@ class ModelSpec:
         model_path: a Hugging Face folder.
         dtype: of the forward and of what is published; parameters are at least float32.
         attention: how a row attends; see ``choose_attention``.
-        gradient_checkpointing: recompute layers in the backward; see ``block_forward``.
+        gradient_checkpointing: recompute layers in the backward; see ``trunk``.
         offload: what waits in the host's memory while no method needs it; see ``Residency``.
         head_dtype: of the output layer's products, beside a forward in bfloat16; None is ``dtype``.
         compile: compile layers, and round rows up to few lengths.
@@ -116,7 +114,7 @@ class PackedModel(nn.Module):
 
     Attributes:
         head_dtype: of the output layer's products; None is the forward's.
-        skips_mlp_rows: whether the last MLP computes chosen rows alone (``mlp_row_skip``); on a CPU
+        skips_mlp_rows: whether the last MLP computes chosen rows alone (``trunk``); on a CPU
             only.
         sequence: the ranks that hold a row together; None for one.
         names: of its parameters in its folder.
@@ -229,7 +227,8 @@ class PackedModel(nn.Module):
                 where the host asks for them, on a CPU.
         """
         arguments = self._attention_arguments(spans, token_ids.device)
-        if self.skips_mlp_rows:  # on a CPU, where both are the host's
+        # On a CPU both are the host's, so that nothing waits for a copy.
+        if self.skips_mlp_rows:
             places = rows.numpy() if host_rows is None else host_rows
             arguments[MLP_ROWS] = torch.from_numpy(np.unique(places))
         if self.sequence is not None:
@@ -340,7 +339,8 @@ def open_pretrained(
         )
     if device.type == "cpu":
         patch_rmsnorm(hf)
-    hf.train()  # there is no dropout to switch
+    # Nothing is switched by it: there is no dropout.
+    hf.train()
     return hf, weights, missing
 
 
@@ -351,7 +351,8 @@ def check_layout(model_path: str, named: str, tp: int, sp: int) -> None:
         ConfigError: as said.
     """
     if tp == sp == 1 or not (Path(model_path) / "config.json").is_file():
-        return  # ``open_pretrained`` refuses a folder without one
+        # ``open_pretrained`` refuses a folder without one.
+        return
     config = AutoConfig.from_pretrained(model_path, local_files_only=True).get_text_config()
     check_tensor_parallel(config, tp, named)
     check_sequence_parallel(config, tp, sp, named)
@@ -381,7 +382,8 @@ def _read_whole(
             output_loading_info=True,
         )
     for parameter in hf.parameters():
-        parameter.data = parameter.data.clone()  # what maps a file cannot be freed by ``Residency``
+        # What maps a file cannot be freed by ``Residency``.
+        parameter.data = parameter.data.clone()
     logger.warning(
         "%s: every rank reads the whole %s, whose files are no safetensors",
         named,

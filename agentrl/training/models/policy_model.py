@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.errors import ConfigError, DataError
 from agentrl.training.data.packing import Packed
-from agentrl.training.models.block_forward import COMPILER
 from agentrl.training.models.chunked_head import ChunkedHead
 from agentrl.training.models.packed_model import (
     CPU,
@@ -27,8 +26,9 @@ from agentrl.training.models.packed_model import (
     attention_of,
     open_pretrained,
 )
+from agentrl.training.models.trunk import COMPILER
 from agentrl.training.parallel.collectives import gather_parts
-from agentrl.training.parallel.rank_mesh import RankMesh
+from agentrl.training.parallel.process_group import RankMesh
 from agentrl.training.parallel.tensor_parallel import VocabularyShard
 
 _CHUNK_ELEMENTS = 2**25
@@ -138,7 +138,8 @@ class PolicyModel(PackedModel):
         both = torch.stack([logprobs, entropy], 1)
         found = gather_parts(both, packed.counts, self.sequence)
         entropy = found[:, 1] if self.entropy_gradient else found[:, 1].detach()
-        return found[:, 0].clone(), entropy.clone()  # FSDP hooks what it returns: no views
+        # FSDP hooks what it returns, and wants no views.
+        return found[:, 0].clone(), entropy.clone()
 
     def _score(self, chosen: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor]:
         """Logprobs of tokens, and entropies, of ``[R, D]`` hidden states before them."""
@@ -198,7 +199,8 @@ class PolicyModel(PackedModel):
             return ChunkedHead(head, self.head_dtype)
         parameters = list(head.parameters())
         if all(parameter.dtype.itemsize >= 4 for parameter in parameters):
-            return head  # autograd's own sum over chunks is exact enough
+            # Autograd's own sum over chunks is exact enough.
+            return head
         raise ConfigError(
             f"ActorSpec.dtype must be 'float32' for {type(self.hf).__name__}, whose output layer "
             f"is a {type(head).__name__} and no linear one, got "
@@ -213,7 +215,8 @@ def _pick(
     logits a few times and keeps nothing else of their size."""
     logits = at_least_float32(logits) / temperature[:, None]
     logprobs = torch.log_softmax(logits, dim=-1)
-    del logits  # as large as what follows
+    # It is as large as what follows.
+    del logits
     if entropy_gradient and torch.is_grad_enabled():
         entropy = -(logprobs.exp() * logprobs).sum(-1)
     else:

@@ -51,7 +51,8 @@ class ScoreModel(PackedModel):
             packed.token_ids, packed.positions, packed.spans, packed.ends, packed.host_ends
         )
         scores = self.answers(hidden)[:, 0]
-        return self._ends(scores, packed).clone()  # FSDP hooks what it returns, and wants no view
+        # FSDP hooks what it returns, and wants no view.
+        return self._ends(scores, packed).clone()
 
     def _ends(self, numbers: Tensor, packed: Packed) -> Tensor:
         """Numbers at the samples' last tokens in this rank's part of a row, as those of the row."""

@@ -168,11 +168,13 @@ def _together(ahead: Sequence[Tensor], ranks: dist.ProcessGroup) -> list[Tensor]
     held = [local(one).contiguous() for one in ahead]
     # of the matrix of each rank
     own = [one.numel() for one in held] + [0] * (world - len(held))
-    theirs = [0] * world  # of this rank's matrix, that each rank has
+    # How many numbers of this rank's matrix each rank has.
+    theirs = [0] * world
     shape: Sequence[int] = (0, 0)
     if rank < len(ahead):
         rows, columns = shape = ahead[rank].shape
-        step = -(-rows // world)  # as FSDP divides rows
+        # FSDP divides rows so.
+        step = -(-rows // world)
         theirs = [max(0, min(step, rows - one * step)) * columns for one in range(world)]
     like = held[0]
     whole = like.new_empty(sum(theirs))

@@ -229,7 +229,8 @@ class VocabularyShard:
         most = logits.detach().max(-1).values
         dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self._group)
         sums = sum_values((logits - most[:, None]).exp().sum(-1), self._group)
-        total = most + sums.log()  # log Σ exp, which each rank uses for its own entries below
+        # This is log Σ exp, which each rank uses for its own entries below.
+        total = most + sums.log()
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             normed = logits - sum_gradient(total, self._group)[:, None]
             entropy = sum_values(-(normed.exp() * normed).sum(-1), self._group)
@@ -285,7 +286,8 @@ class _Divider:
         layer.q_proj = DividedLinear(layer.q_proj, self.rows(layer.q_proj))
         for name in ("k_proj", "v_proj"):
             whole = getattr(layer, name)
-            if kv_heads % self._size:  # fewer than ranks
+            # There may be fewer of them than ranks.
+            if kv_heads % self._size:
                 head = self._rank * kv_heads // self._size
                 made: nn.Module = OneHeadLinear(whole, head, layer.head_dim, self.group)
             else:

@@ -75,7 +75,8 @@ def token_credit(shard: BatchShard, device: torch.device) -> TokenCredit:
     turn[mask] = batch.turn_credit[batch.turn_index[mask]]
 
     def on_device(array: npt.NDArray[np.generic]) -> Tensor:
-        return torch.tensor(array, device=device)  # what came over Ray is read-only memory
+        # What came over Ray is read-only memory.
+        return torch.tensor(array, device=device)
 
     def later(column: Floats | None) -> Tensor | None:
         return None if column is None else on_device(column)

@@ -15,11 +15,11 @@ from torch import Tensor
 from agentrl.algorithms import ValueInputs
 from agentrl.algorithms.functions.losses import given
 from agentrl.errors import ConfigError
+from agentrl.training.backends.backend import StatSum
 from agentrl.training.data.packing import Packed
 from agentrl.training.parallel.process_group import DistSpec
 from agentrl.training.roles.advantages import last_trained
 from agentrl.training.roles.learner import LearnerSpec, LearningRole, check_tokens
-from agentrl.training.update_stats import StatSum
 from agentrl.types import BatchShard, Collect, Dispatch, Stats, register
 from agentrl.types.arrays import Floats
 

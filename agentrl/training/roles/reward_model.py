@@ -15,12 +15,12 @@ from torch import Tensor
 
 from agentrl.algorithms import PairInputs
 from agentrl.errors import ConfigError, DataError
+from agentrl.training.backends.backend import StatSum
 from agentrl.training.data.packing import Packed
 from agentrl.training.models.packed_model import ModelSpec
 from agentrl.training.parallel.process_group import DistSpec
 from agentrl.training.roles.learner import LearnerSpec, LearningRole
 from agentrl.training.roles.role import Role
-from agentrl.training.update_stats import StatSum
 from agentrl.types import Batch, BatchShard, Collect, Dispatch, Stats, register
 
 I64 = npt.NDArray[np.int64]

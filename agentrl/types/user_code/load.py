@@ -1,22 +1,71 @@
-"""Object loading: ``package.module:name`` or ``path/to/file.py:name`` becomes an object."""
+"""Object loading: a setting's name becomes an object or a function, or says what is missing."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 from agentrl.errors import AgentRLError, ConfigError, did_you_mean
-from agentrl.types.user_code.optional_packages import remedy
 from agentrl.types.user_code.place import described, raised_at
-from agentrl.types.user_code.wall import wall
+from agentrl.types.user_code.wall import failed_as, wall
+
+PACKAGES: Mapping[str, tuple[str, ...]] = {
+    "gymnasium": ("gymnasium>=1.0",),
+    "math": ("math-verify>=0.9",),
+    "mcp": ("anyio>=4", "httpx2>=2.0", "mcp>=2"),
+    "openenv": ("websockets>=15",),
+    "s3": ("s3fs>=2024.6",),
+    "tensorboard": ("tensorboard>=2.18",),
+}
+"""Requirements of each extra of ``pyproject.toml``. Messages name these, since on the public
+registry the name of this package is another project's.
+"""
+
+
+def install(extra: str) -> str:
+    """The command that brings the packages of an extra."""
+    return f"pip install {' '.join(map(repr, PACKAGES[extra]))}"
+
+
+def remedy(error: BaseException) -> str:
+    """``; pip install ...`` where a user's module misses a package of an extra; else empty."""
+    missing = (getattr(error, "name", None) or "").partition(".")[0].replace("_", "-")
+    for extra, packages in PACKAGES.items():
+        if missing in (package.partition(">")[0] for package in packages):
+            return f"; {install(extra)}"
+    return ""
+
+
+@contextmanager
+def needed(what: str, extra: str) -> Iterator[None]:
+    """Around the import of an optional package.
+
+    Args:
+        what: needs it, such as ``GymnasiumEnv``.
+        extra: a key of ``PACKAGES``.
+
+    Raises:
+        ConfigError: the import failed; the message has the command that brings the package.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(
+            f"{what} needs a package that cannot be imported: {error}; {install(extra)}"
+        ) from error
+
 
 _FILE_PREFIX = "agentrl_file_"
 # Held while a file is run, by one thread; reentrant, as a file may load another.
@@ -109,6 +158,7 @@ def _load_file(source: str, base_dir: str | Path | None) -> ModuleType:
             with wall(partial(_import_failure, str(path)), passes=()):
                 spec.loader.exec_module(module)
         except BaseException:
+            # A half-run module must not be what the next import finds.
             del sys.modules[name]
             raise
         return module
@@ -132,3 +182,119 @@ def _import_failure(what: str, error: BaseException) -> ConfigError:
     if isinstance(error, AgentRLError):
         return ConfigError(f"{raised_at(error) or what}: {error}")
     return ConfigError(f"{what} raised when imported: {described(error)}{remedy(error)}")
+
+
+Broken: TypeAlias = Callable[[str], AgentRLError]
+"""Makes a setting's error of the rule that it breaks, as ``partial(Section.broken, "name")`` does.
+"""
+
+
+def load_named(reference: str, base_dir: str | Path | None, broken: Broken) -> Any:
+    """The object that a setting names.
+
+    Args:
+        reference: ``file.py:name`` or ``module:name``.
+        base_dir: the folder that a relative file starts from.
+        broken: of the setting.
+
+    Raises:
+        AgentRLError: as ``broken`` makes it: there is no such object, or its file cannot be
+            imported.
+    """
+    try:
+        return load_object(reference, base_dir)
+    except ConfigError as error:
+        made = broken(f"={reference!r} cannot be loaded: {error}")
+        made.exit_code = max(error.exit_code, made.exit_code)
+        raise made from error
+
+
+def load_function(
+    reference: str, base_dir: str | Path | None, broken: Broken, takes: str
+) -> Callable[..., Any]:
+    """The function or class that a setting names.
+
+    Args:
+        reference, base_dir, broken: as of ``load_named``.
+        takes: the arguments in words, such as ``(rewards, state)``.
+
+    Raises:
+        AgentRLError: as ``broken`` makes it: as ``load_named``, or it is no function.
+    """
+    found = load_named(reference, base_dir, broken)
+    if not callable(found):
+        raise broken(
+            f"={reference!r} must be a function or class that takes {takes}, got "
+            f"{type(found).__name__}; name one"
+        )
+    function: Callable[..., Any] = found
+    return function
+
+
+def check_takes(
+    function: Callable[..., Any],
+    reference: str,
+    broken: Broken,
+    takes: str,
+    *arguments: Any,
+    **keywords: Any,
+) -> None:
+    """Refuses a function that cannot be called with these arguments; their values play no part.
+
+    Raises:
+        AgentRLError: as ``broken`` makes it.
+    """
+    signature = signature_of(function)
+    try:
+        signature.bind(*arguments, **keywords)
+    except TypeError as error:
+        raise broken(
+            f"={reference!r} must take {takes}, but has the signature {signature} ({error}); "
+            "change one of them"
+        ) from error
+
+
+def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    """Its signature; that of any arguments for a class in C, which tells nothing of its own."""
+    try:
+        return inspect.signature(function)
+    except ValueError:
+        kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        return inspect.Signature([inspect.Parameter(kind.name.lower(), kind) for kind in kinds])
+
+
+@dataclass(frozen=True, slots=True)
+class UserFunction:
+    """A user's function; where it raises or returns another type, the error names its setting.
+
+    Args:
+        function: the user's.
+        returns: the type that it must return.
+        broken: of the setting.
+        reference: the setting's value.
+        part: what the function is within the object that the setting names; empty where it is that
+            object.
+    """
+
+    function: Callable[..., Any]
+    returns: type
+    broken: Broken
+    reference: str
+    part: str = ""
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """What the function returns.
+
+        Raises:
+            AgentRLError: as ``broken`` makes it, or the function's own.
+        """
+        whose = f"={self.reference!r}" + (f": its {self.part}" if self.part else "")
+        with wall(failed_as(self.broken, f"{whose} raised", "; correct it")):
+            found = self.function(*arguments, **keywords)
+        if not isinstance(found, self.returns):
+            name = self.returns.__name__
+            raise self.broken(
+                f"{whose} must return {'an' if name[0] in 'AEIOU' else 'a'} {name}, got "
+                f"{type(found).__name__}; return one"
+            )
+        return found

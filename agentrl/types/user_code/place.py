@@ -68,7 +68,8 @@ def said_by(error: BaseException) -> str:
     error = _single(error)
     try:
         return f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001  boundary: the text of a user's own error
+    except Exception:  # noqa: BLE001
+        # The boundary: the text of a user's own error may raise anything.
         return f"{type(error).__name__}, whose text cannot be had"
 
 

@@ -1,10 +1,14 @@
-"""Wall: every call of a user's Python goes through it, and what is raised behind it leaves as an
-error of the boundary.
+"""Wall: every call of a user's Python goes through it, and ends when it must.
 
 - An exit (``exit()``, a KeyboardInterrupt that a line of code raised) ends the call alone.
 - A cancellation passes where the task was asked to end; one that nobody asked for is a failure.
 - Ctrl-C passes, and so does the end of a coroutine that Python closes.
 - A coroutine that swallows its own cancellation is given up after a grace.
+
+A task can only ask its coroutine to end. Code that catches ``CancelledError`` and goes on would
+outlive every deadline, and its episode with it. Here it has a grace, in which it may clean up, and
+is closed after that. It runs in the caller's own task: what is opened at ``reset`` may be bound to
+the task that closes it.
 """
 
 from __future__ import annotations
@@ -12,13 +16,19 @@ from __future__ import annotations
 import asyncio
 import dis
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+import logging
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from agentrl.errors import AgentRLError, RunInterruptedError
-from agentrl.types.user_code.ending import ended_when_cancelled
 from agentrl.types.user_code.place import described, exited, is_stdlib, place_of_object
+
+logger = logging.getLogger(__name__)
+
+GRACE_S = 5.0
+"""Seconds that a coroutine may go on after it was cancelled."""
 
 T = TypeVar("T")
 
@@ -28,20 +38,95 @@ Failed: TypeAlias = Callable[[BaseException], BaseException]
 EXIT_CODE = 3
 """What a command returns where a user's code exited instead of returning or raising."""
 
+InThread: TypeAlias = Callable[[Callable[[], Any]], Awaitable[Any]]
+"""Runs a synchronous call in a thread, as ``BoundedThreads.run`` does."""
+
 _RAISE = dis.opmap["RAISE_VARARGS"]
+
+
+@types.coroutine
+def ended_when_cancelled(
+    work: Coroutine[Any, Any, T], name: Callable[[], str], left: Callable[[], None] = lambda: None
+) -> Generator[Any, Any, T]:
+    """What ``work`` gives.
+
+    Args:
+        work: the user's coroutine.
+        name: says what it is, for the warning.
+        left: called where it is given up.
+
+    Raises:
+        CancelledError: as the caller was cancelled, at the latest after ``GRACE_S``.
+        BaseException: what ``work`` raises.
+    """
+    thrown: BaseException | None = None
+    asked: asyncio.CancelledError | None = None
+    ends_at = 0.0
+    while True:
+        try:
+            waits_for = work.send(None) if thrown is None else work.throw(thrown)
+        except StopIteration as end:
+            value: T = end.value
+            return value
+        thrown = None
+        if asked is not None and asyncio.get_running_loop().time() >= ends_at:
+            _close(work, name())
+            left()
+            raise asked
+        try:
+            if asked is None or waits_for is None:
+                yield waits_for
+            else:
+                yield from _until(waits_for, ends_at)
+        except BaseException as error:  # noqa: BLE001
+            # What it waited for failed, or the task was cancelled: the coroutine gets it.
+            thrown = error
+            if asked is None and isinstance(error, asyncio.CancelledError):
+                asked = error
+                ends_at = asyncio.get_running_loop().time() + GRACE_S
+
+
+def _until(waits_for: asyncio.Future[Any], ends_at: float) -> Generator[Any, Any, None]:
+    """Waits until a future is done, or the time is up."""
+    loop = asyncio.get_running_loop()
+    woken: asyncio.Future[None] = loop.create_future()
+
+    def wake(_: object = None) -> None:
+        if not woken.done():
+            woken.set_result(None)
+
+    # As a task does with what its coroutine yields.
+    waits_for._asyncio_future_blocking = False
+    waits_for.add_done_callback(wake)
+    timer = loop.call_at(ends_at, wake)
+    try:
+        yield from woken
+    finally:
+        timer.cancel()
+        waits_for.remove_done_callback(wake)
+
+
+def _close(work: Coroutine[Any, Any, Any], name: str) -> None:
+    """Ends a coroutine where it waits; nothing wakes it any more, also where it swallows that."""
+    raised = ""
+    try:
+        work.close()
+    except BaseException as error:  # noqa: BLE001
+        # The boundary: the user's code may raise anything on its way out.
+        raised = f"; it raised {described(error)}"
+    logger.warning(
+        "%s swallowed its cancellation and was given up %g s later%s; let CancelledError pass",
+        name,
+        GRACE_S,
+        raised,
+        extra={"event": "user_code_given_up", "what": name},
+    )
 
 
 class DeadlineError(TimeoutError):
     """The deadline of a call passed; a TimeoutError that the call itself raised is another
     thing.
     """
-
-
-class InThread(Protocol):
-    """Runs a synchronous call in a thread, as ``BoundedThreads.run`` does."""
-
-    def __call__(self, work: Callable[[], Any], /) -> Awaitable[Any]:
-        """What ``work`` gives."""
 
 
 def failed_as(made: Callable[[str], AgentRLError], what: str, remedy: str = "") -> Failed:

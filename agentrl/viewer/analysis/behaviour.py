@@ -17,18 +17,18 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.viewer.analysis.episode import NO_CALL, Episode
 from agentrl.viewer.analysis.ngrams import (
     MAX_DOCUMENTS,
     MAX_WORDS,
     SEPARATOR,
+    Candidate,
     Corpus,
     Counts,
     Vocabulary,
     count_ngrams,
+    join_overlapping,
     spell,
 )
-from agentrl.viewer.analysis.overlap import Candidate, join_overlapping
 from agentrl.viewer.analysis.significance import (
     design_effect,
     fisher_p,
@@ -36,6 +36,7 @@ from agentrl.viewer.analysis.significance import (
     proportion_z,
     q_values,
 )
+from agentrl.viewer.analysis.stored_rows import NO_CALL, Episode
 
 LONGEST = 4
 """Words of the longest n-gram; phrases that occur together are joined to longer ones."""

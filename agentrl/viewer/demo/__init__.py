@@ -18,7 +18,7 @@ from typing import Any
 import zstandard
 
 from agentrl.errors import DataError
-from agentrl.viewer.index.place import user_cache
+from agentrl.viewer.index.database import user_cache
 
 FOLDER = Path(__file__).parent
 PACK = FOLDER / "run.tar.zst"

@@ -1,4 +1,8 @@
-"""Answers: what the viewer would answer of some trajectories, redacted and packed."""
+"""Answers: what the viewer would answer of some trajectories, redacted and packed.
+
+A match in the text of a sequence takes every token that has a part in it, wherever the tokens were
+cut. A taken token has the id -1.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +11,107 @@ import gzip
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from agentrl.errors import DataError, StoreError
+from agentrl.errors import ConfigError, DataError, StoreError
 from agentrl.store.json_text import to_json
-from agentrl.viewer.analysis.task_view import task_view
+from agentrl.viewer.analysis.side_by_side import task_view
 from agentrl.viewer.api_error import ApiError
-from agentrl.viewer.export.modules import data_url
-from agentrl.viewer.export.redaction import Redaction
-from agentrl.viewer.images import image_type
 from agentrl.viewer.index.columns import FACETS
+from agentrl.viewer.pieces import TokenPieces, hiding, taken_tokens
 from agentrl.viewer.runs.open_run import OpenRun
 from agentrl.viewer.runs.stored_row import StoredRow
 from agentrl.viewer.views.comparisons import group_of_rows
-from agentrl.viewer.views.overview import overview
-from agentrl.viewer.views.rendered_view import rendered_view
-from agentrl.viewer.views.run_view import run_row, run_view
-from agentrl.viewer.views.token_view import token_view
+from agentrl.viewer.views.run_view import overview, run_row, run_view
+from agentrl.viewer.views.token_view import rendered_view, token_view
 from agentrl.viewer.views.trajectory_view import trajectory_view
+from agentrl.viewer.wire import data_url, image_type
+
+MARK = "█████"
+"""What stands for a match in a text."""
+
+_ARRAY = {"dtype", "data"}
+
+
+class Redaction:
+    """Regular expressions of what must not leave.
+
+    Args:
+        patterns: as Python's ``re`` has them.
+
+    Raises:
+        ConfigError: one is none, or matches nothing or the mark itself.
+    """
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        self._patterns: list[re.Pattern[str]] = []
+        for pattern in patterns:
+            try:
+                compiled = re.compile(pattern)
+            except re.error as error:
+                raise ConfigError(
+                    f"--redact must be a regular expression, got {pattern!r}: {error}"
+                ) from error
+            if compiled.search("") or compiled.search(MARK):
+                raise ConfigError(
+                    f"--redact must match the text that is to go and nothing else, and {pattern!r} "
+                    f"also matches {'nothing' if compiled.search('') else MARK}; narrow it"
+                )
+            self._patterns.append(compiled)
+
+    def __bool__(self) -> bool:
+        return bool(self._patterns)
+
+    def text(self, text: str) -> str:
+        """``text`` with a mark for each match."""
+        for pattern in self._patterns:
+            text = pattern.sub(MARK, text)
+        return text
+
+    def json(self, value: Any) -> Any:
+        """A JSON value whose strings, names and integers are free of matches; packed arrays stay
+        as they are.
+        """
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, Mapping):
+            if value.keys() == _ARRAY:
+                return value
+            return {self.text(str(name)): self.json(item) for name, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.json(item) for item in value]
+        # A number may be what must not leave, such as one of a telephone.
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value if self.text(str(value)) == str(value) else MARK
+        return value
+
+    def data(self, data: bytes) -> bytes | None:
+        """A blob whose text is free of matches; None where it is no text and has one."""
+        try:
+            return self.text(data.decode()).encode()
+        except UnicodeDecodeError:
+            found = self.text(data.decode("latin-1")) != data.decode("latin-1")
+            return None if found else data
+
+    def row(self, row: StoredRow, pieces: TokenPieces) -> StoredRow:
+        """A trajectory without the ids whose text matches, and without alternatives: one of them
+        and the tokens around it may spell a match that was never sampled.
+
+        Raises:
+            DataError: a match is left.
+        """
+        kept = hiding(row, taken_tokens(row, pieces, self._spans))
+        if taken_tokens(kept, pieces, self._spans).any():
+            raise DataError(
+                f"trajectory {row.columns['id']!r} still matches after its ids were redacted; "
+                "narrow --redact"
+            )
+        return kept
+
+    def _spans(self, text: str) -> list[tuple[int, int]]:
+        return [match.span() for pattern in self._patterns for match in pattern.finditer(text)]
+
 
 _SIMPLE = re.compile(r'([a-z_]+:("[^"]*"|[^\s"]+)( |$))*')
 """A query as an exported file answers it."""

@@ -2,6 +2,9 @@
 
 Nothing is loaded from elsewhere: the Content-Security-Policy of the file names the hash of each
 inline script and style, and allows modules from within the file (``data:``) alone.
+
+Each module becomes a ``data:`` URL, which an import map names; relative imports are rewritten to
+those names. A worker has no import map: its imports are ``data:`` URLs themselves.
 """
 
 from __future__ import annotations
@@ -10,6 +13,8 @@ import base64
 import hashlib
 import html
 import json
+import posixpath
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +22,65 @@ from pathlib import Path
 from agentrl.errors import ConfigError, DataError
 from agentrl.store import write_bytes
 from agentrl.viewer.app import STATIC
-from agentrl.viewer.export.answers import ExportedAnswers
-from agentrl.viewer.export.modules import PREFIX, data_url, import_map
-from agentrl.viewer.export.redaction import Redaction
+from agentrl.viewer.export.answers import ExportedAnswers, Redaction
 from agentrl.viewer.runs.open_run import OpenRun
+from agentrl.viewer.wire import data_url
+
+PREFIX = "agentrl/"
+"""Of every module's name in the import map."""
+
+_IMPORT = re.compile(r"""((?:\bfrom|\bimport)\s*\(?\s*)"(\.{1,2}/[^"\n]+\.js)\"""")
+_WORKER = re.compile(r"""new URL\(\s*"(\.{1,2}/[^"\n]+\.js)",\s*import\.meta\.url,?\s*\)""")
+
+
+def import_map(static: Path) -> str:
+    """The import map of all modules below ``static``, as JSON.
+
+    Raises:
+        DataError: a module imports what is not there.
+    """
+    names = sorted(
+        path.relative_to(static).as_posix()
+        for path in static.rglob("*.js")
+        if path.name != "boot.js"
+    )
+    imports = {f"{PREFIX}{name}": _url(_rewritten(static, name)) for name in names}
+    return json.dumps({"imports": imports})
+
+
+def _url(text: str) -> str:
+    return data_url(text.encode(), "text/javascript")
+
+
+def _rewritten(static: Path, name: str) -> str:
+    text = _read(static, name)
+    text = _WORKER.sub(lambda found: f'"{_standalone(static, _target(name, found[1]), ())}"', text)
+    return _IMPORT.sub(lambda found: f'{found[1]}"{PREFIX}{_target(name, found[2])}"', text)
+
+
+def _standalone(static: Path, name: str, within: tuple[str, ...]) -> str:
+    """The URL of a module whose imports are URLs too."""
+    if name in within:
+        raise DataError(f"the worker {within[0]} imports {name} in a circle")
+    deeper = (*within, name)
+    return _url(
+        _IMPORT.sub(
+            lambda found: f'{found[1]}"{_standalone(static, _target(name, found[2]), deeper)}"',
+            _read(static, name),
+        )
+    )
+
+
+def _target(name: str, relative: str) -> str:
+    return posixpath.normpath(posixpath.join(posixpath.dirname(name), relative))
+
+
+def _read(static: Path, name: str) -> str:
+    path = static / name
+    if name.startswith("..") or not path.is_file():
+        raise DataError(f"a module of the viewer imports {name}, which is not there")
+    return path.read_text(encoding="utf-8")
+
 
 MOST = 200
 """Trajectories of one file."""
@@ -96,9 +156,10 @@ def export_html(
     damage = tuple(dict.fromkeys([*run.damage(), *answers.damage]))
     if not answers.rows:
         raise DataError(f"no trajectory of {run.name} to export can be read: {'; '.join(damage)}")
+    icon = (STATIC / "icon.svg").read_bytes()
     kept = {
         "answers": answers.packed,
-        "images": answers.images | {"icon.svg": _icon()},
+        "images": answers.images | {"icon.svg": data_url(icon, "image/svg+xml")},
         "start": f"#/run/{run.key}/trajectories",
     }
     text = _page(redaction.text(run.name), json.dumps(kept))
@@ -129,10 +190,6 @@ def _page(name: str, kept: str) -> str:
         data=kept.replace("<", "\\u003c"),
         scripts="\n".join(f"<script{kind}>{text}</script>" for kind, text in scripts),
     )
-
-
-def _icon() -> str:
-    return data_url((STATIC / "icon.svg").read_bytes(), "image/svg+xml")
 
 
 def _hash(text: str) -> str:

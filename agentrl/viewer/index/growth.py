@@ -12,11 +12,12 @@ from agentrl.errors import StoreError
 from agentrl.store import RunDirectory
 from agentrl.viewer.index.columns import COLUMNS
 from agentrl.viewer.index.database import SORT_INDICES
-from agentrl.viewer.index.listing import FileState, Snapshot
 from agentrl.viewer.index.sources import (
     Appended,
+    FileState,
     LedgerRow,
     Row,
+    Snapshot,
     appended,
     ledger_rows,
     note_labels,
@@ -91,7 +92,9 @@ class Growth:
             self._take_vanished()
             self._take_ledger()
             self._take_notes()
-            self._make_indices()
+            # Last: to keep them while a large run is first taken costs more than all else of it.
+            for statement in SORT_INDICES.values():
+                self._sql.execute(statement)
             sql = "SELECT count(*) FROM trajectories WHERE change >= ?"
             (changed,) = self._sql.execute(sql, (self._first,)).fetchone()
             self._commit()
@@ -110,7 +113,11 @@ class Growth:
                 self._note_file(key, path, FileState(new.end, state.modified), damage)
 
     def _take_sealed(self) -> None:
-        new = [path for path, state in self._files.sealed.items() if self._is_new(path, state)]
+        new = [
+            path
+            for path, state in self._files.sealed.items()
+            if path not in self._known or self._known[path][1] != state
+        ]
         if not new:
             return
         with ThreadPoolExecutor(_READERS, thread_name_prefix="index-shards") as readers:
@@ -191,11 +198,6 @@ class Growth:
             own = "; ".join(text for text in damage if path in text)
             self._note_file(self._file(path)[0], path, state, own)
 
-    def _make_indices(self) -> None:
-        """Makes what an index lacks that was just taken for the first time."""
-        for statement in SORT_INDICES.values():
-            self._sql.execute(statement)
-
     def _put(self, rows: Iterable[Row], file: int) -> None:
         own = (file, self._change)
         self._sql.executemany(_PUT, ((*row, *own) for row in rows))
@@ -218,9 +220,6 @@ class Growth:
         if state == known:
             return None
         return appended(self._run.root / path, known.size)
-
-    def _is_new(self, path: str, state: FileState) -> bool:
-        return path not in self._known or self._known[path][1] != state
 
     def _note_file(self, key: int, path: str, state: FileState, damage: str) -> None:
         self._known[path] = (key, state)

@@ -184,7 +184,7 @@ class _Parser:
         self._at = named.end()
         if field.kind == "number":
             return self._number(name, field, operator)
-        sql = self._words(name, field)
+        sql = _joined([self._one(name, field, value) for value in self._values()], " OR ")
         return f"({sql} IS NOT TRUE)" if operator == "!=" else sql
 
     def _field(self, name: str, start: int) -> Field:
@@ -244,9 +244,6 @@ class _Parser:
             raise value.refused(f"{name} must be a number", remedy)
         number = float(found["digits"]) * _UNITS[found["unit"]]
         return int(number) if number.is_integer() and abs(number) < 2**53 else number
-
-    def _words(self, name: str, field: Field) -> str:
-        return _joined([self._one(name, field, value) for value in self._values()], " OR ")
 
     def _one(self, name: str, field: Field, value: _Value) -> str:
         text = value.text

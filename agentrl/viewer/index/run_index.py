@@ -21,14 +21,13 @@ import numpy.typing as npt
 
 from agentrl.errors import Closing, ConfigError, StoreError, did_you_mean
 from agentrl.store import RunDirectory
+from agentrl.store.disk import os_refusals
 from agentrl.store.json_text import from_json
-from agentrl.store.write_error import os_refusals
-from agentrl.viewer.index.columns import COLUMNS, JOINED, NULLABLE, split
+from agentrl.viewer.index.columns import COLUMNS, JOINED, NULLABLE, FacetColumns, split
 from agentrl.viewer.index.database import IndexDatabase
-from agentrl.viewer.index.facets import FacetColumns
 from agentrl.viewer.index.growth import Growth
-from agentrl.viewer.index.listing import Listing, Snapshot
 from agentrl.viewer.index.query import Query, parse_query
+from agentrl.viewer.index.sources import Listing, Snapshot
 from agentrl.viewer.index.text_search import Match, TextSearch
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from agentrl.errors import StoreError
 from agentrl.store.json_text import from_json
-from agentrl.store.trajectories.live_record import live_texts
+from agentrl.store.trajectories.files import live_texts
 from agentrl.types import content_text
 
 Match = tuple[str, float]

@@ -1,4 +1,4 @@
-"""Metrics table: ``metrics.jsonl`` by stage, in columns, grown by what was appended.
+"""Metrics table: ``metrics.jsonl`` by stage, in columns, grown by the lines appended to it.
 
 Each stage counts its steps from 1, so that a step alone names no row. A step may have several
 lines, one for each evaluation before the first step: they make one row.
@@ -11,7 +11,44 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from agentrl.viewer.runs.appended import AppendedLines
+from agentrl.errors import StoreError
+from agentrl.guards.regular_file import NotRegularError
+from agentrl.store.jsonl import JsonFollower
+
+
+class AppendedLines:
+    """Follows one file that a run appends to, replaces or cuts. Used under its owner's lock.
+
+    Args:
+        path: the file; it need not exist yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._follower = JsonFollower(path)
+        self.damage: list[str] = []
+        """Lines that are no JSON object, which are passed over; or why the file is."""
+
+    def take(self) -> tuple[bool, list[dict[str, Any]]]:
+        """What came since the last call.
+
+        Returns:
+            Whether the file started over, as when a run goes back to a checkpoint, so that all that
+            was taken before is void; and the new objects.
+
+        Raises:
+            StoreError: the file is there and cannot be read.
+        """
+        same, records = self._follower.look(self._pass_over)
+        return not same, [record for _, record in records]
+
+    def _pass_over(self, error: StoreError) -> None:
+        if isinstance(error.__cause__, OSError) and not isinstance(
+            error.__cause__, NotRegularError
+        ):
+            raise error
+        if str(error) not in self.damage:
+            self.damage.append(str(error))
+
 
 _AXES = ("step", "time")
 

@@ -1,18 +1,23 @@
-"""Open run: all that the viewer holds of one run, read as it is asked for."""
+"""Open run: all that the viewer holds of one run, read as it is asked for.
+
+The index knows where a trajectory lies. To find it otherwise, all shards of the run are listed,
+which takes seconds of a large one.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from agentrl.errors import Closing, DataError, StoreError
-from agentrl.guards.bounded_json import mapping
-from agentrl.guards.bounded_yaml import parse_yaml
-from agentrl.guards.regular_file import read_regular
+from agentrl.guards.parsing import mapping, parse_yaml
+from agentrl.guards.regular_file import open_regular, read_regular
 from agentrl.store import (
     NoTrajectoryError,
     RunDirectory,
@@ -22,22 +27,123 @@ from agentrl.store import (
     TrajectoryReader,
     decode_trajectory,
 )
-from agentrl.store.events import event_fault
 from agentrl.store.json_text import from_json, to_json
+from agentrl.store.logs import event_fault
 from agentrl.store.masking import SecretMask
+from agentrl.store.shard import shard_file
+from agentrl.store.shard_folders import RecentRows
+from agentrl.store.trajectories.columns import Row
+from agentrl.store.trajectories.files import find_shard_row
+from agentrl.store.trajectories.listing import LiveListing
 from agentrl.types import Trajectory
 from agentrl.viewer.analysis.blame import BlameRow
 from agentrl.viewer.api_error import not_found
 from agentrl.viewer.index import RunIndex
 from agentrl.viewer.notes import NoteBook
-from agentrl.viewer.pieces import TokenPieces
-from agentrl.viewer.runs.appended import AppendedLines
-from agentrl.viewer.runs.metrics_table import MetricsTable
-from agentrl.viewer.runs.run_reader import RunReader
-from agentrl.viewer.runs.run_tokenizer import stage_pieces
+from agentrl.viewer.pieces import TokenPieces, has_marks, stage_pieces, without_secrets
+from agentrl.viewer.runs.metrics_table import AppendedLines, MetricsTable
 from agentrl.viewer.runs.stored_row import StoredRow
-from agentrl.viewer.runs.trajectory_count import count_trajectories
-from agentrl.viewer.secret_tokens import has_marks, without_secrets
+
+Find = Callable[[str, bool], Path | None]
+"""Finds the file with the newest record of an id, or None; looks at the run's files before where
+the second is true."""
+
+
+class RunReader(TrajectoryReader):
+    """A reader whose ``row`` is quick, and may be asked from any thread, as analyses do.
+
+    Args:
+        run: the run.
+        lock: of the run.
+        find: finds a trajectory.
+    """
+
+    def __init__(self, run: RunDirectory, lock: threading.RLock, find: Find) -> None:
+        super().__init__(run)
+        self._lock = lock
+        self._find = find
+        self._live_files: dict[Path, LiveListing] = {}
+        self._recent = RecentRows(find_shard_row)
+
+    def row(self, trajectory_id: str) -> tuple[Row, TokenArrays]:
+        """See ``TrajectoryReader.row``."""
+        with self._lock:
+            # First as the index has it, which costs nothing, then after a look at the run's files.
+            for looking in (False, True):
+                path = self._find(trajectory_id, looking)
+                if path is None:
+                    # it came a moment ago, or was dropped
+                    continue
+                try:
+                    return self._read_of(path, trajectory_id)
+                except StoreError:
+                    # it was sealed since, or its shard was rewritten
+                    if looking:
+                        raise
+            raise self._missing(trajectory_id)
+
+    def _read_of(self, path: Path, trajectory_id: str) -> tuple[Row, TokenArrays]:
+        if path.suffix == ".jsonl":
+            return self._live_row(path, trajectory_id)
+        columns, arrays = self._recent.get(path, trajectory_id)
+        return dict(columns), arrays
+
+    def _live_row(self, path: Path, trajectory_id: str) -> tuple[Row, TokenArrays]:
+        listing = self._live_files.get(path) or LiveListing(path, self._pass_over)
+        self._live_files = {own: one for own, one in self._live_files.items() if own.is_file()}
+        if not listing.grow():
+            # another file of that name
+            listing = LiveListing(path, self._pass_over)
+            listing.grow()
+        self._live_files[path] = listing
+        if trajectory_id not in listing.ids:
+            raise StoreError(f"{path} has no trajectory {trajectory_id!r} any more")
+        return listing.read(len(listing.ids) - 1 - listing.ids[::-1].index(trajectory_id))
+
+
+_SHARDS = 100_000
+"""Of all runs whose rows are remembered."""
+
+
+def count_trajectories(run: RunDirectory) -> int:
+    """How many rows the files of a run have now.
+
+    A trajectory that a resumed run played again counts twice, as it lies on disk.
+    """
+    sealed = sorted(run.sealed_folder.glob("step=*/*.parquet"))
+    live = run.live_folder.glob("step=*/*.jsonl")
+    return sum(map(_sealed, sealed)) + sum(map(_lines, live))
+
+
+def _sealed(path: Path) -> int:
+    try:
+        state = path.stat()
+    except OSError:
+        # store.keep left nothing of it
+        return 0
+    return _rows(path, state.st_size, state.st_mtime_ns)
+
+
+@lru_cache(maxsize=_SHARDS)
+def _rows(path: Path, size: int, modified: int) -> int:
+    """The rows of a shard in this state: ``store.keep`` may replace one by a smaller one."""
+    try:
+        with shard_file(path) as file:
+            rows: int = file.metadata.num_rows
+    except (OSError, pa.ArrowException):
+        # the run's own page names the damage
+        return 0
+    return rows
+
+
+def _lines(path: Path) -> int:
+    try:
+        with open_regular(path) as file:
+            return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+    except OSError:
+        # sealed meanwhile
+        return 0
+
 
 _FRESH_S = 0.3
 
@@ -69,7 +175,7 @@ class OpenRun(Closing):
         self._mask = SecretMask()
         self._damage: list[str] = []
         self.worst_tokens: dict[tuple[int, str | None], BlameRow | None] = {}
-        """By step and stage (``views.overview``)."""
+        """By step and stage (``views.run_view``)."""
 
     @cached_property
     def reader(self) -> TrajectoryReader:
@@ -115,15 +221,6 @@ class OpenRun(Closing):
     def config(self) -> Mapping[str, Any]:
         """``config.resolved.yaml``; empty where there is none that can be read."""
         return self._loaded(self.directory.config_path, parse_yaml)
-
-    @property
-    def record(self) -> dict[str, Any]:
-        """``run.json``.
-
-        Raises:
-            StoreError: it cannot be read.
-        """
-        return self.directory.read_record()
 
     @property
     def summary(self) -> Mapping[str, Any]:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from agentrl.errors import StoreError
 from agentrl.store import Annotation, TokenArrays
 from agentrl.store.json_text import from_json
-from agentrl.store.trajectories.turn_record import SegmentReader
+from agentrl.store.trajectories.codec import SegmentReader
 from agentrl.types import SegmentKind
 from agentrl.types.segment import ALTERNATIVE_IDS
 

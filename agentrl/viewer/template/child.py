@@ -22,7 +22,8 @@ class Generation(ext.Extension):
     nothing.
     """
 
-    tags = {"generation"}  # noqa: RUF012  as jinja2 declares it
+    # Jinja2 declares it so.
+    tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         """The block's body as it stands."""

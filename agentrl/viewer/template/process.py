@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import DataError
-from agentrl.guards.bounded_json import parse_json
 from agentrl.guards.child_process import ChildEndedError, ChildLimits, ask_child
+from agentrl.guards.parsing import parse_json
 
 _CHILD = Path(__file__).with_name("child.py")
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from agentrl.errors import DataError
-from agentrl.guards.bounded_json import parse_json
+from agentrl.guards.parsing import parse_json
 from agentrl.store import TrajectorySummary
 from agentrl.types import Trajectory
 from agentrl.viewer.analysis.behaviour import behaviour
@@ -22,23 +22,20 @@ from agentrl.viewer.analysis.blame import (
     BlameRow,
     Decode,
     Level,
+    NotRecordedError,
     Signal,
     blame,
     logged_value,
+    trained_tokens,
 )
-from agentrl.viewer.analysis.episode import read_episodes
-from agentrl.viewer.analysis.group_view import group_view
 from agentrl.viewer.analysis.retokenise import retokenise
-from agentrl.viewer.analysis.stored_rows import stored_rows
-from agentrl.viewer.analysis.task_view import task_view
-from agentrl.viewer.analysis.trained_tokens import NotRecordedError, trained_tokens
-from agentrl.viewer.analysis.turn_diff import turn_diff
+from agentrl.viewer.analysis.side_by_side import group_view, task_view, turn_diff
+from agentrl.viewer.analysis.stored_rows import read_episodes, stored_rows
 from agentrl.viewer.api_error import ApiError, bad_request, not_found
 from agentrl.viewer.index.query import term
-from agentrl.viewer.pieces import HIDDEN_PIECE, REDACTED_ID
+from agentrl.viewer.pieces import HIDDEN, HIDDEN_PIECE, REDACTED_ID, has_marks
 from agentrl.viewer.runs.open_run import OpenRun
 from agentrl.viewer.runs.stored_row import StoredRow
-from agentrl.viewer.secret_tokens import HIDDEN, has_marks
 from agentrl.viewer.template import ChatTemplateText
 from agentrl.viewer.views.token_view import pieces_of
 from agentrl.viewer.wire import packed
@@ -320,7 +317,7 @@ def _offered_tools(run: OpenRun, trajectory: Trajectory) -> dict[str, bytes]:
 
 def _template(run: OpenRun, stage: str) -> ChatTemplateText | None:
     """The chat template that the run keeps of a stage; None where it keeps none."""
-    kept = run.record.get("tokenizers") or {}
+    kept = run.directory.read_record().get("tokenizers") or {}
     own: Mapping[str, str] = kept.get(stage) or next(iter(kept.values()), {})
     if "chat_template.jinja" not in own:
         return None

@@ -1,4 +1,4 @@
-"""Token view: every token of a trajectory with each number that is known of it.
+"""Token view: every token of a trajectory with each number known of it, and the exact texts.
 
 Axis: N, all tokens that the turns add, in turn order, context before completion. What belongs to
 sampled tokens alone is NaN elsewhere.
@@ -6,7 +6,9 @@ sampled tokens alone is NaN elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from codecs import getincrementaldecoder
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,17 +16,65 @@ import numpy.typing as npt
 
 from agentrl.errors import DataError
 from agentrl.store import Annotation, AnnotationColumn
-from agentrl.viewer.pieces import HIDDEN_PIECE, REDACTED_ID
+from agentrl.store.annotations.annotation import FULL_COLUMNS, TOKEN_COLUMNS
+from agentrl.types import SegmentKind
+from agentrl.viewer.pieces import HIDDEN, HIDDEN_PIECE, REDACTED_ID, TokenPieces
 from agentrl.viewer.runs.open_run import OpenRun
 from agentrl.viewer.runs.stored_row import StoredRow
-from agentrl.viewer.secret_tokens import HIDDEN
-from agentrl.viewer.views.token_columns import (
-    ALTERNATIVES_MISSING,
-    DERIVED,
-    column_of,
-    missing_columns,
-)
 from agentrl.viewer.wire import packed
+
+DERIVED = AnnotationColumn(
+    "difference",
+    "token",
+    "nats",
+    "diverging",
+    "Log-probability by the trainer before the step less that by the sampler (derived here).",
+)
+SAMPLED = (
+    AnnotationColumn("logprobs", "token", "nats", help="Log-probability as it was sampled."),
+    AnnotationColumn("policy_versions", "token", help="Version of the weights that sampled it."),
+)
+"""What the rollout itself recorded."""
+
+ALTERNATIVES_MISSING = (
+    "no likeliest tokens were recorded beside the sampled ones: store.detail: full asks an engine "
+    "of token ids for them; an export with --redact leaves them out"
+)
+
+_KNOWN = {column.name: column for column in (*SAMPLED, DERIVED, *TOKEN_COLUMNS, *FULL_COLUMNS)}
+_FULL = {column.name for column in FULL_COLUMNS}
+_WHEN_THERE_IS_ONE = {"ref_logprobs": "a reference", "correction": "such a correction"}
+
+
+def column_of(name: str, declared: Mapping[str, AnnotationColumn]) -> AnnotationColumn:
+    """A column as the run declared it; else as this agentrl knows it, else by its name alone."""
+    return declared.get(name) or _KNOWN.get(name) or AnnotationColumn(name, "token")
+
+
+def missing_columns(
+    found: Iterable[str], columns: Mapping[str, Any], note: str = ""
+) -> dict[str, str]:
+    """Why a trajectory lacks a column, and which setting records it, by the column's name.
+
+    Args:
+        found: the columns that it has.
+        columns: of the trajectory's row.
+        note: what the run's own setting is.
+    """
+    given = set(found)
+    return {name: _why(name, columns, note) for name in _KNOWN if name not in given}
+
+
+def _why(name: str, columns: Mapping[str, Any], note: str) -> str:
+    if columns.get("purpose") != "train":
+        return "nothing of an evaluation is trained"
+    setting = "full" if name in _FULL else "tokens"
+    where = _WHEN_THERE_IS_ONE.get(name)
+    needs = f" and the algorithm has {where}" if where else ""
+    return (
+        "no step has recorded it for this trajectory; it is recorded where a step trains it with "
+        f"store.detail: {setting}{needs}{note}"
+    )
 
 
 def token_view(
@@ -153,3 +203,40 @@ class _Columns:
         facts = column_of(name, self._declared).record()
         del facts["name"]
         self.made[name] = {**facts, "values": packed(values.astype(np.float32))}
+
+
+def rendered_view(pieces: TokenPieces, row: StoredRow) -> dict[str, Any]:
+    """The text of each sequence, decoded from its ids and nothing else.
+
+    Args:
+        pieces: of the run's tokenizer.
+        row: the trajectory.
+
+    Returns:
+        ``{"sequences": [{"turns", "text", "spans": [[start, end, kind, turn]]}]}``; start and end
+        count UTF-16 units, as JavaScript does. A character whose tokens are of two origins counts
+        for the later one.
+    """
+    return {"sequences": [_sequence(pieces, row, path) for path in row.paths()]}
+
+
+def _sequence(pieces: TokenPieces, row: StoredRow, path: list[int]) -> dict[str, Any]:
+    arrays = row.arrays
+    places = row.positions(path)
+    ids = arrays.token_ids[places]
+    kinds = arrays.kinds[places]
+    turns = arrays.turn_index[places]
+    changes = np.flatnonzero((np.diff(kinds) != 0) | (np.diff(turns) != 0)) + 1
+    data = pieces.data(ids)
+    # One decoder for the whole sequence: the bytes of a character may lie in two tokens.
+    decoder = getincrementaldecoder("utf-8")("replace")
+    parts: list[str] = []
+    spans: list[tuple[int, int, str, int]] = []
+    for first, end in pairwise(sorted({0, *changes.tolist(), len(ids)})):
+        parts.append(decoder.decode(b"".join(data[first:end]), end == len(ids)))
+        begin = spans[-1][1] if spans else 0
+        # The browser counts UTF-16 code units.
+        end_unit = begin + len(parts[-1].encode("utf-16-le", "surrogatepass")) // 2
+        kind = SegmentKind(int(kinds[first])).name.lower()
+        spans.append((begin, end_unit, kind, int(turns[first])))
+    return {"turns": path, "text": "".join(parts), "spans": spans}

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from agentrl.envs.rewards.math_answer import math_answer
+from agentrl.envs.rewards.answers import math_answer
 from agentrl.errors import RewardError
 
 from .episodes import episode

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentrl.envs.rewards.costs import length_cost, tool_cost
-from agentrl.envs.rewards.shape import json_schema, text_format
+from agentrl.envs.rewards.shape import json_schema, length_cost, text_format, tool_cost
 from agentrl.errors import ConfigError, RewardError
 from agentrl.types import CallRecord, Segment, SegmentKind, ToolCall, ToolResult
 

@@ -9,7 +9,7 @@ import string
 
 import pytest
 
-from agentrl.envs.rewards.squad import exact_match, f1, normalised
+from agentrl.envs.rewards.answers import exact_match, f1, normalised
 from agentrl.errors import RewardError
 
 from .episodes import episode

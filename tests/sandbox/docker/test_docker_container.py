@@ -12,12 +12,12 @@ import pytest
 
 from agentrl.errors import ConfigError, MachineError, SandboxError
 from agentrl.sandbox import Limits, SandboxSpec
+from agentrl.sandbox.backends import measure
 from agentrl.sandbox.conformance import CHECKS, check_sandbox
 from agentrl.sandbox.docker.backend import host_settings
 from agentrl.sandbox.forkserver.hosts import close_servers, shared_server
 from agentrl.sandbox.forkserver.slot_sandbox import ForkedSandbox
 from agentrl.sandbox.owner_id import Owner
-from agentrl.sandbox.probe import measure
 
 pytestmark = pytest.mark.docker
 

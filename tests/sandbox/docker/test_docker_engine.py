@@ -14,7 +14,7 @@ import pytest
 from agentrl.errors import ConfigError, MachineError
 from agentrl.sandbox import SandboxSpec
 from agentrl.sandbox.docker import DockerSettings
-from agentrl.sandbox.docker.engine import connect
+from agentrl.sandbox.docker.containers import connect
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from agentrl.errors import MachineError
 from agentrl.sandbox import GUARANTEES, SandboxSpec
 from agentrl.sandbox.conformance import check_sandbox
 from agentrl.sandbox.docker import DockerSettings
-from agentrl.sandbox.docker.engine import connect
+from agentrl.sandbox.docker.containers import connect
 from agentrl.sandbox.docker.images import prepare
 from agentrl.sandbox.docker.settings import LOCAL_PYTHON
 from agentrl.sandbox.forkserver.hosts import close_servers

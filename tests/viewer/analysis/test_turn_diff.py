@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from agentrl.types import Segment, SegmentKind, Task, Trajectory, Turn
-from agentrl.viewer.analysis.turn_diff import turn_diff
+from agentrl.viewer.analysis.side_by_side import turn_diff
 from tests.kit.episodes import sampled, user
 from tests.kit.episodes import trajectory as made_trajectory
 from tests.kit.episodes import turn as made_turn

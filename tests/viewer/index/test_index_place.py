@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.store import RunDirectory, TrajectoryWriter
-from agentrl.viewer.index import RunIndex, place
-from agentrl.viewer.index.place import MEMORY, file_system_type, index_places
+from agentrl.viewer.index import RunIndex, database
+from agentrl.viewer.index.database import MEMORY, file_system_type, index_places
 
 from .conftest import Make
 
@@ -56,9 +56,9 @@ def test_no_index_lies_on_a_network_file_system(
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path / "local"))
     (tmp_path / "local").mkdir()
-    monkeypatch.setattr(place.tempfile, "tempdir", None)
+    monkeypatch.setattr(database.tempfile, "tempdir", None)
     monkeypatch.setattr(
-        place, "file_system_type", lambda path: "ext4" if "local" in str(path) else "nfs4"
+        database, "file_system_type", lambda path: "ext4" if "local" in str(path) else "nfs4"
     )
     places = list(index_places(tmp_path / "run", tmp_path / "cache"))
     assert [Path(one).parent.parent for one in places[:-1]] == [tmp_path / "local"]
@@ -71,7 +71,7 @@ def test_without_any_folder_the_index_lies_in_memory(
     written: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr(place, "_temporary", lambda: tmp_path / "file" / "nothing")
+    monkeypatch.setattr(database, "_temporary", lambda: tmp_path / "file" / "nothing")
     with RunIndex(written, tmp_path / "file" / "cache") as index:
         assert index.place == MEMORY
         assert index.refresh() == 3

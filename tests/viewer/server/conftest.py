@@ -12,7 +12,7 @@ from tokenizers.models import BPE
 
 from agentrl.run.stage_tokenizer import keep_tokenizer
 from agentrl.store import Annotation, JsonlWriter, RunDirectory, TrajectoryWriter
-from agentrl.store.annotations.columns import TOKEN_COLUMNS
+from agentrl.store.annotations.annotation import TOKEN_COLUMNS
 from tests.viewer.server.viewers import Client, make_trajectory, viewing
 
 

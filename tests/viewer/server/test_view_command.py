@@ -115,7 +115,7 @@ def test_another_user_of_the_machine_sees_nothing(
 
 def test_what_the_viewer_imports_needs_no_gpu_stack() -> None:
     code = (
-        "import sys, agentrl.viewer.app, agentrl.viewer.launch, agentrl.cli.runs.view_command;"
+        "import sys, agentrl.viewer.app, agentrl.viewer.launch, agentrl.cli.view_command;"
         "print([n for n in ('torch', 'ray', 'sglang', 'transformers', 'datasets', 'pandas')"
         " if n in sys.modules])"
     )

@@ -10,8 +10,8 @@ from tokenizers import Tokenizer
 from agentrl.cli.main import run as run_command_line
 from agentrl.store import JsonlWriter, RunDirectory, TrajectoryWriter
 from agentrl.viewer.demo import unpack_demo
+from agentrl.viewer.runs.open_run import count_trajectories
 from agentrl.viewer.runs.run_folder import RunFolder, run_key
-from agentrl.viewer.runs.trajectory_count import count_trajectories
 from benchmarks.demo.planted import planted_faults
 from tests.kit.waiting import until
 from tests.viewer.server.viewers import Client, make_trajectory, viewing

@@ -140,7 +140,8 @@ _RULES = (
     _Rule(_OF_ITSELF_ALONE, 0, (0,), allow=True),
     _Rule(("setpriority",), 0, (0,), allow=True),  # PRIO_PROCESS ...
     _Rule(("setpriority",), 1, (0,), allow=True),  # ... of itself
-    _Rule(("prctl",), 0, (_PR_SET_THP_DISABLE,)),  # it is set, and stays so
+    # It is set before, and stays so.
+    _Rule(("prctl",), 0, (_PR_SET_THP_DISABLE,)),
     _Rule(("prctl",), 0, _PRCTLS, allow=True, answer=errno.EINVAL),
     _Rule(("ioctl",), 1, _IOCTLS, allow=True, answer=errno.ENOTTY),
     _Rule(("fcntl",), 1, _FCNTLS, allow=True, answer=errno.EINVAL),

@@ -19,7 +19,7 @@ from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from .. import frames, proc
-from ..confine import landlock, marks, namespaced_slot, namespaces, seccomp
+from ..confine import landlock, namespaces, seccomp
 from ..confine.libc import prctl
 from .session import InterpreterSession, serve
 from .slot import Slot
@@ -74,7 +74,8 @@ def run(
     try:
         try:
             _prepare(slot, header, session, stdio, status)
-        except BaseException as error:  # noqa: BLE001  the boundary: the slot names it
+        except BaseException as error:  # noqa: BLE001
+            # The boundary: the slot names it.
             os.write(status, f"{type(error).__name__}: {error}".encode())
             os._exit(1)
         if header["argv"] is not None:
@@ -103,6 +104,7 @@ def _prepare(
     queued_signals = _queued_signals()
     if slot.bound is not None:
         slot.bound.enter()
+    # The slot's handlers came over the fork: the code starts with those of a fresh interpreter.
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -116,7 +118,7 @@ def _prepare(
         kept.add(session.theirs.fileno())
     _close_all_but(kept)
     if config.namespaced:
-        namespaced_slot.enter_run()
+        namespaces.enter_run()
     elif sys.platform == "linux":
         _belong_to(slot)
     os.chdir(slot.seen_work)
@@ -157,7 +159,7 @@ def _confine(slot: Slot, abi: int) -> None:
 def _belong_to(slot: Slot) -> None:
     """End with the slot; what this process starts need not, and is known by its mark."""
     if slot.config.abi != 0:
-        marks.mark_self()
+        proc.mark_self()
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != slot.pid:
         # it ended before
@@ -228,6 +230,7 @@ def _set_limits(
 
 
 def _execute(argv: list[str]) -> int:
+    # Python ignores both, and an ignored signal stays so over exec: a program expects the default.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     try:
@@ -244,8 +247,10 @@ def _interpret(code: bytes) -> int:
     """Run ``code`` as ``__main__`` and answer with the exit code that an interpreter would give."""
     try:
         exit_code = _Interpreter().run(code, {})
-        threading._shutdown()  # type: ignore[attr-defined]  # as an ending interpreter: waits for threads
+        # An ending interpreter waits for threads so.
+        threading._shutdown()  # type: ignore[attr-defined]
     finally:
+        # The process ends by _exit, which runs none of them.
         atexit._run_exitfuncs()
         _flush()
     return exit_code
@@ -297,6 +302,7 @@ def _fresh_interpreter() -> None:
     # the standard library's generator reseeds itself after a fork
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
+    # The supervisor turned it off before it forked.
     gc.enable()
 
 
@@ -316,9 +322,11 @@ def _run_in(main: ModuleType, code: bytes, name: str) -> int:
     except SystemExit as error:
         if error.code is None or isinstance(error.code, int):
             return (error.code or 0) & 0xFF
-        print(error.code, file=sys.stderr)  # noqa: T201  as an interpreter does
+        # An interpreter does so.
+        print(error.code, file=sys.stderr)  # noqa: T201
         return 1
-    except BaseException as error:  # noqa: BLE001  the boundary: what an interpreter prints for its main program
+    except BaseException as error:  # noqa: BLE001
+        # The boundary: an interpreter prints this for its main program.
         _report(type(error), error, error.__traceback__)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
@@ -350,5 +358,6 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
             sys.excepthook(kind, error, trace)
     except MemoryError:
         os.write(2, b"MemoryError\n")
-    except BaseException:  # noqa: BLE001  the boundary: the code broke its own standard error or hook
+    except BaseException:  # noqa: BLE001
+        # The boundary: the code broke its own standard error or hook.
         os.write(2, f"{kind.__name__}\n".encode())

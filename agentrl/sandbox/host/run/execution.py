@@ -12,9 +12,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from .. import frames
-from ..files import safe_fs
-from . import child, process_tree
+from .. import files, frames, proc
+from . import child
 from .session import InterpreterSession, SessionBroken
 from .slot import Slot
 from .watch import SpaceShort, Watch
@@ -136,7 +135,7 @@ class _Execution:
                     raise HostFailure(_HARMED) from broken
                 slot.kill_all()
                 slot.end_session()
-                process_tree.reap_all()
+                proc.reap_all()
                 slot.lost_unsaid = True
         self.starts_afresh = slot.lost_unsaid
         slot.lost_unsaid = False
@@ -153,7 +152,7 @@ class _Execution:
         """Collect everything that has ended, strays that came to the slot as well; whether a child
         is left.
         """
-        return process_tree.reap_all(self.reaped)
+        return proc.reap_all(self.reaped)
 
     def reaped(self, pid: int, status: int, used: resource.struct_rusage) -> None:
         """A child has ended."""
@@ -297,7 +296,7 @@ class _Execution:
             if self.session is not None and self.status is None:
                 self.end("killed", "its processes went on beside the interpreter")
         slot.kill_all()
-        if not slot.scoped and not process_tree.kill_below((), self._group, self.reap, _REAP_S):
+        if not slot.scoped and not proc.kill_below((), self._group, self.reap, _REAP_S):
             return False
         return self.await_end()
 
@@ -318,7 +317,7 @@ class _Execution:
             # before the look below: what is awake may fork after it
             frozen = session.is_frozen()
             left_s = end - time.monotonic()
-            if not process_tree.kill_below(keep, group, self.reap, left_s, bare=keep) or left_s < 0:
+            if not proc.kill_below(keep, group, self.reap, left_s, bare=keep) or left_s < 0:
                 return False
             self.reap()
             if self.slot.session is None or (own and self.status is not None):
@@ -416,7 +415,7 @@ def execute(slot: Slot, header: frames.Header, blobs: list[bytes]) -> frames.Fra
     """
     stdin, code, *uploads = blobs
     for path, data in zip(header["files"], uploads, strict=True):
-        safe_fs.write_file(slot.work, path, data)
+        files.write_file(slot.work, path, data)
     execution = _Execution(slot, header, memoryview(stdin))
     execution.harmed_at_rest = slot.resting_pid != 0 and slot.memory.harmed()
     # also of an interpreter that rests beside a fresh one
@@ -435,11 +434,11 @@ def execute(slot: Slot, header: frames.Header, blobs: list[bytes]) -> frames.Fra
     for path in header["fetch"]:
         try:
             contents.append(
-                safe_fs.read_file(slot.work, path, min(room, header["limits"]["file_bytes"]))
+                files.read_file(slot.work, path, min(room, header["limits"]["file_bytes"]))
             )
             room -= len(contents[-1])
             fetched.append(path)
-        except safe_fs.PathRefused as error:
+        except files.PathRefused as error:
             refused[path] = str(error)
     reply = {"result": result, "fetched": fetched, "refused_files": refused}
     return reply, [bytes(execution.out.kept), bytes(execution.err.kept), *contents]

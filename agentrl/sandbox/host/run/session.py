@@ -25,7 +25,6 @@ from collections.abc import Callable, Sequence
 from typing import IO, NoReturn
 
 from .. import frames, proc
-from . import process_tree
 
 _TOKEN_BYTES = 8
 _EXIT = struct.Struct(f"!{_TOKEN_BYTES}si")
@@ -37,7 +36,8 @@ _STOPPING_S = 0.01
 RunCode = Callable[[bytes, dict[str, str]], int]
 
 
-class SessionBroken(Exception):  # noqa: N818  the code's doing, not an error of the slot
+# No error by name: it is the code's doing, not an error of the slot.
+class SessionBroken(Exception):  # noqa: N818
     """The interpreter cannot be given another run; it must be ended."""
 
 
@@ -198,7 +198,7 @@ def serve(control: socket.socket, run: RunCode) -> NoReturn:
         with open(fds[3], "rb") as job:
             ((header, (token, code)),) = frames.FrameDecoder().feed(job.read())
         # children of earlier runs, which the slot has ended
-        process_tree.reap_all()
+        proc.reap_all()
         exit_code = run(code, header["env"])
         if os.getpid() != own:
             # a fork that the code let run on to its end

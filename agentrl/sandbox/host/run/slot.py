@@ -13,13 +13,11 @@ import socket
 from collections import deque
 from dataclasses import dataclass
 
-from .. import frames
+from .. import files, frames, proc
 from ..confine import landlock, memory, seccomp, uids
 from ..confine.libc import prctl
-from ..confine.namespaced_slot import TEMP, WORK, SlotNamespaces
-from ..files import removal
-from . import process_tree
-from .pressure import Claims, Pressure
+from ..confine.memory import Claims, Pressure
+from ..confine.namespaces import TEMP, WORK, SlotNamespaces
 from .session import InterpreterSession
 
 _PR_SET_DUMPABLE = 4
@@ -105,7 +103,7 @@ class Slot:
         self.cancelled: set[int] = set()
         self.owner_gone = False
         self._decoder = frames.FrameDecoder()
-        self.wake = process_tree.adopt_orphans()
+        self.wake = proc.adopt_orphans()
 
     def enter(self) -> None:
         """Give up the owner's rights; everything after this runs with the slot's."""
@@ -176,7 +174,7 @@ class Slot:
         resting = self.resting_pid
         if not resting:
             # the folder itself stays: Landlock's rule is about it
-            removal.empty(self.temp)
+            files.empty(self.temp)
         if self.namespaces is None:
             return os.fork()
         self.namespaces.firsts = {
@@ -209,7 +207,7 @@ class Slot:
                 # a first process, the later one here, ends when the others have been reaped
                 pids = [pid, *(self.with_first(pid) - {pid})]
                 for pid in pids:
-                    process_tree.kill(pid)
+                    proc.kill(pid)
                 for pid in pids:
                     with contextlib.suppress(ChildProcessError):
                         os.waitpid(pid, 0)

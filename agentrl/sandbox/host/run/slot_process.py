@@ -9,9 +9,7 @@ import socket
 import traceback
 from typing import Any, NoReturn
 
-from .. import frames
-from ..files import safe_fs
-from . import process_tree
+from .. import files, frames, proc
 from .execution import HostFailure, execute
 from .slot import Slot, SlotConfig
 
@@ -24,7 +22,8 @@ def slot_main(sock: socket.socket, config: SlotConfig) -> NoReturn:
     exit_code = 1
     try:
         exit_code = 0 if _serve(Slot(sock, config)) else 1
-    except BaseException:  # noqa: BLE001  boundary: the owner reads it, and all runs of this slot fail
+    except BaseException:  # noqa: BLE001
+        # The boundary: the owner reads it, and all runs of this slot fail.
         traceback.print_exc()
     finally:
         os._exit(exit_code)
@@ -38,6 +37,7 @@ def _serve(slot: Slot) -> bool:
         slot.send({"id": 0, "failed": f"the slot could not give up its rights: {error}"}, [])
         return True
     slot.send({"id": 0, "scoped": slot.scoped, "cgroup": slot.bound is not None}, [])
+    # A collection in a run would write to each object's header, and so copy the slot's pages.
     gc.freeze()
     while not slot.owner_gone:
         if slot.requests:
@@ -45,7 +45,7 @@ def _serve(slot: Slot) -> bool:
         else:
             slot.receive()
     slot.kill_all()
-    return process_tree.kill_below((), None, process_tree.reap_all, _END_S)
+    return proc.kill_below((), None, proc.reap_all, _END_S)
 
 
 def _answer(slot: Slot, header: frames.Header, blobs: list[bytes]) -> None:
@@ -57,7 +57,7 @@ def _answer(slot: Slot, header: frames.Header, blobs: list[bytes]) -> None:
         for path in slot.own_folders:
             os.chmod(path, 0o700)
         reply, out = _done(slot, header, blobs)
-    except safe_fs.PathRefused as error:
+    except files.PathRefused as error:
         reply["refused"] = str(error)
     except HostFailure as error:
         reply["failed"] = str(error)
@@ -82,18 +82,18 @@ def _done(slot: Slot, header: frames.Header, blobs: list[bytes]) -> frames.Frame
                 slot.lost_unsaid = True
             return reply, out
         case "write":
-            safe_fs.write_file(slot.work, header["path"], blobs[0])
+            files.write_file(slot.work, header["path"], blobs[0])
             return {}, []
         case "read":
-            return {}, [safe_fs.read_file(slot.work, header["path"], header["limit"])]
+            return {}, [files.read_file(slot.work, header["path"], header["limit"])]
         case "lines":
-            data = safe_fs.read_file(slot.work, header["path"], header["limit"])
-            lines, num_lines, cut = safe_fs.cut_lines(data, *header["range"])
+            data = files.read_file(slot.work, header["path"], header["limit"])
+            lines, num_lines, cut = files.cut_lines(data, *header["range"])
             return {"num_lines": num_lines, "cut": cut}, [lines]
         case "list":
-            return {"listed": safe_fs.list_files(slot.work, _MAX_LISTED)}, []
+            return {"listed": files.list_files(slot.work, _MAX_LISTED)}, []
         case "hash":
-            hashed, complete = safe_fs.hash_files(slot.work, _MAX_LISTED, header["largest"])
+            hashed, complete = files.hash_files(slot.work, _MAX_LISTED, header["largest"])
             return {"hashed": hashed, "complete": complete}, []
         case unknown:
             return {"failed": f"the slot knows no request {unknown!r}"}, []

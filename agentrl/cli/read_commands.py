@@ -1,0 +1,267 @@
+"""Read commands: ``agentrl ls``, ``query``, ``show``, ``diff`` and ``tail``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from agentrl.cli.terminal import (
+    Count,
+    PositiveCount,
+    Seconds,
+    counted,
+    print_json,
+    print_table,
+    reading_stored_files,
+    say,
+    say_passed_over,
+)
+from agentrl.store import RunDirectory
+
+_ORDER = "step,stage,label,group_index,rollout_index,attempt"
+
+
+@reading_stored_files()
+def ls_command(
+    run: Path,
+    query: str = "",
+    /,
+    *,
+    sort: Annotated[str, Parameter(allow_leading_hyphen=True)] = _ORDER,
+    step: int | None = None,
+    label: str | None = None,
+    task: str | None = None,
+    status: Literal["terminated", "truncated", "failed", "cancelled"] | None = None,
+    limit: Count = 50,
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> None:
+    """List the trajectories of a run, also while it trains.
+
+    Parameters
+    ----------
+    run
+        The run directory.
+    query
+        Only those that fit, such as 'reward<0.5 tool:python text:"No such file"' (docs/query.md).
+    sort
+        Columns by which they stand, with commas between; - before one for the greatest first.
+    step
+        Only those that finished in this step.
+    label
+        Only those of this evaluation, such as code/before/greedy.
+    task
+        Only those of this task.
+    status
+        Only those that ended so.
+    limit
+        At most so many lines, the latest, or with --sort the first; 0 for all. JSON is never cut.
+    json
+        A JSON array of everything known of each.
+    """
+    from agentrl.viewer.index import RunIndex, parse_query, quoted
+
+    # so that a fault is named by its place in what was typed
+    parse_query(query)
+    asked = {"step": step, "label": label, "task": task, "status": status}
+    terms = [f"{name}:{quoted(str(value))}" for name, value in asked.items() if value is not None]
+    whole = " ".join([*terms, f"({query})" if query.strip() else ""])
+    with RunIndex(RunDirectory.open(run)) as index:
+        index.refresh(timeout_s=60.0)
+        say_passed_over(index.damage())
+        found = index.page(whole, sort, limit=None if json else 0)
+        if json:
+            print_json(found.rows)
+            return
+        shown = min(limit or found.total, found.total)
+        offset = found.total - shown if sort == _ORDER else 0
+        rows = index.page(whole, sort, offset, shown).rows
+        counts = dict(index.facets(whole)["columns"]["status"])
+    columns = ("id", "step", "task", "status", "reward", "turns", "tokens", "sampled", "version")
+    print_table(columns, map(_row, rows))
+    by_status = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+    told = f"{counted(found.total, 'trajectory')}{': ' if by_status else ''}{by_status}"
+    if shown < found.total:
+        which = "earlier" if sort == _ORDER else "later"
+        told += f"; {found.total - shown} {which} ones not shown (--limit 0)"
+    say(told)
+
+
+def _row(one: Mapping[str, Any]) -> tuple[str | int | float | None, ...]:
+    reason = f"({one['status_reason']})" if one["status_reason"] else ""
+    versions = dict.fromkeys((one["policy_version_min"], one["policy_version_max"]))
+    return (
+        one["id"],
+        one["step"],
+        one["task_id"],
+        f"{one['status']}{reason}",
+        one["reward"],
+        one["num_turns"],
+        one["num_tokens"],
+        one["num_policy_tokens"],
+        None if None in versions else "-".join(map(str, versions)),
+    )
+
+
+@reading_stored_files()
+def query_command(
+    run: Path,
+    sql: str,
+    /,
+    *,
+    limit: PositiveCount = 100,
+    timeout: Seconds = 60.0,
+    memory: str = "2GB",
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> None:
+    """Ask a run by SQL: one SELECT over trajectories, turns, annotations, metrics and events.
+
+    Parameters
+    ----------
+    run
+        The run directory.
+    sql
+        Such as 'SELECT step, avg(reward) FROM trajectories GROUP BY step ORDER BY step'.
+    limit
+        At most so many rows, 10000 at most.
+    timeout
+        Seconds after which the query is ended.
+    memory
+        That the query may take, such as 500MB.
+    json
+        A JSON array of an object a row.
+    """
+    from agentrl.viewer.index import RunIndex
+    from agentrl.viewer.run_sql import MAX_ROWS, RunSql
+
+    directory = RunDirectory.open(run)
+    with RunIndex(directory) as index, RunSql(directory, index, memory=memory) as database:
+        say_passed_over(database.damage)
+        found = database.query(sql, rows=limit, timeout_s=timeout)
+    told = f"{counted(len(found.rows), 'row')} in {found.seconds:.2f} s"
+    if found.cut:
+        told += f"; there are more (--limit, {MAX_ROWS} at most)"
+    if json:
+        print_json([dict(zip(found.columns, row, strict=True)) for row in found.rows])
+        if found.cut:
+            # a script must not take them for all
+            say(told, file=sys.stderr)
+        return
+    print_table(found.columns, found.rows)
+    say(told)
+
+
+@reading_stored_files()
+def show_command(
+    run: Path,
+    trajectory: str | None = None,
+    /,
+    *,
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> None:
+    """Show a run, or one of its trajectories with the origin of every token.
+
+    Parameters
+    ----------
+    run
+        The run directory.
+    trajectory
+        An id of `agentrl ls`, such as 12-3-0 or code/before/greedy/4-0-0.
+    json
+        As JSON, token ids and logprobs included.
+    """
+    from agentrl.cli.views.run_overview import overview, print_overview
+    from agentrl.cli.views.trajectory_text import print_trajectory, token_text_of, trajectory_json
+    from agentrl.viewer.runs.open_run import OpenRun
+
+    directory = RunDirectory.open(run)
+    if trajectory and json:
+        print_json(trajectory_json(directory, trajectory))
+        return
+    with OpenRun(directory) as opened:
+        if trajectory:
+            row = opened.row(trajectory)
+            print_trajectory(row, opened.shown(row), token_text_of(directory))
+            return
+        found = overview(opened)
+        say_passed_over(opened.damage())
+    print_json(found) if json else print_overview(found)
+
+
+@reading_stored_files()
+def diff_command(
+    run: Path,
+    a: str,
+    b: str,
+    /,
+    *,
+    other: Annotated[Path | None, Parameter(name="--run-b")] = None,
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> None:
+    """Compare two trajectories turn by turn, and say at which token they part.
+
+    Parameters
+    ----------
+    run
+        The run directory.
+    a
+        An id of `agentrl ls`.
+    b
+        Another one.
+    other
+        The run directory of B, where it is not that of A.
+    json
+        As JSON.
+    """
+    from agentrl.cli.views.diff_text import print_diff
+    from agentrl.cli.views.trajectory_text import token_text_of
+    from agentrl.viewer.analysis.side_by_side import turn_diff
+    from agentrl.viewer.runs.open_run import OpenRun
+
+    directory = RunDirectory.open(run)
+    with OpenRun(directory) as one, OpenRun(RunDirectory.open(other or run)) as another:
+        found = turn_diff(one.trajectory(a), another.trajectory(b))
+        if json:
+            print_json(found)
+            return
+        first, second = one.shown(one.row(a)), another.shown(another.row(b))
+    print_diff(found, first, second, token_text_of(directory))
+
+
+@reading_stored_files()
+def tail_command(
+    run: Path,
+    query: str = "",
+    /,
+    *,
+    lines: Count = 5,
+    interval: Seconds = 1.0,
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> None:
+    """Follow a run: its steps, new trajectories and alerts, until it ends or Ctrl-C comes.
+
+    Parameters
+    ----------
+    run
+        The run directory.
+    query
+        Only trajectories that fit, such as reward<0.5 (docs/query.md); steps and alerts always.
+    lines
+        So many of the latest steps, trajectories and alerts come first.
+    interval
+        Seconds between two looks.
+    json
+        A JSON object a line.
+    """
+    from agentrl.cli.views.tail_lines import RunTail, print_entry
+
+    with RunTail(RunDirectory.open(run), query, lines) as tail:
+        try:
+            for entry in tail.follow(interval):
+                print_entry(entry, as_json=json)
+        except KeyboardInterrupt:
+            # which is how one stops looking
+            return

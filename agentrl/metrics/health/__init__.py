@@ -1,1 +1,0 @@
-"""Health: what is going wrong in training, told with its evidence (docs/health.md)."""

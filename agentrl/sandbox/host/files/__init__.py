@@ -1,1 +1,0 @@
-"""Hostile folders: read, written, measured and removed without following a link."""

@@ -1,0 +1,229 @@
+"""Retention: which trajectories a run keeps, what it notes of those dropped, and the log of it.
+
+A line is durable before the shard shrinks. So after a death a dropped id may still be there, which
+then counts, and none is gone without a line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl.errors import StoreError
+from agentrl.store.jsonl import Damage, JsonFollower, JsonlWriter, read_jsonl
+from agentrl.store.run_directory import RunDirectory
+from agentrl.store.store_spec import KeepSpec
+
+
+@dataclass(frozen=True, slots=True)
+class DropRecord:
+    """What was dropped of one stage's trajectories in one shard.
+
+    Args:
+        shard: its path from the run's root.
+        stage: whose trajectories; those of others in the shard are not counted.
+        step: of its folder.
+        of: the trajectories before.
+        kept: those that stay.
+        newest: the last ``recorded_at`` among them.
+        dropped: the ids of the others.
+    """
+
+    shard: str
+    stage: str
+    step: int
+    of: int
+    kept: int
+    newest: float
+    dropped: tuple[str, ...]
+
+    @classmethod
+    def of_line(cls, record: dict[str, Any]) -> DropRecord:
+        """From a line.
+
+        Raises:
+            StoreError: it is none.
+        """
+        try:
+            own = {name: record[name] for name in cls.__slots__}
+            return cls(**{**own, "dropped": tuple(own["dropped"])})
+        except (KeyError, TypeError) as error:
+            raise StoreError(f"{record!r:.200} is no record of a drop: {error!r}") from error
+
+
+class DropLog:
+    """The file of one writer; made when something is dropped first. Used by one thread."""
+
+    def __init__(self, run: RunDirectory, writer: str) -> None:
+        self.path = run.dropped_folder / f"{writer}.jsonl"
+        self._file: JsonlWriter | None = None
+
+    def append(self, record: DropRecord) -> None:
+        """Write down a drop that is about to happen, durably.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        if self._file is None:
+            self._file = JsonlWriter(self.path)
+        self._file.append(asdict(record))
+        self._file.sync()
+
+    def records(self) -> list[DropRecord]:
+        """What it holds, also of earlier writers of the name.
+
+        Raises:
+            StoreError: the file cannot be read, or a whole line of it.
+        """
+        return list(_records(self.path))
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        if self._file is not None:
+            self._file.close()
+
+
+def find_drop(run: RunDirectory, trajectory_id: str) -> DropRecord | None:
+    """The newest record of a trajectory's drop; None where none names it.
+
+    Raises:
+        StoreError: a file cannot be read.
+    """
+    found = None
+    for path in sorted(run.dropped_folder.glob("*.jsonl")):
+        for record in _records(path):
+            if trajectory_id in record.dropped:
+                found = record
+    return found
+
+
+def _records(path: Path) -> Iterator[DropRecord]:
+    return map(DropRecord.of_line, read_jsonl(path))
+
+
+class DropCounts:
+    """How many trajectories each step of a stage kept, of those that it had; each look reads what
+    was appended. Used by one thread.
+
+    Args:
+        run: the run.
+        on_damage: is told of a line that cannot be read.
+    """
+
+    def __init__(self, run: RunDirectory, on_damage: Damage) -> None:
+        self._folder = run.dropped_folder
+        self._on_damage = on_damage
+        self._files: dict[Path, JsonFollower] = {}
+        self._shards: dict[tuple[str, str], tuple[int, int, int]] = {}
+        """Step, trajectories kept and trajectories before, by stage and shard."""
+
+    def by_stage(self) -> dict[str, dict[int, tuple[int, int]]]:
+        """``(kept, of)`` by stage and step; a step that is whole is left out."""
+        for path in sorted(self._folder.glob("*.jsonl")):
+            follower = self._files.setdefault(path, JsonFollower(path))
+            # Where it is another file, its lines come again.
+            _, lines = follower.look(self._on_damage)
+            for _, line in lines:
+                try:
+                    self._count(DropRecord.of_line(line))
+                except StoreError as error:
+                    self._on_damage(error)
+        found: dict[str, dict[int, tuple[int, int]]] = {}
+        for (stage, _), (step, kept, of) in sorted(self._shards.items()):
+            own = found.setdefault(stage, {})
+            before = own.get(step, (0, 0))
+            own[step] = (before[0] + kept, before[1] + of)
+        return found
+
+    def _count(self, record: DropRecord) -> None:
+        # a shard may shrink again when the rules change: it had what it had at first
+        place = (record.stage, record.shard)
+        of = self._shards.get(place, (0, 0, record.of))[2]
+        self._shards[place] = (record.step, record.kept, of)
+
+
+KEEP_COLUMNS = ("id", "group_index", "step", "label", "purpose", "stage", "reward", "recorded_at")
+"""What the rules and their application look at."""
+
+
+def fits(keep: KeepSpec, row: Mapping[str, Any]) -> bool:
+    """Whether a trajectory that is older than ``last_steps`` stays by another rule.
+
+    Args:
+        keep: the rules.
+        row: its columns.
+    """
+    reward = row["reward"]
+    return (
+        (keep.every_steps is not None and row["step"] % keep.every_steps == 0)
+        or (keep.share is not None and _place(row) < keep.share)
+        or (keep.reward_below is not None and reward is not None and reward < keep.reward_below)
+        or (keep.reward_above is not None and reward is not None and reward > keep.reward_above)
+        or any(_bears(row, label) for label in keep.labels)
+    )
+
+
+def _place(row: Mapping[str, Any]) -> float:
+    """A number from 0 to 1 that a group has in every process; its rollouts stay together."""
+    name = f"{row['stage']}/{row['label']}/{row['group_index']}"
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") / 2.0**64
+
+
+def _bears(row: Mapping[str, Any], label: str) -> bool:
+    own = row["label"]
+    return label in (row["purpose"], own) or (own != "" and f"{own}/".startswith(f"{label}/"))
+
+
+class UnreadableNotesError(StoreError):
+    """It is not known which trajectories have notes."""
+
+
+class NotedTrajectories:
+    """The trajectories that notes of a run are about; read again when a file of them changed.
+
+    Args:
+        run: whose notes.
+    """
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._folder = run.notes_folder
+        self._signature: list[tuple[str, int, int]] = []
+        self._ids: frozenset[str] = frozenset()
+
+    def ids(self) -> frozenset[str]:
+        """Their ids now.
+
+        Raises:
+            UnreadableNotesError: a file of notes cannot be read.
+        """
+        try:
+            states = [(path, path.lstat()) for path in sorted(self._folder.glob("*.jsonl"))]
+            signature = [(path.name, state.st_size, state.st_mtime_ns) for path, state in states]
+            if signature != self._signature:
+                self._ids = frozenset(one for path, _ in states for one in _noted(path))
+                self._signature = signature
+        except (OSError, StoreError) as error:
+            raise UnreadableNotesError(
+                f"the notes of {self._folder} cannot be read, so that it is not known what must "
+                f"stay: {error}"
+            ) from error
+        return self._ids
+
+
+def _noted(path: Path) -> set[str]:
+    noted: dict[str, str] = {}
+    for record in read_jsonl(path, _leave_to_the_viewer):
+        if record.get("deleted"):
+            noted.pop(str(record.get("id")), None)
+        else:
+            noted[str(record.get("id"))] = str(record.get("trajectory"))
+    return set(noted.values())
+
+
+def _leave_to_the_viewer(error: StoreError) -> None:
+    """A line that is no JSON is no note; the viewer names it."""
+    if isinstance(error.__cause__, OSError):
+        raise error

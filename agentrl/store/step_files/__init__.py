@@ -1,1 +1,0 @@
-"""Step files: a step's live files, their sealing into a shard, and the folders of shards."""

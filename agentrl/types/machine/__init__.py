@@ -1,1 +1,0 @@
-"""Machine: what servers and programs need of the one that they run on."""

@@ -1,1 +1,0 @@
-"""Routes: the paths under ``/api`` and what each answers."""

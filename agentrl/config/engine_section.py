@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from pydantic import ValidationError
 
-from agentrl.config.key_names import with_our_name
+from agentrl.config.foreign_keys import with_our_name
 from agentrl.config.rules import fault
 from agentrl.config.schema import StageConfig
 from agentrl.config.train_sections import RolloutConfig
@@ -16,19 +16,6 @@ from agentrl.engines.base import EngineSpec
 from agentrl.engines.find import BUILT_IN, engines_with, find_engine
 from agentrl.errors import ConfigError, did_you_mean
 from agentrl.types.section import Fault, meant, section_faults
-
-
-def stage_engine(stage: StageConfig) -> EngineSpec:
-    """The specification of the stage's engine, with the settings of its section.
-
-    Raises:
-        ConfigError: there is no such engine, or its section has a fault.
-    """
-    kind = find_engine(stage.rollout.engine, stage.base_dir)
-    own = getattr(stage.rollout, kind.section, {})
-    if isinstance(own, kind):
-        return own
-    return kind(**own)
 
 
 def engine_section_faults(stage: StageConfig) -> Iterator[Fault]:
@@ -62,7 +49,7 @@ def engine_faults(stage: StageConfig, *, trains: bool) -> Iterator[Fault]:
     """Settings that the engine cannot serve, by its traits."""
     if list(engine_section_faults(stage)):
         return
-    spec = stage_engine(stage)
+    spec = stage.engine_spec
     rollout = stage.rollout
     traits = spec.traits()
     if trains and not traits.returns_ids:

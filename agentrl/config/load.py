@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from agentrl.config.algorithm_rules import algorithm_faults, idle_faults
 from agentrl.config.document import MISSING, Document, Origin, dotted, parse_document, value_at
 from agentrl.config.engine_section import engine_faults, engine_section_faults
-from agentrl.config.key_names import with_keys, with_our_name
+from agentrl.config.foreign_keys import with_our_name
+from agentrl.config.key_names import with_keys
 from agentrl.config.overrides import apply_overrides, expand_short_forms
 from agentrl.config.rules import lineage_faults, run_faults, stage_faults
 from agentrl.config.schema import RunConfig, StageConfig

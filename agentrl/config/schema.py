@@ -30,6 +30,8 @@ from agentrl.config.train_sections import (
     RolloutConfig,
     TrainConfig,
 )
+from agentrl.engines.base import EngineSpec
+from agentrl.engines.find import find_engine
 from agentrl.metrics.monitors import HealthSpec
 from agentrl.sandbox import SandboxSpec
 from agentrl.store.store_spec import StoreSpec
@@ -116,6 +118,17 @@ class StageConfig(_StageSections, _RunSections):
         return self.sandbox.max_running // self.num_hosts
 
     @property
+    def engine_spec(self) -> EngineSpec:
+        """The specification of the engine, with the settings of its section.
+
+        Raises:
+            ConfigError: there is no such engine, or its section has a fault.
+        """
+        kind = find_engine(self.rollout.engine, self.base_dir)
+        own = getattr(self.rollout, kind.section, {})
+        return own if isinstance(own, kind) else kind(**own)
+
+    @property
     def sleeps(self) -> bool:
         """Whether engines and trainer have the memory of the ranks' devices in turn."""
         if self.rollout.sleep is not None:
@@ -126,9 +139,7 @@ class StageConfig(_StageSections, _RunSections):
     @property
     def ranks_a_server(self) -> int:
         """Ranks whose GPUs a server has that the first of them starts; 0 where none has theirs."""
-        from agentrl.config.engine_section import stage_engine
-
-        own = 0 if self.placement.rollout_workers else stage_engine(self).traits().ranks_a_server
+        own = 0 if self.placement.rollout_workers else self.engine_spec.traits().ranks_a_server
         return own if own and self.device == "cuda" else 0
 
     @property

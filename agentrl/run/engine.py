@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.config import StageConfig
-from agentrl.config.engine_section import stage_engine
 from agentrl.engines.base import EnginePlace, EnginePlan, SharedGpus
 from agentrl.engines.find import engines_with
 from agentrl.errors import ConfigError
@@ -24,7 +23,7 @@ _LONGEST_WAIT_S = 60.0
 
 def plays_by_messages(stage: StageConfig) -> bool:
     """Whether the stage's engine takes and gives messages alone: neither weights nor token ids."""
-    return not stage_engine(stage).traits().returns_ids
+    return not stage.engine_spec.traits().returns_ids
 
 
 def engine_plan(stage: StageConfig, model: Path, *, trainer_bytes: int = 0) -> EnginePlan:
@@ -40,7 +39,7 @@ def engine_plan(stage: StageConfig, model: Path, *, trainer_bytes: int = 0) -> E
         MachineError: the machine lacks what the engine needs.
     """
     rollout = stage.rollout
-    spec = stage_engine(stage)
+    spec = stage.engine_spec
     traits = spec.traits()
     if not traits.returns_ids:
         raise ConfigError(

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from ruamel.yaml import YAML
 
 from agentrl.algorithms import ALGORITHMS
-from agentrl.config.key_names import TRL, VERL
+from agentrl.config.foreign_keys import TRL, VERL
 from agentrl.config.load import load_config
 from agentrl.config.train_sections import CriticConfig
 from agentrl.errors import ConfigError

@@ -11,7 +11,6 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from agentrl.config import RunConfig, StageConfig
-from agentrl.config.engine_section import stage_engine
 from agentrl.controller.cluster.episode_host import EpisodeHost
 from agentrl.controller.cluster.rollout_pool import (
     GroupPool,
@@ -116,7 +115,7 @@ class HostedPlayer(Closing):
             # process.
             if self._chat is None:
                 place = EnginePlace(model="", max_running=stage.rollout.max_running)
-                engine = EnginePlan(stage_engine(stage), place)
+                engine = EnginePlan(stage.engine_spec, place)
                 host = EpisodeHost()
                 host.setup(RolloutWorkerSpec(engine, rollout_spec(stage, self.live, None)))
                 self._chat = host

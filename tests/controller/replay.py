@@ -21,8 +21,8 @@ from agentrl.controller.cluster.worker import RoleSpec
 from agentrl.controller.loop import train
 from agentrl.controller.recording.recorder import Recorder
 from agentrl.controller.recording.skipped_steps import SkippedSteps
-from agentrl.controller.stage.stage_run import StageRun
 from agentrl.controller.schedule import Schedule
+from agentrl.controller.stage.stage_run import StageRun
 from agentrl.controller.state import TrainState
 from agentrl.metrics import JsonlSink, PhaseTimer
 from agentrl.rollouts import GroupOutcome, GroupRequest

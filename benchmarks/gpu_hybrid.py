@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from agentrl.config.load import load_config
+from agentrl.engines.weights import read_config
 from agentrl.envs import EpisodeView
 from agentrl.run.trainer import Trainer
 from agentrl.store import read_jsonl
@@ -59,7 +60,9 @@ def make_model(folder: Path, shape: str, device: str) -> int:
     )
     torch.manual_seed(0)
     config = config_of(shape)
-    config.eos_token_id, config.pad_token_id = 0, 1
+    config.eos_token_id = read_config(folder)["eos_token_id"]
+    # a padding token's embedding is zero, and 28 norms of nothing make its gradient infinite
+    config.pad_token_id = None
     with torch.device(device):
         model = Qwen3ForCausalLM(config).to(torch.bfloat16)
     model.save_pretrained(folder)

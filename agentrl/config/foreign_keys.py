@@ -94,6 +94,7 @@ num_generations rollout.group_size
 num_generations_eval eval.samples
 max_completion_length rollout.max_response_tokens
 vllm_max_model_length rollout.context_tokens
+vllm_enable_sleep_mode rollout.sleep
 per_device_train_batch_size train.micro_batch_tokens
 gradient_accumulation_steps train.mini_batch_prompts
 generation_batch_size train.batch_prompts

@@ -223,7 +223,7 @@ def test_a_role_that_no_engine_could_serve_is_not_published(model: Path) -> None
 
 
 def test_a_publish_that_fails_poisons_too(local: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    def corrupt(*_: object) -> None:
+    def corrupt(*_: object, **__: object) -> None:
         raise EngineError("corrupt", retryable=False)
 
     monkeypatch.setattr("agentrl.controller.cluster.worker.publish_in_process", corrupt)

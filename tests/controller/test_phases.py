@@ -206,7 +206,9 @@ class Ranks(RoleGroup):
 
 
 def worker_spec(ranks_a_server: int) -> Any:
-    spec = SimpleNamespace(traits=lambda: EngineTraits(ranks_a_server=ranks_a_server))
+    spec = SimpleNamespace(
+        section="own", traits=lambda: EngineTraits(ranks_a_server=ranks_a_server)
+    )
     return SimpleNamespace(engine=SimpleNamespace(spec=spec), sleeps=True)
 
 

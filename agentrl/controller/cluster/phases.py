@@ -149,12 +149,15 @@ def largest(by_rank: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return found
 
 
-def ranks_of_servers(nodes: Sequence[str], ranks_a_server: int) -> list[list[int]]:
+def ranks_of_servers(
+    nodes: Sequence[str], ranks_a_server: int, setting: str = "tp_size"
+) -> list[list[int]]:
     """Which ranks' GPUs each server has; the first of them owns it.
 
     Args:
         nodes: of each rank.
         ranks_a_server: GPUs of a server, which must be of one node.
+        setting: that says so.
 
     Raises:
         ConfigError: it does not divide the ranks of a node.
@@ -166,7 +169,7 @@ def ranks_of_servers(nodes: Sequence[str], ranks_a_server: int) -> list[list[int
     for node, ranks in by_node.items():
         if len(ranks) % ranks_a_server:
             raise ConfigError(
-                f"rollout.sglang.tp_size={ranks_a_server} must divide the ranks of each node (a "
+                f"{setting}={ranks_a_server} must divide the ranks of each node (a "
                 f"server beside them has the GPUs of so many), got {len(ranks)} "
                 f"{f'on node {node}' if node else 'in this process'}; change it, or "
                 "placement.world_size"

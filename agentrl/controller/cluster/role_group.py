@@ -66,8 +66,11 @@ class RoleGroup:
         """
         places = self.describe()
         on_gpus = all(place.gpu for place in places)
-        ranks_a_server = spec.engine.spec.traits().ranks_a_server if spec and on_gpus else 0
-        servers = ranks_of_servers([place.node for place in places], ranks_a_server or 1)
+        ranks_a_server, setting = 0, ""
+        if spec is not None and on_gpus:
+            ranks_a_server = spec.engine.spec.traits().ranks_a_server
+            setting = f"rollout.{spec.engine.spec.section}.tp_size"
+        servers = ranks_of_servers([place.node for place in places], ranks_a_server or 1, setting)
         ids: list[tuple[str, ...]] = [()] * len(places)
         if ranks_a_server:
             for ranks in servers:

@@ -99,10 +99,10 @@ GIB = 2**30
 def test_the_share_of_a_shared_gpu_is_counted(free: int, trainer: int, share: float) -> None:
     shared = SharedGpus(("0",), free * GIB, trainer * GIB)
     assert kv_memory_fraction(shared) == share
-    command = words(device="cuda", shared=shared)
+    command = words(device="cuda", dtype="bfloat16", shared=shared)
     assert value(command, "--mem-fraction-static") == str(share)
     assert "--enable-memory-saver" in command
-    own = words(device="cuda", shared=shared, kv_memory_fraction=0.25)
+    own = words(device="cuda", dtype="bfloat16", shared=shared, kv_memory_fraction=0.25)
     assert value(own, "--mem-fraction-static") == "0.25"
 
 
@@ -115,14 +115,15 @@ def test_a_gpu_without_room_for_a_server_is_told() -> None:
 def test_a_server_sees_the_gpus_of_its_ranks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4")
     shared = SharedGpus(("4", "6"), 80 * GIB)
-    assert servers(device="cuda", shared=shared).environment()["CUDA_VISIBLE_DEVICES"] == "4,6"
-    assert servers(device="cpu", shared=shared).environment()["CUDA_VISIBLE_DEVICES"] == "4"
+    for device, seen in (("cuda", "4,6"), ("cpu", "4")):
+        own = servers(device=device, dtype="bfloat16", shared=shared)
+        assert own.environment()["CUDA_VISIBLE_DEVICES"] == seen
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_a_server_that_does_not_sleep_saves_no_memory(device: str) -> None:
     shared = SharedGpus(("0",), 0 if device == "cuda" else 80 * GIB)
-    assert "--enable-memory-saver" not in words(device=device, shared=shared)
+    assert "--enable-memory-saver" not in words(device=device, dtype="bfloat16", shared=shared)
 
 
 def test_a_command_of_ones_own_gets_the_same_arguments() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -28,5 +30,9 @@ def to_tensor(array: WeightArray) -> Tensor:
     """The tensor that ``to_array`` was given, in the served dtype; a copy, since what came by Ray
     cannot be written.
     """
-    data = torch.from_numpy(array.data.copy())
-    return data.view(getattr(torch, array.dtype)).reshape(array.shape)
+    return view_of(replace(array, data=array.data.copy()))
+
+
+def view_of(array: WeightArray) -> Tensor:
+    """The tensor over the memory of what ``to_array`` returned in this process."""
+    return torch.from_numpy(array.data).view(getattr(torch, array.dtype)).reshape(array.shape)

@@ -23,9 +23,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from agentrl.engines.checksum import tensor_checksum
 from agentrl.errors import StoreError
 from agentrl.training.data.packing import Packed
-from agentrl.training.models.checksum import tensor_checksum
 from agentrl.training.models.packed_model import ModelSpec
 from agentrl.training.optim.optim_spec import OptimSpec
 from agentrl.training.parallel.process_group import DistSpec
@@ -176,7 +176,7 @@ class TrainBackend(ABC):
 
     def checksums(self, dtype: torch.dtype) -> dict[str, int]:
         """``tensor_checksum`` of what ``weights`` yields, by name, equal on every rank."""
-        return {name: int(tensor_checksum(tensor)) % 2**64 for name, tensor in self.weights(dtype)}
+        return {name: tensor_checksum(name, tensor) for name, tensor in self.weights(dtype)}
 
     @abstractmethod
     def save(self, folder: Path, *, step: int, purpose: str, source: Path) -> None:

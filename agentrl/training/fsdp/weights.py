@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
+from agentrl.engines.checksum import checksum_of, shard_sums
 from agentrl.engines.torch.model.folder_names import ParameterGroup
 from agentrl.training.fsdp.sharding import is_first_copy, sharded_parameters
-from agentrl.training.models.checksum import tensor_checksum
 from agentrl.training.models.names import PREFIX
 from agentrl.training.models.packed_model import PackedModel
 from agentrl.training.parallel.shards import local, offset
@@ -98,12 +98,12 @@ def checksums(model: PackedModel, dtype: torch.dtype) -> dict[str, int]:
     sums: dict[str, Tensor] = {}
     for group, parts in _groups(model, dtype):
         tensor = next(iter(parts.values()))
-        zero = torch.zeros((), dtype=torch.int64, device=tensor.device)
+        zero = torch.zeros(2, dtype=torch.int64, device=tensor.device)
         sums |= dict.fromkeys(group.tensors, zero)
         if group.is_renamed:
             if is_first_copy(tensor):
                 (name,) = group.tensors
-                sums[name] = _shard_checksum(tensor)
+                sums[name] = _own_sums(tensor)
             continue
         if group.experts is None:
             wholes = {name: whole_tensor(part) for name, part in parts.items()}
@@ -111,10 +111,14 @@ def checksums(model: PackedModel, dtype: torch.dtype) -> dict[str, int]:
         else:
             is_counted, made = is_first_copy(tensor), _own_experts(model, group, tensor)
         if is_counted:
-            sums |= {name: tensor_checksum(one) for name, one in made.items()}
+            sums |= {name: shard_sums(one) for name, one in made.items()}
     total = torch.stack([*sums.values()])
     dist.all_reduce(total)
-    return {name: value % 2**64 for name, value in zip(sums, total.tolist(), strict=True)}
+    shapes = {name: shape for group in model.names.groups for name, shape in group.tensors.items()}
+    return {
+        name: checksum_of(name, shapes[name], dtype, own)
+        for name, own in zip(sums, total.cpu(), strict=True)
+    }
 
 
 def _own_experts(model: PackedModel, group: ParameterGroup, stack: Tensor) -> dict[str, Tensor]:
@@ -125,8 +129,8 @@ def _own_experts(model: PackedModel, group: ParameterGroup, stack: Tensor) -> di
     return model.names.revert_experts(group, own, first) if own.numel() else {}
 
 
-def _shard_checksum(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor's checksum."""
+def _own_sums(tensor: Tensor) -> Tensor:
+    """The sums of this rank's part of a tensor."""
     strides = [math.prod(tensor.shape[dim + 1 :]) for dim in range(tensor.ndim)]
     start = sum(map(math.prod, zip(offset(tensor), strides, strict=True)))
-    return tensor_checksum(local(tensor), start=start, row=strides[0] if strides else None)
+    return shard_sums(local(tensor), start=start, row=strides[0] if strides else None)

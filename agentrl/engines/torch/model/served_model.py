@@ -61,8 +61,8 @@ class Place(Protocol):
     def write(self, tensor: Tensor) -> None:
         """Puts it there."""
 
-    def checksum(self) -> int:
-        """``tensor_checksum`` of the bits in the served dtype."""
+    def read(self) -> Tensor:
+        """The tensor as it is served, in its form in the folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +84,8 @@ class WeightPlace:
         shape = self.view.shape[1:] if self.copies else self.view.shape
         self.view.copy_(tensor.reshape(shape))
 
-    def checksum(self) -> int:
-        """``tensor_checksum`` of the float32 or bfloat16 tensor's bits."""
-        return checksum_of(self.view[0] if self.copies else self.view)
-
-
-def checksum_of(tensor: Tensor) -> int:
-    """``tensor_checksum`` of a float32 or bfloat16 tensor's bits."""
-    read = tensor.contiguous().cpu().view(-1)
-    width = read.element_size()
-    signed = read.view({2: torch.int16, 4: torch.int32}[width]).numpy()
-    return tensor_checksum(signed.view({2: np.uint16, 4: np.uint32}[width]))
+    def read(self) -> Tensor:
+        return (self.view[0] if self.copies else self.view).reshape(self.shape)
 
 
 class ServedModel(ABC):
@@ -176,7 +167,7 @@ class ServedModel(ABC):
 
     def checksum(self) -> dict[str, int]:
         """The checksum of each tensor in the served dtype and Hugging Face order."""
-        return {name: place.checksum() for name, place in self.places.items()}
+        return {name: tensor_checksum(name, place.read()) for name, place in self.places.items()}
 
     def empty_rows(self, rows: int, context_tokens: int) -> tuple[KVCache, Forward]:
         """KV memory for ``rows`` sequences of ``context_tokens``, and the forward passes over

@@ -58,13 +58,14 @@ def shard_sums(shard: Tensor, *, start: int = 0, row: int | None = None) -> Tens
             whole.
     """
     size = shard.element_size()
-    width = math.prod(shard.shape[1:]) if row is not None else shard.numel()
+    width = math.prod(shard.shape[1:])
+    if row is None or row == width:
+        width = row = shard.numel()
     sums = torch.zeros(2, dtype=torch.int64, device=shard.device)
     if not shard.numel():
         return sums
     rows = shard.contiguous().reshape(-1).view(torch.uint8).view(-1, width * size)
-    step = (width if row is None else row) * size
-    for words, first, apart in _pieces(rows, start * size, step):
+    for words, first, apart in _pieces(rows, start * size, row * size):
         weights = torch.arange(2 * first + 1, 2 * (first + words.shape[1]), 2, device=words.device)
         if words.shape[0] > 1:
             number = torch.arange(words.shape[0], device=words.device)

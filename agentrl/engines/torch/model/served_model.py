@@ -177,14 +177,15 @@ class ServedModel(ABC):
         return kv, self.forward_over(kv)
 
     def score(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
-        """See ``EngineControl.score``: one token after the other over a row of its own, so that no
-        request's KV is touched.
+        """See ``EngineControl.score``: over a row of its own, so that no request's KV is touched.
+        The tokens are chunks of one each of that row, so that one pass gives all logits.
         """
         ids = torch.tensor(list(token_ids), dtype=torch.int64, device=self.device)
         kv, forward = self.empty_rows(1, ids.numel())
-        logprobs = []
-        for position in range(ids.numel() - 1):
-            place = torch.tensor([position], device=ids.device)
-            logits = forward.decode(ids[position : position + 1], place, ((1, kv.max_keys),))
-            logprobs.append(logits[0].log_softmax(-1)[ids[position + 1]])
-        return torch.stack(logprobs).float().cpu().numpy()
+        places = torch.arange(ids.numel() - 1, device=ids.device)
+        same = torch.zeros_like(places)
+        logits = forward.prefill(ids[:-1, None], places[:, None], same, same, kv.max_keys)
+        logprobs: npt.NDArray[np.float32] = (
+            logits.log_softmax(-1)[places, ids[1:]].float().cpu().numpy()
+        )
+        return logprobs

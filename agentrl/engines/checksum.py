@@ -27,21 +27,19 @@ _BLOCK = {"cpu": 2**19, "cuda": 2**24}
 
 def tensor_checksum(name: str, tensor: Tensor) -> int:
     """The checksum of a whole tensor; see ``checksum_of``."""
-    return checksum_of(name, tensor.shape, tensor.dtype, shard_sums(tensor))
+    return checksum_of(name, tensor.shape, tensor.dtype, shard_sums(tensor).tolist())
 
 
-def checksum_of(name: str, shape: Sequence[int], dtype: torch.dtype, sums: Tensor) -> int:
+def checksum_of(name: str, shape: Sequence[int], dtype: torch.dtype, sums: Sequence[int]) -> int:
     """The checksum of a tensor, below 2**128, which depends on its name and form too.
 
     Args:
         name: in the model's folder.
         shape: of the whole tensor.
         dtype: of it.
-        sums: ``[2]`` int64, of ``shard_sums`` over all shards.
+        sums: the two of ``shard_sums``, over all shards.
     """
-    words: int
-    uppers: int
-    words, uppers = sums.tolist()
+    words, uppers = sums
     form = f"{name} {dtype} {tuple(shape)}".encode()
     own = int.from_bytes(hashlib.blake2b(form, digest_size=16).digest(), "little")
     return (own + words % 2**64 + (uppers % 2**64 << 64)) % 2**128

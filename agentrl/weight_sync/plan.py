@@ -10,7 +10,7 @@ from torch import Tensor
 from agentrl.engines.checksum import tensor_checksum
 from agentrl.engines.servers.update import ServerUpdate
 from agentrl.engines.weights import WeightArray
-from agentrl.weight_sync.tensor_bytes import to_array, view_of
+from agentrl.weight_sync.tensor_bytes import to_array, to_tensor
 
 BATCH_BYTES = 256 * 2**20
 """Of tensors in one call; a larger tensor goes alone."""
@@ -30,7 +30,7 @@ class BatchSession(ABC):
     def put(self, name: str, tensor: Tensor) -> None:
         """See ``UpdateSession.put``."""
         array = to_array(name, tensor, self.update.dtype)
-        self.update.accept(array, tensor_checksum(name, view_of(array)))
+        self.update.accept(array, tensor_checksum(name, to_tensor(array)))
         if (
             self._batch
             and sum(held.data.size for held in self._batch) + array.data.size > BATCH_BYTES

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -27,12 +25,5 @@ def to_array(name: str, tensor: Tensor, dtype: ServedDtype) -> WeightArray:
 
 
 def to_tensor(array: WeightArray) -> Tensor:
-    """The tensor that ``to_array`` was given, in the served dtype; a copy, since what came by Ray
-    cannot be written.
-    """
-    return view_of(replace(array, data=array.data.copy()))
-
-
-def view_of(array: WeightArray) -> Tensor:
-    """The tensor over the memory of what ``to_array`` returned in this process."""
+    """The tensor over the memory of what ``to_array`` returned."""
     return torch.from_numpy(array.data).view(getattr(torch, array.dtype)).reshape(array.shape)

@@ -37,7 +37,6 @@ from agentrl.controller.cluster.rollout_pool import (
     Incident,
     ProcessInfo,
     RolloutWorkerSpec,
-    WeightSource,
     group_key,
     worker_lost,
 )
@@ -52,7 +51,7 @@ from agentrl.rollouts import (
 )
 from agentrl.training.device import DeviceType
 from agentrl.types import Trajectory
-from agentrl.weight_sync import WeightsReport
+from agentrl.weight_sync import ServedWeights, WeightsReport
 
 logger = logging.getLogger(__name__)
 
@@ -143,7 +142,7 @@ class RayRolloutPool:
         self._numbers = itertools.count(len(self._places))
         self._spec: Any = None  # a reference, for those that join
         self._layout: EngineLayout | None = None
-        self._weights: tuple[WeightSource, int, PauseMode] | None = None
+        self._weights: tuple[ServedWeights, int, PauseMode] | None = None
         self._waiting: list[GroupRequest] = []  # for a worker that plays
         self._arrived: list[GroupOutcome] = []  # for ``collect``
         self._ended: list[Trajectory] = []  # for ``take_ended``
@@ -275,7 +274,7 @@ class RayRolloutPool:
     def layout(self) -> EngineLayout | None:
         return self._layout
 
-    def update(self, weights: WeightSource, version: int, mode: PauseMode) -> list[WeightsReport]:
+    def update(self, weights: ServedWeights, version: int, mode: PauseMode) -> list[WeightsReport]:
         """See ``RolloutPool.update``.
 
         Raises:
@@ -287,11 +286,10 @@ class RayRolloutPool:
             self._num_deaths = 0
             asked = []
             for place in self._places.values():
-                ref = self._update(place)
                 if place.starting:
-                    place.starting.append(ref)
+                    place.starting.append(self._update(place, joins=True))
                 else:
-                    asked.append((place, ref))
+                    asked.append((place, self._update(place, joins=False)))
         reports: list[WeightsReport] = []
         for place, ref in asked:
             with self._losing(place):
@@ -340,8 +338,11 @@ class RayRolloutPool:
         for place in list(self._places.values()):
             with self._losing(place):
                 if place.starting and place.starting[0] in ready:
-                    self.calls.ask(place.starting[0], "starting again", place.number)
+                    answer = self.calls.ask(place.starting[0], "starting again", place.number)
                     del place.starting[0]
+                    if answer == [] and not place.starting:
+                        # the ranks went on to a version that ``update`` will bring
+                        place.starting.append(self._update(place, joins=True))
                     if not place.starting:
                         self._log_joined(place)
                         waiting = self._waiting
@@ -418,7 +419,7 @@ class RayRolloutPool:
         place = _Place(number, self.start(number))
         place.starting = [place.actor.setup_rollouts.remote(self._spec)]
         if self._weights is not None:
-            place.starting.append(self._update(place))
+            place.starting.append(self._update(place, joins=True))
         self._places[number] = place
 
     def _play_again(self, place: _Place) -> None:
@@ -433,10 +434,11 @@ class RayRolloutPool:
                 again.append(replace(request, first_attempt=request.first_attempt + 1))
         self.submit(again)
 
-    def _update(self, place: _Place) -> Any:
-        """A reference to the worker's report on the weights published last."""
+    def _update(self, place: _Place, *, joins: bool) -> Any:
+        """A reference to the worker's report on the weights published last; see
+        ``EpisodeHost.update``."""
         assert self._weights is not None
-        return place.actor.call.remote("rollouts", "update", *self._weights)
+        return place.actor.update_rollouts.remote(*self._weights, joins=joins)
 
     def _log_joined(self, place: _Place) -> None:
         fields = {"event": "worker_joined", "worker": place.number}

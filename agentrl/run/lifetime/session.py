@@ -80,7 +80,7 @@ class RunProcesses:
 
     def _open_ray(self, opened: ExitStack, log_folder: Path | None) -> None:
         """A process for each rank and each rollout worker."""
-        from agentrl.controller.cluster.ray_role_group import ObjectStoreSync, RayRoleGroup
+        from agentrl.controller.cluster.ray_role_group import RayRoleGroup, ServedSync
         from agentrl.controller.cluster.ray_rollout_pool import rollout_workers
         from agentrl.controller.cluster.ray_runtime import cluster_gpus, shut_down_ray, start_ray
 
@@ -99,7 +99,7 @@ class RunProcesses:
             if name == own.pool_of("actor"):
                 self.rollouts = group.rollouts
         if self._workers:
-            self.sync = ObjectStoreSync()
+            self.sync = ServedSync()
             self.rollouts = rollout_workers(own, device=self._device, log_folder=log_folder)
             opened.callback(self.rollouts.close)
 

@@ -126,8 +126,8 @@ class EngineControl(Protocol):
         """Requires a paused engine."""
 
     def checksum(self) -> Mapping[str, int]:
-        """For each Hugging Face tensor Σ bits_i·(2i+1) mod 2**64 over its flat index i in the
-        served dtype."""
+        """``agentrl.engines.checksum.tensor_checksum`` of each Hugging Face tensor in the served
+        dtype."""
 
     def score(self, token_ids: Sequence[int]) -> Mapping[str, npt.NDArray[np.float32]]:
         """Log-probabilities of a text under the weights served now; requires a serving engine.

@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from agentrl.engines.base import EngineHealth, EngineLayout, EngineNotice, PauseMode, Tag
 from agentrl.engines.checks import PutTensors, check_request, require_new
-from agentrl.engines.checksum import tensor_checksum
 from agentrl.engines.life import EngineLife
 from agentrl.errors import EngineError
 from agentrl.types import (
@@ -318,11 +317,12 @@ class ScriptedUpdateSession:
         Raises:
             EngineError: an unknown name or another shape; the engine is corrupt.
         """
+        # torch is loaded with the first tensor
+        from agentrl.engines.checksum import tensor_checksum
+
         if self._tensors is not None and (fault := self._tensors.fault(name, tuple(tensor.shape))):
             self._fail(fault)
-        self._put[name] = tensor_checksum(
-            tensor.detach().float().cpu().contiguous().numpy().view(np.uint32)
-        )
+        self._put[name] = tensor_checksum(name, tensor.float())
 
     def commit(self) -> None:
         """Serves the new version."""

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.engines.base import ServedDtype
-from agentrl.engines.checksum import tensor_checksum
 from agentrl.errors import DataError
 from agentrl.store.disk import replacing_folder
 
@@ -38,16 +37,6 @@ class WeightArray:
     dtype: ServedDtype
     shape: tuple[int, ...]
     data: npt.NDArray[np.uint8]
-
-    @property
-    def bits(self) -> npt.NDArray[np.unsignedinteger[Any]]:
-        """``[elements]``: each number's bits, as an unsigned integer of its width."""
-        return self.data.view(np.uint32 if self.dtype == "float32" else np.uint16)
-
-
-def array_checksum(array: WeightArray) -> int:
-    """The checksum that trainer and engine compare (docs/controller.md)."""
-    return tensor_checksum(array.bits)
 
 
 def read_config(model: str | Path) -> Mapping[str, Any]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     )
     from agentrl.training.optim.optim_spec import OptimSpec
     from agentrl.training.parallel.process_group import DistSpec, join, leave
+    from agentrl.training.parallel.shards import WeightPart, whole_checksums
     from agentrl.training.roles.actor import Actor, ActorSpec
     from agentrl.training.roles.check_backend import check_backend
     from agentrl.training.roles.critic import Critic, CriticSpec
@@ -55,6 +56,7 @@ __all__ = [
     "RewardModelSpec",
     "ShardPlan",
     "TrainBackend",
+    "WeightPart",
     "check_backend",
     "join",
     "leave",
@@ -64,12 +66,14 @@ __all__ = [
     "sample_weights",
     "shards",
     "union",
+    "whole_checksums",
 ]
 
 _HOMES = (
     "optim.optim_spec",
     "data.partition",
     "parallel.process_group",
+    "parallel.shards",
     "backends.backend",
     "roles.check_backend",
     "roles.learner",

@@ -1,5 +1,5 @@
-"""How the trainer's weights reach the engines: into one in this process, or to servers in one of
-three ways.
+"""How the trainer's weights reach the engines: into one in this process, to workers that take them
+from the ranks' served copies, or to servers in one of three ways.
 """
 
 from __future__ import annotations
@@ -9,25 +9,36 @@ from agentrl.weight_sync.broadcast import BroadcastSender
 from agentrl.weight_sync.disk import DiskSender
 from agentrl.weight_sync.http import HttpSender
 from agentrl.weight_sync.in_process import (
-    TrainerWeights,
     WeightsReport,
-    export_weights,
     publish_in_process,
     update_engine,
 )
-from agentrl.weight_sync.tensor_bytes import to_tensor
+from agentrl.weight_sync.served_copy import (
+    Bits,
+    PartPlace,
+    PartReader,
+    ServedCopy,
+    ServedWeights,
+    StaleWeightsError,
+)
 from agentrl.weight_sync.transports import make_sender
+from agentrl.weight_sync.verify import Reference, trainer_reference
 
 __all__ = [
+    "Bits",
     "BroadcastSender",
     "DiskSender",
     "HttpSender",
+    "PartPlace",
+    "PartReader",
+    "Reference",
+    "ServedCopy",
     "ServedDtype",
-    "TrainerWeights",
+    "ServedWeights",
+    "StaleWeightsError",
     "WeightsReport",
-    "export_weights",
     "make_sender",
     "publish_in_process",
-    "to_tensor",
+    "trainer_reference",
     "update_engine",
 ]

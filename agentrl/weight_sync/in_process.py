@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING
 
 from agentrl.engines import EngineControl, PauseMode, ServedDtype
 from agentrl.engines.probe import ProbeNoise
-from agentrl.engines.weights import WeightArray
 from agentrl.errors import EngineError
-from agentrl.weight_sync.tensor_bytes import to_array
 from agentrl.weight_sync.verify import (
     Reference,
     trainer_reference,
@@ -39,21 +37,6 @@ class WeightsReport:
     tensors: int
     bytes: int
     seconds: float
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TrainerWeights:
-    """The actor's weights on their way to another process, and what they are verified by."""
-
-    arrays: tuple[WeightArray, ...]
-    reference: Reference
-
-
-def export_weights(actor: Actor, dtype: ServedDtype, *, keep: bool) -> TrainerWeights | None:
-    """The actor's weights for engines elsewhere; every rank takes part, and one keeps them."""
-    arrays = tuple(to_array(name, tensor, dtype) for name, tensor in actor.weights(dtype) if keep)
-    reference = trainer_reference(actor, dtype)
-    return TrainerWeights(arrays, reference) if keep else None
 
 
 def publish_in_process(
@@ -87,14 +70,16 @@ def publish_in_process(
             answers nothing.
     """
     if engine is None:
-        export_weights(actor, dtype, keep=False)
+        for _ in actor.weights(dtype):
+            pass
+        trainer_reference(actor, dtype, actor.checksum(dtype))
         make_room()
         return None
     dtype = engine.layout().dtype
     return update_engine(
         engine,
         actor.weights(dtype),
-        lambda: trainer_reference(actor, dtype),
+        lambda: trainer_reference(actor, dtype, actor.checksum(dtype)),
         version,
         mode,
         noise or ProbeNoise(),

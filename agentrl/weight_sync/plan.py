@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from agentrl.engines.checksum import tensor_checksum
 from agentrl.engines.servers.update import ServerUpdate
 from agentrl.engines.weights import WeightArray
-from agentrl.weight_sync.tensor_bytes import to_array
+from agentrl.weight_sync.tensor_bytes import to_array, to_tensor
 
 BATCH_BYTES = 256 * 2**20
 """Of tensors in one call; a larger tensor goes alone."""
@@ -29,7 +30,7 @@ class BatchSession(ABC):
     def put(self, name: str, tensor: Tensor) -> None:
         """See ``UpdateSession.put``."""
         array = to_array(name, tensor, self.update.dtype)
-        self.update.accept(array)
+        self.update.accept(array, tensor_checksum(name, to_tensor(array)))
         if (
             self._batch
             and sum(held.data.size for held in self._batch) + array.data.size > BATCH_BYTES

@@ -25,8 +25,5 @@ def to_array(name: str, tensor: Tensor, dtype: ServedDtype) -> WeightArray:
 
 
 def to_tensor(array: WeightArray) -> Tensor:
-    """The tensor that ``to_array`` was given, in the served dtype; a copy, since what came by Ray
-    cannot be written.
-    """
-    data = torch.from_numpy(array.data.copy())
-    return data.view(getattr(torch, array.dtype)).reshape(array.shape)
+    """The tensor over the memory of what ``to_array`` returned."""
+    return torch.from_numpy(array.data).view(getattr(torch, array.dtype)).reshape(array.shape)

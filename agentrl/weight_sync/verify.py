@@ -45,13 +45,17 @@ class Reference:
     probe: Probe
 
 
-def trainer_reference(actor: Actor, dtype: ServedDtype) -> Reference:
+def trainer_reference(actor: Actor, dtype: ServedDtype, checksum: Mapping[str, int]) -> Reference:
     """The trainer's side, by a forward over the probe alone; called on all ranks alike.
+
+    Args:
+        actor: what was published.
+        dtype: as served.
+        checksum: of the actor's tensors in it.
 
     Raises:
         TrainingError: its logprobs are not finite; it names the weights at fault.
     """
-    checksum = actor.checksum(dtype)
     ids = probe_ids(actor.facts().vocab_size)
     column = actor.logprobs(BatchShard(_one_sample(ids), np.zeros(1, np.int64), ((0,),)))[
         "old_logprobs"

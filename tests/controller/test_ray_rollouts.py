@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from agentrl.config.sections import PlacementConfig, PoolConfig
@@ -26,8 +27,17 @@ from agentrl.engines import EnginePlace, EnginePlan, WeightSender
 from agentrl.engines.torch import TorchEngine, TorchEngineSpec
 from agentrl.errors import AgentRLError, EngineError, TrainingError
 from agentrl.rollouts import GroupOutcome, GroupRequest
-from agentrl.types import Completion, GenerateRequest
-from tests.controller.tiny import TASKS, Cluster, engine_spec, episodes, roles, rollouts
+from agentrl.rollouts.batching import make_batch
+from agentrl.types import BatchShard, Completion, GenerateRequest
+from tests.controller.tiny import (
+    TASKS,
+    Cluster,
+    engine_spec,
+    episodes,
+    made_groups,
+    roles,
+    rollouts,
+)
 from tests.kit.forks import FORKS
 from tests.kit.waiting import gather, is_alive, until
 
@@ -36,11 +46,11 @@ pytestmark = pytest.mark.slow
 
 def workers(number: int, **settings: Any) -> Cluster:
     """One rank, and rollout workers apart from it."""
-    from agentrl.controller.cluster.ray_role_group import ObjectStoreSync, RayRoleGroup
+    from agentrl.controller.cluster.ray_role_group import RayRoleGroup, ServedSync
     from agentrl.controller.cluster.ray_rollout_pool import rollout_workers
 
     placement = PlacementConfig(rollout_workers=number, **settings)
-    return Cluster(RayRoleGroup(placement), rollout_workers(placement), ObjectStoreSync())
+    return Cluster(RayRoleGroup(placement), rollout_workers(placement), ServedSync())
 
 
 @pytest.fixture(scope="module")
@@ -245,11 +255,15 @@ def test_a_worker_that_takes_anothers_place_serves_the_weights_published_last(gr
     for worker in group.pool.describe():
         os.kill(worker.pid, signal.SIGKILL)
     group.publish(7)  # it meets the dead ones, or those that took their places
-    group.pool.submit(requests(4))
-    versions = {
-        v for o in collected(group, 4) for t in o.group.trajectories for v in t.policy_versions
-    }
-    assert versions == {7}
+    assert played_versions(group) == {7}
+    # the trainer is a step ahead of what new workers must serve
+    group.publish(8)
+    (before,) = group.group.call("actor", "checksum")
+    train(group)
+    assert group.group.call("actor", "checksum") != [before]
+    for worker in group.pool.describe():
+        os.kill(worker.pid, signal.SIGKILL)
+    assert played_versions(group) == {8}
 
 
 def test_a_worker_that_died_between_two_stages_is_replaced(group: Any, model: Path) -> None:
@@ -290,6 +304,24 @@ def test_what_runs_on_any_worker_is_saved(group: Any) -> None:
 
 def losses(group: Any) -> list[Incident]:
     return [one for one in group.pool.take_failures() if one.event == "worker_lost"]
+
+
+def played_versions(group: Any) -> set[int]:
+    """Of the tokens of four groups more."""
+    group.pool.submit(requests(4))
+    outcomes = collected(group, 4)
+    return {v for o in outcomes for t in o.group.trajectories for v in t.policy_versions}
+
+
+def train(group: Any) -> None:
+    """A step of the trainer, which publishes nothing."""
+    batch = make_batch(made_groups(0, 1), credit=np.array([1, -1, 1, -1], np.float32))
+    rows = np.arange(batch.num_samples)
+    weights = np.full(rows.size, 1 / batch.num_tokens)
+    columns = dict.fromkeys(("old_logprobs", "advantages"), batch.rollout_logprobs)
+    batch = replace(batch, **columns)
+    shard = BatchShard(batch, rows, tuple((int(row),) for row in rows), weights)
+    group.group.call("actor", "update", shards=[shard])
 
 
 def collected(group: Any, number: int) -> list[GroupOutcome]:

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from agentrl.algorithms import make_algorithm
+from agentrl.engines.checksum import tensor_checksum
 from agentrl.training import (
     Actor,
     ActorSpec,
@@ -39,7 +40,6 @@ from agentrl.training.data import packing
 from agentrl.training.data.partition import Plan, partition
 from agentrl.training.data.prefix_tree import ROOT, Span
 from agentrl.training.fsdp.weights import whole_tensor
-from agentrl.training.models.checksum import tensor_checksum
 from agentrl.training.parallel import tensor_parallel
 from agentrl.training.parallel.process_group import FULL, Sharding
 from agentrl.training.roles.learner import LearningRole
@@ -241,7 +241,7 @@ def trained(models: Path, own: Layout, ranks: Ranks, folder: Path) -> dict[str, 
     actor.save(target)
     actor.export(target / "export")
     published = {name: tensor.clone() for name, tensor in actor.weights()}
-    sums = {name: int(tensor_checksum(one)) % 2**64 for name, one in published.items()}
+    sums = {name: tensor_checksum(name, one) for name, one in published.items()}
     # one sample's loss is not finite: no rank takes the step
     broken = batch.loss_mask.copy()
     broken[(np.arange(broken.size) >= batch.cu_seqlens[-2]) & (broken > 0)] = np.inf

@@ -33,6 +33,7 @@ from agentrl.training import (
     shards,
 )
 from agentrl.training.data.partition import partition
+from agentrl.training.parallel.shards import whole_checksums
 from agentrl.training.roles.role import Role
 from agentrl.types import BatchShard
 from tests.training.harness import layout, make_actor, make_batch, make_siblings, prefixes
@@ -126,7 +127,7 @@ def numbers(case: Case, model_path: str, **spec: Any) -> dict[str, Any]:
         found["after"] = outputs(role, shard)
     dtype = torch.float64 if spec.get("dtype") == "float64" else torch.float32
     found["weights"] = [tensor.clone() for _, tensor in role.backend.weights(dtype)]
-    found["checksums"] = role.backend.checksums(dtype)
+    found["checksums"] = whole_checksums(role.backend.parts(dtype))
     return found
 
 

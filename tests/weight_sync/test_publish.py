@@ -171,7 +171,7 @@ def test_logprobs_that_overflow_are_no_fault_of_the_weights(actor: Actor) -> Non
     with torch.no_grad():
         dict(actor.backend.model.hf.named_parameters())["model.norm.weight"].fill_(3e38)
     with pytest.raises(TrainingError, match="though its weights are finite in float32"):
-        trainer_reference(actor, "float32")
+        trainer_reference(actor, "float32", {})
 
 
 def test_the_probe_agrees_with_the_trainer_within_rounding(
@@ -179,7 +179,7 @@ def test_the_probe_agrees_with_the_trainer_within_rounding(
 ) -> None:
     change(actor)
     publish_in_process(actor, engine, 4)
-    probe = trainer_reference(actor, "float32").probe
+    probe = trainer_reference(actor, "float32", {}).probe
     (scored,) = engine.score(probe.token_ids).values()
     assert scored.shape == (len(probe.token_ids) - 1,)
     np.testing.assert_allclose(scored, probe.logprobs, atol=1e-4)

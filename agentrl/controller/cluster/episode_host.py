@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from typing import TypeGuard, cast
 
 import torch
+from torch import Tensor
 
 from agentrl.controller.cluster.rollout_pool import (
     GroupKey,
@@ -35,7 +36,13 @@ from agentrl.rollouts import (
     paced_collector,
 )
 from agentrl.types import Trajectory
-from agentrl.weight_sync import TrainerWeights, WeightsReport, make_sender, to_tensor, update_engine
+from agentrl.weight_sync import (
+    ServedWeights,
+    StaleWeightsError,
+    WeightsReport,
+    make_sender,
+    update_engine,
+)
 
 
 class EpisodeHost:
@@ -104,9 +111,25 @@ class EpisodeHost:
     def layout(self) -> EngineLayout | None:
         return None if self.engine is None else self.engine.layout()
 
-    def update(self, weights: TrainerWeights, version: int, mode: PauseMode) -> list[WeightsReport]:
+    def update(
+        self, weights: ServedWeights, version: int, mode: PauseMode, *, joins: bool = False
+    ) -> list[WeightsReport]:
+        """See ``RolloutPool.update``.
+
+        Args:
+            weights: as the ranks keep them.
+            version: of them.
+            mode: what becomes of requests in flight.
+            joins: whether the ranks may go on to the next version meanwhile. All tensors then come
+                before the engine hears of one; where they did not, nothing is changed or returned.
+        """
         assert self.engine is not None, "weights go to an engine"
-        tensors = ((array.name, to_tensor(array)) for array in weights.arrays)
+        tensors: Iterable[tuple[str, Tensor]] = weights.tensors()
+        if joins:
+            try:
+                tensors = list(tensors)
+            except StaleWeightsError:
+                return []
         with self.clock_paused():
             return [
                 update_engine(

@@ -226,6 +226,12 @@ class Places:
             if place.state != "serving" and place.fault is None:
                 self._serve(place)
 
+    def outrun(self, place: Place, version: int) -> None:
+        """The trainer went on before a worker that does not serve had all of a version: it is as it
+        was, and the next publish brings another."""
+        if version == self.version:
+            place.is_sent = False
+
     def answered(self, place: Place) -> None:
         """A sign of life: a suspect worker is sent the weights before it is given groups again."""
         if place.state != "suspect" or place.fault is not None:

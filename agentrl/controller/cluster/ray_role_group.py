@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayTaskError
 
 from agentrl.config.sections import PoolConfig
 from agentrl.controller.cluster.mesh import MeshShape
@@ -30,7 +32,13 @@ from agentrl.engines import PauseMode
 from agentrl.errors import TrainingError
 from agentrl.training import DistSpec
 from agentrl.training.device import FIRST_DEVICE, DeviceType
-from agentrl.weight_sync import WeightsReport
+from agentrl.weight_sync import (
+    Bits,
+    PartReader,
+    ServedWeights,
+    StaleWeightsError,
+    WeightsReport,
+)
 
 _KEEP_FREED_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(2**25),  # the largest that glibc takes
@@ -113,16 +121,9 @@ class RayRoleGroup(RoleGroup):
         )
         return RayRolloutPool([self._ranks[rank] for rank in ranks], calls)
 
-    def call_stored(self, target: str, method: str, args: tuple[Any, ...]) -> Any:
-        """Calls a method on every rank; rank 0's answer stays in Ray's object store, and its
-        reference is returned."""
-        with self._ordering:
-            refs = [
-                rank.call_stored.options(num_returns=2).remote(target, method, *args)
-                for rank in self._ranks
-            ]
-        self._calls.gather([done for done, _ in refs], f"{target}.{method}")
-        return refs[0][1]
+    def reader(self, role: str) -> PartReader:
+        """Reads what the ranks serve of a role's weights."""
+        return _RankReader(tuple(self._ranks), role)
 
     def close(self) -> None:
         self.rollouts.close()
@@ -147,9 +148,34 @@ class RayRoleGroup(RoleGroup):
         return TrainingError(message, rank=rank, host=host, traceback_text=traceback_text)
 
 
-class ObjectStoreSync(WeightSync):
-    """``WeightSync`` from rank 0 through Ray's object store to engines on any machine; the driver
-    sees references. The learner's ranks are a ``RayRoleGroup``.
+@dataclass(frozen=True, slots=True)
+class _RankReader:
+    """``PartReader`` of ranks in Ray actors."""
+
+    ranks: tuple[Any, ...]
+    role: str
+
+    def ask(self, version: int, names: Sequence[tuple[str, ...]]) -> Any:
+        """See ``PartReader``; a rank that has nothing of a bucket is not asked."""
+        return [
+            rank.read_served.remote(self.role, version, own) if own else None
+            for rank, own in zip(self.ranks, names, strict=True)
+        ]
+
+    def take(self, asked: Any) -> list[list[Bits]]:
+        """See ``PartReader``."""
+        try:
+            given = [ref and ray.get(ref)[0] for ref in asked]
+        except RayTaskError as error:
+            if isinstance(error.cause, StaleWeightsError):
+                raise error.cause from None
+            raise
+        return [ray.get(ref) if ref else [] for ref in given]
+
+
+class ServedSync(WeightSync):
+    """``WeightSync`` from each rank's served copy to engines on any machine, which take its parts
+    in buckets. The learner's ranks are a ``RayRoleGroup``.
     """
 
     def send(
@@ -158,6 +184,11 @@ class ObjectStoreSync(WeightSync):
         layout = pool.layout()
         if layout is None:
             return []
-        assert isinstance(learner.group, RayRoleGroup), "ranks without Ray have no object store"
-        weights = learner.group.call_stored("weights", "export", (learner.name, layout.dtype))
+        group = learner.group
+        assert isinstance(group, RayRoleGroup), "ranks without Ray are asked by nobody"
+        served = group.call("weights", "serve", args=(learner.name, layout.dtype, version))
+        reference = served[0][1]
+        ranks = tuple(places for places, _ in served)
+        reader = group.reader(learner.name)
+        weights = ServedWeights(version, layout.dtype, ranks, reference, reader)
         return pool.update(weights, version, mode)

@@ -61,14 +61,13 @@ from agentrl.controller.cluster.rollout_pool import (
     Incident,
     ProcessInfo,
     RolloutWorkerSpec,
-    WeightSource,
 )
 from agentrl.engines import EngineLayout, PauseMode
 from agentrl.errors import AgentRLError, EngineError, WeightMismatchError
 from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState
 from agentrl.training.device import DeviceType
 from agentrl.types import Trajectory
-from agentrl.weight_sync import WeightsReport
+from agentrl.weight_sync import ServedWeights, WeightsReport
 
 logger = logging.getLogger(__name__)
 
@@ -206,7 +205,7 @@ class RayRolloutPool:
         self._plays = False
         self._in_setup = False
         self._layout: EngineLayout | None = None
-        self._weights: tuple[WeightSource, int, PauseMode] | None = None
+        self._weights: tuple[ServedWeights, int, PauseMode] | None = None
         self._reports: list[WeightsReport] = []
         self._arrived: list[GroupOutcome] = []  # for ``collect``
         self._ended: list[Trajectory] = []  # for ``take_ended``
@@ -336,7 +335,7 @@ class RayRolloutPool:
     def layout(self) -> EngineLayout | None:
         return self._layout
 
-    def update(self, weights: WeightSource, version: int, mode: PauseMode) -> list[WeightsReport]:
+    def update(self, weights: ServedWeights, version: int, mode: PauseMode) -> list[WeightsReport]:
         """See ``RolloutPool.update``; a worker that is silent, dies or fails at it is left behind.
 
         Returns:
@@ -540,6 +539,9 @@ class RayRolloutPool:
             self._give_order(host)
 
     def _take_report(self, host: _Host, version: int, reports: list[WeightsReport]) -> None:
+        if not reports:
+            self._places.outrun(host.place, version)
+            return
         if version == self._places.version:
             self._reports += reports
         self._places.verified(host.place, version)
@@ -597,7 +599,9 @@ class RayRolloutPool:
         assert self._weights is not None
         version = self._weights[1]
         take = partial(self._take_report, host, version)
-        ref = host.actor.call.remote("rollouts", "update", *self._weights)
+        # no publish waits for one that does not serve, so that the ranks may go on meanwhile
+        joins = host.place.state != "serving"
+        ref = host.actor.update_rollouts.remote(*self._weights, joins=joins)
         self._call(host, _PUBLISHING, ref, take, limit_s=self.calls.timeout_s)
 
     def _fail(self, place: Place, error: BaseException, losses: int) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import math
 import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -24,6 +25,7 @@ from agentrl.rollouts import GroupOutcome
 from agentrl.store import logging_to
 from agentrl.tools import close_shared_tools
 from agentrl.types import Trajectory, file_modules
+from agentrl.weight_sync import WeightsReport
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +36,8 @@ attempts that ended in groups that go on, and why its engine answers nothing any
 CALL_TIMEOUT_S = 1800.0
 """Deadline of any call of an actor, where ``placement.call_timeout_s`` says nothing else."""
 
+_MOST_GIVEN = 3
+"""Buckets of weights that a rank keeps for workers that come a little later than the first."""
 _POLL_S = 1.0
 _SLOW_S = 60.0
 """A call that takes longer is logged, once."""
@@ -62,6 +66,9 @@ class _RayWorker(Worker):
         if log_folder is not None:
             self._open.enter_context(logging_to(log_folder / f"{self.log_name}-{number}.jsonl"))
         super().__init__(f"episodes-{number}")
+        self._given: dict[tuple[str, int, tuple[str, ...]], Any] = {}
+        # workers ask at once
+        self._giving = threading.Lock()
 
     def free_address(self) -> tuple[str, int]:
         """This host as the others reach it, and a port that is free there now."""
@@ -77,10 +84,20 @@ class _RayWorker(Worker):
         self.rollouts.setup(spec)
         return self.rollouts.layout()
 
-    def call_stored(self, target: str, method: str, *args: Any) -> tuple[None, Any]:
-        """Two objects, so that the driver can wait for the first and leave the answer where it
-        is."""
-        return None, self.call(target, method, *args)
+    def update_rollouts(self, *args: Any, joins: bool) -> list[WeightsReport]:
+        return self.rollouts.update(*args, joins=joins)
+
+    @ray.method(concurrency_group="served")
+    def read_served(self, role: str, version: int, names: tuple[str, ...]) -> list[Any]:
+        """A reference to parts of what this rank serves. Workers that ask for the same get the same
+        one, so that a node takes it once."""
+        key = (role, version, names)
+        with self._giving:
+            if key not in self._given:
+                self._given[key] = ray.put(self.served_parts(role, version, names))
+                if len(self._given) > _MOST_GIVEN:
+                    del self._given[next(iter(self._given))]
+            return [self._given[key]]
 
     @ray.method(concurrency_group="episodes")
     def episodes(self, method: str, *args: Any) -> Any:
@@ -116,7 +133,7 @@ class _RolloutWorker(_RayWorker):
     log_name = "rollout"
 
 
-_options: dict[str, Any] = {"max_restarts": 0, "concurrency_groups": {"episodes": 4}}
+_options: dict[str, Any] = {"max_restarts": 0, "concurrency_groups": {"episodes": 4, "served": 2}}
 rank_actor: Any = ray.remote(**_options)(_Rank)
 """Ray's class of a rank's actor."""
 rollout_actor: Any = ray.remote(**_options)(_RolloutWorker)

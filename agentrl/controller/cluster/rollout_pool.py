@@ -6,13 +6,13 @@ import itertools
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from agentrl.engines import EngineLayout, EngineNotice, EnginePlan, PauseMode
 from agentrl.errors import EngineError
 from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState, RolloutSpec
 from agentrl.types import Trajectory
-from agentrl.weight_sync import WeightsReport
+from agentrl.weight_sync import ServedWeights, WeightsReport
 
 GroupKey: TypeAlias = tuple[str, int]
 """A group in flight: its label (empty in training) and its index."""
@@ -54,10 +54,6 @@ class RolloutWorkerSpec:
     engine: EnginePlan
     rollout: RolloutSpec
     sleeps: bool = False
-
-
-WeightSource: TypeAlias = Any
-"""``TrainerWeights``, or a reference to them in Ray's object store."""
 
 
 class GroupPool(Protocol):
@@ -111,7 +107,7 @@ class RolloutPool(GroupPool, Protocol):
         """How the engines want their weights; None without an engine that takes any."""
         ...
 
-    def update(self, weights: WeightSource, version: int, mode: PauseMode) -> list[WeightsReport]:
+    def update(self, weights: ServedWeights, version: int, mode: PauseMode) -> list[WeightsReport]:
         """Every engine serves the weights as ``version`` when this returns; late joiners get them
         too."""
         ...

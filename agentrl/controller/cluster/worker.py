@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -17,14 +17,17 @@ from agentrl.controller.cluster.phases import RankPhases
 from agentrl.controller.cluster.rollout_pool import ProcessInfo
 from agentrl.engines import PauseMode, SharedGpus
 from agentrl.errors import AgentRLError, ConfigError, TrainingError
-from agentrl.training import Actor, DistSpec, join, leave
+from agentrl.training import Actor, DistSpec, join, leave, whole_checksums
 from agentrl.training.device import gpus
 from agentrl.weight_sync import (
+    Bits,
+    PartPlace,
+    Reference,
+    ServedCopy,
     ServedDtype,
-    TrainerWeights,
     WeightsReport,
-    export_weights,
     publish_in_process,
+    trainer_reference,
 )
 
 
@@ -46,6 +49,7 @@ class Worker:
     def __init__(self, name: str) -> None:
         self._place: DistSpec | None = None
         self._roles: dict[str, object] = {}
+        self._served: dict[str, ServedCopy] = {}
         self.rollouts = EpisodeHost(name)
         self.phases = RankPhases(self._roles, self.rollouts)
 
@@ -135,10 +139,23 @@ class Worker:
         self.rollouts.shared = SharedGpus(ids) if ids else None
         self.phases.begin(sleeps)
 
-    def export(self, role: str, dtype: ServedDtype) -> TrainerWeights | None:
-        """The role's weights for engines elsewhere, by rank 0. Collective, since weights are
-        sharded."""
-        return export_weights(self._with_weights(role), dtype, keep=dist.get_rank() == 0)
+    def serve(
+        self, role: str, dtype: ServedDtype, version: int
+    ) -> tuple[tuple[PartPlace, ...], Reference | None]:
+        """Renews what this rank serves of the role's weights to engines elsewhere. Collective.
+
+        Returns:
+            What it has, and by rank 0 what they are verified by.
+        """
+        actor = self._with_weights(role)
+        served = self._served.setdefault(role, ServedCopy())
+        checksum = whole_checksums(served.renew(actor.parts(dtype), version))
+        reference = trainer_reference(actor, dtype, checksum)
+        return served.places(), reference if dist.get_rank() == 0 else None
+
+    def served_parts(self, role: str, version: int, names: Sequence[str]) -> list[Bits]:
+        """Parts of what this rank serves, beside what it trains; see ``ServedCopy.read``."""
+        return self._served[role].read(version, names)
 
     def close(self) -> None:
         """Ends everything that this worker started."""
@@ -149,6 +166,7 @@ class Worker:
     def _end_stage(self) -> None:
         self.rollouts.close()
         self._roles.clear()
+        self._served.clear()
 
     def _with_weights(self, role: str) -> Actor:
         found = self._roles.get(role)

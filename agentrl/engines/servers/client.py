@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.engines.base import EnginePlace, PauseMode, Tag
-from agentrl.engines.checksum import HeldTensor
+from agentrl.engines.held_weights import HeldTensor
 from agentrl.engines.servers.section import ServersSpec
 from agentrl.engines.weights import WeightArray, read_config
 from agentrl.errors import ConfigError, EngineError

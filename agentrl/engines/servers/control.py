@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.engines.base import PauseMode, Tag, WeightSender
-from agentrl.engines.checksum import HeldTensor
+from agentrl.engines.held_weights import HeldTensor
 from agentrl.engines.probe import Probe, rounding
 from agentrl.engines.servers.client import ServerClient, ServerKind
 from agentrl.engines.servers.http_client import ServerLostError
@@ -202,9 +202,12 @@ class ServerControl:
         self.state.life.begin_update(version)
 
     @blocking
-    async def updated(self, version: int, weights: Mapping[str, WeightArray]) -> None:
+    async def updated(
+        self, version: int, weights: Mapping[str, WeightArray], checksums: Mapping[str, int]
+    ) -> None:
         """The servers have new weights; those that were lost are started with them."""
         self.state.weights = weights
+        self.state.sent = checksums
         self.state.probe = None
         self.state.stale_kv = "never" if self.state.flushes_updates else "always"
         self.state.kv.clear()

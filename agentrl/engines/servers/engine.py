@@ -11,10 +11,9 @@ from agentrl.engines.base import (
     EngineNotice,
     UpdateSession,
 )
-from agentrl.engines.checksum import HeldWeights
+from agentrl.engines.held_weights import HeldWeights
 from agentrl.engines.servers.control import ServerControl
 from agentrl.engines.servers.update import ServerUpdate
-from agentrl.engines.weights import array_checksum
 from agentrl.errors import EngineError, WeightMismatchError
 from agentrl.types import Completion, EngineInfo, GenerateRequest
 
@@ -88,15 +87,14 @@ class ServersEngine(ServerControl):
                 retryable=False,
             )
         told = self.submit(self.compare_digests(*self.pool.serving)).result()
-        sent = {name: array_checksum(array) for name, array in self.state.weights.items()}
-        found = HeldWeights(sent, told)
+        found = HeldWeights(self.state.sent, told)
         if self.state.held and (fault := found.fault_since(self.state.held)):
             raise WeightMismatchError(
                 f"after publish({self.state.life.policy_version}) the servers hold {fault}, by "
                 "their own digests; restart them, and look at their logs"
             )
         self.state.held = found
-        return sent
+        return found.sent
 
     def health(self) -> EngineHealth:
         """See ``EngineControl.health``; answers at once, from what is known on this side."""

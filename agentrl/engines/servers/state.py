@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from agentrl.engines.checksum import HeldWeights
+from agentrl.engines.held_weights import HeldWeights
 from agentrl.engines.life import EngineLife
 from agentrl.engines.probe import Probe
 from agentrl.engines.servers.client import ServerKind, WeightLabels
@@ -28,6 +28,7 @@ class ServersState:
 
     Attributes:
         weights: those that were sent last; None before the first update.
+        sent: checksums of those weights, by the tensors' names.
         held: what the servers were found to hold last, by their own digests.
         probe: logprobs under the version served now, which a server started later must agree with.
         kv: tokens of each session in the servers' caches.
@@ -39,6 +40,7 @@ class ServersState:
         self.life = EngineLife()
         self.labels = WeightLabels(secrets.token_hex(4))
         self.weights: Mapping[str, WeightArray] | None = None
+        self.sent: Mapping[str, int] = {}
         self.held: HeldWeights | None = None
         self.probe: Probe | None = None
         self.stale_kv: StaleKV = "never"

@@ -32,6 +32,7 @@ class ServerUpdate:
     Attributes:
         servers: those that the update reaches.
         arrays: what was put so far; with it a server is started again.
+        checksums: of it, by the tensors' names.
         label: what the servers call the new weights; sent with the last of them.
         flush: whether the servers' KV cache is emptied.
         folder: where this update's weights may be written.
@@ -48,6 +49,7 @@ class ServerUpdate:
         self.version = version
         self.servers = control.pool.reachable
         self.arrays: dict[str, WeightArray] = {}
+        self.checksums: dict[str, int] = {}
         self.label = state.labels.label(version)
         self.flush = state.flushes_updates
         self.folder = state.weights_folder(version)
@@ -79,7 +81,7 @@ class ServerUpdate:
         """Whether a server that took part is lost by now."""
         return self.num_live < len(self.servers)
 
-    def accept(self, array: WeightArray) -> None:
+    def accept(self, array: WeightArray, checksum: int) -> None:
         """Checks a tensor before any server hears of it, and keeps it: a server that is started
         again needs it.
 
@@ -92,6 +94,7 @@ class ServerUpdate:
         if fault := self._put.fault(array.name, array.shape):
             self._fail(fault)
         self.arrays[array.name] = array
+        self.checksums[array.name] = checksum
 
     def require_complete(self) -> None:
         """Raises an EngineError, and fails the update, where a tensor was not put: servers would
@@ -138,7 +141,7 @@ class ServerUpdate:
         if self._open:
             self.on_all(lambda client, _: client.end_update())
         self._over = True
-        self._control.updated(self.version, self.arrays)
+        self._control.updated(self.version, self.arrays, self.checksums)
 
     def mark_corrupt(self, problem: str) -> None:
         """The update failed: the engine answers nothing any more."""

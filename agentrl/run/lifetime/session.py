@@ -86,7 +86,7 @@ class RunProcesses:
             shut_down_ray,
             start_ray,
         )
-        from agentrl.controller.cluster.ray_role_group import ObjectStoreSync, RayRoleGroup
+        from agentrl.controller.cluster.ray_role_group import RayRoleGroup, ServedSync
         from agentrl.controller.cluster.ray_rollout_pool import rollout_workers
 
         own = self._placement
@@ -108,7 +108,7 @@ class RunProcesses:
             if name == own.pool_of("actor"):
                 self.rollouts = group.rollouts
         if self._workers:
-            self.sync = ObjectStoreSync()
+            self.sync = ServedSync()
             self.rollouts = rollout_workers(own, device=self._device, log_folder=log_folder)
             opened.callback(self.rollouts.close)
 

@@ -27,10 +27,10 @@ from torch import Tensor, nn
 from agentrl.algorithms import PolicyInputs, TokenStat
 from agentrl.errors import ConfigError, StoreError
 from agentrl.training.data.packing import Packed
-from agentrl.training.models.checksum import tensor_checksum
 from agentrl.training.models.packed_model import ModelSpec
 from agentrl.training.optim.optim_spec import OptimSpec
 from agentrl.training.parallel.process_group import DistSpec
+from agentrl.training.parallel.shards import WeightPart
 from agentrl.training.save_result import SaveResult
 from agentrl.types import Part, Stat
 
@@ -245,9 +245,12 @@ class TrainBackend(ABC):
         """Whole tensors as the model's folder has them, by their names there; every rank runs the
         iteration to its end. A tensor may share memory with the parameter."""
 
-    def checksums(self, dtype: torch.dtype) -> dict[str, int]:
-        """``tensor_checksum`` of what ``weights`` yields, by name, equal on every rank."""
-        return {name: int(tensor_checksum(tensor)) % 2**64 for name, tensor in self.weights(dtype)}
+    def parts(self, dtype: torch.dtype) -> Iterator[WeightPart]:
+        """This rank's parts of what ``weights`` yields: each number of it is one rank's. Every rank
+        runs the iteration to its end."""
+        for name, tensor in self.weights(dtype):
+            if self.is_first:
+                yield WeightPart(name, tuple(tensor.shape), (0,) * tensor.ndim, tensor)
 
     @abstractmethod
     def save(self, folder: Path, *, step: int, purpose: str, source: Path) -> None:

@@ -30,7 +30,7 @@ from agentrl.training.fsdp.checkpoint import CheckpointWriter, load_checkpoint
 from agentrl.training.fsdp.export import export_model
 from agentrl.training.fsdp.gradients import clip_gradients
 from agentrl.training.fsdp.sharding import sharded_parameters
-from agentrl.training.fsdp.weights import checksums, full_weights
+from agentrl.training.fsdp.weights import full_weights, weight_parts
 from agentrl.training.models.names import PREFIX, torch_dtype
 from agentrl.training.models.packed_model import ModelSpec, PackedModel, check_layout
 from agentrl.training.models.policy_model import open_policy
@@ -39,7 +39,7 @@ from agentrl.training.models.trunk import wrap_blocks
 from agentrl.training.optim.optim_spec import OptimSpec
 from agentrl.training.optim.optimizer import build_optimizers
 from agentrl.training.parallel.process_group import FULL, DistSpec, Sharding
-from agentrl.training.parallel.shards import local
+from agentrl.training.parallel.shards import WeightPart, local
 from agentrl.training.save_result import SaveResult
 from agentrl.types import Part
 
@@ -172,9 +172,9 @@ class PackedBackend(TrainBackend):
         """Whole tensors by the names of the model's folder; see ``full_weights``."""
         return full_weights(self.model, dtype)
 
-    def checksums(self, dtype: torch.dtype) -> dict[str, int]:
-        """Of what ``weights`` yields; see ``checksums``."""
-        return checksums(self.model, dtype)
+    def parts(self, dtype: torch.dtype) -> Iterator[WeightPart]:
+        """This rank's parts of what ``weights`` yields; see ``weight_parts``."""
+        return weight_parts(self.model, dtype)
 
     def save(self, folder: Path, *, step: int, purpose: str, source: Path) -> None:
         """Writes weights, optimizer state and step."""

@@ -1,8 +1,7 @@
-"""Weights: whole tensors by their names in the folder, and checksums of them by shards."""
+"""Weights: whole tensors by their names in the folder, and each rank's parts of them."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import torch
@@ -12,10 +11,9 @@ from torch.distributed.tensor import DTensor, Shard
 
 from agentrl.engines.torch.model.folder_names import ParameterGroup
 from agentrl.training.fsdp.sharding import is_first_copy, sharded_parameters
-from agentrl.training.models.checksum import tensor_checksum
 from agentrl.training.models.names import PREFIX
 from agentrl.training.models.packed_model import PackedModel
-from agentrl.training.parallel.shards import local, offset
+from agentrl.training.parallel.shards import WeightPart, local, offset
 
 
 @torch.no_grad()
@@ -86,35 +84,30 @@ def _groups(
 
 
 @torch.no_grad()
-def checksums(model: PackedModel, dtype: torch.dtype) -> dict[str, int]:
-    """A checksum of each tensor of the folder in ``dtype`` by name, equal on every rank.
+def weight_parts(model: PackedModel, dtype: torch.dtype) -> Iterator[WeightPart]:
+    """This rank's parts of what ``full_weights`` yields; each number of it is one rank's.
 
-    Shards are summed, not gathered, also those of stacked experts. Of parameters that lie in the
-    folder in another form the wholes are.
+    Shards are not gathered, also those of stacked experts. Parameters that lie in the folder in
+    another form are, and become rank 0's; so every rank runs the iteration to its end.
 
     Raises:
         TrainingError: weights are gathered already.
     """
-    sums: dict[str, Tensor] = {}
     for group, parts in _groups(model, dtype):
         tensor = next(iter(parts.values()))
-        zero = torch.zeros((), dtype=torch.int64, device=tensor.device)
-        sums |= dict.fromkeys(group.tensors, zero)
         if group.is_renamed:
             if is_first_copy(tensor):
                 (name,) = group.tensors
-                sums[name] = _shard_checksum(tensor)
+                yield WeightPart(name, tuple(tensor.shape), offset(tensor), local(tensor))
             continue
         if group.experts is None:
             wholes = {name: whole_tensor(part) for name, part in parts.items()}
-            is_counted, made = dist.get_rank() == 0, model.names.revert(group, wholes)
+            is_own, made = dist.get_rank() == 0, model.names.revert(group, wholes)
         else:
-            is_counted, made = is_first_copy(tensor), _own_experts(model, group, tensor)
-        if is_counted:
-            sums |= {name: tensor_checksum(one) for name, one in made.items()}
-    total = torch.stack([*sums.values()])
-    dist.all_reduce(total)
-    return {name: value % 2**64 for name, value in zip(sums, total.tolist(), strict=True)}
+            is_own, made = is_first_copy(tensor), _own_experts(model, group, tensor)
+        if is_own:
+            for name, whole in made.items():
+                yield WeightPart(name, tuple(whole.shape), (0,) * whole.ndim, whole)
 
 
 def _own_experts(model: PackedModel, group: ParameterGroup, stack: Tensor) -> dict[str, Tensor]:
@@ -123,10 +116,3 @@ def _own_experts(model: PackedModel, group: ParameterGroup, stack: Tensor) -> di
     assert not any(others), "stacks are divided by experts"
     own = local(stack)
     return model.names.revert_experts(group, own, first) if own.numel() else {}
-
-
-def _shard_checksum(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor's checksum."""
-    strides = [math.prod(tensor.shape[dim + 1 :]) for dim in range(tensor.ndim)]
-    start = sum(map(math.prod, zip(offset(tensor), strides, strict=True)))
-    return tensor_checksum(local(tensor), start=start, row=strides[0] if strides else None)

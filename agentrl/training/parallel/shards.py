@@ -2,9 +2,61 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from agentrl.engines.checksum import checksum_of, shard_sums
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WeightPart:
+    """A rank's part of a tensor of the model's folder.
+
+    Args:
+        name: in the folder.
+        shape: of the whole.
+        first: where the part begins in the whole, by dimension.
+        tensor: the part; it may share memory with a parameter.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    first: tuple[int, ...]
+    tensor: Tensor
+
+    def sums(self) -> Tensor:
+        """Of its words, as ``shard_sums`` has them."""
+        strides = [math.prod(self.shape[dim + 1 :]) for dim in range(len(self.shape))]
+        start = sum(map(math.prod, zip(self.first, strides, strict=True)))
+        return shard_sums(self.tensor, start=start, row=strides[0] if strides else None)
+
+
+def whole_checksums(parts: Iterable[WeightPart]) -> dict[str, int]:
+    """The checksum of each whole tensor by its name, equal on every rank; collective.
+
+    Args:
+        parts: this rank's; those of all ranks make up the wholes.
+    """
+    forms, sums = [], []
+    for part in parts:
+        forms.append((part.name, part.shape, part.tensor.dtype))
+        sums.append(part.sums())
+    own = list(zip(forms, torch.stack(sums).tolist() if sums else [], strict=True))
+    ranks: list[list[tuple[tuple[str, tuple[int, ...], torch.dtype], list[int]]]]
+    ranks = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(ranks, own)
+    totals: dict[tuple[str, tuple[int, ...], torch.dtype], tuple[int, int]] = {}
+    for form, (words, uppers) in (found for rank in ranks for found in rank):
+        before = totals.get(form, (0, 0))
+        totals[form] = (before[0] + words, before[1] + uppers)
+    return {form[0]: checksum_of(*form, total) for form, total in totals.items()}
 
 
 def local(tensor: Tensor) -> Tensor:

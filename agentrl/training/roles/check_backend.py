@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from agentrl.algorithms import make_algorithm
+from agentrl.engines.checksum import tensor_checksum
 from agentrl.training.backends.backend import TrainBackend
 from agentrl.training.backends.find import find_backend
 from agentrl.training.data.partition import Layout, partition, sample_weights, shards
-from agentrl.training.models.checksum import tensor_checksum
 from agentrl.training.optim.optim_spec import OptimSpec
 from agentrl.training.parallel.process_group import DistSpec, join
 from agentrl.training.roles.actor import Actor, ActorSpec
@@ -106,10 +106,8 @@ class _Checked(Contract):
         with self.rule(f"checksums() are those of weights(), {when}"):
             sums = own.checksum("float32")
             for name, tensor in own.weights("float32"):
-                hold(
-                    sums.get(name) == int(tensor_checksum(tensor)) % 2**64,
-                    f"{name} has {sums.get(name)}",
-                )
+                own_sum = tensor_checksum(name, tensor)
+                hold(sums.get(name) == own_sum, f"{name} has {sums.get(name)}")
 
     def _update(self, actor: Actor) -> dict[str, Any]:
         return dict(actor.update(self._shard).means())

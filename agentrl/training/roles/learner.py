@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from agentrl.training.models.packed_model import ModelSpec
 from agentrl.training.optim.optim_spec import OptimSpec
 from agentrl.training.optim.optimizer import learning_rate_factor
 from agentrl.training.parallel.process_group import DistSpec
+from agentrl.training.parallel.shards import WeightPart, whole_checksums
 from agentrl.training.roles.role import Role
 from agentrl.training.save_result import SaveResult
 from agentrl.types import BatchShard, Collect, Dispatch, Stat, Stats, register
@@ -178,10 +179,19 @@ class LearningRole(Role):
         """Go on from a checkpoint, exactly; see ``TrainBackend.load``."""
         self.steps = self.backend.load(Path(folder))
 
+    def parts(self, dtype: DType | None = None) -> Iterator[WeightPart]:
+        """This rank's parts of the model, by every rank to its end; see ``TrainBackend.parts``.
+
+        Args:
+            dtype: as served; None is the spec's own.
+        """
+        with self.backend.holding("params"):
+            yield from self.backend.parts(self.dtype if dtype is None else torch_dtype(dtype))
+
     @register(Dispatch.FIRST)
     def checksum(self, dtype: DType | None = None) -> dict[str, int]:
-        """Checksums by name of what ``weights(dtype)`` yields (docs/controller.md)."""
-        return self.backend.checksums(self.dtype if dtype is None else torch_dtype(dtype))
+        """Checksums by name of the whole tensors in ``dtype`` (docs/engines.md)."""
+        return whole_checksums(self.parts(dtype))
 
     @register(Dispatch.FIRST)
     def export(self, folder: str | Path) -> None:

@@ -13,11 +13,9 @@ import torch
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import save_file as save_torch_file
 
-from agentrl.engines.checksum import tensor_checksum
 from agentrl.engines.weights import (
     ServedDtype,
     WeightArray,
-    array_checksum,
     open_weights,
     tensor_shapes,
     write_weights,
@@ -162,8 +160,8 @@ def test_what_was_written_is_opened_again(tmp_path: Path, arrays: dict[str, Weig
     (tmp_path / "model").mkdir()
     write_weights(tmp_path / "new", tmp_path / "model", arrays.values())
     found = open_weights(tmp_path / "new", "float32")
-    assert {name: array_checksum(array) for name, array in found.items()} == {
-        name: array_checksum(array) for name, array in arrays.items()
+    assert {name: (one.shape, one.data.tobytes()) for name, one in found.items()} == {
+        name: (one.shape, one.data.tobytes()) for name, one in arrays.items()
     }
 
 
@@ -193,13 +191,6 @@ def test_a_folder_of_a_dtype_that_servers_do_not_load_is_named(tmp_path: Path) -
 def test_shapes_are_read_from_the_head_alone(tmp_path: Path, values: dict[str, np.ndarray]) -> None:
     save_file(values, tmp_path / "model.safetensors")
     assert tensor_shapes(tmp_path) == SHAPES
-
-
-def test_the_checksum_is_the_trainers(
-    values: dict[str, np.ndarray], arrays: dict[str, WeightArray]
-) -> None:
-    name = "model.norm.weight"
-    assert array_checksum(arrays[name]) == tensor_checksum(values[name].view(np.uint32))
 
 
 def test_a_folder_without_weights_is_named(tmp_path: Path) -> None:

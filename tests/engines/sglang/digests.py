@@ -110,8 +110,9 @@ def _shard(array: WeightArray, rank: int, num_ranks: int, num_kv_heads: int) -> 
     kind = array.name.rpartition(".")[0].rpartition(".")[2]
     axis = int(kind in _COLUMNS_CUT)
     if kind not in _VOCABULARY + _HEADS + _MLP or axis >= len(array.shape):
-        return array.bits
-    whole = np.moveaxis(array.bits.reshape(array.shape), axis, 0)
+        return array.data
+    width = np.uint32 if array.dtype == "float32" else np.uint16
+    whole = np.moveaxis(array.data.view(width).reshape(array.shape), axis, 0)
     each = _rank_size(kind, array.shape[axis], num_ranks, num_kv_heads)
     own = whole[rank * each : (rank + 1) * each]
     if short := each - own.shape[0]:

@@ -61,8 +61,8 @@ class Place(Protocol):
     def write(self, tensor: Tensor) -> None:
         """Puts it there."""
 
-    def checksum(self) -> int:
-        """``tensor_checksum`` of the bits in the served dtype."""
+    def read(self) -> Tensor:
+        """The tensor as it is served, in its form in the folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +84,8 @@ class WeightPlace:
         shape = self.view.shape[1:] if self.copies else self.view.shape
         self.view.copy_(tensor.reshape(shape))
 
-    def checksum(self) -> int:
-        """``tensor_checksum`` of the float32 or bfloat16 tensor's bits."""
-        return checksum_of(self.view[0] if self.copies else self.view)
-
-
-def checksum_of(tensor: Tensor) -> int:
-    """``tensor_checksum`` of a float32 or bfloat16 tensor's bits."""
-    read = tensor.contiguous().cpu().view(-1)
-    width = read.element_size()
-    signed = read.view({2: torch.int16, 4: torch.int32}[width]).numpy()
-    return tensor_checksum(signed.view({2: np.uint16, 4: np.uint32}[width]))
+    def read(self) -> Tensor:
+        return (self.view[0] if self.copies else self.view).reshape(self.shape)
 
 
 class ServedModel(ABC):
@@ -176,7 +167,7 @@ class ServedModel(ABC):
 
     def checksum(self) -> dict[str, int]:
         """The checksum of each tensor in the served dtype and Hugging Face order."""
-        return {name: place.checksum() for name, place in self.places.items()}
+        return {name: tensor_checksum(name, place.read()) for name, place in self.places.items()}
 
     def empty_rows(self, rows: int, context_tokens: int) -> tuple[KVCache, Forward]:
         """KV memory for ``rows`` sequences of ``context_tokens``, and the forward passes over
@@ -186,14 +177,15 @@ class ServedModel(ABC):
         return kv, self.forward_over(kv)
 
     def score(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
-        """See ``EngineControl.score``: one token after the other over a row of its own, so that no
-        request's KV is touched.
+        """See ``EngineControl.score``: over a row of its own, so that no request's KV is touched.
+        The tokens are chunks of one each of that row, so that one pass gives all logits.
         """
         ids = torch.tensor(list(token_ids), dtype=torch.int64, device=self.device)
         kv, forward = self.empty_rows(1, ids.numel())
-        logprobs = []
-        for position in range(ids.numel() - 1):
-            place = torch.tensor([position], device=ids.device)
-            logits = forward.decode(ids[position : position + 1], place, ((1, kv.max_keys),))
-            logprobs.append(logits[0].log_softmax(-1)[ids[position + 1]])
-        return torch.stack(logprobs).float().cpu().numpy()
+        places = torch.arange(ids.numel() - 1, device=ids.device)
+        same = torch.zeros_like(places)
+        logits = forward.prefill(ids[:-1, None], places[:, None], same, same, kv.max_keys)
+        logprobs: npt.NDArray[np.float32] = (
+            logits.log_softmax(-1)[places, ids[1:]].float().cpu().numpy()
+        )
+        return logprobs

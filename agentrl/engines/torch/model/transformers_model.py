@@ -18,7 +18,7 @@ from agentrl.engines.find import engines_with
 from agentrl.engines.torch.kv_cache import KVCache
 from agentrl.engines.torch.model.folder_names import FolderNames, ParameterGroup
 from agentrl.engines.torch.model.quiet import quiet_transformers
-from agentrl.engines.torch.model.served_model import ServedModel, WeightPlace, checksum_of
+from agentrl.engines.torch.model.served_model import ServedModel, WeightPlace
 from agentrl.engines.torch.model.transformers_check import prove, unserved
 from agentrl.engines.torch.model.transformers_decoder import MaskKind, TransformersDecoder
 from agentrl.errors import EngineError
@@ -169,7 +169,7 @@ class _Made:
         self._group = group
         self._parameters = parameters
         self._come: dict[str, Tensor] = {}
-        self._sums: dict[str, int] = {}
+        self._read: dict[str, Tensor] = {}
 
     def write(self, name: str, tensor: Tensor) -> None:
         like = next(iter(self._parameters.values()))
@@ -180,14 +180,13 @@ class _Made:
         for own, made in self._names.convert(self._come).items():
             self._parameters[own].copy_(made)
         self._come.clear()
-        self._sums.clear()
+        self._read.clear()
 
-    def checksum(self, name: str) -> int:
-        # those of all tensors are made together, and each is asked for once
-        if name not in self._sums:
-            reverted = self._names.revert(self._group, self._parameters)
-            self._sums = {own: checksum_of(tensor) for own, tensor in reverted.items()}
-        return self._sums.pop(name)
+    def read(self, name: str) -> Tensor:
+        # all tensors are made together, and each is asked for once
+        if name not in self._read:
+            self._read = self._names.revert(self._group, self._parameters)
+        return self._read.pop(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +200,8 @@ class _Part:
     def write(self, tensor: Tensor) -> None:
         self.made.write(self.name, tensor)
 
-    def checksum(self) -> int:
-        return self.made.checksum(self.name)
+    def read(self) -> Tensor:
+        return self.made.read(self.name)
 
 
 class _FP32Head(nn.Module):

@@ -327,6 +327,15 @@ def _schedule_faults(stage: StageConfig) -> Iterator[Fault]:
             "rollout.pause_mode",
             "rollout.schedule",
         )
+    if rollout.schedule != "sync" and rollout.on_stale == "wait" and rollout.oversample:
+        yield fault(
+            f"rollout.on_stale='wait' loses no group, so that no more are in flight than "
+            f"rollout.max_staleness={rollout.max_staleness} lets be trained in time, and "
+            f"rollout.oversample must be 0, got {rollout.oversample:g}; leave it out and raise "
+            "rollout.max_staleness, or set rollout.on_stale=drop",
+            "rollout.oversample",
+            "rollout.on_stale",
+        )
     for name in ("schedule", "oversample", "oversample_per_group"):
         value = getattr(rollout, name)
         if stage.run.deterministic and value not in ("sync", 0):

@@ -17,7 +17,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 
 from agentrl.algorithms import FilterResult
 from agentrl.config import StageConfig
-from agentrl.controller.admission import Admission, RolloutState
+from agentrl.controller.admission import Backlog, RolloutState
 from agentrl.controller.cluster.rollout_pool import Incident, RolloutPool, Score, unscored
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.schedule import Schedule
@@ -82,20 +82,8 @@ class RolloutService(Schedule):
     def __post_init__(self) -> None:
         self.max_staleness = self.stage.rollout.max_staleness
         self.on_stale = self.stage.rollout.on_stale
-        self._admission = Admission(self.stage)
+        self._backlog = Backlog(self.stage, self.restored)
         self._in_draw_order = self.stage.run.deterministic
-        self._next_group_index = self.restored.next_group_index
-        self._again = list(self.restored.outstanding)
-        self._saved = {group.group_index: group for group in self.restored.running}
-        self._issued = self.restored.spent
-        # of each policy that a group trains, the version served when the group was issued: none of
-        # its tokens is older
-        self._running: dict[int, Mapping[str, int]] = {}
-        self._cancelling: dict[int, str] = {}  # running groups, and why
-        self._buffer: list[TrajectoryGroup] = []
-        self._in_training = 0
-        self._step = 0
-        self._versions: Mapping[str, int] = {}
         # in draw order alone, where what was observed must not depend on what ends first
         self._unobserved: list[GroupOutcome] = [
             GroupOutcome(GroupRequest(g.group_index, g.task, len(g.trajectories)), g)
@@ -105,7 +93,7 @@ class RolloutService(Schedule):
         ended = (*self.restored.groups, *self.restored.unobserved)
         self._ended = {group.group_index for group in ended}
         self._to_release: set[int] = set()
-        going_on = {*self._again, *self._ended}
+        going_on = {*self.restored.outstanding, *self._ended}
         self.sampler.restore(self.restored.sampler, going_on=going_on)
         self._counts: Counter[str] = Counter()
         self._waiting = False
@@ -124,14 +112,11 @@ class RolloutService(Schedule):
         """The engines serve the weights of ``state``, then groups are issued."""
         for policy, version in state.versions.items():
             self.send_weights(policy, version, "retract")
-        self._step = state.step
-        self._versions = state.versions
+        self._backlog.start(state.step, state.versions)
         for group in self.restored.groups:  # those that wait come into this attempt's ledger
             self._issue(group.policy, group.group_index, len(group.trajectories), resumed=True)
             self.ledger.enter_ends(group)
-            self.ledger.move_group(group, "buffered")
-            self._buffer_or_drop(group)
-            self._issued += 1
+            self._keep_or_drop(group)
         self._thread.start()
 
     def next_groups(self, step: int) -> list[TrajectoryGroup]:
@@ -147,19 +132,11 @@ class RolloutService(Schedule):
         with self._changed:
             self._waiting = True
             try:
-                self._wait(self._ready, self.wait_s, "finished groups")
+                self._wait(self._backlog.may_close, self.wait_s, "finished groups")
             finally:
                 self._waiting = False
-            size = self.stage.train.batch_prompts
-            if self._in_draw_order:
-                self._buffer.sort(key=lambda group: group.group_index)
-            taken = self._buffer[:size]
-            self._buffer = self._buffer[size:]
-            self._in_training = size  # a short batch makes no room before it is published
-            self._step = step
-            if self._admission.runs_for_nothing(step):
-                self._cancel(self._running, "surplus")
-            self._issued = len(self._buffer) + len(self._running.keys() - self._cancelling.keys())
+            self._cancel(self._backlog.surplus(step), "surplus")
+            taken = self._backlog.take(step)
             for group in taken:
                 self.ledger.move_group(group, "taken", step=step)
             self._observe_batch()
@@ -167,11 +144,16 @@ class RolloutService(Schedule):
             self._to_release, self._ended = self._ended, set()
             return taken
 
+    def waiting(self) -> Collection[int]:
+        """Groups that have finished and wait for a later batch."""
+        with self._changed:
+            return {group.group_index for group in self._backlog.groups}
+
     def mark_trained(self, groups: Sequence[TrajectoryGroup], step: int) -> None:
         """The given groups were trained in ``step``; durable when this returns."""
         self.ledger.trained_groups(groups, step)
         with self._changed:
-            waiting = {group.group_index for group in self._buffer}
+            waiting = {group.group_index for group in self._backlog.groups}
             self._ended |= self._to_release & waiting
             self.sampler.release(self._to_release - waiting)
             self._to_release = set()
@@ -199,25 +181,14 @@ class RolloutService(Schedule):
     def before_publish(self, versions: Mapping[str, int]) -> None:
         """``versions`` are served next: what runs and could not be trained by them any more is
         cancelled."""
-        if self.on_stale != "drop":
-            return
         with self._changed:
-            stale = [
-                draw
-                for draw, issued in self._running.items()
-                if any(issued[name] < versions[name] - self.max_staleness for name in issued)
-            ]
-            self._cancel(stale, "stale")
+            self._cancel(self._backlog.stale_with(versions), "stale")
 
     def make_room(self, versions: Mapping[str, int]) -> None:
         """The batch in training is published, and ``versions`` are served: its place is free."""
         with self._changed:
-            self._in_training = 0
-            self._versions = versions
-            waiting = self._buffer
-            self._buffer = []
-            for group in waiting:
-                self._buffer_or_drop(group)
+            for group in self._backlog.publish(versions):
+                self._drop_stale(group)
             self._changed.notify_all()
 
     def take_counts(self) -> Mapping[str, int]:
@@ -225,7 +196,9 @@ class RolloutService(Schedule):
         with self._changed:
             counts = self._counts
             self._counts = Counter()
-            return counts
+        if self.max_staleness:  # a share is made of both, also where nothing was lost
+            return {"async/issued": 0, "async/dropped": 0, **counts}
+        return counts
 
     def take_failures(self) -> Sequence[Incident]:
         """Workers and servers that died since the last call, and that the run survived."""
@@ -279,17 +252,16 @@ class RolloutService(Schedule):
                 f"the rollout service did not end within {_CLOSE_S:.0f} s", retryable=False
             )
         if self._error is None:  # so that the next user of the pool meets nothing of it
-            self._cancel(self._running, "cancelled")
+            self._cancel(self._backlog.running, "cancelled")
             end = time.monotonic() + _CLOSE_S
-            while self._running:
+            while self._backlog.running:
                 self._collect(_POLL_S)
                 if time.monotonic() > end:
                     raise EngineError(
                         f"cancelled groups did not end within {_CLOSE_S:.0f} s", retryable=False
                     )
-        for group in self._buffer:
+        for group in self._backlog.clear():
             self.ledger.move_group(group, "dropped", reason="closed")
-        self._buffer.clear()
 
     def _wait(
         self, ready: Callable[[], bool], deadline_s: float, what: str, *, stoppable: bool = True
@@ -310,9 +282,10 @@ class RolloutService(Schedule):
                 return
             if stoppable:
                 self.stop.check()
-            state = f"{len(self._running)} groups are running, {len(self._buffer)} are buffered"
+            running = len(self._backlog.running)
+            state = f"{running} groups are running, {len(self._backlog.groups)} are buffered"
             if time.monotonic() >= slow:
-                fields = {"event": "slow_wait", "what": what, "running": len(self._running)}
+                fields = {"event": "slow_wait", "what": what, "running": running}
                 logger.warning("still waiting for %s: %s", what, state, extra=fields)
                 slow = math.inf
             changed = self._changed.wait(min(_POLL_S, max(0.0, end - time.monotonic())))
@@ -323,22 +296,6 @@ class RolloutService(Schedule):
                     retryable=False,
                 )
 
-    def _ready(self) -> bool:
-        size = self.stage.train.batch_prompts
-        if len(self._buffer) < size:
-            return not self._running and not self._may_issue()
-        if not self._in_draw_order or not self._running:
-            return True
-        return sorted(group.group_index for group in self._buffer)[size - 1] < min(self._running)
-
-    def _may_issue(self) -> bool:
-        return self._admission.has_room(
-            step=self._step,
-            in_training=self._in_training,
-            to_come=len(self._buffer) + len(self._running),
-            issued=self._issued,
-        )
-
     def _serve(self) -> None:
         try:
             while True:
@@ -348,7 +305,7 @@ class RolloutService(Schedule):
                     if self._closing:
                         return
                     requests = self._admit()
-                    idle = not self._running and not self._evaluating
+                    idle = not self._backlog.running and not self._evaluating
                     if requests:
                         self.pool.submit(requests)
                     elif idle:
@@ -369,19 +326,19 @@ class RolloutService(Schedule):
         self._collect(0.0)
         with self._changed:
             self.ledger.sync()
-            going_on = self._running.keys() - self._cancelling.keys()
-            states = [self._saved[draw] for draw in self._again if draw in self._saved]
+            backlog = self._backlog
+            states = [backlog.saved[draw] for draw in backlog.again if draw in backlog.saved]
             states += [
-                replace(group, versions=self._running[group.group_index])
+                replace(group, versions=backlog.running[group.group_index])
                 for group in saved
-                if group.group_index in going_on
+                if group.group_index in backlog.going_on
             ]
             snapshot = RolloutState(
-                next_group_index=self._next_group_index,
-                outstanding=tuple(sorted({*going_on, *self._again})),
-                spent=max(0, self._issued - len(going_on) - len(self._buffer)),
+                next_group_index=backlog.next_group_index,
+                outstanding=tuple(sorted({*backlog.going_on, *backlog.again})),
+                spent=backlog.spent,
                 ledger_offset=self.ledger.offset,
-                groups=tuple(self._buffer),
+                groups=tuple(backlog.groups),
                 running=tuple(sorted(states, key=lambda group: group.group_index)),
                 sampler=self.sampler.state(),
                 unobserved=tuple(outcome.group for outcome in self._unobserved),
@@ -397,12 +354,10 @@ class RolloutService(Schedule):
         rollout = self.stage.rollout
         num_rollouts = self.stage.rollouts_per_group
         played = rollout.group_size + rollout.oversample_per_group
-        while self._may_issue():
-            again = bool(self._again)
-            draw = self._again.pop(0) if again else self._next_group_index
+        while self._backlog.has_room():
+            draw, again = self._backlog.next_draw()
             task = self.sampler.task(draw)
-            self._next_group_index = max(self._next_group_index, draw + 1)
-            saved = self._saved.pop(draw, None)
+            saved = self._backlog.saved.pop(draw, None)
             if saved is not None and len(saved.rollouts) != num_rollouts:
                 saved = None  # a resumed run may have other numbers of rollouts
             if again:
@@ -412,9 +367,9 @@ class RolloutService(Schedule):
                     {"count/resumed_episodes": resumed, "count/restarted_episodes": restarted}
                 )
             self._issue(MAIN_POLICY, draw, num_rollouts, resumed=saved is not None)
-            own = {MAIN_POLICY: self._versions[MAIN_POLICY]}
-            self._running[draw] = saved.versions if saved else own
-            self._issued += 1
+            self._backlog.run(draw, MAIN_POLICY, saved.versions if saved else None)
+            if self.max_staleness:
+                self._counts["async/issued"] += 1
             requests.append(
                 GroupRequest(
                     draw,
@@ -438,7 +393,7 @@ class RolloutService(Schedule):
         for trajectory in self.pool.take_ended():
             self.on_ended(trajectory)
         for outcome in self.score(outcomes) if outcomes else ():
-            reason = self._cancelling.get(outcome.request.group_index)
+            reason = self._backlog.cancelling.get(outcome.request.group_index)
             if reason and not outcome.request.label:
                 outcome = replace(outcome, group=_with_reason(outcome.group, reason))
             self.on_outcome(outcome)
@@ -453,8 +408,7 @@ class RolloutService(Schedule):
             if request.label in self._evaluating:  # else its evaluation was given up
                 self._evaluating[request.label].append(outcome)
             return
-        self._running.pop(request.group_index, None)
-        reason = self._cancelling.pop(request.group_index, "cancelled")
+        reason = self._backlog.end(request.group_index)
         self._ended.add(request.group_index)
         if self._in_draw_order:
             self._unobserved.append(outcome)
@@ -462,24 +416,26 @@ class RolloutService(Schedule):
             self.sampler.observe(outcome)
         self.ledger.enter_ends(outcome.played)
         if outcome.ended:  # the group was cancelled after these had ended
-            self._drop(outcome.played, reason)
+            self._drop(outcome.played, reason or "cancelled")
         if not group.finished:
+            if reason == "stale":
+                self._counts["async/dropped"] += 1
             return
         decision = self.keep_group(group)
         if decision.keep:
-            self.ledger.move_group(group, "buffered")
-            self._buffer_or_drop(group)
+            self._keep_or_drop(group)
         else:
             self._drop(group, decision.reason)
 
-    def _buffer_or_drop(self, group: TrajectoryGroup) -> None:
+    def _keep_or_drop(self, group: TrajectoryGroup) -> None:
         """Keeps a group for a batch, unless it is too old for any that is still to come."""
-        versions = [version for t in group.finished for version in t.policy_versions]
-        if self._admission.too_old(versions, self._versions[group.policy]):
-            self._drop(group, "stale")
-            self._counts["async/dropped"] += 1
-        else:
-            self._buffer.append(group)
+        self.ledger.move_group(group, "buffered")
+        if not self._backlog.keep(group):
+            self._drop_stale(group)
+
+    def _drop_stale(self, group: TrajectoryGroup) -> None:
+        self._counts["async/dropped"] += 1
+        self._drop(group, "stale")
 
     def _drop(self, group: TrajectoryGroup, reason: str) -> None:
         """A finished group that will be in no batch."""
@@ -487,9 +443,7 @@ class RolloutService(Schedule):
         self.on_dropped(group, reason)
 
     def _cancel(self, group_indices: Iterable[int], reason: str) -> None:
-        new = sorted(set(group_indices) - self._cancelling.keys())
-        if new:
-            self._cancelling |= dict.fromkeys(new, reason)
+        if new := self._backlog.cancel(group_indices, reason):
             self.pool.cancel([("", group_index) for group_index in new])
 
 

@@ -24,11 +24,11 @@ class Schedule:
     Attributes:
         max_staleness: η: published versions that a trained token may lie behind; 0 is the
             synchronous schedule (docs/controller.md, Schedule).
-        on_stale: what becomes of groups with older tokens.
+        on_stale: what keeps older tokens out of a batch.
     """
 
     max_staleness: int = 0
-    on_stale: StaleRule = "drop"
+    on_stale: StaleRule = "wait"
 
     def start(self, state: TrainState) -> None:
         """Engines serve these weights; admission opens."""
@@ -37,6 +37,10 @@ class Schedule:
         """The groups of the batch of ``step``; fewer than asked for, or none, where the draws for
         it are spent."""
         raise NotImplementedError
+
+    def waiting(self) -> Collection[int]:
+        """Groups that have finished and wait for a later batch."""
+        return ()
 
     def mark_trained(self, groups: Sequence[TrajectoryGroup], step: int) -> None:
         """The groups were trained in ``step``; durable when this returns."""

@@ -156,7 +156,10 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "count/replayed_groups": "groups that they played, which were played again",
         "count/lost_servers": "servers of the engines that died or did not answer",
         "time/server_away_s": "seconds until those served again that came back in the step",
-        "async/dropped": "groups dropped as too stale",
+        "async/issued": "groups issued since the step before; with rollout.schedule one_step_off "
+        "and async",
+        "async/dropped": "groups lost for their age: dropped once they had finished, or cancelled "
+        "(rollout.on_stale)",
         "async/mixed_frac": "share of trained trajectories whose tokens are of more than one "
         "version",
         "async/masked_tokens": "tokens left out of the loss as too stale "

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agentrl.algorithms import FilterResult
 from agentrl.config import StageConfig
-from agentrl.controller.admission import Admission, RolloutState
+from agentrl.controller.admission import RolloutState, draws_per_batch
 from agentrl.controller.cluster.role_group import RoleGroup
 from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.controller.cluster.rollout_pool import Score, unscored
@@ -115,7 +115,7 @@ def rollouts(
 
     # Batches and evaluations wait at the same service, so that its deadline covers the larger one.
     most_tasks = max((item.num_tasks or 1000 for item in stage.eval.sets.values()), default=0)
-    trained = Admission(stage).draws_per_batch * stage.rollouts_per_group
+    trained = draws_per_batch(stage) * stage.rollouts_per_group
     evaluated = most_tasks * stage.eval.samples
     return RolloutService(
         stage,

@@ -141,7 +141,7 @@ def test_an_episode_is_handed_on_before_its_group_and_has_a_reason_where_that_is
     told: list[str] = []
     dropped: list[tuple[int, list[str], str]] = []
     w = world(
-        bounds(1, 2),
+        bounds(1, 2, on_stale="drop"),
         on_ended=lambda trajectory: told.append(trajectory.id),
         on_dropped=lambda group, reason: dropped.append(
             (group.group_index, [t.id for t in group.finished], reason)

@@ -117,7 +117,24 @@ CASES: Mapping[str, tuple[Numbers, Numbers, str, tuple[str, ...]]] = {
         "the model as many embeddings as the tokenizer has entries",
         ("0-0-0", "0-1-0", "0-2-0"),
     ),
+    "lost_by_age": (
+        {"async/issued": level(4.0), "async/dropped": [*level(0.0, 50), *level(1.0, 10)]},
+        # one group of the 63 that ten steps issue: 1.6%
+        {"async/issued": level(6.3), "async/dropped": [float(n % 10 == 0) for n in range(60)]},
+        "2.5% of the groups that were issued were lost, being older than rollout.max_staleness "
+        "allows, more than 2%: tasks with slow episodes are trained less; set "
+        "rollout.on_stale=wait, which loses none, or raise rollout.max_staleness",
+        ("0-0-0", "0-1-0", "0-2-0"),
+    ),
 }
+
+
+def test_masked_tokens_are_lost_by_age_too() -> None:
+    numbers = {"count/trained_tokens": level(97.0), "async/masked_tokens": level(3.0)}
+    (alert,) = alerts(numbers)
+    assert (alert.name, alert.step) == ("lost_by_age", 10)
+    assert alert.reading.text.startswith("3.0% of the tokens of the batches were lost")
+    assert alerts(numbers | {"async/masked_tokens": level(1.9)}) == []
 
 
 def test_every_alert_is_tested_here() -> None:
@@ -144,6 +161,7 @@ def test_it_does_not_fire_on_a_healthy_series(name: str) -> None:
 OFF = {
     "entropy_collapse": "entropy_min_frac",
     "unknown_tokens": "unknown_max_frac",
+    "lost_by_age": "stale_max_frac",
     "ratio_jump": "ratio_jump",
     "mismatch_jump": "mismatch_jump",
     "reward_stuck": "reward_stuck_steps",

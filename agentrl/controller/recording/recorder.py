@@ -137,10 +137,16 @@ class Recorder:
                 )
                 self._outcomes.append(GroupOutcome(request, group))
 
-    def take_episodes(self, batch: Sequence[TrajectoryGroup] = ()) -> list[Trajectory]:
+    def take_episodes(
+        self, batch: Sequence[TrajectoryGroup] = (), waiting: Collection[int] = ()
+    ) -> list[Trajectory]:
         """A batch was taken. Its step's statistics are of what ended up to its last group and waits
         for no later batch: its groups, and those between them that no batch has. Where nothing is
         played ahead, that is all that ended.
+
+        Args:
+            batch: the groups taken.
+            waiting: indices of those that finished and wait for a later batch.
 
         Returns:
             The episodes that ended since the batch before, whatever became of them.
@@ -152,8 +158,10 @@ class Recorder:
             end = len(self._ended)
             while end and trained and self._ended[end - 1].group_index not in trained:
                 end -= 1
-            self._played += self._ended[:end]
-            del self._ended[:end]
+            later = set(waiting) if trained else set()
+            ended = self._ended[:end]
+            self._played += [group for group in ended if group.group_index not in later]
+            self._ended[:end] = [group for group in ended if group.group_index in later]
             self._taken_before, self._taken_at = self._taken_at, time.time()
         return [trajectory for outcome in self._taken for trajectory in outcome.group.trajectories]
 

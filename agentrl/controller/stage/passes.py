@@ -93,7 +93,7 @@ class Passes:
         groups, group_rows = seat_groups(groups, partial(comparable, self.algorithm))
         if stage.debug.shuffle_rewards:
             groups = _shuffled(groups, seed_for(stage.run.seed, "shuffle_rewards", state.step))
-        if self.schedule.on_stale == "drop":
+        if self.schedule.on_stale != "mask_tokens":
             self._assert_fresh(groups, state)
         rewards = rewards_of(groups, seed_for(stage.run.seed, "credit", state.step))
         concern = None if self._concerned else self.algorithm.concern

@@ -126,7 +126,7 @@ class StageRun:
         try:
             self.stop.check()
             groups = self.schedule.next_groups(state.step + 1)
-            episodes = self.recorder.take_episodes(groups)
+            episodes = self.recorder.take_episodes(groups, self.schedule.waiting())
             again = {t.group_index for t in episodes} | {group.group_index for group in groups}
             check_failures(episodes, self.stage, state.step + 1)
         except (EpisodesFailedError, RunInterruptedError):

@@ -40,6 +40,9 @@ class HealthSpec(Section):
     once."""
     unknown_max_frac: Fraction | None = 0.0
     """``unknown_tokens``: greatest share of sampled tokens that the tokenizer has no text for."""
+    stale_max_frac: Fraction | None = 0.02
+    """``lost_by_age``: greatest share of the groups issued in the last ``window`` steps that
+    ``rollout.on_stale`` gave up for their age, or of the tokens that it masked."""
     information_min_frac: Fraction | None = 0.25
     """``template_collapse``: least ``answer/question_mi``, as a share of the first steps', while
     entropy has not collapsed."""

@@ -22,9 +22,13 @@ LENGTH = "length/response/mean"
 INFORMATION = "answer/question_mi"
 LAG = "perf/loop_lag_s"
 UNKNOWN = "mismatch/unknown_frac"
+ISSUED = "async/issued"
+DROPPED = "async/dropped"
+TRAINED_TOKENS = "count/trained_tokens"
+MASKED_TOKENS = "async/masked_tokens"
 WATCHED = (
     *(ENTROPY, RATIO, MISMATCH, REWARD, ACCURACY, EQUAL_GROUPS, CALLS, LENGTH, INFORMATION),
-    *(LAG, UNKNOWN),
+    *(LAG, UNKNOWN, ISSUED, DROPPED, TRAINED_TOKENS, MASKED_TOKENS),
 )
 
 _SOLVED = 0.95
@@ -212,6 +216,32 @@ def _unknown_tokens(numbers: Numbers, spec: HealthSpec) -> Reading | None:
     return Reading(UNKNOWN, share, most, text)
 
 
+def _lost_by_age(numbers: Numbers, spec: HealthSpec) -> Reading | None:
+    """Of the latest steps together: groups that ``rollout.on_stale`` gave up, or tokens that it
+    masked."""
+    most = spec.stale_max_frac
+    if most is None:
+        return None
+    totals = {
+        name: sum(numbers[name].tail(spec.window))
+        for name in (ISSUED, DROPPED, TRAINED_TOKENS, MASKED_TOKENS)
+    }
+    for metric, among, what in (
+        (DROPPED, totals[ISSUED], "groups that were issued"),
+        (MASKED_TOKENS, totals[TRAINED_TOKENS] + totals[MASKED_TOKENS], "tokens of the batches"),
+    ):
+        series = numbers[metric]
+        share = totals[metric] / among if among and series.size >= spec.window else 0.0
+        if share > most:
+            text = (
+                f"{share:.1%} of the {what} were lost, being older than rollout.max_staleness "
+                f"allows, more than {most:.0%}: tasks with slow episodes are trained less; set "
+                "rollout.on_stale=wait, which loses none, or raise rollout.max_staleness"
+            )
+            return Reading(metric, share, most, text)
+    return None
+
+
 MONITORS: Mapping[str, Monitor] = {
     "entropy_collapse": partial(
         _fallen, metric=ENTROPY, setting="entropy_min_frac", what="the policy's entropy fell"
@@ -242,6 +272,7 @@ MONITORS: Mapping[str, Monitor] = {
     "template_collapse": _template_collapse,
     "loop_blocked": _loop_blocked,
     "unknown_tokens": _unknown_tokens,
+    "lost_by_age": _lost_by_age,
 }
 
 

@@ -119,7 +119,8 @@ class StoredBatches:
                     (v for one in stored if (v := one.policy_version_min) is not None),
                     default=version,
                 )
-                if stage.rollout.on_stale == "drop" and oldest < version - most:
+                masks = stage.rollout.on_stale == "mask_tokens"
+                if not masks and oldest < version - most:
                     raise ConfigError(
                         f"run.replay={stage.run.replay!r}: group {group_index} of step {step} was "
                         f"sampled {version - oldest} versions earlier than it was trained, and "

@@ -65,9 +65,9 @@ NOTES = {
     "speed": (
         "Episodes of two turns, groups of 4, batches of 4 groups. Each turn's answer waits for a "
         "lognormal time with a median of 0.5 s and σ 1. The waits depend on the seed, the group "
-        "and the rollout alone, so every schedule meets the same. The model is tiny: a step computes "
-        "for less than a second. One rollout worker is bound to one core; the driver and the rank "
-        "that trains are bound to another.",
+        "and the rollout alone, so every schedule meets the same. The model is tiny: a step "
+        "computes for less than a second. One rollout worker is bound to one core; the driver and "
+        "the rank that trains are bound to another.",
         f"Seconds a step are means over the steps after the first {COLD_STEPS}; ratios are to "
         "`sync` of the same seed. Groups count that were issued before step N - η - 1 of N. The "
         "slowest tenth is that of the groups' longest episodes, also of those that were not "
@@ -76,9 +76,9 @@ NOTES = {
     "accuracy": (
         "The code example, with a wait before each answer of its environment (lognormal, median "
         "0.3 s, σ 1), 16 steps of 8 groups of 8, and up to 192 episodes in flight. All runs "
-        "start from the warm-up of seed 0. Both schedules train as many groups, correct by the token and differ in nothing "
-        "else; seeds decide tasks and samples. Accuracies are "
-        "those of 1,000 fresh problems, without waits.",
+        "start from the warm-up of seed 0; seeds decide tasks and samples. Both schedules train as "
+        "many groups and correct by the token. Accuracies are those of 1,000 fresh problems, "
+        "without waits.",
     ),
 }
 

@@ -52,9 +52,7 @@ SLOW_CODE = (
     f"stages.rl.env.entry_point={LONG_TAIL}/task.py:SlowTools",
     "stages.rl.algorithm.rollout_correction.level=token",
     "stages.rl.algorithm.filter_zero_variance=false",
-    "stages.rl.rollout.max_running=192",
-    "stages.rl.train.batch_prompts=8",
-    "stages.rl.steps=16",
+    "stages.rl.rollout.max_running=384",
     "stages.rl.eval.sets={}",
     "placement.mode=inline",
     "checkpoint.every=null",
@@ -75,10 +73,10 @@ NOTES = {
     ),
     "accuracy": (
         "The code example, with a wait before each answer of its environment (lognormal, median "
-        "0.3 s, σ 1), 16 steps of 8 groups of 8, and up to 192 episodes in flight. All runs "
-        "start from the warm-up of seed 0; seeds decide tasks and samples. Both schedules train as "
-        "many groups and correct by the token. Accuracies are those of 1,000 fresh problems, "
-        "without waits.",
+        "0.3 s, σ 1), up to 384 episodes in flight, and each group trained. All runs start from "
+        "the warm-up of seed 0; seeds decide tasks and samples. Both schedules train as many "
+        "groups and correct by the token. Accuracies are those of 1,000 fresh problems, without "
+        "waits.",
     ),
 }
 
@@ -273,8 +271,10 @@ def accuracy(figures: Figures, arguments: argparse.Namespace) -> None:
         for name, own in accuracies.items():
             if name not in arguments.schedules:
                 continue
-            run_dir = arguments.runs / f"code-{'sync' if name == SYNC else 'wait'}-{seed}"
-            settings = (f"stages.rl.{text}" for text in SCHEDULES[name])
+            steps = arguments.code_steps
+            run_dir = arguments.runs / f"code-{'sync' if name == SYNC else 'wait'}-{steps}-{seed}"
+            settings = [f"stages.rl.{text}" for text in SCHEDULES[name]]
+            settings.append(f"stages.rl.steps={steps}")
             start = (f"model.path={model}", f"run.seed={seed}")
             rows = kept_rows(CODE / "config.yaml", run_dir, *SLOW_CODE, *start, *settings)
             kept = run_dir.with_suffix(".fresh.json")
@@ -286,6 +286,8 @@ def accuracy(figures: Figures, arguments: argparse.Namespace) -> None:
                 figures.report(f"{name}, seed {seed}: {decoding} after", value, "")
             most = max(row["async/staleness/max"] for row in rows)
             figures.report(f"{name}, seed {seed}: largest staleness", most, "versions")
+            trained = sum(row["count/trajectories"] for row in rows)
+            figures.report(f"{name}, seed {seed}: trained trajectories", trained, "")
             print(f"{name}, seed {seed}: done", flush=True)
     if all(accuracies.values()):
         tell_accuracy(figures, accuracies)
@@ -314,7 +316,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_arguments(parser, benchmark="schedule")
     parser.add_argument("--only", nargs="+", choices=PARTS, help="parts (all)")
     parser.add_argument("--seeds", nargs="+", type=int, help=f"by default {SEEDS}")
-    parser.add_argument("--steps", type=int, default=STEPS, help=f"of each run ({STEPS})")
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"of speed's runs ({STEPS})")
+    parser.add_argument("--code-steps", type=int, default=36, help="of accuracy's runs (36)")
     parser.add_argument(
         "--schedules", nargs="+", choices=SCHEDULES, default=list(SCHEDULES), metavar="NAME"
     )

@@ -63,6 +63,9 @@ def test_the_loss_is_paired_by_seed(waiting: tuple[float, float], met: bool) -> 
 
 def test_every_schedule_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(schedule.WAITS, "median_s", 0.01)
+    inline = ("placement.mode=inline", "placement.rollout_workers=0")  # starts sooner
+    chosen = {name: (*schedule.SCHEDULES[name], *inline) for name in (SYNC, DECISIVE)}
+    monkeypatch.setattr(schedule, "SCHEDULES", chosen)
     told = tmp_path / "figures.json"
     few = ("--only", "speed", "--seeds", "0", "--steps", "6", "--runs", str(tmp_path / "runs"))
     status = main([*few, "--schedules", SYNC, DECISIVE, "--json", str(told)])

@@ -329,7 +329,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.runs = Path(tempfile.mkdtemp(prefix="agentrl-schedule-"))
     arguments.runs.mkdir(parents=True, exist_ok=True)
     arguments.cache.mkdir(parents=True, exist_ok=True)
-    return measure_parts(PARTS, arguments)
+    seeds = {name: arguments.seeds or SEEDS[name] for name in PARTS}
+    return measure_parts(PARTS, arguments, seeds)
 
 
 if __name__ == "__main__":

@@ -169,5 +169,8 @@ def _own_staleness_faults(stage: StageConfig, spec: AlgorithmSpec) -> Iterator[F
 
 
 def _why(stage: StageConfig) -> str:
-    staleness = stage.rollout.max_staleness
-    return f"rollout.max_staleness={staleness} trains tokens that older weights sampled"
+    rollout = stage.rollout
+    return (
+        f"rollout.schedule={rollout.schedule!r} with rollout.max_staleness={rollout.max_staleness} "
+        "trains tokens that older weights sampled"
+    )

@@ -52,10 +52,13 @@ class RolloutConfig(EpisodeSettings):
     """Model calls in flight when weights are published: ``drain`` lets them end, ``retract``
     interrupts them, and they go on with their KV recomputed; ``in_place`` keeps the old KV, where
     the engine can. By default ``retract``, or ``drain`` with ``schedule: one_step_off``."""
-    on_stale: Annotated[Literal["wait", "drop", "mask_tokens"], _AHEAD] = "wait"
+    on_stale: Annotated[Literal["wait", "drop", "mask_tokens"], _AHEAD] = Field(
+        default_factory=lambda data: "drop" if data["schedule"] == "sync" else "wait"
+    )
     """So that no trained token is older than ``max_staleness``: ``wait`` closes a batch only where
     all that stays can still be trained in time, and loses nothing; ``drop`` gives up groups that
-    are too old, the slow ones first; ``mask_tokens`` leaves such tokens out of the loss."""
+    are too old, the slow ones first; ``mask_tokens`` leaves such tokens out of the loss. By default
+    ``wait``; with ``schedule: sync``, where none can be older, it has no use."""
     oversample: Weight = 0.0
     """Draws played beyond a batch, as a share of ``train.batch_prompts``: the groups that finish
     first are trained, and with ``schedule: sync`` the others are cancelled. It favours tasks with

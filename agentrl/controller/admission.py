@@ -1,7 +1,8 @@
 """Admission: which groups may be in flight, and when a batch of them may close.
 
-``Backlog`` is told what happens and says what may be done: no clock, no thread, no pool. The rollout
-service calls it under its lock. Its invariant and the proof are in docs/controller.md, Staleness:
+``Backlog`` is told what happens and says what may be done: no clock, no thread, no pool. The
+rollout service calls it under its lock. With ``rollout.on_stale: wait`` it keeps two promises,
+which docs/controller.md proves (Why nothing is lost):
 
 - what is outstanding when a batch closes can be trained in time: for each j at most j·B groups must
   be trained within j batches;
@@ -106,7 +107,7 @@ class Backlog:
     def __post_init__(self) -> None:
         self._size = self.stage.train.batch_prompts
         self._max_staleness = self.stage.rollout.max_staleness
-        self._waits = self._max_staleness > 0 and self.stage.rollout.on_stale == "wait"
+        self._waits = self.stage.rollout.on_stale == "wait"
         self._in_draw_order = self.stage.run.deterministic
         self.saved = {group.group_index: group for group in self.restored.running}
         """The states of draws to play again that were saved."""

@@ -327,15 +327,16 @@ class RolloutService(Schedule):
         with self._changed:
             self.ledger.sync()
             backlog = self._backlog
+            going_on = set(backlog.going_on)
             states = [backlog.saved[draw] for draw in backlog.again if draw in backlog.saved]
             states += [
                 replace(group, versions=backlog.running[group.group_index])
                 for group in saved
-                if group.group_index in backlog.going_on
+                if group.group_index in going_on
             ]
             snapshot = RolloutState(
                 next_group_index=backlog.next_group_index,
-                outstanding=tuple(sorted({*backlog.going_on, *backlog.again})),
+                outstanding=tuple(sorted({*going_on, *backlog.again})),
                 spent=backlog.spent,
                 ledger_offset=self.ledger.offset,
                 groups=tuple(backlog.groups),

@@ -111,7 +111,19 @@ def test_imitation_needs_no_siblings(write: Write) -> None:
         ("algorithm: {rollout_correction: {level: token}}\nrollout: {schedule: one_step_off, "
          "pause_mode: retract}",
          "rollout.schedule='one_step_off' lets model calls end before a publish"),
-        ("rollout: {schedule: async}", "which needs algorithm.rollout_correction.level='token'"),
+        ("rollout: {schedule: async}",
+         "rollout.schedule='async' with rollout.max_staleness=1 trains tokens that older weights "
+         "sampled, which needs algorithm.rollout_correction.level='token' (truncated importance "
+         "weights), got 'none'; set it, or rollout.schedule=sync"),
+        ("algorithm: {rollout_correction: {level: token}}\nrollout: {schedule: async, "
+         "oversample: 0.5}",
+         "rollout.on_stale='wait' loses no group, so that no more are in flight than "
+         "rollout.max_staleness=1 lets be trained in time, and rollout.oversample must be 0, got "
+         "0.5; leave it out and raise rollout.max_staleness, or set rollout.on_stale=drop"),
+        ("run: {deterministic: true}\nalgorithm: {rollout_correction: {level: token}}\n"
+         "rollout: {schedule: async, on_stale: wait}",
+         "so that rollout.schedule must be left out, got 'async'; leave it out, or set "
+         "run.deterministic=false"),
         ("algorithm: {old_logprobs: rollout}\nrollout: {schedule: async}",
          "which needs algorithm.old_logprobs='recompute', got 'rollout'"),
         ("run: {deterministic: true}\nrollout: {oversample: "

@@ -210,6 +210,11 @@ def test_what_an_override_makes_idle_is_told(
          "algorithm.rollout_correction.cap=2.0 does nothing with "
          "algorithm.rollout_correction.level='none'; leave it out, or set "
          "algorithm.rollout_correction.level to another value"),
+        ("rollout: {on_stale: wait}",
+         "rollout.on_stale='wait' does nothing with rollout.schedule='sync'; leave it out, or set "
+         "rollout.schedule to another value"),
+        ("run: {deterministic: true}\nrollout: {on_stale: wait}",
+         "rollout.on_stale='wait' does nothing with rollout.schedule='sync'"),
         ("algorithm: {name: ppo, gae: {lam: 0.95, length_alpha: 0.1}}\ncritic: {stage: model}",
          "algorithm.gae.lam=0.95 does nothing with algorithm.gae.length_alpha=0.1; leave it out, "
          "or set algorithm.gae.length_alpha to None"),

@@ -72,6 +72,7 @@ def bounds(
         rollout={
             "group_size": group_size,
             "oversample": oversample / batch_groups,
+            "schedule": "async" if settings.get("max_staleness") else "sync",
             **{"max_resample_ratio": 0.0} | settings,
         },
     )

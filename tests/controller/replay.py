@@ -21,6 +21,7 @@ from agentrl.controller.cluster.worker import RoleSpec
 from agentrl.controller.loop import train
 from agentrl.controller.recording.recorder import Recorder
 from agentrl.controller.recording.skipped_steps import SkippedSteps
+from agentrl.controller.schedule import Schedule
 from agentrl.controller.stage.stage_run import StageRun
 from agentrl.controller.state import TrainState
 from agentrl.metrics import JsonlSink, PhaseTimer
@@ -33,7 +34,7 @@ from tests.controller.tiny import made_groups
 GROUPS = 6
 
 
-class Replay:
+class Replay(Schedule):
     """``Schedule`` of given batches; their tokens were sampled by version 0, so all but the first
     are stale.
     """

@@ -230,6 +230,28 @@ def test_the_metrics_of_a_step_are_of_what_it_trained(tmp_path: Path) -> None:
         events.close()
 
 
+def test_a_group_that_waits_for_a_later_batch_counts_in_that_ones_metrics(tmp_path: Path) -> None:
+    """Group 4 ends first, and waits while the batch takes 3 and 0, which must be trained first."""
+    run, rows = RunDirectory.create(tmp_path / "run"), Rows()
+    events = EventLog(run)
+    made = [played(4, 1.0, 0.5), played(1, 0.0, 0.0), played(3, 1.0, 0.0), played(0, 0.5, 0.0)]
+    four, _, three, zero = (one.group for one in made)
+    with TrajectoryWriter(run) as writer:
+        recorder = Recorder(
+            "rl", writer=writer, events=events, sink=rows, view=View(), timer=PhaseTimer(),
+            ahead=True,
+        )  # fmt: skip
+        for one in made:
+            recorder.record_outcome(one)
+        recorder.take_episodes([three, zero], waiting={4})
+        recorder.record_step(TrainState(step=1), [three, zero], {}, Stats(), {})
+        recorder.take_episodes([four])
+        recorder.record_step(TrainState(step=2), [four], {}, Stats(), {})
+    events.close()
+    assert [row["reward/mean"] for row in rows.rows] == [(1.0 + 0.5) / 6, (1.0 + 0.5) / 2]
+    assert [row["count/groups"] for row in rows.rows] == [3, 1]
+
+
 def test_a_batch_of_no_group_counts_all_that_ended(tmp_path: Path) -> None:
     run, rows = RunDirectory.create(tmp_path / "run"), Rows()
     events = EventLog(run)

@@ -141,7 +141,7 @@ def test_an_episode_is_handed_on_before_its_group_and_has_a_reason_where_that_is
     told: list[str] = []
     dropped: list[tuple[int, list[str], str]] = []
     w = world(
-        bounds(1, 2, on_stale="drop"),
+        bounds(1, 2),
         on_ended=lambda trajectory: told.append(trajectory.id),
         on_dropped=lambda group, reason: dropped.append(
             (group.group_index, [t.id for t in group.finished], reason)
@@ -328,7 +328,8 @@ def test_a_restored_service_hands_out_what_was_saved_with_its_version(world: Mak
     }
     # both of draw 2, and the one with the lock
     assert w.service.take_counts() == {"count/restarted_episodes": 3}
-    assert w.service._running[5] == {"main": 3}
+    w.pool.saved = [replace(saved, versions={})]
+    assert [group.versions for group in w.service.snapshot().running] == [{"main": 3}]
 
 
 def test_with_another_number_of_siblings_what_was_saved_is_begun_anew(world: MakeWorld) -> None:

@@ -47,6 +47,10 @@ def test_tokens_are_no_staler_than_allowed(tmp_path: Path, overrides: tuple[str,
     assert max(behind) <= bound
     assert (max(behind) > 0) == (bound > 0)  # it did run ahead
     assert not states(run_dir).keys() & {"running", "finished", "buffered", "taken"}
+    if bound and "rollout.on_stale=mask_tokens" not in overrides:  # nothing was lost
+        assert states(run_dir).keys() == {"trained"}
+        assert {row["async/dropped"] for row in rows} == {0.0}
+        assert sum(row["async/issued"] for row in rows) == 5 * 3
     rewards = trained_rewards(run_dir)
     assert any("ended/reward/mean" in row for row in rows) == (bound > 0)
     for row in rows if bound else ():  # every finished group is trained there
@@ -75,4 +79,4 @@ def test_rollout_workers_play_while_the_ranks_train(tmp_path: Path) -> None:
     rows = [row for row in read_jsonl(run_dir / "metrics.jsonl") if row["stage"] == "rl"]
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
     assert max(row["async/staleness/max"] for row in rows) == 1
-    assert not states(run_dir).keys() & {"running", "finished", "buffered", "taken"}
+    assert states(run_dir).keys() == {"trained"}

@@ -132,10 +132,9 @@ def slowest_tenth(groups: frozenset[int], seed: int, group_size: int) -> list[in
     turns = load_object("task.py:TURNS", LONG_TAIL)
 
     def longest(group: int) -> float:
-        return max(
-            sum(wait_s(seed, f"{group}-{rollout}", turn, **WAITS) for turn in range(turns))
-            for rollout in range(group_size)
-        )
+        episodes = [f"{group}-{rollout}" for rollout in range(group_size)]
+        waits = [[wait_s(seed, one, turn, **WAITS) for turn in range(turns)] for one in episodes]
+        return float(max(map(sum, waits)))
 
     return sorted(groups, key=longest)[-max(1, round(len(groups) / 10)) :]
 

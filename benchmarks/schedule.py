@@ -274,7 +274,7 @@ def accuracy(figures: Figures, arguments: argparse.Namespace) -> None:
             steps = arguments.code_steps
             run_dir = arguments.runs / f"code-{'sync' if name == SYNC else 'wait'}-{steps}-{seed}"
             settings = [f"stages.rl.{text}" for text in SCHEDULES[name]]
-            settings.append(f"stages.rl.steps={steps}")
+            settings += [f"stages.rl.steps={steps}", *arguments.set]
             start = (f"model.path={model}", f"run.seed={seed}")
             rows = kept_rows(CODE / "config.yaml", run_dir, *SLOW_CODE, *start, *settings)
             kept = run_dir.with_suffix(".fresh.json")
@@ -318,6 +318,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", nargs="+", type=int, help=f"by default {SEEDS}")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"of speed's runs ({STEPS})")
     parser.add_argument("--code-steps", type=int, default=36, help="of accuracy's runs (36)")
+    parser.add_argument(
+        "--set", nargs="+", default=[], metavar="KEY=VALUE", help="more settings of accuracy's runs"
+    )
     parser.add_argument(
         "--schedules", nargs="+", choices=SCHEDULES, default=list(SCHEDULES), metavar="NAME"
     )

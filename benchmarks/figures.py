@@ -160,14 +160,15 @@ class Figures:
 def measure_parts(
     parts: Mapping[str, Callable[[Figures, argparse.Namespace], None]],
     arguments: argparse.Namespace,
+    seeds: Mapping[str, Sequence[int]] | None = None,
 ) -> int:
     """Measures the parts of a benchmark that ``--only`` names, or all; each is shown, and recorded
     in a file of its own, as soon as it is measured.
 
     Args:
         parts: by name.
-        arguments: parsed, with ``only`` and ``seed``, by a parser that went through
-            ``add_arguments``.
+        arguments: parsed, with ``only``, by a parser that went through ``add_arguments``.
+        seeds: of each part; by default all have the one ``seed`` of the arguments.
 
     Returns:
         The exit status: 0 when each target was met, else 1.
@@ -183,7 +184,7 @@ def measure_parts(
             figures.record(
                 RESULTS / f"{benchmark}_{name}.json",
                 command=own_command(benchmark, part=name),
-                seeds=[arguments.seed],
+                seeds=[arguments.seed] if seeds is None else seeds[name],
             )
         whole.rows += figures.rows
     if arguments.json is not None:

@@ -5,13 +5,15 @@
 so that noise of the machine meets both; the first step of every block is left out. Ours is the
 command ``agentrl train`` as it is: Ray, run directory and store included.
 ``python -m benchmarks.step --against FOLDER`` compares with another checkout of this repository
-instead, on both tasks, in blocks that take turns.
+instead, on both tasks, in blocks that take turns: a step, and the driver's processor time a
+trajectory.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -19,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -46,8 +49,9 @@ TASKS = {"calculator": CALCULATOR, "code": CODE}
 PHASES = ("rollout", "logprobs", "update", "publish", "wait_store")
 TRL_PACKAGES = ("torch", "trl==1.16.*", "transformers", "accelerate", "datasets", "jmespath")
 TARGET = 2.5
-SLOWER = 1.03  # what a step may take over another checkout's
+SLOWER = 1.03  # what a step, or the driver, may take over another checkout's
 COLD_STEPS = 1
+POLL_S = 0.05
 
 NOTES = (
     "Like for like: warm-up checkpoint, tasks, tool function, reward, loss and optimizer, threads, "
@@ -76,6 +80,12 @@ class Side:
         """A block without its cold steps."""
         self.rows += rows[COLD_STEPS:]
 
+    @property
+    def driver_ms(self) -> float:
+        """Processor milliseconds of the driver a trajectory that was played."""
+        played = sum(float(row["count/trajectories"]) for row in self.rows)
+        return 1000 * sum(float(row["driver_cpu_s"]) for row in self.rows) / played
+
 
 def median_of(rows: Sequence[Row], name: str) -> float:
     """The median of a number over steps; 0 where no step has it."""
@@ -89,7 +99,8 @@ def train(
     """Runs ``agentrl train`` of the checkout ``root`` in a process of its own.
 
     Returns:
-        The rows of the ``rl`` stage's metrics, one a step.
+        The rows of the ``rl`` stage's metrics, one a step, with the processor seconds of the
+        driver since the row before as ``driver_cpu_s``.
 
     Raises:
         RuntimeError: the command failed; the end of its output is in the message.
@@ -103,21 +114,42 @@ def train(
         f"run.dir={run_dir}",
         *overrides,
     ]
-    done = subprocess.run(
-        command,
-        cwd=root,
-        env={**environment(threads), "PYTHONPATH": str(root)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    if done.returncode:
-        raise RuntimeError(f"agentrl train ended with {done.returncode}:\n{done.stdout[-2000:]}")
-    rows = [
-        json.loads(line)
-        for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    metrics = run_dir / "metrics.jsonl"
+    cpu_s: list[float] = []  # of the driver, when each row was seen first
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=root,
+            env={**environment(threads), "PYTHONPATH": str(root)},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            while process.poll() is None:
+                written = metrics.read_bytes().count(b"\n") if metrics.is_file() else 0
+                cpu_s += [processor_s(process.pid)] * (written - len(cpu_s))
+                time.sleep(POLL_S)
+        finally:
+            process.kill()
+            process.wait()
+        output.seek(0)
+        told = output.read()
+    if process.returncode:
+        raise RuntimeError(f"agentrl train ended with {process.returncode}:\n{told[-2000:]}")
+    rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    cpu_s += cpu_s[-1:] * (len(rows) - len(cpu_s))  # rows of the very end
+    spent = [0.0, *(later - earlier for earlier, later in itertools.pairwise(cpu_s))]
+    return [
+        {**row, "driver_cpu_s": own}
+        for row, own in zip(rows, spent, strict=True)
+        if row["stage"] == "rl" and "time/step_s" in row
     ]
-    return [row for row in rows if row["stage"] == "rl" and "time/step_s" in row]
+
+
+def processor_s(pid: int) -> float:
+    """The processor seconds that a process, which was not waited for yet, has used."""
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def environment(threads: int) -> dict[str, str]:
@@ -331,6 +363,10 @@ def compare_checkouts(figures: Figures, task: str, ours: Side, other: Side) -> N
     pairs = list(zip(ours.rows, other.rows, strict=True))
     ratio = statistics.median(a["time/step_s"] / b["time/step_s"] for a, b in pairs)
     figures.at_most(f"{task}: a step over the other checkout's", ratio, "x", SLOWER)
+    for name, side in (("", ours), (", the other checkout", other)):
+        figures.report(f"{task}: driver's time a trajectory{name}", side.driver_ms, "ms")
+    drivers = ours.driver_ms / other.driver_ms
+    figures.at_most(f"{task}: driver's time over the other checkout's", drivers, "x", SLOWER)
     trained = "count/trained_tokens"
     same = sum(a.get(trained) == b.get(trained) for a, b in pairs) / len(pairs)
     figures.report(f"{task}: share of steps that train as many tokens on both sides", same, "")

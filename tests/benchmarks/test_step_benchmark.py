@@ -86,8 +86,14 @@ def test_the_ratio_is_theirs_over_ours() -> None:
 
 
 def test_checkouts_are_compared_step_by_step() -> None:
-    ours = Side([{"time/step_s": 2.0, "count/trained_tokens": 7}, {"time/step_s": 8.0}])
-    other = Side([{"time/step_s": 1.0, "count/trained_tokens": 6}, {"time/step_s": 10.0}])
+    played = {"count/trajectories": 4, "driver_cpu_s": 0.02}
+    ours = Side(
+        [{"time/step_s": 2.0, "count/trained_tokens": 7} | played, {"time/step_s": 8.0} | played]
+    )
+    slower = {"count/trajectories": 2, "driver_cpu_s": 0.08}
+    other = Side(
+        [{"time/step_s": 1.0, "count/trained_tokens": 6} | slower, {"time/step_s": 10.0} | played]
+    )
     figures = Figures()
     compare_checkouts(figures, "code", ours, other)
 
@@ -95,6 +101,9 @@ def test_checkouts_are_compared_step_by_step() -> None:
     ratio = found["code: a step over the other checkout's"]
     assert (ratio.value, ratio.met) == (pytest.approx((2.0 + 0.8) / 2), False)
     assert found["code: share of steps that train as many tokens on both sides"].value == 0.5
+    assert found["code: driver's time a trajectory"].value == pytest.approx(1000 * 0.04 / 8)
+    driver = found["code: driver's time over the other checkout's"]
+    assert (driver.value, driver.met) == (pytest.approx((0.04 / 8) / (0.1 / 6)), True)
     with pytest.raises(ValueError, match="shorter"):
         compare_checkouts(figures, "code", ours, Side(other.rows[:1]))
 

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from agentrl.envs import Env, ToolEnv
-from agentrl.types import Action, Observation, StepResult, Task, load_object
+from agentrl.types import Action, Message, Observation, StepResult, Task, load_object
 
 __all__ = ["LongTail", "SlowTools", "build_model", "tasks", "wait_s"]
 
@@ -72,7 +72,7 @@ class LongTail(Env):
         )
         self.turn += 1
         ends = self.turn == TURNS
-        more = () if ends else ({"role": "user", "content": "Go on."},)
+        more: tuple[Message, ...] = () if ends else ({"role": "user", "content": "Go on."},)
         reward = float(len(action.text) % 2 == 0) if ends else 0.0
         return StepResult(Observation(messages=more), reward, terminated=ends, info=info)
 

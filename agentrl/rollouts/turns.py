@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from agentrl.errors import EngineError, ToolError
+from agentrl.errors import AgentRLError, EngineError, ToolError
 from agentrl.render.retokenize import retok_frac, template_frac, unknown_frac
 from agentrl.rollouts.builder import SequenceState, TrajectoryBuilder, TurnRequest
 from agentrl.rollouts.context import EpisodeContext
@@ -232,8 +232,10 @@ class TurnGenerator:
             assert_extends_context(request, turn.sequence.ids)
         start = time.monotonic()
         counted = counted_now()
-        # An engine may be anybody's, and one that raises costs this episode alone.
-        with wall(failed_as(EngineError, "the engine raised")):
+        # An engine may be anybody's, and one that raises costs this episode alone. A person who
+        # plays as one leaves by KeyboardInterrupt.
+        passes = (AgentRLError, KeyboardInterrupt)
+        with wall(failed_as(EngineError, "the engine raised"), passes=passes):
             completion = await engine.generate(request)
         seconds = time.monotonic() - start
         # Seconds in which the engine was paused for new weights are no part of the turn's own time.

@@ -112,7 +112,7 @@ def test_the_run_directory_tells_what_ran(trained: RunDirectory) -> None:
     assert summary["eval"]["sums"].keys() == {"before", "after", "num_tasks"}
     assert summary["eval"]["sums"]["after"].keys() >= {"sampled", "greedy"}
     assert summary["steps"] == 2
-    assert {"rollout", "update", "publish", "checkpoint", "eval", "setup", "total"} <= summary[
+    assert {"wait_rollout", "update", "publish", "checkpoint", "eval", "setup", "total"} <= summary[
         "seconds"
     ].keys()
     record = json.loads((run / "run.json").read_text())

@@ -66,7 +66,7 @@ HOSTILE: Mapping[str, str] = {
 _MAX_LAG_S = 0.1
 _BEAT_S = 0.005
 # Of a slow one: a busy machine is slow once.
-_TRIES = 3
+_TRIES = 5
 # Of sums of weights in floating point.
 _MARGIN = 1e-6
 
@@ -170,15 +170,21 @@ async def _findings(score: Scorer, watch: LoopWatch, full_marks: float | None) -
     return findings
 
 
-def _waited_s() -> float:
-    """How long the threads of this process were ready to run and had no processor, seconds: a busy
+def _waited_s(before: Mapping[str, float]) -> float:
+    """How long one thread of this process was ready to run and had no processor, seconds: a busy
     machine is no fault of a reward. 0 where the system does not tell (Linux does: sched-stats).
     """
-    waited_ns = 0
+    # Of one thread: the sum over all would take a slow answer for the waits of the others.
+    return max((now - before.get(of, 0.0) for of, now in _waits_s().items()), default=0.0)
+
+
+def _waits_s() -> dict[str, float]:
+    """Of each thread, since it began."""
+    waits_s = {}
     for path in glob.glob("/proc/self/task/*/schedstat"):
         with contextlib.suppress(OSError), open(path) as file:
-            waited_ns += int(file.read().split()[1])
-    return waited_ns / 1e9
+            waits_s[path] = int(file.read().split()[1]) / 1e9
+    return waits_s
 
 
 async def _scored(score: Scorer, text: str, watch: LoopWatch) -> tuple[float, LoopLag]:
@@ -186,12 +192,12 @@ async def _scored(score: Scorer, text: str, watch: LoopWatch) -> tuple[float, Lo
     lags = []
     for _ in range(_TRIES):
         watch.take()
-        waited_s = _waited_s()
+        waits_s = _waits_s()
         value = await score(text)
         # A beat that is due is told.
         await asyncio.sleep(2 * _BEAT_S)
         lag = watch.take()
-        lags.append(replace(lag, seconds=lag.seconds - max(0.0, _waited_s() - waited_s)))
+        lags.append(replace(lag, seconds=lag.seconds - _waited_s(waits_s)))
         if lags[-1].seconds <= _MAX_LAG_S:
             break
     return value, min(lags, key=lambda lag: lag.seconds)

@@ -30,8 +30,10 @@ _STUBBORN = {
 _MAIN = (
     "import dataclasses, pickle, threading\n@dataclasses.dataclass\nclass A:\n    x: int = 1\n"
     "assert pickle.loads(pickle.dumps(A())) == A()\n"
-    "def late(): print('thread', flush=True)\n"
-    "if __name__ == '__main__': threading.Timer(0.05, late).start(); print('main')"
+    "go = threading.Event()\n"
+    "def late(): go.wait(); threading.Event().wait(0.05); print('thread', flush=True)\n"
+    "if __name__ == '__main__': threading.Thread(target=late).start(); print('main', flush=True); "
+    "go.set()"
 )
 _LEAVE = (
     "import builtins, os, random, sys, json\nbuiltins.print = None\nbuiltins.left = "

@@ -147,6 +147,14 @@ def shared(value: object) -> Any:
     return ray.put(value)
 
 
+def _why(error: BaseException) -> str:
+    """Why an actor died, on one line: without Ray's table of the actor, and its advice to
+    everybody."""
+    lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith("\t")]
+    told = " ".join(line.strip() for line in lines[1:] or lines)
+    return told.partition(" There are some potential root causes")[0]
+
+
 class ActorLostError(Exception):
     """An actor died, or does not answer; says which, and during what."""
 
@@ -245,7 +253,9 @@ class ActorCalls:
     def told(self, error: BaseException, what: str, place: int) -> BaseException:
         """What an actor raised, or that it died."""
         if not isinstance(error, RayTaskError):
-            return ActorLostError(f"{what}: {self.name(place)} died: {error}")
+            fields = {"event": "actor_died", "call": what, "actor": self.name(place)}
+            logger.info("Ray tells of %s: %s", self.name(place), error, extra=fields)
+            return ActorLostError(f"{what}: {self.name(place)} died: {_why(error)}")
         cause: BaseException = error.cause
         if isinstance(cause, AgentRLError):
             return cause

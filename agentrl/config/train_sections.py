@@ -118,6 +118,9 @@ class TrainConfig(Section):
     backend: str = "fsdp2"
     """``fsdp2`` shards weights, gradients and optimizer over the ranks; ``plain`` is one process
     without FSDP, with the same numbers; or ``module:NAME`` of a backend of your own."""
+    loop: str | None = None
+    """``file.py:name`` of a training loop of your own, which takes the stage's ``StageRun``; by
+    default ``agentrl.controller.loop.train`` (docs/controller.md)."""
     shard: Annotated[Literal["full", "grad_op", "hybrid"], _SHARDED] = "full"
     """How ``fsdp2`` shards: ``full`` gathers each layer for its forward and again for its backward;
     ``grad_op`` keeps it gathered from a step's first forward to its last backward; ``hybrid``

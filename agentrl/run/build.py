@@ -22,6 +22,9 @@ from agentrl.config.sections import (
 )
 from agentrl.config.train_sections import CriticConfig, ReferenceConfig
 from agentrl.controller.evaluator import EvalPlan, EvalSet
+from agentrl.controller.loop import train
+from agentrl.controller.stage.stage_run import StageRun
+from agentrl.controller.state import TrainState
 from agentrl.envs import EnvSpec, EpisodeView, RewardFn, Rubric, Score, ToolEnv, WrapperReference
 from agentrl.envs.rewards import BUILT_IN
 from agentrl.envs.rewards.custom import custom_reward
@@ -46,7 +49,7 @@ from agentrl.training import RewardModelSpec
 from agentrl.training.backends.find import absolute
 from agentrl.training.parallel.process_group import Sharding
 from agentrl.types import Task
-from agentrl.types.user_code.load import check_takes, load_function
+from agentrl.types.user_code.load import UserFunction, check_takes, load_function
 from agentrl.types.user_code.values import private_copy
 
 
@@ -188,6 +191,20 @@ def task_sampler(stage: StageConfig, tasks: Sequence[Task]) -> TaskSampler:
         mixture=tasks.mixture if isinstance(tasks, TaskTable) else (),
     )
     return sampler
+
+
+def training_loop(stage: StageConfig) -> Callable[[StageRun], TrainState]:
+    """The loop that trains the stage: ``train.loop``, or the built-in one.
+
+    Raises:
+        ConfigError: ``train.loop`` names nothing that takes a run.
+    """
+    if stage.train.loop is None:
+        return train
+    broken = partial(stage.train.broken, "loop")
+    function = load_function(stage.train.loop, stage.base_dir, broken, "(run)")
+    check_takes(function, stage.train.loop, broken, "(run)", None)
+    return UserFunction(function, TrainState, broken, stage.train.loop)
 
 
 def env_spec(stage: StageConfig, live: LiveObjects, *, with_tools: bool = True) -> EnvSpec:

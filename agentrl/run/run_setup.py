@@ -19,7 +19,7 @@ from agentrl.controller.ledger import Ledger
 from agentrl.envs import EnvSpec
 from agentrl.envs.check import first_step
 from agentrl.errors import ConfigError, DataError, EnvError
-from agentrl.run.build import LiveObjects, player_spec
+from agentrl.run.build import LiveObjects, player_spec, training_loop
 from agentrl.run.data.datasets import DataSet, call_named, rows_hash
 from agentrl.run.data.task_table import TaskStream, TaskTable
 from agentrl.run.engine import engine_plan
@@ -49,8 +49,8 @@ def make_directory(
     Raises:
         MachineError: the sandbox that is required is not to be had here.
         ConfigError: ``run.dir`` holds a run or other files, the sandbox's host holds fewer than
-            may run at one time, a critic's warm-up takes all steps of a stage, or an environment
-            cannot be made or breaks its contract.
+            may run at one time, a critic's warm-up takes all steps of a stage, ``train.loop``
+            names no loop, or an environment cannot be made or breaks its contract.
         DataError: a data set cannot be used, or the model's folder does not exist.
     """
     assert config.run.dir is not None, "load_config fills it in"
@@ -61,6 +61,7 @@ def make_directory(
     sandbox: Mapping[str, Any] = {}
     envs: list[tuple[StageConfig, EnvSpec]] = []
     for stage in stages:
+        training_loop(stage)
         if stage.checkpoint.copy_to is not None:
             RemoteFolder(stage.checkpoint.copy_to, COPY_TO)
         if not stage.plays or stage.replays:

@@ -18,12 +18,12 @@ from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.controller.cluster.rollout_pool import RolloutWorkerSpec
 from agentrl.controller.cluster.worker import RoleSpec
 from agentrl.controller.evaluator import Evaluator, RolloutEvaluator
-from agentrl.controller.loop import train
 from agentrl.controller.pair_evaluator import PairEvaluator
 from agentrl.controller.recording.recorder import Recorder
 from agentrl.controller.recording.skipped_steps import SkippedSteps
 from agentrl.controller.schedule import Schedule
 from agentrl.controller.stage.stage_run import StageRun
+from agentrl.controller.state import TrainState
 from agentrl.engines.weights import tensor_shapes
 from agentrl.errors import close_after
 from agentrl.metrics import (
@@ -44,6 +44,7 @@ from agentrl.run.build import (
     reward_model_folder,
     rollout_spec,
     scorer_spec,
+    training_loop,
 )
 from agentrl.run.data.datasets import DataSet
 from agentrl.run.data.prompt_limit import fitting_tasks
@@ -195,6 +196,17 @@ def _trainer_bytes(recipe: StageRecipe) -> int:
     return -(-max(sizes) // ranks)
 
 
+def _check_trained(stage: StageConfig, begun_at: int, state: TrainState) -> None:
+    """A loop of the user's may stop early, and must not do nothing."""
+    if stage.train.loop is not None and begun_at == state.step < stage.last_step:
+        raise stage.train.broken(
+            "loop",
+            f"={stage.train.loop!r} must train, and returned at step {state.step} of "
+            f"{stage.last_step}, where it began; call run.publish(state, batches) for each batch "
+            "and return run.finish(state), as agentrl/controller/loop.py does",
+        )
+
+
 def run_stage(
     context: RunContext,
     stage: StageConfig,
@@ -288,7 +300,8 @@ def run_stage(
     )
     try:
         with context.stop.deferring():
-            state = train(run)
+            state = training_loop(stage)(run)
+        _check_trained(stage, manifest.state.step if manifest else 0, state)
     except BaseException as error:
         close_after(error, run.checkpointing.close, "writing the last checkpoint")
         close_after(error, schedule.close, "closing the stage")

@@ -187,6 +187,7 @@ def _check_prompts(stage: StageConfig, tasks: Sequence[Task], renderer: Renderer
     if found is None:
         say("  prompts of data.train: made by the environment; episodes tell their lengths")
         return []
+    # A sample of which nothing fits may mislead, so the whole data is measured.
     if found.too_long == found.count < len(tasks) and not stage.data.stream:
         found = measured(stage, tasks, renderer) or found
     _print_lengths("prompts of data.train", found, len(tasks))

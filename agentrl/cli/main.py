@@ -123,6 +123,7 @@ def run(tokens: Sequence[str]) -> int:
         return 130
     except BrokenPipeError:
         # The reader of the output has closed it.
+        # Python flushes stdout once more at its exit, which must not raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:

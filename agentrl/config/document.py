@@ -53,6 +53,7 @@ class Document:
 
     def place(self, key: Key, value: Any, origin: Origin) -> None:
         """Records that ``value`` at ``key``, with everything in it, was written at ``origin``."""
+        # What stood in the value before is gone, and no error may name its place.
         for known in [known for known in self.origins if known[: len(key)] == key]:
             del self.origins[known]
         self.origins.update((inner, origin) for inner in _keys_within(key, value))

@@ -49,6 +49,7 @@ def to_yaml(
     yaml = YAML(pure=True)
     # A wrapped value would be cut by the note behind it.
     yaml.width = 1_000_000
+    # ruamel's own way to write a null is an empty value.
     yaml.representer.add_representer(
         type(None), lambda own, _: own.represent_scalar("tag:yaml.org,2002:null", "null")
     )

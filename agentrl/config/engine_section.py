@@ -47,6 +47,7 @@ def engine_section_faults(stage: StageConfig) -> Iterator[Fault]:
 
 def engine_faults(stage: StageConfig, *, trains: bool) -> Iterator[Fault]:
     """Settings that the engine cannot serve, by its traits."""
+    # A faulty section makes no specification whose traits could be asked.
     if list(engine_section_faults(stage)):
         return
     spec = stage.engine_spec

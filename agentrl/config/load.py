@@ -151,6 +151,7 @@ def _check(document: Document, folder: Path, trains: bool, of_a_run: bool) -> Ru
             faults += [fault for fault in crossing if not _touches(fault, broken)]
         _tell(document, faults, index if stages else None)
         sound.append(stage)
+    # Rules between stages read whole stages, and would only repeat the fault of one.
     if not document.problems:
         for index, stage in enumerate(sound):
             _tell(document, lineage_faults(stage, sound[:index]), index if stages else None)

@@ -69,6 +69,7 @@ def _set(document: Document, dotted_key: str, value: Any, origin: Origin) -> Non
         # ``data=x`` means ``data.train=x``: what else the section says stays.
         parts.append(short)
     for target in _targets(document.tree, parts):
+        # Each place has a copy of its own, since a later override may change one of them.
         _set_at(document, target, copy.deepcopy(value), origin)
 
 

@@ -254,6 +254,7 @@ class RunConfig(_StageSections, _RunSections):
         Where a stage would start from a skipped one, it starts from what that one would have
         started from.
         """
+        # Defaults are left out: one that follows another setting must follow the stage's own.
         tree = self.model_dump(by_alias=True, exclude_unset=True)
         stages = [StageConfig.model_validate(stage) for stage in stage_trees(tree)]
         if include_skipped or self.model.path is None:

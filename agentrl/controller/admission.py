@@ -122,6 +122,7 @@ class Backlog:
         """Those of them that are cancelled, and why."""
         self._waiting: list[_Waiting] = []
         self._in_training = 0
+        # The groups that wait were issued before the resume, and `keep` does not count them.
         self._issued = self.restored.spent + len(self.restored.groups)
         self._step = 0
         self._versions: Mapping[str, int] = {}
@@ -195,6 +196,7 @@ class Backlog:
         if len(self._waiting) < self._size:
             return False
         if self._in_draw_order:
+            # A running group of a lower index belongs to this batch, whatever finished before it.
             last = sorted(one.group.group_index for one in self._waiting)[self._size - 1]
             return last < min(self.running, default=math.inf)
         return not self._waits or in_time(self._left_after_batch(), self._size)
@@ -252,6 +254,7 @@ class Backlog:
     def _left_after_batch(self) -> list[float]:
         """The slacks of what stays outstanding when a batch is taken now."""
         issued = [*self.running.values()]
+        # A saved group keeps its old tokens, so it is outstanding before it is issued again.
         issued += [self.saved[draw].versions for draw in self.again if draw in self.saved]
         waiting = sorted(map(self._slack, self._waiting))
         return waiting[self._size :] + [

@@ -111,6 +111,7 @@ def check_failures(episodes: Sequence[Trajectory], stage: StageConfig, step: int
                 f"{failed} of the {number} {where} failed at one boundary, more than "
                 f"RolloutConfig.max_failed_frac={most:g} of them"
             )
+    # Each boundary may stay below its share while no episode is left to train.
     if (
         causes
         and len(ended) == number

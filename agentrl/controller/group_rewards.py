@@ -83,6 +83,7 @@ def seat_groups(
     Returns:
         They, and for each the place of its whole group.
     """
+    # Of several agents one that fits was enough to keep the group, so each is asked here.
     found = [
         (own, place)
         for place, group in enumerate(groups)
@@ -118,6 +119,7 @@ def rewards_of(groups: Sequence[TrajectoryGroup], seed: int) -> Rewards:
         truncated=_truncated(finished),
         turn_trajectory=np.repeat(np.arange(len(finished)), [len(one.turns) for one in finished]),
         turn_reward=_float64([sum(turn.rewards.values()) for _, turn in turns]),
+        # A state key is 16 hexadecimal digits, which 64 bits hold exactly.
         state_key=np.asarray([int(turn.state_key or "0", 16) for _, turn in turns], np.uint64),
         parts=_parts(finished),
         seed=seed,

@@ -114,6 +114,7 @@ class Ledger:
                     detail["task"] = group.task.id
                 self.move_group(group, ended, trajectory, **detail)
         self.move_group(group, "finished")
+        # The greedy rollout has served as a baseline by now, and is never trained.
         if (greedy := group.baseline) is not None:
             self.move_group(group, "finished", greedy)
             self.move_group(group, "dropped", greedy, reason="baseline")
@@ -152,6 +153,7 @@ class Ledger:
         What came later, and what was still open at it, is rolled back; what had come to its end by
         then stands.
         """
+        # A run goes back before its stages begin, so no other thread writes here yet.
         for key, history in self._history.items():
             state = next((state for row, state in reversed(history) if row < offset), "")
             if state in _NEXT and history[-1][1] != "rolled_back":
@@ -181,7 +183,10 @@ class Ledger:
             "to": to,
             **detail,
         }
+        # An impossible row is refused before it reaches the file.
         self._apply(row)
+        # The file is buffered: a row that a death takes came after the last sync, and a resume
+        # rolls back whatever came after its checkpoint.
         self._file.write(json.dumps(row, separators=(",", ":")).encode() + b"\n")
 
     def _apply(self, row: Mapping[str, Any]) -> None:
@@ -202,6 +207,7 @@ class Ledger:
             elif state == "trained":
                 self._trained.discard(key[1:])
             self._history.setdefault(key, []).append((self.offset, to))
+        # The rows of a rollback bear the attempt that they take back, which is an earlier one.
         self.attempt = max(self.attempt, row["attempt"])
         self.offset += 1
 
@@ -210,6 +216,7 @@ class Ledger:
             self._apply(row)
         data = self._path.read_bytes()
         whole = data.rfind(b"\n") + 1
+        # The next row would otherwise be appended to the half of one that a death left.
         if whole < len(data):
             with self._path.open("r+b") as file:
                 file.truncate(whole)

@@ -127,6 +127,7 @@ class RolloutService(Schedule):
             self.ledger.enter_ends(group)
             self._keep_or_drop(group)
         self._rates.take()  # the first step begins here
+        # The thread starts last, so that nothing above needs the lock.
         self._thread.start()
 
     def next_groups(self, step: int) -> list[TrajectoryGroup]:
@@ -140,6 +141,7 @@ class RolloutService(Schedule):
             RunInterruptedError: the run was asked to end; nothing was taken.
         """
         taken = self._take_batch(step)
+        # Engines and ranks may move their memory in this call, so the lock is not held.
         self.on_batch()
         return taken
 
@@ -150,6 +152,7 @@ class RolloutService(Schedule):
                 self._wait(self._backlog.may_close, self.wait_s, "finished groups")
             finally:
                 self._waiting = False
+            # Cancelled before the batch is taken, these draws do not count for the next one.
             self._cancel(self._backlog.surplus(step), "surplus")
             taken = self._backlog.take(step)
             for group in taken:
@@ -170,6 +173,7 @@ class RolloutService(Schedule):
         with self._changed:
             waiting = {group.group_index for group in self._backlog.groups}
             self._ended |= self._to_release & waiting
+            # Until here a checkpoint may play these draws again, and it asks for their tasks.
             self.sampler.release(self._to_release - waiting)
             self._to_release = set()
 
@@ -183,6 +187,8 @@ class RolloutService(Schedule):
         """Version + 1 everywhere of the policies that ``changed``; the batch in training makes room
         for the next. An engine that slept lost its weights, and is sent them in any case."""
         state = state.published(changed)
+        # What can no longer be trained is cancelled first, so that no engine continues it under the
+        # new weights.
         self.before_publish(state.versions)
         sent = state.versions if self.stage.sleeps else changed
         self._pause(True)
@@ -268,6 +274,8 @@ class RolloutService(Schedule):
             asked: Future[RolloutState] = Future()
             self._asked = asked
             what = "the state of the groups that run"
+            # A run that was asked to end makes its last checkpoint by this call, so the request
+            # must not break it off.
             self._wait(asked.done, _SNAPSHOT_S, what, stoppable=False)
         snapshot = asked.result()
         waiting = {group.group_index for group in snapshot.groups}
@@ -313,9 +321,11 @@ class RolloutService(Schedule):
         asked to end."""
         end = time.monotonic() + deadline_s
         slow = time.monotonic() + _SLOW_S
+        # The service's thread may sleep for want of work, and what is waited for is work for it.
         self._changed.notify_all()
         while True:
             if isinstance(self._error, AgentRLError):
+                # It keeps its class and its exit code, by which the command line ends.
                 raise self._error
             if self._error is not None:
                 raise EngineError(
@@ -331,6 +341,7 @@ class RolloutService(Schedule):
                 fields = {"event": "slow_wait", "what": what, "running": running}
                 logger.warning("still waiting for %s: %s", what, state, extra=fields)
                 slow = math.inf
+            # A request to end notifies nobody, so the wait looks for it again and again.
             changed = self._changed.wait(min(_POLL_S, max(0.0, end - time.monotonic())))
             if not changed and time.monotonic() >= end:
                 raise EngineError(
@@ -342,6 +353,7 @@ class RolloutService(Schedule):
     def _serve(self) -> None:
         try:
             while True:
+                # No lock is needed to read it, since this thread alone takes it away.
                 if self._asked is not None:
                     self._take_snapshot(self._asked)
                 with self._changed:
@@ -351,6 +363,8 @@ class RolloutService(Schedule):
                     self._note_idle()
                     idle = not self._backlog.running and not self._evaluating
                     if requests:
+                        # Under the lock: the loop's thread may cancel a group as soon as it counts
+                        # as running, and the pool must know it by then.
                         self.pool.submit(requests)
                     elif idle:
                         if self._asked is None:
@@ -366,9 +380,11 @@ class RolloutService(Schedule):
     def _take_snapshot(self, asked: Future[RolloutState]) -> None:
         """Taken by the thread that collects, so that a group is either in flight or in the
         buffer."""
+        # The states come first: a group that ends later is collected below, and its state left out.
         saved = self.pool.in_flight()
         self._collect(0.0)
         with self._changed:
+            # The loop's thread waits for this, so no row comes between the sync and the offset.
             self.ledger.sync()
             backlog = self._backlog
             going_on = set(backlog.going_on)
@@ -441,6 +457,8 @@ class RolloutService(Schedule):
             reason = self._backlog.cancelling.get(outcome.request.group_index)
             if reason and not outcome.request.label:
                 outcome = replace(outcome, group=_with_reason(outcome.group, reason))
+            # The store may make this wait for room, so it holds no lock. It comes before the group
+            # is entered: a batch may take the group then, and the recorder must know it.
             self.on_outcome(outcome)
             with self._changed:
                 self._enter(outcome)

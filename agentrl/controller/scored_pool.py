@@ -56,6 +56,7 @@ class ScoredPool(Closing):
 
     def submit(self, requests: Sequence[GroupRequest]) -> None:
         with self._changed:
+            # A group that came back before it is entered would count as playing for ever.
             self._playing.update(map(group_key, requests))
         self._pool.submit(requests)
 
@@ -71,6 +72,7 @@ class ScoredPool(Closing):
             self._take_in(self._pool.collect(self._patience_s(left_s)))
             left_s = max(0.0, end - time.monotonic())
             with self._changed:
+                # The pool has nothing to give then, so the score alone is waited for.
                 if self._waiting and not self._playing:
                     self._changed.wait_for(lambda: self._ready or self._error, left_s)
                 if self._error is not None:
@@ -95,6 +97,7 @@ class ScoredPool(Closing):
         self._pool.cancel(playing)
 
     def in_flight(self) -> list[GroupState]:
+        # This thread moves groups from the pool to here, so none is missed between the two.
         states = self._pool.in_flight()
         with self._changed:
             waiting = [one for one in self._waiting.values() if one.request.purpose == "train"]
@@ -148,6 +151,7 @@ class ScoredPool(Closing):
                     self._changed.wait_for(lambda: self._waiting or self._closing)
                     if self._closing:
                         return
+                    # They stay in `_waiting`, where a checkpoint and a cancellation find them.
                     taken = dict(self._waiting)
                 scored = self._scored([*taken.values()])
                 with self._changed:

@@ -60,6 +60,7 @@ class SequenceScores:
 
 def _last_sequences(groups: Sequence[TrajectoryGroup]) -> Batch:
     """The last sequence of each rewarded trajectory, whatever it was sampled with, in order."""
+    # A batch has no baselines and refuses greedy or mixed temperatures; a score asks for neither.
     plain = [
         replace(
             group,

@@ -16,6 +16,7 @@ class StopRequest:
     """
 
     def __init__(self) -> None:
+        # No lock guards these: a signal's handler may interrupt the very thread that would hold it.
         self.by = ""
         """Who asked first, such as ``SIGTERM``; empty while nobody did."""
         self.deferred = False

@@ -323,6 +323,7 @@ def _state_key(sequence: SequenceState, info: Mapping[str, Any]) -> str:
 
 def _digest(digest: bytes, messages: Sequence[Message]) -> bytes:
     """Extends the hash chain ``digest`` by ``messages``, one link for each message."""
+    # A turn hashes its new messages alone, however long the conversation is.
     for message in messages:
         digest = hashlib.sha256(digest + _as_json(message).encode()).digest()
     return digest

@@ -110,6 +110,7 @@ class EnvDriver:
             self._env.use_tokenizer(context.renderer.token_ends)
         if self._saved is None:
             key = builder.key
+            # The seed has no rollout index: all rollouts of a group meet the same environment.
             seed = seed_for(context.spec.root_seed, "env", key.label, key.group_index)
             self._result = StepResult(await self._env.reset(seed=seed))
             await self._states.after_reset(self._env)

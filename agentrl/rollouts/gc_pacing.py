@@ -31,6 +31,7 @@ def paced_collector() -> Iterator[None]:
         if not _usual:
             freezes = not gc.get_freeze_count()
             if freezes:
+                # Garbage that is frozen with the rest would stay.
                 gc.collect()
                 gc.freeze()
             _usual.append((gc.get_threshold(), freezes))

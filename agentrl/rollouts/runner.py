@@ -268,6 +268,7 @@ class EpisodeRunner:
         failed = [one for one in group.retried if one.rollout_index == rollout_index]
         previous = failed[-1] if failed else None
         retries = spec.episode.max_retries
+        # A resumed run may allow fewer retries than were made; the rollout is played all the same.
         for attempt in range(min(len(failed), retries), retries + 1):
             trajectory = await run_episode(
                 self._context,
@@ -305,6 +306,7 @@ class EpisodeRunner:
                 )
                 group.retried.append(trajectory)
                 group.news.append(trajectory)
+                # The next attempt starts over: a checkpoint must not hold the failed one's states.
                 slot = group.rollouts[rollout_index] = StateSlot()
             previous = trajectory
             saved = None

@@ -46,6 +46,7 @@ def assert_token_consistency(
     most = request.sampling.max_new_tokens
     if sampled > most:
         _fail(request, f"{sampled} ids came back, max_new_tokens was {most}")
+    # No token is older than those before it in the sequence, also across calls.
     previous = request.min_version
     for segment in completion.segments:
         if segment.kind is not SegmentKind.POLICY or segment.policy_version is None:

@@ -222,6 +222,7 @@ class TurnGenerator:
         """
         engine = self.context.engine
         number = self.num_calls
+        # Calls are counted before they are waited for: several turns may be generated at once.
         self.num_calls += 1
         self._last_request = turn
         chosen = sampling or self.sampling

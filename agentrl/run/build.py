@@ -246,9 +246,8 @@ def env_spec(stage: StageConfig, live: LiveObjects, *, with_tools: bool = True) 
         asked["max_tool_seconds"] = stage.env.max_tool_seconds
     if stage.env.system_prompt is not None:
         asked["system_prompt"] = stage.env.system_prompt
-    if not stage.env.describe_tools_in_prompt and (
-        tools or "describe_tools_in_prompt" in taken
-    ):  # without tools it says nothing
+    # Without tools the setting says nothing, so that a factory need not take it.
+    if not stage.env.describe_tools_in_prompt and (tools or "describe_tools_in_prompt" in taken):
         asked["describe_tools_in_prompt"] = False
     if lacking := [name for name in asked if name not in taken]:
         raise ConfigError(

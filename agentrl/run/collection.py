@@ -81,10 +81,8 @@ def collect(
     if stage.model.path is not None and not plays_by_messages(stage):
         model = given_model(stage.model.path, stage.base_dir)
         keep_tokenizer(directory, stage.name, model)
-    with (
-        Heartbeat(directory),
-        TrajectoryWriter(directory) as writer,
-    ):  # what an earlier one left unsealed is sealed now
+    # The writer seals what an earlier call left unsealed, before it is looked for.
+    with Heartbeat(directory), TrajectoryWriter(directory) as writer:
         finished = _finished(directory)
         missing = [
             GroupRequest(group_index, task, samples, stage=stage.name)

@@ -90,6 +90,7 @@ def rescored(evaluated: Sequence[EvaluatedTask], rubric: Rubric) -> list[Evaluat
         scores = [next(totals) if t.status.finished else None for t in entry.trajectories]
         return replace(entry, scores=tuple(scores))
 
+    # One loop scores all tasks: what a rubric opens, such as a judge's connections, belongs to it.
     with asyncio.Runner() as loop:
         return [loop.run(score(entry)) for entry in evaluated]
 

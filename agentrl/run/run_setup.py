@@ -63,6 +63,7 @@ def make_directory(
     for stage in stages:
         training_loop(stage)
         if stage.checkpoint.copy_to is not None:
+            # A URL that nothing here can read is refused now, and not at the first checkpoint.
             RemoteFolder(stage.checkpoint.copy_to, COPY_TO)
         if not stage.plays or stage.replays:
             continue
@@ -171,6 +172,7 @@ def roll_back(directory: RunDirectory, stages: Sequence[StageConfig], ledger: Le
     for stage in stages:
         manifest = last_manifest(directory, stage)
         if manifest is not None:
+            # Stages run one after another, so the last checkpoint found is the run's newest.
             offset = manifest.rollouts.ledger_offset
             steps[stage.name] = manifest.state.step
     ledger.restore(offset)

@@ -187,6 +187,7 @@ def _trainer_bytes(recipe: StageRecipe) -> int:
     stage = recipe.stage
     own = stage.train.shard_size if stage.train.shard == "hybrid" else None
     ranks = own or stage.placement.world_size
+    # A weight in float32 has 4 bytes, and AdamW's two moments of it have 8.
     bytes_a_number = {recipe.reward_model: 4, recipe.critic: 12, recipe.model: 12}
     sizes = [
         a_number * sum(math.prod(shape) for shape in tensor_shapes(folder).values())
@@ -306,6 +307,7 @@ def run_stage(
         close_after(error, run.checkpointing.close, "writing the last checkpoint")
         close_after(error, schedule.close, "closing the stage")
         raise
+    # The close ends the thread that takes the snapshot, so this comes before it.
     next_group_index = schedule.snapshot().next_group_index if plays else first_group_index
     schedule.close()
     return StageOutcome(next_group_index, recorder.results, num_steps, state.without_signal)

@@ -266,6 +266,7 @@ class Trainer(Closing):
             models = {"model": start_model(self.config, directory)}
             check_vocabularies(stages, models["model"])
             processes = self._player.processes
+            # Ray has taken SIGTERM for itself as it started.
             take_signals()
             hosts = processes.describe()
         display.message(devices_line([(process.host, process.device) for process in hosts]))
@@ -276,6 +277,8 @@ class Trainer(Closing):
         with ExitStack() as stack:
             ledger = stack.enter_context(closing(Ledger(directory.ledger_path)))
             if resume:
+                # The writer's annotations bear the number of resumes that it finds, and the
+                # metrics' file is replaced here, so both are opened later.
                 roll_back(directory, stages, ledger)
                 events.log("resumed", f"attempt {ledger.attempt} of the run begins", boundary="run")
             writer = stack.enter_context(TrajectoryWriter(directory, keep=self.config.store.keep))
@@ -320,6 +323,7 @@ class Trainer(Closing):
         self._player.models = models
         timer.add("total", time.monotonic() - started)
         summary = Summary(directory.root, results, num_steps, timer.total(), without_signal)
+        # It comes last: a run that has no heartbeat counts as finished where this file is.
         write_json(directory.summary_path, summary.record())
         hints = [f"agentrl ls {directory.root}", f"agentrl show {directory.root}"]
         if without_signal:

@@ -110,8 +110,10 @@ def take_place(temporary: Path, path: Path) -> None:
     Raises:
         OSError: it cannot be synced or renamed.
     """
+    # The content comes first: after a power failure the name must not lead to an empty file.
     sync_path(temporary)
     os.replace(temporary, path)
+    # The rename itself becomes durable with the folder.
     sync_path(path.parent)
 
 

@@ -41,6 +41,7 @@ class Heartbeat:
     def __init__(self, run: RunDirectory, *, period_s: float = PERIOD_S) -> None:
         self._run = run
         self._period_s = period_s
+        # It goes on from an earlier attempt's, so that whoever watches sees it move.
         self._counter = int((read_heartbeat(run) or {}).get("counter", 0))
         self._failed = False
         self._ended = threading.Event()
@@ -78,6 +79,7 @@ class Heartbeat:
     ) -> None:
         self._ended.set()
         self._thread.join(_JOIN_S)
+        # A thread that hangs in a write could still put its beat over the run's end.
         if not self._thread.is_alive():
             self._write("finished" if error is None else "stopped")
 

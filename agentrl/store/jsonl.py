@@ -56,6 +56,7 @@ class JsonlWriter:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
             self._size = cut_torn_line(self._file)
+            # The name of a new file becomes durable with its folder.
             sync_path(path.parent)
 
     @property
@@ -297,6 +298,7 @@ def write_all(file: int, data: bytes) -> None:
         OSError: the disk is full, or any other refusal; part of ``data`` may have been written.
     """
     view = memoryview(data)
+    # One write may take less than it is given.
     while view:
         view = view[os.write(file, view) :]
 

@@ -82,6 +82,7 @@ class EventLog(JsonlWriter):
             "boundary": boundary,
             "message": message,
         }
+        # A field of the caller's never takes the place of the event's own.
         self.append({**fields, **head})
 
     def failure(self, event: str, error: BaseException, **fields: Any) -> None:
@@ -183,6 +184,7 @@ def logging_to(path: Path) -> Iterator[None]:
     handler = LogFile(path)
     level = logger.level
     logger.addHandler(handler)
+    # A logger passes warnings and errors alone by default.
     logger.setLevel(logging.INFO)
     try:
         yield

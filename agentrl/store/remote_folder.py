@@ -74,6 +74,7 @@ class RemoteFolder:
     def has(self, name: str) -> bool:
         """Whether ``name`` is there."""
         with self._failing("read", name):
+            # fsspec keeps listings, in which another process's writes do not show.
             self._fs.invalidate_cache()
             found: bool = self._fs.exists(self._at(name))
             return found

@@ -169,6 +169,7 @@ def fits(keep: KeepSpec, row: Mapping[str, Any]) -> bool:
 def _place(row: Mapping[str, Any]) -> float:
     """A number from 0 to 1 that a group has in every process; its rollouts stay together."""
     name = f"{row['stage']}/{row['label']}/{row['group_index']}"
+    # Python's own `hash` of a text is another number in each process.
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") / 2.0**64
 
 

@@ -137,6 +137,7 @@ class ShardWriter(ABC, Generic[Row]):
             if self._file is None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 self._file = pq.ParquetWriter(self._temporary, batch.schema, **self._layout.options)
+            # Two row groups are held at most: this one, and the one that is being written.
             self._await_written()
             if batch.num_rows:
                 write = self._file.write_batch

@@ -267,6 +267,7 @@ class StepFiles(ABC, Generic[Row]):
             self._open[step] = FramedWriter(path)
             self._growing[path] = self.new_shard(self._shard_of(path))
         files = self._open[step]
+        # The live file comes first, from which a death takes nothing.
         files.append(record, data)
         growing = self._growing[files.path]
         if growing is not None and growing.takes(row):
@@ -291,6 +292,7 @@ class StepFiles(ABC, Generic[Row]):
             self.seal_live(files.path, self._shard_of(files.path))
         else:
             growing.publish()
+        # The live file goes once the shard stands: a death before leaves it to `recover`.
         self._remove(files.path)
 
     def seal_all(self) -> None:
@@ -318,6 +320,7 @@ class StepFiles(ABC, Generic[Row]):
         while self._growing:
             growing = self._growing.popitem()[1]
             if growing is not None:
+                # The next writer of the name makes the shard of the live file.
                 growing.discard()
 
     def _is_own(self, stem: str) -> bool:
@@ -338,6 +341,7 @@ class StepFiles(ABC, Generic[Row]):
     def _remove(self, live: Path) -> None:
         remove_framed(live)
         try:
+            # The folder stays where another writer's files of the step lie in it.
             live.parent.rmdir()
         except OSError as error:
             if not any(live.parent.iterdir()):

@@ -67,6 +67,7 @@ class RunTail(Closing):
             interval_s: between two looks.
         """
         while True:
+            # The state comes first: what happened before the run's end is then in the last look.
             state = self._watch.look()
             yield from self._look()
             if state.kind != "alive":

@@ -48,6 +48,7 @@ def print_line(text: str = "", style: str = "", *, name: str = "") -> None:
     text = printable(f"{name:<{MARGIN}}{text}" if name else text)
     if out.is_terminal:
         text = fitted(text, out.width, hang=MARGIN)
+    # A line in a pipe stays whole, which rich would break at its own width.
     out.print(Text(text, style=style), soft_wrap=True)
 
 

@@ -71,6 +71,7 @@ class CheckpointCopies:
             if not wait:
                 return None
             error = StoreError(f"{self._remote.url} took no copy in {_LONGEST_S:.0f} s")
+        # A copy that hangs is given up with its thread, a daemon, which holds up no exit.
         self._thread = None
         if error is None:
             return None
@@ -103,6 +104,7 @@ class CheckpointCopies:
         files = Manifest.of((checkpoint / MANIFEST).read_text("utf-8")).files
         for name in files:
             self._remote.put(checkpoint / name, f"{at}/{name}")
+        # These files may be newer than the checkpoint, never older; a resume rolls them back.
         for path in _run_files(self._run):
             if path.is_file():
                 self._remote.put(path, path.name)
@@ -110,6 +112,7 @@ class CheckpointCopies:
         self._copied.add(checkpoint)
         for gone in [one for one in self._copied if not (one / MANIFEST).is_file()]:
             old = _place(self._stage, gone.name)
+            # The manifest goes first: what a death leaves then is no copy.
             self._remote.remove(f"{old}/{MANIFEST}")
             self._remote.remove(old)
             self._copied.discard(gone)

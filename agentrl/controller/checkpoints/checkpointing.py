@@ -83,6 +83,8 @@ class Checkpointing:
             try:
                 for learner in self.learners:
                     learner.call(LearningRole.begin_save, folder / learner.name)
+                # A resume does not play again what had ended, so it must be on disk before the
+                # checkpoint exists.
                 self.recorder.sync()
                 self.recorder.record_unsaved(snapshot.running)
                 evaluated_step, evaluated = self.recorder.last_evaluated
@@ -90,6 +92,7 @@ class Checkpointing:
                     stage=self.stage,
                     state=state,
                     rollouts=snapshot,
+                    # The manifest is written later, when the loop may have added to them.
                     results=deepcopy(self.recorder.results),
                     evaluated=evaluated if evaluated_step == state.step else {},
                     evaluating=self.evaluating,
@@ -122,6 +125,7 @@ class Checkpointing:
                 return
             pending.waiting.pop(0)
             pending.error = pending.error or result.error
+        # It exists or is given up from here on: an error must not bring it back at the next call.
         self._pending = None
         # the copy of the one before, which may be deleted now
         self.tell_copy(wait=True)

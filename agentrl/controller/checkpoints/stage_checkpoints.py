@@ -132,6 +132,7 @@ class Checkpoints:
             newest = {path.name.partition(".")[0]: path for path in self._complete()}
             kept = {*list(newest.values())[-self.keep_last :], *self._best(newest.values())}
             for old in set(self.folder.glob("step=*")) - kept:
+                # The manifest goes first: a death in the midst leaves what counts for nothing.
                 (old / MANIFEST).unlink(missing_ok=True)
                 shutil.rmtree(old)
 
@@ -203,6 +204,7 @@ class Checkpoints:
         return [max(values)[1]] if values else []
 
     def _complete(self) -> list[Path]:
+        # Numbers have leading zeros, and `step=000100.001` sorts behind `step=000100`.
         return sorted(path.parent for path in self.folder.glob(f"step=*/{MANIFEST}"))
 
     def _corrupt(self, folder: Path, what: str) -> DataError:

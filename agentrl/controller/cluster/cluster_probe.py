@@ -76,6 +76,7 @@ class _Probe:
         tensor = torch.ones(size // 4, device=device)
         seconds = []
         for _ in range(_NUM_SUMS):
+            # All ranks begin together, or one would time how late another came.
             dist.barrier()
             start = time.perf_counter()
             dist.all_reduce(tensor)
@@ -154,11 +155,13 @@ def _interface_to(host: str) -> str:
         probe.connect((host, 9))  # sends nothing
         own: str = probe.getsockname()[0]
         for _, name in socket.if_nameindex():
+            # Linux' ifreq begins with 16 bytes for the name, its NUL included.
             request = struct.pack("256s", name.encode()[:15])
             try:
                 answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
             except OSError:  # one without an address
                 continue
+            # A sockaddr_in follows, with two bytes of family and two of port before its address.
             if socket.inet_ntoa(answer[20:24]) == own:
                 return name
     return own

@@ -79,6 +79,7 @@ class EpisodeHost:
                 self.noise = ProbeNoise()
                 opened.callback(engine.close)
             else:
+                # Its connections belong to the episodes' loop, so they are closed there.
                 on_close = cast(MessageEngine, engine).close
             self._runner = EpisodeRunner(spec.rollout, engine, name=self._name, on_close=on_close)
             opened.callback(self._runner.close)

@@ -179,6 +179,7 @@ class Places:
         self.waiting: list[GroupRequest] = []
         self._deaths: Counter[GroupKey] = Counter()
         self._cancelled: set[GroupKey] = set()
+        # What was decided for the stage before concerns nobody any more.
         self._todo.clear()
 
     def join(self) -> Place:
@@ -221,6 +222,7 @@ class Places:
     def verified(self, place: Place, version: int) -> None:
         """A worker's engine was compared with the trainer, and serves a version."""
         place.version = version
+        # The report of an earlier publish may come after the next one, and makes no worker serve.
         if version == self.version:
             place.is_sent = False
             if place.state != "serving" and place.fault is None:
@@ -409,6 +411,7 @@ class Places:
         given: dict[int, list[GroupRequest]] = {}
         waiting = []
         shared = [place for place in self.serving if not any(map(self._is_alone, place.groups))]
+        # Groups to be played alone choose first: others would fill the place that falls free.
         for request in sorted(self.waiting, key=lambda one: not self._is_alone(group_key(one))):
             place = min(shared, key=lambda one: one.num_episodes, default=None)
             if place is not None and self._is_alone(group_key(request)):

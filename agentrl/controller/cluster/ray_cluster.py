@@ -72,6 +72,7 @@ def start_ray(
     """
     if ray.is_initialized():
         return False
+    # Ray reports its use over the network by default.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray's 15 lets the sandboxes' processes starve the trainer
     os.environ.setdefault("RAY_worker_niceness", "0")
@@ -79,6 +80,7 @@ def start_ray(
         _try_to_join(address)
     ray.init(
         address=address or "local",  # also where somebody's cluster runs on this machine
+        # Ray refuses to be told the resources of a cluster that runs already.
         num_cpus=None if address else num_actors + 1,
         include_dashboard=None if address else False,
         logging_level=logging.ERROR,

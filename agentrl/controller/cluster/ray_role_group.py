@@ -96,6 +96,7 @@ class RayRoleGroup(RoleGroup):
             ).remote(rank, log_folder)
             for rank in range(num_ranks)
         ]
+        # The store by which torch's ranks meet listens in rank 0, so the port must be free there.
         host, port = self._calls.get(self._ranks[0].free_address.remote(), "starting rank 0", 0)
         places = [
             DistSpec(
@@ -128,6 +129,7 @@ class RayRoleGroup(RoleGroup):
     def close(self) -> None:
         self.rollouts.close()
         try:
+            # A poisoned group raises at every call, so its ranks are killed as they are.
             if self._calls.error is None:
                 self.on_all("closing the workers", "close")
         finally:

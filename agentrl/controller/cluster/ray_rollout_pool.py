@@ -256,6 +256,7 @@ class RayRolloutPool:
             self._layout, self._weights = None, None
             self._arrived.clear()
             self._ended.clear()
+            # Answers that belong to the stage before are then passed over.
             self._under_way.clear()
             self._places.set_up()
             self._hosts = {
@@ -333,6 +334,7 @@ class RayRolloutPool:
             return failures
 
     def layout(self) -> EngineLayout | None:
+        # It is replaced as a whole, so reading it needs no lock.
         return self._layout
 
     def update(self, weights: ServedWeights, version: int, mode: PauseMode) -> list[WeightsReport]:
@@ -363,10 +365,12 @@ class RayRolloutPool:
         with self._changed:
             self._closed = True
             self._under_way.clear()
+        # The keeper may wait for its next look at the clock, and this wakes it.
         self._inbox.put(lambda: None)
         self._keeper.join(_END_S)
         if self.start is None:
             return
+        # A process that does not stand yet would answer nothing, and is only killed.
         actors = [host.actor for host in self._hosts.values() if host.info is not None]
         try:
             if self._error is None:
@@ -469,6 +473,7 @@ class RayRolloutPool:
         if host.info is None:
             told = partial(self._take_info, host)
             ref = host.actor.describe.remote()
+            # This call has no limit: a worker may wait for a machine for as long as that takes.
             self._call(host, "starting", ref, told, late_s=max(_SLOW_START_S, self._answer_s))
         elif self._spec is not None:
             built = partial(self._take_built, host)
@@ -553,6 +558,7 @@ class RayRolloutPool:
             answers = node_answers(node)
             self._inbox.put(partial(self._take_node, node, answers))
 
+        # A node out of reach takes seconds to ask, and a second question would learn no more.
         if node not in self._asked_nodes:
             self._asked_nodes.add(node)
             threading.Thread(target=ask, name="node", daemon=True).start()

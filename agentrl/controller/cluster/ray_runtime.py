@@ -133,6 +133,7 @@ class _RolloutWorker(_RayWorker):
     log_name = "rollout"
 
 
+# Ray itself restarts no actor: its engine and weights would be gone, and the pool starts another.
 _options: dict[str, Any] = {"max_restarts": 0, "concurrency_groups": {"episodes": 4, "served": 2}}
 rank_actor: Any = ray.remote(**_options)(_Rank)
 """Ray's class of a rank's actor."""

@@ -165,6 +165,7 @@ class Worker:
 
     def _end_stage(self) -> None:
         self.rollouts.close()
+        # The phases hold this very mapping, so it is emptied and not replaced.
         self._roles.clear()
         self._served.clear()
 

@@ -152,6 +152,7 @@ class LearnedTokens:
                 "ref_logprobs": batch.ref_logprobs if self._detail == "full" else None,
             }
             found |= {name: column for name, column in given.items() if column is not None}
+        # An untrained token's loss is 0 and not NaN: weighed, all of them sum to the step's loss.
         token_loss = found.pop("token_loss", None)
         clipped = found.pop("clipped", None)
         columns: Columns = {

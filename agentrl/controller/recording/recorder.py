@@ -222,6 +222,7 @@ class Recorder:
         for policy, own in learned.items():
             numbers = _staleness(own.planned, state) | own.last_pass
             values |= {f"{metric_prefix(policy)}{name}": one for name, one in numbers.items()}
+            # Demonstrations and pairs are not stored, so there is nothing to annotate.
             if played:
                 self._annotate(own, groups, state)
         for group, reason in dropped:
@@ -232,6 +233,7 @@ class Recorder:
         self.sink.log(state.step, values, self.stage)
         self.view.step(state.step, values, note or ("" if has_signal else no_signal(played)))
         self.view.status("")
+        # The annotations come before: a later one would make a second shard of the step.
         self.writer.seal(state.step, self.stage)
 
     def evaluating(self, when: str, step: int) -> None:
@@ -408,6 +410,7 @@ def _numbers(stats: Stats) -> dict[str, float]:
             for name in ("return", "error")
         )
         numbers["critic/explained_variance"] = 1 - errors / returns if returns > 0 else math.nan
+    # This is Kish's effective sample size, as a share of the trained tokens.
     if numbers.get("mismatch/weight_sq"):
         numbers["mismatch/ess"] = numbers["mismatch/weight"] ** 2 / numbers["mismatch/weight_sq"]
     return numbers

@@ -54,6 +54,7 @@ class StageEvaluation:
             return
         self.recorder.evaluating(when, state.step)
         self.checkpointing.evaluating = when
+        # The loop's next look ends the run, and its checkpoint names this evaluation.
         with self.recorder.timer.phase("eval"), suppress(RunInterruptedError):
             for result in self.evaluator.evaluate(when, done=done):
                 self.recorder.record_evaluation(result, state)

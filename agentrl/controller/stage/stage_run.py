@@ -104,6 +104,7 @@ class StageRun:
 
     def restore(self) -> TrainState:
         """The state of the checkpoint to go on from, its tensors loaded; step 0 without one."""
+        # No checkpoint is loaded yet: `finish` compares with what the stage started from.
         self._start = self._checksums()
         if self.restored is None:
             versions = dict.fromkeys(self.roles, 0)
@@ -202,6 +203,7 @@ class StageRun:
         ends = state.step == self.stage.last_step or self.stop.by or self.skipped.ended
         if ends or (own.every is not None and state.step % own.every == 0):
             self.checkpointing.keep(state, beside=own.asynchronous and not ends)
+        # Both of these end the run, so the checkpoint comes first.
         self.skipped.check()
         self.stop.check()
 

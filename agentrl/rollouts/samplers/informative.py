@@ -46,6 +46,7 @@ class Signal(FreeTasks):
         known = candidates[seen]
         new = candidates[~seen]
         samples = generator.beta(1.0 + self._counts[known, 0], 1.0 + self._counts[known, 1])
+        # Beta(1, 1) is uniform, and the highest of n uniform samples is distributed as U^(1/n).
         highest_of_new = generator.random() ** (1.0 / len(new)) if len(new) else 0.0
         if not len(known) or highest_of_new > samples.max():
             return int(generator.choice(new))

@@ -35,6 +35,7 @@ class Mixture:
     """
 
     def __init__(self, weights: Sequence[float]) -> None:
+        # The text of a weight is what was written: 0.1 is a tenth, and not the nearest float.
         exact = [Fraction(str(weight)) for weight in weights]
         whole = math.lcm(*(weight.denominator for weight in exact))
         # integers, so that no rounding decides

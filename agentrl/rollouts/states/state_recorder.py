@@ -62,6 +62,7 @@ class StateRecorder:
             start = time.monotonic()
             with self._kept("snapshot", env.env):
                 state = await env.snapshot()
+                # A state that did not change is held once, and not once a turn.
                 self._state = self._state if state == self._state else state
                 self._add(state=self._state)
             self._count("snapshot_s", start)
@@ -89,6 +90,7 @@ class StateRecorder:
         changed: dict[str, Blob | None] = {}
         for path in paths[:_MAX_FILES]:
             changed[path] = await self._content(sandbox, path, found[path])
+        # A list that was cut says nothing of what it lacks, so no file counts as deleted by it.
         if complete:
             changed |= dict.fromkeys(sorted(self._files.keys() - found))
             self._files = dict(found)

@@ -52,6 +52,7 @@ class JsonlTable:
 
     def __init__(self, path: Path, limit: int | None = None) -> None:
         self._path = path
+        # An array holds an offset in 8 bytes; a list of integers would take 36 or more.
         self._starts = array("q")
         self._lines = array("q")
         offset = 0

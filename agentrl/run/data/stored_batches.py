@@ -127,6 +127,7 @@ class StoredBatches:
                         f"rollout.max_staleness={most}; set rollout.schedule and "
                         "rollout.max_staleness as that run had them"
                     )
+            # A step that trained no group published nothing.
             version += bool(self.groups.get(step))
 
     def _check_tokens(self, trajectory: Trajectory) -> None:

@@ -84,6 +84,7 @@ class TaskTable(_Tasks):
         return int(self._ends[-1]) if self._sources else 0
 
     def _task(self, index: int) -> Task:
+        # A range refuses what is out of bounds and counts from the end, as a list does.
         source, own = self._place(range(len(self))[index])
         return source.task(own)
 

@@ -59,6 +59,7 @@ def custom_rows(own: CustomDataConfig, reference: str, base_dir: Path, seed: int
         "tokenizer": None,
         "processor": None,
         "config": DatasetConfig({"train_files": files, **keys, **own.args}),
+        # This is verl's word for all rows.
         "max_samples": -1,
     }
     parameters = signature_of(function).parameters.values()

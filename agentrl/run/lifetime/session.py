@@ -92,6 +92,7 @@ class RunProcesses:
         own = self._placement
         needed = sum(pool.world_size for pool in own.pools.values()) + self._workers
         if start_ray(needed, own.ray_address, own.env):
+            # The stack runs the first callback last: ranks and workers end before Ray does.
             opened.callback(shut_down_ray)
         if self._device == "cuda":
             check_gpus(needed, cluster_gpus(), "in Ray's cluster")

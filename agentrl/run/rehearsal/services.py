@@ -117,5 +117,6 @@ def _server(name: str, spec: McpServerSpec) -> str:
         names = ", ".join(tool.spec.name for tool in tools)
         return f"tools: {names or 'none'}"
     finally:
+        # A server of the scope `process` is shared, and lives as long as this process.
         if spec.scope == "episode":
             close_tools(tools)

@@ -39,6 +39,7 @@ def load_step(folder: Path, model: str | Path | None = None) -> tuple[RoleSpec, 
         weights,
         reward_model=None,
         num_steps=record["num_steps"],
+        # The step may be the critic's, and then these are its weights.
         critic=weights,
     )
     spec = role_specs(recipe)[record["role"]]

@@ -327,6 +327,7 @@ def merged(annotations: Iterable[Annotation], trajectory_id: str) -> Annotation:
     first = found[0].learner
     values: dict[str, Any] = {}
     arrays: dict[str, npt.NDArray[np.generic]] = {}
+    # The sort is stable: the first learner comes last, and within each learner the newest.
     for one in sorted(found, key=lambda one: one.learner == first):
         values.update(one.values)
         arrays.update(one.arrays)

@@ -159,6 +159,7 @@ class TokenArrays:
     kinds: npt.NDArray[np.int8]
     side: bytes
 
+    # Four words of 4 bytes each, and one byte of kind.
     BYTES_A_TOKEN = 17
 
     def pack(self) -> bytes:

@@ -301,6 +301,7 @@ class TrajectoryReader:
             trajectory_id = listing.ids[position]
             known = self._newest.get(trajectory_id)
             at = listing.recorded_at[position]
+            # An equal time is the same record, sealed since: its place changes, and nothing is new.
             if known is None or at >= known.recorded_at:
                 self._newest[trajectory_id] = _Place(listing, position)
             if known is None or at > known.recorded_at:

@@ -155,6 +155,7 @@ class TrajectoryWriter(Closing):
         """
         with self._lock:
             self._wait_for_room()
+            # The clock is asked under the lock, so that times rise in the order of the queue.
             work = partial(self._store, trajectory, step, self._clock.now())
             self._put(_Entry(work, "written"))
 

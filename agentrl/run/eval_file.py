@@ -92,7 +92,10 @@ def rescored(evaluated: Sequence[EvaluatedTask], rubric: Rubric) -> list[Evaluat
 
     # One loop scores all tasks: what a rubric opens, such as a judge's connections, belongs to it.
     with asyncio.Runner() as loop:
-        return [loop.run(score(entry)) for entry in evaluated]
+        try:
+            return [loop.run(score(entry)) for entry in evaluated]
+        finally:
+            loop.run(rubric.close())
 
 
 def write_eval_file(path: Path, evaluated: Sequence[EvaluatedTask]) -> None:

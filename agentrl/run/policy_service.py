@@ -72,7 +72,6 @@ def serve_policy(
             directory = new_run(out, stage_alone(stage, folder), str(folder))
             keep_tokenizer(directory, stage.name, folder)
             writer = stack.enter_context(TrajectoryWriter(directory))
-            stack.callback(writer.seal, 0)
 
             def keep(trajectory: Trajectory) -> None:
                 writer.write(trajectory, 0)

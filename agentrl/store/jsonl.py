@@ -77,6 +77,9 @@ class JsonlWriter:
             try:
                 write_all(file, data)
             except OSError as error:
+                # The next line would be glued to what came to the disk of this one.
+                with suppress(OSError):
+                    os.ftruncate(file, self._size)
                 raise write_failure(f"{self.path} cannot be written", self.path, error) from error
             self._size += len(data)
 

@@ -380,6 +380,8 @@ class RayRolloutPool:
         finally:
             for host in self._hosts.values():
                 ray.kill(host.actor)
+            if self._keeper.is_alive():
+                logger.warning("the pool's thread did not end within %.0f s", _END_S)
 
     def _wait(self, ready: Callable[[], bool], timeout_s: float | None = None) -> None:
         """Until something is so, or so long; the calls under way have deadlines of their own.

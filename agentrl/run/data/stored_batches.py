@@ -48,7 +48,7 @@ class StoredBatches:
         rows = read_jsonl(run.metrics_path)
         recorded = (int(row["step"]) for row in rows if row.get("stage") == stage.name)
         # The last steps may have trained nothing, and then the ledger has none of their groups.
-        num_steps = max(*groups, *recorded)
+        num_steps = max([*groups, *recorded])
         if stage.train.steps is not None and stage.train.steps > num_steps:
             raise ConfigError(
                 f"train.steps={stage.train.steps} of stage {stage.name!r} must be at most "

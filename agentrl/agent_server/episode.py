@@ -88,9 +88,11 @@ class ServedEpisode:
             new = _with_hidden_results(entry.hidden_calls, new)
         turn_request = self._turn_request(entry, new, request)
         most = self._turns.context.spec.episode.max_turns
+        # Turns that are still being made count too, since requests may be concurrent.
         if self.num_turns + len(self._generating) >= most:
             self._end_with(Status("truncated", "max_turns"))
             raise ApiError(410, "max_turns", f"the episode has had its {most} turns")
+        # Before anything is awaited: a request beside this one needs a session of its own.
         self._has_first_sequence = True
         if entry is not None:
             entry.extended = True
@@ -133,6 +135,7 @@ class ServedEpisode:
             raise bad_request(f"reward must be a finite number, got {value!r}")
         self._last_active = time.monotonic()
         self._rewards[name] = float(value)
+        # The reason of the reward that this one replaces is not its own.
         self._reasons.pop(name, None)
         if why is not None:
             self._reasons[name] = why
@@ -322,6 +325,7 @@ class ServedEpisode:
         turns = self._turns
         constraints = request.constraints
         may_call = request.tools and constraints.calls != "none"
+        # A grammar changes what is sampled: the logprobs would no more be those of the policy.
         is_eval = turns.builder.key.purpose == "eval"
         if not is_eval or may_call or turns.opened_reasoning(turn_request):
             return ""

@@ -83,6 +83,7 @@ class HistoryIndex:
             if (
                 new
                 and entry.tools == tools
+                # A turn that the policy did not make has no place in its sequence.
                 and not any(message["role"] == "assistant" for message in new)
                 and all(map(_same, old, messages))
             ):

@@ -156,6 +156,7 @@ class StreamWriter:
 
     def deltas(self) -> Iterator[dict[str, Any]]:
         """The new deltas of the turn so far."""
+        # A slice that is counted afterwards: the engine's thread may append at any moment.
         unread = self._parts[self._num_read :]
         self._num_read += len(unread)
         for ids, logprobs in unread:

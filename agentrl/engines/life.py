@@ -63,6 +63,7 @@ class EngineLife:
 
     def pause(self, mode: PauseMode) -> None:
         """Stops generating, and the clock."""
+        # The clock counts its stops: a second pause changes the mode alone.
         if self.paused is None:
             self.clock.stop()
         self.paused = mode
@@ -93,6 +94,7 @@ class EngineLife:
         self.require_whole("sleep")
         self.asleep |= set(tags)
         self.weightless |= "weights" in tags
+        # An idle engine may sleep without a pause, and deadlines of what arrives wait with it.
         if self.paused is None:
             self.pause("drain")
 

@@ -58,6 +58,7 @@ class OpenAIEngine:
         )
         self._asked[request.request_id] = asking
         try:
+            # ``wait`` cancels nothing, so that an abort, which does, is told from a spent deadline.
             await asyncio.wait([asking], timeout=request.deadline_s)
             if not asking.done():
                 raise EngineError(
@@ -69,6 +70,7 @@ class OpenAIEngine:
                 return Completion(request.request_id, (), "abort", TokenUsage(0, 0), text="")
             return _completion(request, asking.result())
         finally:
+            # Who awaits this may have been cancelled; the server must not go on for nobody.
             asking.cancel()
             del self._asked[request.request_id]
 
@@ -76,6 +78,7 @@ class OpenAIEngine:
         """See ``RolloutEngine.abort``."""
         for request_id in request_ids:
             if (asking := self._asked.get(request_id)) is not None:
+                # An abort may come from another event loop than the one that asks.
                 asking.get_loop().call_soon_threadsafe(asking.cancel)
 
     async def release(self, session_id: str) -> None:

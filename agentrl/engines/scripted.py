@@ -231,6 +231,7 @@ class ScriptedEngine:
                     return
                 woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                 self._sleepers.append(woken)
+            # It is woken by its cancellation, of which ``wait`` makes no exception.
             await asyncio.wait([woken])
 
     def _wake_sleepers(self) -> None:

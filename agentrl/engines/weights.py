@@ -128,6 +128,7 @@ def _write_safetensors(path: Path, arrays: tuple[WeightArray, ...]) -> None:
         }
         offset = end
     text = json.dumps(header).encode()
+    # The format allows spaces behind the header, by which the tensors lie at a multiple of 8.
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
@@ -157,5 +158,6 @@ def _header(file: Path) -> dict[str, tuple[str, tuple[int, ...], slice]]:
             for name, entry in header.items()
             if name != "__metadata__"
         }
+    # The first 8 bytes of another kind of file may ask for a header of any length.
     except (OSError, ValueError, KeyError, MemoryError, OverflowError) as error:
         raise DataError(f"{file} is no safetensors file ({error}); save the model again") from error

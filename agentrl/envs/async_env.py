@@ -203,6 +203,7 @@ class AsyncEnv:
 
 
 def _json(state: object) -> bytes:
+    # Half a surrogate pair, which UTF-8 lacks, becomes the escape that JSON has for it.
     return _ENCODER.encode(state).encode(errors="backslashreplace")
 
 

@@ -123,6 +123,7 @@ class Rubric:
         # Nothing to run it beside.
         if len(parts) == 1:
             return {parts[0].name: await self._score(parts[0], view)}
+        # All are waited for: no function goes on behind a score that failed.
         values = await asyncio.gather(
             *(self._score(part, view) for part in parts), return_exceptions=True
         )
@@ -179,6 +180,7 @@ class Rubric:
         """What a function gives: one score of an episode, or ``number`` of its group or turns."""
         who = f"reward {part.name!r} of task {views[0].task.id!r}"
         failed = partial(_failed, part, who)
+        # The functions run at once, and none may see what another one changes.
         own = [view.private() for view in views]
         given = await call_user(
             partial(part.reward, own if part.scope == "group" else own[0]),
@@ -211,6 +213,7 @@ class Rubric:
                 f"{who} must be a finite number, got {shown(value)}; return one whatever the "
                 "episode was" + _in_brackets(place_of_object(part.reward))
             )
+        # By name, since NumPy calls its own ``bool_`` or, from version 2 on, ``bool``.
         if type(value).__name__ in ("bool", "bool_") and part.name not in self._bools:
             self._bools.add(part.name)
             logger.warning(

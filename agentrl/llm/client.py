@@ -179,6 +179,7 @@ class ChatClient:
             from openai import AsyncOpenAI
 
             http = AsyncOpenAI(
+                # The package refuses to be made without a key; ``_persist`` leaves the header out.
                 api_key=self._key or "none",
                 base_url=self.spec.base_url,
                 timeout=self.spec.timeout_s,
@@ -204,6 +205,7 @@ class ChatClient:
             timeout_s = min(spec.timeout_s, max(end - time.monotonic(), 0.0))
             wait_s = None
             try:
+                # httpx's own timeout begins again with each part of an answer.
                 async with asyncio.timeout(timeout_s):
                     return await http.post(
                         "/chat/completions",

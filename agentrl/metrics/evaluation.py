@@ -205,6 +205,7 @@ def _source_report(tasks: Sequence[TaskScores]) -> dict[str, Estimate]:
         report[f"pass@{k}"] = _estimate(own, values)
     for k in ks[1:]:
         own = [task for task in tasks if len(task.answers) >= k]
+        # A fixed seed: the same scores give the same report.
         rng = np.random.default_rng([0, k])
         values = [maj_at_k(task.answers, task.correct, k, rng) for task in own]
         if values:

@@ -212,6 +212,7 @@ def _reward_stuck(numbers: Numbers, spec: HealthSpec) -> Reading | None:
     accuracy = numbers[ACCURACY].tail(steps // 2)
     if accuracy and statistics.fmean(accuracy) >= _SOLVED:
         return None
+    # The variance of the difference of the two means: a rise within it may be chance.
     noise = (statistics.variance(before) + statistics.variance(after)) / (steps // 2)
     if now - start > noise**0.5:
         return None

@@ -61,6 +61,7 @@ def question_information(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     owners = np.repeat(np.arange(len(answers)), [len(group) for group in answers])
     places = np.concatenate([np.arange(len(group)) for group in answers])
     found = _log_ratios(counts, owners, len(vocabulary))
+    # An answer moves on by its place in its group, so that a group has answers of many questions.
     chance = _log_ratios(counts, (owners + places) % len(answers), len(vocabulary)).mean()
     names = [trajectory.id for group in answers for trajectory, _ in group]
     return dict(zip(names, (found - chance).tolist(), strict=True))

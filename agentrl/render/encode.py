@@ -168,6 +168,7 @@ def _splitter(markers: Mapping[str, int]) -> Callable[[str], _Parts]:
         markers: the markers with their ids.
     """
     longest_first = sorted(markers, key=len, reverse=True)
+    # Without markers nothing may match; an empty pattern would, between all characters.
     never = "(?!)"
     pattern = re.compile(f"({'|'.join(map(re.escape, longest_first)) or never})")
 
@@ -282,6 +283,7 @@ class Provenance:
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    # An alternation takes the first text that fits: a longer one stands before its beginning.
     return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))))
 
 

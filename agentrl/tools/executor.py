@@ -156,6 +156,7 @@ class ToolExecutor:
         works = [self._record(call, told) for call in calls]
         # One has nothing to run beside.
         done = [await works[0]] if len(works) == 1 else await _all(works)
+        # By their numbers: what is on offer afterwards must not depend on which call ended first.
         done.sort(key=lambda answer: _position(answer[0]))
         records = [self._with_offer(record, tools) for record, tools in done]
         return tuple(sorted([*records, *map(_answer_problem, problems)], key=_position))
@@ -397,6 +398,7 @@ class ToolExecutor:
                 one.gate.count_answer()
                 return output
             one.own["retries"] = one.own.get("retries", 0.0) + 1
+            # What the attempt said before it failed is no part of the answer.
             one.pieces.clear()
             await asyncio.sleep(pause_s)
             context = replace(context, deadline_s=max(remaining_s, 1e-3))
@@ -463,6 +465,7 @@ async def _contained(
         return error if isinstance(error, Exception) else RuntimeError(said_by(error))
 
     with wall(failed):
+        # A tool may change what it is given; another attempt and the record need the model's own.
         own = replace(call, arguments=private_copy(call.arguments))
         if not tool.in_pieces:
             return await tool.call(own.arguments, context)
@@ -473,6 +476,7 @@ async def _in_pieces(
     tool: Tool, call: ToolCall, context: ToolContext, pieces: list[str | ToolOutput]
 ) -> ToolOutput:
     num_chars = 0
+    # A generator that is left early ends here, and not when its memory is collected.
     async with aclosing(tool.stream(call.arguments, context)) as stream:
         async for piece in stream:
             piece = checked_output(piece, call.name)

@@ -103,6 +103,7 @@ def _resolved(
         return _made_of(entry, getattr(entry, "__qualname__", None) or repr(entry), {}, resources)
     name = entry.function
     if name in BUILT_IN:
+        # The arguments go as text, since a cache's key must be hashable.
         return _built_in(name, json.dumps(entry.args), str(base_dir or "."))
     if ":" not in name:
         raise ConfigError(

@@ -39,6 +39,7 @@ PEAK_TFLOPS: Mapping[str, float] = {
     "A10": 125.0,
     "L40S": 362.0,
     "L4": 121.0,
+    # It stands before the H100 alone, whose one word it has too: the first that fits is taken.
     "H100 PCIe": 756.0,
     "H100": 989.0,
     "H200": 989.0,
@@ -94,6 +95,7 @@ def mfu(name: str, flops: float, seconds: float) -> float | None:
             (arXiv:2204.02311, appendix B, without its term of attention).
         seconds: that they took.
     """
+    # Whole words are compared: "A10" is a part of "A100", and "L4" of "L40S".
     words = set(name.replace("-", " ").split())
     peak = next((peak for one, peak in PEAK_TFLOPS.items() if words.issuperset(one.split())), None)
     return None if peak is None or seconds <= 0 else flops / (seconds * peak * 1e12)

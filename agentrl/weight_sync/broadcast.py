@@ -67,6 +67,7 @@ class BroadcastSender:
             EngineError: a server did not join; the update is given up.
         """
         if self.group is None or self.group.members != update.member_ids:
+            # Forgotten before it is left: a group that some have left serves nobody.
             stale = self.group
             self.group = None
             try:
@@ -91,6 +92,7 @@ class BroadcastSender:
         """Joins with all servers at once; a server that refuses ends the wait for the others."""
         name = f"agentrl-{next(_numbers)}-{update.label}"
         timeout = timedelta(seconds=update.timeout_s)
+        # Its constructor may not wait for servers, which are asked to join only below.
         store = TCPStore(self._address, 0, is_master=True, timeout=timeout, wait_for_workers=False)
         ranks = list(
             itertools.accumulate((server.client.num_ranks for server in update.servers), initial=1)
@@ -121,6 +123,7 @@ class BroadcastSender:
             # of gloo or NCCL
             raise EngineError(f"the group {name!r} could not be joined: {error}") from error
         finally:
+            # A join without the others lasts until the group's timeout, and nobody needs its end.
             with_us.shutdown(wait=False)
 
 

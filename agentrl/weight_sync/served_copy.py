@@ -63,6 +63,7 @@ class ServedCopy:
         """Copies a new version's parts, and yields the copies; it must be run to its end, by all
         ranks."""
         with self._lock:
+            # A renewal that breaks off leaves no version that anyone could ask for.
             self.version = -1
             earlier, self._parts = self._parts, {}
             for part in parts:
@@ -98,6 +99,7 @@ class ServedCopy:
                     f"version {version} was asked for, and the ranks serve {self.version}; take "
                     "that"
                 )
+            # Copies, since Ray sends them when the lock is free again.
             return [_bits(self._parts[name].tensor).copy() for name in names]
 
 
@@ -143,6 +145,7 @@ class ServedWeights:
         asked = self._ask(buckets[0])
         for number, names in enumerate(buckets):
             found = self.reader.take(asked)
+            # The next bucket travels while the engine takes this one.
             if number + 1 < len(buckets):
                 asked = self._ask(buckets[number + 1])
             yield from self._wholes(names, found)

@@ -119,6 +119,7 @@ def leave_one_out(rewards_J: F64, group_J: I64) -> F64:
     centred = group_advantages(rewards_J, group_J, scale_rewards="none")
     places = np.unique(group_J, return_inverse=True)[1]
     own = np.bincount(places)[places]
+    # With m of all n and m' of the others, r - m' = (r - m) · n / (n - 1).
     return centred * own / (own - 1)
 
 
@@ -163,6 +164,7 @@ def turn_returns(rewards: Rewards, *, discount: float) -> F64:
     finite_rewards(rewards.turn_reward, "rewards of turns")
     own = rewards.turn_reward.astype(np.float64).copy()
     steps = np.bincount(rewards.turn_trajectory, weights=own, minlength=rewards.reward.size)
+    # No trajectory is -1, so that the last turn of all is one of them too.
     last = np.flatnonzero(np.diff(rewards.turn_trajectory, append=-1))
     own[last] += (rewards.reward - steps)[rewards.turn_trajectory[last]]
     returns = own
@@ -193,6 +195,7 @@ def step_advantages(rewards: Rewards, *, discount: float, scale: bool, eps: floa
     (arXiv:2505.10978, sec. 4.2); 0 for a state that was met once, and for turns without one.
     """
     returns = turn_returns(rewards, discount=discount)
+    # Beside int64, numpy would make float64 of the keys, and one of keys that lie close.
     group = rewards.group[rewards.turn_trajectory].astype(np.uint64)
     found = compared(returns, np.stack([group, rewards.state_key], axis=1), scale=scale, eps=eps)
     return np.where(rewards.state_key == 0, 0.0, found)

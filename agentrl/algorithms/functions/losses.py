@@ -89,6 +89,7 @@ def sequence_policy_loss(inputs: PolicyInputs, *, clip_low: float, clip_high: fl
         -min(s·A, clip(s)·A).
     """
     log_ratio = mean_over((inputs.logprobs - inputs.old_logprobs).detach(), inputs.sample_row)
+    # The value is the sample's mean, and the gradient that of the token's own logprob (eq. 14).
     log_ratio = log_ratio + inputs.logprobs - inputs.logprobs.detach()
     ratio = torch.exp(log_ratio.clamp(-_LIMIT, _LIMIT))
     return _clipped(inputs, ratio, clip_low=clip_low, clip_high=clip_high, clip_dual=None)

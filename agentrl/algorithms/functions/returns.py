@@ -70,6 +70,7 @@ def discounted_returns(credit: TokenCredit, *, discount: float, reward: Tensor) 
         reward: ``[T]``.
     """
     order = turn_order(credit)
+    # In float64, since a return adds up as many terms as the trajectory has tokens.
     rewards = order.rows(reward.double())
     returns = torch.zeros_like(rewards)
     following = rewards.new_zeros(rewards.shape[0])
@@ -137,6 +138,7 @@ def generalized_advantages(
     for step in reversed(range(rewards.shape[1])):
         is_token = order.is_token[:, step]
         delta = rewards[:, step] + discount * next_value - values[:, step]
+        # Padding lies behind the tokens: the value at the end passes through it unchanged.
         following = torch.where(is_token, delta + discount * decay * following, following)
         next_value = torch.where(is_token, values[:, step], next_value)
         advantages[:, step] = following

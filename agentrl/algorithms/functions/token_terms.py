@@ -71,6 +71,7 @@ def estimate(
     if not estimator.endswith("+"):
         return value
     gradient = k2(logprobs, other)
+    # The difference is 0 and has k2's gradient; the value is that of the name.
     return gradient - gradient.detach() + value.detach()
 
 

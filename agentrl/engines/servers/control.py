@@ -85,6 +85,7 @@ class ServerControl:
             EngineError: the engine is closed.
         """
         if not self.runs:
+            # A coroutine that never runs and is not closed is warned of as never awaited.
             work.close()
             raise EngineError("the engine is closed; build it again")
         return self._thread.submit(work)
@@ -105,6 +106,7 @@ class ServerControl:
         """See ``EngineControl.pause``. A server that cannot say which weights made a token is
         drained in any mode."""
         self.state.life.require_whole("pause")
+        # First, so that no further request goes out, and what runs can drain.
         self.state.life.pause(mode)
         members = self.pool.serving
         if mode == "drain" or not all(server.client.reports_versions for server in members):
@@ -115,6 +117,7 @@ class ServerControl:
     async def resume(self) -> None:
         """See ``EngineControl.resume``."""
         self.state.life.require_resumable()
+        # Servers first: a request goes out only where all of them generate again.
         await self.on_members(
             self.pool.serving, lambda client, _: client.resume(), may_lose_all=True
         )
@@ -180,6 +183,7 @@ class ServerControl:
             except ServerLostError as error:
                 self.pool.lose(server, str(error))
 
+        # All answers are waited for, so that no call goes on behind a refusal.
         results = await asyncio.gather(
             *(on_member(place, server) for place, server in enumerate(members) if server.reachable),
             return_exceptions=True,
@@ -208,6 +212,7 @@ class ServerControl:
         """The servers have new weights; those that were lost are started with them."""
         self.state.weights = weights
         self.state.sent = checksums
+        # Until the new weights are scored, a server that starts is compared by digests alone.
         self.state.probe = None
         self.state.stale_kv = "never" if self.state.flushes_updates else "always"
         self.state.kv.clear()
@@ -293,6 +298,7 @@ class ServerControl:
                 raise EngineError(
                     f"{server.name} came up with other weights than version {version}: {difference}"
                 )
+        # An update of a sleeping engine waits for no server that starts, and passed this one by.
         if life.policy_version != version:
             raise ServerLostError(
                 f"{server.name} came up with version {version} after {life.policy_version} was sent"

@@ -160,6 +160,7 @@ def _place(files: Mapping[str, Path], python: Path) -> None:
 
 
 def _run(python: Path, arguments: Sequence[str], seconds: float, what: str) -> str:
+    # They would lead the environment's interpreter to this one's packages.
     own = ("PYTHONPATH", "PYTHONHOME")
     try:
         return subprocess.run(

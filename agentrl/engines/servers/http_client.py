@@ -86,9 +86,11 @@ class HttpClient:
         self.http = httpx.AsyncClient(
             base_url=self.url,
             headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
+            # With a limit, a call to go on would wait behind the requests that a pause holds.
             limits=httpx.Limits(
                 max_connections=None, max_keepalive_connections=64, keepalive_expiry=_KEPT_S
             ),
+            # Proxies and .netrc of the environment are for other hosts than the run's servers.
             trust_env=False,
         )
 
@@ -103,6 +105,7 @@ class HttpClient:
         """Whether the server has a route, asked without calling it."""
         timeout_s = self.spec.call_timeout_s
         with self.named(route, timeout_s):
+            # FastAPI answers 405 where the route exists for other methods.
             return (await self.http.options(route, timeout=timeout_s)).status_code != 404
 
     async def close(self) -> None:

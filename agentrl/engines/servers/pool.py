@@ -80,6 +80,7 @@ class ServerPool:
 
     async def close(self) -> None:
         """Ends the servers started here."""
+        # Watches and restarts end first: they would bring back what ends here.
         for task in list(self._state.tasks):
             task.cancel()
         for server in self.servers:
@@ -89,6 +90,7 @@ class ServerPool:
 
     async def check_health(self, server: Server, why: str) -> None:
         """After a failure: a server that does not answer is lost, one that does goes on."""
+        # It is looked at again: it may have been lost, or the engine closed, while it was asked.
         if server.serving and not await server.healthy() and server.serving:
             self.lose(server, why)
 
@@ -172,6 +174,7 @@ class ServerPool:
             elif life.serves and loop.time() - last_look > self._state.kind.spec.health_interval_s:
                 healthy = await server.healthy()
                 last_look = loop.time()
+                # A pause that began during the look is no miss: no server answers in one.
                 misses = 0 if healthy or not life.serves else misses + 1
                 if misses >= _MISSES:
                     self.lose(server, "it did not answer /health")

@@ -51,6 +51,7 @@ class ServerProcess:
         self._exit_code: int | None = None
         self._said = b""
         self._status, told = os.pipe()
+        # The engine's event loop asks for the exit code, and may not wait for it.
         os.set_blocking(self._status, False)
         # where torch keeps compiled kernels for later starts: beside the folder that ends with the
         # server
@@ -81,6 +82,7 @@ class ServerProcess:
                 f"the server cannot be started ({error}): {' '.join(command)}"
             ) from error
         finally:
+            # Open here too, the pipe would not end with the supervisor, whose death it tells.
             os.close(told)
         self._wait(_START_S, lambda: b"\n" in self._said)
 

@@ -160,11 +160,13 @@ class Requests:
         try:
             completion = await call
         except asyncio.CancelledError:
+            # ``Server.lose`` cancels the call, and a caller this task: only the first goes on.
             if call.cancelled() and not server.serving and not _cancelling():
                 raise ServerLostError(
                     f"{server.name} was lost while it had request {request.request_id!r}"
                 ) from None
             call.cancel()
+            # In the background, since who cancels does not wait for a server.
             self._state.in_background(self._forget(server, flight.rid))
             raise
         finally:
@@ -172,6 +174,7 @@ class Requests:
             flight.server = None
             if not self.running:
                 self._idle.set()
+        # Before and after: an update in place may come while the request runs.
         if stale_before != "never" or self._state.stale_kv != "never":
             completion = replace(completion, stale_kv="always")
         usage = completion.usage
@@ -200,6 +203,7 @@ class Requests:
                         raise EngineError(
                             f"no server came back within {limit_s:g} s; {self._pool.describe()}"
                         )
+                # Not every change is notified, and the limit above has to be looked at without one.
                 await self._state.wait_changed(timeout_s=1.0)
             return None
         finally:

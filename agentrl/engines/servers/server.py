@@ -90,6 +90,7 @@ class Server:
             EngineError: it serves another model, or a shorter context.
         """
         await self.end()
+        # Another process may take the free port before the server does.
         for left in reversed(range(_PORT_TRIES)):
             port = free_port()
             self._client = self._kind.client(self.name, self._url or server_url(port), self._labels)
@@ -137,6 +138,7 @@ class Server:
         loop = asyncio.get_running_loop()
         limit_s = self._kind.spec.startup_timeout_s
         deadline = loop.time() + limit_s
+        # A server that is started here has no former owner.
         attached = not self.given
         while loop.time() < deadline:
             if self.exited:

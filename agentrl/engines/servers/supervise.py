@@ -169,8 +169,10 @@ def _start(command: list[str], keep_out: list[int]) -> int:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
+        # Standard input is the pipe by which the supervisor alone hears of the owner's end.
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
+        # A server that had the status pipe would keep it from ending with the supervisor.
         for one in keep_out:
             os.close(one)
         os.execvp(command[0], command)

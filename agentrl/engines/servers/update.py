@@ -140,6 +140,7 @@ class ServerUpdate:
         """
         if self._open:
             self.on_all(lambda client, _: client.end_update())
+        # All servers have the weights. A failure from here on is a server's, and corrupts nothing.
         self._over = True
         self._control.updated(self.version, self.arrays, self.checksums)
 

@@ -145,6 +145,7 @@ class SGLangClient(HttpClient):
 
     async def pause(self, mode: PauseMode) -> None:
         """Stops generating; ``retract`` gives the KV of running requests up."""
+        # SGLang has no mode that waits. Nothing runs by now, so that nothing is retracted.
         await self._act("/pause_generation", {"mode": "retract" if mode == "drain" else mode})
 
     async def resume(self) -> None:
@@ -213,6 +214,7 @@ class SGLangClient(HttpClient):
             flush: empty the KV cache.
         """
         body = {
+            # Each rank reads the entry of its own number.
             "serialized_named_tensors": [payload] * self.num_ranks,
             "load_format": "flattened_bucket",
         }

@@ -168,6 +168,7 @@ class SGLangServers:
         own = {
             "HF_HUB_OFFLINE": "1",
             "TRANSFORMERS_OFFLINE": "1",
+            # What a server says before it dies has to reach its log.
             "PYTHONUNBUFFERED": "1",
             # ids beside images stay as they are sent
             "SGLANG_MM_AVOID_RETOKENIZE": "1",

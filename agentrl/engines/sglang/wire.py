@@ -76,6 +76,7 @@ def read_score(
         ServerLostError: a part is missing, has another shape or is of other tokens.
     """
     try:
+        # The first token has a null, since nothing foretells it.
         triples = answer["meta_info"]["input_token_logprobs"][-(len(token_ids) - 1) :]
         ids, logprobs = scored(triples)
     except (KeyError, TypeError, IndexError, ValueError) as error:

@@ -134,6 +134,7 @@ class TorchScheduler:
 
     def abort_job(self, job: ScheduledRequest) -> None:
         """Ends this very request, where it is still in flight."""
+        # A later request may have the same id by now.
         if self._jobs.get(job.request.request_id) is job:
             self._withdraw(job)
             self._answer(job, job.completion("abort", self.now()))
@@ -157,6 +158,8 @@ class TorchScheduler:
         dropped.
         """
         jobs = self._running
+        # The latest goes to the front first, so that the oldest ends there. The inner sort settles
+        # ties by row: the order of the mapping is that of admission.
         for row in sorted(sorted(jobs), key=lambda row: jobs[row].submitted, reverse=True):
             self._returning.appendleft(self._leave(row))
         self._rows.cache.forget_all()
@@ -179,6 +182,7 @@ class TorchScheduler:
         if "kv_cache" in tags:
             self._life.sleep(["kv_cache"])
             self.retract()
+            # No rows, and not None: health and releases are answered while it sleeps.
             self._rows = KVState(replace(self._plan, num_rows=0), self._weights)
 
     def wake(self, tags: Sequence[Tag]) -> None:
@@ -258,6 +262,7 @@ class TorchScheduler:
                 continue
             free -= 1
             self._enter(job, session, pending)
+        # They go back to the head in the order in which they stood there.
         self._returning.extendleft(reversed(skipped))
         if pending:
             self._prefill(list(pending.values()))
@@ -329,6 +334,7 @@ class TorchScheduler:
         kv = state.kv
         inputs = torch.from_numpy(table.inputs[:, : self._span]).to(self._weights.device)
         if self._plan.deterministic:
+            # A product over another number of keys may add up in another order.
             blocks: Blocks = ((self._span, kv.max_keys),)
         else:
             blocks = attention_blocks(table.keys(self._span), kv.max_keys)
@@ -414,6 +420,7 @@ class TorchScheduler:
         """Takes a running job out of its row, which keeps its KV for the session's next turn."""
         table = self._rows.table
         job = self._running.pop(row)
+        # Copies, since the row's next request writes over its arrays.
         job.ids = table.ids[row, : int(table.inputs[1, row]) + 1].copy()
         job.logprobs = table.sampled(row)[1].copy()
         job.kv_tokens = int(table.kv_len[row])

@@ -84,6 +84,7 @@ class TorchEngine:
         try:
             return await future
         except asyncio.CancelledError:
+            # ``post`` and not ``submit``: where the thread has ended, nothing is left to abort.
             self._thread.post(lambda: self._core.abort_job(job))
             raise
 

@@ -136,8 +136,12 @@ def sample(logits_NV: Tensor, uniforms_N: Tensor, rows: SamplingRows) -> Drawn:
         logits_NV = logits_NV * rows.inverse_temperature
     probs = logits_NV.softmax(-1)
     kept = _truncated(probs, rows) if rows.truncates else probs
+    # In float32, rare tokens would add less than a rounding to a sum near 1, and never be drawn.
     cumulative = kept.cumsum(-1, dtype=torch.float64)
+    # Of the sum itself, which is below 1 where tokens were cut off.
     threshold = uniforms_N[:, None] * cumulative[:, -1:]
+    # From the right, so that a threshold of 0 passes over tokens of probability 0. A NaN has no
+    # place and is clamped to one; its logprob tells.
     ids = torch.searchsorted(cumulative, threshold, right=True).clamp_(max=logits_NV.shape[-1] - 1)
     if rows.greedy is not None:
         ids = torch.where(rows.greedy, logits_NV.argmax(-1, keepdim=True), ids)
@@ -155,6 +159,7 @@ def _truncated(probs: Tensor, rows: SamplingRows) -> Tensor:
     min-p those of at least min_p times the most probable (arXiv:2407.01082). The three sets are
     intersected.
     """
+    # Stable, so that the vocabulary's order decides which of equal tokens are kept.
     ranked, order = torch.sort(probs, dim=-1, descending=True, stable=True)
     keep = torch.ones_like(ranked, dtype=torch.bool)
     if rows.top_k is not None:

@@ -93,6 +93,7 @@ class EngineThread:
             torch.set_num_threads(self._num_threads)
         crash = ""
         try:
+            # torch keeps the mode for each thread.
             with torch.inference_mode():
                 self._loop()
         except BaseException as error:  # noqa: BLE001  (the engine's boundary: a crash becomes the state "closed")
@@ -119,6 +120,7 @@ class EngineThread:
     def _run_inbox(self, *, wait: bool) -> None:
         if wait:
             self._inbox.get()()
+        # No other thread takes from it, so that what is not empty stays so until ``get``.
         while not self._inbox.empty():
             self._inbox.get()()
 

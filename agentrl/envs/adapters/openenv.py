@@ -240,6 +240,7 @@ class _Session:
     async def action_schema(self) -> Mapping[str, Any]:
         """The JSON Schema of an action, as the server tells it."""
         try:
+            # A proxy of the environment's cannot reach this machine's own loopback.
             async with httpx.AsyncClient(
                 timeout=self._deadline_s, trust_env=not self._is_local
             ) as client:

@@ -129,6 +129,7 @@ class TextArenaEnv(SeatEnv):
                 self._set_drawn(self._drawn)
             else:
                 random.seed(seed)
+                # NumPy takes 32 bits of a seed.
                 np.random.seed(seed % 2**32)
             try:
                 yield

@@ -113,6 +113,7 @@ def _as_number(text: str) -> Decimal | None:
         number = Decimal(text.strip(_EDGES.replace(".", "")).replace(",", "").rstrip("."))
     except InvalidOperation:
         return None
+    # Decimal reads the words "nan" and "infinity" too.
     return number if number.is_finite() else None
 
 

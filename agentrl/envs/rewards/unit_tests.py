@@ -103,6 +103,7 @@ async def _passed_outputs(
         )
     problems = []
     for given, wanted in zip(inputs, outputs, strict=True):
+        # No run finds what the one before left.
         await sandbox.reset()
         # What is compared on the event loop is no longer than the task itself.
         output_bytes = min(2 * len(str(wanted).encode()) + _SPARE_BYTES, _OUTPUT_BYTES)
@@ -186,6 +187,7 @@ class _Tests:
             fetch = ["verdicts.json", "calls.json"]
             result = await self.time.run(self.apart, TESTS, files=files, fetch=fetch)
             if result.status != "ok" or len(result.files) < len(fetch):
+                # The code has given nothing yet, so that the fault is the tests' own.
                 if number == 0:
                     raise RewardError(
                         f"unit_tests: the tests of task {self.task_id!r} cannot be run "

@@ -103,6 +103,7 @@ def _value(node: ast.expr) -> Number:
 
 def _power(base: Number, exponent: Number) -> Number:
     if isinstance(base, int) and isinstance(exponent, int):
+        # Before it is computed: 9**9**9 would hold the process up and fill its memory.
         if base.bit_length() * abs(exponent) > _MAX_BITS:
             raise ValueError("the power is too large")
     elif base < 0 and exponent != int(exponent):

@@ -110,6 +110,7 @@ class FetchUrlTool(Tool):
             port = parts.port or _PORTS.get(parts.scheme)
         except ValueError:
             raise _RefusedError(f"{url[:200]!r} is no URL") from None
+        # A name with its final dot is the same host, and must match the same pattern.
         host = (parts.hostname or "").rstrip(".")
         if parts.scheme not in _PORTS or not host or parts.username is not None:
             raise _RefusedError(f"{url[:200]!r} must be http://HOST/... or https://HOST/...")
@@ -128,6 +129,7 @@ class FetchUrlTool(Tool):
             raise _RefusedError("it is compressed, which was not asked for")
         body = bytearray()
         async for chunk in answer.aiter_stream():
+            # One byte beyond the bound tells that there is more.
             body += chunk[: self._max_bytes + 1 - len(body)]
             if len(body) > self._max_bytes:
                 break

@@ -265,6 +265,7 @@ class FilesTool(Tool):
             )
         text = _text(path, data, cut)
         old = arguments["old"]
+        # Python finds an empty text between all characters.
         count = text.count(old) if old else 0
         if count != 1:
             raise _RefusedError(

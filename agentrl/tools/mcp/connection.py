@@ -126,6 +126,7 @@ class McpConnection:
                 types.CallToolRequest(params=params), types.CallToolResult, deadline_s
             )
         except MCPError as error:
+            # The protocol's answer to an unknown tool or wrong arguments, which are the model's.
             if error.error.code == types.INVALID_PARAMS:
                 text = types.TextContent(type="text", text=error.error.message)
                 return types.CallToolResult(content=[text], is_error=True), self._tools

@@ -133,6 +133,7 @@ def python_call(written: str, words: Mapping[str, bool | None]) -> Call:
         return name, {str(one.arg): _literal(one, words) for one in call.keywords}
     except SyntaxError as fault:
         raise ValueError(fault.msg) from None
+    # Python's parser raises either for what is nested too deep.
     except (RecursionError, MemoryError) as fault:
         raise ValueError(str(fault)) from None
 
@@ -141,6 +142,7 @@ def _literal(keyword: ast.keyword, words: Mapping[str, bool | None]) -> Any:
     value = _Words(words).visit(keyword.value)
     try:
         found = ast.literal_eval(value)
+        # A call is kept as JSON, which has no sets, bytes or infinities.
         json.dumps(found, allow_nan=False)
     except (ValueError, TypeError):
         # Python's own words name an address in memory.

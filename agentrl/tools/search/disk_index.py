@@ -238,6 +238,7 @@ class _Strings:
 
     def find(self, word: str) -> int | None:
         """The position of a word among sorted ones; None where it is none of them."""
+        # JSON can hold half a surrogate pair, which plain UTF-8 refuses.
         wanted = word.encode(errors="surrogatepass")
         position = bisect_left(self, wanted)
         return position if position < len(self) and self[position] == wanted else None
@@ -353,4 +354,5 @@ def _lock(path: Path) -> Iterator[None]:
             fcntl.lockf(file, fcntl.LOCK_EX)
             yield
         finally:
+            # The lock ends, and the file stays: others may wait on this very one.
             os.close(file)

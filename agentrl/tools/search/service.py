@@ -62,6 +62,7 @@ class CachedRetriever:
         with self._lock:
             found = {query: self._taken(query, top_k) for query in queries}
         asked = [query for query, hits in found.items() if hits is None]
+        # Without the lock, so that requests search at once; two of one query both do.
         answers = self._retriever.search_many(asked, top_k) if asked else []
         fresh = dict(zip(asked, answers, strict=True))
         with self._lock:

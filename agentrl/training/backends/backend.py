@@ -88,6 +88,8 @@ class StatSum:
         ):
             found = difference[rows]
             self.add_values(f"{name}/logp_abs", found.abs())
+            # k3 of http://joschu.net/blog/kl-approx.html. Where the logprobs hardly differ, exp - 1
+            # would lose all digits of it.
             self.add_values(f"{name}/k3_kl", torch.expm1(found) - found)
 
     def result(self) -> dict[str, Stat]:
@@ -99,6 +101,7 @@ class StatSum:
             result[name] = Stat(
                 sum=float(sum(totals[1:], totals[0])),
                 count=float(sum(count for _, count, _ in parts)),
+                # An infinity changes nothing where ranks' statistics are merged.
                 min=float(torch.stack(extremes).min()) if extremes else float("inf"),
                 max=float(torch.stack(extremes).max()) if extremes else float("-inf"),
             )

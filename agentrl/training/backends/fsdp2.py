@@ -32,6 +32,7 @@ class Fsdp2Backend(PackedBackend):
         self.model.divide(mesh)
         keep = self.sharding.mode == "grad_op"
         shard_over(self.model, mesh.data, dtype=self.dtype, keep_gathered=keep)
+        # Last, so that each rank reads its own shards alone.
         self.model.fill(torch.device(place.device))
 
     @contextmanager
@@ -44,6 +45,7 @@ class Fsdp2Backend(PackedBackend):
             # a shard of the gradient waits for it
             root.set_requires_all_reduce(is_last)
         if self.sharding.mode == "grad_op":
+            # After the last one the optimizer moves the shards; a copy that is kept would be stale.
             root.set_reshard_after_backward(is_last)
         yield
 

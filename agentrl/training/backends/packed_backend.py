@@ -104,6 +104,7 @@ class PackedBackend(TrainBackend):
             model.requires_grad_(False)
         made = cls(model, place, torch_dtype(spec.dtype), spec.sharding)
         made.residency.always = OFFLOADED[spec.offload]
+        # Nothing is kept away for an engine yet; what is always offloaded leaves the device.
         made.keep_away(())
         return made
 
@@ -146,6 +147,7 @@ class PackedBackend(TrainBackend):
         state = self.state()
         norm = clip_gradients(state.values(), clip_grad_norm)
         taken = math.isfinite(norm)
+        # All ranks have one norm, so that all of them or none enter this collective.
         result = StepResult(norm, None if taken else self._not_finite(state), len(state))
         if taken:
             with self.residency.holding("optimizer"):

@@ -40,6 +40,8 @@ class PlainBackend(PackedBackend):
 
     @contextmanager
     def _micro_batch(self, *, is_last: bool) -> Iterator[None]:
+        # There is no ``finally``: after a pass that raised, the copies stay, and ``state`` refuses
+        # to give them out as weights.
         self._gather()
         yield
         self._release()
@@ -56,6 +58,7 @@ class PlainBackend(PackedBackend):
         copies: dict[int, Tensor] = {}
         for module, name, parameter in self._owners:
             if id(parameter) not in copies:
+                # Autograd sees the cast, and brings the gradient back in the parameter's dtype.
                 copies[id(parameter)] = parameter.to(self.dtype)
             module._parameters[name] = copies[id(parameter)]  # type: ignore[assignment]
 

@@ -95,7 +95,8 @@ class Residency:
             whole.untyped_storage().resize_(host.numel())
             whole.copy_(host, non_blocking=True)
         if any(whole.is_cuda for whole, _ in kept):
-            torch.cuda.synchronize()  # the host's copy may be freed
+            # The copy is done before the host's memory, from which it reads, may be freed.
+            torch.cuda.synchronize()
 
 
 def _whole(tensor: Tensor) -> Tensor:
@@ -108,4 +109,5 @@ def _whole(tensor: Tensor) -> Tensor:
 
 def _to_host(tensor: Tensor) -> Tensor:
     kept = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+    # The host waits for this copy: the device's memory is freed right behind it.
     return kept.copy_(tensor)

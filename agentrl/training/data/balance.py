@@ -55,6 +55,7 @@ def balance(
     cost = [spread.cost(bundle) for bundle in bundles]
     for index in sorted(range(len(bundles)), key=lambda i: (-cost[i], first[i])):
         spread.put(spread.loads.index(min(spread.loads)), bundles[index])
+    # At most a move for each sample, so that it ends in any case.
     for _ in sizes.rows:
         if not spread.improve():
             break

@@ -123,6 +123,7 @@ def block_kinds(spans: Sequence[Span], window: int | None) -> tuple[Bools, Bools
 def _intervals(spans: Sequence[Span]) -> tuple[I32, I32]:
     """A number of each span, and the one behind those of the spans below it."""
     below = np.ones(len(spans), dtype=np.int32)
+    # From the last one on, since each span comes after its parent.
     for index in range(len(spans) - 1, -1, -1):
         if spans[index].parent != ROOT:
             below[spans[index].parent] += below[index]

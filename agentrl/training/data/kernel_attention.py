@@ -169,6 +169,7 @@ def varlen_attention(
     function: Callable[..., Any] = varlen_attn
     groups = query.shape[1] // key.shape[1]
     options: dict[str, Any] = {}
+    # Only later versions of torch take key heads that are fewer.
     if groups > 1 and "enable_gqa" in inspect.signature(function).parameters:
         options["enable_gqa"] = True
     elif groups > 1:
@@ -181,6 +182,7 @@ def varlen_attention(
         boundaries.longest,
         boundaries.longest,
         scale=scaling,
+        # transformers counts a token in its own window, and torch does not.
         window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
         **options,
     )

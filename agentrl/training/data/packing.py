@@ -224,6 +224,8 @@ class MicroBatches:
         batch = self.shard.batch
         temperature = batch.temperature[row.sample]
         # a row of logits serves every token that it foretells at one temperature
+        # In one number, which sorts by position and then by temperature: the bits of a float above
+        # 0 sort as it does.
         asked = (row.before << 32) | temperature.astype(np.float32).view(np.uint32).astype(np.int64)
         _, first, logit_of = np.unique(asked, return_index=True, return_inverse=True)
         order = np.argsort(logit_of, kind="stable")
@@ -397,6 +399,7 @@ def _columns(shard: BatchShard, source: I64, sample: I64) -> dict[str, npt.NDArr
     versions = batch.policy_versions[source].astype(np.int64)
     columns["turn_row"] = batch.turn_index[source].astype(np.int64)
     columns["trajectory_row"] = batch.trajectory[sample].astype(np.int64)
+    # A token that no policy sampled has version -1, and is not stale.
     columns["staleness"] = np.where(versions < 0, 0, shard.policy_version - versions)
     if shard.sample_weight is not None:
         weight = shard.sample_weight[sample] * batch.loss_mask[source]

@@ -124,6 +124,7 @@ def partition(
     units = _units(unit, owners[known.order], trajectory, known)
     longest = [max(map(sizes.tokens, own)) for own in units.values()] if unit == "group" else tokens
     _check_fits(int(max(longest)), layout, unit)
+    # Sorted, so that the seed alone decides the order and not that of arrival.
     order = np.unique(owners)
     step = order.size if mini_batch_groups is None else mini_batch_groups
     if step < order.size:

@@ -30,6 +30,7 @@ def to_device(arrays: Mapping[str, npt.NDArray[Any]], device: torch.device) -> d
     for name, array in arrays.items():
         first = firsts[name]
         memory[first : first + array.nbytes].view(array.dtype)[:] = array.reshape(-1)
+    # torch hands pinned memory to nobody else before the copy has read it.
     there = host.to(device, non_blocking=True)
     return {
         name: there[firsts[name] : firsts[name] + array.nbytes]

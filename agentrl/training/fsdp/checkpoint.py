@@ -98,6 +98,8 @@ class CheckpointWriter:
         if is_written(folder):
             raise StoreError(f"{folder} holds a checkpoint already; save into a new folder")
         if self._group is None:
+            # Ranks must meet in a group's collectives in one order. In the default group those of
+            # the thread would fall between training's, on each rank elsewhere.
             self._group = dist.new_group(backend="gloo")
         group = self._group
         state = self._copied(_state(model, optimizers)) | {"step": torch.tensor(step)}
@@ -106,6 +108,7 @@ class CheckpointWriter:
 
         def write() -> None:
             error = None
+            # Linux keeps a priority for each thread, and takes the thread's own id here.
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
             try:
                 _write(folder, state, model, purpose=purpose, source=source, group=group)
@@ -135,6 +138,7 @@ class CheckpointWriter:
     def _copied(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         kept = self._copies
+        # Only what this state has is kept: the copy of a tensor that is gone is freed.
         self._copies = {}
         for name, tensor in state.items():
             own = local(tensor)
@@ -177,12 +181,15 @@ def _write(
         try:
             yield
         except _FAILURES as error:
+            # torch raises one exception on all ranks, with the failures by rank. The others have
+            # nothing to tell, and raise what ``_agree`` brings them.
             if dist.get_rank() in getattr(error, "failures", {dist.get_rank(): error}):
                 what = f"the {purpose}'s checkpoint could not be written to {folder}"
                 failed = write_failure(what, folder, writer.fs.refused or error)
         _agree(failed, group)
 
     first = dist.get_rank() == 0
+    # Apart from ``save``: a rank without a folder would leave the others alone in its collectives.
     with together():
         folder.mkdir(parents=True, exist_ok=True)
     own: dict[str, dict[str, Any]] = {}
@@ -191,6 +198,7 @@ def _write(
         own = writer.hashes(f"__{dist.get_rank()}_")
         if first:
             _describe(model, source, folder / MODEL_FOLDER)
+            # torch writes ``.metadata`` under another name and renames it, so it is read again.
             own |= file_hashes(folder, ".metadata") | file_hashes(folder, f"{MODEL_FOLDER}/*")
     listed: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(listed, own, group=group)
@@ -366,6 +374,8 @@ def _template(stored: Any, parameter: nn.Parameter) -> Tensor:
         raise StoreError(
             f"the checkpoint holds a {type(stored).__name__} where optimizer state should be"
         )
+    # Moments lie over ranks as their parameter does. What has another shape, such as Adam's
+    # count of steps, is whole on every rank.
     if stored.size == parameter.shape:
         return torch.zeros_like(parameter.detach(), dtype=stored.properties.dtype)
     return torch.zeros(stored.size, dtype=stored.properties.dtype, device=parameter.device)

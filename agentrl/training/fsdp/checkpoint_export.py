@@ -121,6 +121,7 @@ def _write(
     """
     described = checkpoint / MODEL_FOLDER / "config.json"
     config = json.loads(described.read_text(encoding="utf-8"))
+    # transformers wrote ``torch_dtype`` before it wrote ``dtype``.
     name = dtype or config.get("dtype") or config.get("torch_dtype") or "float32"
     config["dtype"] = name
     total = _write_weights(checkpoint, folder, torch_dtype(name), shard_bytes, done)
@@ -197,6 +198,7 @@ def _buffers(names: FolderNames, stored: Mapping[str, Any]) -> list[ParameterGro
 def _read(tensors: dict[str, Tensor], checkpoint: Path) -> None:
     try:
         with warnings.catch_warnings():
+            # It is meant: one process reads what any number of ranks wrote.
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             load(tensors, checkpoint_id=checkpoint, no_dist=True)
     except (ValueError, RuntimeError, CheckpointException) as error:

@@ -69,6 +69,7 @@ def check_whole(folder: Path, *, part: int = 0, parts: int = 1) -> None:
             f"{folder} has the layout {layout!r} and this agentrl reads {LAYOUT!r}; use the one "
             "that wrote it"
         )
+    # The largest files are dealt first, so that ranks read about as many bytes.
     for name in by_size[part::parts]:
         entry = files[name]
         path = folder / name

@@ -50,6 +50,7 @@ def export_model(model: PackedModel, source: Path, folder: Path, dtype: torch.dt
         )
     first = dist.get_rank() == 0
     state = {}
+    # Every rank runs the loop to its end, since each tensor is a collective.
     for name, tensor in full_weights(model, dtype):
         if first:
             state[name] = tensor.cpu()

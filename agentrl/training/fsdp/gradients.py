@@ -31,8 +31,10 @@ def clip_gradients(parameters: Iterable[nn.Parameter], limit: float | None) -> f
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     is_sharded = any(isinstance(gradient, DTensor) for gradient in gradients)
     own = [local(gradient) for gradient in gradients if is_first_copy(gradient)]
+    # The square of a norm above 1.8e19 is infinite in float32.
     squares = torch.nn.utils.get_total_norm(own).double() ** 2
     if is_sharded:
+        # A rank may be the first copy of nothing, and torch's norm of no tensors is on the CPU.
         squares = squares.to(gradients[0].device)
         dist.all_reduce(squares)
     total = math.sqrt(float(squares))

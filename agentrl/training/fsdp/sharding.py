@@ -43,6 +43,7 @@ def shard_over(
     """
     policy = MixedPrecisionPolicy(
         param_dtype=dtype if dtype is torch.bfloat16 else None,
+        # A sum of bfloat16 gradients would be rounded once a rank.
         reduce_dtype=torch.promote_types(dtype, torch.float32),
     )
     for module in (*model.input_modules(), *model.blocks()):
@@ -61,6 +62,7 @@ def shard_over(
         if isinstance(module, FSDPModule):
             if mesh.size() > 1:
                 module.set_gradient_divide_factor(1.0)
+            # With a factor torch asks for PREMUL_SUM otherwise, which NCCL alone has.
             module.set_force_sum_reduction_for_comms(True)
 
 

@@ -63,6 +63,8 @@ def whole_tensor(tensor: Tensor) -> Tensor:
     part = DTensor.from_local(
         tensor.to_local(),
         mesh[names[:-1]],
+        # Over a dimension that tp divides too FSDP says ``_StridedShard``, of the whole tensor. Of
+        # this rank's part it is a plain shard.
         [kind if kind.is_replicate() else Shard(0) for kind in within],
         run_check=False,
         shape=torch.Size(shape),

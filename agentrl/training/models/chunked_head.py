@@ -68,6 +68,7 @@ class _GradientSum:
             self._sum = one.new_zeros((one.shape[0], other.shape[1]), dtype=wide)
         if one.dtype == wide:
             self._sum.addmm_(one, other)
+        # Only products on a GPU have ``out_dtype``; a CPU widens both factors first.
         elif one.is_cuda:
             torch.addmm(self._sum, one, other, out_dtype=wide, out=self._sum)
         else:

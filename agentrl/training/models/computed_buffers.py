@@ -30,10 +30,12 @@ def compute_buffers(hf: nn.Module) -> None:
     """
     model: Any = hf
     for module, name, buffer in _computed(hf):
+        # By this value ``check_buffers`` finds a buffer that transformers leaves uninitialised.
         module._buffers[name] = torch.full(buffer.shape, _NEVER, dtype=torch.float64).to(
             buffer.dtype
         )
     for tensor in (*model.parameters(), *model.buffers()):
+        # transformers initialises what lacks the flag: the buffers above, and nothing on ``meta``.
         tensor._is_hf_initialized = tensor.is_meta
     model.initialize_weights()
 

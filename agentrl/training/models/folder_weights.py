@@ -179,6 +179,7 @@ class FolderWeights:
         model: Any = self.hf
         for target, source in list(model.all_tied_weights_keys.items()):
             both = [self._copied.get(name) for name in (target, source)]
+            # A folder that holds one of the two, or the same numbers twice, has them tied.
             if None in both or _equal(*both):  # type: ignore[arg-type]
                 continue
             model.all_tied_weights_keys.pop(target)

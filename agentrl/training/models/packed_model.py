@@ -313,6 +313,7 @@ def open_pretrained(
         )
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, **config_values)
+        # Dropout would part logprobs from the sampler's, and a recomputed layer from itself.
         for name in vars(config):
             if name.endswith(("dropout", "_pdrop")):
                 setattr(config, name, 0.0)
@@ -404,8 +405,10 @@ def _small(auto: Any, config: Any, attention: str) -> nn.Module:
     for name, value in list(vars(text).items()):
         if name.endswith("intermediate_size") and isinstance(value, int):
             setattr(text, name, min(value, _TWIN_SIZE))
+        # A padding token beyond the few entries would fail the embedding's own check.
         if name.endswith("_token_id"):
             setattr(text, name, None)
+    # The twin takes no random number of the process.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         hf: nn.Module = auto.from_config(small, dtype=torch.float32, attn_implementation=attention)

@@ -116,6 +116,7 @@ class PolicyModel(PackedModel):
         if mesh.tensor is not None:
             size = int(self.config.get_text_config().vocab_size) // mesh.tensor.size()
             self.vocabulary = VocabularyShard(mesh.tensor.get_group(), size)
+            # The scorer that was made before holds the output layer that is now divided.
             self.scorer = TokenScorer(self.head, self._score)
 
     def forward(self, packed: Packed) -> tuple[Tensor, Tensor]:
@@ -155,6 +156,8 @@ class PolicyModel(PackedModel):
             return self._logprobs(head, chosen, temperature, logit_of, targets)
         firsts = range(0, chosen.shape[0], size)
         places = [*np.searchsorted(tokens.host_logit_of, firsts).tolist(), logit_of.numel()]
+        # The logits of a chunk are computed again in its backward pass. Autograd would keep those
+        # of all chunks otherwise, V numbers a row.
         parts = [
             checkpoint(
                 self._logprobs,

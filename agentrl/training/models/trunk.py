@@ -126,6 +126,7 @@ class _Policy:
 def _leave_out_attention() -> None:
     for name in ("segments", "varlen", "flex", "varlen_or_flex"):
         function = ALL_ATTENTION_FUNCTIONS[name]
+        # The roles of a process come here one after the other, and share the functions.
         if not getattr(function, "_torchdynamo_disable", False):
             AttentionInterface.register(name, torch.compiler.disable(function))  # type: ignore[no-untyped-call]
 
@@ -205,6 +206,7 @@ class _Normalize(torch.autograd.Function):
         length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         inverse = length.square_().div_(hidden.shape[-1]).add_(eps).rsqrt_()
         ctx.save_for_backward(hidden, weight, inverse)
+        # The product is rounded before the weight is applied, as in transformers' Llama.
         normed: Tensor = (wide * inverse).to(hidden.dtype) * weight
         return normed
 

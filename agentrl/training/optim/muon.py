@@ -43,9 +43,11 @@ def orthogonalize(matrix: Tensor) -> Tensor:
     Args:
         matrix: ``[rows, columns]`` float32.
     """
+    # The Gram matrix below is then that of the shorter side.
     tall = matrix.shape[0] > matrix.shape[1]
     current = matrix.T if tall else matrix
-    # the Frobenius norm bounds the largest singular value
+    # the Frobenius norm bounds the largest singular value; by the clamp a gradient of zeros stays 0
+    # and does not become NaN
     current = current / current.norm().clamp(min=1e-7)
     a, b, c = _QUINTIC
     for _ in range(_ITERATIONS):
@@ -96,6 +98,7 @@ class Muon(torch.optim.Optimizer):
                     self._move(parameter, _alone(self._ahead(parameter, group)), group)
             by_mesh = itertools.groupby(divided, key=lambda one: one.grad.device_mesh)
             for mesh, own in by_mesh:
+                # Replicas on the axes before make the same matrices each for itself.
                 ranks = mesh.get_group(mesh.ndim - 1)
                 matrices, size = list(own), ranks.size()
                 for first in range(0, len(matrices), size):
@@ -113,6 +116,7 @@ class Muon(torch.optim.Optimizer):
         if not state:
             state["momentum_buffer"] = torch.zeros_like(gradient)
         momentum: Tensor = state["momentum_buffer"]
+        # An average, as in the source's code; torch's SGD adds the whole gradient.
         momentum.lerp_(gradient, 1 - group["momentum"])
         return gradient.lerp(momentum, group["momentum"])
 

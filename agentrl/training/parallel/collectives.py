@@ -74,6 +74,7 @@ class _SumValues(torch.autograd.Function):
 
     @staticmethod
     def backward(_ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        # The gradient is the loss's own on every rank; a sum would count it once a rank.
         return gradient, None
 
 
@@ -93,6 +94,7 @@ class _GatherParts(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        # Nothing is sent: every rank holds the gradient of the whole, and takes its slice of it.
         own = gradient.new_zeros((ctx.rows, *gradient.shape[1:]))
         own[: ctx.count] = gradient[ctx.first : ctx.first + ctx.count]
         return own, None, None
@@ -112,12 +114,15 @@ class _Exchange(torch.autograd.Function):
 
 
 def _sum(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    # ``all_reduce`` writes into its tensor, which autograd may give to other nodes too. It wants
+    # one without strides of 0, which the gradient of a sum has.
     total = tensor.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=group)
     return total
 
 
 def _exchange(tensor: Tensor, split: int, join: int, group: dist.ProcessGroup) -> Tensor:
+    # ``all_to_all_single`` divides a contiguous tensor along its first dimension alone.
     sent = torch.stack(tensor.chunk(dist.get_world_size(group), split))
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent, group=group)

@@ -121,6 +121,7 @@ def join(spec: DistSpec) -> None:
 
 def leave() -> None:
     """Leaves the process group, if the process is in one."""
+    # What roles share holds process groups of the one that is left.
     SHARED.clear()
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -207,6 +208,7 @@ def num_replicas(place: DistSpec, sharding: Sharding) -> int:
 
 
 def _make(place: DistSpec, replicas: int) -> RankMesh:
+    # Ranks that hold a row together are shards too: each has the gradients of its slice alone.
     dims = {"fsdp": place.world_size // replicas // place.tp}
     if replicas > 1:
         dims = {"replicate": replicas, **dims}
@@ -228,6 +230,7 @@ def _sequence_group(place: DistSpec) -> dist.ProcessGroup:
         for t in range(place.tp)
     ]
     own: dist.ProcessGroup | None
+    # Every rank makes every group, in one order: all ranks meet in the making of each.
     own, _ = dist.new_subgroups_by_enumeration(rows)  # type: ignore[no-untyped-call]
     assert own is not None, "every rank is in one row"
     return own

@@ -65,6 +65,7 @@ def ulysses_attention(
     attend: Callable[..., tuple[Tensor, Any]] = ALL_ATTENTION_FUNCTIONS[ulysses.attention]
     repeats = math.lcm(key.shape[1], ranks.size()) // key.shape[1]
     if repeats > 1:
+        # Copies of a head stay neighbours, as the query heads that read it are.
         key, value = (one.repeat_interleave(repeats, dim=1) for one in (key, value))
     whole = [exchange(one, 1, 2, ranks) for one in (query, key, value)]
     found, _ = attend(module, *whole, attention_mask, **arguments)

@@ -54,6 +54,7 @@ def whole_checksums(parts: Iterable[WeightPart]) -> dict[str, int]:
     dist.all_gather_object(ranks, own)
     totals: dict[tuple[str, tuple[int, ...], torch.dtype], tuple[int, int]] = {}
     for form, (words, uppers) in (found for rank in ranks for found in rank):
+        # Python's integers do not wrap; ``checksum_of`` takes the sums modulo 2**64.
         before = totals.get(form, (0, 0))
         totals[form] = (before[0] + words, before[1] + uppers)
     return {form[0]: checksum_of(*form, total) for form, total in totals.items()}

@@ -93,6 +93,7 @@ class DividedLinear(nn.Linear):
     """
 
     def __init__(self, whole: nn.Linear, parameters: Mapping[str, nn.Parameter]) -> None:
+        # Linear's own constructor would allocate a whole weight, and draw random numbers for it.
         nn.Module.__init__(self)
         self.in_features, self.out_features = whole.in_features, whole.out_features
         self.register_parameter("weight", parameters["weight"])
@@ -178,6 +179,7 @@ class VocabularyEmbedding(nn.Embedding):
     """
 
     def __init__(self, whole: nn.Embedding, weight: nn.Parameter, group: dist.ProcessGroup) -> None:
+        # As in ``DividedLinear``: Embedding's own constructor would make a whole weight.
         nn.Module.__init__(self)
         self.num_embeddings, self.embedding_dim = whole.num_embeddings, whole.embedding_dim
         self.padding_idx, self.max_norm, self.norm_type = whole.padding_idx, None, 2.0
@@ -194,6 +196,7 @@ class VocabularyEmbedding(nn.Embedding):
         padding = None if self.padding_idx is None else self.padding_idx - self._first
         if padding is not None and not 0 <= padding < self._size:
             padding = None
+        # An index has to exist also for a token of another rank, whose row is set to 0 below.
         found = embedding(places.clamp(0, self._size - 1), local(self.weight), padding)
         return sum_values(torch.where(is_own[..., None], found, 0.0), self._group)
 
@@ -226,6 +229,8 @@ class VocabularyShard:
             targets: ``[N]`` int64 entries of the vocabulary.
             entropy_gradient: whether the entropy has one.
         """
+        # Less the largest logit of all ranks, no exponential overflows. Log-sum-exp is the same for
+        # any number that is taken off, so this one needs no gradient.
         most = logits.detach().max(-1).values
         dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self._group)
         sums = sum_values((logits - most[:, None]).exp().sum(-1), self._group)
@@ -297,6 +302,8 @@ class _Divider:
         for name in ("q_norm", "k_norm"):
             if hasattr(layer, name):
                 setattr(layer, name, HeadNorm(getattr(layer, name), self.group))
+        # transformers repeats key heads so often. The whole layer's ratio is another one where key
+        # heads are fewer than ranks.
         layer.num_key_value_groups = heads // self._size // max(1, kv_heads // self._size)
         layer.register_forward_pre_hook(self._enter, with_kwargs=True)
 
@@ -326,6 +333,7 @@ class _Divider:
             own = whole.detach().chunk(self._size, dim)[self._rank].to(device).contiguous()
             part = DTensor.from_local(own, self._mesh, [Shard(dim)], run_check=False)
             made = nn.Parameter(part, requires_grad=whole.requires_grad)
+            # The whole is kept beside its part: the id of an object that is gone comes again.
             self._made[id(whole)] = (whole, made)
         return self._made[id(whole)][1]
 
@@ -333,6 +341,7 @@ class _Divider:
         self, _layer: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Hidden states that every rank holds enter a layer that is divided."""
+        # transformers calls an MLP with its hidden states by place, and attention by keyword.
         if args:
             return (sum_gradient(args[0], self.group), *args[1:]), keywords
         hidden = sum_gradient(keywords["hidden_states"], self.group)

@@ -173,6 +173,7 @@ class Actor(PolicyRole, LearningRole):
             ValueError: the shard has no sample weights, or lacks a column that the algorithm needs.
             TrainingError: weights are gathered; no step was taken.
         """
+        # Tensor-parallel ranks each compute a part of a product; all others count their own tokens.
         flops = 6.0 * self.backend.info.num_parameters / self._tp
         meter = DeviceMeter(self.device, flops, self.spec.dtype)
         columns = TokenColumns(self.spec.detail, self.column_dtype)
@@ -206,6 +207,7 @@ class Actor(PolicyRole, LearningRole):
         """The loss of a micro-batch."""
         logprobs, entropy = answer
         if not packed.source.size:
+            # A gradient of zeros, and not none: this rank runs the same collectives as the others.
             return logprobs.sum() * 0.0
         inputs = policy_inputs(packed, shard, self.spec.algorithm, logprobs, entropy)
         weight = packed.columns["weight"]

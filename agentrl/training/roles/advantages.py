@@ -116,6 +116,7 @@ def due_credit(batch: Batch) -> F32:
     own = batch.turn_trajectory[paid]
     paid, own = paid[ends[own] > firsts[own]], own[ends[own] > firsts[own]]
     places = np.maximum(np.searchsorted(turns, paid, side="right") - 1, firsts[own])
+    # Several turns may fall due on one token, to which ``+=`` by index would add one alone.
     np.add.at(due, trained[places], batch.turn_credit[paid])
     rows = np.flatnonzero(ends > firsts)
     due[trained[ends[rows] - 1]] += batch.credit[rows]
@@ -148,6 +149,7 @@ def _normalize(
     if count == 0:
         return advantages
     mean = total / count
+    # Rounding can bring the difference of equal advantages below 0.
     variance = max(squares / count - mean * mean, 0.0)
     normalized: Tensor = (advantages.double() - mean) / (math.sqrt(variance) + _EPS)
     return normalized.to(advantages.dtype)

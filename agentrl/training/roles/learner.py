@@ -96,6 +96,7 @@ class LearningRole(Role):
             raise ValueError("an update needs sample weights: shards(batch, plan, weights)")
         first = self.backend.is_first
         count = torch.tensor(int(np.count_nonzero(wanted)), device=self.device)
+        # The ranks decide together: one with tokens would wait in the backward pass for the others.
         if not int(self.backend.sum_over_ranks(count)):
             return Stats({"optim/skipped": Stat.of([1.0])} if first else {})
         stats = self.backend.run(self.packed(shard, extras), loss)

@@ -165,6 +165,7 @@ class NativeDecoder:
         # oneDNN's bf16 product of keys that lie apart takes three times as long as copying them
         # together first
         self._dense_keys = not self._fp32 and device.type == "cpu"
+        # In float32 whatever the weights are: bfloat16 has no odd number above 256.
         angles = torch.outer(torch.arange(kv.capacity).float(), weights.frequencies)
         # [capacity, E/2]
         self._rope = torch.polar(torch.ones_like(angles), angles).to(device)
@@ -244,6 +245,7 @@ class NativeDecoder:
         heads = qkv[:, : self._qk_width].view(-1, self._H + self._K, self._E)
         if layer.qk_norm is not None:
             heads = functional.rms_norm(heads, (self._E,), None, self._eps) * layer.qk_norm
+        # torch has no complex numbers of bfloat16.
         pairs = torch.view_as_complex(
             (heads if self._fp32 else heads.float()).view(-1, self._H + self._K, self._E // 2, 2)
         )
@@ -266,6 +268,7 @@ class NativeDecoder:
         return torch.baddbmm(bias, queries, keys.transpose(1, 2), alpha=self._scale)
 
     def _softmax(self, scores: Tensor) -> Tensor:
+        # In float32, as transformers' own attention does it.
         return (
             scores.softmax(-1)
             if self._fp32

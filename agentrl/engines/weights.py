@@ -96,7 +96,10 @@ def _converted(
             "of them"
         )
     if dtype == "bfloat16":
-        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).view(np.uint8)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        # The carry would make a number of a NaN whose upper bits are all ones, or nearly none.
+        is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
+        return np.where(is_nan, bits >> 16 | 0x40, rounded).astype(np.uint16).view(np.uint8)
     return bits.view(np.uint8)
 
 

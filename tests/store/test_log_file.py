@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agentrl.errors import StoreError
 from agentrl.store import logging_to, read_jsonl
+from agentrl.store.jsonl import JsonlWriter
 from agentrl.store.logs import LogFile
 
 logger = logging.getLogger("agentrl.tests.log_file")
@@ -89,3 +92,19 @@ def test_a_disk_that_refuses_is_told_once_and_ends_nothing(
     told = capsys.readouterr().err
     assert told.count("the log is incomplete from here on") == 1
     assert "/dev/full" in told
+
+
+def test_a_line_that_was_torn_leaves_the_next_one_whole(tmp_path: Path) -> None:
+    lines = JsonlWriter(tmp_path / "events.jsonl")
+    lines.append({"number": 1})
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        # the kernel writes a part of a line that would make the file larger
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, old[1]))
+        with pytest.raises(StoreError, match="File too large"):
+            lines.append({"text": "x" * 1000})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+    lines.append({"number": 2})
+    lines.close()
+    assert rows(tmp_path / "events.jsonl") == [{"number": 1}, {"number": 2}]

@@ -22,7 +22,7 @@ class ServerUpdate:
 
     Every call goes to all servers that take part, at once. One that is lost meanwhile takes part no
     more: it is started again with the new weights once they are whole. A server that refuses makes
-        the engine corrupt.
+    the engine corrupt.
 
     Args:
         control: whose servers.

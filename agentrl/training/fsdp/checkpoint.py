@@ -50,6 +50,7 @@ from agentrl.training.fsdp.export import copy_beside_weights
 from agentrl.training.fsdp.sharding import sharded_parameters
 from agentrl.training.models.names import PREFIX
 from agentrl.training.models.packed_model import PackedModel
+from agentrl.training.parallel.process_group import agree
 from agentrl.training.parallel.shards import local
 from agentrl.training.save_result import SaveResult
 
@@ -186,7 +187,7 @@ def _write(
             if dist.get_rank() in getattr(error, "failures", {dist.get_rank(): error}):
                 what = f"the {purpose}'s checkpoint could not be written to {folder}"
                 failed = write_failure(what, folder, writer.fs.refused or error)
-        _agree(failed, group)
+        agree(failed, group)
 
     first = dist.get_rank() == 0
     # Apart from ``save``: a rank without a folder would leave the others alone in its collectives.
@@ -211,15 +212,6 @@ def _write(
 
 _FAILURES = (OSError, RuntimeError, StoreError, CheckpointException)
 """Of a write; torch has RuntimeErrors of its own there."""
-
-
-def _agree(error: StoreError | None, group: dist.ProcessGroup | None) -> None:
-    """Raises the first rank's error on every rank; collective."""
-    found: list[StoreError | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, error, group=group)
-    for rank, one in enumerate(found):
-        if one is not None:
-            raise one if rank == dist.get_rank() else type(one)(f"rank {rank}: {one}")
 
 
 class _HashedFile(io.FileIO):
@@ -392,4 +384,4 @@ def check_together(folder: Path) -> None:
         check_whole(folder, part=dist.get_rank(), parts=dist.get_world_size())
     except StoreError as found:
         error = found
-    _agree(error, None)
+    agree(error, None)

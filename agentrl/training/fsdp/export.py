@@ -15,6 +15,7 @@ from agentrl.errors import StoreError
 from agentrl.store import write_failure
 from agentrl.training.fsdp.weights import full_weights, persistent_buffers
 from agentrl.training.models.packed_model import PackedModel
+from agentrl.training.parallel.process_group import agree
 
 _BESIDE_THE_WEIGHTS = (
     "tokenizer*",
@@ -54,6 +55,7 @@ def export_model(model: PackedModel, source: Path, folder: Path, dtype: torch.dt
     for name, tensor in full_weights(model, dtype):
         if first:
             state[name] = tensor.cpu()
+    failed: StoreError | None = None
     if first:
         state |= persistent_buffers(model)
         try:
@@ -64,10 +66,10 @@ def export_model(model: PackedModel, source: Path, folder: Path, dtype: torch.dt
                 hf.save_pretrained(folder, state_dict=state, save_original_format=False)
             copy_beside_weights(source, folder)
         except (OSError, SafetensorError) as error:
-            raise write_failure(
-                f"the model could not be exported to {folder}", folder, error
-            ) from error
-    dist.barrier()
+            failed = write_failure(f"the model could not be exported to {folder}", folder, error)
+            failed.__cause__ = error
+    # The others wait here, and would wait for ever for a rank that has raised.
+    agree(failed)
 
 
 def copy_beside_weights(source: Path, folder: Path) -> None:

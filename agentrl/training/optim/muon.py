@@ -28,10 +28,8 @@ from agentrl.training.fsdp.weights import whole_tensor
 from agentrl.training.parallel.shards import divided_as, local
 
 _QUINTIC = (3.4445, -4.7750, 2.0315)
-"""a, b, c of p(x) = ax + bx³ + cx⁵, whose iteration moves every singular value of (0, 1] near 1 in
-few
-steps.
-"""
+"""a, b, c of p(x) = ax + bx³ + cx⁵, whose iteration moves every singular value of (0, 1] near 1
+in few steps."""
 
 _ITERATIONS = 5
 

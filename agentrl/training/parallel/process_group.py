@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from agentrl.errors import ConfigError, TrainingError
+from agentrl.errors import ConfigError, StoreError, TrainingError
 from agentrl.training.device import check_gpus, num_gpus
 from agentrl.training.parallel.layout_rules import check_ranks, shard_replicas
 
@@ -117,6 +117,15 @@ def join(spec: DistSpec) -> None:
             f"{spec.master_addr}:{spec.port} within {spec.timeout_s:g} s: {error}",
             rank=spec.rank,
         ) from error
+
+
+def agree(error: StoreError | None, group: dist.ProcessGroup | None = None) -> None:
+    """Raises the first rank's error on every rank; collective."""
+    found: list[StoreError | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, error, group=group)
+    for rank, one in enumerate(found):
+        if one is not None:
+            raise one if rank == dist.get_rank() else type(one)(f"rank {rank}: {one}")
 
 
 def leave() -> None:

@@ -180,6 +180,15 @@ def test_a_folder_of_another_dtype_is_opened_as_the_servers_load_it(
     assert open_weights(tmp_path, served_as)["w"].data.tobytes() == wanted.tobytes()
 
 
+def test_what_is_no_number_stays_none(tmp_path: Path) -> None:
+    bits = np.array([0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0x7F800000, 0x7FC00000], np.uint32)
+    save_file({"w": bits.view(np.float32)}, tmp_path / "model.safetensors")
+    served = open_weights(tmp_path, "bfloat16")["w"].data.view(np.uint16)
+    found = (served.astype(np.uint32) << 16).view(np.float32)
+    assert np.isnan(found).tolist() == [True, True, True, False, True]
+    assert found[3] == np.inf
+
+
 def test_a_folder_of_a_dtype_that_servers_do_not_load_is_named(tmp_path: Path) -> None:
     save_file({"w": np.arange(3)}, tmp_path / "model.safetensors")
     with pytest.raises(

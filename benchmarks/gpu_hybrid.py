@@ -35,7 +35,15 @@ CALCULATOR = ROOT / "benchmarks" / "calculator"
 SHAPE = "0.6B"
 TINY_SHAPE = "tiny"
 COLD_STEPS = 1
-SECONDS = ("step", "rollout", "update", "publish", "engine_sleep", "trainer_away", "engine_wake")
+SECONDS = (
+    "step",
+    "wait_rollout",
+    "update",
+    "publish",
+    "engine_sleep",
+    "trainer_away",
+    "engine_wake",
+)
 PHASES = ("rollout", "update", "publish")
 GIB = 2**30
 

@@ -229,7 +229,7 @@ def tell_speed(
     for phase in ("update", "publish"):
         spent = mean(median_of(run.rows, f"time/{phase}_s") for run in own)
         figures.report(f"{name}: {phase}", spent, "s")
-    waits = [sum(row["time/rollout_s"] for row in run.rows) for run in own]
+    waits = [sum(row["time/wait_rollout_s"] for row in run.rows) for run in own]
     steps = [sum(row["time/step_s"] for row in run.rows) for run in own]
     figures.report(f"{name}: share of a step that waits for rollouts", sum(waits) / sum(steps), "")
     busy = mean(run.busy for run in own)

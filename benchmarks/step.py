@@ -46,7 +46,7 @@ __all__ = [
 CALCULATOR = ROOT / "benchmarks" / "calculator"
 CODE = ROOT / "examples" / "code"
 TASKS = {"calculator": CALCULATOR, "code": CODE}
-PHASES = ("rollout", "logprobs", "update", "publish", "wait_store")
+PHASES = ("wait_rollout", "logprobs", "update", "publish", "wait_store")
 TRL_PACKAGES = ("torch", "trl==1.16.*", "transformers", "accelerate", "datasets", "jmespath")
 TARGET = 2.5
 SLOWER = 1.03  # what a step, or the driver, may take over another checkout's
@@ -283,7 +283,7 @@ def compare(figures: Figures, ours: Side, theirs: Side) -> None:
     figures.report("calculator: step, agentrl", own_s, "s")
     figures.report("calculator: step, TRL GRPOTrainer", their_s, "s")
     figures.at_least("calculator: TRL's step over agentrl's", their_s / own_s, "x", TARGET)
-    for phase in ("rollout", "update", "publish"):
+    for phase in ("wait_rollout", "update", "publish"):
         figures.report(
             f"calculator: {phase}, agentrl", median_of(ours.rows, f"time/{phase}_s"), "s"
         )
@@ -358,6 +358,8 @@ def compare_checkouts(figures: Figures, task: str, ours: Side, other: Side) -> N
     figures.report(f"{task}: steps counted on each side", len(ours.rows), "")
     for name in ("step", *PHASES):
         key = f"time/{name}_s"
+        if any(key not in row for row in (*ours.rows, *other.rows)):  # of one of them alone
+            continue
         figures.report(f"{task}: {name}", median_of(ours.rows, key), "s")
         figures.report(f"{task}: {name}, the other checkout", median_of(other.rows, key), "s")
     pairs = list(zip(ours.rows, other.rows, strict=True))

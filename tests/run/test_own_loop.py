@@ -29,10 +29,11 @@ def play(folder: Path, loop: str) -> Path:
 
 def test_the_loop_of_the_docs_trains_and_stops_early(tmp_path: Path) -> None:
     page = PAGE.read_text(encoding="utf-8")
-    (loop,) = re.findall(r"```python\n(def train\(run\):.*?)```", page, re.DOTALL)
+    (loop,) = re.findall(r"```python\n(from agentrl.types import Stats\n.*?)```", page, re.DOTALL)
     run = play(tmp_path, loop)
     rows = [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
     assert {row["step"] for row in rows if row["to"] == "trained"} == {1}
+    assert [row["step"] for row in tiny_run.metrics(run) if row["stage"] == "rl"] == [1]
     assert (run / "models/rl/config.json").is_file()
 
 

@@ -49,9 +49,7 @@ _FAULTS = {
     "cluster from this environment",
 }
 """What words of Ray's mean, and the remedy."""
-_SILENT = (
-    f"none answered within {_JOIN_S:g} s; start one (ray start --head), or set the address it told"
-)
+_START = "start one (ray start --head), or set the address it told"
 
 
 def start_ray(
@@ -106,12 +104,14 @@ def _try_to_join(address: str) -> None:
             command, capture_output=True, text=True, timeout=_JOIN_S, errors="replace"
         )
     except subprocess.TimeoutExpired as late:
+        why = f"none answered within {_JOIN_S:g} s; {_START}"
         told = late.stderr.decode(errors="replace") if isinstance(late.stderr, bytes) else ""
     else:
         if done.returncode == 0:
             return
+        why = f"Ray could not join it; {_START}"
         told = done.stderr
-    why = next((why for word, why in _FAULTS.items() if word in told), _SILENT)
+    why = next((known for word, known in _FAULTS.items() if word in told), why)
     last = told.strip().rpartition("\n")[2][:300]
     raise MachineError(
         f"PlacementConfig.ray_address={address!r} must be of a Ray cluster that this joins: "

@@ -26,6 +26,7 @@ from hypothesis import settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "120")
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 # A shell starts what runs in its background with Ctrl-C ignored, which every process that a test

@@ -135,7 +135,7 @@ def test_groups_of_a_worker_that_is_killed_are_played_elsewhere_and_it_is_replac
     assert {trajectory.attempt for trajectory in played if trajectory.group_index % 2 == 0} == {0}
     (loss,) = losses(group)
     again = {trajectory.group_index for trajectory in played if trajectory.attempt == 1}
-    assert f"rollout worker {killed.rollout_worker} died: The actor is dead" in str(loss)
+    assert f"rollout worker {killed.rollout_worker} died: The actor " in str(loss)
     assert "\n" not in str(loss)
     assert loss.counts["count/replayed_groups"] == len(again)
     assert again <= {1, 3}

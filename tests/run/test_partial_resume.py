@@ -133,7 +133,8 @@ def test_episodes_in_flight_go_on_after_a_kill_with_their_tokens(
     finish(driver, -signal.SIGKILL)
     resumable, earlier = in_flight(run_dir), begun_earlier(run_dir)
 
-    steps = newest(run_dir)[0] + 4
+    # η + 1 batches take all that may be in flight at once; for fewer, some draws would be left out
+    steps = newest(run_dir)[0] + 5
     finish(start(config, run_dir, resume=True, overrides=(*overrides, f"stages.rl.steps={steps}")))
     rows = [row for row in read_jsonl(run_dir / "metrics.jsonl") if row["stage"] == "rl"]
     assert [row["step"] for row in rows] == list(range(1, steps + 1))

@@ -74,6 +74,8 @@ def start_ray(
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray's 15 lets the sandboxes' processes starve the trainer
     os.environ.setdefault("RAY_worker_niceness", "0")
+    # and its 30 are too few for a machine that is busy
+    os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "120")
     if address:
         _try_to_join(address)
     ray.init(

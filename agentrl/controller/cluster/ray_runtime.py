@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import socket
 import threading
 import time
@@ -148,12 +149,15 @@ def shared(value: object) -> Any:
     return ray.put(value)
 
 
+_ADVICE = re.compile(r" (?:There are some potential root|Some common) causes")
+
+
 def _why(error: BaseException) -> str:
     """Why an actor died, on one line: without Ray's table of the actor, and its advice to
     everybody."""
     lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith("\t")]
     told = " ".join(line.strip() for line in lines[1:] or lines)
-    return told.partition(" There are some potential root causes")[0]
+    return _ADVICE.split(told)[0]
 
 
 class ActorLostError(Exception):

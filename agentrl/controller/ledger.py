@@ -31,6 +31,8 @@ LedgerState = Literal[
     "rolled_back",
 ]
 
+_KEYS = {"attempt", "policy", "group_index", "rollout_indices", "to"}
+
 _NEXT: Mapping[str, frozenset[str]] = {
     "": frozenset({"running"}),
     "running": frozenset({"finished", "failed", "cancelled", "dropped"}),
@@ -226,7 +228,7 @@ def ledger_rows(path: Path) -> Iterator[dict[str, Any]]:
     """The rows of a ledger, without a partial last line; writes nothing.
 
     Raises:
-        StoreError: the file cannot be read, or a row is not JSON.
+        StoreError: the file cannot be read, or a line is no row.
     """
     try:
         data = path.read_bytes()
@@ -237,6 +239,8 @@ def ledger_rows(path: Path) -> Iterator[dict[str, Any]]:
             row: dict[str, Any] = json.loads(line)
         except json.JSONDecodeError as error:
             raise StoreError(f"{path}: row {number} is not JSON: {error}") from error
+        if not isinstance(row, dict) or not row.keys() >= _KEYS:
+            raise StoreError(f"{path}: row {number} is no ledger row: {row!r:.200}")
         yield row
 
 

@@ -113,7 +113,11 @@ def _evidence(
         known = question_information(groups)
         return tuple(sorted(known, key=lambda one: known[one])[:_MOST_IDS]), own, ""
     if name == "no_signal":
-        equal = [g.finished[0] for g in groups if len({t.reward for t in g.finished}) == 1]
+        equal = [
+            group.finished[0]
+            for group in groups
+            if len(group.finished) >= 2 and len({one.reward for one in group.finished}) == 1
+        ]
         return _ids(equal), own, ""
     term, key, blame = _SHOWING.get(name, ("", _by_id, ""))
     return _ids(sorted(finished, key=key)), f"{own} {term}".strip(), blame

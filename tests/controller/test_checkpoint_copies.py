@@ -4,6 +4,7 @@ from there."""
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from safetensors.torch import load_file
 
 from agentrl.controller.checkpoints import Checkpoints
-from agentrl.controller.checkpoints.checkpoint_copies import fetch_newest, fetch_run
+from agentrl.controller.checkpoints.checkpoint_copies import CheckpointCopies, fetch_newest, fetch_run
 from agentrl.controller.cluster.role_group import LocalRoleGroup
 from agentrl.errors import ConfigError, StoreError
 from agentrl.store import RunDirectory
@@ -21,6 +22,7 @@ from agentrl.training.fsdp.checkpoint_export import export_checkpoint
 from tests.controller.remote import s3_bucket, use_endpoint
 from tests.controller.replay import learn
 from tests.kit.http import free_port
+from tests.kit.waiting import until
 
 LAST = "checkpoints/rl/step=000003"
 
@@ -171,6 +173,30 @@ def test_a_place_that_takes_nothing_is_told_and_the_run_goes_on(
     url = f"file://{tmp_path}/file/runs"
     rows = learn(group, model, tmp_path / "run", num_steps=3, checkpoint_every=1, copy_to=url)
     check_told(rows, tmp_path / "run", caplog, url)
+
+
+def test_a_copy_that_was_given_up_holds_the_next_one_until_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on, begun = threading.Event(), []
+
+    def put(copies: CheckpointCopies, checkpoint: Path) -> int:
+        begun.append(checkpoint.name)
+        assert goes_on.wait(60)
+        return 0
+
+    monkeypatch.setattr(CheckpointCopies, "_put", put)
+    monkeypatch.setattr("agentrl.controller.checkpoints.checkpoint_copies._LONGEST_S", 0.01)
+    copies = CheckpointCopies(f"file://{tmp_path}/to", RunDirectory(tmp_path / "run"), "rl")
+    copies.begin(Path("step=000001"))
+    failed = copies.failure(wait=True)
+    assert failed is not None
+    assert "took no copy in" in str(failed[1])
+    copies.begin(Path("step=000002"))
+    assert copies.failure(wait=True) is not None
+    assert begun == ["step=000001"]
+    goes_on.set()
+    until(lambda: begun == ["step=000001", "step=000002"])
 
 
 @pytest.mark.s3

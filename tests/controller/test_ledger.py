@@ -82,10 +82,12 @@ def test_a_restore_rolls_back_what_came_later_and_what_was_open(tmp_path: Path) 
     assert ledger.counts() == {"trained": 2, "rolled_back": 2, "running": 1}
 
 
-def test_a_row_that_is_no_ledger_row_is_named(tmp_path: Path) -> None:
+_ROW = '{"n":0,"attempt":0,"policy":"main","group_index":0,"rollout_indices":[0],"to":"sleeping"}'
+
+
+@pytest.mark.parametrize("row", [_ROW, _ROW.replace('"policy":"main",', ""), "[]", "7"])
+def test_a_row_that_is_no_ledger_row_is_named(tmp_path: Path, row: str) -> None:
     path = tmp_path / "ledger.jsonl"
-    path.write_text(
-        '{"n":0,"attempt":0,"policy":"main","group_index":0,"rollout_indices":[0],"to":"sleeping"}\n'
-    )
+    path.write_text(f"{row}\n")
     with pytest.raises(StoreError, match="row 0 is no ledger row"):
         Ledger(path)

@@ -136,6 +136,12 @@ def test_masked_tokens_are_lost_by_age_too() -> None:
     assert alerts(numbers | {"async/masked_tokens": level(1.9)}) == []
 
 
+def test_a_group_of_one_is_no_group_of_equal_rewards() -> None:
+    groups = [answer_group(2, [[1, 2]], [1.0], calls=[0]), *GROUPS]
+    (alert,) = alerts(CASES["no_signal"][0], groups)
+    assert alert.trajectories == ("1-0-0",)
+
+
 def test_every_alert_is_tested_here() -> None:
     assert CASES.keys() == MONITORS.keys()
     assert all(describe(name) for name in WATCHED)

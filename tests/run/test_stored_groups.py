@@ -197,3 +197,15 @@ def test_the_new_run_has_the_trajectories_with_what_was_learned(config: Path, st
     reader = TrajectoryReader(RunDirectory.open(replayed))
     assert reader.get(next(iter(ids[0]))[0]).annotation.arrays["advantages"].size
     assert len(rows(replayed)) == 5
+
+
+def test_steps_of_the_critic_alone_made_no_version(config: Path) -> None:
+    ppo = (
+        "stages.rl.algorithm={name: ppo, critic_warmup_steps: 2}",
+        "stages.rl.critic.stage=model",
+        "stages.rl.steps=3",
+        "stages.warmup.steps=1",
+    )
+    first = run(config, "critic", *ppo)
+    again = run(config, "critic-again", *ppo, f"run.replay={first}")
+    assert weights(again) == weights(first)

@@ -20,6 +20,7 @@ from agentrl.errors import StoreError
 from agentrl.store import Annotation, RunDirectory, TrajectoryReader, TrajectoryWriter
 from agentrl.store.step_files import FramedWriter
 from agentrl.types import Trajectory
+from tests.kit.waiting import until
 
 Make = Callable[..., Trajectory]
 
@@ -232,8 +233,15 @@ def test_a_store_that_takes_nothing_is_named(run: RunDirectory, make: Make, gate
     with pytest.raises(StoreError, match=r"taken nothing for 0\.2 s \(2 entries wait\)"):
         writer.write(make(2), 0)
 
+    with pytest.raises(StoreError, match="taken nothing"):
+        writer.close()
+    # its thread may still write, so that the name stays taken until it has ended
+    other = f"from agentrl.store.disk import hold_name; hold_name(Path({str(run.live_folder)!r}) / "
+    code = f"from pathlib import Path; {other}'driver.lock')"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "driver.lock is held by another process" in told.stderr
     gate.open()
-    writer.close()
+    until(lambda: not subprocess.run([sys.executable, "-c", code], capture_output=True).returncode)
 
 
 def test_an_annotation_waits_for_room_and_is_never_dropped(run: RunDirectory, gate: Gate) -> None:

@@ -46,13 +46,17 @@ class CheckpointCopies:
         self._copied = {path.parent for path in found}  # by an earlier attempt of the run
         # copies one checkpoint and ends; ``failure`` joins it
         self._thread: threading.Thread | None = None
+        self._given_up: threading.Thread | None = None
         self._error: StoreError | None = None
 
     def begin(self, checkpoint: Path) -> None:
         """Copies a checkpoint that exists; of the one before ``failure`` has been asked."""
         self._error = None
         self._thread = threading.Thread(
-            target=self._copy, args=(checkpoint,), name="copy of a checkpoint", daemon=True
+            target=self._copy,
+            args=(checkpoint, self._given_up),
+            name="copy of a checkpoint",
+            daemon=True,
         )
         self._folder = str(checkpoint)
         self._thread.start()
@@ -71,13 +75,16 @@ class CheckpointCopies:
             if not wait:
                 return None
             error = StoreError(f"{self._remote.url} took no copy in {_LONGEST_S:.0f} s")
-        # A copy that hangs is given up with its thread, a daemon, which holds up no exit.
+            # It may still write, so that the next waits for it; a daemon, it holds up no exit.
+            self._given_up = self._thread
         self._thread = None
         if error is None:
             return None
         return f"there is no copy of checkpoint {self._folder} in {self._remote.url}", error
 
-    def _copy(self, checkpoint: Path) -> None:
+    def _copy(self, checkpoint: Path, after: threading.Thread | None) -> None:
+        if after is not None:
+            after.join()
         start = time.monotonic()
         try:
             size = self._put(checkpoint)

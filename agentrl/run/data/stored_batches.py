@@ -93,7 +93,8 @@ class StoredBatches:
     def _check(self, stage: StageConfig) -> None:
         """Whether the store has every trajectory, and none is too old."""
         most = stage.rollout.max_staleness
-        needs = (stage.algorithm.checked or stage.make_algorithm()).needs
+        needs = stage.learner.needs
+        alone = getattr(stage.learner, "critic_warmup_steps", 0)
         version = 0
         for step in range(1, self.num_steps + 1):
             for group_index, trained in self.groups.get(step, {}).items():
@@ -127,8 +128,8 @@ class StoredBatches:
                         f"rollout.max_staleness={most}; set rollout.schedule and "
                         "rollout.max_staleness as that run had them"
                     )
-            # A step that trained no group published nothing.
-            version += bool(self.groups.get(step))
+            # A step that trained no group published nothing, nor did one of the critic's alone.
+            version += bool(self.groups.get(step)) and step > alone
 
     def _check_tokens(self, trajectory: Trajectory) -> None:
         for turn in trajectory.turns if trajectory.status.finished else ():

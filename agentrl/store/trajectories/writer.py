@@ -231,7 +231,6 @@ class TrajectoryWriter(Closing):
                 self._wait_until_handled()
         finally:
             self._thread.join(self._timeout_s)
-            os.close(self._lock_file)
 
     # what callers do under the lock
 
@@ -323,6 +322,8 @@ class TrajectoryWriter(Closing):
             self._files.close()
             self._annotations.close()
             self._retention.close()
+            # While this thread may still write, nobody else writes under its name.
+            os.close(self._lock_file)
 
     def _store(self, trajectory: Trajectory, step: int, recorded_at: float) -> None:
         for image in trajectory.images().values():

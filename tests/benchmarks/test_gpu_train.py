@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ from benchmarks.trainer import gpu_attention, gpu_layouts, gpu_model, gpu_throug
 from benchmarks.trainer.gpu_device import Bench, datasheet_peak, measured_peak
 from benchmarks.trainer.memory_count import Count, on_paper
 from benchmarks.trainer.shapes import packed_row
+from tests.kit.http import free_port
 
 pytestmark = pytest.mark.tooling
 
@@ -172,12 +172,9 @@ def test_a_cpu_is_for_a_trial_alone(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 def test_every_layout_of_two_ranks_takes_the_same_step(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     file = tmp_path / "figures.json"
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command += ["--master-port", str(port), "-m", "benchmarks.gpu_train", "--device", "cpu"]
+    command += ["--master-port", str(free_port()), "-m", "benchmarks.gpu_train", "--device", "cpu"]
     command += ["--tiny", "--layouts", "--steps", "1", "--json", str(file)]
     told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
     assert told.returncode == 0, told.stderr[-3000:]

@@ -12,7 +12,11 @@ import pytest
 from safetensors.torch import load_file
 
 from agentrl.controller.checkpoints import Checkpoints
-from agentrl.controller.checkpoints.checkpoint_copies import CheckpointCopies, fetch_newest, fetch_run
+from agentrl.controller.checkpoints.checkpoint_copies import (
+    CheckpointCopies,
+    fetch_newest,
+    fetch_run,
+)
 from agentrl.controller.cluster.role_group import LocalRoleGroup
 from agentrl.errors import ConfigError, StoreError
 from agentrl.store import RunDirectory

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 import subprocess
 import sys
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.kit.ray_homes import in_home
 
 pytestmark = pytest.mark.slow
 
@@ -66,7 +67,7 @@ def _python(code: str, home: Path, **env: str) -> str:
     """What a program prints; its home folder is its own, since Ray keeps a token there."""
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, "HOME": str(home), **env},
+        env=in_home(home, **env),
         capture_output=True,
         text=True,
         timeout=300,
@@ -109,12 +110,7 @@ def cluster(tmp_path: Path) -> Any:
     """A cluster of one machine that asks for a token; gives its address, and a home with the
     token."""
     home = tmp_path / "home"
-    env = {
-        **os.environ,
-        "HOME": str(home),
-        "RAY_AUTH_MODE": "token",
-        "RAY_USAGE_STATS_ENABLED": "0",
-    }
+    env = in_home(home, RAY_AUTH_MODE="token", RAY_USAGE_STATS_ENABLED="0")
     home.mkdir()
     ray = str(Path(sys.executable).with_name("ray"))
     subprocess.run([ray, "get-auth-token", "--generate"], env=env, check=True, capture_output=True)

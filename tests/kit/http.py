@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from types import MappingProxyType
 
@@ -70,7 +71,10 @@ def serving(handler: Callable[..., BaseHTTPRequestHandler] | ThreadingHTTPServer
 
 
 def free_port() -> int:
-    """A port at which nothing listens now."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    """A port at which nothing listens now, and that the system gives to nobody who asks for any:
+    who asked may take seconds to listen there."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_768)
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +20,7 @@ from agentrl.run.lifetime.session import RunProcesses
 from agentrl.training import DistSpec, leave
 from agentrl.training.device import check_gpus
 from agentrl.types import SegmentKind
+from tests.kit.ray_homes import in_home
 from tests.training.harness import make_actor, make_batch, update, write_model
 
 BASE = ["model.path=m", "data.train=t.py:f"]
@@ -95,7 +95,7 @@ ray.shutdown()
 @pytest.mark.slow
 def test_ray_shows_each_rank_one_gpu(tmp_path: Path) -> None:
     """Logical GPUs: what a rank is shown is decided without any real one."""
-    env = {**os.environ, "HOME": str(tmp_path)}
+    env = in_home(tmp_path)
     env.pop("CUDA_VISIBLE_DEVICES", None)
     told = subprocess.run(
         [sys.executable, "-c", _SHOWN], env=env, capture_output=True, text=True, timeout=300
@@ -122,7 +122,7 @@ ray.shutdown()
 def test_auto_asks_the_machines_of_a_cluster_that_is_joined(tmp_path: Path) -> None:
     told = subprocess.run(
         [sys.executable, "-c", _ASKED],
-        env={**os.environ, "HOME": str(tmp_path)},
+        env=in_home(tmp_path),
         capture_output=True,
         text=True,
         timeout=300,

@@ -10,6 +10,8 @@ import torch.distributed as dist
 
 from agentrl.errors import ConfigError, TrainingError
 from agentrl.training import DistSpec, join, leave
+from agentrl.training.parallel.process_group import listen
+from tests.kit.http import free_port
 from tests.kit.waiting import until
 
 
@@ -33,9 +35,7 @@ def test_a_process_stays_in_its_group() -> None:
 
 
 def test_a_missing_peer_ends_the_wait_by_its_deadline() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with pytest.raises(
         TrainingError, match=rf"rank 0 of 2 could not join at 127\.0\.0\.1:{port} within 1 s"
     ):
@@ -58,3 +58,11 @@ def gloo_threads() -> set[str]:
     """Threads of gloo in this process, by number; those of other tests may end meanwhile."""
     tasks = [(task.name, task / "comm") for task in Path("/proc/self/task").iterdir()]
     return {number for number, name in tasks if name.exists() and "gloo" in name.read_text()}
+
+
+def test_the_port_of_a_group_is_held_from_the_moment_it_is_told() -> None:
+    port = listen("127.0.0.1")
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", port))
+    with pytest.raises(TrainingError, match="rank 0 of 2 could not join"):
+        join(DistSpec(rank=0, world_size=2, port=port, timeout_s=1.0))

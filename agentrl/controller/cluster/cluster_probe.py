@@ -18,6 +18,7 @@ import torch.distributed as dist
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from agentrl.controller.cluster.ray_cluster import shut_down_ray, start_ray
+from agentrl.training.parallel.process_group import listen, store_of
 
 _PACKAGES = ("agentrl", "ray", "torch", "transformers")
 _ANSWER_S = 60.0
@@ -56,22 +57,21 @@ class _Probe:
         found = {"python": platform.python_version()}
         return time.time(), found | {package: version(package) for package in _PACKAGES}
 
-    def free_address(self) -> tuple[str, int]:
+    def listen(self) -> tuple[str, int]:
         host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
-        with socket.socket() as probe:
-            probe.bind((host, 0))
-            return host, int(probe.getsockname()[1])
+        return host, listen(host)
 
     def sum(self, rank: int, world_size: int, host: str, port: int, size: int) -> tuple[str, float]:
         """The interface that leads to rank 0, and the seconds of the fastest sum of ``size``
         bytes; by NCCL where torch sees a GPU on this machine, else by gloo."""
         device = "cuda" if torch.cuda.is_available() else "cpu"
+        limit = timedelta(seconds=_ANSWER_S)
         dist.init_process_group(
             "nccl" if device == "cuda" else "gloo",
-            init_method=f"tcp://{host}:{port}",
+            store=store_of(rank, host, port, limit),
             rank=rank,
             world_size=world_size,
-            timeout=timedelta(seconds=_ANSWER_S),
+            timeout=limit,
         )
         tensor = torch.ones(size // 4, device=device)
         seconds = []
@@ -141,7 +141,7 @@ def _sums(probes: list[Any], size: int) -> list[tuple[str, float]]:
     """Of each machine the interface and the seconds of a sum over all of them."""
     if len(probes) < 2:
         return [("", float("nan"))] * len(probes)
-    host, port = ray.get(probes[0].free_address.remote(), timeout=_ANSWER_S)
+    host, port = ray.get(probes[0].listen.remote(), timeout=_ANSWER_S)
     refs = [
         probe.sum.remote(rank, len(probes), host, port, size) for rank, probe in enumerate(probes)
     ]

@@ -96,8 +96,7 @@ class RayRoleGroup(RoleGroup):
             ).remote(rank, log_folder)
             for rank in range(num_ranks)
         ]
-        # The store by which torch's ranks meet listens in rank 0, so the port must be free there.
-        host, port = self._calls.get(self._ranks[0].free_address.remote(), "starting rank 0", 0)
+        host, port = self._calls.get(self._ranks[0].listen.remote(), "starting rank 0", 0)
         places = [
             DistSpec(
                 rank, num_ranks, host, port, FIRST_DEVICE[device], call_timeout_s, tp=tp, sp=sp

@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 import math
 import re
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +24,7 @@ from agentrl.errors import AgentRLError, TrainingError, WeightMismatchError
 from agentrl.rollouts import GroupOutcome
 from agentrl.store import logging_to
 from agentrl.tools import close_shared_tools
+from agentrl.training.parallel.process_group import listen
 from agentrl.types import Trajectory, file_modules
 from agentrl.weight_sync import WeightsReport
 
@@ -71,12 +71,10 @@ class _RayWorker(Worker):
         # workers ask at once
         self._giving = threading.Lock()
 
-    def free_address(self) -> tuple[str, int]:
-        """This host as the others reach it, and a port that is free there now."""
+    def listen(self) -> tuple[str, int]:
+        """This host as the others reach it, and the port where it listens for them."""
         host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
-        with socket.socket() as probe:
-            probe.bind((host, 0))
-            return host, int(probe.getsockname()[1])
+        return host, listen(host)
 
     def describe(self) -> ProcessInfo:
         return replace(super().describe(), node=ray.get_runtime_context().get_node_id())

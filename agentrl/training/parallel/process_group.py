@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from agentrl.errors import ConfigError, StoreError, TrainingError
@@ -31,7 +31,7 @@ class DistSpec:
         rank: global, from 0.
         world_size: the number of ranks.
         master_addr: the address of rank 0; unused for a world of one.
-        port: a free port there; unused for a world of one.
+        port: where rank 0 listens, or will; unused for a world of one.
         device: ``cpu`` (collectives over gloo) or ``cuda:<index>`` (over nccl).
         timeout_s: deadline of joining and of every collective, seconds.
         tp: ranks that hold one layer together.
@@ -73,6 +73,29 @@ SHARED: dict[object, Any] = {}
 """
 
 
+_listening: dict[int, TCPStore] = {}
+"""By port, where this process listens for the ranks of a group that it has not joined yet."""
+
+
+def listen(host: str) -> int:
+    """Opens, in the process of rank 0, the store by which the ranks of a group find each other.
+
+    Returns:
+        Its port. It is held from here on: one that is only looked up may be taken before the ranks
+        come.
+    """
+    store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+    _listening[store.port] = store
+    return store.port
+
+
+def store_of(rank: int, host: str, port: int, timeout: timedelta) -> TCPStore:
+    """The store at which the ranks of a group meet; rank 0 opens it where ``listen`` did not."""
+    if rank == 0 and port in _listening:
+        return _listening.pop(port)
+    return TCPStore(host, port, is_master=rank == 0, timeout=timeout, wait_for_workers=False)
+
+
 def join(spec: DistSpec) -> None:
     """Joins the process group; a process that is already in one of the same shape and device
     stays there.
@@ -102,11 +125,11 @@ def join(spec: DistSpec) -> None:
     SHARED.clear()
     timeout = timedelta(seconds=spec.timeout_s)
     try:
-        alone = spec.world_size == 1
         dist.init_process_group(
             backend,
-            init_method=None if alone else f"tcp://{spec.master_addr}:{spec.port}",
-            store=HashStore() if alone else None,
+            store=HashStore()
+            if spec.world_size == 1
+            else store_of(spec.rank, spec.master_addr, spec.port, timeout),
             rank=spec.rank,
             world_size=spec.world_size,
             timeout=timeout,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -24,6 +23,7 @@ from agentrl.sandbox.docker.containers import connect
 from agentrl.sandbox.docker.images import prepare
 from agentrl.sandbox.docker.settings import LOCAL_PYTHON
 from agentrl.sandbox.forkserver.hosts import close_servers
+from tests.kit.http import free_port
 
 from .conftest import Engine
 
@@ -67,9 +67,7 @@ async def test_an_engine_behind_tls_serves_runs_and_large_files(
     if shutil.which("openssl") is None:
         pytest.skip("openssl is missing: apt-get install -y openssl")
     certificates(folder)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    address = f"tcp://127.0.0.1:{free_port()}"
     tls = ["--tlsverify", "--tlscacert", "ca.pem", "--tlscert", "cert.pem", "--tlskey", "key.pem"]
     engine = Engine(
         folder,

@@ -1,4 +1,4 @@
-"""What changed of weights: bit-exact, in few bytes, and only on top of the weights that it is of."""
+"""Changes of weights: bit-exact, in few bytes, and only on top of the weights that they are of."""
 
 from __future__ import annotations
 

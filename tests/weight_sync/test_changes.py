@@ -231,9 +231,8 @@ def test_a_worker_that_joins_between_is_sent_all_weights_and_then_changes(
 def test_a_renewal_that_broke_off_is_no_base(worker: Worker, host: EpisodeHost) -> None:
     trainer = Published(worker)
     sent(host, trainer.weights(1))
-    renewal = worker._served["actor"].renew(trainer.model.parts("bfloat16"), 2, changes=True)
-    next(renewal)
-    renewal.close()
+    for _ in worker._served["actor"].renew(trainer.model.parts("bfloat16"), 2, changes=True):
+        break
     weights = trainer.weights(3)
     assert weights.base is None
     assert sent(host, weights) == trainer.num_bytes

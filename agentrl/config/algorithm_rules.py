@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from agentrl.algorithms import AlgorithmSettings, AlgorithmSpec, Traits
 from agentrl.config.rules import both_given, fault, sampler_faults
 from agentrl.config.schema import StageConfig
+from agentrl.engines.find import engines_with
 from agentrl.errors import ConfigError
 from agentrl.types.section import Fault, idle_settings
 
@@ -75,6 +76,7 @@ def _other_model_faults(stage: StageConfig, learner: Traits) -> Iterator[Fault]:
 def idle_faults(stage: StageConfig) -> Iterator[Fault]:
     """Settings of a stage that were given and cannot act, beside others or with its algorithm."""
     yield from idle_settings(stage)
+    yield from _idle_sync_faults(stage)
     learner = stage.learner
     needs = learner.needs
     imitates = learner.learns_from == "demonstrations"
@@ -94,6 +96,27 @@ def idle_faults(stage: StageConfig) -> Iterator[Fault]:
                     f"{section}.{name}",
                     "algorithm.name",
                 )
+
+
+def _idle_sync_faults(stage: StageConfig) -> Iterator[Fault]:
+    """Where no engine is ever sent only what changed."""
+    every = stage.rollout.full_sync_every
+    if every == type(stage.rollout).model_fields["full_sync_every"].default:
+        return
+    if not stage.placement.rollout_workers:
+        yield fault(
+            f"{{key}}={every} does nothing with placement.rollout_workers=0 (weights are put into "
+            "the engine beside each rank); leave it out, or set placement.rollout_workers",
+            "rollout.full_sync_every",
+            "placement.rollout_workers",
+        )
+    elif not stage.engine_spec.traits().readable:
+        yield fault(
+            f"{{key}}={every} does nothing with rollout.engine={stage.rollout.engine!r} (it is "
+            f"always sent all weights); leave it out, or use {engines_with('readable')}",
+            "rollout.full_sync_every",
+            "rollout.engine",
+        )
 
 
 def _built_in_faults(stage: StageConfig, settings: AlgorithmSettings) -> Iterator[Fault]:

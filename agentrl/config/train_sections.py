@@ -77,6 +77,9 @@ class RolloutConfig(EpisodeSettings):
     """Engines beside the ranks give their memory back while these train, and the trainer gives its
     own back while they play; needs ``schedule: sync`` and ``placement.rollout_workers: 0``. By
     default true for servers on the ranks' GPUs."""
+    full_sync_every: Count = 50
+    """Versions from one whose weights rollout workers are sent whole to the next; of those between
+    they are sent what changed, where the engine can take that (``torch``). 1 sends all of each."""
     max_running: Count = 32
     """Episodes in flight at once."""
     kv_tokens: Count | None = None

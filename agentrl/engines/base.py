@@ -153,6 +153,13 @@ class HostedEngine(RolloutEngine, EngineControl, Protocol):
     """An engine with both faces: its host is its one owner."""
 
 
+class ReadableEngine(Protocol):
+    """An engine that gives its weights back, so that it can be sent what changed alone."""
+
+    def read(self, name: str) -> torch.Tensor:
+        """A copy of a tensor in the served dtype, as it is served now or was put last."""
+
+
 class MessageEngine(RolloutEngine, Protocol):
     """An engine without weights, such as a chat server; its connections close in the episodes'
     event loop."""
@@ -197,6 +204,7 @@ class EngineTraits:
         transport: how weights reach it; None where they are put in this process.
         ranks_a_server: ranks of a node on whose GPUs one of them starts a server; 0 for an engine
             that takes no GPU by itself.
+        readable: is a ``ReadableEngine`` too.
     """
 
     returns_ids: bool = True
@@ -205,6 +213,7 @@ class EngineTraits:
     max_owners: int | None = None
     transport: Transport | None = None
     ranks_a_server: int = 0
+    readable: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,6 +157,11 @@ class _Checked(Contract):
             session.commit()
             self._built.resume()
             self._hold_version(version, "was committed")
+        if self._spec.traits().readable:
+            with self.rule("read() gives the tensors that were put"):
+                for name, tensor in tensors:
+                    found = self._built.read(name)
+                    hold(bool((found == tensor.to(found)).all()), f"{name} is another one")
         with self.rule("an incomplete update leaves a corrupt engine"):
             self._built.pause("retract")
             session = self._built.begin_update(version + 1)

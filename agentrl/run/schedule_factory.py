@@ -111,8 +111,11 @@ def rollouts(
     pool = processes.rollouts
     scored = scored_pool(pool, processes.roles, stage)
 
+    full_every = stage.rollout.full_sync_every if stage.engine_spec.traits().readable else 1
+
     def send_weights(policy: str, version: int, mode: PauseMode) -> None:
-        processes.sync.publish(policy, policies[policy], pool, version, mode)
+        changes = version % full_every > 0
+        processes.sync.publish(policy, policies[policy], pool, version, mode, changes=changes)
 
     # Batches and evaluations wait at the same service, so that its deadline covers the larger one.
     most_tasks = max((item.num_tasks or 1000 for item in stage.eval.sets.values()), default=0)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from agentrl.engines import ServedDtype
 from agentrl.weight_sync.broadcast import BroadcastSender
+from agentrl.weight_sync.changes import PartBits
 from agentrl.weight_sync.disk import DiskSender
 from agentrl.weight_sync.http import HttpSender
 from agentrl.weight_sync.in_process import (
@@ -14,7 +15,6 @@ from agentrl.weight_sync.in_process import (
     update_engine,
 )
 from agentrl.weight_sync.served_copy import (
-    Bits,
     PartPlace,
     PartReader,
     ServedCopy,
@@ -25,10 +25,10 @@ from agentrl.weight_sync.transports import make_sender
 from agentrl.weight_sync.verify import Reference, trainer_reference
 
 __all__ = [
-    "Bits",
     "BroadcastSender",
     "DiskSender",
     "HttpSender",
+    "PartBits",
     "PartPlace",
     "PartReader",
     "Reference",

@@ -8,25 +8,28 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from agentrl.engines import ServedDtype
 from agentrl.errors import EngineError
 from agentrl.training import WeightPart
+from agentrl.weight_sync.changes import (
+    PartBits,
+    Places,
+    as_integers,
+    bits_of,
+    changed,
+    overwrite,
+)
 from agentrl.weight_sync.verify import Reference
 
 BUCKET_BYTES = 64 * 2**20
 """Of whole tensors that an engine takes at a time; a larger one comes alone."""
-
-Bits: TypeAlias = npt.NDArray[np.signedinteger[Any]]
-"""A part's bits, as integers of its dtype's width: Ray hands numpy's arrays over without a copy."""
 
 
 class StaleWeightsError(EngineError):
@@ -50,31 +53,50 @@ class PartPlace:
 
 
 class ServedCopy:
-    """One rank's parts, in the served dtype. Its memory is used again for the next version."""
+    """One rank's parts, in the served dtype. Its memory is used again for the next version.
+
+    Attributes:
+        version: of the parts; -1 before any, and where a renewal broke off.
+        checksum: of all ranks' tensors, noted once they are whole; None as long as they are not.
+    """
 
     def __init__(self) -> None:
         self.version = -1
+        self.checksum: Mapping[str, int] | None = None
         self._parts: dict[str, WeightPart] = {}
+        self._changes: dict[str, Places] = {}
         # held over a read and over all of a renewal, so that no read gets parts of two versions
         self._lock = threading.Lock()
 
     @torch.no_grad()
-    def renew(self, parts: Iterable[WeightPart], version: int) -> Iterator[WeightPart]:
+    def renew(
+        self, parts: Iterable[WeightPart], version: int, *, changes: bool = False
+    ) -> Iterator[WeightPart]:
         """Copies a new version's parts, and yields the copies; it must be run to its end, by all
-        ranks."""
+        ranks.
+
+        Args:
+            parts: this rank's.
+            version: of them.
+            changes: note which elements differ from those of the version before: at most a bit for
+                each.
+        """
         with self._lock:
             # A renewal that breaks off leaves no version that anyone could ask for.
-            self.version = -1
-            earlier, self._parts = self._parts, {}
+            self.version, self.checksum = -1, None
+            earlier, self._parts, self._changes = self._parts, {}, {}
             for part in parts:
                 if not part.tensor.numel():
                     continue
                 before = earlier.pop(part.name, None)
-                if before is None or not _alike(before.tensor, part.tensor):
+                memory = None if before is None else before.tensor
+                if memory is None or not _alike(memory, part.tensor):
                     memory = torch.empty(part.tensor.shape, dtype=part.tensor.dtype)
-                else:
-                    memory = before.tensor
-                memory.copy_(part.tensor)
+                    memory.copy_(part.tensor)
+                elif not changes:
+                    memory.copy_(part.tensor)
+                elif (places := overwrite(memory, part.tensor)) is not None:
+                    self._changes[part.name] = places
                 own = WeightPart(part.name, part.shape, part.first, memory)
                 self._parts[part.name] = own
                 yield own
@@ -87,8 +109,8 @@ class ServedCopy:
             for one in self._parts.values()
         )
 
-    def read(self, version: int, names: Sequence[str]) -> list[Bits]:
-        """Copies of some parts.
+    def read(self, version: int, names: Sequence[str], *, changes: bool = False) -> list[PartBits]:
+        """Copies of some parts; with ``changes`` what changed of those of which it is known.
 
         Raises:
             StaleWeightsError: another version is served by now.
@@ -99,17 +121,24 @@ class ServedCopy:
                     f"version {version} was asked for, and the ranks serve {self.version}; take "
                     "that"
                 )
-            # Copies, since Ray sends them when the lock is free again.
-            return [_bits(self._parts[name].tensor).copy() for name in names]
+            return [self._read(name, changes=changes) for name in names]
+
+    def _read(self, name: str, *, changes: bool) -> PartBits:
+        """A copy, since Ray sends it when the lock is free again."""
+        own = self._parts[name].tensor
+        if changes and name in self._changes:
+            return changed(own, self._changes[name])
+        return PartBits(bits_of(own).copy())
 
 
 class PartReader(Protocol):
     """Reads parts of the ranks' served copies from anywhere; picklable."""
 
-    def ask(self, version: int, names: Sequence[tuple[str, ...]]) -> Any:
-        """Asks for the parts of those names, by rank; returns at once."""
+    def ask(self, version: int, names: Sequence[tuple[str, ...]], changes: bool) -> Any:
+        """Asks for the parts of those names, by rank, or what ``changes`` of them; returns at
+        once."""
 
-    def take(self, asked: Any) -> list[list[Bits]]:
+    def take(self, asked: Any) -> list[list[PartBits]]:
         """What ``ask`` asked for, by rank.
 
         Raises:
@@ -127,6 +156,7 @@ class ServedWeights:
         ranks: what each rank has.
         reference: the trainer's side of the comparison.
         reader: of the ranks' copies.
+        base: checksums of the weights whose changes the ranks know; None where they know none.
     """
 
     version: int
@@ -134,17 +164,40 @@ class ServedWeights:
     ranks: tuple[tuple[PartPlace, ...], ...]
     reference: Reference
     reader: PartReader = field(repr=False)
+    base: Mapping[str, int] | None = field(default=None, repr=False)
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Whole tensors by their Hugging Face names; two buckets are in memory at a time.
+    def tensors(self, base: Callable[[str], Tensor] | None = None) -> Delivery:
+        """Whole tensors by their Hugging Face names, as they come.
 
-        Raises:
-            StaleWeightsError: the ranks serve newer weights by now.
+        Args:
+            base: copies of the tensors that ``base`` has the checksums of, by name; what changed
+                alone is then asked for.
         """
+        return Delivery(self, base)
+
+
+class Delivery:
+    """``(name, whole tensor)`` of served weights; two buckets are in memory at a time. It can be
+    iterated once, which raises a ``StaleWeightsError`` where the ranks serve newer weights by now.
+
+    Args:
+        weights: as the ranks keep them.
+        base: see ``ServedWeights.tensors``.
+
+    Attributes:
+        num_bytes: that came so far.
+    """
+
+    def __init__(self, weights: ServedWeights, base: Callable[[str], Tensor] | None) -> None:
+        self.num_bytes = 0
+        self._weights = weights
+        self._base = base
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         buckets = self._buckets()
         asked = self._ask(buckets[0])
         for number, names in enumerate(buckets):
-            found = self.reader.take(asked)
+            found = self._weights.reader.take(asked)
             # The next bucket travels while the engine takes this one.
             if number + 1 < len(buckets):
                 asked = self._ask(buckets[number + 1])
@@ -153,19 +206,20 @@ class ServedWeights:
     def _places(self, names: Iterable[str]) -> list[list[PartPlace]]:
         """By rank, what it has of some tensors."""
         wanted = set(names)
-        return [[place for place in own if place.name in wanted] for own in self.ranks]
+        return [[place for place in own if place.name in wanted] for own in self._weights.ranks]
 
     def _ask(self, names: Sequence[str]) -> Any:
         own_names = [tuple(place.name for place in own) for own in self._places(names)]
-        return self.reader.ask(self.version, own_names)
+        changes = self._base is not None
+        return self._weights.reader.ask(self._weights.version, own_names, changes)
 
     def _buckets(self) -> list[list[str]]:
         """The names of tensors that come together."""
-        shapes = {place.name: place.shape for own in self.ranks for place in own}
+        shapes = {place.name: place.shape for own in self._weights.ranks for place in own}
         buckets: list[list[str]] = [[]]
         size = 0
         for name, shape in shapes.items():
-            own = math.prod(shape) * getattr(torch, self.dtype).itemsize
+            own = math.prod(shape) * self._dtype.itemsize
             if buckets[-1] and size + own > BUCKET_BYTES:
                 buckets.append([])
                 size = 0
@@ -174,25 +228,32 @@ class ServedWeights:
         return buckets
 
     def _wholes(
-        self, names: Sequence[str], found: Sequence[Sequence[Bits]]
+        self, names: Sequence[str], found: Sequence[Sequence[PartBits]]
     ) -> Iterator[tuple[str, Tensor]]:
         """The tensors of the ranks' parts."""
-        parts: dict[str, list[tuple[PartPlace, Bits]]] = {}
-        for own, arrays in zip(self._places(names), found, strict=True):
-            for place, bits in zip(own, arrays, strict=True):
-                parts.setdefault(place.name, []).append((place, bits))
+        parts: dict[str, list[tuple[PartPlace, PartBits]]] = {}
+        for own, come in zip(self._places(names), found, strict=True):
+            for place, part in zip(own, come, strict=True):
+                parts.setdefault(place.name, []).append((place, part))
+                self.num_bytes += part.num_bytes
         for name in names:
-            whole = np.empty(parts[name][0][0].shape, parts[name][0][1].dtype)
-            for place, bits in parts.pop(name):
-                whole[place.slices] = bits
-            yield name, torch.from_numpy(whole).view(getattr(torch, self.dtype))
+            own_parts = parts.pop(name)
+            if self._base is None:
+                whole = torch.empty(own_parts[0][0].shape, dtype=self._dtype)
+                bits = bits_of(whole)
+                for place, part in own_parts:
+                    bits[place.slices] = part.bits
+            else:
+                whole = self._base(name)
+                for place, part in own_parts:
+                    part.put_into(as_integers(whole)[place.slices])
+            yield name, whole
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        found: torch.dtype = getattr(torch, self._weights.dtype)
+        return found
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and one.dtype == other.dtype
-
-
-def _bits(tensor: Tensor) -> Bits:
-    width = {2: torch.int16, 4: torch.int32}[tensor.itemsize]
-    found: Bits = tensor.reshape(-1).view(width).numpy().reshape(tensor.shape)
-    return found

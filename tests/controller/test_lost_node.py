@@ -8,13 +8,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.kit.far_node import ADDRESS, FAR, NEAR, ray_node, run, two_namespaces
 from tests.kit.waiting import until
 
 pytestmark = [
@@ -22,51 +22,6 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for network namespaces"),
     pytest.mark.skipif(shutil.which("ip") is None, reason="needs ip (iproute2)"),
 ]
-
-PORT = 6379
-"""Of the head; nobody else is in its namespace."""
-
-
-def run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True)
-
-
-@contextmanager
-def two_namespaces(name: str) -> Iterator[tuple[str, str]]:
-    """Two network namespaces joined by a link; the first one's end of it is ``near``."""
-    spaces = (f"{name}-near", f"{name}-far")
-    with ExitStack() as made:
-        for space in spaces:
-            run("ip", "netns", "add", space)
-            made.callback(run, "ip", "netns", "delete", space)
-        ends = ("netns", spaces[0], "type", "veth", "peer", "name", "far", "netns", spaces[1])
-        run("ip", "link", "add", "near", *ends)
-        for number, (space, end) in enumerate(zip(spaces, ("near", "far"), strict=True), start=1):
-            run("ip", "-n", space, "addr", "add", f"10.77.0.{number}/24", "dev", end)
-            for device in ("lo", end):
-                run("ip", "-n", space, "link", "set", device, "up")
-        yield spaces
-
-
-@contextmanager
-def node(space: str, folder: Path, *options: str) -> Iterator[None]:
-    """A node of Ray in a namespace; it and what it started end with the block."""
-    folder.mkdir()
-    command = ["ip", "netns", "exec", space, str(Path(sys.executable).with_name("ray")), "start"]
-    command += ["--block", f"--temp-dir={folder}", "--disable-usage-stats", *options]
-    with (folder / "ray.log").open("wb") as log:
-        started = subprocess.Popen(
-            command, stdout=log, stderr=log, env={**os.environ, "RAY_AUTH_MODE": "disabled"}
-        )
-    try:
-        yield
-    finally:
-        pids = subprocess.run(
-            ["ip", "netns", "pids", space], check=True, capture_output=True, text=True
-        ).stdout.split()
-        for pid in pids:
-            subprocess.run(["kill", "-KILL", pid], check=False)
-        started.wait()
 
 
 def test_a_far_node_whose_link_is_cut_is_one_loss_and_comes_back(
@@ -80,24 +35,16 @@ def test_a_far_node_whose_link_is_cut_is_one_loss_and_comes_back(
     try:
         with (
             two_namespaces(name) as (near, far),
-            node(
+            ray_node(
                 near,
                 short / "near",
+                NEAR,
                 "--head",
-                "--node-ip-address=10.77.0.1",
-                f"--port={PORT}",
                 "--num-cpus=3",
                 "--include-dashboard=false",
                 '--resources={"rollout": 1}',
             ),
-            node(
-                far,
-                short / "far",
-                f"--address=10.77.0.1:{PORT}",
-                "--node-ip-address=10.77.0.2",
-                "--num-cpus=2",
-                '--resources={"rollout": 2}',
-            ),
+            ray_node(far, short / "far", FAR, "--num-cpus=2", '--resources={"rollout": 2}'),
         ):
             subprocess.run(
                 ["ip", "netns", "exec", near, sys.executable, __file__, str(model), str(told)],
@@ -131,7 +78,7 @@ def _drive(model: Path, told: Path) -> None:
     def link(state: str) -> None:
         run("ip", "link", "set", "near", state)
 
-    start_ray(3, f"10.77.0.1:{PORT}")
+    start_ray(3, ADDRESS)
     until(lambda: nodes() == 2)
     group = workers(
         3, worker_resources={"rollout": 1}, worker_liveness_timeout_s=20.0, worker_restarts=1

@@ -362,7 +362,8 @@ def _over_two_nodes(model: Path, found: Any) -> None:
     cluster = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False}
     )
-    cluster.add_node(num_cpus=2, resources={"rollout": 2})
+    # room for the rank too, which Ray may place there
+    cluster.add_node(num_cpus=3, resources={"rollout": 2})
     try:
         start_ray(3, cluster.address)
         group = workers(2, worker_resources={"rollout": 1})

@@ -14,7 +14,13 @@ from torch import Tensor
 
 from agentrl.controller.cluster.episode_host import EpisodeHost
 from agentrl.training import WeightPart
-from agentrl.weight_sync import Bits, ServedCopy, ServedWeights, StaleWeightsError, served_copy
+from agentrl.weight_sync import (
+    PartBits,
+    ServedCopy,
+    ServedWeights,
+    StaleWeightsError,
+    served_copy,
+)
 from agentrl.weight_sync.verify import Reference
 
 WHOLES = {
@@ -48,15 +54,17 @@ class Ranks:
     def __init__(self, *copies: ServedCopy) -> None:
         self.copies = copies
         self.asked: list[Sequence[tuple[str, ...]]] = []
+        self.asked_changes: set[bool] = set()
 
-    def ask(self, version: int, names: Sequence[tuple[str, ...]]) -> Any:
+    def ask(self, version: int, names: Sequence[tuple[str, ...]], changes: bool) -> Any:
         self.asked.append(names)
-        return version, names
+        self.asked_changes.add(changes)
+        return version, names, changes
 
-    def take(self, asked: Any) -> list[list[Bits]]:
-        version, names = asked
+    def take(self, asked: Any) -> list[list[PartBits]]:
+        version, names, changes = asked
         both = zip(self.copies, names, strict=True)
-        return [copy.read(version, own) for copy, own in both]
+        return [copy.read(version, own, changes=changes) for copy, own in both]
 
 
 def renewed(copy: ServedCopy, version: int, own: list[WeightPart]) -> list[WeightPart]:

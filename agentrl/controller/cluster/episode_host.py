@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from typing import TypeGuard, cast
@@ -24,6 +25,7 @@ from agentrl.engines import (
     HostedEngine,
     MessageEngine,
     PauseMode,
+    ReadableEngine,
     SharedGpus,
 )
 from agentrl.engines.probe import ProbeNoise
@@ -43,6 +45,8 @@ from agentrl.weight_sync import (
     make_sender,
     update_engine,
 )
+
+logger = logging.getLogger(__name__)
 
 
 class EpisodeHost:
@@ -125,18 +129,18 @@ class EpisodeHost:
                 before the engine hears of one; where they did not, nothing is changed or returned.
         """
         assert self.engine is not None, "weights go to an engine"
-        tensors: Iterable[tuple[str, Tensor]] = weights.tensors()
+        delivery = weights.tensors(self._base(weights))
+        tensors: Iterable[tuple[str, Tensor]] = delivery
         if joins:
             try:
-                tensors = list(tensors)
+                tensors = list(delivery)
             except StaleWeightsError:
                 return []
         with self.clock_paused():
-            return [
-                update_engine(
-                    self.engine, tensors, lambda: weights.reference, version, mode, self.noise
-                )
-            ]
+            report = update_engine(
+                self.engine, tensors, lambda: weights.reference, version, mode, self.noise
+            )
+        return [replace(report, bytes=delivery.num_bytes)]
 
     def clock_paused(self) -> AbstractContextManager[None]:
         """No deadline of an episode here counts within: its engine is paused for new weights."""
@@ -163,6 +167,23 @@ class EpisodeHost:
         trainer_bytes = plan.place.shared.trainer_bytes if plan.place.shared else 0
         shared = replace(self.shared, free_bytes=free_bytes, trainer_bytes=trainer_bytes)
         return replace(plan, place=replace(plan.place, shared=shared))
+
+    def _base(self, weights: ServedWeights) -> Callable[[str], Tensor] | None:
+        """Reads the weights that changes are of from the engine; None where it has others, and is
+        sent whole tensors."""
+        if weights.base is None:
+            return None
+        engine = self.engine
+        assert engine is not None, "changes are of an engine's weights"
+        if engine.checksum() != weights.base:
+            logger.info(
+                "the engine serves other weights than those whose changes are known, and is sent "
+                "all of version %d",
+                weights.version,
+                extra={"event": "whole_weights", "version": weights.version},
+            )
+            return None
+        return cast(ReadableEngine, engine).read
 
     @property
     def _hosted(self) -> EpisodeRunner:

@@ -33,7 +33,7 @@ from agentrl.errors import TrainingError
 from agentrl.training import DistSpec
 from agentrl.training.device import FIRST_DEVICE, DeviceType
 from agentrl.weight_sync import (
-    Bits,
+    PartBits,
     PartReader,
     ServedWeights,
     StaleWeightsError,
@@ -156,14 +156,14 @@ class _RankReader:
     ranks: tuple[Any, ...]
     role: str
 
-    def ask(self, version: int, names: Sequence[tuple[str, ...]]) -> Any:
+    def ask(self, version: int, names: Sequence[tuple[str, ...]], changes: bool) -> Any:
         """See ``PartReader``; a rank that has nothing of a bucket is not asked."""
         return [
-            rank.read_served.remote(self.role, version, own) if own else None
+            rank.read_served.remote(self.role, version, own, changes) if own else None
             for rank, own in zip(self.ranks, names, strict=True)
         ]
 
-    def take(self, asked: Any) -> list[list[Bits]]:
+    def take(self, asked: Any) -> list[list[PartBits]]:
         """See ``PartReader``."""
         try:
             given = [ref and ray.get(ref)[0] for ref in asked]
@@ -180,16 +180,21 @@ class ServedSync(WeightSync):
     """
 
     def send(
-        self, learner: RoleHandle, pool: RolloutPool, version: int, mode: PauseMode
+        self,
+        learner: RoleHandle,
+        pool: RolloutPool,
+        version: int,
+        mode: PauseMode,
+        changes: bool,
     ) -> list[WeightsReport]:
         layout = pool.layout()
         if layout is None:
             return []
         group = learner.group
         assert isinstance(group, RayRoleGroup), "ranks without Ray are asked by nobody"
-        served = group.call("weights", "serve", args=(learner.name, layout.dtype, version))
-        reference = served[0][1]
-        ranks = tuple(places for places, _ in served)
+        served = group.call("weights", "serve", args=(learner.name, layout.dtype, version, changes))
+        ranks = tuple(places for places, _, _ in served)
+        _, reference, base = served[0]
         reader = group.reader(learner.name)
-        weights = ServedWeights(version, layout.dtype, ranks, reference, reader)
+        weights = ServedWeights(version, layout.dtype, ranks, reference, reader, base)
         return pool.update(weights, version, mode)

@@ -67,7 +67,7 @@ class _RayWorker(Worker):
         if log_folder is not None:
             self._open.enter_context(logging_to(log_folder / f"{self.log_name}-{number}.jsonl"))
         super().__init__(f"episodes-{number}")
-        self._given: dict[tuple[str, int, tuple[str, ...]], Any] = {}
+        self._given: dict[tuple[str, int, tuple[str, ...], bool], Any] = {}
         # workers ask at once
         self._giving = threading.Lock()
 
@@ -87,13 +87,15 @@ class _RayWorker(Worker):
         return self.rollouts.update(*args, joins=joins)
 
     @ray.method(concurrency_group="served")
-    def read_served(self, role: str, version: int, names: tuple[str, ...]) -> list[Any]:
+    def read_served(
+        self, role: str, version: int, names: tuple[str, ...], changes: bool
+    ) -> list[Any]:
         """A reference to parts of what this rank serves. Workers that ask for the same get the same
         one, so that a node takes it once."""
-        key = (role, version, names)
+        key = (role, version, names, changes)
         with self._giving:
             if key not in self._given:
-                self._given[key] = ray.put(self.served_parts(role, version, names))
+                self._given[key] = ray.put(self.served_parts(*key))
                 if len(self._given) > _MOST_GIVEN:
                     del self._given[next(iter(self._given))]
             return [self._given[key]]

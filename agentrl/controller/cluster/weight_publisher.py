@@ -23,9 +23,20 @@ class WeightSync:
         pool: RolloutPool,
         version: int,
         mode: PauseMode = "retract",
+        *,
+        changes: bool = False,
     ) -> list[WeightsReport]:
         """Every engine of ``pool``, paused by ``mode`` meanwhile, serves the learner's weights as a
         version of the policy when this returns; what was done is logged.
+
+        Args:
+            policy: by name.
+            learner: has the weights.
+            pool: of the engines.
+            version: the policy version from now on.
+            mode: what becomes of requests in flight.
+            changes: engines elsewhere that serve the weights published last are sent only what
+                changed since; see ``EngineTraits.readable``.
 
         Returns:
             A report for each engine.
@@ -34,7 +45,7 @@ class WeightSync:
             AgentRLError: an update failed; its engine answers nothing more.
         """
         start = time.monotonic()
-        reports = self.send(learner, pool, version, mode)
+        reports = self.send(learner, pool, version, mode, changes)
         fields = {
             "version": version,
             "policy": policy,
@@ -51,7 +62,12 @@ class WeightSync:
         return reports
 
     def send(
-        self, learner: RoleHandle, pool: RolloutPool, version: int, mode: PauseMode
+        self,
+        learner: RoleHandle,
+        pool: RolloutPool,
+        version: int,
+        mode: PauseMode,
+        changes: bool,
     ) -> list[WeightsReport]:
         """Brings the weights to the engines."""
         raise NotImplementedError
@@ -62,7 +78,12 @@ class ColocatedSync(WeightSync):
     gather."""
 
     def send(
-        self, learner: RoleHandle, pool: RolloutPool, version: int, mode: PauseMode
+        self,
+        learner: RoleHandle,
+        pool: RolloutPool,
+        version: int,
+        mode: PauseMode,
+        changes: bool,
     ) -> list[WeightsReport]:
         layout = pool.layout()
         dtype = "float32" if layout is None else layout.dtype

@@ -20,7 +20,7 @@ from agentrl.errors import AgentRLError, ConfigError, TrainingError
 from agentrl.training import Actor, DistSpec, join, leave, whole_checksums
 from agentrl.training.device import gpus
 from agentrl.weight_sync import (
-    Bits,
+    PartBits,
     PartPlace,
     Reference,
     ServedCopy,
@@ -140,22 +140,28 @@ class Worker:
         self.phases.begin(sleeps)
 
     def serve(
-        self, role: str, dtype: ServedDtype, version: int
-    ) -> tuple[tuple[PartPlace, ...], Reference | None]:
+        self, role: str, dtype: ServedDtype, version: int, changes: bool
+    ) -> tuple[tuple[PartPlace, ...], Reference | None, Mapping[str, int] | None]:
         """Renews what this rank serves of the role's weights to engines elsewhere. Collective.
 
         Returns:
-            What it has, and by rank 0 what they are verified by.
+            What it has; by rank 0 what they are verified by, and with ``changes`` the checksums of
+            the weights before, where it knows what changed since.
         """
         actor = self._with_weights(role)
         served = self._served.setdefault(role, ServedCopy())
-        checksum = whole_checksums(served.renew(actor.parts(dtype), version))
-        reference = trainer_reference(actor, dtype, checksum)
-        return served.places(), reference if dist.get_rank() == 0 else None
+        base = served.checksum if changes else None
+        renewed = served.renew(actor.parts(dtype), version, changes=base is not None)
+        served.checksum = whole_checksums(renewed)
+        reference = trainer_reference(actor, dtype, served.checksum)
+        is_first = dist.get_rank() == 0
+        return served.places(), reference if is_first else None, base if is_first else None
 
-    def served_parts(self, role: str, version: int, names: Sequence[str]) -> list[Bits]:
+    def served_parts(
+        self, role: str, version: int, names: Sequence[str], changes: bool
+    ) -> list[PartBits]:
         """Parts of what this rank serves, beside what it trains; see ``ServedCopy.read``."""
-        return self._served[role].read(version, names)
+        return self._served[role].read(version, names, changes=changes)
 
     def close(self) -> None:
         """Ends everything that this worker started."""

@@ -146,6 +146,10 @@ class TorchEngine:
         """See ``EngineControl.checksum``."""
         return self._thread.call(self._model.checksum)
 
+    def read(self, name: str) -> Tensor:
+        """See ``ReadableEngine.read``."""
+        return self._thread.call(lambda: self._model.read(name))
+
     def score(self, token_ids: Sequence[int]) -> Mapping[str, npt.NDArray[np.float32]]:
         """See ``EngineControl.score``."""
 

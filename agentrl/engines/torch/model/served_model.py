@@ -165,6 +165,10 @@ class ServedModel(ABC):
             raise EngineError(f"weight update of this {self.kind}: {missing}", retryable=False)
         self.renew()
 
+    def read(self, name: str) -> Tensor:
+        """A copy of one tensor in the served dtype."""
+        return self.places[name].read().clone(memory_format=torch.contiguous_format)
+
     def checksum(self) -> dict[str, int]:
         """The checksum of each tensor in the served dtype and Hugging Face order."""
         return {name: tensor_checksum(name, place.read()) for name, place in self.places.items()}

@@ -1,4 +1,4 @@
-"""Tensor parallelism of engines: which slices of the folder's tensors each rank of a server holds, in
+"""Tensor-parallel engines: which slices of the folder's tensors each rank of a server holds, in
 layers that are Llama's (arXiv:1909.08053).
 
 - Projections to queries, keys, values, gate and up are divided by rows, and fused; output and down

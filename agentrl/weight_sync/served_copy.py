@@ -67,7 +67,7 @@ class ServedCopy:
             self.version = -1
             earlier, self._parts = self._parts, {}
             for part in parts:
-                if not part.tensor.numel():
+                if part.is_copy or not part.tensor.numel():
                     continue
                 before = earlier.pop(part.name, None)
                 if before is None or not _alike(before.tensor, part.tensor):

@@ -17,7 +17,6 @@ from agentrl.weight_sync.in_process import (
 from agentrl.weight_sync.reshard import Resharder
 from agentrl.weight_sync.served_copy import (
     Bits,
-    PartPlace,
     PartReader,
     ServedCopy,
     ServedWeights,
@@ -31,7 +30,6 @@ __all__ = [
     "BroadcastSender",
     "DiskSender",
     "HttpSender",
-    "PartPlace",
     "PartReader",
     "Reference",
     "Resharder",

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from agentrl.engines import ServedDtype
+from agentrl.engines.tensor_slice import TensorSlice
 from agentrl.errors import EngineError
 from agentrl.training import WeightPart
 from agentrl.weight_sync.verify import Reference
@@ -31,22 +32,6 @@ Bits: TypeAlias = npt.NDArray[np.signedinteger[Any]]
 
 class StaleWeightsError(EngineError):
     """The ranks serve newer weights by now."""
-
-
-@dataclass(frozen=True, slots=True)
-class PartPlace:
-    """Where a rank's part lies in the whole tensor; see ``WeightPart``."""
-
-    name: str
-    shape: tuple[int, ...]
-    first: tuple[int, ...]
-    own_shape: tuple[int, ...]
-
-    @property
-    def slices(self) -> tuple[slice, ...]:
-        """Of the whole."""
-        both = zip(self.first, self.own_shape, strict=True)
-        return tuple(slice(first, first + size) for first, size in both)
 
 
 class ServedCopy:
@@ -80,12 +65,9 @@ class ServedCopy:
                 yield own
             self.version = version
 
-    def places(self) -> tuple[PartPlace, ...]:
+    def places(self) -> tuple[TensorSlice, ...]:
         """What is kept."""
-        return tuple(
-            PartPlace(one.name, one.shape, one.first, tuple(one.tensor.shape))
-            for one in self._parts.values()
-        )
+        return tuple(part.block for part in self._parts.values())
 
     def read(self, version: int, names: Sequence[str]) -> list[Bits]:
         """Copies of some parts.
@@ -131,7 +113,7 @@ class ServedWeights:
 
     version: int
     dtype: ServedDtype
-    ranks: tuple[tuple[PartPlace, ...], ...]
+    ranks: tuple[tuple[TensorSlice, ...], ...]
     reference: Reference
     reader: PartReader = field(repr=False)
 
@@ -150,7 +132,7 @@ class ServedWeights:
                 asked = self._ask(buckets[number + 1])
             yield from self._wholes(names, found)
 
-    def _places(self, names: Iterable[str]) -> list[list[PartPlace]]:
+    def _places(self, names: Iterable[str]) -> list[list[TensorSlice]]:
         """By rank, what it has of some tensors."""
         wanted = set(names)
         return [[place for place in own if place.name in wanted] for own in self.ranks]
@@ -177,7 +159,7 @@ class ServedWeights:
         self, names: Sequence[str], found: Sequence[Sequence[Bits]]
     ) -> Iterator[tuple[str, Tensor]]:
         """The tensors of the ranks' parts."""
-        parts: dict[str, list[tuple[PartPlace, Bits]]] = {}
+        parts: dict[str, list[tuple[TensorSlice, Bits]]] = {}
         for own, arrays in zip(self._places(names), found, strict=True):
             for place, bits in zip(own, arrays, strict=True):
                 parts.setdefault(place.name, []).append((place, bits))

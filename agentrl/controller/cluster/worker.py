@@ -16,12 +16,12 @@ from agentrl.controller.cluster.episode_host import EpisodeHost
 from agentrl.controller.cluster.phases import RankPhases
 from agentrl.controller.cluster.rollout_pool import ProcessInfo
 from agentrl.engines import PauseMode, SharedGpus
+from agentrl.engines.tensor_slice import TensorSlice
 from agentrl.errors import AgentRLError, ConfigError, TrainingError
 from agentrl.training import Actor, DistSpec, join, leave, whole_checksums
 from agentrl.training.device import gpus
 from agentrl.weight_sync import (
     Bits,
-    PartPlace,
     Reference,
     Resharder,
     ServedCopy,
@@ -149,7 +149,7 @@ class Worker:
 
     def serve(
         self, role: str, dtype: ServedDtype, version: int
-    ) -> tuple[tuple[PartPlace, ...], Reference | None]:
+    ) -> tuple[tuple[TensorSlice, ...], Reference | None]:
         """Renews what this rank serves of the role's weights to engines elsewhere. Collective.
 
         Returns:

@@ -84,11 +84,11 @@ class Case:
 CASES = (Case(2, 1, 1), Case(2, 1, 2), Case(4, 1, 1), Case(4, 1, 2), Case(2, 2, 2))
 
 
-class ReceivedBytes(TorchDispatchMode):
+class ReceivedBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts what comes from other ranks, whichever interface of torch's is called."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.total = 0
 
     def __torch_dispatch__(
@@ -121,7 +121,8 @@ def kind_of(name: str, shape: Sequence[int]) -> Kind:
 
 def counted(work: Iterable[object]) -> int:
     """Bytes received by an iteration that keeps nothing."""
-    with ReceivedBytes() as received:
+    received = ReceivedBytes()
+    with received:
         for _ in work:
             pass
     return received.total

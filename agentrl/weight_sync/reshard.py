@@ -55,9 +55,10 @@ class Resharder:
         # What two ranks of an engine both hold is wanted once.
         wishes = [wholes if wish is None else list(dict.fromkeys(wish)) for _, wish in ranks]
         self.rank = dist.get_rank()
+        plan = plan_buckets(holders, wishes, BUCKET_BYTES // dtype.itemsize)
         self.buckets = [
-            replace(bucket, moves=tuple(move for move in bucket.moves if self.rank in move[:2]))
-            for bucket in plan_buckets(holders, wishes, BUCKET_BYTES // dtype.itemsize)
+            replace(bucket, moves=self._own(bucket.moves), kept=self._own(bucket.kept))
+            for bucket in plan
         ]
         self._held = own
         self._empty = torch.empty(0, dtype=dtype, device=device)
@@ -102,7 +103,7 @@ class Resharder:
     ) -> None:
         """Makes room for what is wanted, and copies what of it lies here; nothing for a part that
         is wanted as it is."""
-        for move in bucket.moves:
+        for move in (*bucket.moves, *bucket.kept):
             if move.target != self.rank or move.wish == self._held.get(move.wish.name):
                 continue
             if move.wish not in made:
@@ -147,6 +148,10 @@ class Resharder:
                     target = made[move.wish][move.block.slices_of(move.wish.first)]
                     target.copy_(_view(incoming, place, move))
                 place += move.block.numel
+
+    def _own(self, moves: Iterable[Move]) -> tuple[Move, ...]:
+        """Those that this rank takes part in."""
+        return tuple(move for move in moves if self.rank in (move.source, move.target))
 
     def _block(self, move: Move, own: dict[str, Tensor]) -> Tensor:
         name = move.block.name

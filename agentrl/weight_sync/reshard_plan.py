@@ -46,13 +46,15 @@ class Bucket:
         way: of its collective.
         names: tensors that it has blocks of.
         complete: those that are complete on all their targets after it.
-        moves: of those tensors, in an order that all ranks share.
+        moves: of tensors that travel, in an order that all ranks share.
+        kept: of tensors that every rank holds which wants them.
     """
 
     way: Way
     names: tuple[str, ...]
     complete: tuple[str, ...]
-    moves: tuple[Move, ...]
+    moves: tuple[Move, ...] = ()
+    kept: tuple[Move, ...] = ()
 
 
 def plan_buckets(
@@ -174,6 +176,9 @@ def _pieces(way: Way, moves: list[Move], num_ranks: int, size: int) -> list[list
     return [piece for half in halves for piece in _pieces(way, half, num_ranks, size)]
 
 
+_EMPTY = Bucket("nothing", (), ())
+
+
 class _Buckets:
     """Fills buckets with tensors in order."""
 
@@ -181,7 +186,7 @@ class _Buckets:
         self._num_ranks = num_ranks
         self._size = size
         self._done: list[Bucket] = []
-        self._open = Bucket("nothing", (), (), ())
+        self._open = _EMPTY
         self._cost = 0
         self._held = [0] * num_ranks
 
@@ -204,9 +209,12 @@ class _Buckets:
             self._done += [Bucket(way, (name,), (), tuple(piece)) for piece in pieces]
             self._done[-1] = replace(self._done[-1], complete=(name,))
             return
-        both = way if self._open.way == "nothing" else self._open.way
-        names = (*self._open.names, name)
-        self._open = Bucket(both, names, names, (*self._open.moves, *moves))
+        before = self._open
+        names = (*before.names, name)
+        if way == "nothing":
+            self._open = replace(before, names=names, complete=names, kept=(*before.kept, *moves))
+        else:
+            self._open = Bucket(way, names, names, (*before.moves, *moves), before.kept)
         self._cost += cost
         for rank, own in held.items():
             self._held[rank] += own
@@ -214,7 +222,7 @@ class _Buckets:
     def _close(self) -> None:
         if self._open.names:
             self._done.append(self._open)
-        self._open = Bucket("nothing", (), (), ())
+        self._open = _EMPTY
         self._cost = 0
         self._held = [0] * self._num_ranks
 

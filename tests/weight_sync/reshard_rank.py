@@ -5,6 +5,7 @@ Run as ``python -m tests.weight_sync.reshard_rank RANK WORLD_SIZE PORT MODEL FOL
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
 from collections.abc import Iterable
@@ -52,10 +53,13 @@ class Received:
         return self._exchange(incoming, outgoing, come, go)
 
 
-def of_random_layouts(seed: int, dtype: torch.dtype) -> bool:
-    """Whether this rank got the very numbers that it wants of random layouts."""
+def of_random_layouts(seed: int, dtype: torch.dtype, *, whole: bool) -> bool:
+    """Whether this rank got the very numbers that it wants of random layouts: slices, or all."""
     rank = dist.get_rank()
     held, wanted = random_case(random.Random(seed), dist.get_world_size())
+    if whole:
+        shapes = {one.name: one.shape for own in held for one in own.values()}
+        wanted[rank] = [TensorSlice.whole(name, shape) for name, shape in shapes.items()]
     wholes = {
         one.name: torch.arange(1.0, 1 + TensorSlice.whole("", one.shape).numel)
         .view(one.shape)
@@ -67,7 +71,7 @@ def of_random_layouts(seed: int, dtype: torch.dtype) -> bool:
         WeightPart(name, one.shape, one.first, wholes[name][one.slices])
         for name, one in held[rank].items()
     ]
-    made = Resharder(held[rank].values(), wanted[rank], dtype, CPU)
+    made = Resharder(held[rank].values(), None if whole else wanted[rank], dtype, CPU)
     got = {part.block: part.tensor.clone() for part in made.run(parts)}
     right = all(torch.equal(one, wholes[block.name][block.slices]) for block, one in got.items())
     return right and set(got) == set(wanted[rank])
@@ -111,12 +115,13 @@ def of_a_model(model: Path, place: DistSpec, sharding: Sharding) -> dict[str, An
 
 def run(place: DistSpec, model: Path) -> dict[str, Any]:
     join(place)
-    reshard.BUCKET_BYTES = 96
-    found: dict[str, Any] = {
-        f"random {dtype}": [of_random_layouts(seed, dtype) for seed in SEEDS]
-        for dtype in (torch.float32, torch.bfloat16)
-    }
-    reshard.BUCKET_BYTES = 8192
+    found: dict[str, Any] = {}
+    for size, whole in itertools.product((96, 8192), (False, True)):
+        reshard.BUCKET_BYTES = size
+        dtype = torch.float32 if whole else torch.bfloat16
+        found[f"random {size} {whole}"] = [
+            of_random_layouts(seed, dtype, whole=whole) for seed in SEEDS
+        ]
     layouts = {"fsdp": (place, Sharding())}
     if place.world_size == 4:
         tp = DistSpec(place.rank, 4, port=place.port, timeout_s=120, tp=2)

@@ -78,7 +78,7 @@ def test_of_two_copies_the_nearest_is_sent() -> None:
     # two replicas of two ranks: each gathers within itself
     held = [*by_rows("w", (4, 2), 2), *by_rows("w", (4, 2), 2)]
     buckets = plan_buckets(held, [[TensorSlice.whole("w", (4, 2))]] * 4, 10**6)
-    pairs = {(m.source, m.target) for bucket in buckets for m in bucket.moves}
+    pairs = {(move.source, move.target) for bucket in buckets for move in bucket.moves}
     assert pairs == {(0, 0), (1, 0), (0, 1), (1, 1), (2, 2), (3, 2), (2, 3), (3, 3)}
 
 
@@ -145,7 +145,7 @@ def test_every_wish_is_made_up_of_what_ranks_hold_each_number_once(seed: int) ->
     filled: Counter[tuple[int, TensorSlice, int]] = Counter()
     complete: list[str] = []
     for bucket in buckets:
-        for move in bucket.moves:
+        for move in (*bucket.moves, *bucket.kept):
             assert move.block.overlap(held[move.source][move.block.name]) == move.block
             assert move.block.name not in complete
             places = np.arange(np.prod(move.wish.shape)).reshape(move.wish.shape)
@@ -154,6 +154,7 @@ def test_every_wish_is_made_up_of_what_ranks_hold_each_number_once(seed: int) ->
             own = held[move.target].get(move.block.name)
             if move.source != move.target and own is not None:
                 assert move.block.overlap(own) is None
+        assert all(move.source == move.target for move in bucket.kept)
         complete += bucket.complete
         hold_within(bucket, len(held), size)
     assert sorted(complete) == sorted({name for own in held for name in own})

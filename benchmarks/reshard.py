@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -37,7 +37,6 @@ from benchmarks.trainer.ranks import MemoryPeak, run_ranks
 from benchmarks.trainer.shapes import SHAPES
 
 MIB = 2**20
-SHAPE = "125M"
 Kind = Literal["rows", "columns", "whole"]
 
 NOTES = (
@@ -100,7 +99,7 @@ class ReceivedBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return found
 
     def _received(self, name: str, args: Sequence[Any]) -> int:
-        if name == "wait_tensor":
+        if name in ("wait_tensor", "_wrap_tensor_autograd"):
             return 0
         if name == "_allgather_base_":
             return int(args[0].nbytes - args[1].nbytes)
@@ -128,10 +127,8 @@ def counted(work: Iterable[object]) -> int:
     return received.total
 
 
-def redistributed(actor: Actor, case: Case) -> Iterable[Tensor]:
-    """By torch's own redistribution."""
-    inner = case.fsdp // case.engine_tp
-    mesh = init_device_mesh("cpu", (case.engine_tp, inner))
+def redistributed(actor: Actor, mesh: DeviceMesh) -> Iterable[Tensor]:
+    """By torch's own redistribution over the ranks of an engine, and those beside each."""
     for name, parameter in actor.backend.state().items():
         assert isinstance(parameter, DTensor)
         kind = kind_of(name, parameter.shape)
@@ -147,10 +144,9 @@ def redistributed(actor: Actor, case: Case) -> Iterable[Tensor]:
         yield held.redistribute(placements=[divided, Replicate()]).to_local()
 
 
-def moved(actor: Actor, case: Case, rank: int) -> dict[str, float]:
+def moved(actor: Actor, case: Case, rank: int, kv_heads: int) -> dict[str, float]:
     """One rank's figures of a case, bytes."""
     wholes = {part.name: part.shape for part in actor.parts("bfloat16")}
-    kv_heads = int(SHAPES[SHAPE]["num_key_value_heads"])
     shards = tensor_parallel_shards(wholes, case.engine_tp, kv_heads=kv_heads)
     own = shards[case.engine_rank(rank)]
     wanted = [part for tensor in own for part in tensor.parts]
@@ -182,7 +178,8 @@ def moved(actor: Actor, case: Case, rank: int) -> dict[str, float]:
     found["gathered"] = received.total
     found["verl"] = counted(whole.bfloat16() for _, whole in actor.weights("float32"))
     if case.tp == 1:
-        found["torch"] = counted(redistributed(actor, case))
+        mesh = init_device_mesh("cpu", (case.engine_tp, case.fsdp // case.engine_tp))
+        found["torch"] = counted(redistributed(actor, mesh))
     return found
 
 
@@ -211,7 +208,8 @@ def on_rank(arguments: argparse.Namespace) -> dict[str, float]:
     if arguments.copies:
         found = copies(actor, arguments.folder)
     else:
-        found = moved(actor, case, arguments.rank)
+        kv_heads = int(SHAPES[arguments.shape]["num_key_value_heads"])
+        found = moved(actor, case, arguments.rank, kv_heads)
     leave()
     return found
 
@@ -244,6 +242,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     parser.add_argument("--case", help=argparse.SUPPRESS)
+    parser.add_argument("--shape", choices=SHAPES, default="125M", help="of the model")
     parser.add_argument("--copies", action="store_true", help=argparse.SUPPRESS)
     add_arguments(parser, benchmark="reshard")
     arguments = parser.parse_args(argv)
@@ -253,11 +252,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     figures = Figures()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "model"
-        model_bytes = 2 * write_random_model(folder, SHAPE)
+        model_bytes = 2 * write_random_model(folder, arguments.shape)
         figures.report("the model in bfloat16", model_bytes / MIB, "MiB")
         for case in CASES:
-            given = ("--folder", str(folder), "--case")
+            given = ("--folder", str(folder), "--shape", arguments.shape, "--case")
             own = json.dumps([case.fsdp, case.tp, case.engine_tp])
+            print(f"-- {case.name}", flush=True)
             report(figures, case, run_ranks("benchmarks.reshard", *given, own, size=case.ranks))
         both = run_ranks("benchmarks.reshard", *given, "[2, 1, 1]", "--copies")
     kept = sum(rank["growth"] for rank in both)

@@ -19,6 +19,9 @@ from agentrl.engines.tensor_slice import TensorSlice
 from agentrl.training import WeightPart
 from agentrl.weight_sync.reshard_plan import Bucket, Move, plan_buckets
 
+# torch 2.13 warns of the name that older ones have.
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 BUCKET_BYTES = 64 * 2**20
 """What a rank sends and receives at once, and keeps of its own for that."""
 
@@ -138,7 +141,7 @@ class Resharder:
             _view(outgoing, place, move).copy_(self._block(move, own))
             place += move.block.numel
         if gathers:
-            dist.all_gather_into_tensor(incoming, outgoing)
+            all_gather(incoming, outgoing)
         else:
             dist.all_to_all_single(incoming, outgoing, counts, [_numel(moves) for moves in sent])
         for rank, moves in enumerate(sources):

@@ -34,15 +34,15 @@ class Received:
 
     def __init__(self) -> None:
         self.count = 0
-        self._gather, self._exchange = dist.all_gather_into_tensor, dist.all_to_all_single
+        self._gather, self._exchange = reshard.all_gather, dist.all_to_all_single
 
     def __enter__(self) -> Received:
-        dist.all_gather_into_tensor = self.gather  # type: ignore[assignment]
+        reshard.all_gather = self.gather
         dist.all_to_all_single = self.exchange  # type: ignore[assignment]
         return self
 
     def __exit__(self, *_: object) -> None:
-        dist.all_gather_into_tensor, dist.all_to_all_single = self._gather, self._exchange
+        reshard.all_gather, dist.all_to_all_single = self._gather, self._exchange
 
     def gather(self, incoming: torch.Tensor, outgoing: torch.Tensor) -> Any:
         self.count += incoming.numel() - outgoing.numel()

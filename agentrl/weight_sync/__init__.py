@@ -11,11 +11,12 @@ from agentrl.weight_sync.disk import DiskSender
 from agentrl.weight_sync.http import HttpSender
 from agentrl.weight_sync.in_process import (
     WeightsReport,
+    make_resharder,
     publish_in_process,
     update_engine,
 )
+from agentrl.weight_sync.reshard import Resharder
 from agentrl.weight_sync.served_copy import (
-    PartPlace,
     PartReader,
     ServedCopy,
     ServedWeights,
@@ -29,14 +30,15 @@ __all__ = [
     "DiskSender",
     "HttpSender",
     "PartBits",
-    "PartPlace",
     "PartReader",
     "Reference",
+    "Resharder",
     "ServedCopy",
     "ServedDtype",
     "ServedWeights",
     "StaleWeightsError",
     "WeightsReport",
+    "make_resharder",
     "make_sender",
     "publish_in_process",
     "trainer_reference",

@@ -1,5 +1,5 @@
-"""In-process sync: the trainer's weights handed to the engine beside it, tensor by tensor, and
-verified.
+"""In-process sync: the trainer's weights brought to the ranks that have an engine, handed to it
+tensor by tensor, and verified.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 from agentrl.engines import EngineControl, PauseMode, ServedDtype
 from agentrl.engines.probe import ProbeNoise
 from agentrl.errors import EngineError
+from agentrl.weight_sync.reshard import Resharder
 from agentrl.weight_sync.verify import (
     Reference,
     trainer_reference,
@@ -48,43 +51,54 @@ def publish_in_process(
     *,
     dtype: ServedDtype = "float32",
     make_room: Callable[[], None] = lambda: None,
+    resharder: Resharder | None = None,
 ) -> WeightsReport | None:
     """Moves the actor's weights to the engine beside it, one whole tensor at a time.
 
-    Every rank must call it, also one without an engine, because gathering a sharded tensor is
-    collective. When it returns, the engine serves ``version`` and its weights were compared with
-    the trainer's.
+    Every rank must call it, also one without an engine, which only sends what it holds. When it
+    returns, the engine serves ``version`` and its weights were compared with the trainer's.
 
     Args:
-        actor: cast to the engine's dtype first, then gathered.
-        engine: paused meanwhile; None on a rank that only helps to gather.
+        actor: cast to the engine's dtype before anything is sent.
+        engine: paused meanwhile; None on a rank without one.
         version: the policy version from now on.
         mode: what becomes of requests in flight; interrupted ones go on under ``version``.
         noise: of the engine's earlier comparisons; None for its first.
         dtype: of the engines of other ranks, for a rank without one.
         make_room: called by every rank once nothing more is asked of the trainer, before the
             engine serves.
+        resharder: as ``make_resharder`` made it on every rank; None makes one for this publish.
 
     Raises:
         EngineError: a tensor is missing or misshapen, or the weights differ; the engine then
             answers nothing.
     """
+    dtype = dtype if engine is None else engine.layout().dtype
+    resharder = resharder or make_resharder(actor, dtype, has_engine=engine is not None)
+    parts = resharder.run(actor.parts(dtype))
     if engine is None:
-        for _ in actor.weights(dtype):
+        for _ in parts:
             pass
         trainer_reference(actor, dtype, actor.checksum(dtype))
         make_room()
         return None
-    dtype = engine.layout().dtype
     return update_engine(
         engine,
-        actor.weights(dtype),
+        ((part.name, part.tensor) for part in parts),
         lambda: trainer_reference(actor, dtype, actor.checksum(dtype)),
         version,
         mode,
         noise or ProbeNoise(),
         make_room,
     )
+
+
+def make_resharder(actor: Actor, dtype: ServedDtype, *, has_engine: bool) -> Resharder:
+    """The way of the actor's weights to the ranks that have an engine; collective, and good until
+    the actor or an engine is another one."""
+    held = [part.block for part in actor.parts(dtype)]
+    wanted = None if has_engine else ()
+    return Resharder(held, wanted, getattr(torch, dtype), actor.device)
 
 
 def update_engine(

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from agentrl.engines import ServedDtype
+from agentrl.engines.tensor_slice import TensorSlice
 from agentrl.errors import EngineError
 from agentrl.training import WeightPart
 from agentrl.weight_sync.changes import (
@@ -34,22 +35,6 @@ BUCKET_BYTES = 64 * 2**20
 
 class StaleWeightsError(EngineError):
     """The ranks serve newer weights by now."""
-
-
-@dataclass(frozen=True, slots=True)
-class PartPlace:
-    """Where a rank's part lies in the whole tensor; see ``WeightPart``."""
-
-    name: str
-    shape: tuple[int, ...]
-    first: tuple[int, ...]
-    own_shape: tuple[int, ...]
-
-    @property
-    def slices(self) -> tuple[slice, ...]:
-        """Of the whole."""
-        both = zip(self.first, self.own_shape, strict=True)
-        return tuple(slice(first, first + size) for first, size in both)
 
 
 class ServedCopy:
@@ -86,7 +71,7 @@ class ServedCopy:
             self.version, self.checksum = -1, None
             earlier, self._parts, self._changes = self._parts, {}, {}
             for part in parts:
-                if not part.tensor.numel():
+                if part.is_copy or not part.tensor.numel():
                     continue
                 before = earlier.pop(part.name, None)
                 memory = None if before is None else before.tensor
@@ -102,12 +87,9 @@ class ServedCopy:
                 yield own
             self.version = version
 
-    def places(self) -> tuple[PartPlace, ...]:
+    def places(self) -> tuple[TensorSlice, ...]:
         """What is kept."""
-        return tuple(
-            PartPlace(one.name, one.shape, one.first, tuple(one.tensor.shape))
-            for one in self._parts.values()
-        )
+        return tuple(part.block for part in self._parts.values())
 
     def read(self, version: int, names: Sequence[str], *, changes: bool = False) -> list[PartBits]:
         """Copies of some parts; with ``changes`` what changed of those of which it is known.
@@ -161,7 +143,7 @@ class ServedWeights:
 
     version: int
     dtype: ServedDtype
-    ranks: tuple[tuple[PartPlace, ...], ...]
+    ranks: tuple[tuple[TensorSlice, ...], ...]
     reference: Reference
     reader: PartReader = field(repr=False)
     base: Mapping[str, int] | None = field(default=None, repr=False)
@@ -203,7 +185,7 @@ class Delivery:
                 asked = self._ask(buckets[number + 1])
             yield from self._wholes(names, found)
 
-    def _places(self, names: Iterable[str]) -> list[list[PartPlace]]:
+    def _places(self, names: Iterable[str]) -> list[list[TensorSlice]]:
         """By rank, what it has of some tensors."""
         wanted = set(names)
         return [[place for place in own if place.name in wanted] for own in self._weights.ranks]
@@ -231,7 +213,7 @@ class Delivery:
         self, names: Sequence[str], found: Sequence[Sequence[PartBits]]
     ) -> Iterator[tuple[str, Tensor]]:
         """The tensors of the ranks' parts."""
-        parts: dict[str, list[tuple[PartPlace, PartBits]]] = {}
+        parts: dict[str, list[tuple[TensorSlice, PartBits]]] = {}
         for own, come in zip(self._places(names), found, strict=True):
             for place, part in zip(own, come, strict=True):
                 parts.setdefault(place.name, []).append((place, part))

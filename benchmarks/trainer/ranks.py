@@ -53,9 +53,9 @@ class MemoryPeak:
         return max(self._peak, self._sample()) - self._before
 
 
-def run_ranks(module: str, *arguments: str) -> list[Any]:
-    """Runs ``python -m module --rank R --port P ARGUMENTS`` on two ranks; their JSON answers, each
-    the last line of its output.
+def run_ranks(module: str, *arguments: str, size: int = RANKS) -> list[Any]:
+    """Runs ``python -m module --rank R --port P ARGUMENTS`` on ``size`` ranks; their JSON answers,
+    each the last line of its output.
 
     Raises:
         RuntimeError: a rank failed.
@@ -70,7 +70,7 @@ def run_ranks(module: str, *arguments: str) -> list[Any]:
             stdout=subprocess.PIPE,
             text=True,
         )
-        for rank in range(RANKS)
+        for rank in range(size)
     ]
     try:
         outputs = [rank.communicate(timeout=600)[0] for rank in ranks]

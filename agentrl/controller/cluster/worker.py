@@ -16,16 +16,18 @@ from agentrl.controller.cluster.episode_host import EpisodeHost
 from agentrl.controller.cluster.phases import RankPhases
 from agentrl.controller.cluster.rollout_pool import ProcessInfo
 from agentrl.engines import PauseMode, SharedGpus
+from agentrl.engines.tensor_slice import TensorSlice
 from agentrl.errors import AgentRLError, ConfigError, TrainingError
 from agentrl.training import Actor, DistSpec, join, leave, whole_checksums
 from agentrl.training.device import gpus
 from agentrl.weight_sync import (
     PartBits,
-    PartPlace,
     Reference,
+    Resharder,
     ServedCopy,
     ServedDtype,
     WeightsReport,
+    make_resharder,
     publish_in_process,
     trainer_reference,
 )
@@ -50,6 +52,7 @@ class Worker:
         self._place: DistSpec | None = None
         self._roles: dict[str, object] = {}
         self._served: dict[str, ServedCopy] = {}
+        self._resharders: dict[str, Resharder] = {}
         self.rollouts = EpisodeHost(name)
         self.phases = RankPhases(self._roles, self.rollouts)
 
@@ -123,14 +126,19 @@ class Worker:
         host = self.rollouts
         with host.clock_paused():
             self.phases.enter("publish", role)
+            actor = self._with_weights(role)
+            if role not in self._resharders:
+                made = make_resharder(actor, dtype, has_engine=host.engine is not None)
+                self._resharders[role] = made
             return publish_in_process(
-                self._with_weights(role),
+                actor,
                 host.engine,
                 version,
                 mode,
                 host.noise,
                 dtype=dtype,
                 make_room=partial(self.phases.enter, "rollout"),
+                resharder=self._resharders[role],
             )
 
     def share_gpus(self, ids: tuple[str, ...], sleeps: bool) -> None:
@@ -141,7 +149,7 @@ class Worker:
 
     def serve(
         self, role: str, dtype: ServedDtype, version: int, changes: bool
-    ) -> tuple[tuple[PartPlace, ...], Reference | None, Mapping[str, int] | None]:
+    ) -> tuple[tuple[TensorSlice, ...], Reference | None, Mapping[str, int] | None]:
         """Renews what this rank serves of the role's weights to engines elsewhere. Collective.
 
         Returns:
@@ -174,6 +182,7 @@ class Worker:
         # The phases hold this very mapping, so it is emptied and not replaced.
         self._roles.clear()
         self._served.clear()
+        self._resharders.clear()
 
     def _with_weights(self, role: str) -> Actor:
         found = self._roles.get(role)

@@ -249,11 +249,12 @@ class TrainBackend(ABC):
         iteration to its end. A tensor may share memory with the parameter."""
 
     def parts(self, dtype: torch.dtype) -> Iterator[WeightPart]:
-        """This rank's parts of what ``weights`` yields: each number of it is one rank's. Every rank
-        runs the iteration to its end."""
-        for name, tensor in self.weights(dtype):
-            if self.is_first:
-                yield WeightPart(name, tuple(tensor.shape), (0,) * tensor.ndim, tensor)
+        """This rank's parts of what ``weights`` yields: each number of it is one rank's, of which
+        others may have a copy. Names that all ranks have come in one order. Every rank runs the
+        iteration to its end."""
+        for name, whole in self.weights(dtype):
+            is_copy = not self.is_first
+            yield WeightPart(name, tuple(whole.shape), (0,) * whole.ndim, whole, is_copy)
 
     @abstractmethod
     def save(self, folder: Path, *, step: int, purpose: str, source: Path) -> None:

@@ -87,10 +87,11 @@ def _groups(
 
 @torch.no_grad()
 def weight_parts(model: PackedModel, dtype: torch.dtype) -> Iterator[WeightPart]:
-    """This rank's parts of what ``full_weights`` yields; each number of it is one rank's.
+    """This rank's parts of what ``full_weights`` yields; each number of it is one rank's, of which
+    others may have a copy.
 
     Shards are not gathered, also those of stacked experts. Parameters that lie in the folder in
-    another form are, and become rank 0's; so every rank runs the iteration to its end.
+    another form are, and rank 0 counts them; so every rank runs the iteration to its end.
 
     Raises:
         TrainingError: weights are gathered already.
@@ -98,18 +99,17 @@ def weight_parts(model: PackedModel, dtype: torch.dtype) -> Iterator[WeightPart]
     for group, parts in _groups(model, dtype):
         tensor = next(iter(parts.values()))
         if group.is_renamed:
-            if is_first_copy(tensor):
-                (name,) = group.tensors
-                yield WeightPart(name, tuple(tensor.shape), offset(tensor), local(tensor))
+            (name,) = group.tensors
+            is_copy = not is_first_copy(tensor)
+            yield WeightPart(name, tuple(tensor.shape), offset(tensor), local(tensor), is_copy)
             continue
         if group.experts is None:
             wholes = {name: whole_tensor(part) for name, part in parts.items()}
-            is_own, made = dist.get_rank() == 0, model.names.revert(group, wholes)
+            is_copy, made = dist.get_rank() > 0, model.names.revert(group, wholes)
         else:
-            is_own, made = is_first_copy(tensor), _own_experts(model, group, tensor)
-        if is_own:
-            for name, whole in made.items():
-                yield WeightPart(name, tuple(whole.shape), (0,) * whole.ndim, whole)
+            is_copy, made = not is_first_copy(tensor), _own_experts(model, group, tensor)
+        for name, whole in made.items():
+            yield WeightPart(name, tuple(whole.shape), (0,) * whole.ndim, whole, is_copy)
 
 
 def _own_experts(model: PackedModel, group: ParameterGroup, stack: Tensor) -> dict[str, Tensor]:

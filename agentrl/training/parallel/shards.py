@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from agentrl.engines.checksum import checksum_of, shard_sums
+from agentrl.engines.tensor_slice import TensorSlice
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,12 +25,19 @@ class WeightPart:
         shape: of the whole.
         first: where the part begins in the whole, by dimension.
         tensor: the part; it may share memory with a parameter.
+        is_copy: another rank has these numbers too, and counts them.
     """
 
     name: str
     shape: tuple[int, ...]
     first: tuple[int, ...]
     tensor: Tensor
+    is_copy: bool = False
+
+    @property
+    def block(self) -> TensorSlice:
+        """Where it lies."""
+        return TensorSlice(self.name, self.shape, self.first, tuple(self.tensor.shape))
 
     def sums(self) -> Tensor:
         """Of its words, as ``shard_sums`` has them."""
@@ -42,10 +50,12 @@ def whole_checksums(parts: Iterable[WeightPart]) -> dict[str, int]:
     """The checksum of each whole tensor by its name, equal on every rank; collective.
 
     Args:
-        parts: this rank's; those of all ranks make up the wholes.
+        parts: this rank's; those of all ranks, without copies, make up the wholes.
     """
     forms, sums = [], []
     for part in parts:
+        if part.is_copy:
+            continue
         forms.append((part.name, part.shape, part.tensor.dtype))
         sums.append(part.sums())
     own = list(zip(forms, torch.stack(sums).tolist() if sums else [], strict=True))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from agentrl.engines.tensor_parallel import Shards
 from agentrl.types import Completion, EngineInfo, GenerateRequest
 from agentrl.types.section import Section
 
@@ -52,10 +53,16 @@ class RolloutEngine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineLayout:
-    """Form of an update's tensors: ``whole`` ones under Hugging Face names (the engine cuts)."""
+    """Form of an engine's weights. An update puts whole tensors by the folder's names.
 
-    kind: Literal["whole"]
+    Args:
+        dtype: as served.
+        shards: what each rank of the engine holds of them, where its ranks are sent that alone;
+            none where it is put whole tensors.
+    """
+
     dtype: ServedDtype
+    shards: Shards = ()
 
 
 @dataclass(frozen=True, slots=True)

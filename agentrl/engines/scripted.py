@@ -173,7 +173,7 @@ class ScriptedEngine:
 
     def layout(self) -> EngineLayout:
         """Whole tensors, compared in float32."""
-        return EngineLayout(kind="whole", dtype="float32")
+        return EngineLayout(dtype="float32")
 
     def begin_update(self, version: int) -> ScriptedUpdateSession:
         """See ``EngineControl.begin_update``."""

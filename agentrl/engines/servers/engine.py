@@ -53,7 +53,7 @@ class ServersEngine(ServerControl):
 
     def layout(self) -> EngineLayout:
         """Whole tensors under Hugging Face names; each server cuts its ranks' parts."""
-        return EngineLayout(kind="whole", dtype=self.state.kind.place.dtype)
+        return EngineLayout(dtype=self.state.kind.place.dtype)
 
     def begin_update(self, version: int) -> UpdateSession:
         """See ``EngineControl.begin_update``.

@@ -130,7 +130,7 @@ class TorchEngine:
 
     def layout(self) -> EngineLayout:
         """Whole tensors under Hugging Face names; the engine fuses them."""
-        return EngineLayout(kind="whole", dtype=self._place.dtype)
+        return EngineLayout(dtype=self._place.dtype)
 
     def begin_update(self, version: int) -> TorchUpdateSession:
         """See ``EngineControl.begin_update``."""

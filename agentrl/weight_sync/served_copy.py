@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from agentrl.engines import ServedDtype
-from agentrl.errors import EngineError
+from agentrl.errors import StaleWeightsError
 from agentrl.training import WeightPart
 from agentrl.weight_sync.verify import Reference
 
@@ -27,10 +27,6 @@ BUCKET_BYTES = 64 * 2**20
 
 Bits: TypeAlias = npt.NDArray[np.signedinteger[Any]]
 """A part's bits, as integers of its dtype's width: Ray hands numpy's arrays over without a copy."""
-
-
-class StaleWeightsError(EngineError):
-    """The ranks serve newer weights by now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +90,28 @@ class ServedCopy:
             StaleWeightsError: another version is served by now.
         """
         with self._lock:
-            if self.version != version:
-                raise StaleWeightsError(
-                    f"version {version} was asked for, and the ranks serve {self.version}; take "
-                    "that"
-                )
+            self._require(version)
             # Copies, since Ray sends them when the lock is free again.
             return [_bits(self._parts[name].tensor).copy() for name in names]
+
+    def tensors(self, version: int) -> Iterator[tuple[str, Tensor]]:
+        """The parts themselves. What was taken is of this version where none is left to take.
+
+        Raises:
+            StaleWeightsError: another version is served by now.
+        """
+        # Without the lock, which an iterator that nobody ends would keep: a renewal that began
+        # meanwhile may have changed the tensor that was taken last, and has changed the version.
+        for name, part in self._parts.copy().items():
+            self._require(version)
+            yield name, part.tensor
+        self._require(version)
+
+    def _require(self, version: int) -> None:
+        if self.version != version:
+            raise StaleWeightsError(
+                f"version {version} was asked for, and the ranks serve {self.version}; take that"
+            )
 
 
 class PartReader(Protocol):
@@ -186,6 +197,19 @@ class ServedWeights:
             for place, bits in parts.pop(name):
                 whole[place.slices] = bits
             yield name, torch.from_numpy(whole).view(getattr(torch, self.dtype))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnWeights:
+    """Like ``ServedWeights``, for an engine beside the one rank that there is: from its memory."""
+
+    version: int
+    reference: Reference
+    copy: ServedCopy = field(repr=False)
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """See ``ServedWeights.tensors``."""
+        return self.copy.tensors(self.version)
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from typing import TypeGuard, cast
@@ -37,6 +37,7 @@ from agentrl.rollouts import (
 )
 from agentrl.types import Trajectory
 from agentrl.weight_sync import (
+    OwnWeights,
     ServedWeights,
     StaleWeightsError,
     WeightsReport,
@@ -63,6 +64,7 @@ class EpisodeHost:
         """What generates; None outside of a stage with rollouts, and with an engine of messages."""
         self.noise = ProbeNoise()
         """Of the engine's comparisons with its trainer."""
+        self._weights: ServedWeights | OwnWeights | None = None
         self.shared: SharedGpus | None = None
         """The GPUs that a server started here has in turn with ranks."""
 
@@ -72,7 +74,8 @@ class EpisodeHost:
             return
         with ExitStack() as opened:
             opened.enter_context(paced_collector())
-            engine = self._plan(spec).build(make_sender(spec.engine.spec.traits().transport))
+            sender = make_sender(spec.engine.spec.traits().transport, self._tensors)
+            engine = self._plan(spec).build(sender)
             on_close = None
             if _has_weights(engine):
                 self.engine = engine
@@ -113,7 +116,12 @@ class EpisodeHost:
         return None if self.engine is None else self.engine.layout()
 
     def update(
-        self, weights: ServedWeights, version: int, mode: PauseMode, *, joins: bool = False
+        self,
+        weights: ServedWeights | OwnWeights,
+        version: int,
+        mode: PauseMode,
+        *,
+        joins: bool = False,
     ) -> list[WeightsReport]:
         """See ``RolloutPool.update``.
 
@@ -125,6 +133,7 @@ class EpisodeHost:
                 before the engine hears of one; where they did not, nothing is changed or returned.
         """
         assert self.engine is not None, "weights go to an engine"
+        self._weights = weights
         tensors: Iterable[tuple[str, Tensor]] = weights.tensors()
         if joins:
             try:
@@ -151,6 +160,7 @@ class EpisodeHost:
         self._opened = ExitStack()
         self._runner = None
         self.engine = None
+        self._weights = None
         opened.close()
 
     def _plan(self, spec: RolloutWorkerSpec) -> EnginePlan:
@@ -163,6 +173,16 @@ class EpisodeHost:
         trainer_bytes = plan.place.shared.trainer_bytes if plan.place.shared else 0
         shared = replace(self.shared, free_bytes=free_bytes, trainer_bytes=trainer_bytes)
         return replace(plan, place=replace(plan.place, shared=shared))
+
+    def _tensors(self, version: int) -> Iterator[tuple[str, Tensor]]:
+        """What the ranks serve, for a server that was started again.
+
+        Raises:
+            StaleWeightsError: another version than this.
+        """
+        if self._weights is None or self._weights.version != version:
+            raise StaleWeightsError(f"the ranks serve another version than {version}")
+        yield from self._weights.tensors()
 
     @property
     def _hosted(self) -> EpisodeRunner:

@@ -142,16 +142,24 @@ class Worker:
     def serve(
         self, role: str, dtype: ServedDtype, version: int
     ) -> tuple[tuple[PartPlace, ...], Reference | None]:
-        """Renews what this rank serves of the role's weights to engines elsewhere. Collective.
+        """Renews what this rank serves of the role's weights to engines in other processes.
+        Collective.
 
         Returns:
             What it has, and by rank 0 what they are verified by.
         """
+        self.phases.enter("publish", role)
         actor = self._with_weights(role)
-        served = self._served.setdefault(role, ServedCopy())
+        served = self.served_copy(role)
         checksum = whole_checksums(served.renew(actor.parts(dtype), version))
         reference = trainer_reference(actor, dtype, checksum)
+        # The engines take what was kept: the trainer may give its memory back before they do.
+        self.phases.enter("rollout")
         return served.places(), reference if dist.get_rank() == 0 else None
+
+    def served_copy(self, role: str) -> ServedCopy:
+        """What this rank serves of a role's weights."""
+        return self._served.setdefault(role, ServedCopy())
 
     def served_parts(self, role: str, version: int, names: Sequence[str]) -> list[Bits]:
         """Parts of what this rank serves, beside what it trains; see ``ServedCopy.read``."""

@@ -176,6 +176,10 @@ class TokenMismatchError(EngineError):
     retryable = False
 
 
+class StaleWeightsError(EngineError):
+    """The ranks serve newer weights by now."""
+
+
 class WeightMismatchError(EngineError):
     """An engine computes with other weights than it was sent; the trainer's own are sound, and can
     be kept.

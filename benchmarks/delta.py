@@ -193,9 +193,10 @@ def _drive(arguments: argparse.Namespace) -> None:
     """The driver, on the near node: tells the bytes of publishes as its last line."""
     from agentrl.config.sections import PlacementConfig
     from agentrl.controller.cluster.ray_cluster import start_ray
-    from agentrl.controller.cluster.ray_role_group import RayRoleGroup, ServedSync
+    from agentrl.controller.cluster.ray_role_group import RayRoleGroup
     from agentrl.controller.cluster.ray_rollout_pool import rollout_workers
     from agentrl.controller.cluster.role_handle import RoleHandle
+    from agentrl.controller.cluster.weight_publisher import ServedSync
 
     folder = Path(arguments.driver)
     start_ray(1, ADDRESS)

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
@@ -24,6 +24,9 @@ PauseMode: TypeAlias = Literal["drain", "retract", "in_place"]
 Tag: TypeAlias = Literal["weights", "kv_cache", "graphs"]
 ServedDtype: TypeAlias = Literal["float32", "bfloat16"]
 EngineState: TypeAlias = Literal["serving", "paused", "asleep", "updating", "corrupt", "closed"]
+Served: TypeAlias = "Callable[[int], Iterable[tuple[str, torch.Tensor]]]"
+"""Whole tensors of a version by their Hugging Face names, from where the ranks keep what they
+serve; it raises ``StaleWeightsError`` where they serve another version by now."""
 
 
 class RolloutEngine(Protocol):
@@ -59,10 +62,13 @@ class EngineLayout:
         dtype: as served.
         shards: what each rank of the engine holds of them, where its ranks are sent that alone;
             none where it is put whole tensors.
+        restarts: whether a part of the engine may be started again between updates, and then takes
+            the weights from where the ranks keep what they serve.
     """
 
     dtype: ServedDtype
     shards: Shards = ()
+    restarts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +186,19 @@ class WeightSender(Protocol):
     def begin(self, update: Any) -> UpdateSession:
         """A session that puts tensors into a ``servers.update.ServerUpdate``."""
 
+    def catch_up(self, update: Any) -> None:
+        """Gives the update's server, which was started again, the weights of its version.
+
+        Raises:
+            StaleWeightsError: newer ones are served by now.
+            EngineError: the server cannot be given them.
+        """
+
     def close(self) -> None:
         """Ends what it keeps between updates."""
+
+
+TransportName: TypeAlias = Literal["shared_memory", "http", "disk", "broadcast"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +211,7 @@ class Transport:
         address: of the trainer's machine as servers reach it.
     """
 
-    name: Literal["http", "disk", "broadcast"]
+    name: TransportName
     device: Literal["cpu", "cuda"] | None = None
     address: str = "127.0.0.1"
 

@@ -1,5 +1,5 @@
-"""Tensor-parallel engines: which slices of the folder's tensors each rank of a server holds, in
-layers that are Llama's (arXiv:1909.08053).
+"""Tensor parallelism of engines: which slices of the folder's tensors each rank of a server holds,
+in layers that are Llama's (arXiv:1909.08053).
 
 - Projections to queries, keys, values, gate and up are divided by rows, and fused; output and down
   projections by columns, embedding and output layer by the vocabulary.
@@ -34,12 +34,12 @@ class ShardTensor:
 Shards: TypeAlias = tuple[tuple[ShardTensor, ...], ...]
 """What each rank of an engine holds."""
 
-_FUSED: Mapping[str, tuple[str, ...]] = {
+FUSED: Mapping[str, tuple[str, ...]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
 """The folder's projections of an engine's, in order."""
-_FUSED_NAMES = {layer: fused for fused, layers in _FUSED.items() for layer in layers}
+_FUSED_NAMES = {layer: fused for fused, layers in FUSED.items() for layer in layers}
 
 
 def tensor_parallel_shards(
@@ -103,8 +103,8 @@ def _rows_of_vocabulary(whole: TensorSlice, tp: int, vocab_multiple: int) -> int
 def _shard_tensor(name: str, parts: list[TensorSlice], tp: int, vocab_multiple: int) -> ShardTensor:
     """Slices in the engine's order, whichever the folder's is."""
     layer = name.split(".")[-2]
-    if layer in _FUSED:
-        order = _FUSED[layer]
+    if layer in FUSED:
+        order = FUSED[layer]
         parts = sorted(parts, key=lambda own: order.index(own.name.split(".")[-2]))
     rows = sum(own.size[0] for own in parts)
     if layer in ("embed_tokens", "lm_head"):

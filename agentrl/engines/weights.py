@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from agentrl.engines.base import ServedDtype
 from agentrl.errors import DataError
-from agentrl.store.disk import replacing_folder
 
 _CODES: Mapping[ServedDtype, str] = {"float32": "F32", "bfloat16": "BF16"}
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
@@ -103,22 +102,19 @@ def _converted(
     return bits.view(np.uint8)
 
 
-def write_weights(folder: Path, model: Path, arrays: Iterable[WeightArray]) -> None:
-    """Writes a folder that a server can load: the arrays, and everything of ``model`` that is no
-    weight.
-
-    The folder appears whole or not at all.
-    """
-    with replacing_folder(folder) as part:
-        for file in sorted(model.iterdir()):
-            if file.is_file() and not file.name.endswith(_WEIGHT_SUFFIXES):
-                shutil.copy2(file, part / file.name)
-        _write_safetensors(part / "model.safetensors", tuple(arrays))
+def new_folder(folder: Path, model: Path) -> None:
+    """An empty folder that a server can load once it has tensors: everything of ``model`` that is
+    no weight. What was there before is removed."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for file in sorted(model.iterdir()):
+        if file.is_file() and not file.name.endswith(_WEIGHT_SUFFIXES):
+            shutil.copy2(file, folder / file.name)
 
 
-def _write_safetensors(path: Path, arrays: tuple[WeightArray, ...]) -> None:
-    """The safetensors format: the header's length (8 bytes), the header (JSON), the tensors'
-    bytes.
+def write_weights(path: Path, arrays: Sequence[WeightArray]) -> None:
+    """A file of the safetensors format: the header's length (8 bytes), the header (JSON), the
+    tensors' bytes.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0

@@ -1,10 +1,11 @@
 """How the trainer's weights reach the engines: into one in this process, to workers that take them
-from the ranks' served copies, or to servers in one of three ways.
+from the ranks' served copies, or to servers in one of four ways.
 """
 
 from __future__ import annotations
 
 from agentrl.engines import ServedDtype
+from agentrl.errors import StaleWeightsError
 from agentrl.weight_sync.broadcast import BroadcastSender
 from agentrl.weight_sync.changes import PartBits
 from agentrl.weight_sync.disk import DiskSender
@@ -17,11 +18,12 @@ from agentrl.weight_sync.in_process import (
 )
 from agentrl.weight_sync.reshard import Resharder
 from agentrl.weight_sync.served_copy import (
+    OwnWeights,
     PartReader,
     ServedCopy,
     ServedWeights,
-    StaleWeightsError,
 )
+from agentrl.weight_sync.shared_memory import SharedMemorySender
 from agentrl.weight_sync.transports import make_sender
 from agentrl.weight_sync.verify import Reference, trainer_reference
 
@@ -29,6 +31,7 @@ __all__ = [
     "BroadcastSender",
     "DiskSender",
     "HttpSender",
+    "OwnWeights",
     "PartBits",
     "PartReader",
     "Reference",
@@ -36,6 +39,7 @@ __all__ = [
     "ServedCopy",
     "ServedDtype",
     "ServedWeights",
+    "SharedMemorySender",
     "StaleWeightsError",
     "WeightsReport",
     "make_resharder",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import (
@@ -21,12 +23,11 @@ from torch.distributed.distributed_c10d import (
     _world,
 )
 
-from agentrl.engines import UpdateSession
+from agentrl.engines import Served
 from agentrl.engines.servers.update import ServerUpdate
 from agentrl.engines.weights import WeightArray
 from agentrl.errors import EngineError
-from agentrl.weight_sync.plan import BatchSession
-from agentrl.weight_sync.tensor_bytes import to_tensor
+from agentrl.weight_sync.batches import BatchSender, BatchSession
 
 _POLL_S = 0.002
 _numbers = itertools.count()
@@ -41,7 +42,7 @@ class _Group:
     process_group: ProcessGroup
 
 
-class BroadcastSender:
+class BroadcastSender(BatchSender):
     """``WeightSender`` over gloo (CPU) or NCCL (GPU).
 
     The group is kept between updates, and made again where the servers that take part are others
@@ -50,38 +51,40 @@ class BroadcastSender:
     Args:
         backend: ``nccl`` where trainer and servers have GPUs.
         address: of this machine, as the servers reach it.
+        served: see ``BatchSender``.
     """
 
     def __init__(
-        self, backend: Literal["gloo", "nccl"] = "gloo", address: str = "127.0.0.1"
+        self,
+        backend: Literal["gloo", "nccl"] = "gloo",
+        address: str = "127.0.0.1",
+        served: Served | None = None,
     ) -> None:
+        super().__init__(served)
         self.group: _Group | None = None
         self.device = "cuda" if backend == "nccl" else "cpu"
         self._backend = backend
         self._address = address
 
-    def begin(self, update: ServerUpdate) -> UpdateSession:
+    def begin(self, update: ServerUpdate) -> BatchSession:
         """A session that broadcasts.
 
         Raises:
-            EngineError: a server did not join; the update is given up.
+            EngineError: a server did not join.
         """
         if self.group is None or self.group.members != update.member_ids:
             # Forgotten before it is left: a group that some have left serves nobody.
             stale = self.group
             self.group = None
-            try:
-                if stale is not None:
-                    update.on_all(lambda client, _: client.leave_group(stale.name))
-                    dist.destroy_process_group(stale.process_group)
-                self.group = self._open(update)
-            except BaseException:
-                update.give_up()
-                raise
-        return _BroadcastSession(update, self, self.group)
+            update.on_all(lambda client, _: client.leave_groups())
+            if stale is not None:
+                dist.destroy_process_group(stale.process_group)
+            self.group = self._open(update)
+        return super().begin(update)
 
     def close(self) -> None:
         """Leaves the group."""
+        super().close()
         group = self.group
         self.group = None
         # leaving the default group ends all others
@@ -107,9 +110,8 @@ class BroadcastSender:
                 backend=self._backend,
             )
         )
-        with_us = ThreadPoolExecutor(1, thread_name_prefix="agentrl-join-group")
+        own = _in_background(lambda: _join(name, store, ranks[-1], self._backend, timeout))
         try:
-            own = with_us.submit(_join, name, store, ranks[-1], self._backend, timeout)
             while not (own.done() and joining.done()):
                 if joining.done() and (joining.exception() is not None or update.lost_any):
                     update.wait(joining)
@@ -122,9 +124,77 @@ class BroadcastSender:
         except RuntimeError as error:
             # of gloo or NCCL
             raise EngineError(f"the group {name!r} could not be joined: {error}") from error
-        finally:
-            # A join without the others lasts until the group's timeout, and nobody needs its end.
-            with_us.shutdown(wait=False)
+
+    def send(
+        self,
+        update: ServerUpdate,
+        by_rank: Sequence[Sequence[WeightArray]],
+        *,
+        label: str | None,
+        flush: bool,
+    ) -> None:
+        """See ``BatchSender.send``: announces tensors, then broadcasts them one by one. A group
+        that lost a rank is broken for all of its ranks."""
+        group = self.group
+        if group is None or not update.num_live:
+            return
+        [batch] = by_rank
+        update.pause_servers()
+        receiving = update.start(
+            lambda client, _: client.receive(group.name, batch, label=label, flush=flush)
+        )
+        fault = self._broadcast(update, group, batch, receiving)
+        if not fault:
+            update.wait(receiving)
+            return
+        # never used again, nor waited for
+        self.group = None
+        if receiving.done():
+            # a server that refused says why
+            update.wait(receiving)
+        update.lose_all(f"the broadcast of the weights broke off: {fault}")
+
+    def _broadcast(
+        self,
+        update: ServerUpdate,
+        group: _Group,
+        batch: Sequence[WeightArray],
+        receiving: Future[None],
+    ) -> str:
+        """Why not all tensors went out; empty where they did. A server that refused or died would
+        leave this side waiting for ever. One that has all of them may say so before this side knows
+        that the last is out."""
+        options = dist.BroadcastOptions()
+        options.rootRank = 0
+        for array in batch:
+            try:
+                own = torch.from_numpy(array.data).view(getattr(torch, array.dtype))
+                tensor = own.view(array.shape).to(self.device)
+                work = group.process_group.broadcast([tensor], options)
+                while not work.is_completed():
+                    if update.lost_any or (receiving.done() and receiving.exception() is not None):
+                        return "a server took no part any more"
+                    time.sleep(_POLL_S)
+                work.wait()
+            except RuntimeError as error:
+                # how gloo and NCCL say that a rank is gone, and why
+                return " ".join(str(error).split())
+        return ""
+
+
+def _in_background(work: Callable[[], ProcessGroup]) -> Future[ProcessGroup]:
+    """A join without the others lasts until the group's timeout, and nobody needs its end. The
+    thread is a daemon, since one of an executor would keep the process from ending for so long."""
+    future: Future[ProcessGroup] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - boundary: handed to who waits
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="agentrl-join-group", daemon=True).start()
+    return future
 
 
 def _join(
@@ -150,55 +220,3 @@ def _join(
     # destroy_process_group() asks for it
     _world.pg_group_ranks[group] = {rank: rank for rank in range(world_size)}
     return group
-
-
-class _BroadcastSession(BatchSession):
-    """Announces tensors, then broadcasts them one by one. A group that lost a rank is broken for
-    all of its ranks.
-    """
-
-    def __init__(self, update: ServerUpdate, sender: BroadcastSender, group: _Group) -> None:
-        super().__init__(update)
-        self._sender = sender
-        self._group = group
-
-    def send(self, batch: Sequence[WeightArray], *, label: str | None, flush: bool) -> None:
-        update = self.update
-        if not update.num_live:
-            return
-        update.pause_servers()
-        receiving = update.start(
-            lambda client, _: client.receive(self._group.name, batch, label=label, flush=flush)
-        )
-        fault = self._broadcast(batch, receiving)
-        if not fault:
-            update.wait(receiving)
-            return
-        # never used again, nor waited for
-        self._sender.group = None
-        if receiving.done():
-            # a server that refused says why
-            update.wait(receiving)
-        update.lose_all(f"the broadcast of the weights broke off: {fault}")
-
-    def _broadcast(self, batch: Sequence[WeightArray], receiving: Future[None]) -> str:
-        """Why not all tensors went out; empty where they did. A server that refused or died would
-        leave this side waiting for ever. One that has all of them may say so before this side knows
-        that the last is out."""
-        options = dist.BroadcastOptions()
-        options.rootRank = 0
-        for array in batch:
-            try:
-                tensor = to_tensor(array).to(self._sender.device)
-                work = self._group.process_group.broadcast([tensor], options)
-                while not work.is_completed():
-                    if self.update.lost_any or (
-                        receiving.done() and receiving.exception() is not None
-                    ):
-                        return "a server took no part any more"
-                    time.sleep(_POLL_S)
-                work.wait()
-            except RuntimeError as error:
-                # how gloo and NCCL say that a rank is gone, and why
-                return " ".join(str(error).split())
-        return ""

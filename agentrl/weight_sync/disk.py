@@ -4,41 +4,59 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from pathlib import Path
 
-from agentrl.engines import UpdateSession
 from agentrl.engines.servers.update import ServerUpdate
-from agentrl.engines.weights import WeightArray, open_weights, write_weights
-from agentrl.weight_sync.plan import BatchSession
+from agentrl.engines.weights import WeightArray, new_folder, write_weights
+from agentrl.weight_sync.batches import BatchSender, BatchSession
 
 
-class DiskSender:
-    """``WeightSender`` for servers that see the same file system. The newest folder alone is
-    kept.
+class DiskSender(BatchSender):
+    """``WeightSender`` for servers that see the same file system. The newest folder alone is kept:
+    a server that was started again reads it too.
     """
 
-    def begin(self, update: ServerUpdate) -> UpdateSession:
-        """A session that writes a folder and has it read."""
-        return _DiskSession(update)
+    _folders: Path | None = None
+    _written = 0
 
-    def close(self) -> None:
-        """Nothing is kept but the folder, with which a server may be started again."""
+    def begin(self, update: ServerUpdate) -> BatchSession:
+        """A session that fills a folder."""
+        self._folders = update.folder.parent
+        self._written = 0
+        new_folder(update.folder, update.model)
+        return super().begin(update)
 
+    def catch_up(self, update: ServerUpdate) -> None:
+        """See ``WeightSender.catch_up``."""
+        _load(update, label=update.label, flush=True)
 
-class _DiskSession(BatchSession):
-    """No server hears of an update before the folder is whole."""
-
-    def send(self, batch: Sequence[WeightArray], *, label: str | None, flush: bool) -> None:
-        if label is None:
-            # all are written with the last of them
-            return
-        update = self.update
+    def send(
+        self,
+        update: ServerUpdate,
+        by_rank: Sequence[Sequence[WeightArray]],
+        *,
+        label: str | None,
+        flush: bool,
+    ) -> None:
+        """See ``BatchSender.send``; no server hears of an update before the folder is whole."""
+        self._written += 1
         folder = update.folder
-        write_weights(folder, update.model, update.arrays.values())
-        update.on_all(
-            lambda client, _: client.load_folder(str(folder.resolve()), label=label, flush=flush)
-        )
-        # no longer in memory
-        update.arrays = open_weights(folder, update.dtype)
+        write_weights(folder / f"model-{self._written:05d}.safetensors", by_rank[0])
+        if label is None:
+            # more files follow
+            return
+        _load(update, label=label, flush=flush)
         for older in folder.parent.iterdir():
             if older.is_dir() and older != folder:
                 shutil.rmtree(older)
+
+    def close(self) -> None:
+        """Removes the folder."""
+        super().close()
+        if self._folders is not None and self._folders.exists():
+            shutil.rmtree(self._folders)
+
+
+def _load(update: ServerUpdate, *, label: str, flush: bool) -> None:
+    folder = str(update.folder.resolve())
+    update.on_all(lambda client, _: client.load_folder(folder, label=label, flush=flush))

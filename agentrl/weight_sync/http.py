@@ -4,27 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentrl.engines import UpdateSession
 from agentrl.engines.servers.update import ServerUpdate
 from agentrl.engines.weights import WeightArray
-from agentrl.weight_sync.plan import BatchSession
+from agentrl.weight_sync.batches import BatchSender
 
 
-class HttpSender:
+class HttpSender(BatchSender):
     """``WeightSender`` for servers anywhere: tensors travel in the calls, whole to each rank, which
     cuts its part.
     """
 
-    def begin(self, update: ServerUpdate) -> UpdateSession:
-        """A session that sends buckets."""
-        return _HttpSession(update)
-
-    def close(self) -> None:
-        """Nothing is kept."""
-
-
-class _HttpSession(BatchSession):
-    def send(self, batch: Sequence[WeightArray], *, label: str | None, flush: bool) -> None:
-        self.update.pause_servers()
-        payload = self.update.kind.bucket(batch)
-        self.update.on_all(lambda client, _: client.load_bucket(payload, label=label, flush=flush))
+    def send(
+        self,
+        update: ServerUpdate,
+        by_rank: Sequence[Sequence[WeightArray]],
+        *,
+        label: str | None,
+        flush: bool,
+    ) -> None:
+        """See ``BatchSender.send``."""
+        update.pause_servers()
+        tensors = update.kind.bucket(by_rank[0])
+        update.on_all(lambda client, _: client.load_tensors(tensors, label=label, flush=flush))

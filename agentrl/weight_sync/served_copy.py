@@ -17,7 +17,7 @@ from torch import Tensor
 
 from agentrl.engines import ServedDtype
 from agentrl.engines.tensor_slice import TensorSlice
-from agentrl.errors import EngineError
+from agentrl.errors import StaleWeightsError
 from agentrl.training import WeightPart
 from agentrl.weight_sync.changes import (
     PartBits,
@@ -31,10 +31,6 @@ from agentrl.weight_sync.verify import Reference
 
 BUCKET_BYTES = 64 * 2**20
 """Of whole tensors that an engine takes at a time; a larger one comes alone."""
-
-
-class StaleWeightsError(EngineError):
-    """The ranks serve newer weights by now."""
 
 
 class ServedCopy:
@@ -98,11 +94,7 @@ class ServedCopy:
             StaleWeightsError: another version is served by now.
         """
         with self._lock:
-            if self.version != version:
-                raise StaleWeightsError(
-                    f"version {version} was asked for, and the ranks serve {self.version}; take "
-                    "that"
-                )
+            self._require(version)
             return [self._read(name, changes=changes) for name in names]
 
     def _read(self, name: str, *, changes: bool) -> PartBits:
@@ -111,6 +103,25 @@ class ServedCopy:
         if changes and name in self._changes:
             return changed(own, self._changes[name])
         return PartBits(bits_of(own).copy())
+
+    def tensors(self, version: int) -> Iterator[tuple[str, Tensor]]:
+        """The parts themselves. What was taken is of this version where none is left to take.
+
+        Raises:
+            StaleWeightsError: another version is served by now.
+        """
+        # Without the lock, which an iterator that nobody ends would keep: a renewal that began
+        # meanwhile may have changed the tensor that was taken last, and has changed the version.
+        for name, part in self._parts.copy().items():
+            self._require(version)
+            yield name, part.tensor
+        self._require(version)
+
+    def _require(self, version: int) -> None:
+        if self.version != version:
+            raise StaleWeightsError(
+                f"version {version} was asked for, and the ranks serve {self.version}; take that"
+            )
 
 
 class PartReader(Protocol):
@@ -235,6 +246,19 @@ class Delivery:
     def _dtype(self) -> torch.dtype:
         found: torch.dtype = getattr(torch, self._weights.dtype)
         return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnWeights:
+    """Like ``ServedWeights``, for an engine beside the one rank that there is: from its memory."""
+
+    version: int
+    reference: Reference
+    copy: ServedCopy = field(repr=False)
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """See ``ServedWeights.tensors``."""
+        return self.copy.tensors(self.version)
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:

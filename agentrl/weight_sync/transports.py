@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-from agentrl.engines import Transport, WeightSender
+from collections.abc import Mapping
+from typing import Literal
+
+from agentrl.engines import Served, Transport, WeightSender
+from agentrl.engines.base import TransportName
+from agentrl.weight_sync.batches import BatchSender
 from agentrl.weight_sync.broadcast import BroadcastSender
 from agentrl.weight_sync.disk import DiskSender
 from agentrl.weight_sync.http import HttpSender
+from agentrl.weight_sync.shared_memory import SharedMemorySender
+
+_SENDERS: Mapping[TransportName, type[BatchSender]] = {
+    "shared_memory": SharedMemorySender,
+    "disk": DiskSender,
+    "http": HttpSender,
+}
 
 
-def make_sender(transport: Transport | None) -> WeightSender | None:
-    """The sender of a transport; None where weights are put in this process."""
+def make_sender(transport: Transport | None, served: Served | None = None) -> WeightSender | None:
+    """The sender of a transport; None where weights are put in this process.
+
+    Args:
+        transport: of an engine.
+        served: where a server that was started again gets its weights.
+    """
     if transport is None:
         return None
-    if transport.name == "disk":
-        return DiskSender()
-    if transport.name == "http":
-        return HttpSender()
-    return BroadcastSender("nccl" if transport.device == "cuda" else "gloo", transport.address)
+    if transport.name == "broadcast":
+        backend: Literal["gloo", "nccl"] = "nccl" if transport.device == "cuda" else "gloo"
+        return BroadcastSender(backend, transport.address, served)
+    return _SENDERS[transport.name](served)

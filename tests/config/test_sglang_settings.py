@@ -22,7 +22,13 @@ from agentrl.errors import ConfigError, MachineError
 from agentrl.run.build import StageRecipe
 from agentrl.run.engine import engine_plan
 from agentrl.run.stages import _trainer_bytes
-from agentrl.weight_sync import BroadcastSender, DiskSender, HttpSender, make_sender
+from agentrl.weight_sync import (
+    BroadcastSender,
+    DiskSender,
+    HttpSender,
+    SharedMemorySender,
+    make_sender,
+)
 
 Write = Callable[..., Path]
 CPU = SGLANG.recipe("cpu")
@@ -70,12 +76,21 @@ def test_a_setting_reaches_the_engine(
 
 
 @pytest.mark.parametrize(
-    ("sync", "kind"), [("disk", DiskSender), ("http", HttpSender), ("broadcast", BroadcastSender)]
+    ("given", "kind"),
+    [
+        ([], SharedMemorySender),
+        (["rollout.sglang.urls=[http://a:1]"], HttpSender),
+        (["rollout.sglang.command=[srun]", "rollout.sglang.device=cpu"], HttpSender),
+        (["rollout.sglang.weight_sync=shared_memory"], SharedMemorySender),
+        (["rollout.sglang.weight_sync=disk"], DiskSender),
+        (["rollout.sglang.weight_sync=http"], HttpSender),
+        (["rollout.sglang.weight_sync=broadcast"], BroadcastSender),
+    ],
 )
-def test_weight_sync_names_the_sender(
-    stage: Callable[..., StageConfig], sync: str, kind: type
+def test_the_sender_is_the_one_named_or_that_of_the_servers(
+    stage: Callable[..., StageConfig], given: list[str], kind: type
 ) -> None:
-    plan = engine_plan(stage(f"rollout.sglang.weight_sync={sync}"), Path("model"))
+    plan = engine_plan(stage(*given), Path("model"))
     assert isinstance(make_sender(plan.spec.traits().transport), kind)
 
 
@@ -148,7 +163,10 @@ def test_an_api_key_is_not_shown(
             ["rollout.sleep=true", "rollout.schedule=async"],
             "rollout.sleep=true needs rollout.schedule='sync' and placement.rollout_workers=0",
         ),
-        (["rollout.sglang.weight_sync=carrier"], "must be 'http', 'disk' or 'broadcast'"),
+        (
+            ["rollout.sglang.weight_sync=carrier"],
+            "must be 'shared_memory', 'http', 'disk' or 'broadcast'",
+        ),
         (["rollout.top_p=0.9"], "rollout.top_p=1 and rollout.top_k=0 are needed for training"),
         (["rollout.min_p=0.1"], "unknown key rollout.min_p"),
         (["run.deterministic=true"], "run.deterministic needs rollout.engine='torch'"),

@@ -46,8 +46,9 @@ pytestmark = pytest.mark.slow
 
 def workers(number: int, **settings: Any) -> Cluster:
     """One rank, and rollout workers apart from it."""
-    from agentrl.controller.cluster.ray_role_group import RayRoleGroup, ServedSync
+    from agentrl.controller.cluster.ray_role_group import RayRoleGroup
     from agentrl.controller.cluster.ray_rollout_pool import rollout_workers
+    from agentrl.controller.cluster.weight_publisher import ServedSync
 
     placement = PlacementConfig(rollout_workers=number, **settings)
     return Cluster(RayRoleGroup(placement), rollout_workers(placement), ServedSync())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import numpy as np
@@ -53,3 +54,16 @@ def test_what_broke_a_broadcast_off_is_told(build: Build) -> None:
     session.put("model.norm.weight", torch.from_numpy(np.ones(4, np.float32)))
     with pytest.raises(EngineError, match=r"the weights broke off: .*gloo.*[Cc]onnect"):
         session.commit()
+
+
+def test_a_join_that_a_server_refuses_keeps_no_process_from_ending(build: Build) -> None:
+    engine, _ = build(
+        sender=BroadcastSender,
+        init_weights_update_group=says(b'{"success": false, "message": "no such backend"}'),
+    )
+    engine.pause("retract")
+    with pytest.raises(EngineError, match="no such backend"):
+        engine.begin_update(1)
+    joining = [own for own in threading.enumerate() if own.name.startswith("agentrl-join-group")]
+    assert all(thread.daemon for thread in joining)
+    assert joining  # it waits for a server that never comes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from typing import TypeGuard, cast
@@ -39,6 +39,7 @@ from agentrl.rollouts import (
 )
 from agentrl.types import Trajectory
 from agentrl.weight_sync import (
+    OwnWeights,
     ServedWeights,
     StaleWeightsError,
     WeightsReport,
@@ -67,6 +68,7 @@ class EpisodeHost:
         """What generates; None outside of a stage with rollouts, and with an engine of messages."""
         self.noise = ProbeNoise()
         """Of the engine's comparisons with its trainer."""
+        self._weights: ServedWeights | OwnWeights | None = None
         self.shared: SharedGpus | None = None
         """The GPUs that a server started here has in turn with ranks."""
 
@@ -76,7 +78,8 @@ class EpisodeHost:
             return
         with ExitStack() as opened:
             opened.enter_context(paced_collector())
-            engine = self._plan(spec).build(make_sender(spec.engine.spec.traits().transport))
+            sender = make_sender(spec.engine.spec.traits().transport, self._tensors)
+            engine = self._plan(spec).build(sender)
             on_close = None
             if _has_weights(engine):
                 self.engine = engine
@@ -117,7 +120,12 @@ class EpisodeHost:
         return None if self.engine is None else self.engine.layout()
 
     def update(
-        self, weights: ServedWeights, version: int, mode: PauseMode, *, joins: bool = False
+        self,
+        weights: ServedWeights | OwnWeights,
+        version: int,
+        mode: PauseMode,
+        *,
+        joins: bool = False,
     ) -> list[WeightsReport]:
         """See ``RolloutPool.update``.
 
@@ -129,18 +137,22 @@ class EpisodeHost:
                 before the engine hears of one; where they did not, nothing is changed or returned.
         """
         assert self.engine is not None, "weights go to an engine"
-        delivery = weights.tensors(self._base(weights))
-        tensors: Iterable[tuple[str, Tensor]] = delivery
+        self._weights = weights
+        if isinstance(weights, OwnWeights):
+            delivery = None
+            tensors: Iterable[tuple[str, Tensor]] = weights.tensors()
+        else:
+            tensors = delivery = weights.tensors(self._base(weights))
         if joins:
             try:
-                tensors = list(delivery)
+                tensors = list(tensors)
             except StaleWeightsError:
                 return []
         with self.clock_paused():
             report = update_engine(
                 self.engine, tensors, lambda: weights.reference, version, mode, self.noise
             )
-        return [replace(report, bytes=delivery.num_bytes)]
+        return [report if delivery is None else replace(report, bytes=delivery.num_bytes)]
 
     def clock_paused(self) -> AbstractContextManager[None]:
         """No deadline of an episode here counts within: its engine is paused for new weights."""
@@ -155,6 +167,7 @@ class EpisodeHost:
         self._opened = ExitStack()
         self._runner = None
         self.engine = None
+        self._weights = None
         opened.close()
 
     def _plan(self, spec: RolloutWorkerSpec) -> EnginePlan:
@@ -184,6 +197,16 @@ class EpisodeHost:
             )
             return None
         return cast(ReadableEngine, engine).read
+
+    def _tensors(self, version: int) -> Iterator[tuple[str, Tensor]]:
+        """What the ranks serve, for a server that was started again.
+
+        Raises:
+            StaleWeightsError: another version than this.
+        """
+        if self._weights is None or self._weights.version != version:
+            raise StaleWeightsError(f"the ranks serve another version than {version}")
+        yield from self._weights.tensors()
 
     @property
     def _hosted(self) -> EpisodeRunner:

@@ -24,20 +24,16 @@ from agentrl.controller.cluster.ray_runtime import (
     thread_env,
 )
 from agentrl.controller.cluster.role_group import RoleGroup
-from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.controller.cluster.rollout_pool import RolloutPool
-from agentrl.controller.cluster.weight_publisher import WeightSync
 from agentrl.controller.cluster.worker import RoleSpec
-from agentrl.engines import PauseMode
+from agentrl.engines import ServedDtype
 from agentrl.errors import TrainingError
 from agentrl.training import DistSpec
 from agentrl.training.device import FIRST_DEVICE, DeviceType
 from agentrl.weight_sync import (
     PartBits,
-    PartReader,
     ServedWeights,
     StaleWeightsError,
-    WeightsReport,
 )
 
 _KEEP_FREED_MEMORY = {
@@ -121,9 +117,12 @@ class RayRoleGroup(RoleGroup):
         )
         return RayRolloutPool([self._ranks[rank] for rank in ranks], calls)
 
-    def reader(self, role: str) -> PartReader:
-        """Reads what the ranks serve of a role's weights."""
-        return _RankReader(tuple(self._ranks), role)
+    def serve(self, role: str, dtype: ServedDtype, version: int, *, changes: bool) -> ServedWeights:
+        served = self.call("weights", "serve", args=(role, dtype, version, changes))
+        ranks = tuple(places for places, _, _ in served)
+        _, reference, base = served[0]
+        reader = _RankReader(tuple(self._ranks), role)
+        return ServedWeights(version, dtype, ranks, reference, reader, base)
 
     def close(self) -> None:
         self.rollouts.close()
@@ -172,29 +171,3 @@ class _RankReader:
                 raise error.cause from None
             raise
         return [ray.get(ref) if ref else [] for ref in given]
-
-
-class ServedSync(WeightSync):
-    """``WeightSync`` from each rank's served copy to engines on any machine, which take its parts
-    in buckets. The learner's ranks are a ``RayRoleGroup``.
-    """
-
-    def send(
-        self,
-        learner: RoleHandle,
-        pool: RolloutPool,
-        version: int,
-        mode: PauseMode,
-        changes: bool,
-    ) -> list[WeightsReport]:
-        layout = pool.layout()
-        if layout is None:
-            return []
-        group = learner.group
-        assert isinstance(group, RayRoleGroup), "ranks without Ray are asked by nobody"
-        served = group.call("weights", "serve", args=(learner.name, layout.dtype, version, changes))
-        ranks = tuple(places for places, _, _ in served)
-        _, reference, base = served[0]
-        reader = group.reader(learner.name)
-        weights = ServedWeights(version, layout.dtype, ranks, reference, reader, base)
-        return pool.update(weights, version, mode)

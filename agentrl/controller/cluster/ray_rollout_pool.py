@@ -67,7 +67,7 @@ from agentrl.errors import AgentRLError, EngineError, WeightMismatchError
 from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState
 from agentrl.training.device import DeviceType
 from agentrl.types import Trajectory
-from agentrl.weight_sync import ServedWeights, WeightsReport
+from agentrl.weight_sync import OwnWeights, ServedWeights, WeightsReport
 
 logger = logging.getLogger(__name__)
 
@@ -205,7 +205,7 @@ class RayRolloutPool:
         self._plays = False
         self._in_setup = False
         self._layout: EngineLayout | None = None
-        self._weights: tuple[ServedWeights, int, PauseMode] | None = None
+        self._weights: tuple[ServedWeights | OwnWeights, int, PauseMode] | None = None
         self._reports: list[WeightsReport] = []
         self._arrived: list[GroupOutcome] = []  # for ``collect``
         self._ended: list[Trajectory] = []  # for ``take_ended``
@@ -337,7 +337,9 @@ class RayRolloutPool:
         # It is replaced as a whole, so reading it needs no lock.
         return self._layout
 
-    def update(self, weights: ServedWeights, version: int, mode: PauseMode) -> list[WeightsReport]:
+    def update(
+        self, weights: ServedWeights | OwnWeights, version: int, mode: PauseMode
+    ) -> list[WeightsReport]:
         """See ``RolloutPool.update``; a worker that is silent, dies or fails at it is left behind.
 
         Returns:
@@ -614,6 +616,9 @@ class RayRolloutPool:
 
     def _fail(self, place: Place, error: BaseException, losses: int) -> None:
         if self.start is None:
+            if isinstance(error, WeightMismatchError):
+                self._mismatch = error
+                return
             if isinstance(error, ActorLostError):
                 error = self.calls.fail(error, place.number)
             self._error = error

@@ -11,9 +11,11 @@ from agentrl.controller.cluster.mesh import MeshShape
 from agentrl.controller.cluster.phases import ranks_of_servers
 from agentrl.controller.cluster.rollout_pool import ProcessInfo, RolloutPool, RolloutWorkerSpec
 from agentrl.controller.cluster.worker import RoleSpec, Worker
+from agentrl.engines import ServedDtype
 from agentrl.errors import TrainingError, WeightMismatchError
 from agentrl.training import DistSpec
 from agentrl.training.device import FIRST_DEVICE, DeviceType
+from agentrl.weight_sync import OwnWeights, ServedWeights
 
 
 class RoleGroup:
@@ -81,6 +83,17 @@ class RoleGroup:
 
     def pool_of(self, ranks: Sequence[int]) -> RolloutPool:
         """A pool of the episode hosts of some ranks."""
+        raise NotImplementedError
+
+    def serve(
+        self, role: str, dtype: ServedDtype, version: int, *, changes: bool
+    ) -> ServedWeights | OwnWeights:
+        """Renews what the ranks serve of a role's weights to engines in other processes; with
+        ``changes`` they know what differs from the version before.
+
+        Returns:
+            What those engines take.
+        """
         raise NotImplementedError
 
     def describe(self) -> list[ProcessInfo]:
@@ -161,6 +174,11 @@ class LocalRoleGroup(RoleGroup):
 
     def pool_of(self, ranks: Sequence[int]) -> RolloutPool:
         return self.rollouts
+
+    def serve(self, role: str, dtype: ServedDtype, version: int, *, changes: bool) -> OwnWeights:
+        args = (role, dtype, version, changes)
+        [(_, reference, _)] = self.call("weights", "serve", args=args)
+        return OwnWeights(version, reference, self._worker.served_copy(role))
 
     def close(self) -> None:
         self._worker.close()

@@ -12,7 +12,7 @@ from agentrl.engines import EngineLayout, EngineNotice, EnginePlan, PauseMode
 from agentrl.errors import EngineError
 from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState, RolloutSpec
 from agentrl.types import Trajectory
-from agentrl.weight_sync import ServedWeights, WeightsReport
+from agentrl.weight_sync import OwnWeights, ServedWeights, WeightsReport
 
 GroupKey: TypeAlias = tuple[str, int]
 """A group in flight: its label (empty in training) and its index."""
@@ -107,7 +107,9 @@ class RolloutPool(GroupPool, Protocol):
         """How the engines want their weights; None without an engine that takes any."""
         ...
 
-    def update(self, weights: ServedWeights, version: int, mode: PauseMode) -> list[WeightsReport]:
+    def update(
+        self, weights: ServedWeights | OwnWeights, version: int, mode: PauseMode
+    ) -> list[WeightsReport]:
         """Every engine serves the weights as ``version`` when this returns; late joiners get them
         too."""
         ...

@@ -73,9 +73,9 @@ class WeightSync:
         raise NotImplementedError
 
 
-class ColocatedSync(WeightSync):
-    """Into the engine beside each rank, by one collective call; ranks without an engine help to
-    gather."""
+class ServedSync(WeightSync):
+    """From each rank's served copy to engines in other processes, which take its parts in
+    buckets."""
 
     def send(
         self,
@@ -86,6 +86,27 @@ class ColocatedSync(WeightSync):
         changes: bool,
     ) -> list[WeightsReport]:
         layout = pool.layout()
+        if layout is None:
+            return []
+        weights = learner.group.serve(learner.name, layout.dtype, version, changes=changes)
+        return pool.update(weights, version, mode)
+
+
+class ColocatedSync(ServedSync):
+    """Into the engine in each rank's process, by one collective call; ranks without an engine help
+    to gather. Servers that a rank started are other processes."""
+
+    def send(
+        self,
+        learner: RoleHandle,
+        pool: RolloutPool,
+        version: int,
+        mode: PauseMode,
+        changes: bool,
+    ) -> list[WeightsReport]:
+        layout = pool.layout()
+        if layout is not None and layout.restarts:
+            return super().send(learner, pool, version, mode, changes)
         dtype = "float32" if layout is None else layout.dtype
         args = (learner.name, version, mode, dtype)
         reports = learner.group.call("weights", "publish", args=args)

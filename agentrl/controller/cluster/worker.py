@@ -150,20 +150,28 @@ class Worker:
     def serve(
         self, role: str, dtype: ServedDtype, version: int, changes: bool
     ) -> tuple[tuple[TensorSlice, ...], Reference | None, Mapping[str, int] | None]:
-        """Renews what this rank serves of the role's weights to engines elsewhere. Collective.
+        """Renews what this rank serves of the role's weights to engines in other processes.
+        Collective.
 
         Returns:
             What it has; by rank 0 what they are verified by, and with ``changes`` the checksums of
             the weights before, where it knows what changed since.
         """
+        self.phases.enter("publish", role)
         actor = self._with_weights(role)
-        served = self._served.setdefault(role, ServedCopy())
+        served = self.served_copy(role)
         base = served.checksum if changes else None
         renewed = served.renew(actor.parts(dtype), version, changes=base is not None)
         served.checksum = whole_checksums(renewed)
         reference = trainer_reference(actor, dtype, served.checksum)
+        # The engines take what was kept: the trainer may give its memory back before they do.
+        self.phases.enter("rollout")
         is_first = dist.get_rank() == 0
         return served.places(), reference if is_first else None, base if is_first else None
+
+    def served_copy(self, role: str) -> ServedCopy:
+        """What this rank serves of a role's weights."""
+        return self._served.setdefault(role, ServedCopy())
 
     def served_parts(
         self, role: str, version: int, names: Sequence[str], changes: bool

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +13,13 @@ import numpy.typing as npt
 from agentrl.engines.base import EnginePlace, PauseMode, Tag
 from agentrl.engines.held_weights import HeldTensor
 from agentrl.engines.servers.section import ServersSpec
+from agentrl.engines.tensor_parallel import Shards
 from agentrl.engines.weights import WeightArray, read_config
 from agentrl.errors import ConfigError, EngineError
 from agentrl.types import Completion, GenerateRequest
+
+if TYPE_CHECKING:
+    from torch import UntypedStorage
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,19 @@ class WeightLabels:
         return int(version)
 
 
+@dataclass(frozen=True, slots=True)
+class EncodedTensors:
+    """Tensors as a kind of servers takes them in a call.
+
+    Args:
+        texts: of the call, for each rank; one where all ranks get the same.
+        form: the kind's own name for what the texts are.
+    """
+
+    texts: tuple[str, ...]
+    form: str | None
+
+
 class ServerClient(Protocol):
     """One server's calls, from one event loop.
 
@@ -98,6 +115,14 @@ class ServerClient(Protocol):
     @property
     def reports_versions(self) -> bool:
         """Whether an answer says which weights made which tokens; without it a pause drains."""
+        ...
+
+    def shards(self, shapes: Mapping[str, tuple[int, ...]]) -> Shards:
+        """What each rank may be sent alone; none where it takes whole tensors.
+
+        Args:
+            shapes: of all tensors of the model's folder.
+        """
         ...
 
     async def probe(self) -> None:
@@ -152,13 +177,15 @@ class ServerClient(Protocol):
 
     async def load_folder(self, folder: str, *, label: str, flush: bool) -> None: ...
 
-    async def load_bucket(self, payload: str, *, label: str | None, flush: bool) -> None: ...
+    async def load_tensors(
+        self, tensors: EncodedTensors, *, label: str | None, flush: bool
+    ) -> None: ...
 
     async def join_group(
         self, name: str, *, host: str, port: int, rank: int, world_size: int, backend: str
     ) -> None: ...
 
-    async def leave_group(self, name: str) -> None: ...
+    async def leave_groups(self) -> None: ...
 
     async def receive(
         self, name: str, arrays: Sequence[WeightArray], *, label: str | None, flush: bool
@@ -192,6 +219,18 @@ class ServerKind(Protocol):
 
     def client(self, name: str, url: str, labels: WeightLabels) -> ServerClient: ...
 
-    def bucket(self, arrays: Sequence[WeightArray]) -> str:
-        """Tensors in the form of ``ServerClient.load_bucket``."""
+    def bucket(self, arrays: Sequence[WeightArray]) -> EncodedTensors:
+        """Tensors by value."""
+        ...
+
+    def shared(
+        self, memory: UntypedStorage, by_rank: Sequence[Sequence[WeightArray]], readers: int
+    ) -> EncodedTensors:
+        """Tensors by where they lie in shared memory.
+
+        Args:
+            memory: that all of them lie in.
+            by_rank: those of each rank, as it holds them; one entry of whole ones for all ranks.
+            readers: how many read an entry, once each.
+        """
         ...

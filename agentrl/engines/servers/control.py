@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import shutil
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -27,8 +26,7 @@ from agentrl.engines.servers.pool import ServerPool
 from agentrl.engines.servers.requests import Requests
 from agentrl.engines.servers.server import Server
 from agentrl.engines.servers.state import ServersState
-from agentrl.engines.weights import WeightArray, write_weights
-from agentrl.errors import EngineError
+from agentrl.errors import EngineError, StaleWeightsError
 from agentrl.types.loop_thread import LoopThread
 
 T = TypeVar("T")
@@ -142,8 +140,9 @@ class ServerControl:
         self.state.life.wake(tags)
         if not self.state.life.asleep:
             await self.state.notify()
-            # one that died meanwhile starts only now, with the weights that were sent last
-            await self.pool.any_serving()
+            # One that died meanwhile starts only now. It may wait for the next update, which the
+            # caller does not begin before this returns.
+            await self.pool.any_reachable()
 
     @blocking
     async def score(self, token_ids: Sequence[int]) -> dict[str, npt.NDArray[np.float32]]:
@@ -196,6 +195,10 @@ class ServerControl:
 
     # --- for the update
 
+    def catch_up(self, version: int, server: Server) -> Any:
+        """What a sender drives for one server alone; see ``servers.update.CatchUp``."""
+        raise NotImplementedError
+
     @blocking
     async def open_update(self, version: int) -> None:
         """Opens an update; servers that are starting come up first."""
@@ -206,11 +209,8 @@ class ServerControl:
         self.state.life.begin_update(version)
 
     @blocking
-    async def updated(
-        self, version: int, weights: Mapping[str, WeightArray], checksums: Mapping[str, int]
-    ) -> None:
-        """The servers have new weights; those that were lost are started with them."""
-        self.state.weights = weights
+    async def updated(self, version: int, checksums: Mapping[str, int]) -> None:
+        """The servers have new weights; those that were lost are given them."""
         self.state.sent = checksums
         # Until the new weights are scored, a server that starts is compared by digests alone.
         self.state.probe = None
@@ -273,44 +273,60 @@ class ServerControl:
             await self.compare_digests(*self.pool.serving)
 
     async def _start_server(self, server: Server) -> None:
-        """Starts a server with the weights served now, by which the others were verified."""
+        """Starts a server, and gives it the weights served now, by which the others were
+        verified."""
         life = self.state.life
         place = self.state.kind.place
-        # the memory of an engine that sleeps is the trainer's
-        while life.updating or life.asleep:
-            await self.state.wait_changed(timeout_s=0.2)
-        if life.fault:
-            raise EngineError(life.fault, retryable=False)
-        version = life.policy_version
-        model = Path(place.model)
-        if self.state.weights is not None and not server.given:
-            folder = self.state.weights_folder(version)
-            if not folder.exists():
-                arrays = self.state.weights.values()
-                await asyncio.to_thread(write_weights, folder, model, arrays)
-            model = folder
-        await server.start(model, self.state.labels.label(version))
+        await self._until_still()
+        label = self.state.labels.label(life.policy_version)
+        # No answer may be made by the weights that a server begins with where others were sent.
+        await server.start(Path(place.model), "before" if self.state.sent else label)
+        await self._until_still()
+        server.state = "joining"
+        if self.state.sent:
+            await self._catch_up(server)
         if self.pool.serving and not life.weightless:
             await self.compare_digests(*self.pool.serving, server)
         if (probe := self.state.probe) is not None:
             found = await server.client.score(probe.token_ids)
             if difference := probe.difference(found, place.dtype, rounding(place.dtype)):
                 raise EngineError(
-                    f"{server.name} came up with other weights than version {version}: {difference}"
+                    f"{server.name} came up with other weights than version {life.policy_version}: "
+                    f"{difference}"
                 )
-        # An update of a sleeping engine waits for no server that starts, and passed this one by.
-        if life.policy_version != version:
-            raise ServerLostError(
-                f"{server.name} came up with version {version} after {life.policy_version} was sent"
-            )
+
+    async def _until_still(self) -> None:
+        """Waits while an update is open, and while the engine sleeps: its memory is the
+        trainer's."""
+        life = self.state.life
+        while life.updating or life.asleep:
+            await self.state.wait_changed(timeout_s=0.2)
+        if life.fault:
+            raise EngineError(life.fault, retryable=False)
+
+    async def _catch_up(self, server: Server) -> None:
+        """Gives a server that was started again the weights served now, or has the next update take
+        it along, where the ranks keep those of the next version already."""
+        assert self.sender is not None, "weights were sent"
+        life = self.state.life
+        version = life.policy_version
+        update = self.catch_up(version, server)
+        try:
+            await asyncio.to_thread(self.sender.catch_up, update)
+        except StaleWeightsError:
+            server.state = "returning"
+            await self.state.notify()
+            while server.state == "returning" and life.policy_version == version:
+                await self.state.wait_changed(timeout_s=0.2)
+                self.state.life.require_whole("start")
+            if server.state != "returning":
+                raise ServerLostError(f"{server.name} was lost in an update") from None
+            server.state = "joining"
 
     async def _end(self) -> None:
         self.state.life.close("it was closed")
         await self.state.notify()
         await self.pool.close()
-        weights = self.state.weights_folder(0).parent
-        if weights.exists():
-            await asyncio.to_thread(shutil.rmtree, weights)
         # the loop ends next: who still waits for a task there must hear so
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:

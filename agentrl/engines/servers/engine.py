@@ -13,7 +13,8 @@ from agentrl.engines.base import (
 )
 from agentrl.engines.held_weights import HeldWeights
 from agentrl.engines.servers.control import ServerControl
-from agentrl.engines.servers.update import ServerUpdate
+from agentrl.engines.servers.server import Server
+from agentrl.engines.servers.update import CatchUp, ServerUpdate
 from agentrl.errors import EngineError, WeightMismatchError
 from agentrl.types import Completion, EngineInfo, GenerateRequest
 
@@ -53,7 +54,7 @@ class ServersEngine(ServerControl):
 
     def layout(self) -> EngineLayout:
         """Whole tensors under Hugging Face names; each server cuts its ranks' parts."""
-        return EngineLayout(dtype=self.state.kind.place.dtype)
+        return EngineLayout(dtype=self.state.kind.place.dtype, restarts=True)
 
     def begin_update(self, version: int) -> UpdateSession:
         """See ``EngineControl.begin_update``.
@@ -68,7 +69,16 @@ class ServersEngine(ServerControl):
                 retryable=False,
             )
         self.open_update(version)
-        return self.sender.begin(ServerUpdate(self, version, self.state.shapes))
+        update = ServerUpdate(self, version, self.pool.reachable)
+        try:
+            return self.sender.begin(update)
+        except BaseException:
+            update.give_up()
+            raise
+
+    def catch_up(self, version: int, server: Server) -> CatchUp:
+        """See ``ServerControl.catch_up``."""
+        return CatchUp(self, version, [server])
 
     def checksum(self) -> Mapping[str, int]:
         """See ``EngineControl.checksum``: of what was put last, after the servers' own digests,
@@ -80,7 +90,7 @@ class ServersEngine(ServerControl):
                 was put yet.
         """
         self.state.life.require_weights("checksum")
-        if self.state.weights is None:
+        if not self.state.sent:
             raise EngineError(
                 "checksum: no weights were sent yet, so that there is nothing to compare with; "
                 "publish first",

@@ -30,7 +30,7 @@ class ServerPool:
 
     Args:
         state: of the engine whose servers they are.
-        start: brings one server up with the weights served now.
+        start: brings one server up, and gives it the weights served now.
 
     Attributes:
         engine: names the engine in the log, where several processes have some.
@@ -58,7 +58,7 @@ class ServerPool:
 
     @property
     def reachable(self) -> tuple[Server, ...]:
-        """Those that an update can reach: in the rotation, or given ones that answer again."""
+        """Those that an update can reach: in the rotation, or those that it takes along."""
         return tuple(server for server in self.servers if server.reachable)
 
     async def start(self) -> None:
@@ -125,16 +125,19 @@ class ServerPool:
     def updated(self) -> None:
         """Given servers that took part in an update serve again."""
         for server in self.servers:
-            if server.state == "returning":
+            # One that was started here goes on to be compared with the others.
+            if server.given and server.state == "returning":
                 server.state = "serving"
                 self._log(server, "server_returned", f"{server.name} answers again, and serves")
 
     async def settle(self) -> None:
-        """Waits until no server is starting; while the engine sleeps none does."""
-        while not self._state.life.asleep and any(
-            server.state == "starting" for server in self.servers
+        """Waits until no server is starting or joining; while the engine sleeps none starts."""
+        while any(
+            server.state == "joining"
+            or (server.state == "starting" and not self._state.life.asleep)
+            for server in self.servers
         ):
-            await asyncio.sleep(_EXIT_POLL_S)
+            await self._state.wait_changed(timeout_s=_EXIT_POLL_S)
 
     async def any_serving(self) -> None:
         """Waits until a server serves.
@@ -143,13 +146,23 @@ class ServerPool:
             EngineError: none will.
         """
         while not self.serving:
+            await self.any_reachable()
+            await self._state.wait_changed(timeout_s=_EXIT_POLL_S)
+
+    async def any_reachable(self) -> None:
+        """Waits until an update can reach a server.
+
+        Raises:
+            EngineError: it never will.
+        """
+        while not self.reachable:
             self.require_any_live()
-            await asyncio.sleep(_EXIT_POLL_S)
+            await self._state.wait_changed(timeout_s=_EXIT_POLL_S)
 
     def require_any_live(self) -> None:
         """Raises an EngineError where no server serves, takes part in the update that is open, or
         will serve before the next one."""
-        if not any(server.reachable or server.state == "starting" for server in self.servers):
+        if all(server.state in ("lost", "gone") for server in self.servers):
             gone = all(server.state == "gone" for server in self.servers)
             raise EngineError(f"no server is left: {self.describe()}", retryable=not gone)
 

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from agentrl.engines.base import EnginePlace, EngineSpec, EngineTraits, Transport
+from agentrl.engines.base import EnginePlace, EngineSpec, EngineTraits, Transport, TransportName
 from agentrl.engines.servers.environment import ServerEnvironment
 from agentrl.errors import ConfigError, MachineError
 from agentrl.types.section import Count, Listed, Natural, Seconds
@@ -30,9 +30,10 @@ class ServersSpec(EngineSpec):
     """Servers that each process that plays episodes starts."""
     device: Literal["cpu", "cuda"] | None = None
     """Of the servers that are started; by default what their environment offers."""
-    weight_sync: Literal["http", "disk", "broadcast"] = "http"
-    """Transport of new weights: tensors in HTTP calls, a folder that every server reads, or a
-    broadcast in a process group."""
+    weight_sync: TransportName | None = None
+    """Transport of new weights: ``shared_memory`` of this machine, ``http`` calls that hold the
+    tensors, a folder on ``disk`` that every server reads, or a ``broadcast`` in a process group. By
+    default ``http`` with ``urls`` or ``command``, else ``shared_memory``."""
     broadcast_address: str = "127.0.0.1"
     """This machine's address as servers reach it, for ``weight_sync: broadcast``."""
     env: dict[str, str] = Field(default_factory=dict)
@@ -88,7 +89,10 @@ class ServersSpec(EngineSpec):
 
     def traits(self) -> EngineTraits:
         """See ``EngineSpec.traits``: given servers have one owner."""
-        transport = Transport(self.weight_sync, self.device, self.broadcast_address)
+        # A command may start its servers in a container or on another machine.
+        by_default: TransportName = "http" if self.urls or self.command else "shared_memory"
+        way = self.weight_sync or by_default
+        transport = Transport(way, self.device, self.broadcast_address)
         shares = self._shares_gpu and self.device != "cpu"
         return EngineTraits(
             images=True,

@@ -11,9 +11,10 @@ from agentrl.engines.servers.client import ServerClient, ServerKind, WeightLabel
 from agentrl.engines.servers.process import ServerProcess
 from agentrl.errors import EngineError, MachineError
 
-ServerState: TypeAlias = Literal["starting", "serving", "lost", "returning", "gone"]
-"""``lost``: it does not answer, and may come back; ``returning``: it answers again, and serves once
-the update that is open has ended; ``gone``: it was given up."""
+ServerState: TypeAlias = Literal["starting", "joining", "serving", "lost", "returning", "gone"]
+"""``joining``: it has started, and no update begins before it has the weights served now; ``lost``:
+it does not answer, and may come back; ``returning``: it answers, and serves once it was taken along
+by an update; ``gone``: it was given up."""
 
 HOST = "127.0.0.1"
 _POLL_S = 0.5
@@ -82,7 +83,7 @@ class Server:
         serve.
 
         Args:
-            model: folder of the weights to serve, for a server started here.
+            model: folder of the weights that a server started here begins with.
             label: of those weights.
 
         Raises:

@@ -16,7 +16,7 @@ from agentrl.engines.held_weights import HeldWeights
 from agentrl.engines.life import EngineLife
 from agentrl.engines.probe import Probe
 from agentrl.engines.servers.client import ServerKind, WeightLabels
-from agentrl.engines.weights import WeightArray, tensor_shapes
+from agentrl.engines.weights import tensor_shapes
 from agentrl.types import EngineInfo, StaleKV
 
 
@@ -27,8 +27,8 @@ class ServersState:
         kind: of the servers.
 
     Attributes:
-        weights: those that were sent last; None before the first update.
-        sent: checksums of those weights, by the tensors' names.
+        sent: checksums of the weights that were sent last, by the tensors' names; empty before the
+            first update.
         held: what the servers were found to hold last, by their own digests.
         probe: logprobs under the version served now, which a server started later must agree with.
         kv: tokens of each session in the servers' caches.
@@ -39,7 +39,6 @@ class ServersState:
         self.kind = kind
         self.life = EngineLife()
         self.labels = WeightLabels(secrets.token_hex(4))
-        self.weights: Mapping[str, WeightArray] | None = None
         self.sent: Mapping[str, int] = {}
         self.held: HeldWeights | None = None
         self.probe: Probe | None = None

@@ -4,7 +4,7 @@ left behind.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,7 +13,7 @@ from agentrl.engines.checks import PutTensors
 from agentrl.engines.servers.client import ServerClient
 from agentrl.engines.servers.control import ServerControl
 from agentrl.engines.servers.http_client import ServerLostError
-from agentrl.engines.weights import WeightArray
+from agentrl.engines.servers.server import Server
 from agentrl.errors import EngineError
 
 
@@ -21,18 +21,17 @@ class ServerUpdate:
     """An open update. Its calls block, and are made from the engine's owner's thread alone.
 
     Every call goes to all servers that take part, at once. One that is lost meanwhile takes part no
-    more: it is started again with the new weights once they are whole. A server that refuses makes
-    the engine corrupt.
+    more: it is started again, and takes the new weights once they are whole. A server that refuses
+    makes the engine corrupt.
 
     Args:
         control: whose servers.
         version: the policy version from ``finish`` on.
-        shapes: of every tensor, by Hugging Face name; all must be put but a tied head.
+        servers: that the update reaches.
 
     Attributes:
-        servers: those that the update reaches.
-        arrays: what was put so far; with it a server is started again.
-        checksums: of it, by the tensors' names.
+        shapes: of every tensor, by Hugging Face name; all must be put but a tied head.
+        checksums: of what was put so far, by the tensors' names.
         label: what the servers call the new weights; sent with the last of them.
         flush: whether the servers' KV cache is emptied.
         folder: where this update's weights may be written.
@@ -42,13 +41,11 @@ class ServerUpdate:
         timeout_s: of one call.
     """
 
-    def __init__(
-        self, control: ServerControl, version: int, shapes: Mapping[str, tuple[int, ...]]
-    ) -> None:
+    def __init__(self, control: ServerControl, version: int, servers: Sequence[Server]) -> None:
         state = control.state
         self.version = version
-        self.servers = control.pool.reachable
-        self.arrays: dict[str, WeightArray] = {}
+        self.servers = tuple(servers)
+        self.shapes = state.shapes
         self.checksums: dict[str, int] = {}
         self.label = state.labels.label(version)
         self.flush = state.flushes_updates
@@ -59,8 +56,8 @@ class ServerUpdate:
         self.timeout_s = state.kind.spec.update_timeout_s
         self._control = control
         tied = {"lm_head.weight"} if state.kind.sizes.ties_embeddings else set()
-        must = {name: shape for name, shape in shapes.items() if name not in tied}
-        self._put = PutTensors(must, shapes)
+        must = {name: shape for name, shape in self.shapes.items() if name not in tied}
+        self._put = PutTensors(must, self.shapes)
         self._open = False
         self._over = False
 
@@ -81,20 +78,17 @@ class ServerUpdate:
         """Whether a server that took part is lost by now."""
         return self.num_live < len(self.servers)
 
-    def accept(self, array: WeightArray, checksum: int) -> None:
-        """Checks a tensor before any server hears of it, and keeps it: a server that is started
-        again needs it.
+    def accept(self, name: str, shape: tuple[int, ...]) -> None:
+        """Checks a tensor before any server hears of it; its checksum must follow.
 
         Raises:
             EngineError: no tensor of this name or shape, or one that was put before; the update has
                 failed.
         """
-        if array.name in self.arrays:
-            self._fail(f"{array.name} was put twice")
-        if fault := self._put.fault(array.name, array.shape):
+        if name in self.checksums:
+            self._fail(f"{name} was put twice")
+        if fault := self._put.fault(name, shape):
             self._fail(fault)
-        self.arrays[array.name] = array
-        self.checksums[array.name] = checksum
 
     def require_complete(self) -> None:
         """Raises an EngineError, and fails the update, where a tensor was not put: servers would
@@ -142,7 +136,7 @@ class ServerUpdate:
             self.on_all(lambda client, _: client.end_update())
         # All servers have the weights. A failure from here on is a server's, and corrupts nothing.
         self._over = True
-        self._control.updated(self.version, self.arrays, self.checksums)
+        self._control.updated(self.version, self.checksums)
 
     def mark_corrupt(self, problem: str) -> None:
         """The update failed: the engine answers nothing any more."""
@@ -174,3 +168,39 @@ class ServerUpdate:
     def _fail(self, problem: str) -> NoReturn:
         self.mark_corrupt(problem)
         raise EngineError(f"weight update {self.version}: {problem}", retryable=False)
+
+
+class CatchUp(ServerUpdate):
+    """The weights served now, for a server that was started again and takes no part in anything
+    yet. Its failures are those of its start: nothing else hears of them.
+    """
+
+    @property
+    def num_live(self) -> int:
+        """See ``ServerUpdate.num_live``."""
+        return sum(not server.exited for server in self.servers)
+
+    def start(self, call: Callable[[ServerClient, int], Awaitable[None]]) -> Future[Any]:
+        """See ``ServerUpdate.start``."""
+
+        async def on_one() -> None:
+            [server] = self.servers
+            await call(server.client, 0)
+
+        return self._control.submit(on_one())
+
+    def finish(self) -> None:
+        """The server has all tensors."""
+        if self._open:
+            self.on_all(lambda client, _: client.end_update())
+        self._over = True
+
+    def mark_corrupt(self, problem: str) -> None:
+        """The server's start has failed."""
+        self._over = True
+
+    def give_up(self) -> None:
+        """An update takes the server along, or it is started once more."""
+        if self._open and not self._over:
+            self.on_all(lambda client, _: client.end_update())
+        self._over = True

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from agentrl.engines.base import EnginePlace, PauseMode, Tag
 from agentrl.engines.held_weights import HeldTensor
-from agentrl.engines.servers.client import WeightLabels
+from agentrl.engines.servers.client import EncodedTensors, WeightLabels
 from agentrl.engines.servers.http_client import (
     CONNECT_S,
     HttpClient,
@@ -26,10 +26,11 @@ from agentrl.engines.sglang.capabilities import (
     SPANS_SINCE,
     require_version,
 )
-from agentrl.engines.sglang.model_check import model_problem, part_names
+from agentrl.engines.sglang.model_check import model_problem, part_names, rank_shards
 from agentrl.engines.sglang.sglang_spec import SGLangEngineSpec
 from agentrl.engines.sglang.stream import events, tell_new
 from agentrl.engines.sglang.wire import generate_body, read_answer, read_score, score_body
+from agentrl.engines.tensor_parallel import Shards
 from agentrl.engines.weights import WeightArray
 from agentrl.errors import EngineError
 from agentrl.types import Completion, GenerateRequest
@@ -81,6 +82,10 @@ class SGLangClient(HttpClient):
     def reports_versions(self) -> bool:
         """See ``ServerClient.reports_versions``."""
         return self.version >= SPANS_SINCE and not self._answered_without_spans
+
+    def shards(self, shapes: Mapping[str, tuple[int, ...]]) -> Shards:
+        """See ``ServerClient.shards``."""
+        return rank_shards(self._place, shapes, self.num_ranks, str(self._info.get("device")))
 
     async def probe(self) -> None:
         """See ``ServerClient.probe``."""
@@ -204,19 +209,21 @@ class SGLangClient(HttpClient):
         body = {"model_path": folder, "load_format": "auto"}
         await self._load("/update_weights_from_disk", body, label, flush)
 
-    async def load_bucket(self, payload: str, *, label: str | None, flush: bool) -> None:
-        """Loads tensors from a flattened bucket.
+    async def load_tensors(
+        self, tensors: EncodedTensors, *, label: str | None, flush: bool
+    ) -> None:
+        """Loads tensors; returns when each rank has its part.
 
         Args:
-            payload: base64 of the pickled bucket, holding the tensors by value: a handle of torch's
-                ``file_descriptor`` sharing would hang the server.
-            label: given with the last bucket alone.
+            tensors: base64 of a pickle. A handle of torch's ``file_descriptor`` sharing in it would
+                hang the server.
+            label: given with the last tensors alone.
             flush: empty the KV cache.
         """
         body = {
             # Each rank reads the entry of its own number.
-            "serialized_named_tensors": [payload] * self.num_ranks,
-            "load_format": "flattened_bucket",
+            "serialized_named_tensors": [*tensors.texts] * (self.num_ranks // len(tensors.texts)),
+            "load_format": tensors.form,
         }
         await self._load("/update_weights_from_tensor", body, label, flush)
 
@@ -237,10 +244,10 @@ class SGLangClient(HttpClient):
         await self._success("/init_weights_update_group", body)
         self._groups.add(name)
 
-    async def leave_group(self, name: str) -> None:
-        """Leaves it; one that it never joined is ignored."""
-        if name in self._groups:
-            self._groups.discard(name)
+    async def leave_groups(self) -> None:
+        """Leaves all that it joined."""
+        while self._groups:
+            name = self._groups.pop()
             await self._success("/destroy_weights_update_group", {"group_name": name})
 
     async def receive(

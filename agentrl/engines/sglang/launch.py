@@ -9,10 +9,10 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from agentrl.engines.base import EnginePlace, SharedGpus
-from agentrl.engines.servers.client import ModelSizes, WeightLabels
+from agentrl.engines.servers.client import EncodedTensors, ModelSizes, WeightLabels
 from agentrl.engines.servers.server import HOST
 from agentrl.engines.sglang.capabilities import require_version
 from agentrl.engines.sglang.client import SGLangClient
@@ -21,6 +21,9 @@ from agentrl.engines.sglang.sglang_spec import SGLangEngineSpec
 from agentrl.engines.weights import WeightArray
 from agentrl.errors import ConfigError, MachineError
 from agentrl.types.user_code.load import load_object
+
+if TYPE_CHECKING:
+    from torch import UntypedStorage
 
 _PROBE = (
     "import importlib.metadata as m, torch; "
@@ -105,10 +108,20 @@ class SGLangServers:
         """A client of one server."""
         return SGLangClient(name, url, self.place, self.spec, labels)
 
-    def bucket(self, arrays: Sequence[WeightArray]) -> str:
+    def bucket(self, arrays: Sequence[WeightArray]) -> EncodedTensors:
         """See ``ServerKind.bucket``: base64 of the pickled bucket."""
         pickled = load_object("agentrl.engines.sglang.tensor_bucket:flattened_bucket")(arrays)
-        return base64.b64encode(pickled).decode()
+        return EncodedTensors((base64.b64encode(pickled).decode(),), "flattened_bucket")
+
+    def shared(
+        self, memory: UntypedStorage, by_rank: Sequence[Sequence[WeightArray]], readers: int
+    ) -> EncodedTensors:
+        """See ``ServerKind.shared``: base64 of pickled lists of names and tensors."""
+        encode = load_object("agentrl.engines.sglang.tensor_bucket:shared_tensors")
+        pickled = [encode(memory, arrays, readers) for arrays in by_rank]
+        texts = tuple(base64.b64encode(one).decode() for one in pickled)
+        # ``direct`` copies each tensor to the parameter of its name
+        return EncodedTensors(texts, "direct" if len(texts) > 1 else None)
 
     def command(self, *, model: Path, port: int, label: str) -> list[str]:
         """The command line of one server.

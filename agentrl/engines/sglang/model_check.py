@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.engines.base import EnginePlace
+from agentrl.engines.tensor_parallel import FUSED, Shards, tensor_parallel_shards
 from agentrl.engines.weights import read_config, tensor_shapes
 from agentrl.errors import DataError
 
@@ -18,10 +19,9 @@ SPARE_POSITIONS = 8
 in addition."""
 
 
-_FUSED: Mapping[str, tuple[str, ...]] = {
-    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
-    "gate_up_proj": ("gate_proj", "up_proj"),
-}
+_LIKE_LLAMA = ("llama", "qwen2", "qwen3")
+_CPU_WIDTH = 32
+"""Of a rank's part of an MLP on a CPU, a multiple of it."""
 
 
 def model_problem(
@@ -78,6 +78,33 @@ def model_problem(
     return ""
 
 
+def rank_shards(
+    place: EnginePlace, shapes: Mapping[str, tuple[int, ...]], num_ranks: int, device: str
+) -> Shards:
+    """What each rank of a server holds, as SGLang cuts it; none for one rank, and where that is not
+    known.
+
+    Args:
+        place: the model that it serves.
+        shapes: of the folder's tensors.
+        num_ranks: of the server.
+        device: of it.
+    """
+    config = read_config(place.model)
+    if num_ranks == 1 or config.get("model_type") not in _LIKE_LLAMA:
+        return ()
+    kv_heads = int(config["num_key_value_heads"])
+    if device == "cpu" and (
+        kv_heads % num_ranks or int(config["intermediate_size"]) % (_CPU_WIDTH * num_ranks)
+    ):
+        # There it makes heads and widths up to what the ranks can share.
+        return ()
+    own = dict(shapes)
+    if config.get("tie_word_embeddings"):
+        own.pop("lm_head.weight", None)
+    return tensor_parallel_shards(own, num_ranks, kv_heads=kv_heads)
+
+
 def part_names(served: str) -> tuple[str, ...]:
     """The Hugging Face tensors that one of the server's is made of, in order; none for a table of
     positions."""
@@ -86,7 +113,7 @@ def part_names(served: str) -> tuple[str, ...]:
     if served.startswith("visual."):
         # Qwen's vision tower has queries, keys and values in one tensor of its own
         served = served.replace(".attn.qkv_proj.", ".attn.qkv.")
-    for fused, names in _FUSED.items():
+    for fused, names in FUSED.items():
         if f".{fused}." in served:
             return tuple(served.replace(fused, name) for name in names)
     return (served,)

@@ -12,7 +12,7 @@ from agentrl.config import RunConfig
 from agentrl.controller.cluster.phases import largest
 from agentrl.controller.cluster.role_group import LocalRoleGroup, RoleGroup
 from agentrl.controller.cluster.rollout_pool import ProcessInfo, RolloutPool, RolloutWorkerSpec
-from agentrl.controller.cluster.weight_publisher import ColocatedSync, WeightSync
+from agentrl.controller.cluster.weight_publisher import ColocatedSync, ServedSync, WeightSync
 from agentrl.controller.cluster.worker import RoleSpec
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.stop_request import StopRequest
@@ -86,7 +86,7 @@ class RunProcesses:
             shut_down_ray,
             start_ray,
         )
-        from agentrl.controller.cluster.ray_role_group import RayRoleGroup, ServedSync
+        from agentrl.controller.cluster.ray_role_group import RayRoleGroup
         from agentrl.controller.cluster.ray_rollout_pool import rollout_workers
 
         own = self._placement

@@ -1,7 +1,8 @@
 """A server's program that answers as a sound SGLang 0.5.18 does, started with its arguments.
 
 Its score of a prompt is what the file of its first argument says when it starts, which stands for
-the weights that it loaded. Standard library alone.
+the weights that it loaded. It tells the labels that its weights had, at ``/labels``. Standard
+library alone.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ parser = argparse.ArgumentParser()
 parser.add_argument("score")
 parser.add_argument("--port", type=int)
 parser.add_argument("--host")
+parser.add_argument("--weight-version")
 options, _ = parser.parse_known_args(sys.argv[1:])
 score = float(Path(options.score).read_text())
+labels = [options.weight_version]
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -46,6 +49,10 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def answers(route: str, body: Any) -> Any:
+    if route == "/labels":
+        return labels
+    if label := body.get("weight_version") or body.get("new_version"):
+        labels.append(label)
     if route == "/server_info":
         return {"version": "0.5.18", "dtype": "float32", "device": "cpu"}
     if route == "/generate":

@@ -1,18 +1,23 @@
-"""A server that is started again is probed: it serves only where it computes what the others do."""
+"""A server that is started again gets the weights served now from where the ranks keep them, and is
+probed: it serves only where it computes what the others do.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
 
 from agentrl.engines import EnginePlace
 from agentrl.engines.sglang import SGLangEngine, SGLangEngineSpec
+from agentrl.errors import StaleWeightsError
 from agentrl.weight_sync import HttpSender
 from tests.engines.servers.test_server_events import TENSORS, place, publish
 from tests.kit.waiting import until
@@ -30,11 +35,33 @@ def score(tmp_path: Path) -> Path:
     return path
 
 
+class Ranks:
+    """What the ranks serve; ``ahead`` once they keep the next version already."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.ahead = threading.Event()
+        self.turned_away = threading.Event()
+
+    def __call__(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
+        self.asked.append(version)
+        for name, tensor in TENSORS.items():
+            yield name, torch.from_numpy(tensor)
+        if self.ahead.is_set():
+            self.turned_away.set()
+            raise StaleWeightsError("the ranks serve a later version")
+
+
 @pytest.fixture
-def engine(place: EnginePlace, score: Path) -> Iterator[SGLangEngine]:
+def ranks() -> Ranks:
+    return Ranks()
+
+
+@pytest.fixture
+def engine(place: EnginePlace, score: Path, ranks: Ranks) -> Iterator[SGLangEngine]:
     command = (sys.executable, str(Path(__file__).with_name("fake_sglang.py")), str(score))
     spec = SGLangEngineSpec(command=command, device="cpu", max_restarts=2)
-    engine = SGLangEngine(place, spec, HttpSender())
+    engine = SGLangEngine(place, spec, HttpSender(ranks))
     publish(engine, 1, TENSORS)
     engine.score([5, 7, 9])
     yield engine
@@ -56,7 +83,16 @@ def state(engine: SGLangEngine) -> str:
     return engine.pool.servers[0].state
 
 
-def test_a_server_that_computes_the_same_serves_again(engine: SGLangEngine, score: Path) -> None:
+def labels(engine: SGLangEngine) -> list[str]:
+    """Of the weights that the server had since it was started, without their owner."""
+    [server] = engine.pool.servers
+    answer = httpx.get(f"{server.client.url}/labels", trust_env=False).json()
+    return [label.rpartition(".")[2] for label in answer]
+
+
+def test_a_server_that_computes_the_same_serves_again(
+    engine: SGLangEngine, score: Path, ranks: Ranks
+) -> None:
     score.write_text("-2.001")  # within the rounding of float32
     kill(score)
     events: list[str] = []
@@ -68,6 +104,48 @@ def test_a_server_that_computes_the_same_serves_again(engine: SGLangEngine, scor
     until(came_back)
     assert events == ["server_lost", "server_restarted"]
     assert state(engine) == "serving"
+    # what it started with is none of the engine's versions, and so serves nobody
+    assert (ranks.asked, labels(engine)) == ([1], ["before", "1"])
+
+
+def test_a_server_that_restarts_in_the_middle_of_a_publish_gets_the_new_version(
+    engine: SGLangEngine, score: Path, ranks: Ranks
+) -> None:
+    ranks.ahead.set()  # the ranks' copies are renewed before an engine hears of the update
+    kill(score)
+    until(ranks.turned_away.is_set)
+    assert state(engine) != "serving"
+    publish(engine, 2, TENSORS)
+    until(lambda: any(n.event == "server_restarted" for n in engine.take_notices()))
+    assert (ranks.asked, labels(engine)) == ([1], ["before", "2"])
+    assert engine.health().policy_version == 2
+
+
+def test_a_server_that_died_asleep_waits_for_the_update_that_the_ranks_are_ahead_for(
+    engine: SGLangEngine, score: Path, ranks: Ranks
+) -> None:
+    engine.pause("drain")
+    engine.sleep(["graphs", "kv_cache", "weights"])
+    kill(score)
+    until(lambda: state(engine) == "starting")
+    ranks.ahead.set()
+    engine.wake(["weights", "kv_cache", "graphs"])
+    assert ranks.turned_away.is_set()
+    publish(engine, 2, TENSORS)
+    assert (state(engine), labels(engine)) == ("serving", ["before", "2"])
+
+
+def test_without_a_source_a_server_cannot_be_started_again(place: EnginePlace, score: Path) -> None:
+    command = (sys.executable, str(Path(__file__).with_name("fake_sglang.py")), str(score))
+    spec = SGLangEngineSpec(command=command, device="cpu", max_restarts=1)
+    engine = SGLangEngine(place, spec, HttpSender())
+    try:
+        publish(engine, 1, TENSORS)
+        kill(score)
+        until(lambda: state(engine) == "gone")
+        assert "build it with `served`" in engine.take_notices()[1].message
+    finally:
+        engine.close()
 
 
 def test_a_server_that_computes_otherwise_does_not_serve(engine: SGLangEngine, score: Path) -> None:
@@ -109,6 +187,6 @@ def test_a_server_that_dies_asleep_starts_once_its_engine_is_awake(
     # the trainer still has the memory that a server would take
     assert (state(engine), engine.health().state) == ("starting", "asleep")
     engine.wake(["kv_cache", "graphs"])
-    assert state(engine) == "serving"
+    assert (state(engine), labels(engine)) == ("serving", ["before", "2"])
     engine.resume()
     assert engine.health().policy_version == 2

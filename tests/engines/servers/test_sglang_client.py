@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from agentrl.engines.servers.client import EncodedTensors
 from agentrl.engines.servers.http_client import RefusedError, ServerLostError
 from agentrl.engines.servers.server import free_port, server_url
 from agentrl.engines.sglang.client import SGLangClient
@@ -153,7 +154,7 @@ async def test_each_tensor_parallel_rank_gets_a_bucket() -> None:
 
     async with client_of(server_info=INFO, update_weights_from_tensor=keep) as (client, _):
         await client.probe()
-        await client.load_bucket("AAAA", label="own.1", flush=True)
+        await client.load_tensors(EncodedTensors(("AAAA",), None), label="own.1", flush=True)
     body = json.loads(sent[0])
     assert (body["serialized_named_tensors"], body["weight_version"]) == (["AAAA", "AAAA"], "own.1")
 

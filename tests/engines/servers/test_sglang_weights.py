@@ -16,6 +16,7 @@ from safetensors.torch import save_file as save_torch_file
 from agentrl.engines.weights import (
     ServedDtype,
     WeightArray,
+    new_folder,
     open_weights,
     tensor_shapes,
     write_weights,
@@ -149,7 +150,8 @@ def test_a_written_folder_is_read_by_the_safetensors_library(
     model.mkdir()
     (model / "config.json").write_text("{}")
     (model / "model.safetensors").write_bytes(b"old")
-    write_weights(tmp_path / "new", model, arrays.values())
+    new_folder(tmp_path / "new", model)
+    write_weights(tmp_path / "new" / "model.safetensors", list(arrays.values()))
     found = load_file(tmp_path / "new" / "model.safetensors")
     assert found.keys() == values.keys()
     assert all(np.array_equal(found[name], value) for name, value in values.items())
@@ -157,9 +159,10 @@ def test_a_written_folder_is_read_by_the_safetensors_library(
 
 
 def test_what_was_written_is_opened_again(tmp_path: Path, arrays: dict[str, WeightArray]) -> None:
-    (tmp_path / "model").mkdir()
-    write_weights(tmp_path / "new", tmp_path / "model", arrays.values())
-    found = open_weights(tmp_path / "new", "float32")
+    values = list(arrays.values())
+    for place, part in enumerate((values[:3], values[3:])):
+        write_weights(tmp_path / f"model-{place}.safetensors", part)
+    found = open_weights(tmp_path, "float32")
     assert {name: (one.shape, one.data.tobytes()) for name, one in found.items()} == {
         name: (one.shape, one.data.tobytes()) for name, one in arrays.items()
     }

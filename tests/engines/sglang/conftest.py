@@ -58,7 +58,7 @@ def make_model(folder: Path, *, seed: int) -> Path:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        intermediate_size=96,
+        intermediate_size=128,
         tie_word_embeddings=True,
         max_position_embeddings=CONTEXT,
         initializer_range=0.08,

@@ -41,8 +41,9 @@ _VOCAB_PADDING = 64
 _MLP_PADDING = 32
 
 
-def require_sent(engine: SGLangEngine) -> None:
-    """Each of an engine's servers holds exactly what was sent, bit by bit, by its own digests.
+def require_sent(engine: SGLangEngine, module: torch.nn.Module) -> None:
+    """Each of an engine's servers holds exactly the module's weights, bit by bit, by its own
+    digests.
 
     On a GPU their hash is one of SGLang's own: there the engine's comparison alone is asked.
     """
@@ -50,7 +51,12 @@ def require_sent(engine: SGLangEngine) -> None:
         engine.checksum()
         return
     state = engine.state
-    assert state.weights is not None
+    weights: dict[str, WeightArray] = {
+        name: WeightArray(
+            name, "float32", tuple(own.shape), own.detach().view(-1).view(torch.uint8).numpy()
+        )
+        for name, own in module.named_parameters()
+    }
     for server in engine.pool.serving:
         answer = httpx.post(
             f"{server.client.url}/weights_checker",
@@ -60,7 +66,7 @@ def require_sent(engine: SGLangEngine) -> None:
         ).json()
         ranks = [rank["checksums"] for rank in answer["ranks"]]
         kv_heads = read_config(state.kind.place.model)["num_key_value_heads"]
-        wrong, compared = differing(state.weights, ranks, kv_heads)
+        wrong, compared = differing(weights, ranks, kv_heads)
         assert compared
         assert not wrong
 

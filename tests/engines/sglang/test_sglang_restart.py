@@ -8,15 +8,16 @@ import asyncio
 import os
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from agentrl.engines.sglang import SGLangEngine
 from agentrl.errors import EngineError
-from agentrl.weight_sync import HttpSender
+from agentrl.weight_sync import HttpSender, SharedMemorySender
 from tests.engines.sglang.digests import require_sent
 from tests.engines.sglang.models import (
     HuggingFace,
@@ -63,13 +64,18 @@ async def test_of_two_servers_one_is_killed_and_comes_back_with_the_current_weig
     tmp_path: Path,
 ) -> None:
     own = shutil.copytree(model, tmp_path / "model")
+
+    def served(version: int) -> Iterator[tuple[str, torch.Tensor]]:
+        assert version == 1
+        return reference.module.named_parameters()
+
     engine = await asyncio.to_thread(
         lambda: build(
             command=(python, "-m", "sglang.launch_server"),
             device="cpu",
             model=str(own),
             num_servers=2,
-            sender=HttpSender,
+            sender=lambda: SharedMemorySender(served),
             startup_timeout_s=RESTART_S,
         )
     )
@@ -90,7 +96,7 @@ async def test_of_two_servers_one_is_killed_and_comes_back_with_the_current_weig
         while sorted(one.state for one in engine.pool.servers) != ["serving", "serving"]:
             await asyncio.sleep(0.2)
     await asyncio.to_thread(engine.checksum)
-    require_sent(engine)
+    require_sent(engine, reference.module)
     again = await asyncio.gather(
         *(engine.generate(request(f"again{n}", p)) for n, p in enumerate(prompts))
     )

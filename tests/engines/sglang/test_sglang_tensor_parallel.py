@@ -1,16 +1,20 @@
-"""A real server of two tensor-parallel ranks: weights reach both of them, in each of three ways."""
+"""A real server of two tensor-parallel ranks: weights reach both of them, in each of four ways."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from agentrl.engines.servers.client import EncodedTensors
 from agentrl.engines.sglang import SGLangEngine
-from agentrl.weight_sync import BroadcastSender, DiskSender, HttpSender
+from agentrl.engines.sglang.launch import SGLangServers
+from agentrl.engines.weights import WeightArray
+from agentrl.weight_sync import BroadcastSender, DiskSender, HttpSender, SharedMemorySender, batches
 from tests.engines.sglang.conftest import running_server
 from tests.engines.sglang.models import HuggingFace, logprobs, made, publish, request, versions
 
@@ -27,10 +31,25 @@ def split_server(
         yield url
 
 
-@pytest.mark.parametrize("sender", [DiskSender, HttpSender, BroadcastSender])
+@pytest.mark.parametrize(
+    ("sender", "batch_bytes"),
+    [
+        (SharedMemorySender, batches.BATCH_BYTES),
+        (SharedMemorySender, 20_000),
+        (DiskSender, batches.BATCH_BYTES),
+        (HttpSender, batches.BATCH_BYTES),
+        (BroadcastSender, batches.BATCH_BYTES),
+    ],
+)
 async def test_both_ranks_hold_what_was_sent(
-    build: Callable[..., SGLangEngine], split_server: str, reference: HuggingFace, sender: type
+    build: Callable[..., SGLangEngine],
+    split_server: str,
+    reference: HuggingFace,
+    sender: type,
+    batch_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(batches, "BATCH_BYTES", batch_bytes)
     engine = build(split_server, sender=sender)
     for version in (1, 2):
         reference.scale(1.03)
@@ -40,3 +59,32 @@ async def test_both_ranks_hold_what_was_sent(
         np.testing.assert_allclose(
             logprobs(answer), reference.logprobs(PROMPT, made(answer)), atol=1e-4
         )
+
+
+def test_through_shared_memory_each_rank_is_sent_its_own_part_alone(
+    build: Callable[..., SGLangEngine],
+    split_server: str,
+    reference: HuggingFace,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[Sequence[Sequence[WeightArray]]] = []
+    real = SGLangServers.shared
+
+    def shared(
+        kind: SGLangServers, memory: Any, by_rank: Sequence[Sequence[WeightArray]], readers: int
+    ) -> EncodedTensors:
+        sent.append(by_rank)
+        assert readers == 1
+        return real(kind, memory, by_rank, readers)
+
+    monkeypatch.setattr(SGLangServers, "shared", shared)
+    publish(build(split_server, sender=SharedMemorySender), reference, 1)
+    [by_rank] = sent
+    shapes = [{array.name: array.shape for array in own} for own in by_rank]
+    layer = "model.layers.0"
+    for own in shapes:
+        assert own[f"{layer}.self_attn.qkv_proj.weight"] == (32 + 16 + 16, 64)
+        assert own[f"{layer}.mlp.gate_up_proj.weight"] == (64 + 64, 64)
+        assert own[f"{layer}.mlp.down_proj.weight"] == (64, 64)
+        assert own["model.embed_tokens.weight"] == (320 // 2, 64)
+        assert own["model.norm.weight"] == (64,)

@@ -18,8 +18,14 @@ from agentrl.engines.sglang import SGLangEngine
 from agentrl.engines.sglang import tensor_bucket as bucket
 from agentrl.errors import EngineError
 from agentrl.training import Actor, DistSpec, join, leave
-from agentrl.weight_sync import BroadcastSender, DiskSender, HttpSender, publish_in_process
-from agentrl.weight_sync import plan as batch
+from agentrl.weight_sync import (
+    BroadcastSender,
+    DiskSender,
+    HttpSender,
+    SharedMemorySender,
+    publish_in_process,
+)
+from agentrl.weight_sync import batches as batch
 from tests.controller.tiny import actor_spec
 from tests.engines.sglang.digests import ON_GPU, require_sent
 from tests.engines.sglang.models import (
@@ -37,7 +43,7 @@ from tests.engines.sglang.models import (
 pytestmark = pytest.mark.sglang
 
 PROMPT = [5, 17, 200, 33, 8]
-SENDERS = [DiskSender, HttpSender, BroadcastSender]
+SENDERS = [SharedMemorySender, DiskSender, HttpSender, BroadcastSender]
 Build = Callable[..., SGLangEngine]
 
 
@@ -65,7 +71,7 @@ async def test_the_servers_serve_what_the_trainer_has(
         report = await asyncio.to_thread(publish_in_process, actor, engine, version)
         assert report is not None
         assert engine.checksum() == actor.checksum(DTYPE)
-        require_sent(engine)
+        require_sent(engine, reference.module)
         answer = await engine.generate(request(f"v{version}", PROMPT))
         assert versions(answer) == [version]
         np.testing.assert_allclose(
@@ -73,7 +79,7 @@ async def test_the_servers_serve_what_the_trainer_has(
         )
 
 
-@pytest.mark.parametrize("sender", [HttpSender, BroadcastSender])
+@pytest.mark.parametrize("sender", SENDERS)
 async def test_weights_in_many_small_portions(
     build: Build, server: str, reference: HuggingFace, sender: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,14 +167,18 @@ def alter_payload(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(ON_GPU, reason="the oracle knows the hash of a CPU")
 async def test_one_wrong_bit_is_seen_by_the_oracle(
-    build: Build, server: str, actor: Actor, monkeypatch: pytest.MonkeyPatch
+    build: Build,
+    server: str,
+    actor: Actor,
+    reference: HuggingFace,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """So that the tests that compare each server's digests with it prove what they say."""
     engine = build(server, sender=HttpSender)
     alter_payload(monkeypatch)
     await asyncio.to_thread(publish_in_process, actor, engine, 1)
     with pytest.raises(AssertionError):
-        require_sent(engine)
+        require_sent(engine, reference.module)
 
 
 async def test_other_weights_than_the_trainers_are_seen_by_the_probe(

@@ -1,0 +1,222 @@
+"""Batches: weights that travel some tensors at a time through memory that is used again, whatever
+carries them.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from agentrl.engines import Served
+from agentrl.engines.checksum import tensor_checksum
+from agentrl.engines.servers.update import ServerUpdate
+from agentrl.engines.tensor_parallel import Shards, ShardTensor
+from agentrl.engines.tensor_slice import TensorSlice
+from agentrl.engines.weights import WeightArray
+from agentrl.errors import EngineError
+
+BATCH_BYTES = 256 * 2**20
+"""Of tensors in one call; a larger tensor goes alone."""
+_ALIGNED = 64
+"""Bytes at whose multiples tensors begin."""
+
+
+class BatchSender(ABC):
+    """``WeightSender`` that has memory for one batch.
+
+    Args:
+        served: where a server that was started again gets its weights; None where none is started.
+    """
+
+    def __init__(self, served: Served | None = None) -> None:
+        self._served = served
+        self._memory = torch.empty(0, dtype=torch.uint8)
+
+    def begin(self, update: ServerUpdate) -> BatchSession:
+        """See ``WeightSender.begin``."""
+        return BatchSession(update, self)
+
+    def shards(self, update: ServerUpdate) -> Shards:
+        """What each rank of a server is sent alone; none where all of them get whole tensors."""
+        return ()
+
+    @abstractmethod
+    def send(
+        self,
+        update: ServerUpdate,
+        by_rank: Sequence[Sequence[WeightArray]],
+        *,
+        label: str | None,
+        flush: bool,
+    ) -> None:
+        """Gives all servers some tensors, and returns when they have them.
+
+        Args:
+            update: of the servers.
+            by_rank: the tensors, in this sender's memory; one entry of whole ones where ``shards``
+                gives none.
+            label: of the new weights; with the last tensors alone.
+            flush: the KV cache.
+        """
+
+    def catch_up(self, update: ServerUpdate) -> None:
+        """See ``WeightSender.catch_up``."""
+        if self._served is None:
+            raise EngineError(
+                "a server that was started again gets the weights served now from where they are "
+                "kept, and this engine's sender was built without that; build it with `served`",
+                retryable=False,
+            )
+        session = self.begin(update)
+        try:
+            for name, tensor in self._served(update.version):
+                session.put(name, tensor)
+        except BaseException:
+            session.abort()
+            raise
+        session.commit()
+
+    def close(self) -> None:
+        """See ``WeightSender.close``."""
+        self._memory = torch.empty(0, dtype=torch.uint8)
+
+    def memory(self, size: int) -> Tensor:
+        """At least so many bytes as ``[bytes]`` uint8; what was in them before is lost."""
+        if len(self._memory) < size:
+            self._memory = self.allocate(size)
+        return self._memory
+
+    def allocate(self, size: int) -> Tensor:
+        """New memory."""
+        return torch.empty(size, dtype=torch.uint8)
+
+
+@dataclass(eq=False, slots=True)
+class _Held:
+    """A tensor as a rank of a server holds it.
+
+    Args:
+        rank: of the server.
+        tensor: what is held.
+        missing: names of its parts that were not put yet.
+        bytes: where they lie, from the first one on.
+    """
+
+    rank: int
+    tensor: ShardTensor
+    missing: set[str]
+    bytes: Tensor
+
+
+class BatchSession:
+    """An ``UpdateSession`` that gathers tensors up to ``BATCH_BYTES`` and then sends them.
+
+    Args:
+        update: of the servers.
+        sender: whose memory holds the batch.
+    """
+
+    def __init__(self, update: ServerUpdate, sender: BatchSender) -> None:
+        self._update = update
+        self._sender = sender
+        self._dtype: torch.dtype = getattr(torch, update.dtype)
+        whole = (
+            ShardTensor(name, shape, (TensorSlice.whole(name, shape),))
+            for name, shape in update.shapes.items()
+        )
+        self._shards: Shards = sender.shards(update) or (tuple(whole),)
+        self._by_name: dict[str, list[_Held]] = {}
+        for rank, tensors in enumerate(self._shards):
+            for tensor in tensors:
+                names = {part.name for part in tensor.parts}
+                held = _Held(rank, tensor, names, torch.empty(0, dtype=torch.uint8))
+                for name in names:
+                    self._by_name.setdefault(name, []).append(held)
+        sizes = [self._size(tensor) for tensors in self._shards for tensor in tensors]
+        self._memory = sender.memory(max(*sizes, min(sum(sizes), BATCH_BYTES)))
+        self._batch: list[_Held] = []
+        self._used = 0
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        """See ``UpdateSession.put``; the tensor may share memory with a parameter that the next
+        step changes."""
+        self._update.accept(name, tuple(tensor.shape))
+        own = tensor.detach().to(self._dtype)
+        self._update.checksums[name] = tensor_checksum(name, own)
+        for held in self._by_name.get(name, ()):
+            if not len(held.bytes):
+                self._reserve(held)
+                self._batch.append(held)
+            _fill(held, own, name)
+
+    def commit(self) -> None:
+        """See ``UpdateSession.commit``."""
+        self._update.require_complete()
+        self._send_batch(last=True)
+        self._update.finish()
+
+    def abort(self) -> None:
+        """The engine is corrupt where a batch was sent."""
+        self._update.give_up()
+
+    def _size(self, tensor: ShardTensor) -> int:
+        """Bytes of a tensor, up to where the next one begins."""
+        return -(-math.prod(tensor.shape) * self._dtype.itemsize // _ALIGNED) * _ALIGNED
+
+    def _reserve(self, held: _Held) -> None:
+        """Makes room for a tensor; what is in the way is sent."""
+        size = self._size(held.tensor)
+        if self._used + size > min(BATCH_BYTES, len(self._memory)):
+            self._send_batch(last=False)
+        if self._used + size > len(self._memory):
+            # Tensors that wait for parts leave it too little.
+            self._move(self._used + size)
+        held.bytes = self._memory[self._used :][
+            : math.prod(held.tensor.shape) * self._dtype.itemsize
+        ]
+        self._used += size
+
+    def _send_batch(self, *, last: bool) -> None:
+        """Sends the tensors that have all of their parts."""
+        by_rank: list[list[WeightArray]] = [[] for _ in self._shards]
+        for held in self._batch:
+            if not held.missing:
+                name, shape = held.tensor.name, held.tensor.shape
+                array = WeightArray(name, self._update.dtype, shape, held.bytes.numpy())
+                by_rank[held.rank].append(array)
+        if last or any(by_rank):
+            label, flush = (self._update.label, self._update.flush) if last else (None, False)
+            self._sender.send(self._update, by_rank, label=label, flush=flush)
+        self._batch = [held for held in self._batch if held.missing]
+        self._move(len(self._memory))
+
+    def _move(self, size: int) -> None:
+        """The tensors of the batch to the front of so many bytes."""
+        kept = [held.bytes.clone() for held in self._batch]
+        self._memory = self._sender.memory(size)
+        self._used = 0
+        for held, before in zip(self._batch, kept, strict=True):
+            held.bytes = self._memory[self._used :][: len(before)].copy_(before)
+            self._used += self._size(held.tensor)
+
+
+def _fill(held: _Held, whole: Tensor, name: str) -> None:
+    """Copies a tensor's parts to where a rank's one holds them."""
+    held.missing.discard(name)
+    own = held.bytes.view(whole.dtype).view(held.tensor.shape)
+    # A fused tensor may have the shape of one of its parts.
+    if all(part.size == part.shape == held.tensor.shape for part in held.tensor.parts):
+        own.copy_(whole)
+        return
+    row = 0
+    for part in held.tensor.parts:
+        if part.name == name:
+            own[row : row + part.size[0]].copy_(whole[part.slices])
+        row += part.size[0]
+    # the rows that no token of the vocabulary has
+    own[row:].zero_()

@@ -1,0 +1,166 @@
+"""Servers of this machine read weights where they were put, each tensor-parallel rank its own part
+alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import pickle
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from agentrl.engines import EnginePlace
+from agentrl.errors import MachineError
+from agentrl.weight_sync import SharedMemorySender, batches
+from tests.engines.servers.broken_server import says
+from tests.engines.servers.test_server_events import CONFIG, DONE, Build, build
+
+__all__ = ["build"]
+
+LAYER = "model.layers.0"
+SHAPES = {
+    "model.embed_tokens.weight": (65, 4),
+    f"{LAYER}.input_layernorm.weight": (4,),
+    f"{LAYER}.mlp.down_proj.weight": (4, 64),
+    f"{LAYER}.mlp.gate_proj.weight": (64, 4),
+    f"{LAYER}.mlp.up_proj.weight": (64, 4),
+    f"{LAYER}.self_attn.k_proj.bias": (4,),
+    f"{LAYER}.self_attn.k_proj.weight": (4, 4),
+    f"{LAYER}.self_attn.o_proj.weight": (4, 8),
+    f"{LAYER}.self_attn.q_proj.bias": (8,),
+    f"{LAYER}.self_attn.q_proj.weight": (8, 4),
+    f"{LAYER}.self_attn.v_proj.bias": (4,),
+    f"{LAYER}.self_attn.v_proj.weight": (4, 4),
+    "model.norm.weight": (4,),
+}
+
+
+@pytest.fixture
+def tensors() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(4)
+    return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+
+
+@pytest.fixture
+def place(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> EnginePlace:
+    (tmp_path / "model").mkdir()
+    own = {"model_type": "qwen2", "intermediate_size": 64, "num_key_value_heads": 2}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(CONFIG | own))
+    save_file(tensors, tmp_path / "model" / "model.safetensors")
+    return EnginePlace(str(tmp_path / "model"), str(tmp_path / "servers"), context_tokens=64)
+
+
+class Reader:
+    """The routes of an SGLang 0.5.23 of so many ranks, which reads what it is sent."""
+
+    def __init__(self, ranks: int) -> None:
+        info = {"version": "0.5.23", "dtype": "float32", "device": "cpu", "tp_size": ranks}
+        self.held: list[dict[str, torch.Tensor]] = [{} for _ in range(ranks)]
+        self.forms: set[str | None] = set()
+        self.labels: list[str | None] = []
+        self.routes: dict[str, Any] = {
+            "server_info": says(json.dumps(info).encode()),
+            "begin_weight_update": DONE,
+            "end_weight_update": DONE,
+            "update_weights_from_tensor": self._read,
+        }
+
+    def _read(self, handler: Any) -> None:
+        body = json.loads(handler.body)
+        for held, text in zip(self.held, body["serialized_named_tensors"], strict=True):
+            for name, tensor in pickle.loads(base64.b64decode(text)):
+                held[name] = tensor.clone()
+        self.forms.add(body["load_format"])
+        self.labels.append(body.get("weight_version"))
+        DONE(handler)
+
+
+def publish(engine: Any, version: int, tensors: dict[str, torch.Tensor], names: Any) -> None:
+    engine.pause("retract")
+    session = engine.begin_update(version)
+    for name in names:
+        session.put(name, tensors[name])
+    session.commit()
+    engine.resume()
+
+
+@pytest.mark.parametrize("batch_bytes", [batches.BATCH_BYTES, 2048, 64])
+@pytest.mark.parametrize("order", [1, -1])
+def test_each_rank_holds_its_part_under_the_servers_names(
+    build: Build,
+    tensors: dict[str, torch.Tensor],
+    batch_bytes: int,
+    order: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    in_one = batch_bytes == batches.BATCH_BYTES
+    monkeypatch.setattr(batches, "BATCH_BYTES", batch_bytes)
+    server = Reader(2)
+    engine, _ = build(sender=SharedMemorySender, **server.routes)
+    for version in (1, 2):
+        tensors = {name: tensor + 1 for name, tensor in tensors.items()}
+        publish(engine, version, tensors, list(tensors)[::order])
+        assert server.forms == {"direct"}
+        # the last call alone gives the weights their name
+        assert server.labels.pop() == engine.state.labels.label(version)
+        assert bool(server.labels) != in_one
+        assert not any(server.labels)
+        server.labels.clear()
+        whole = {name.removeprefix(f"{LAYER}."): own for name, own in tensors.items()}
+        padded = torch.cat([whole["model.embed_tokens.weight"], torch.zeros(63, 4)])
+        for rank, held in enumerate(server.held):
+            wanted = {
+                "model.embed_tokens.weight": padded.chunk(2)[rank],
+                "model.norm.weight": whole["model.norm.weight"],
+                "input_layernorm.weight": whole["input_layernorm.weight"],
+                "self_attn.o_proj.weight": whole["self_attn.o_proj.weight"].chunk(2, 1)[rank],
+                "mlp.down_proj.weight": whole["mlp.down_proj.weight"].chunk(2, 1)[rank],
+                **{
+                    f"{fused}.{kind}": torch.cat(
+                        [whole[f"{part}_proj.{kind}"].chunk(2)[rank] for part in parts]
+                    )
+                    for fused, parts, kind in (
+                        ("self_attn.qkv_proj", [f"self_attn.{one}" for one in "qkv"], "weight"),
+                        ("self_attn.qkv_proj", [f"self_attn.{one}" for one in "qkv"], "bias"),
+                        ("mlp.gate_up_proj", ["mlp.gate", "mlp.up"], "weight"),
+                    )
+                },
+            }
+            found = {name.removeprefix(f"{LAYER}."): own for name, own in held.items()}
+            assert found.keys() == wanted.keys()
+            assert all(torch.equal(found[name], own) for name, own in wanted.items())
+            held.clear()
+
+
+def test_a_server_of_one_rank_gets_whole_tensors(
+    build: Build, tensors: dict[str, torch.Tensor]
+) -> None:
+    server = Reader(1)
+    engine, _ = build(sender=SharedMemorySender, **server.routes)
+    publish(engine, 1, tensors, tensors)
+    assert server.forms == {None}
+    [held] = server.held
+    assert held.keys() == tensors.keys()
+    assert all(torch.equal(held[name], own) for name, own in tensors.items())
+
+
+def test_too_little_shared_memory_is_named_before_a_server_hears_of_the_update(
+    build: Build, tensors: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Reader(1)
+    engine, _ = build(sender=SharedMemorySender, **server.routes)
+    engine.pause("retract")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=1, f_frsize=64))
+        with pytest.raises(MachineError, match=r"/dev/shm has 0 MiB free.*set weight_sync=http"):
+            engine.begin_update(1)
+    assert engine.health().state == "paused"
+    publish(engine, 1, tensors, tensors)
+    assert server.labels

@@ -69,22 +69,21 @@ def publish_in_process(
         EngineError: a tensor is missing or misshapen, or the weights differ; the engine then
             answers nothing.
     """
-    if engine is None:
-        for _ in actor.weights(dtype):
-            pass
-        trainer_reference(actor, dtype, actor.checksum(dtype))
-        make_room()
-        return None
-    dtype = engine.layout().dtype
-    return update_engine(
-        engine,
-        actor.weights(dtype),
-        lambda: trainer_reference(actor, dtype, actor.checksum(dtype)),
-        version,
-        mode,
-        noise or ProbeNoise(),
-        make_room,
-    )
+    dtype = dtype if engine is None else engine.layout().dtype
+    tensors = actor.weights(dtype)
+
+    def trainer() -> Reference:
+        return trainer_reference(actor, dtype, actor.checksum(dtype))
+
+    if engine is not None:
+        return update_engine(
+            engine, tensors, trainer, version, mode, noise or ProbeNoise(), make_room
+        )
+    for _ in tensors:
+        pass
+    trainer()
+    make_room()
+    return None
 
 
 def update_engine(

@@ -100,22 +100,18 @@ def idle_faults(stage: StageConfig) -> Iterator[Fault]:
 
 def _idle_sync_faults(stage: StageConfig) -> Iterator[Fault]:
     """Where no engine is ever sent only what changed."""
-    every = stage.rollout.full_sync_every
-    if every == type(stage.rollout).model_fields["full_sync_every"].default:
-        return
+    rollout, own = stage.rollout, "rollout.engine"
+    found, remedy = repr(rollout.engine), f"use {engines_with('readable')}"
     if not stage.placement.rollout_workers:
+        own, found, remedy = "placement.rollout_workers", "0", "set it above 0"
+    elif stage.engine_spec.traits().readable:
+        return
+    if rollout.full_sync_every != type(rollout).model_fields["full_sync_every"].default:
         yield fault(
-            f"{{key}}={every} does nothing with placement.rollout_workers=0 (weights are put into "
-            "the engine beside each rank); leave it out, or set placement.rollout_workers",
+            f"{{key}}={rollout.full_sync_every} does nothing with {own}={found} (engines are "
+            f"always given all weights); leave it out, or {remedy}",
             "rollout.full_sync_every",
-            "placement.rollout_workers",
-        )
-    elif not stage.engine_spec.traits().readable:
-        yield fault(
-            f"{{key}}={every} does nothing with rollout.engine={stage.rollout.engine!r} (it is "
-            f"always sent all weights); leave it out, or use {engines_with('readable')}",
-            "rollout.full_sync_every",
-            "rollout.engine",
+            own,
         )
 
 

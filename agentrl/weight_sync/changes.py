@@ -1,11 +1,7 @@
 """Changes: the elements of a rank's part whose bits are others than before, in few bytes.
 
-Their places have two forms, of which the shorter is taken. So they never need more than a bit an
-element, and their length tells which form it is.
-
-- A bitmap: a bit an element, a byte's highest one first.
-- Gaps: for each changed element how many equal ones lie before it since the last changed one. 255
-  in a byte says that there are so many, and that another byte follows.
+Their places are gaps: for each changed element how many equal ones lie before it since the last
+changed one, in a byte. 255 says that there are so many, and that another byte follows.
 """
 
 from __future__ import annotations
@@ -19,13 +15,13 @@ import torch
 from torch import Tensor
 
 _BLOCK = 2**20
-"""Elements that are compared at once; a multiple of 8."""
+"""Elements that are compared at once."""
 _MORE = 255
 
 Bits: TypeAlias = npt.NDArray[np.signedinteger[Any]]
 """A part's bits, as integers of its dtype's width: Ray hands numpy's arrays over without a copy."""
 Places: TypeAlias = npt.NDArray[np.uint8]
-"""Which elements of a flat part changed, in one of the two forms."""
+"""Gaps of a flat part."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +49,7 @@ class PartBits:
             part.copy_(bits)
             return
         flat = part.reshape(-1)
-        flat[torch.from_numpy(_where(self.places, flat.numel())).to(part.device)] = bits
+        flat[torch.from_numpy(_indices(self.places)).to(part.device)] = bits
         # A part that is not of whole rows lies in pieces, and was copied.
         if flat.data_ptr() != part.data_ptr():
             part.copy_(flat.view(part.shape))
@@ -79,48 +75,40 @@ def overwrite(memory: Tensor, tensor: Tensor) -> Places | None:
         tensor: of the same shape and dtype, on any device.
 
     Returns:
-        The places where bits changed; None where the whole takes fewer bytes than what changed.
+        The places where bits changed; None where they are more bytes than an eighth of the
+        elements, and are not kept.
     """
     own, new = bits_of(memory).reshape(-1), tensor.reshape(-1)
-    bitmap = np.empty(-(-own.size // 8), np.uint8)
+    runs: list[Places] = [np.empty(0, np.uint8)]
+    last = -1
     for start in range(0, own.size, _BLOCK):
         before = own[start : start + _BLOCK]
         after = bits_of(new[start : start + _BLOCK].cpu())
-        bitmap[start // 8 : (start + _BLOCK) // 8] = np.packbits(before != after)
+        found = np.flatnonzero(before != after) + start
         before[:] = after
-    count = int(np.bitwise_count(bitmap).sum(dtype=np.int64))
-    places = _gaps(bitmap) if count < len(bitmap) else bitmap
-    places = places if len(places) < len(bitmap) else bitmap
-    return places if places.nbytes + count * own.itemsize < own.nbytes else None
+        # What is not kept is not made either.
+        if found.size and sum(map(len, runs)) <= own.size // 8:
+            runs.append(_gaps(found, last))
+            last = int(found[-1])
+    places = np.concatenate(runs)
+    return places if len(places) <= own.size // 8 else None
 
 
 def changed(part: Tensor, places: Places) -> PartBits:
     """The elements of a part at some places, as a copy."""
-    flat = bits_of(part).reshape(-1)
-    return PartBits(flat[_where(places, flat.size)], places)
+    return PartBits(bits_of(part).reshape(-1)[_indices(places)], places)
 
 
-def _gaps(bitmap: Places) -> Places:
-    """The places of a bitmap as gaps."""
-    runs = [bitmap[:0]]
-    last = -1
-    for start in range(0, len(bitmap), _BLOCK // 8):
-        bits = np.unpackbits(bitmap[start : start + _BLOCK // 8])
-        found = np.flatnonzero(bits.view(np.bool_)) + 8 * start
-        if not found.size:
-            continue
-        equal = np.diff(found, prepend=last) - 1
-        last = int(found[-1])
-        ends = np.cumsum(equal // _MORE + 1)
-        run = np.full(ends[-1], _MORE, np.uint8)
-        run[ends - 1] = equal % _MORE
-        runs.append(run)
-    return np.concatenate(runs)
+def _gaps(found: npt.NDArray[np.int64], last: int) -> Places:
+    """Of changed elements ``found``, at least one, behind that at ``last``."""
+    equal = np.diff(found, prepend=last) - 1
+    ends = np.cumsum(equal // _MORE + 1)
+    gaps = np.full(ends[-1], _MORE, np.uint8)
+    gaps[ends - 1] = equal % _MORE
+    return gaps
 
 
-def _where(places: Places, size: int) -> npt.NDArray[Any]:
-    """What picks those places from a flat part of ``size``: a mask, or their indices."""
-    if len(places) == -(-size // 8):
-        return np.unpackbits(places, count=size).view(np.bool_)
-    (ends,) = np.nonzero(places != _MORE)
+def _indices(places: Places) -> npt.NDArray[np.int64]:
+    """Of the changed elements in the flat part."""
+    ends = np.flatnonzero(places != _MORE)
     return np.cumsum(places, dtype=np.int64)[ends] + np.arange(len(ends))

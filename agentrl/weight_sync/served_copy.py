@@ -59,8 +59,8 @@ class ServedCopy:
         Args:
             parts: this rank's.
             version: of them.
-            changes: note which elements differ from those of the version before: at most a bit for
-                each.
+            changes: note which elements differ from those of the version before, in at most a byte
+                for eight of them.
         """
         with self._lock:
             # A renewal that breaks off leaves no version that anyone could ask for.
@@ -185,6 +185,7 @@ class Delivery:
         self.num_bytes = 0
         self._weights = weights
         self._base = base
+        self._dtype: torch.dtype = getattr(torch, weights.dtype)
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         buckets = self._buckets()
@@ -241,11 +242,6 @@ class Delivery:
                 for place, part in own_parts:
                     part.put_into(as_integers(whole)[place.slices])
             yield name, whole
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        found: torch.dtype = getattr(torch, self._weights.dtype)
-        return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)

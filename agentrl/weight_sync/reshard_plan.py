@@ -155,8 +155,8 @@ def _cost(way: Way, moves: Sequence[Move], num_ranks: int) -> int:
         if move.source != move.target:
             total[move.source] += move.block.numel
             total[move.target] += move.block.numel
-    # each rank sends one block of the largest size to all, and has room for those of all
-    return max(total) if way == "exchange" else max(sent) // num_ranks * (num_ranks + 1)
+    # Each rank sends as much as the largest, and has room for that of all; gloo has it once more.
+    return max(total) if way == "exchange" else max(sent) // num_ranks * (2 * num_ranks + 1)
 
 
 def _pieces(way: Way, moves: list[Move], num_ranks: int, size: int) -> list[list[Move]]:

@@ -20,7 +20,7 @@ from agentrl.controller.cluster.rollout_pool import ProcessInfo
 from agentrl.engines import EngineTraits, PauseMode, Tag
 from agentrl.engines.scripted import ScriptedEngine
 from agentrl.errors import ConfigError, EngineError
-from agentrl.training import DistSpec, join
+from agentrl.training import DistSpec, WeightPart, join, leave
 from agentrl.weight_sync import publish_in_process
 from tests.training.own_backend import Loop
 
@@ -226,15 +226,17 @@ def test_ranks_without_gpus_to_share_have_an_engine_each(gpus: str, ranks_a_serv
     assert ranks.called == ("share_gpus", [((), True)] * 4)
 
 
-class Gathered:
-    """An actor whose weights are gathered in a dtype by every rank."""
+class Sender:
+    """An actor whose parts are sent in a dtype by every rank."""
+
+    device = torch.device("cpu")
 
     def __init__(self) -> None:
-        self.dtypes: list[str] = []
+        self.dtypes: set[str] = set()
 
-    def weights(self, dtype: str) -> Iterator[tuple[str, torch.Tensor]]:
-        self.dtypes.append(dtype)
-        yield "weight", torch.zeros(2)
+    def parts(self, dtype: str) -> Iterator[WeightPart]:
+        self.dtypes.add(dtype)
+        yield WeightPart("weight", (2,), (0,), torch.zeros(2))
 
     def checksum(self, dtype: str) -> Mapping[str, int]:
         raise InterruptedError
@@ -246,8 +248,10 @@ def told() -> Iterator[None]:
         yield
 
 
-def test_a_rank_without_an_engine_gathers_in_the_dtype_of_the_others() -> None:
-    actor = Gathered()
+def test_a_rank_without_an_engine_sends_in_the_dtype_of_the_others() -> None:
+    actor = Sender()
+    join(DistSpec())
     with told():
         publish_in_process(actor, None, 1, dtype="bfloat16")
-    assert actor.dtypes == ["bfloat16"]
+    leave()
+    assert actor.dtypes == {"bfloat16"}

@@ -86,6 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m benchmarks.server_weights", description=__doc__
     )
     parser.add_argument("--runs", type=int, default=2, help="of each, after a first one")
+    parser.add_argument("--tp", type=int, nargs="+", default=(1, 2), help="ranks of a server")
     own = os.environ.get("AGENTRL_SGLANG_PYTHON") or SGLANG.python()
     parser.add_argument("--python", default=str(own), help="of an environment with SGLang")
     add_arguments(parser, benchmark="server_weights")
@@ -101,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         memory = torch.ones(max(tensor.numel() for tensor in tensors.values()))
         copy = min(seconds(partial(_copy_all, tensors, memory))[1] for _ in range(5))
         figures.report("a copy of the same bytes, processor", copy, "s")
-        for tp_size in (1, 2):
+        for tp_size in arguments.tp:
             name = f"TP {tp_size}"
             place = EnginePlace(str(folder), str(Path(scratch, name)), kv_tokens=1024)
             spec = SGLangEngineSpec(python=arguments.python, tp_size=tp_size)

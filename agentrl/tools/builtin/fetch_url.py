@@ -10,21 +10,18 @@ from __future__ import annotations
 import asyncio
 import fnmatch
 import re
-import socket
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 import httpcore
 
 from agentrl.errors import ToolError
-from agentrl.guards.addresses import is_public
+from agentrl.guards.addresses import Resolve, is_public, resolved
 from agentrl.guards.html_text import html_text
 from agentrl.tools.base import Tool
 from agentrl.tools.context import ToolContext, ToolOutput
 from agentrl.tools.signature import text_spec
-
-Resolve: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
 
 _PORTS = {"http": 80, "https": 443}
 _HEADERS = [("User-Agent", "agentrl"), ("Accept-Encoding", "identity")]
@@ -156,7 +153,7 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
 
     def __init__(self, *, allow_private: bool = False, resolve: Resolve | None = None) -> None:
         self._allow_private = allow_private
-        self._resolve = resolve or _resolve
+        self._resolve = resolve or resolved
         self._backend = httpcore.AnyIOBackend()
 
     async def connect_tcp(
@@ -196,12 +193,6 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
 
 class _RefusedError(Exception):
     """What is not fetched, in words for the model."""
-
-
-async def _resolve(host: str, port: int) -> Sequence[str]:
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 def _ascii_url(url: str) -> str:

@@ -11,7 +11,7 @@ import asyncio
 import fnmatch
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 import httpcore
@@ -19,7 +19,7 @@ import httpcore
 from agentrl.errors import ToolError
 from agentrl.guards.addresses import Resolve, is_public, resolved
 from agentrl.guards.html_text import html_text
-from agentrl.tools.base import Tool
+from agentrl.tools.base import BuiltInSettings, BuiltInTool
 from agentrl.tools.context import ToolContext, ToolOutput
 from agentrl.tools.signature import text_spec
 
@@ -29,7 +29,7 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _TEXT = re.compile(r"text/|application/(json|xml|xhtml\+xml|[\w.+-]+\+(json|xml))")
 
 
-class FetchUrlTool(Tool):
+class FetchUrlTool(BuiltInTool):
     """Gets a page of text by HTTP. What goes wrong is told in words: the model chose the address.
 
     Args:
@@ -39,16 +39,14 @@ class FetchUrlTool(Tool):
         max_redirects: followed, each to a listed host.
         allow_private: whether a host may have an address that is not public, such as one of this
             machine or its network.
-        timeout_s: seconds of a call.
-        name: the tool's name.
-        description: what the model is told; by default with the hosts.
-        max_output_chars: characters of text kept; None takes the executor's.
+        settings: see ``BuiltInSettings``; by default the description names the hosts.
 
     Raises:
         ToolError: no host is given, or a limit is out of its range.
     """
 
     takes_hosts = True
+    deadline_s = 20.0
 
     def __init__(
         self,
@@ -57,23 +55,23 @@ class FetchUrlTool(Tool):
         max_bytes: int = 2**18,
         max_redirects: int = 5,
         allow_private: bool = False,
-        timeout_s: float = 20.0,
-        name: str = "fetch_url",
-        description: str | None = None,
-        max_output_chars: int | None = None,
+        **settings: Unpack[BuiltInSettings],
     ) -> None:
         hosts = [hosts] if isinstance(hosts, str) else list(hosts)
-        if not hosts or max_bytes < 1 or max_redirects < 0 or not timeout_s > 0:
-            raise ToolError(
-                f"tool {name!r}: needs hosts, max_bytes >= 1, max_redirects >= 0 and timeout_s > "
-                f"0, got {hosts=} {max_bytes=} {max_redirects=} {timeout_s=}"
-            )
         self.hosts = tuple(host.lower() for host in hosts)
-        told = description or f"Read a page of the web as text. Hosts: {', '.join(self.hosts)}."
-        rules = {"description": "http:// or https://", "maxLength": 2000}
-        self.spec = text_spec(name, told, "url", **rules)
-        self.deadline_s = self._timeout_s = timeout_s
-        self.max_output_chars = max_output_chars
+        self.spec = text_spec(
+            "fetch_url",
+            f"Read a page of the web as text. Hosts: {', '.join(self.hosts)}.",
+            "url",
+            description="http:// or https://",
+            maxLength=2000,
+        )
+        super().__init__(**settings)
+        if not hosts or max_bytes < 1 or max_redirects < 0:
+            raise ToolError(
+                f"tool {self.spec.name!r}: needs hosts, max_bytes >= 1 and max_redirects >= 0, "
+                f"got {hosts=} {max_bytes=} {max_redirects=}"
+            )
         self._max_bytes = max_bytes
         self._max_redirects = max_redirects
         self._network = CheckedNetwork(allow_private=allow_private)
@@ -81,14 +79,14 @@ class FetchUrlTool(Tool):
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolOutput:
         """Get ``arguments["url"]``."""
         try:
-            return await self._fetched(arguments["url"])
+            return await self._fetched(arguments["url"], context.deadline_s)
         except (_RefusedError, httpcore.NetworkError, httpcore.ProtocolError) as error:
             reason = str(error) or type(error).__name__
         except httpcore.TimeoutException:
             reason = "the host did not answer in time"
         return ToolOutput(f"Error: {reason}", error="exception")
 
-    async def _fetched(self, url: str) -> ToolOutput:
+    async def _fetched(self, url: str, deadline_s: float) -> ToolOutput:
         async with httpcore.AsyncConnectionPool(network_backend=self._network) as pool:
             for _ in range(self._max_redirects + 1):
                 self._check(url)
@@ -96,7 +94,7 @@ class FetchUrlTool(Tool):
                     own = {key.lower(): value for key, value in answer.headers}
                     location = own.get(b"location", b"").decode("latin-1")
                     if answer.status not in _REDIRECTS or not location:
-                        return await self._read(answer, own)
+                        return await self._read(answer, own, deadline_s)
                 url = urljoin(url, location)
         raise _RefusedError(f"more than {self._max_redirects} redirects")
 
@@ -116,7 +114,9 @@ class FetchUrlTool(Tool):
             listed = ", ".join(self.hosts)
             raise _RefusedError(f"{place} is none of the hosts that may be read: {listed}")
 
-    async def _read(self, answer: httpcore.Response, headers: Mapping[bytes, bytes]) -> ToolOutput:
+    async def _read(
+        self, answer: httpcore.Response, headers: Mapping[bytes, bytes], deadline_s: float
+    ) -> ToolOutput:
         kind, _, options = (
             headers.get(b"content-type", b"text/plain").decode("latin-1").partition(";")
         )
@@ -133,7 +133,7 @@ class FetchUrlTool(Tool):
         cut = len(body) > self._max_bytes
         page = bytes(body[: self._max_bytes])
         try:
-            text = await asyncio.to_thread(_as_text, page, kind, options, self._timeout_s)
+            text = await asyncio.to_thread(_as_text, page, kind, options, deadline_s)
         except TimeoutError as error:
             raise _RefusedError(str(error)) from None
         if cut:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from agentrl.rollouts.deadlines import Deadline, LimitSpentError
 from agentrl.rollouts.turns import TurnGenerator, TurnResult
 from agentrl.tools.parsers import PlainParser
 from agentrl.types import Message, SamplingParams, Status, ToolCall, ToolResult
+from agentrl.types.user_code.values import finite_number
 
 
 class ServedEpisode:
@@ -130,8 +130,7 @@ class ServedEpisode:
             ApiError: the episode has ended, or the value is no finite number.
         """
         self._check_open()
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value):
+        if isinstance(value, bool) or finite_number(value) is None:
             raise bad_request(f"reward must be a finite number, got {value!r}")
         self._last_active = time.monotonic()
         self._rewards[name] = float(value)

@@ -94,11 +94,6 @@ class Rubric:
         return {part.name: part.weight for part in self._parts}
 
     @property
-    def scores_groups(self) -> bool:
-        """Whether a part is a function of a whole group."""
-        return bool(self.group_parts)
-
-    @property
     def group_parts(self) -> tuple[str, ...]:
         """The names of the parts that are functions of a whole group."""
         return tuple(part.name for part in self._parts if part.scope == "group")

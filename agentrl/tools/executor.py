@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -30,6 +29,7 @@ from agentrl.tools.execution.outputs import (
     valid_text,
     with_images_read,
 )
+from agentrl.tools.parsers.reading import written_at
 from agentrl.tools.signature import argument_faults, schema_validator
 from agentrl.types import (
     CallProblem,
@@ -52,7 +52,6 @@ T = TypeVar("T")
 
 NO_ENDPOINTS = Endpoints()
 
-_NUMBERED = re.compile(r"call_(\d+)")
 _LONGEST_NAME = 64
 _ATTEMPTS = 4
 """Of a call whose failure is ours."""
@@ -499,5 +498,5 @@ def _answer_problem(problem: CallProblem) -> CallRecord:
 
 def _position(record: CallRecord) -> float:
     written = record.call or record.problem
-    numbered = _NUMBERED.fullmatch(written.id) if written else None
-    return int(numbered.group(1)) if numbered else float("inf")
+    assert written is not None, "a record has one of both"
+    return written_at(written.id)

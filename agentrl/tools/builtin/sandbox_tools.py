@@ -75,18 +75,20 @@ class PythonTool(BuiltInTool):
         result = await sandbox_of(context, self.spec.name).run(
             arguments["code"], timeout_s=context.deadline_s, persist=self._persist
         )
-        text = result.stdout.decode("utf-8", "replace").rstrip("\n")
         fault = self._fault(result, context.deadline_s)
-        return run_output(result, text, fault, _LOST if result.interpreter_ended else "")
+        return run_output(
+            result, _decoded(result.stdout), fault, _LOST if result.interpreter_ended else ""
+        )
 
     def _fault(self, result: ExecResult, timeout_s: float) -> str:
         ended = ended_text(result, timeout_s, "code")
         if result.status == "ok" or ended:
             return ended
-        lines = (
-            result.stderr.decode("utf-8", "replace").rstrip().splitlines()[-self._stderr_lines :]
+        lines = _decoded(result.stderr).rstrip().splitlines()
+        return (
+            "\n".join(lines[-self._stderr_lines :])
+            or f"Error: the code ended with exit code {result.exit_code}."
         )
-        return "\n".join(lines) or f"Error: the code ended with exit code {result.exit_code}."
 
 
 def sandbox_of(context: ToolContext, name: str) -> Sandbox:
@@ -223,7 +225,7 @@ class FilesTool(BuiltInTool):
         async with self._locks.setdefault(sandbox, asyncio.Lock()):
             try:
                 return ToolOutput(await self._done(command, arguments, sandbox))
-            except (FileRefusedError, _RefusedError) as error:
+            except FileRefusedError as error:
                 return ToolOutput(f"Error: {error}", error="exception")
 
     async def _done(self, command: str, arguments: Mapping[str, Any], sandbox: Sandbox) -> str:
@@ -232,7 +234,7 @@ class FilesTool(BuiltInTool):
         path = arguments["path"]
         if command == "create":
             if path in await sandbox.list_files():
-                raise _RefusedError(f"{path} is there already; change it with replace")
+                raise FileRefusedError(f"{path} is there already; change it with replace")
             await sandbox.write_file(path, arguments["text"].encode(errors="replace"))
             return f"Created {path}."
         if command == "view":
@@ -242,7 +244,7 @@ class FilesTool(BuiltInTool):
             return _numbered(path, first, *found)
         data, _, cut = await sandbox.read_lines(path, max_bytes=_MAX_CHANGED_BYTES)
         if cut:
-            raise _RefusedError(
+            raise FileRefusedError(
                 f"{path} is larger than {_MAX_CHANGED_BYTES} bytes; change it by a program"
             )
         text = _text(path, data, cut)
@@ -250,17 +252,13 @@ class FilesTool(BuiltInTool):
         # Python finds an empty text between all characters.
         count = text.count(old) if old else 0
         if count != 1:
-            raise _RefusedError(
+            raise FileRefusedError(
                 f"old must stand in {path} exactly once, and does {count} times; give more of the "
                 "lines around it"
             )
         changed = text.replace(old, arguments["new"])
         await sandbox.write_file(path, changed.encode(errors="replace"))
         return f"Changed {path}, from line {text[: text.index(old)].count(chr(10)) + 1} on."
-
-
-class _RefusedError(Exception):
-    """What a file does not allow, in words for the model."""
 
 
 def _listed(sizes: Mapping[str, int]) -> str:
@@ -275,7 +273,7 @@ def _text(path: str, data: bytes, cut: bool) -> str:
         # Of a cut text the last character may be half there.
         return codecs.getincrementaldecoder("utf-8")().decode(data, final=not cut)
     except UnicodeDecodeError:
-        raise _RefusedError(f"{path} is no text in UTF-8") from None
+        raise FileRefusedError(f"{path} is no text in UTF-8") from None
 
 
 def _numbered(path: str, first: int, data: bytes, num_lines: int, cut: bool) -> str:

@@ -24,6 +24,12 @@ Call: TypeAlias = tuple[str, Mapping[str, Any]]
 """The name and the arguments of a call."""
 
 
+def written_at(call_id: str) -> float:
+    """The number in a call's or problem's id, which is the order written; other ids come last."""
+    digits = call_id.rpartition("_")[2]
+    return int(digits) if digits.isdecimal() else float("inf")
+
+
 @dataclass(frozen=True, slots=True)
 class Marks:
     """By what a format's calls are told from words.

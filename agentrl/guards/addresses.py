@@ -52,6 +52,11 @@ def is_public(address: str | Address) -> bool:
     )
 
 
+def in_url(host: str) -> str:
+    """A host as URLs have it: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
 async def resolved(host: str, port: int) -> Sequence[str]:
     """The addresses of a host, each once, as the system knows them.
 

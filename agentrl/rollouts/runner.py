@@ -184,25 +184,24 @@ class EpisodeRunner:
 
     async def _play(self, group: GroupInFlight) -> GroupOutcome:
         request = group.request
-        stragglers = [StragglerCancel() for _ in range(request.num_rollouts)]
+        straggler = StragglerCancel()
         num_finished = 0
 
         async def play(rollout_index: int) -> Trajectory:
             nonlocal num_finished
             was_ended = isinstance(group.rollouts[rollout_index], Trajectory)
-            trajectory = await self._bounded(group, rollout_index, stragglers[rollout_index])
+            is_baseline = request.is_baseline(rollout_index)
+            trajectory = await self._bounded(
+                group, rollout_index, None if is_baseline else straggler
+            )
             group.rollouts[rollout_index] = trajectory
             # one that was ended was told of before its state was saved, and one that its group
             # scores is not whole yet
             if not was_ended and not self._context.rubric.group_parts:
                 group.news.append(trajectory)
-            if request.is_baseline(rollout_index):
-                return trajectory
-            num_finished += trajectory.status.finished
+            num_finished += trajectory.status.finished and not is_baseline
             if num_finished == request.group_size:
-                for number, straggler in enumerate(stragglers):
-                    if not request.is_baseline(number):
-                        straggler.request()
+                straggler.request()
             return trajectory
 
         with self.deadlines.of_this_task():
@@ -231,7 +230,7 @@ class EpisodeRunner:
         return builder.finish(Status("failed", "env", why))
 
     async def _bounded(
-        self, group: GroupInFlight, rollout_index: int, straggler: StragglerCancel
+        self, group: GroupInFlight, rollout_index: int, straggler: StragglerCancel | None
     ) -> Trajectory:
         """Plays an episode within the bound of all that it does: no other deadline holds the sum
         of its attempts, or what hangs between its phases."""
@@ -247,7 +246,7 @@ class EpisodeRunner:
             return self._failed(group, rollout_index, why)
 
     async def _rollout(
-        self, group: GroupInFlight, rollout_index: int, straggler: StragglerCancel
+        self, group: GroupInFlight, rollout_index: int, straggler: StragglerCancel | None
     ) -> Trajectory:
         """Plays an episode from its present state, and again after an infrastructure failure."""
         request = group.request

@@ -11,7 +11,7 @@ from agentrl.errors import SandboxError
 from agentrl.types.clock import clock_paused
 
 
-class _Waiting(NamedTuple):
+class _PermitWaiter(NamedTuple):
     """A caller who waits; ``answer`` belongs to the caller's loop, and None is the permit."""
 
     most: int
@@ -32,7 +32,7 @@ class FifoSemaphore:
         self._count = count
         self._held = 0
         # first come, first served
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_PermitWaiter] = deque()
         self._refusal: str | None = None
         # Guards all of the above; permits pass between event loops and threads, held for no wait.
         self._lock = threading.Lock()
@@ -53,7 +53,7 @@ class FifoSemaphore:
             if most is None or (self._held < most and not self._waiting):
                 self._held += 1
                 return
-            waiting = _Waiting(most, asyncio.get_running_loop().create_future())
+            waiting = _PermitWaiter(most, asyncio.get_running_loop().create_future())
             self._waiting.append(waiting)
         try:
             with clock_paused():
@@ -108,7 +108,7 @@ class FifoSemaphore:
         self.give()
 
 
-def _answer(waiting: _Waiting, refusal: SandboxError | None) -> bool:
+def _answer(waiting: _PermitWaiter, refusal: SandboxError | None) -> bool:
     """Whether there is somebody to hear it, who may be in another thread's loop."""
 
     def settle() -> None:

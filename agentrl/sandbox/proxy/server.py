@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from agentrl.guards.addresses import Resolve, resolved
+from agentrl.guards.addresses import Resolve, in_url, resolved
 from agentrl.types.loop_thread import LoopThread
 
 from .allow import AllowList, is_host, split_port
@@ -142,7 +142,7 @@ def _headers(lines: list[str]) -> tuple[list[str], int]:
 
 
 def _written(host: str, port: int) -> str:
-    name = f"[{host}]" if ":" in host else host
+    name = in_url(host)
     return name if port == 80 else f"{name}:{port}"
 
 

@@ -80,7 +80,7 @@ class FetchUrlTool(BuiltInTool):
         """Get ``arguments["url"]``."""
         try:
             return await self._fetched(arguments["url"], context.deadline_s)
-        except (_RefusedError, httpcore.NetworkError, httpcore.ProtocolError) as error:
+        except (_PageRefusedError, httpcore.NetworkError, httpcore.ProtocolError) as error:
             reason = str(error) or type(error).__name__
         except httpcore.TimeoutException:
             reason = "the host did not answer in time"
@@ -96,7 +96,7 @@ class FetchUrlTool(BuiltInTool):
                     if answer.status not in _REDIRECTS or not location:
                         return await self._read(answer, own, deadline_s)
                 url = urljoin(url, location)
-        raise _RefusedError(f"more than {self._max_redirects} redirects")
+        raise _PageRefusedError(f"more than {self._max_redirects} redirects")
 
     def _check(self, url: str) -> None:
         """Refuses what the list does not have."""
@@ -104,15 +104,15 @@ class FetchUrlTool(BuiltInTool):
             parts: SplitResult = urlsplit(url)
             port = parts.port or _PORTS.get(parts.scheme)
         except ValueError:
-            raise _RefusedError(f"{url[:200]!r} is no URL") from None
+            raise _PageRefusedError(f"{url[:200]!r} is no URL") from None
         # A name with its final dot is the same host, and must match the same pattern.
         host = (parts.hostname or "").rstrip(".")
         if parts.scheme not in _PORTS or not host or parts.username is not None:
-            raise _RefusedError(f"{url[:200]!r} must be http://HOST/... or https://HOST/...")
+            raise _PageRefusedError(f"{url[:200]!r} must be http://HOST/... or https://HOST/...")
         place = host if port == _PORTS[parts.scheme] else f"{host}:{port}"
         if not any(fnmatch.fnmatchcase(place, pattern) for pattern in self.hosts):
             listed = ", ".join(self.hosts)
-            raise _RefusedError(f"{place} is none of the hosts that may be read: {listed}")
+            raise _PageRefusedError(f"{place} is none of the hosts that may be read: {listed}")
 
     async def _read(
         self, answer: httpcore.Response, headers: Mapping[bytes, bytes], deadline_s: float
@@ -121,9 +121,9 @@ class FetchUrlTool(BuiltInTool):
             headers.get(b"content-type", b"text/plain").decode("latin-1").partition(";")
         )
         if not _TEXT.match(kind.strip().lower()):
-            raise _RefusedError(f"it is of type {kind.strip()[:80]}, and only text is read")
+            raise _PageRefusedError(f"it is of type {kind.strip()[:80]}, and only text is read")
         if headers.get(b"content-encoding", b"identity") != b"identity":
-            raise _RefusedError("it is compressed, which was not asked for")
+            raise _PageRefusedError("it is compressed, which was not asked for")
         body = bytearray()
         async for chunk in answer.aiter_stream():
             # One byte beyond the bound tells that there is more.
@@ -135,7 +135,7 @@ class FetchUrlTool(BuiltInTool):
         try:
             text = await asyncio.to_thread(_as_text, page, kind, options, deadline_s)
         except TimeoutError as error:
-            raise _RefusedError(str(error)) from None
+            raise _PageRefusedError(str(error)) from None
         if cut:
             text += f"\n[... cut after {self._max_bytes} bytes ...]"
         if answer.status >= 400:
@@ -167,31 +167,31 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
         """A connection to the host's first address.
 
         Raises:
-            _RefusedError: the host has no address, or one that is not public.
+            _PageRefusedError: the host has no address, or one that is not public.
         """
         try:
             addresses = await self._resolve(host, port)
         except OSError as error:
-            raise _RefusedError(f"the host {host} is not known ({error.strerror})") from None
+            raise _PageRefusedError(f"the host {host} is not known ({error.strerror})") from None
         for address in addresses:
             if not self._allow_private and not is_public(address):
-                raise _RefusedError(f"{host} is of a private network ({address})")
+                raise _PageRefusedError(f"{host} is of a private network ({address})")
         if not addresses:
-            raise _RefusedError(f"the host {host} has no address")
+            raise _PageRefusedError(f"the host {host} has no address")
         return await self._backend.connect_tcp(
             addresses[0], port, timeout, local_address, socket_options
         )
 
     async def connect_unix_socket(self, *args: Any, **kwargs: Any) -> httpcore.AsyncNetworkStream:
         """There is none."""
-        raise _RefusedError("only hosts are asked")
+        raise _PageRefusedError("only hosts are asked")
 
     async def sleep(self, seconds: float) -> None:
         """As httpcore needs it."""
         await asyncio.sleep(seconds)
 
 
-class _RefusedError(Exception):
+class _PageRefusedError(Exception):
     """What is not fetched, in words for the model."""
 
 
@@ -201,7 +201,7 @@ def _ascii_url(url: str) -> str:
     try:
         host = parts.netloc.encode("idna").decode()
     except UnicodeError:
-        raise _RefusedError(f"{parts.netloc[:200]!r} is no host") from None
+        raise _PageRefusedError(f"{parts.netloc[:200]!r} is no host") from None
     return re.sub(r"[^!-~]", lambda found: _percent(found[0]), parts._replace(netloc=host).geturl())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentrl.tools.parsers.reading import Marks, Reading
+from agentrl.tools.parsers.reading import CallReading, Marks
 from agentrl.types import ParsedMessage, ToolSpec
 from agentrl.types.messages import split_reasoning
 
@@ -17,4 +17,4 @@ class PlainParser:
     def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
         """The text as an assistant's message."""
         reasoning, content = split_reasoning(text)
-        return Reading(content=[content]).message(reasoning)
+        return CallReading(content=[content]).message(reasoning)

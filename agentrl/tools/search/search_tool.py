@@ -107,12 +107,10 @@ class SearchClient:
 
 
 def _hit(entry: Mapping[str, Any]) -> Hit:
-    document = entry["document"]
-    title, text = document.get("title"), document.get("text")
-    if text is None:
-        first, _, text = document["contents"].partition("\n")
-        title = first.strip('"') if title is None else title
-    return Hit(Document(str(document.get("id", "")), title or "", str(text)), float(entry["score"]))
+    document = Document.of(entry["document"])
+    if document is None:
+        raise KeyError("text")
+    return Hit(document, float(entry["score"]))
 
 
 _FILES = (".jsonl", ".parquet")

@@ -13,8 +13,8 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from agentrl.agent_server.api.api_error import ApiError, bad_request
-from agentrl.agent_server.api.chat_answer import ChatAnswer
+from agentrl.agent_server.api.api_error import PolicyApiError, bad_request
+from agentrl.agent_server.api.chat_answer import CompletionAnswer
 from agentrl.agent_server.api.responses import ResponseAnswer
 from agentrl.agent_server.episode import ServedEpisode
 from agentrl.agent_server.registry import EpisodeRegistry
@@ -29,7 +29,7 @@ _MAX_NODES = 1_000_000
 _NO_EPISODE = ("none", "empty")
 """API keys of a request without an episode, since OpenAI's clients need some key."""
 
-Answer: TypeAlias = ChatAnswer | ResponseAnswer
+Answer: TypeAlias = CompletionAnswer | ResponseAnswer
 
 
 def make_app(registry: EpisodeRegistry) -> FastAPI:
@@ -45,10 +45,10 @@ def make_app(registry: EpisodeRegistry) -> FastAPI:
         admitted=partial(_has_episode, registry),
     )
 
-    @app.exception_handler(ApiError)
+    @app.exception_handler(PolicyApiError)
     @app.exception_handler(WireFault)
-    async def failed(_: Request, error: ApiError | WireFault) -> Response:
-        refusal = error if isinstance(error, ApiError) else bad_request(str(error))
+    async def failed(_: Request, error: PolicyApiError | WireFault) -> Response:
+        refusal = error if isinstance(error, PolicyApiError) else bad_request(str(error))
         # OpenAI's clients would otherwise retry after a 5xx, although the episode is over
         return JSONResponse(refusal.body(), refusal.status, {"x-should-retry": "false"})
 
@@ -74,7 +74,7 @@ def make_app(registry: EpisodeRegistry) -> FastAPI:
         # the policy answers to every name
         return described(name)
 
-    _add_completion_routes(app, registry, "chat/completions", ChatAnswer)
+    _add_completion_routes(app, registry, "chat/completions", CompletionAnswer)
     _add_completion_routes(app, registry, "responses", ResponseAnswer)
     _add_episode_routes(app, registry)
     return app
@@ -121,8 +121,8 @@ def _found(registry: EpisodeRegistry, episode_id: str, status: int = 404) -> Ser
         return registry.episodes[episode_id]
     how = registry.ended.get(episode_id)
     if how is not None:
-        raise ApiError(410, "episode_over", f"episode {episode_id!r} has ended: {how}")
-    raise ApiError(
+        raise PolicyApiError(410, "episode_over", f"episode {episode_id!r} has ended: {how}")
+    raise PolicyApiError(
         status,
         "no_such_episode",
         f"there is no open episode {episode_id!r}: the id is mistyped, or the episode ended long "
@@ -132,7 +132,7 @@ def _found(registry: EpisodeRegistry, episode_id: str, status: int = 404) -> Ser
 
 
 def _refused(_: Scope, status: int, message: str) -> Response:
-    error = ApiError(status, "refused", message)
+    error = PolicyApiError(status, "refused", message)
     return JSONResponse(error.body(), status, {"x-should-retry": "false"})
 
 
@@ -202,7 +202,7 @@ async def _events(
                 yield "".join(answer.delta(delta, stream))
             await stream.news.wait()
         turn = generating.result()
-    except ApiError as error:
+    except PolicyApiError as error:
         yield answer.failure(error)
         return
     finally:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from agentrl.agent_server.api.api_error import ApiError, bad_request
+from agentrl.agent_server.api.api_error import PolicyApiError, bad_request
 from agentrl.agent_server.api.chat_request import ChatRequest
 from agentrl.agent_server.api.constraints import AnswerConstraints, schema_fault, with_instruction
 from agentrl.agent_server.history import HistoryEntry, HistoryIndex, note_turn
@@ -21,6 +20,7 @@ from agentrl.rollouts.deadlines import Deadline, LimitSpentError
 from agentrl.rollouts.turns import TurnGenerator, TurnResult
 from agentrl.tools.parsers import PlainParser
 from agentrl.types import Message, SamplingParams, Status, ToolCall, ToolResult
+from agentrl.types.user_code.values import finite_number
 
 
 class ServedEpisode:
@@ -77,7 +77,7 @@ class ServedEpisode:
                 turn is cancelled and not recorded.
 
         Raises:
-            ApiError: the turn failed, and may have ended the episode.
+            PolicyApiError: the turn failed, and may have ended the episode.
         """
         request = stream.request
         self._check_open()
@@ -91,7 +91,7 @@ class ServedEpisode:
         # Turns that are still being made count too, since requests may be concurrent.
         if self.num_turns + len(self._generating) >= most:
             self._end_with(Status("truncated", "max_turns"))
-            raise ApiError(410, "max_turns", f"the episode has had its {most} turns")
+            raise PolicyApiError(410, "max_turns", f"the episode has had its {most} turns")
         # Before anything is awaited: a request beside this one needs a session of its own.
         self._has_first_sequence = True
         if entry is not None:
@@ -127,11 +127,10 @@ class ServedEpisode:
             why: what led to it, for people to read, as JSON (``Trajectory.reasons``).
 
         Raises:
-            ApiError: the episode has ended, or the value is no finite number.
+            PolicyApiError: the episode has ended, or the value is no finite number.
         """
         self._check_open()
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value):
+        if isinstance(value, bool) or finite_number(value) is None:
             raise bad_request(f"reward must be a finite number, got {value!r}")
         self._last_active = time.monotonic()
         self._rewards[name] = float(value)
@@ -147,7 +146,7 @@ class ServedEpisode:
             truncated: the reason of a truncation; empty for a terminated episode.
 
         Raises:
-            ApiError: the episode has ended already.
+            PolicyApiError: the episode has ended already.
         """
         self._check_open()
         self._end_with(Status("truncated", truncated) if truncated else Status("terminated"))
@@ -210,19 +209,19 @@ class ServedEpisode:
 
     def _check_open(self) -> None:
         if how := self.how_ended():
-            raise ApiError(410, "episode_over", f"the episode has ended: {how}")
+            raise PolicyApiError(410, "episode_over", f"the episode has ended: {how}")
 
     def _end_with(self, status: Status) -> None:
         if not self._end.done():
             self._end.set_result(status)
 
-    def _fail(self, error: AgentRLError) -> ApiError:
+    def _fail(self, error: AgentRLError) -> PolicyApiError:
         """Ends the episode as failed, and returns the client's error."""
         if not self._end.done():
             self._end.set_exception(error)
             # marks it as seen: the driver may have left already
             self._end.exception()
-        return ApiError(503, error.boundary, f"the policy cannot answer: {error}")
+        return PolicyApiError(503, error.boundary, f"the policy cannot answer: {error}")
 
     def _turn_request(
         self, entry: HistoryEntry | None, new: tuple[Message, ...], request: ChatRequest
@@ -244,7 +243,7 @@ class ServedEpisode:
             self._end_with(status)
         self.context_status = status
         reason = ": ".join(filter(None, [status.reason, status.detail]))
-        raise ApiError(
+        raise PolicyApiError(
             400,
             CONTEXT_EXCEEDED,
             f"the conversation leaves no room for an answer ({reason}); shorten it",
@@ -261,7 +260,7 @@ class ServedEpisode:
             if generating.done() and not generating.cancelled():
                 return generating.result()
             self._check_open()
-            raise ApiError(
+            raise PolicyApiError(
                 499, "client_closed_request", "the client went away before its answer was made"
             )
         finally:
@@ -287,19 +286,19 @@ class ServedEpisode:
                     stream.check_completion(turn.completion)
         except LimitSpentError as spent:
             self._end_with(Status("truncated", str(spent)))
-            raise ApiError(
+            raise PolicyApiError(
                 410, "turn_timeout", f"the turn took longer than {timeout_s:g} s"
             ) from None
         except ServerError as error:
             if error.code != CONTEXT_EXCEEDED:
                 raise self._fail(error) from error
             self.context_status = Status("truncated", "context_tokens")
-            raise ApiError(400, CONTEXT_EXCEEDED, str(error)) from error
+            raise PolicyApiError(400, CONTEXT_EXCEEDED, str(error)) from error
         except AgentRLError as error:
             raise self._fail(error) from error
         if turn is None:
             self._end_with(Status("cancelled", "aborted"))
-            raise ApiError(503, "aborted", "the request was aborted by the engine's owner")
+            raise PolicyApiError(503, "aborted", "the request was aborted by the engine's owner")
         return turn
 
     async def _notes(self, request: ChatRequest, turn: TurnResult) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from agentrl.agent_server.api.constraints import AnswerConstraints
 from agentrl.rollouts.builder import SequenceState, TrajectoryBuilder
+from agentrl.rollouts.tool_calls import in_order
 from agentrl.rollouts.turns import TurnResult
 from agentrl.types import CallProblem, CallRecord, Message, ToolCall, ToolResult, ToolSpec, Turn
 
@@ -94,18 +95,18 @@ class HistoryIndex:
 def note_turn(builder: TrajectoryBuilder, turn: TurnResult, notes: Mapping[str, Any]) -> None:
     """Stores the calls of a turn, without results, and the notes that are not empty."""
     stored = _turn(builder, turn.sequence)
-    written: list[ToolCall | CallProblem] = [*turn.action.tool_calls, *turn.action.problems]
-    written.sort(key=lambda entry: int(entry.id.rpartition("_")[2]))
+    written = in_order(turn.action.tool_calls, turn.action.problems)
     builder.turns[stored.index] = replace(
         stored,
-        calls=tuple(
-            CallRecord(entry, None, None)
-            if isinstance(entry, ToolCall)
-            else CallRecord(None, entry, None)
-            for entry in written
-        ),
+        calls=tuple(map(_without_result, written)),
         info={**stored.info, **{name: value for name, value in notes.items() if value}},
     )
+
+
+def _without_result(written: ToolCall | CallProblem) -> CallRecord:
+    if isinstance(written, ToolCall):
+        return CallRecord(written, None, None)
+    return CallRecord(None, written, None)
 
 
 def _turn(builder: TrajectoryBuilder, sequence: SequenceState) -> Turn:

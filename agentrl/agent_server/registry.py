@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from agentrl.agent_server.api.api_error import ApiError
+from agentrl.agent_server.api.api_error import PolicyApiError
 from agentrl.agent_server.episode import ServedEpisode
 from agentrl.agent_server.stream_writer import StreamWriter
 from agentrl.engines.base import RolloutEngine
@@ -53,9 +53,9 @@ class EpisodeRegistry:
         """Answers a request without an episode.
 
         Raises:
-            ApiError: only episodes are served here, or the turn failed.
+            PolicyApiError: only episodes are served here, or the turn failed.
         """
-        raise ApiError(
+        raise PolicyApiError(
             401,
             "no_such_episode",
             "this endpoint serves episodes; use OPENAI_BASE_URL and OPENAI_API_KEY",
@@ -72,9 +72,9 @@ class EpisodeRegistry:
             The episode's id, and its URLs below ``root``.
 
         Raises:
-            ApiError: episodes are not opened by request here, or the body is no task.
+            PolicyApiError: episodes are not opened by request here, or the body is no task.
         """
-        raise ApiError(
+        raise PolicyApiError(
             403, "not_here", "episodes are opened by the training run here, one for each program"
         )
 

@@ -17,6 +17,7 @@ from agentrl.agent_server.registry import EpisodeRegistry
 from agentrl.engines.base import RolloutEngine
 from agentrl.envs import Env
 from agentrl.errors import EnvError, MachineError
+from agentrl.guards.addresses import in_url
 from agentrl.guards.http_guard import own_hosts
 from agentrl.rollouts.turns import TurnGenerator
 from agentrl.types import Status
@@ -67,9 +68,8 @@ class PolicyServer(EpisodeRegistry):
         async with self._starting:
             if self._serving is None:
                 listening = listening_socket(*self._address, "the policy's endpoint")
-                host = self._address[0]
-                url_host = f"[{host}]" if ":" in host else host
-                self._url = f"http://{url_host}:{listening.getsockname()[1]}"
+                port = listening.getsockname()[1]
+                self._url = f"http://{in_url(self._address[0])}:{port}"
                 self._server = _quiet_server(self)
                 self._serving = asyncio.create_task(self._server.serve([listening]))
                 while not self._server.started:

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from agentrl.agent_server.api.api_error import ApiError, bad_request
+from agentrl.agent_server.api.api_error import PolicyApiError, bad_request
 from agentrl.agent_server.episode import ServedEpisode
 from agentrl.agent_server.server import PolicyServer, ServedDriver
 from agentrl.agent_server.stream_writer import StreamWriter
@@ -79,7 +79,7 @@ class StandaloneServer(PolicyServer):
         """See ``EpisodeRegistry.open``: the body may hold a ``task``."""
         most = self._context.spec.permits.running
         if len(self.episodes) + len(self._opening) >= most:
-            raise ApiError(
+            raise PolicyApiError(
                 429,
                 "too_many_episodes",
                 f"{most} episodes are open, as many as RolloutSpec.permits.running: POST "
@@ -93,7 +93,7 @@ class StandaloneServer(PolicyServer):
         await asyncio.wait([opened, playing], return_when=asyncio.FIRST_COMPLETED)
         if not opened.done():
             detail = playing.result().status.detail
-            raise ApiError(503, "not_opened", f"the episode could not be opened: {detail}")
+            raise PolicyApiError(503, "not_opened", f"the episode could not be opened: {detail}")
         driver = opened.result()
         self._playing[driver.episode_id] = playing
         playing.add_done_callback(lambda _: self._remove(driver.episode_id))

@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class AlgorithmEntry:
     """A built-in algorithm: its settings, and where its ``(name, settings) -> AlgorithmSpec`` is
     within ``agentrl.algorithms.builtin``, loaded when made.
     """
@@ -61,26 +61,28 @@ class Entry:
     make: str
 
 
-ALGORITHMS: Mapping[str, Entry] = {
-    "cispo": Entry(CISPOSettings, "group:make"),
-    "dapo": Entry(DAPOSettings, "group:make_dapo"),
-    "distillation": Entry(DistillationSettings, "reinforce:make_distillation"),
-    "dppo": Entry(DPPOSettings, "group:make_dppo"),
-    "dr_grpo": Entry(DrGRPOSettings, "group:make"),
-    "echo": Entry(ECHOSettings, "group:make_echo"),
-    "gigpo": Entry(GiGPOSettings, "group:make"),
-    "grpo": Entry(GRPOSettings, "group:make"),
-    "gspo": Entry(GSPOSettings, "group:make"),
-    "pf_ppo": Entry(PFPPOSettings, "ppo:make_pf_ppo"),
-    "ppo": Entry(PPOSettings, "ppo:make_ppo"),
-    "reinforce_plus_plus": Entry(ReinforcePlusPlusSettings, "reinforce:make_reinforce_plus_plus"),
-    "remax": Entry(ReMaxSettings, "reinforce:make_remax"),
-    "reward_model": Entry(RewardModelSettings, "supervised:make_reward_model"),
-    "rloo": Entry(RLOOSettings, "group:make"),
-    "sapo": Entry(SAPOSettings, "group:make"),
-    "sft": Entry(SFTSettings, "supervised:make_sft"),
-    "turn_grpo": Entry(TurnGRPOSettings, "group:make"),
-    "vapo": Entry(VAPOSettings, "ppo:make_vapo"),
+ALGORITHMS: Mapping[str, AlgorithmEntry] = {
+    "cispo": AlgorithmEntry(CISPOSettings, "group:make"),
+    "dapo": AlgorithmEntry(DAPOSettings, "group:make_dapo"),
+    "distillation": AlgorithmEntry(DistillationSettings, "reinforce:make_distillation"),
+    "dppo": AlgorithmEntry(DPPOSettings, "group:make_dppo"),
+    "dr_grpo": AlgorithmEntry(DrGRPOSettings, "group:make"),
+    "echo": AlgorithmEntry(ECHOSettings, "group:make_echo"),
+    "gigpo": AlgorithmEntry(GiGPOSettings, "group:make"),
+    "grpo": AlgorithmEntry(GRPOSettings, "group:make"),
+    "gspo": AlgorithmEntry(GSPOSettings, "group:make"),
+    "pf_ppo": AlgorithmEntry(PFPPOSettings, "ppo:make_pf_ppo"),
+    "ppo": AlgorithmEntry(PPOSettings, "ppo:make_ppo"),
+    "reinforce_plus_plus": AlgorithmEntry(
+        ReinforcePlusPlusSettings, "reinforce:make_reinforce_plus_plus"
+    ),
+    "remax": AlgorithmEntry(ReMaxSettings, "reinforce:make_remax"),
+    "reward_model": AlgorithmEntry(RewardModelSettings, "supervised:make_reward_model"),
+    "rloo": AlgorithmEntry(RLOOSettings, "group:make"),
+    "sapo": AlgorithmEntry(SAPOSettings, "group:make"),
+    "sft": AlgorithmEntry(SFTSettings, "supervised:make_sft"),
+    "turn_grpo": AlgorithmEntry(TurnGRPOSettings, "group:make"),
+    "vapo": AlgorithmEntry(VAPOSettings, "ppo:make_vapo"),
 }
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,7 +43,7 @@ class GroupSummary:
     rewards: F64
     num_tokens: I64
     truncated: Bool
-    parts: Mapping[str, F64] = field(default_factory=lambda: MappingProxyType({}))
+    parts: Mapping[str, F64] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +87,7 @@ class Rewards:
     turn_trajectory: I64
     turn_reward: F64
     state_key: U64
-    parts: Mapping[str, F64] = field(default_factory=lambda: MappingProxyType({}))
+    parts: Mapping[str, F64] = field(default_factory=dict)
     baseline: F64 | None = None
     seed: int = 0
 
@@ -230,9 +229,9 @@ class TokenLoss:
     """
 
     loss: Tensor
-    stats: Mapping[str, TokenStat] = field(default_factory=lambda: MappingProxyType({}))
-    terms: Mapping[str, Term] = field(default_factory=lambda: MappingProxyType({}))
-    columns: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}))
+    stats: Mapping[str, TokenStat] = field(default_factory=dict)
+    terms: Mapping[str, Term] = field(default_factory=dict)
+    columns: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -240,7 +239,7 @@ class Correction:
     """``[N]`` detached factors of the loss, and statistics by metric name; 0 rejects a token."""
 
     factor: Tensor
-    stats: Mapping[str, TokenStat] = field(default_factory=lambda: MappingProxyType({}))
+    stats: Mapping[str, TokenStat] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -278,4 +277,4 @@ class PairLoss:
     """``[C]`` losses, one a pair, unreduced, and statistics by metric name."""
 
     loss: Tensor
-    stats: Mapping[str, TokenStat] = field(default_factory=lambda: MappingProxyType({}))
+    stats: Mapping[str, TokenStat] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from typing import Any
 from agentrl.engines.checks import chosen
 from agentrl.errors import EngineError
 from agentrl.llm import ChatAnswer, ChatClient, ChatServerSpec, wire_reasoning
-from agentrl.tools.parsers.reading import Reading, kind_of, named_call
+from agentrl.tools.parsers.reading import CallReading, kind_of, named_call
 from agentrl.types import (
     Completion,
     EngineInfo,
@@ -160,7 +160,7 @@ def _parsed(wire: Mapping[str, Any]) -> ParsedMessage:
     """The server's message; a call whose arguments are no JSON object is a problem and stays in the
     content.
     """
-    reading = Reading()
+    reading = CallReading()
     if isinstance(wire.get("content"), str):
         reading.content.append(wire["content"])
     for entry in wire.get("tool_calls") or ():

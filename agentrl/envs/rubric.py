@@ -34,7 +34,7 @@ AnyRewardFn = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _RewardPart:
     name: str
     reward: Callable[..., Any]
     weight: float
@@ -92,11 +92,6 @@ class Rubric:
     def weights(self) -> Mapping[str, float]:
         """The weight of each part, in order."""
         return {part.name: part.weight for part in self._parts}
-
-    @property
-    def scores_groups(self) -> bool:
-        """Whether a part is a function of a whole group."""
-        return bool(self.group_parts)
 
     @property
     def group_parts(self) -> tuple[str, ...]:
@@ -167,7 +162,7 @@ class Rubric:
         given = (part for part in self._parts if part.name in parts)
         return sum(part.weight * parts[part.name] for part in given) + step_weight * step_reward
 
-    async def _score(self, part: _Part, view: EpisodeView) -> Score:
+    async def _score(self, part: _RewardPart, view: EpisodeView) -> Score:
         values = await self._values(part, [view], len(view.turns), "turns", "turn")
         if part.scope == "episode":
             return values[0]
@@ -175,7 +170,7 @@ class Rubric:
         return Score(math.fsum(turns), turns=turns)
 
     async def _values(
-        self, part: _Part, views: Sequence[EpisodeView], number: int, of: str, each: str
+        self, part: _RewardPart, views: Sequence[EpisodeView], number: int, of: str, each: str
     ) -> list[Score]:
         """What a function gives: one score of an episode, or ``number`` of its group or turns."""
         who = f"reward {part.name!r} of task {views[0].task.id!r}"
@@ -196,7 +191,9 @@ class Rubric:
                 self._check_number(part, given, number, f"{who}, of {of},", each)
             return [self._checked(part, value, who) for value in given]
 
-    def _check_number(self, part: _Part, given: Any, number: int, who: str, each: str) -> None:
+    def _check_number(
+        self, part: _RewardPart, given: Any, number: int, who: str, each: str
+    ) -> None:
         if isinstance(given, str | bytes) or not hasattr(given, "__len__") or len(given) != number:
             shown = f"{len(given)}" if hasattr(given, "__len__") else repr(given)[:80]
             raise RewardError(
@@ -204,7 +201,7 @@ class Rubric:
                 + _in_brackets(place_of_object(part.reward))
             )
 
-    def _checked(self, part: _Part, given: Any, who: str) -> Score:
+    def _checked(self, part: _RewardPart, given: Any, who: str) -> Score:
         score = given if isinstance(given, Score) else Score(given)
         value = score.value
         number = finite_number(value)
@@ -226,7 +223,7 @@ class Rubric:
         return Score(number, private_copy(score.why))
 
 
-def _failed(part: _Part, who: str, error: BaseException) -> RewardError:
+def _failed(part: _RewardPart, who: str, error: BaseException) -> RewardError:
     if isinstance(error, DeadlineError):
         place = _in_brackets(place_of_object(part.reward))
         return RewardError(f"{who} {error}; raise deadline_s{place}")
@@ -243,11 +240,11 @@ def _in_brackets(place: str) -> str:
     return f" ({place})" if place else ""
 
 
-def _part(entry: AnyRewardFn | tuple[AnyRewardFn, float]) -> _Part:
+def _part(entry: AnyRewardFn | tuple[AnyRewardFn, float]) -> _RewardPart:
     reward, weight = entry if isinstance(entry, tuple) else (entry, 1.0)
     if not callable(reward):
         raise ConfigError(f"a reward must be a function of an EpisodeView, got {reward!r}")
     name = getattr(reward, "__name__", None) or type(reward).__name__
     if not isinstance(weight, numbers.Real) or not math.isfinite(weight):
         raise ConfigError(f"the weight of reward {name!r} must be a finite number, got {weight!r}")
-    return _Part(name, reward, float(weight), scope_of(reward))
+    return _RewardPart(name, reward, float(weight), scope_of(reward))

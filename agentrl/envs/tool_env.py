@@ -45,8 +45,6 @@ class ToolEnv(Env):
         system_prompt: put in front of the task's messages, which then must bring none of their own.
         describe_tools_in_prompt: whether the opening describes the tools; without it they work all
             the same, for a model that was taught them and has no tokens to spare.
-        max_turns: assistant's messages after which the episode is truncated; None leaves it to the
-            rollout.
         sandbox: a spec or a pool, from which the episode takes a sandbox at the first call of a
             tool that may use it, and keeps it until ``close``. Tools find it as
             ``context.sandbox``, rewards by ``await env.open_sandbox()``.
@@ -83,7 +81,6 @@ class ToolEnv(Env):
         tools: Sequence[ToolEntry] = (),
         system_prompt: str | None = None,
         describe_tools_in_prompt: bool = True,
-        max_turns: int | None = None,
         sandbox: SandboxPool | SandboxSpec | None = None,
         tool_deadline_s: float = 30.0,
         max_tool_output_chars: int = 8_000,
@@ -93,13 +90,10 @@ class ToolEnv(Env):
         resources: Mapping[str, object] = _NOTHING,
         mcp: Mapping[str, McpServerSpec] = _NO_SERVERS,
     ) -> None:
-        if max_turns is not None and max_turns < 1:
-            raise EnvError(f"max_turns must be at least 1, got {max_turns}")
         self.task = task
         self.sandbox: Sandbox | None = None
         self._opening = self.opening(task, system_prompt)
         self._describe_tools_in_prompt = describe_tools_in_prompt
-        self._max_turns = max_turns
         self._sandbox_source = sandbox
         # Calls of one turn run at once, and the first of them takes the sandbox for all.
         self._taking_sandbox = asyncio.Lock()
@@ -179,7 +173,7 @@ class ToolEnv(Env):
         reward. A call that asks for the end terminates the episode.
 
         ``info`` counts what went wrong: ``tool_errors`` by ToolErrorKind, ``call_problems`` by
-        ProblemKind; and gives ``reason`` (``length``, ``max_turns``) where the episode was cut.
+        ProblemKind; and gives the ``reason`` (``length``) where the episode was cut.
 
         Raises:
             SandboxError, MachineError: there is no sandbox to be had, or it failed.
@@ -196,16 +190,11 @@ class ToolEnv(Env):
             info["reason"] = "length"
             return StepResult(Observation(), truncated=True, calls=records, info=info)
         results = [record.result for record in records if record.result is not None]
-        end = any(result.end for result in results)
-        last = not end and self._num_turns == self._max_turns
-        if last:
-            info["reason"] = "max_turns"
         answers = tuple(result.message() for result in results)
         return StepResult(
             Observation(messages=answers, tools_in_messages=self._executor.told_specs or None),
             reward=sum(result.reward for result in results),
-            terminated=end,
-            truncated=last,
+            terminated=any(result.end for result in results),
             calls=records,
             info=info,
         )

@@ -194,9 +194,7 @@ class UserEnv(ToolEnv):
         said = await self._reply(heard)
         if said is None:
             return StepResult(Observation(), terminated=True)
-        last = self._num_turns == self._max_turns
-        info = {"reason": "max_turns"} if last else {}
-        return StepResult(Observation(messages=(said,)), truncated=last, info=info)
+        return StepResult(Observation(messages=(said,)))
 
     def state_dict(self) -> Mapping[str, Any] | None:
         """See ``ToolEnv.state_dict``; the user is made again."""

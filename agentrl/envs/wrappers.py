@@ -18,6 +18,7 @@ from agentrl.tools.execution.outputs import clip_text
 from agentrl.types import Action, Message, Observation, StepResult, load_object
 from agentrl.types.clock import WaitClock, counted_by
 from agentrl.types.section import Arguments, Section
+from agentrl.types.user_code.load import load_function
 from agentrl.types.user_code.values import private_copy
 
 
@@ -303,19 +304,11 @@ class WrapperReference(Section):
         if self.function in BUILT_IN:
             return BUILT_IN[self.function]
         if ":" not in self.function:
-            raise ConfigError(
-                f"EnvConfig.wrappers: {self.function!r} is no built-in wrapper; those are "
-                f"{', '.join(BUILT_IN)}, and one of your own is file.py:name",
-                fields=["EnvConfig.wrappers"],
+            raise _broken(
+                f": {self.function!r} is no built-in wrapper; those are {', '.join(BUILT_IN)}, "
+                "and one of your own is file.py:name"
             )
-        found = load_object(self.function, base_dir)
-        if not callable(found):
-            raise ConfigError(
-                f"EnvConfig.wrappers: {self.function!r} must be a class or function that takes an "
-                f"Env, got {type(found).__name__}",
-                fields=["EnvConfig.wrappers"],
-            )
-        return found  # type: ignore[no-any-return]
+        return load_function(self.function, base_dir, _broken, "an Env")
 
     def wrap(self, env: Env, base_dir: str | Path | None) -> Env:
         """``env`` in the wrapper.
@@ -331,10 +324,9 @@ class WrapperReference(Section):
         try:
             wrapped = make(env, **args)
         except TypeError as error:
-            raise ConfigError(
-                f"EnvConfig.wrappers: {self.function} cannot be made with the arguments "
-                f"{', '.join(self.args) or 'none'}: {error}",
-                fields=["EnvConfig.wrappers"],
+            raise _broken(
+                f": {self.function} cannot be made with the arguments "
+                f"{', '.join(self.args) or 'none'}: {error}"
             ) from error
         if not isinstance(wrapped, Env):
             raise EnvError(
@@ -349,6 +341,10 @@ def wrapped(env: Env, wrappers: Sequence[WrapperReference], base_dir: str | Path
     for wrapper in wrappers:
         env = wrapper.wrap(env, base_dir)
     return env
+
+
+def _broken(rule: str) -> ConfigError:
+    return ConfigError(f"EnvConfig.wrappers{rule}", fields=["EnvConfig.wrappers"])
 
 
 def _at_least_1(name: str, value: int) -> int:

@@ -1,8 +1,15 @@
-"""Addresses: which of them are of the public internet, by whatever notation."""
+"""Addresses: a host's, and which of them are of the public internet, by whatever notation."""
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeAlias
+
+Resolve: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
+"""From a host and a port to the host's addresses."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -43,3 +50,19 @@ def is_public(address: str | Address) -> bool:
         and not address.is_multicast
         and not any(address in network for network in _NOT_PUBLIC)
     )
+
+
+def in_url(host: str) -> str:
+    """A host as URLs have it: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
+async def resolved(host: str, port: int) -> Sequence[str]:
+    """The addresses of a host, each once, as the system knows them.
+
+    Raises:
+        OSError: it knows none.
+    """
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))

@@ -193,7 +193,7 @@ def _decoded(text: str, begin: int) -> tuple[Any, int]:
             if whole or not (unclosed or error.pos > size - _LONGEST_TOKEN):
                 position = len(text) if unclosed else begin + error.pos
                 raise JSONFault(f"{error.msg} at character {error.pos}", position) from None
-        except _RefusedError as error:
+        except _InputRefusedError as error:
             raise JSONFault(str(error), begin + _readable(window)) from None
         except ValueError as error:
             # A whole number of thousands of digits.
@@ -240,15 +240,15 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise _RefusedError(f"the key {twice!r} is given twice")
+        raise _InputRefusedError(f"the key {twice!r} is given twice")
     return value
 
 
 def _no_constant(name: str) -> Any:
-    raise _RefusedError(f"{name} is no JSON number")
+    raise _InputRefusedError(f"{name} is no JSON number")
 
 
-class _RefusedError(ValueError):
+class _InputRefusedError(ValueError):
     """What Python's own decoder would let through."""
 
 

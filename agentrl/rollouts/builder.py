@@ -254,27 +254,25 @@ class TrajectoryBuilder:
             rewards = {"step": own.rewards.get("step", 0.0) + value}
             self.turns[own.index] = replace(own, rewards=rewards)
 
-    def add_turn_rewards(self, agent: str, rewards: Mapping[str, Sequence[float]]) -> None:
-        """Gives every turn of an agent its share of parts that score turns.
+    def weigh_turn_rewards(
+        self, agent: str, parts: Mapping[str, Sequence[float]], step_weight: float
+    ) -> None:
+        """Makes the rewards of an agent's turns what they are worth in the episode's reward.
 
         Args:
-            agent: whose turns they score.
-            rewards: for each part one number a turn of the agent, weighted.
+            agent: whose turns they are.
+            parts: that score turns: for each one number a turn of the agent, weighted.
+            step_weight: of the rewards that the turns have.
         """
         own = [index for index, turn in enumerate(self.turns) if turn.agent == agent]
-        for name, values in rewards.items():
-            for index, value in zip(own, values, strict=True):
-                turn = self.turns[index]
-                self.turns[index] = replace(turn, rewards={**turn.rewards, name: value})
-
-    def weigh_step_rewards(self, agent: str, weight: float) -> None:
-        """Makes the step rewards of an agent's turns what they are worth in the episode's reward,
-        as the parts that score turns are.
-        """
-        for index, turn in enumerate(self.turns):
-            if turn.agent == agent and "step" in turn.rewards:
-                step = weight * turn.rewards["step"]
-                self.turns[index] = replace(turn, rewards={**turn.rewards, "step": step})
+        for position, index in enumerate(own):
+            turn = self.turns[index]
+            rewards = {**turn.rewards}
+            if "step" in rewards:
+                rewards["step"] *= step_weight
+            for name, values in parts.items():
+                rewards[name] = values[position]
+            self.turns[index] = replace(turn, rewards=rewards)
 
     def observe(self, messages: tuple[Message, ...], info: Mapping[str, Any]) -> None:
         """Keeps an observation, which is the episode's last one unless a turn answers it."""

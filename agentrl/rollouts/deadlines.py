@@ -44,28 +44,28 @@ def counted_now() -> float:
 
 
 class StragglerCancel:
-    """Cancels an episode after enough other rollouts of its group have finished.
+    """Cancels the episodes of a group that go on after enough others of it have finished.
 
-    All methods are called in the episode's event loop.
+    All methods are called in the episodes' event loop.
     """
 
     reason = "straggler"
 
     def __init__(self) -> None:
         self.requested = False
-        self._clock: PausableTimeout | None = None
+        self._clocks: list[PausableTimeout] = []
 
     def request(self) -> None:
-        """Ends the episode at its next wait or at its start; one that has been played is still
+        """Ends each episode at its next wait or at its start; one that has been played is still
         scored.
         """
         self.requested = True
-        if self._clock is not None:
-            self._clock.spend()
+        for clock in self._clocks:
+            clock.spend()
 
     def hold(self, clock: PausableTimeout) -> None:
-        """Takes the clock of the episode's deadline, which ``request`` spends."""
-        self._clock = clock
+        """Takes the clock of an episode's deadline, which ``request`` spends."""
+        self._clocks.append(clock)
         if self.requested:
             clock.spend()
 

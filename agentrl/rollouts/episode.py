@@ -255,7 +255,6 @@ async def _score_seat(
     played = tuple(turn for turn in builder.turns if turn.agent == agent)
     step_reward = sum(sum(turn.rewards.values()) for turn in played)
     scores: Mapping[str, Score] = {}
-    reward = spec.step_reward_weight * step_reward
     if train:
         view = EpisodeView(
             task=builder.task,
@@ -266,21 +265,14 @@ async def _score_seat(
             agent=agent,
         )
         scores = await rubric.scores(view)
-        reward = rubric.total(
-            {name: score.value for name, score in scores.items()},
-            step_reward=step_reward,
-            step_weight=spec.step_reward_weight,
-        )
-        builder.add_turn_rewards(
-            agent,
-            {
-                name: [rubric.weights[name] * value for value in score.turns]
-                for name, score in scores.items()
-                if score.turns
-            },
-        )
-    builder.weigh_step_rewards(agent, spec.step_reward_weight)
+    of_turns = {
+        name: [rubric.weights[name] * value for value in score.turns]
+        for name, score in scores.items()
+        if score.turns
+    }
+    builder.weigh_turn_rewards(agent, of_turns, spec.step_reward_weight)
     rewards = {name: score.value for name, score in scores.items()}
+    reward = rubric.total(rewards, step_reward=step_reward, step_weight=spec.step_reward_weight)
     if any(turn.rewards for turn in played):
         rewards["step"] = step_reward
     reasons = {name: score.why for name, score in scores.items() if score.why is not None}

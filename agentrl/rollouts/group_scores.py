@@ -18,7 +18,7 @@ async def with_group_scores(
     part failed, all finished ones have failed at the boundary ``reward``.
     """
     finished = [t for t in trajectories if t.status.finished and t.reward is not None]
-    if not finished or not rubric.scores_groups:
+    if not finished or not rubric.group_parts:
         return tuple(trajectories)
     try:
         several = next((one for one in finished if one.seats), None)

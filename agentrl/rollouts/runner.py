@@ -20,7 +20,7 @@ from agentrl.envs import ENV_THREADS
 from agentrl.errors import EngineError
 from agentrl.rollouts.builder import TrajectoryBuilder
 from agentrl.rollouts.context import EpisodeContext, PhaseSemaphores
-from agentrl.rollouts.deadlines import Deadlines, StragglerCancel
+from agentrl.rollouts.deadlines import Deadline, Deadlines, LimitSpentError, StragglerCancel
 from agentrl.rollouts.episode import run_episode
 from agentrl.rollouts.group_scores import with_group_scores
 from agentrl.rollouts.groups import GroupInFlight, GroupOutcome, GroupRequest, cancelled_outcome
@@ -28,7 +28,6 @@ from agentrl.rollouts.rollout_spec import RolloutSpec
 from agentrl.rollouts.states.snapshots import EpisodeState, GroupState, StateSlot
 from agentrl.tools import TOOL_THREADS
 from agentrl.types import Status, Trajectory, TrajectoryGroup
-from agentrl.types.clock import PausableTimeout, counted_by
 from agentrl.types.loop_thread import LoopThread, LoopWatch
 from agentrl.types.user_code.place import described
 
@@ -185,25 +184,24 @@ class EpisodeRunner:
 
     async def _play(self, group: GroupInFlight) -> GroupOutcome:
         request = group.request
-        stragglers = [StragglerCancel() for _ in range(request.num_rollouts)]
+        straggler = StragglerCancel()
         num_finished = 0
 
         async def play(rollout_index: int) -> Trajectory:
             nonlocal num_finished
             was_ended = isinstance(group.rollouts[rollout_index], Trajectory)
-            trajectory = await self._bounded(group, rollout_index, stragglers[rollout_index])
+            is_baseline = request.is_baseline(rollout_index)
+            trajectory = await self._bounded(
+                group, rollout_index, None if is_baseline else straggler
+            )
             group.rollouts[rollout_index] = trajectory
             # one that was ended was told of before its state was saved, and one that its group
             # scores is not whole yet
-            if not was_ended and not self._context.rubric.scores_groups:
+            if not was_ended and not self._context.rubric.group_parts:
                 group.news.append(trajectory)
-            if request.is_baseline(rollout_index):
-                return trajectory
-            num_finished += trajectory.status.finished
+            num_finished += trajectory.status.finished and not is_baseline
             if num_finished == request.group_size:
-                for number, straggler in enumerate(stragglers):
-                    if not request.is_baseline(number):
-                        straggler.request()
+                straggler.request()
             return trajectory
 
         with self.deadlines.of_this_task():
@@ -232,27 +230,23 @@ class EpisodeRunner:
         return builder.finish(Status("failed", "env", why))
 
     async def _bounded(
-        self, group: GroupInFlight, rollout_index: int, straggler: StragglerCancel
+        self, group: GroupInFlight, rollout_index: int, straggler: StragglerCancel | None
     ) -> Trajectory:
         """Plays an episode within the bound of all that it does: no other deadline holds the sum
         of its attempts, or what hangs between its phases."""
         seconds = self._context.spec.episode.total_s
-        bound = PausableTimeout(seconds, self.deadlines)
         try:
-            async with bound:
-                with counted_by(bound):
-                    return await self._rollout(group, rollout_index, straggler)
-        except TimeoutError:
-            if not bound.expired():
-                raise
-        why = (
-            f"the episode took more than total_timeout_s={seconds:g}, its attempts, its reward "
-            "and its close together; look for what hangs, or raise it"
-        )
-        return self._failed(group, rollout_index, why)
+            async with Deadline(seconds, "total_timeout"):
+                return await self._rollout(group, rollout_index, straggler)
+        except LimitSpentError as spent:
+            why = (
+                f"the episode took more than {spent}_s={seconds:g}, its attempts, its reward "
+                "and its close together; look for what hangs, or raise it"
+            )
+            return self._failed(group, rollout_index, why)
 
     async def _rollout(
-        self, group: GroupInFlight, rollout_index: int, straggler: StragglerCancel
+        self, group: GroupInFlight, rollout_index: int, straggler: StragglerCancel | None
     ) -> Trajectory:
         """Plays an episode from its present state, and again after an infrastructure failure."""
         request = group.request

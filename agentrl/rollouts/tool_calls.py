@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
+from agentrl.tools.parsers.reading import written_at
 from agentrl.types import CallProblem, ParsedMessage, ToolCall, Turn
 
 
@@ -14,8 +15,7 @@ def bounded(parsed: ParsedMessage, most: int) -> ParsedMessage:
 
     One more problem counts the others, so that a turn gets at most ``most + 1`` answers.
     """
-    every: list[ToolCall | CallProblem] = [*parsed.tool_calls, *parsed.problems]
-    written = sorted(every, key=_number)
+    written = in_order(parsed.tool_calls, parsed.problems)
     if len(written) <= most:
         return parsed
     left_out = sum(getattr(entry, "count", 1) for entry in written[most:])
@@ -57,10 +57,11 @@ def num_bad_turns(turns: Sequence[Turn], agent: str) -> int:
     return sum(1 for _ in takewhile(bool, reversed(bad)))
 
 
-def _number(entry: ToolCall | CallProblem) -> float:
-    """The number in a call's id, which is the order written; other ids come last."""
-    digits = entry.id.rpartition("_")[2]
-    return int(digits) if digits.isdecimal() else float("inf")
+def in_order(
+    calls: Iterable[ToolCall], problems: Iterable[CallProblem]
+) -> list[ToolCall | CallProblem]:
+    """Both in the order written."""
+    return sorted((*calls, *problems), key=lambda entry: written_at(entry.id))
 
 
 def _with_calls(

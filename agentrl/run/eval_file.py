@@ -83,7 +83,7 @@ def rescored(evaluated: Sequence[EvaluatedTask], rubric: Rubric) -> list[Evaluat
         finished = [t for t in entry.trajectories if t.status.finished]
         views = [EpisodeView.of(trajectory) for trajectory in finished]
         parts = [await rubric.score(view) for view in views]
-        if views and rubric.scores_groups:
+        if views and rubric.group_parts:
             for own, of_group in zip(parts, await rubric.group_scores(views), strict=True):
                 own |= {name: found.value for name, found in of_group.items()}
         totals = iter([rubric.total(own, step_weight=0.0) for own in parts])

@@ -25,6 +25,7 @@ from agentrl.run.data.task_table import TaskStream, TaskTable
 from agentrl.run.engine import engine_plan
 from agentrl.run.lifetime.record import new_run
 from agentrl.run.model_folder import given_model, pinned, with_commit
+from agentrl.sandbox import GUARANTEES
 from agentrl.store import RunDirectory, keep_lines, record_resume
 from agentrl.store.disk import replacing_folder
 from agentrl.store.remote_folder import RemoteFolder
@@ -79,7 +80,7 @@ def make_directory(
             driver.sandbox.resolved().check_room(stage.sandboxes_a_host)
             sandbox = {
                 "backend": report.backend,
-                "guarantees": dict(report.guarantees),
+                "guarantees": {name: name in report.held for name in GUARANTEES},
                 "notes": report.notes,
             }
     tables = data_tables(stages)

@@ -22,7 +22,7 @@ from typing import Any
 from agentrl.errors import AgentRLError, ConfigError, SandboxError
 from agentrl.types.user_code.load import load_function
 
-from .guarantees import GUARANTEES, BackendReport
+from .guarantees import BackendReport
 from .interface import Sandbox
 
 _PROBE = r"""
@@ -140,8 +140,8 @@ _HOARD_LIMIT_BYTES = 64 * 2**20
 _LOOK_FOR_STRAY = "import fcntl\nfcntl.flock(open('stray', 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
 
 
-async def measure(sandbox: Sandbox, *, proxied: bool = False) -> MappingProxyType[str, bool]:
-    """Try every guarantee in ``sandbox``; the answer has every word of ``GUARANTEES``.
+async def measure(sandbox: Sandbox, *, proxied: bool = False) -> frozenset[str]:
+    """Try every guarantee in ``sandbox``; those that held.
 
     Args:
         sandbox: fresh; the caller closes it.
@@ -175,7 +175,7 @@ async def measure(sandbox: Sandbox, *, proxied: bool = False) -> MappingProxyTyp
     held["memory"] = held["memory"] and await _bounds_what_is_unmapped(sandbox)
     # else one outlived its run
     held["processes"] = held["processes"] and alone.status == "ok"
-    return MappingProxyType({name: bool(held[name]) for name in GUARANTEES})
+    return frozenset(name for name, holds in held.items() if holds)
 
 
 async def _bounds_what_is_unmapped(sandbox: Sandbox) -> bool:
@@ -264,8 +264,8 @@ def _try(backend: str, spec: Hashable, *, proxied: bool) -> BackendReport:
 
     async def attempt() -> BackendReport:
         async with factory_of(backend)(spec) as sandbox:
-            guarantees = await measure(sandbox, proxied=proxied)
-            return BackendReport(backend, guarantees, notes=sandbox.notes)
+            held = await measure(sandbox, proxied=proxied)
+            return BackendReport(backend, held, notes=sandbox.notes)
 
     try:
         # the caller's thread may run an event loop already

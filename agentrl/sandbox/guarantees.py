@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from agentrl.errors import ConfigError, did_you_mean
@@ -64,22 +64,15 @@ class BackendReport:
 
     Attributes:
         backend: its name.
-        guarantees: every word of ``GUARANTEES``, and whether it held when tried.
+        held: the words of ``GUARANTEES`` that held when tried.
         problem: why the backend cannot be used here; None where it can.
         notes: what was found out on the way (kernel ABI, uid), for people.
     """
 
     backend: str
-    guarantees: Mapping[str, bool] = field(
-        default_factory=lambda: MappingProxyType(dict.fromkeys(GUARANTEES, False))
-    )
+    held: frozenset[str] = frozenset()
     problem: str | None = None
     notes: str = ""
-
-    @property
-    def held(self) -> frozenset[str]:
-        """The guarantees that held."""
-        return frozenset(name for name, holds in self.guarantees.items() if holds)
 
     def __str__(self) -> str:
         if self.problem is not None:

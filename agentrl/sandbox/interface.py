@@ -6,7 +6,6 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
@@ -124,8 +123,8 @@ class ExecResult:
     wall_s: float = 0.0
     cpu_s: float = 0.0
     queued_s: float = 0.0
-    files: Mapping[str, bytes] = field(default_factory=lambda: MappingProxyType({}))
-    refused_files: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    refused_files: Mapping[str, str] = field(default_factory=dict)
     interpreter_ended: bool = False
     detail: str = ""
 

@@ -6,9 +6,7 @@ All of it happens only where owner and host were killed together, or a host was 
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import sys
 from collections.abc import Iterator
 
@@ -55,11 +53,7 @@ def _hosts() -> Iterator[tuple[int, str]]:
 
 def _ended(pid: int) -> str:
     below = proc.descendants(pid)
-    # All are stopped before one is ended: a process that runs could fork meanwhile.
-    for number in (signal.SIGSTOP, signal.SIGKILL):
-        for one in (pid, *below):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(one, number)
+    proc.end_together([pid, *below])
     return f"process {pid}" + (f" and {len(below)} below it" if below else "")
 
 

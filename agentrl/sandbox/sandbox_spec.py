@@ -278,15 +278,11 @@ class SandboxSpec(Section):
         return f"or {others}" if broken else f"{others}, or require less by SandboxSpec.require"
 
 
-def probe_backends(spec: SandboxSpec | None = None) -> list[BackendReport]:
+def probe_backends() -> list[BackendReport]:
     """What every backend of the table guarantees on this machine, cheapest first; for ``agentrl
     doctor``.
-
-    Args:
-        spec: with these settings; by default the defaults.
     """
-    spec = (spec or SandboxSpec()).replace(require="none")
-    return [report_on(spec.replace(backend=name)) for name in BACKENDS]
+    return [report_on(SandboxSpec(name, require="none")) for name in BACKENDS]
 
 
 BackendFactory = Callable[[SandboxSpec], Sandbox]

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from copy import copy
+from dataclasses import replace
 from pkgutil import resolve_name
 from types import MethodType
 from typing import (
@@ -395,6 +396,35 @@ def _limit(tool: Tool, limits: ToolLimits) -> Tool:
     for name, limit in limits.items():
         setattr(tool, name, limit)
     return tool
+
+
+class BuiltInSettings(TypedDict, total=False):
+    """What every built-in tool takes, in place of its own."""
+
+    name: str
+    description: str
+    deadline_s: float
+    max_output_chars: int
+
+
+class BuiltInTool(Tool):
+    """A tool of agentrl's own, which may be called and told of in other words.
+
+    Args:
+        settings: see ``BuiltInSettings``, and ``Tool`` for the limits among them.
+
+    Raises:
+        TypeError: there is no such setting.
+        ToolError: a limit is not above 0.
+    """
+
+    def __init__(self, **settings: Unpack[BuiltInSettings]) -> None:
+        if unknown := settings.keys() - BuiltInSettings.__annotations__.keys():
+            raise TypeError(f"got an unexpected keyword argument {min(unknown)!r}")
+        given: dict[str, Any] = {**settings}
+        words = {key: given.pop(key) for key in ("name", "description") if key in given}
+        self.spec = replace(self.spec, **words)
+        _limit(self, cast(ToolLimits, given))
 
 
 def merged(pieces: Sequence[str | ToolOutput]) -> ToolOutput:

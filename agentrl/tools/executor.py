@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -30,6 +29,7 @@ from agentrl.tools.execution.outputs import (
     valid_text,
     with_images_read,
 )
+from agentrl.tools.parsers.reading import written_at
 from agentrl.tools.signature import argument_faults, schema_validator
 from agentrl.types import (
     CallProblem,
@@ -52,7 +52,6 @@ T = TypeVar("T")
 
 NO_ENDPOINTS = Endpoints()
 
-_NUMBERED = re.compile(r"call_(\d+)")
 _LONGEST_NAME = 64
 _ATTEMPTS = 4
 """Of a call whose failure is ours."""
@@ -72,10 +71,10 @@ class ToolExecutor:
         max_seconds: seconds that the calls of an episode may take together; those that run at once
             count each. None sets no limit.
         endpoints: services whose failures are ours.
-        token_ends: for each token of a text, the number of characters up to its end; tools with
-            ``max_output_tokens`` need it.
 
     Attributes:
+        token_ends: for each token of a text, the number of characters up to its end; tools with
+            ``max_output_tokens`` need it.
         specs: what the model is told in its prompt, in the order given.
         num_abandoned: calls that did not end by their deadline: a thread that cannot be stopped, a
             coroutine that was given up.
@@ -92,7 +91,6 @@ class ToolExecutor:
         max_output_chars: int = 8_000,
         max_seconds: float | None = None,
         endpoints: Endpoints = NO_ENDPOINTS,
-        token_ends: TokenEnds | None = None,
     ) -> None:
         self._known: dict[str, Tool] = {}
         self._validators: dict[str, CheckedSchema] = {}
@@ -112,7 +110,7 @@ class ToolExecutor:
         self.specs = tuple(tool.spec for tool in tools)
         self._max_seconds = max_seconds
         self._endpoints = endpoints
-        self.token_ends = token_ends
+        self.token_ends: TokenEnds | None = None
         self._num_calls: Counter[str] = Counter()
         self._seconds = 0.0
         self.num_abandoned = 0
@@ -325,11 +323,11 @@ class ToolExecutor:
                 own["queued_s"] = queued_s
             began = time.monotonic()
             try:
-                return await self._output(_Call(tool, call, context, gate, own))
+                return await self._output(_RunningCall(tool, call, context, gate, own))
             finally:
                 self._seconds += time.monotonic() - began
 
-    async def _output(self, one: _Call) -> ToolOutput:
+    async def _output(self, one: _RunningCall) -> ToolOutput:
         tool, call, context = one.tool, one.call, one.context
         try:
             if faults := argument_faults(self._validators[call.name], call.arguments):
@@ -363,7 +361,7 @@ class ToolExecutor:
             return await asyncio.to_thread(with_images_read, output, call.name)
         return after_pieces(one.pieces, failed)
 
-    async def _attempts(self, one: _Call) -> str | ToolOutput:
+    async def _attempts(self, one: _RunningCall) -> str | ToolOutput:
         """The tool's output; a failure of ours is tried again while that is allowed.
 
         Raises:
@@ -409,7 +407,7 @@ class ToolExecutor:
 
 
 @dataclass(slots=True, eq=False)
-class _Call:
+class _RunningCall:
     """One call on its way.
 
     Args:
@@ -499,5 +497,5 @@ def _answer_problem(problem: CallProblem) -> CallRecord:
 
 def _position(record: CallRecord) -> float:
     written = record.call or record.problem
-    numbered = _NUMBERED.fullmatch(written.id) if written else None
-    return int(numbered.group(1)) if numbered else float("inf")
+    assert written is not None, "a record has one of both"
+    return written_at(written.id)

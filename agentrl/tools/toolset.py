@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, cast
 from pydantic import Field
 
 from agentrl.errors import ConfigError, ToolError, did_you_mean
-from agentrl.tools.base import Tool, ToolLimits, with_limits
+from agentrl.tools.base import BuiltInSettings, Tool, ToolLimits, with_limits
 from agentrl.tools.builtin.calculator import CalculatorTool
 from agentrl.tools.builtin.fetch_url import FetchUrlTool
 from agentrl.tools.builtin.sandbox_tools import FilesTool, PythonTool, ShellTool
@@ -149,18 +149,17 @@ def _made_of(
 def _built_in(name: str, args: str, base_dir: str) -> Tool:
     """A built-in tool, made once a process for equal arguments: it has no state."""
     make = BUILT_IN[name]
-    given = json.loads(args)
-    signature = inspect.signature(make)
-    taken = [own for own in signature.parameters if own != "base_dir"]
-    extra = {"base_dir": base_dir} if "base_dir" in signature.parameters else {}
+    parameters = inspect.signature(make).parameters
+    extra = {"base_dir": base_dir} if "base_dir" in parameters else {}
     try:
-        signature.bind(**given, **extra)
+        return make(**json.loads(args), **extra)
     except TypeError as error:
+        own = [key for key in parameters if key not in ("base_dir", "settings")]
+        taken = ", ".join([*own, *BuiltInSettings.__annotations__])
         raise ToolError(
-            f"ToolEnv.tools: the built-in tool {name!r} with args {given}: {error}; its arguments "
-            f"are: {', '.join(taken)}"
+            f"ToolEnv.tools: the built-in tool {name!r} with args {args}: {error}; its arguments "
+            f"are: {taken}"
         ) from None
-    return make(**given, **extra)
 
 
 BUILT_IN: Mapping[str, Callable[..., Tool]] = {

@@ -15,7 +15,7 @@ from agentrl.envs import EpisodeView, Score
 from agentrl.tools import PythonTool
 from agentrl.types import Task
 
-python = PythonTool(timeout_s=5.0)
+python = PythonTool(deadline_s=5.0)
 
 # How a problem is put, and the Python that answers it.
 TEMPLATES = (

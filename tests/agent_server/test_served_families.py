@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agentrl.agent_server import ServedEpisode
-from agentrl.agent_server.api.api_error import ApiError
+from agentrl.agent_server.api.api_error import PolicyApiError
 from agentrl.agent_server.api.chat_request import parse_request
 from agentrl.agent_server.stream_writer import StreamWriter
 from agentrl.envs import EnvSpec, Rubric
@@ -127,7 +127,7 @@ class Agent:
             stream.news.clear()
             pieces += stream.deltas()
             await stream.news.wait()
-        if isinstance(making.exception(), ApiError):
+        if isinstance(making.exception(), PolicyApiError):
             return False  # the template has no place for it
         made = making.result()
         self.wrongly_told += wrongly_told([*pieces, *stream.final_deltas(made)], made)
@@ -251,7 +251,7 @@ async def test_text_that_is_no_text_is_refused_and_the_episode_goes_on(tmp_path:
     episode = ServedEpisode(
         TurnGenerator(parts, TrajectoryBuilder(EpisodeKey(0, 0), Task("t")), spec.episode.sampling)
     )
-    with pytest.raises(ApiError, match="half of a surrogate pair") as refused:
+    with pytest.raises(PolicyApiError, match="half of a surrogate pair") as refused:
         await episode.complete(
             StreamWriter(
                 parse_request(json.loads('{"messages": [{"role": "user", "content": "\\ud800"}]}'))

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.agent_server import ServedEpisode
-from agentrl.agent_server.api.api_error import ApiError
+from agentrl.agent_server.api.api_error import PolicyApiError
 from agentrl.agent_server.api.chat_request import parse_request
 from agentrl.agent_server.api.responses import parse_response_request
 from agentrl.agent_server.stream_writer import StreamWriter
@@ -98,7 +98,7 @@ async def wander(seed: int, *, rewrites: bool) -> tuple[Trajectory, Any]:
             made = await episode.complete(
                 StreamWriter(parse_request({"messages": history, "tools": tools}))
             )
-        except ApiError:
+        except PolicyApiError:
             return
         histories.append([*history, to_wire(made.action.message, reasoning=True)])
 

@@ -8,7 +8,7 @@ import gymnasium
 import pytest
 from gymnasium import spaces
 
-from agentrl.envs import EnvSpec, GymnasiumEnv, check_env
+from agentrl.envs import EnvSpec, GymnasiumEnv, TurnLimit, check_env
 from agentrl.errors import ConfigError
 from agentrl.types import Action, Task, ToolCall
 from tests.kit.episodes import spoken
@@ -47,8 +47,8 @@ async def test_the_way_over_the_lake_is_rewarded_at_its_end() -> None:
 
 @pytest.mark.parametrize("text", ["", "7", "north", "left left", "9" * 5000])
 async def test_an_invalid_action_is_told_and_costs_a_turn(text: str) -> None:
-    env = GymnasiumEnv(TASK, **LAKE, action_names=NAMES, max_turns=1)
-    env.reset(seed=0)
+    env = TurnLimit(GymnasiumEnv(TASK, **LAKE, action_names=NAMES), 1)
+    await env.reset(seed=0)
     result = await env.step(spoken(text))
     assert "one of: left, down, right, up" in str(result.observation.messages)
     assert (result.reward, result.terminated, result.truncated) == (0.0, False, True)

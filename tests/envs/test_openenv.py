@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.envs import AsyncEnv, EnvSpec, OpenEnv, check_env
+from agentrl.envs import AsyncEnv, EnvSpec, OpenEnv, TurnLimit, check_env
 from agentrl.errors import ConfigError, EnvError, ToolFaultError
 from agentrl.rollouts import EpisodeRunner, GroupRequest
 from agentrl.types import Action, Task, ToolCall, Trajectory
@@ -60,7 +60,7 @@ async def test_reward_and_done_are_the_servers() -> None:
 
 async def test_an_action_that_the_server_refuses_is_told_and_costs_a_turn() -> None:
     async with odd_openenv() as server:
-        env = made(server, max_turns=2)
+        env = TurnLimit(made(server), 2)
         await env.reset(seed=0)
         result = await env.step(spoken("one"))
         assert (result.reward, result.truncated) == (0.0, False)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.envs import EnvSpec, TextArenaEnv, check_env
+from agentrl.envs import EnvSpec, TextArenaEnv, TurnLimit, check_env
 from agentrl.errors import ConfigError, EnvError
 from agentrl.rollouts import AgentSpec, run_episode
 from agentrl.types import Observation, StepResult, Task, TrajectoryGroup
@@ -78,12 +78,13 @@ def test_thoughts_are_not_for_the_others() -> None:
     assert "[Player 0] [1]\n4 are left." in told(result.observation)[1][1]
 
 
-def test_a_spent_limit_of_turns_truncates_without_rewards() -> None:
-    env, _ = opened(max_turns=2)
-    assert not env.step(spoken("[1]")).truncated
-    result = env.step(spoken("[1]"))
-    assert (result.truncated, result.reward, result.info) == (True, {}, {"reason": "max_turns"})
-    env.close()
+async def test_a_spent_limit_of_turns_truncates_without_rewards() -> None:
+    inner, _ = opened()
+    env = TurnLimit(inner, 2)
+    assert not (await env.step(spoken("[1]"))).truncated
+    result = await env.step(spoken("[1]"))
+    assert (result.truncated, result.reward, result.info) == (True, 0.0, {"reason": "max_turns"})
+    await env.close()
 
 
 def test_what_a_game_draws_depends_on_the_seed_alone() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.envs import AsyncEnv, EnvSpec, ToolEnv, check_env
+from agentrl.envs import AsyncEnv, EnvSpec, ToolEnv, TurnLimit, check_env
 from agentrl.errors import ConfigError, EnvError, SandboxError
 from agentrl.sandbox import SandboxPool, SandboxSpec
 from agentrl.tools import HermesParser, PythonTool, ToolContext, tool
@@ -142,7 +142,7 @@ async def test_a_complete_call_in_a_completion_cut_by_length_is_run() -> None:
 
 
 async def test_the_last_turn_allowed_truncates() -> None:
-    env = await started(tools=[add], max_turns=2)
+    env = TurnLimit(await started(tools=[add]), 2)
 
     assert not (await env.step(act(CALL))).truncated
     last = await env.step(act(CALL))
@@ -151,7 +151,7 @@ async def test_the_last_turn_allowed_truncates() -> None:
 
 
 async def test_an_answer_on_the_last_turn_terminates() -> None:
-    result = await step("It is 3.", max_turns=1)
+    result = await TurnLimit(await started(), 1).step(act("It is 3."))
 
     assert (result.terminated, result.truncated) == (True, False)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.envs import AsyncEnv, ToolEnv
+from agentrl.envs import AsyncEnv, ToolEnv, TurnLimit
 from agentrl.errors import EnvError, ToolError
 from agentrl.tools import HermesParser, ToolExecutor, ToolOutput, tool
 from agentrl.types import Action, StepResult, Task, ToolCall, ToolResult
@@ -54,7 +54,9 @@ async def test_rewards_of_the_calls_join_the_steps() -> None:
 
 
 async def test_a_call_ends_the_episode_which_is_terminated_also_in_the_last_turn() -> None:
-    result = await stepped(await started(gain, submit, max_turns=1), "gain", "submit")
+    env = AsyncEnv(TurnLimit(ToolEnv(TASK, tools=[gain, submit]), 1))
+    await env.reset(seed=0)
+    result = await stepped(env, "gain", "submit")
     assert (result.reward, result.terminated, result.truncated) == (1.25, True, False)
     assert result.observation.messages[-1]["content"] == "thanks"
 

@@ -387,7 +387,7 @@ async def test_a_group_runs_in_the_callers_own_loop(opened: Open) -> None:
 
 def in_sandbox() -> dict[str, Any]:
     """Settings of episodes with a Python tool, of which one at a time has a sandbox."""
-    tools = [PythonTool(timeout_s=60.0)]
+    tools = [PythonTool(deadline_s=60.0)]
     kwargs = {"tools": tools, "describe_tools_in_prompt": False}
     env = EnvSpec(ToolEnv, kwargs=kwargs, sandbox=SandboxSpec(backend="unsafe"))
     return {"env": env, "permits": StagePermits(sandboxes=1)}

@@ -56,7 +56,7 @@ def play(
             else say("the end")
         )
 
-    kwargs = {"tools": [PythonTool(timeout_s=timeout_s)], "describe_tools_in_prompt": False}
+    kwargs = {"tools": [PythonTool(deadline_s=timeout_s)], "describe_tools_in_prompt": False}
     env = EnvSpec(ToolEnv, kwargs=kwargs, sandbox=spec)
     runner = EpisodeRunner(
         rollout_spec(

@@ -236,7 +236,7 @@ def test_an_environment_that_cannot_be_made_closes_the_tools_that_it_made(tmp_pa
         ("pyhton", r"'pyhton' is no built-in tool \(calculator, .*\); did you mean 'python'\?"),
         (
             "{function: python, args: {timeout: 1}}",
-            r"'python' .*'timeout'; its arguments are: .*timeout_s",
+            r"'python' .*'timeout'; its arguments are: .*deadline_s",
         ),
     ],
 )
@@ -251,7 +251,7 @@ def test_what_is_wrong_with_a_tool_is_told(
 def test_the_built_in_python(make: Callable[..., ToolEnv]) -> None:
     env = make("python")
     assert [spec.name for spec in env._executor.specs] == ["python"]
-    other = make("{function: python, args: {name: run, timeout_s: 2}}")
+    other = make("{function: python, deadline_s: 2, args: {name: run}}")
     assert [spec.name for spec in other._executor.specs] == ["run"]
 
 

@@ -51,7 +51,7 @@ async def test_the_shell_gives_output_errors_and_exit_code(sandbox: Sandbox) -> 
 
 
 async def test_a_command_that_hangs_is_ended(sandbox: Sandbox) -> None:
-    (result,) = await run(ShellTool(timeout_s=0.5), sandbox, {"command": "sleep 1000"})
+    (result,) = await run(ShellTool(deadline_s=0.5), sandbox, {"command": "sleep 1000"})
     assert (result.error, result.content) == (
         "timeout",
         "Error: the command took longer than 0.5 s and was ended.",

@@ -25,7 +25,7 @@ async def run(
 ) -> ToolResult:
     stderr_lines = int(settings.get("stderr_lines", 3))
     tool = PythonTool(
-        persist=persist, timeout_s=settings.get("timeout_s", 60.0), stderr_lines=stderr_lines
+        persist=persist, deadline_s=settings.get("deadline_s", 60.0), stderr_lines=stderr_lines
     )
     (record,) = await ToolExecutor([tool]).run(
         [ToolCall("call_0", "python", {"code": code})], sandbox=sandbox
@@ -63,7 +63,7 @@ async def test_an_exit_code_alone_is_told(sandbox: Sandbox) -> None:
 
 
 async def test_code_that_hangs_is_ended(sandbox: Sandbox) -> None:
-    result = await run(sandbox, "print('in', flush=True)\nwhile True: pass", timeout_s=1.0)
+    result = await run(sandbox, "print('in', flush=True)\nwhile True: pass", deadline_s=1.0)
 
     assert result.error == "timeout"
     assert result.content == "in\nError: the code took longer than 1 s and was ended."
@@ -97,7 +97,7 @@ async def test_variables_last_where_the_tool_says_so(sandbox: Sandbox) -> None:
 
 async def test_the_model_is_told_that_its_variables_are_lost(sandbox: Sandbox) -> None:
     await run(sandbox, "x = 1", persist="interpreter")
-    result = await run(sandbox, "while True: pass", persist="interpreter", timeout_s=1.0)
+    result = await run(sandbox, "while True: pass", persist="interpreter", deadline_s=1.0)
 
     assert result.content == (
         "Error: the code took longer than 1 s and was ended.\n"

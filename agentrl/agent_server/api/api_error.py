@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-class ApiError(Exception):
+class PolicyApiError(Exception):
     """A request that gets an error in place of a completion.
 
     Args:
@@ -25,6 +25,6 @@ class ApiError(Exception):
         return {"error": {"message": str(self), "type": kind, "param": None, "code": self.code}}
 
 
-def bad_request(message: str) -> ApiError:
+def bad_request(message: str) -> PolicyApiError:
     """The error of a request that violates a rule."""
-    return ApiError(400, "invalid_request", message)
+    return PolicyApiError(400, "invalid_request", message)

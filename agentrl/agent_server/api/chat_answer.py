@@ -11,14 +11,14 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from agentrl.agent_server.api.api_error import ApiError
+from agentrl.agent_server.api.api_error import PolicyApiError
 from agentrl.agent_server.api.chat_request import parse_request
 from agentrl.agent_server.stream_writer import StreamWriter
 from agentrl.llm import to_wire
 from agentrl.rollouts.turns import TurnResult
 
 
-class ChatAnswer:
+class CompletionAnswer:
     """Writes the answer to one chat completion.
 
     A turn that fails after its stream has started ends with an error event, without ``[DONE]``.
@@ -31,7 +31,7 @@ class ChatAnswer:
         chat: the request.
 
     Raises:
-        ApiError, WireFault: see ``parse_request``.
+        PolicyApiError, WireFault: see ``parse_request``.
     """
 
     def __init__(self, body: Mapping[str, Any], _: object) -> None:
@@ -64,7 +64,7 @@ class ChatAnswer:
             yield _event(self._object("chat.completion.chunk", choices=[], usage=_usage(turn)))
         yield "data: [DONE]\n\n"
 
-    def failure(self, error: ApiError) -> str:
+    def failure(self, error: PolicyApiError) -> str:
         """The event that ends a turn which failed after its stream had started."""
         return _event(error.body())
 

@@ -51,7 +51,7 @@ def given_keys(
         are noted in the turn, with their values.
 
     Raises:
-        ApiError: 400, with the key, the rule and the value found.
+        PolicyApiError: 400, with the key, the rule and the value found.
     """
     given = {name: value for name, value in body.items() if value is not None}
     for name, value in given.items():
@@ -76,7 +76,7 @@ def constraints_of(
         tools: the tools on offer.
 
     Raises:
-        ApiError: a form that OpenAI does not define, or that no function tool can satisfy.
+        PolicyApiError: a form that OpenAI does not define, or that no function tool can satisfy.
     """
     choice = given.get("tool_choice", "auto")
     calls, allowed = _choice(choice)
@@ -213,7 +213,7 @@ def parse_request(body: Mapping[str, Any]) -> ChatRequest:
     """Parses the JSON of a chat completion.
 
     Raises:
-        ApiError: 400, with the key, the rule and the value found.
+        PolicyApiError: 400, with the key, the rule and the value found.
         WireFault: a message or tool has none of OpenAI's forms.
     """
     given, ignored = given_keys(body, _TAKEN)

@@ -138,7 +138,7 @@ def schema_text(schema: Mapping[str, Any]) -> str:
     """A schema as JSON.
 
     Raises:
-        ApiError: it is no JSON Schema (Draft 2020-12).
+        PolicyApiError: it is no JSON Schema (Draft 2020-12).
     """
     try:
         text = json.dumps(schema, ensure_ascii=False)

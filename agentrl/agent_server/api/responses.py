@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.agent_server.api.api_error import ApiError, bad_request
+from agentrl.agent_server.api.api_error import PolicyApiError, bad_request
 from agentrl.agent_server.api.chat_request import (
     ChatRequest,
     given_keys,
@@ -71,7 +71,7 @@ def parse_response_request(
         threads: the conversations up to earlier responses, by their ids.
 
     Raises:
-        ApiError: 400, with the key, the rule and the value found.
+        PolicyApiError: 400, with the key, the rule and the value found.
         WireFault: an item or tool has none of OpenAI's forms.
     """
     given, ignored = given_keys(body, _TAKEN)
@@ -105,7 +105,7 @@ def _thread(
     earlier: tuple[Message, ...] = ()
     if previous := given.get("previous_response_id"):
         if str(previous) not in threads:
-            raise ApiError(
+            raise PolicyApiError(
                 400,
                 "previous_response_not_found",
                 f"previous_response_id={str(previous)!r} names no response of this episode; "
@@ -153,7 +153,7 @@ class ResponseAnswer:
         chat: the same request as a chat completion.
 
     Raises:
-        ApiError, WireFault: see ``parse_response_request``.
+        PolicyApiError, WireFault: see ``parse_response_request``.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class ResponseAnswer:
         response = self._response(turn, self._items)
         yield self._event(f"response.{response['status']}", response=response)
 
-    def failure(self, error: ApiError) -> str:
+    def failure(self, error: PolicyApiError) -> str:
         """The event that ends a turn which failed after its stream had started."""
         return self._event(
             "error", code=error.code, message=str(error), param=None, error=error.body()["error"]

@@ -46,7 +46,6 @@ class GymnasiumEnv(SoloSeatEnv):
         action_names: of a Discrete action space, in the order of its numbers; the model then says
             names.
         by_tool: whether the model acts by the tool ``act``, instead of by its message.
-        max_turns: assistant's messages after which the episode is truncated.
         base_dir: the folder that a relative path in ``env_id`` starts from.
 
     Raises:
@@ -62,12 +61,11 @@ class GymnasiumEnv(SoloSeatEnv):
         env_args: Mapping[str, Any] = NO_ARGS,
         action_names: Sequence[str] = (),
         by_tool: bool = False,
-        max_turns: int | None = None,
         base_dir: str | Path | None = None,
     ) -> None:
         with needed("GymnasiumEnv", "gymnasium"):
             import gymnasium
-        super().__init__(task, env_args, max_turns)
+        super().__init__(task, env_args)
         make = load_object(env_id, base_dir) if ":" in env_id else None
         args = self.env_args
         made = gymnasium.make(env_id, **args) if make is None else make(**args)

@@ -70,7 +70,6 @@ class OpenEnv(SoloSeatEnv):
         observation_field: the field of an observation that the model is shown, where that is a
             text; an observation without it is shown as JSON.
         env_args: sent with ``reset`` beside the seed.
-        max_turns: assistant's messages after which the episode is truncated.
         deadline_s: seconds until the server has answered a request.
         wait_s: seconds that an episode waits for a server that is full or not up.
         max_message_bytes: of an answer.
@@ -88,7 +87,6 @@ class OpenEnv(SoloSeatEnv):
         by_tool: bool = False,
         observation_field: str = "text",
         env_args: Mapping[str, Any] = NO_ARGS,
-        max_turns: int | None = None,
         deadline_s: float = 60.0,
         wait_s: float = 600.0,
         max_message_bytes: int = 2**20,
@@ -107,7 +105,7 @@ class OpenEnv(SoloSeatEnv):
         for name, holds, rule, value in rules:
             if not holds:
                 raise ConfigError(f"OpenEnv.{name} must be {rule}, got {value!r}")
-        super().__init__(task, env_args, max_turns)
+        super().__init__(task, env_args)
         self._session = _Session(url, deadline_s, wait_s, max_message_bytes)
         self._action_field = action_field
         self._by_tool = by_tool

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.envs.env import Env
-from agentrl.errors import ConfigError
 from agentrl.tools import Tool, ToolExecutor
 from agentrl.types import Action, Message, Observation, StepResult, Task
 from agentrl.types.messages import without_thoughts
@@ -45,36 +44,22 @@ class SeatEnv(Env):
     Args:
         task: its messages open the conversation; ``info["env_args"]`` are joined to ``env_args``.
         env_args: of the environment.
-        max_turns: assistant's messages after which the episode is truncated.
-
-    Raises:
-        ConfigError: ``max_turns`` is below 1.
     """
 
-    def __init__(self, task: Task, env_args: Mapping[str, Any], max_turns: int | None) -> None:
-        if max_turns is not None and max_turns < 1:
-            name = type(self).__name__
-            raise ConfigError(f"{name}.max_turns must be at least 1, got {max_turns}")
+    def __init__(self, task: Task, env_args: Mapping[str, Any]) -> None:
         self.task = task
         self.env_args = {**env_args, **task.info.get("env_args", {})}
-        self._max_turns = max_turns
-        self._num_turns = 0
 
     def state_dict(self) -> None:
         """None: see the class."""
         return None
 
-    def is_last_turn(self) -> bool:
-        """Counts a turn; whether the limit leaves no further one."""
-        self._num_turns += 1
-        return self._num_turns == self._max_turns
-
 
 class SoloSeatEnv(SeatEnv):
     """One with a single seat, where the policy acts by its message or by a tool."""
 
-    def __init__(self, task: Task, env_args: Mapping[str, Any], max_turns: int | None) -> None:
-        super().__init__(task, env_args, max_turns)
+    def __init__(self, task: Task, env_args: Mapping[str, Any]) -> None:
+        super().__init__(task, env_args)
         self._executor = ToolExecutor([])
         self._called: list[dict[str, Any]] = []
 
@@ -89,13 +74,16 @@ class SoloSeatEnv(SeatEnv):
         )
         answers = tuple(record.result.message() for record in records if record.result)
         moved = await self.moved(action)
-        info: dict[str, Any] = {"invalid_action": True} if moved.is_invalid else {}
-        truncated = moved.truncated
-        if self.is_last_turn() and not moved.terminated and not truncated:
-            truncated = True
-            info["reason"] = "max_turns"
-        observation = Observation(messages=(*answers, {"role": "user", "content": moved.told}))
-        return StepResult(observation, moved.reward, moved.terminated, truncated, records, info)
+        info = {"invalid_action": True} if moved.is_invalid else {}
+        told: Message = {"role": "user", "content": moved.told}
+        return StepResult(
+            Observation(messages=(*answers, told)),
+            reward=moved.reward,
+            terminated=moved.terminated,
+            truncated=moved.truncated,
+            calls=records,
+            info=info,
+        )
 
     @abstractmethod
     async def moved(self, action: Action) -> Moved:

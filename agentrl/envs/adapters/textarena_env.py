@@ -44,8 +44,6 @@ class TextArenaEnv(SeatEnv):
         shuffle_players: which agent is which player is drawn from the episode's seed, the same one
             for all rollouts of a group.
         env_args: the keyword arguments of the game.
-        max_turns: messages of all players after which the episode is truncated; the game then gives
-            no rewards.
         base_dir: the folder that a relative path in ``env_id`` starts from.
 
     Raises:
@@ -63,10 +61,9 @@ class TextArenaEnv(SeatEnv):
         players: Sequence[str] = (),
         shuffle_players: bool = False,
         env_args: Mapping[str, Any] = NO_ARGS,
-        max_turns: int | None = None,
         base_dir: str | Path | None = None,
     ) -> None:
-        super().__init__(task, env_args, max_turns)
+        super().__init__(task, env_args)
         if num_players < 1:
             raise ConfigError(f"TextArenaEnv.num_players must be at least 1, got {num_players}")
         alone = [MAIN_AGENT] if num_players == 1 else []
@@ -98,14 +95,11 @@ class TextArenaEnv(SeatEnv):
 
         ``info["game"]`` has what the game itself says of each player at its end.
         """
-        truncated = self.is_last_turn()
         with self._drawing():
             done, _ = self.inner.step(said_aloud(action))
             if done:
                 return self._ended()
-            observation = self._observed()
-        info = {"reason": "max_turns"} if truncated else {}
-        return StepResult(observation, {} if truncated else 0.0, truncated=truncated, info=info)
+            return StepResult(self._observed())
 
     def close(self) -> None:
         """Close the game, unless it has ended."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -49,66 +50,68 @@ def custom_reward(
     """
     signature = signature_of(function)
     names = set(signature.parameters)
-    reward: Callable[..., Any]
+    compute: Callable[..., Any]
     if "completions" in names:
-        reward = group_rewards(_of_trl(function, signature, args, conversational))
+        compute = partial(_trl_rewards, conversational=conversational)
     elif (_VERL.keys() - {"extra_info"}) & names:
-        reward = _of_verl(_asked(function, signature, list(_VERL), args, broken))
+        _check_given(signature, [*_VERL, *args], broken)
+        compute = _verl_reward
     elif ({*_VERL.values()} - {"extra_infos"}) & names:
-        asked = _asked(function, signature, list(_VERL.values()), args, broken)
-        reward = group_rewards(_of_verl_batch(asked))
+        _check_given(signature, [*_VERL.values(), *args], broken)
+        compute = _verl_rewards
     else:
         raise broken(
             f" must take verl's (data_source, solution_str, ground_truth, extra_info) or TRL's "
             f"(prompts, completions, **columns), but has the signature {signature}; a function of "
             "the episode belongs into reward.functions"
         )
-    reward.__dict__.update({"__wrapped__": function, "rule_based": True})
+
+    def reward(of: Any) -> Any:
+        return compute(function, args, of)
+
     reward.__name__ = name
-    return reward
+    reward.__dict__.update({"__wrapped__": function, "rule_based": True})
+    return reward if compute is _verl_reward else group_rewards(reward)
 
 
-def _asked(
-    function: Callable[..., Any],
-    signature: inspect.Signature,
-    names: Sequence[str],
-    args: Mapping[str, Any],
-    broken: Callable[[str], ConfigError],
-) -> Callable[[Mapping[str, Any]], Any]:
-    """Calls verl's function with those of ``names`` that it takes, and ``args``."""
-    parameters = signature.parameters
-    for name, own in parameters.items():
-        plain = own.kind not in (own.VAR_KEYWORD, own.VAR_POSITIONAL)
-        if plain and own.default is own.empty and name not in {*names, *args}:
+def _check_given(
+    signature: inspect.Signature, given: Sequence[str], broken: Callable[[str], ConfigError]
+) -> None:
+    for name in _required(signature):
+        if name not in given:
             raise broken(
                 f" needs the argument {name!r}, which nobody gives; put it into reward.custom.args"
             )
-    everything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    takes = [name for name in names if everything or name in parameters]
-
-    def asked(given: Mapping[str, Any]) -> Any:
-        known = {key: own for key, own in given.items() if key in takes}
-        return function(**known, **private_copy(args))
-
-    return asked
 
 
-def _of_verl(asked: Callable[[Mapping[str, Any]], Any]) -> Callable[[EpisodeView], Any]:
-    def compute(view: EpisodeView) -> Any:
-        return _then(asked(_verl_arguments(view)), _verl_score)
+def _required(signature: inspect.Signature) -> list[str]:
+    """The arguments that a call must give."""
+    return [
+        name
+        for name, own in signature.parameters.items()
+        if own.default is own.empty and own.kind not in (own.VAR_KEYWORD, own.VAR_POSITIONAL)
+    ]
 
-    return compute
+
+def _called(function: Callable[..., Any], given: Mapping[str, Any], args: Mapping[str, Any]) -> Any:
+    """What a function gives for those of ``given`` that it takes, and for ``args``."""
+    parameters = signature_of(function).parameters
+    everything = any(own.kind is own.VAR_KEYWORD for own in parameters.values())
+    known = {key: own for key, own in given.items() if everything or key in parameters}
+    return function(**{**known, **private_copy(args)})
 
 
-def _of_verl_batch(
-    asked: Callable[[Mapping[str, Any]], Any],
-) -> Callable[[Sequence[EpisodeView]], Any]:
-    def compute(views: Sequence[EpisodeView]) -> Any:
-        rows = [_verl_arguments(view) for view in views]
-        given = {many: [row[one] for row in rows] for one, many in _VERL.items()}
-        return _then(asked(given), lambda scores: [_verl_score(score) for score in scores])
+def _verl_reward(function: Callable[..., Any], args: Mapping[str, Any], view: EpisodeView) -> Any:
+    return _then(_called(function, _verl_arguments(view), args), _verl_score)
 
-    return compute
+
+def _verl_rewards(
+    function: Callable[..., Any], args: Mapping[str, Any], views: Sequence[EpisodeView]
+) -> Any:
+    rows = [_verl_arguments(view) for view in views]
+    given = {many: [row[one] for row in rows] for one, many in _VERL.items()}
+    scores = _called(function, given, args)
+    return _then(scores, lambda scores: [_verl_score(score) for score in scores])
 
 
 def _verl_arguments(view: EpisodeView) -> dict[str, Any]:
@@ -136,38 +139,28 @@ def _verl_score(given: Any) -> Any:
     return Score(given["score"], why or None)
 
 
-def _of_trl(
+def _trl_rewards(
     function: Callable[..., Any],
-    signature: inspect.Signature,
     args: Mapping[str, Any],
+    views: Sequence[EpisodeView],
     conversational: bool,
-) -> Callable[[Sequence[EpisodeView]], Any]:
-    everything = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-    needed = [
-        name
-        for name, own in signature.parameters.items()
-        if own.default is own.empty and own.kind not in (own.VAR_KEYWORD, own.VAR_POSITIONAL)
-    ]
-
-    def compute(views: Sequence[EpisodeView]) -> Any:
-        task = views[0].task
-        columns = {**task.info, "answer": task.answer, "data_source": task.data_source}
-        given: dict[str, Any] = {key: [own] * len(views) for key, own in columns.items()}
-        given |= {
-            "prompts": [_prompt(view, conversational) for view in views],
-            "completions": [_completion(view, conversational) for view in views],
-            "completion_ids": [_policy_ids(view) for view in views],
-            **private_copy(args),
-        }
-        if lacking := [name for name in needed if name not in given]:
+) -> Any:
+    task = views[0].task
+    columns = {**task.info, "answer": task.answer, "data_source": task.data_source}
+    given: dict[str, Any] = {key: [own] * len(views) for key, own in columns.items()}
+    given |= {
+        "prompts": [_prompt(view, conversational) for view in views],
+        "completions": [_completion(view, conversational) for view in views],
+        "completion_ids": [_policy_ids(view) for view in views],
+        **private_copy(args),
+    }
+    for name in _required(signature_of(function)):
+        if name not in given:
             raise RewardError(
-                f"it needs the column {lacking[0]!r}, and task {task.id!r} has "
+                f"it needs the column {name!r}, and task {task.id!r} has "
                 f"{', '.join(sorted(columns))}; add it to the data or to reward.custom.args"
             )
-        kept = {key: own for key, own in given.items() if everything or key in signature.parameters}
-        return function(**kept)
-
-    return compute
+    return _called(function, given, {})
 
 
 def _prompt(view: EpisodeView, conversational: bool) -> list[Message] | str:

@@ -28,17 +28,19 @@ _METHODS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class SamplerEntry:
     """A built-in sampler: its settings, and where its class is, loaded when made."""
 
     settings: type[SamplerSettings]
     make: str
 
 
-SAMPLERS: Mapping[str, Entry] = {
-    "difficulty_band": Entry(DifficultyBandSettings, f"{_FOLDER}.difficulty_band:DifficultyBand"),
-    "signal": Entry(SignalSettings, f"{_FOLDER}.informative:Signal"),
-    "uniform": Entry(UniformSettings, f"{_FOLDER}.uniform:Uniform"),
+SAMPLERS: Mapping[str, SamplerEntry] = {
+    "difficulty_band": SamplerEntry(
+        DifficultyBandSettings, f"{_FOLDER}.difficulty_band:DifficultyBand"
+    ),
+    "signal": SamplerEntry(SignalSettings, f"{_FOLDER}.informative:Signal"),
+    "uniform": SamplerEntry(UniformSettings, f"{_FOLDER}.uniform:Uniform"),
 }
 
 

@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
-from agentrl.sandbox.interface import Limits
+from agentrl.sandbox.interface import Limits, Sandbox
 
 from .bombs import (
     BEAT,
@@ -165,13 +165,12 @@ async def _talk(factory: Factory) -> None:
         await asyncio.gather(hear(one), other.run(SAY, stdin=name))
 
 
-async def _inode_fill(factory: Factory) -> None:
+async def _inode_fill(sandbox: Sandbox) -> None:
     limits = _SMALL.replace(max_files=1000)
-    async with factory() as sandbox:
-        await _bomb("all files together are counted", INODE_FILL, limits=limits)(sandbox)
-        await sandbox.reset()
-        after = step("a reset frees them", "open('own', 'w').close()", {"status": "ok"})
-        await after(sandbox)
+    await _bomb("all files together are counted", INODE_FILL, limits=limits)(sandbox)
+    await sandbox.reset()
+    after = step("a reset frees them", "open('own', 'w').close()", {"status": "ok"})
+    await after(sandbox)
 
 
 async def _traces(factory: Factory) -> None:
@@ -290,7 +289,7 @@ ATTACKS: tuple[Check, ...] = (
         "disk",
         {
             "disk fill": steps(_bomb("all files together are bounded", DISK_FILL, limits=_DISK)),
-            "inode fill": _inode_fill,
+            "inode fill": steps(_inode_fill),
         },
     ),
 )

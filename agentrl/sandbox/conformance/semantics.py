@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from agentrl.errors import ConfigError
-from agentrl.sandbox.interface import Limits
+from agentrl.sandbox.interface import Limits, Sandbox
 
 from .verdict import Factory, checks, expect, has, step, steps
 
@@ -100,49 +100,46 @@ async def _concurrent(factory: Factory) -> None:
     expect(found == [f"{n}\n".encode() for n in range(8)], "also in one sandbox", same)
 
 
-async def _state(factory: Factory) -> None:
+async def _state(sandbox: Sandbox) -> None:
     look = step(
         "nothing of an interpreter is left for the next run",
         _LOOK,
         {"stdout": lambda output: output.split() == [b"False"] * 7},
     )
-    async with factory() as sandbox:
-        await sandbox.run(_LEAVE)
-        await look(sandbox)
-        one = await sandbox.run("import random; print(random.random())")
-        other = await sandbox.run("import random; print(random.random())")
-        expect(one.stdout != other.stdout, "random numbers differ from run to run", one)
+    await sandbox.run(_LEAVE)
+    await look(sandbox)
+    one = await sandbox.run("import random; print(random.random())")
+    other = await sandbox.run("import random; print(random.random())")
+    expect(one.stdout != other.stdout, "random numbers differ from run to run", one)
 
 
-async def _cancel(factory: Factory) -> None:
-    async with factory() as sandbox:
-        await sandbox.write_file("kept", b"1")
-        task = asyncio.create_task(sandbox.run("while True: pass", timeout_s=_PATIENCE_S))
-        await asyncio.wait([task], timeout=0.3)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        started = time.monotonic()
-        read = "print(open('kept').read())"
-        after = step("after a cancelled run the session goes on", read, {"stdout": b"1\n"})
-        await after(sandbox)
-        seconds = time.monotonic() - started
-        expect(seconds < _PATIENCE_S / 2, "and does not wait for the cancelled one", seconds)
+async def _cancel(sandbox: Sandbox) -> None:
+    await sandbox.write_file("kept", b"1")
+    task = asyncio.create_task(sandbox.run("while True: pass", timeout_s=_PATIENCE_S))
+    await asyncio.wait([task], timeout=0.3)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    started = time.monotonic()
+    read = "print(open('kept').read())"
+    after = step("after a cancelled run the session goes on", read, {"stdout": b"1\n"})
+    await after(sandbox)
+    seconds = time.monotonic() - started
+    expect(seconds < _PATIENCE_S / 2, "and does not wait for the cancelled one", seconds)
 
 
-async def _bad_arguments(factory: Factory) -> None:
+async def _bad_arguments(sandbox: Sandbox) -> None:
     timeouts = (-1.0, 0.0, math.inf, math.nan)
     refused: dict[type[Exception], list[dict[str, Any]]] = {
         ValueError: [{}, {"code": "1", "argv": ["ls"]}, {"argv": []}, {"argv": ["\0"]}],
         ConfigError: [{"code": "1", "timeout_s": seconds} for seconds in timeouts],
     }
-    async with factory() as sandbox:
-        for error, calls in refused.items():
-            for options in calls:
-                try:
-                    result = await sandbox.run(**options)
-                except error:
-                    continue
-                expect(False, f"{options} must be a {error.__name__}", result)
+    for error, calls in refused.items():
+        for options in calls:
+            try:
+                result = await sandbox.run(**options)
+            except error:
+                continue
+            expect(False, f"{options} must be a {error.__name__}", result)
 
 
 SEMANTICS = checks(
@@ -327,8 +324,8 @@ SEMANTICS = checks(
             ),
         ),
         "concurrent runs": _concurrent,
-        "no interpreter state between runs": _state,
-        "cancelled run": _cancel,
-        "bad arguments": _bad_arguments,
+        "no interpreter state between runs": steps(_state),
+        "cancelled run": steps(_cancel),
+        "bad arguments": steps(_bad_arguments),
     },
 )

@@ -238,49 +238,47 @@ if os.uname().machine == 'x86_64':
 """
 
 
-async def _excuse(code: str, factory: Factory) -> None:
+async def _excuse(code: str, sandbox: Sandbox) -> None:
     """The program in the interpreter that persists, and runs after it, until one prints what it
     should.
     """
-    async with factory() as sandbox:
-        for _ in range(_ROUNDS):
-            await last(sandbox, "x = 1")
-            result = await last(sandbox, PRELUDE + code, timeout_s=2.0)
-            expect(result.status in _STATUSES, "it is a result", result)
-            await sandbox.list_files()
-            for _ in range(_RECOVERY_RUNS):
-                result = await last(sandbox, "print(6 * 7)", timeout_s=5.0)
-                if result.stdout == b"42\n":
-                    break
-            expect(
-                result.stdout == b"42\n",
-                f"within {_RECOVERY_RUNS} runs the sandbox does what it should",
-                result,
-            )
-            result = await sandbox.run("print(6 * 7)", persist="files")
-            expect(result.stdout == b"42\n", "and so does a fresh interpreter", result)
+    for _ in range(_ROUNDS):
+        await last(sandbox, "x = 1")
+        result = await last(sandbox, PRELUDE + code, timeout_s=2.0)
+        expect(result.status in _STATUSES, "it is a result", result)
+        await sandbox.list_files()
+        for _ in range(_RECOVERY_RUNS):
+            result = await last(sandbox, "print(6 * 7)", timeout_s=5.0)
+            if result.stdout == b"42\n":
+                break
+        expect(
+            result.stdout == b"42\n",
+            f"within {_RECOVERY_RUNS} runs the sandbox does what it should",
+            result,
+        )
+        result = await sandbox.run("print(6 * 7)", persist="files")
+        expect(result.stdout == b"42\n", "and so does a fresh interpreter", result)
 
 
-async def _fresh(code: str, factory: Factory) -> None:
+async def _fresh(code: str, sandbox: Sandbox) -> None:
     """The program in an interpreter of its own."""
-    async with factory() as sandbox:
-        for _ in range(_ROUNDS):
-            result = await sandbox.run(PRELUDE + code, timeout_s=2.0)
-            expect(result.status in _STATUSES, "it is a result", result)
-            result = await sandbox.run("print(6 * 7)")
-            expect(result.stdout == b"42\n", "the sandbox goes on", result)
+    for _ in range(_ROUNDS):
+        result = await sandbox.run(PRELUDE + code, timeout_s=2.0)
+        expect(result.status in _STATUSES, "it is a result", result)
+        result = await sandbox.run("print(6 * 7)")
+        expect(result.stdout == b"42\n", "the sandbox goes on", result)
 
 
 EXCUSES = checks(
     "processes",
     {
         **{
-            f"code that {name}": where_offered(partial(_excuse, code))
+            f"code that {name}": where_offered(steps(partial(_excuse, code)))
             for name, code in PROGRAMS.items()
         },
-        "processes that are gone when they are found": partial(_fresh, COMETS),
+        "processes that are gone when they are found": steps(partial(_fresh, COMETS)),
         "such processes beside an interpreter that persists": where_offered(
-            partial(_excuse, COMETS)
+            steps(partial(_excuse, COMETS))
         ),
     },
 )

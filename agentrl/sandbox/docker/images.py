@@ -28,7 +28,7 @@ _REPOSITORY = "agentrl-sandbox"
 
 
 @dataclass(frozen=True, slots=True)
-class Image:
+class EngineImage:
     """An image of the engine in which the host can be started.
 
     Attributes:
@@ -59,7 +59,7 @@ class Prepared:
         return f"{self.name}: {self.how}{beside}"
 
 
-def find(client: Client, name: str) -> Image:
+def find(client: Client, name: str) -> EngineImage:
     """The image to run for the user's name.
 
     Raises:
@@ -71,10 +71,10 @@ def find(client: Client, name: str) -> Image:
         if found is None:
             raise MachineError(f"the image {name} is not there; type: {_command(name)}")
         for graft in client.api.images(filters={"label": f"{_GRAFT_OF}={found}"}):
-            return Image(
+            return EngineImage(
                 graft["Id"], name, tuple(json.loads(graft["Labels"][_GRAFT_COMMAND])), grafted=True
             )
-    return Image(found, name, PYTHON_COMMAND, grafted=False)
+    return EngineImage(found, name, PYTHON_COMMAND, grafted=False)
 
 
 def lacks_python(name: str, why: str) -> MachineError:
@@ -181,7 +181,7 @@ def _tag(folder: str) -> str:
     return f"{_REPOSITORY}:{digest.hexdigest()[:20]}"
 
 
-def _has_python(client: Client, image: Image) -> bool:
+def _has_python(client: Client, image: EngineImage) -> bool:
     """Whether a Python that is new enough runs in the image, found out by running it."""
     check = f"import sys; sys.exit(0 if sys.version_info >= {OLDEST_PYTHON!r} else 1)"
     container = client.api.create_container(
@@ -208,7 +208,7 @@ def _has_python(client: Client, image: Image) -> bool:
         client.api.remove_container(container, force=True)
 
 
-def _graft(client: Client, image: Image) -> None:
+def _graft(client: Client, image: EngineImage) -> None:
     """An image with all of another, and this machine's Python in a folder of its own."""
     info = client.api.inspect_image(image.id)
     engine_arch = info["Architecture"]

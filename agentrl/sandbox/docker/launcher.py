@@ -100,7 +100,12 @@ class DockerLauncher:
             raise
 
     def _start(
-        self, client: Client, image: images.Image, io: LoopThread, on_frame: OnFrame, on_end: OnEnd
+        self,
+        client: Client,
+        image: images.EngineImage,
+        io: LoopThread,
+        on_frame: OnFrame,
+        on_end: OnEnd,
     ) -> ContainerHost:
         boot = _BOOT.format(
             oldest=images.OLDEST_PYTHON,

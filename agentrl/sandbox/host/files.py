@@ -226,12 +226,9 @@ def read_file(root: str, path: str, limit: int) -> bytes:
         PathRefused: no such file, a link, a device, a folder, or larger than the limit.
     """
     with _place(root, path, make=False) as (parent, name):
-        fd = os.open(name, _READ, dir_fd=parent)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
+        data = _contents(parent, name, limit + 1)
+    if data is None:
         raise PathRefused(f"{path!r}: not a regular file")
-    with os.fdopen(fd, "rb") as file:
-        data = file.read(limit + 1)
     if len(data) > limit:
         raise PathRefused(
             f"{path!r}: larger than the limit of {limit} bytes; raise Limits.file_bytes"
@@ -290,26 +287,28 @@ def hash_files(root: str, max_files: int, largest: int) -> tuple[list[tuple[str,
         files = _RegularFiles(fd, max_files)
         for folder, path, info in files:
             most = min(largest, room)
-            data = _contents(folder, path, most) if info.st_size <= most else None
+            data = None
+            if info.st_size <= most:
+                # by now it may be another file, a larger one, or none
+                with contextlib.suppress(OSError):
+                    data = _contents(folder, path.rpartition("/")[2], most + 1)
             room -= len(data or b"")
-            sha256 = "" if data is None else hashlib.sha256(data).hexdigest()
+            is_whole = data is not None and len(data) <= most
+            sha256 = hashlib.sha256(data or b"").hexdigest() if is_whole else ""
             hashed.append((path, info.st_size, sha256))
     return sorted(hashed), files.complete
 
 
-def _contents(folder: int, path: str, limit: int) -> bytes | None:
-    """The contents of a file in an open folder; None where it is no regular file by now, cannot be
-    read, or has grown beyond ``limit`` bytes.
-    """
+def _contents(folder: int, name: str, most: int) -> bytes | None:
+    """The first ``most`` bytes of a file in an open folder; None where it is no regular file."""
+    fd = os.open(name, _READ, dir_fd=folder)
     try:
-        fd = os.open(path.rpartition("/")[2], _READ, dir_fd=folder)
-    except OSError:
-        return None
-    with os.fdopen(fd, "rb") as file:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             return None
-        data = file.read(limit + 1)
-    return data if len(data) <= limit else None
+        with os.fdopen(fd, "rb", closefd=False) as file:
+            return file.read(most)
+    finally:
+        os.close(fd)
 
 
 class _RegularFiles:

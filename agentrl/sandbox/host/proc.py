@@ -276,11 +276,18 @@ def end_orphans(deadline_s: float) -> tuple[set[int], set[int]]:
         if not found:
             break
         ended |= found
-        for number in (signal.SIGSTOP, signal.SIGKILL):
-            for pid in found:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, number)
+        end_together(found)
     return ended, found
+
+
+def end_together(pids: Collection[int]) -> None:
+    """Kill those that this user may. All are stopped before one is ended: a process that runs could
+    fork meanwhile.
+    """
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
 
 
 def _is_marked(pid: int) -> bool:

@@ -17,7 +17,7 @@ _MAX_NAME = 253
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _HostPattern:
     name: str
     # ``*.name``
     below: bool
@@ -63,7 +63,7 @@ def is_host(text: str) -> bool:
     )
 
 
-def _parse(entry: str) -> _Entry:
+def _parse(entry: str) -> _HostPattern:
     host, port = split_port(entry.strip().lower())
     below = host.startswith("*.")
     name = _normal(host[2:] if below else host)
@@ -81,7 +81,7 @@ def _parse(entry: str) -> _Entry:
         raise ConfigError(
             f"NetworkSpec.allow: {entry!r} is an address of a private network; add its port"
         )
-    return _Entry(name, below, port)
+    return _HostPattern(name, below, port)
 
 
 def split_port(text: str) -> tuple[str, int | None]:

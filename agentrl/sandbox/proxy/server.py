@@ -11,12 +11,13 @@ import logging
 import socket
 from asyncio import StreamReader, StreamWriter
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from concurrent.futures import wait
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from agentrl.guards.addresses import Resolve, in_url, resolved
 from agentrl.types.loop_thread import LoopThread
 
 from .allow import AllowList, is_host, split_port
@@ -141,7 +142,7 @@ def _headers(lines: list[str]) -> tuple[list[str], int]:
 
 
 def _written(host: str, port: int) -> str:
-    name = f"[{host}]" if ":" in host else host
+    name = in_url(host)
     return name if port == 80 else f"{name}:{port}"
 
 
@@ -153,7 +154,6 @@ _CHUNK = 1 << 16
 _MAX_CONNECTIONS = 256
 _OTHERS = "other hosts"
 
-Resolve = Callable[[str, int], Awaitable[list[str]]]
 _Streams = tuple[StreamReader, StreamWriter]
 
 logger = logging.getLogger(__name__)
@@ -189,7 +189,7 @@ class ProxyServer:
         self._max_places = max_places
         self._listener = listener
         self._allow = allow
-        self._resolve = resolve or _addresses
+        self._resolve = resolve or resolved
         self._open: set[asyncio.Task[None]] = set()
         listener.setblocking(False)
         # Its loop owns all of the above but counts, which others may read.
@@ -323,11 +323,6 @@ class ProxyServer:
                     extra={"event": "sandbox_host_asked", "host": key[0], "outcome": outcome},
                 )
         self.counts[key] += 1
-
-
-async def _addresses(host: str, port: int) -> list[str]:
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
 async def _tunnel(

@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from agentrl.tools.base import Tool
+from agentrl.tools.base import BuiltInTool
 from agentrl.tools.context import ToolContext, ToolOutput
 from agentrl.tools.signature import text_spec
 
@@ -41,23 +41,21 @@ _FUNCTIONS: Mapping[str, Callable[..., Number]] = {
 _CONSTANTS: Mapping[str, float] = {"pi": math.pi, "e": math.e}
 
 
-class CalculatorTool(Tool):
+class CalculatorTool(BuiltInTool):
     """Evaluates an expression of numbers, ``+ - * / // % **``, parentheses and some functions.
 
     Integers are exact, up to some 3,000 digits. What is wrong with an expression is told in words.
 
     Args:
-        name: the tool's name.
-        description: what the model is told.
+        settings: see ``BuiltInSettings``.
     """
 
-    def __init__(
-        self,
-        *,
-        name: str = "calculator",
-        description: str = "Evaluate arithmetic, such as (2 + 3) * sqrt(16) / 5 ** 2.",
-    ) -> None:
-        self.spec = text_spec(name, description, "expression", maxLength=_MAX_CHARS)
+    spec = text_spec(
+        "calculator",
+        "Evaluate arithmetic, such as (2 + 3) * sqrt(16) / 5 ** 2.",
+        "expression",
+        maxLength=_MAX_CHARS,
+    )
 
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolOutput:
         """Evaluate ``arguments["expression"]``."""

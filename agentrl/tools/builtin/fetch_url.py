@@ -10,21 +10,18 @@ from __future__ import annotations
 import asyncio
 import fnmatch
 import re
-import socket
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Unpack
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 import httpcore
 
 from agentrl.errors import ToolError
-from agentrl.guards.addresses import is_public
+from agentrl.guards.addresses import Resolve, is_public, resolved
 from agentrl.guards.html_text import html_text
-from agentrl.tools.base import Tool
+from agentrl.tools.base import BuiltInSettings, BuiltInTool
 from agentrl.tools.context import ToolContext, ToolOutput
 from agentrl.tools.signature import text_spec
-
-Resolve: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
 
 _PORTS = {"http": 80, "https": 443}
 _HEADERS = [("User-Agent", "agentrl"), ("Accept-Encoding", "identity")]
@@ -32,7 +29,7 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _TEXT = re.compile(r"text/|application/(json|xml|xhtml\+xml|[\w.+-]+\+(json|xml))")
 
 
-class FetchUrlTool(Tool):
+class FetchUrlTool(BuiltInTool):
     """Gets a page of text by HTTP. What goes wrong is told in words: the model chose the address.
 
     Args:
@@ -42,16 +39,14 @@ class FetchUrlTool(Tool):
         max_redirects: followed, each to a listed host.
         allow_private: whether a host may have an address that is not public, such as one of this
             machine or its network.
-        timeout_s: seconds of a call.
-        name: the tool's name.
-        description: what the model is told; by default with the hosts.
-        max_output_chars: characters of text kept; None takes the executor's.
+        settings: see ``BuiltInSettings``; by default the description names the hosts.
 
     Raises:
         ToolError: no host is given, or a limit is out of its range.
     """
 
     takes_hosts = True
+    deadline_s = 20.0
 
     def __init__(
         self,
@@ -60,23 +55,23 @@ class FetchUrlTool(Tool):
         max_bytes: int = 2**18,
         max_redirects: int = 5,
         allow_private: bool = False,
-        timeout_s: float = 20.0,
-        name: str = "fetch_url",
-        description: str | None = None,
-        max_output_chars: int | None = None,
+        **settings: Unpack[BuiltInSettings],
     ) -> None:
         hosts = [hosts] if isinstance(hosts, str) else list(hosts)
-        if not hosts or max_bytes < 1 or max_redirects < 0 or not timeout_s > 0:
-            raise ToolError(
-                f"tool {name!r}: needs hosts, max_bytes >= 1, max_redirects >= 0 and timeout_s > "
-                f"0, got {hosts=} {max_bytes=} {max_redirects=} {timeout_s=}"
-            )
         self.hosts = tuple(host.lower() for host in hosts)
-        told = description or f"Read a page of the web as text. Hosts: {', '.join(self.hosts)}."
-        rules = {"description": "http:// or https://", "maxLength": 2000}
-        self.spec = text_spec(name, told, "url", **rules)
-        self.deadline_s = self._timeout_s = timeout_s
-        self.max_output_chars = max_output_chars
+        self.spec = text_spec(
+            "fetch_url",
+            f"Read a page of the web as text. Hosts: {', '.join(self.hosts)}.",
+            "url",
+            description="http:// or https://",
+            maxLength=2000,
+        )
+        super().__init__(**settings)
+        if not hosts or max_bytes < 1 or max_redirects < 0:
+            raise ToolError(
+                f"tool {self.spec.name!r}: needs hosts, max_bytes >= 1 and max_redirects >= 0, "
+                f"got {hosts=} {max_bytes=} {max_redirects=}"
+            )
         self._max_bytes = max_bytes
         self._max_redirects = max_redirects
         self._network = CheckedNetwork(allow_private=allow_private)
@@ -84,14 +79,14 @@ class FetchUrlTool(Tool):
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolOutput:
         """Get ``arguments["url"]``."""
         try:
-            return await self._fetched(arguments["url"])
-        except (_RefusedError, httpcore.NetworkError, httpcore.ProtocolError) as error:
+            return await self._fetched(arguments["url"], context.deadline_s)
+        except (_PageRefusedError, httpcore.NetworkError, httpcore.ProtocolError) as error:
             reason = str(error) or type(error).__name__
         except httpcore.TimeoutException:
             reason = "the host did not answer in time"
         return ToolOutput(f"Error: {reason}", error="exception")
 
-    async def _fetched(self, url: str) -> ToolOutput:
+    async def _fetched(self, url: str, deadline_s: float) -> ToolOutput:
         async with httpcore.AsyncConnectionPool(network_backend=self._network) as pool:
             for _ in range(self._max_redirects + 1):
                 self._check(url)
@@ -99,9 +94,9 @@ class FetchUrlTool(Tool):
                     own = {key.lower(): value for key, value in answer.headers}
                     location = own.get(b"location", b"").decode("latin-1")
                     if answer.status not in _REDIRECTS or not location:
-                        return await self._read(answer, own)
+                        return await self._read(answer, own, deadline_s)
                 url = urljoin(url, location)
-        raise _RefusedError(f"more than {self._max_redirects} redirects")
+        raise _PageRefusedError(f"more than {self._max_redirects} redirects")
 
     def _check(self, url: str) -> None:
         """Refuses what the list does not have."""
@@ -109,24 +104,26 @@ class FetchUrlTool(Tool):
             parts: SplitResult = urlsplit(url)
             port = parts.port or _PORTS.get(parts.scheme)
         except ValueError:
-            raise _RefusedError(f"{url[:200]!r} is no URL") from None
+            raise _PageRefusedError(f"{url[:200]!r} is no URL") from None
         # A name with its final dot is the same host, and must match the same pattern.
         host = (parts.hostname or "").rstrip(".")
         if parts.scheme not in _PORTS or not host or parts.username is not None:
-            raise _RefusedError(f"{url[:200]!r} must be http://HOST/... or https://HOST/...")
+            raise _PageRefusedError(f"{url[:200]!r} must be http://HOST/... or https://HOST/...")
         place = host if port == _PORTS[parts.scheme] else f"{host}:{port}"
         if not any(fnmatch.fnmatchcase(place, pattern) for pattern in self.hosts):
             listed = ", ".join(self.hosts)
-            raise _RefusedError(f"{place} is none of the hosts that may be read: {listed}")
+            raise _PageRefusedError(f"{place} is none of the hosts that may be read: {listed}")
 
-    async def _read(self, answer: httpcore.Response, headers: Mapping[bytes, bytes]) -> ToolOutput:
+    async def _read(
+        self, answer: httpcore.Response, headers: Mapping[bytes, bytes], deadline_s: float
+    ) -> ToolOutput:
         kind, _, options = (
             headers.get(b"content-type", b"text/plain").decode("latin-1").partition(";")
         )
         if not _TEXT.match(kind.strip().lower()):
-            raise _RefusedError(f"it is of type {kind.strip()[:80]}, and only text is read")
+            raise _PageRefusedError(f"it is of type {kind.strip()[:80]}, and only text is read")
         if headers.get(b"content-encoding", b"identity") != b"identity":
-            raise _RefusedError("it is compressed, which was not asked for")
+            raise _PageRefusedError("it is compressed, which was not asked for")
         body = bytearray()
         async for chunk in answer.aiter_stream():
             # One byte beyond the bound tells that there is more.
@@ -136,9 +133,9 @@ class FetchUrlTool(Tool):
         cut = len(body) > self._max_bytes
         page = bytes(body[: self._max_bytes])
         try:
-            text = await asyncio.to_thread(_as_text, page, kind, options, self._timeout_s)
+            text = await asyncio.to_thread(_as_text, page, kind, options, deadline_s)
         except TimeoutError as error:
-            raise _RefusedError(str(error)) from None
+            raise _PageRefusedError(str(error)) from None
         if cut:
             text += f"\n[... cut after {self._max_bytes} bytes ...]"
         if answer.status >= 400:
@@ -156,7 +153,7 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
 
     def __init__(self, *, allow_private: bool = False, resolve: Resolve | None = None) -> None:
         self._allow_private = allow_private
-        self._resolve = resolve or _resolve
+        self._resolve = resolve or resolved
         self._backend = httpcore.AnyIOBackend()
 
     async def connect_tcp(
@@ -170,38 +167,32 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
         """A connection to the host's first address.
 
         Raises:
-            _RefusedError: the host has no address, or one that is not public.
+            _PageRefusedError: the host has no address, or one that is not public.
         """
         try:
             addresses = await self._resolve(host, port)
         except OSError as error:
-            raise _RefusedError(f"the host {host} is not known ({error.strerror})") from None
+            raise _PageRefusedError(f"the host {host} is not known ({error.strerror})") from None
         for address in addresses:
             if not self._allow_private and not is_public(address):
-                raise _RefusedError(f"{host} is of a private network ({address})")
+                raise _PageRefusedError(f"{host} is of a private network ({address})")
         if not addresses:
-            raise _RefusedError(f"the host {host} has no address")
+            raise _PageRefusedError(f"the host {host} has no address")
         return await self._backend.connect_tcp(
             addresses[0], port, timeout, local_address, socket_options
         )
 
     async def connect_unix_socket(self, *args: Any, **kwargs: Any) -> httpcore.AsyncNetworkStream:
         """There is none."""
-        raise _RefusedError("only hosts are asked")
+        raise _PageRefusedError("only hosts are asked")
 
     async def sleep(self, seconds: float) -> None:
         """As httpcore needs it."""
         await asyncio.sleep(seconds)
 
 
-class _RefusedError(Exception):
+class _PageRefusedError(Exception):
     """What is not fetched, in words for the model."""
-
-
-async def _resolve(host: str, port: int) -> Sequence[str]:
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 def _ascii_url(url: str) -> str:
@@ -210,7 +201,7 @@ def _ascii_url(url: str) -> str:
     try:
         host = parts.netloc.encode("idna").decode()
     except UnicodeError:
-        raise _RefusedError(f"{parts.netloc[:200]!r} is no host") from None
+        raise _PageRefusedError(f"{parts.netloc[:200]!r} is no host") from None
     return re.sub(r"[^!-~]", lambda found: _percent(found[0]), parts._replace(netloc=host).geturl())
 
 

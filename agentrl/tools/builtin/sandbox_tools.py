@@ -6,11 +6,11 @@ import asyncio
 import codecs
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 from agentrl.errors import ToolError
 from agentrl.sandbox import ExecResult, FileRefusedError, Persist, Sandbox
-from agentrl.tools.base import InvalidArgumentsError, Tool
+from agentrl.tools.base import BuiltInSettings, BuiltInTool, InvalidArgumentsError
 from agentrl.tools.context import ToolContext, ToolOutput
 from agentrl.tools.signature import closed_schema, text_spec
 from agentrl.types import ToolErrorKind, ToolSpec
@@ -20,7 +20,7 @@ _LOST = "Note: variables of earlier calls are lost; the interpreter was started 
 _NO_OUTPUT = "(no output; print what you want to see)"
 
 
-class PythonTool(Tool):
+class PythonTool(BuiltInTool):
     """Runs Python code in ``context.sandbox`` and gives what it printed; files last until the
     episode ends.
 
@@ -31,14 +31,11 @@ class PythonTool(Tool):
     behind its output. A failure of the sandbox itself raises SandboxError.
 
     Args:
-        name: the tool's name.
-        description: what the model is told.
         persist: what lasts from call to call, ``files`` or also an ``interpreter``'s variables;
             None leaves it to the sandbox.
-        timeout_s: seconds one run may take from the start of its execution; the wait for its turn
-            (the metric ``queued_s``) does not count.
         stderr_lines: how many of the last lines of stderr are shown when the code fails.
-        max_output_chars: characters of output kept; None takes the executor's.
+        settings: see ``BuiltInSettings``. The deadline counts from the start of the execution; the
+            wait for its turn (the metric ``queued_s``) does not count.
 
     Raises:
         ToolError: a limit is out of its range.
@@ -47,29 +44,29 @@ class PythonTool(Tool):
     needs_sandbox = True
     keeps_deadline = True
     takes_hosts = True
+    deadline_s = 10.0
+    spec = text_spec(
+        "python",
+        "Run Python code and get what it prints.",
+        "code",
+        description="Python source code.",
+    )
 
     def __init__(
         self,
         *,
-        name: str = "python",
-        description: str = "Run Python code and get what it prints.",
         persist: Persist | None = None,
-        timeout_s: float = 10.0,
         stderr_lines: int = 3,
-        max_output_chars: int | None = None,
+        **settings: Unpack[BuiltInSettings],
     ) -> None:
-        if not timeout_s > 0 or stderr_lines < 1:
-            raise ToolError(
-                f"tool {name!r}: needs timeout_s > 0 and stderr_lines >= 1, got {timeout_s=} "
-                f"{stderr_lines=}"
-            )
+        super().__init__(**settings)
+        name = self.spec.name
+        if stderr_lines < 1:
+            raise ToolError(f"tool {name!r}: stderr_lines must be at least 1, got {stderr_lines}")
         if persist not in (None, "files", "interpreter"):
             raise ToolError(
                 f"tool {name!r}: persist must be 'files' or 'interpreter', got {persist!r}"
             )
-        self.spec = text_spec(name, description, "code", description="Python source code.")
-        self.deadline_s = timeout_s
-        self.max_output_chars = max_output_chars
         self._persist = persist
         self._stderr_lines = stderr_lines
 
@@ -78,18 +75,20 @@ class PythonTool(Tool):
         result = await sandbox_of(context, self.spec.name).run(
             arguments["code"], timeout_s=context.deadline_s, persist=self._persist
         )
-        text = result.stdout.decode("utf-8", "replace").rstrip("\n")
         fault = self._fault(result, context.deadline_s)
-        return run_output(result, text, fault, _LOST if result.interpreter_ended else "")
+        return run_output(
+            result, _decoded(result.stdout), fault, _LOST if result.interpreter_ended else ""
+        )
 
     def _fault(self, result: ExecResult, timeout_s: float) -> str:
         ended = ended_text(result, timeout_s, "code")
         if result.status == "ok" or ended:
             return ended
-        lines = (
-            result.stderr.decode("utf-8", "replace").rstrip().splitlines()[-self._stderr_lines :]
+        lines = _decoded(result.stderr).rstrip().splitlines()
+        return (
+            "\n".join(lines[-self._stderr_lines :])
+            or f"Error: the code ended with exit code {result.exit_code}."
         )
-        return "\n".join(lines) or f"Error: the code ended with exit code {result.exit_code}."
 
 
 def sandbox_of(context: ToolContext, name: str) -> Sandbox:
@@ -127,7 +126,7 @@ def ended_text(result: ExecResult, timeout_s: float, what: str) -> str:
     return f"Error: the {what} {did}." if did else ""
 
 
-class ShellTool(Tool):
+class ShellTool(BuiltInTool):
     """Runs a command with ``sh`` in ``context.sandbox``; files last until the episode ends,
     variables and the working folder for one command.
 
@@ -135,10 +134,7 @@ class ShellTool(Tool):
     behind its output. A failure of the sandbox itself raises SandboxError.
 
     Args:
-        name: the tool's name.
-        description: what the model is told.
-        timeout_s: seconds one command may take from the start of its execution.
-        max_output_chars: characters of output kept; None takes the executor's.
+        settings: see ``BuiltInSettings``. The deadline counts from the start of the execution.
 
     Raises:
         ToolError: a limit is out of its range.
@@ -147,20 +143,13 @@ class ShellTool(Tool):
     needs_sandbox = True
     keeps_deadline = True
     takes_hosts = True
-
-    def __init__(
-        self,
-        *,
-        name: str = "shell",
-        description: str = "Run a command in a POSIX shell and get what it prints.",
-        timeout_s: float = 10.0,
-        max_output_chars: int | None = None,
-    ) -> None:
-        if not timeout_s > 0:
-            raise ToolError(f"tool {name!r}: timeout_s must be above 0, got {timeout_s!r}")
-        self.spec = text_spec(name, description, "command", description="What the shell reads.")
-        self.deadline_s = timeout_s
-        self.max_output_chars = max_output_chars
+    deadline_s = 10.0
+    spec = text_spec(
+        "shell",
+        "Run a command in a POSIX shell and get what it prints.",
+        "command",
+        description="What the shell reads.",
+    )
 
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolOutput:
         """Run ``arguments["command"]``."""
@@ -191,7 +180,19 @@ _MAX_VIEWED_BYTES = 2**17
 _MAX_CHANGED_BYTES = 2**21
 
 
-class FilesTool(Tool):
+_LINE = {"type": "integer", "minimum": 1}
+_FILES_ARGUMENTS: Mapping[str, Any] = {
+    "command": {"type": "string", "enum": ["view", "create", "replace", "list"]},
+    "path": {"type": "string", "description": "Relative to the working folder."},
+    "text": {"type": "string", "description": "create: the whole file."},
+    "old": {"type": "string", "description": "replace: text that stands there once."},
+    "new": {"type": "string", "description": "replace: what comes in its place."},
+    "first_line": {**_LINE, "description": "view: the first line shown."},
+    "last_line": {**_LINE, "description": "view: the last line shown."},
+}
+
+
+class FilesTool(BuiltInTool):
     """One tool with four commands over the files of ``context.sandbox``.
 
     ``view`` numbers the lines; ``create`` writes a file that is not there yet; ``replace`` puts
@@ -199,33 +200,18 @@ class FilesTool(Tool):
     files.
 
     Args:
-        name: the tool's name.
-        description: what the model is told.
-        max_output_chars: characters of output kept; None takes the executor's.
+        settings: see ``BuiltInSettings``.
     """
 
     needs_sandbox = True
+    spec = ToolSpec(
+        "files",
+        "View, create, change and list text files.",
+        closed_schema(_FILES_ARGUMENTS, ["command"]),
+    )
 
-    def __init__(
-        self,
-        *,
-        name: str = "files",
-        description: str = "View, create, change and list text files.",
-        max_output_chars: int | None = None,
-    ) -> None:
-        commands = ["view", "create", "replace", "list"]
-        line = {"type": "integer", "minimum": 1}
-        properties = {
-            "command": {"type": "string", "enum": commands},
-            "path": {"type": "string", "description": "Relative to the working folder."},
-            "text": {"type": "string", "description": "create: the whole file."},
-            "old": {"type": "string", "description": "replace: text that stands there once."},
-            "new": {"type": "string", "description": "replace: what comes in its place."},
-            "first_line": {**line, "description": "view: the first line shown."},
-            "last_line": {**line, "description": "view: the last line shown."},
-        }
-        self.spec = ToolSpec(name, description, closed_schema(properties, ["command"]))
-        self.max_output_chars = max_output_chars
+    def __init__(self, **settings: Unpack[BuiltInSettings]) -> None:
+        super().__init__(**settings)
         # Calls of one turn run at once: each change reads and writes under its sandbox's lock.
         self._locks: weakref.WeakKeyDictionary[Sandbox, asyncio.Lock] = weakref.WeakKeyDictionary()
 
@@ -241,8 +227,6 @@ class FilesTool(Tool):
                 return ToolOutput(await self._done(command, arguments, sandbox))
             except FileRefusedError as error:
                 return ToolOutput(f"Error: {error}", error="exception")
-            except _RefusedError as error:
-                return ToolOutput(f"Error: {error}", error="exception")
 
     async def _done(self, command: str, arguments: Mapping[str, Any], sandbox: Sandbox) -> str:
         if command == "list":
@@ -250,7 +234,7 @@ class FilesTool(Tool):
         path = arguments["path"]
         if command == "create":
             if path in await sandbox.list_files():
-                raise _RefusedError(f"{path} is there already; change it with replace")
+                raise FileRefusedError(f"{path} is there already; change it with replace")
             await sandbox.write_file(path, arguments["text"].encode(errors="replace"))
             return f"Created {path}."
         if command == "view":
@@ -260,7 +244,7 @@ class FilesTool(Tool):
             return _numbered(path, first, *found)
         data, _, cut = await sandbox.read_lines(path, max_bytes=_MAX_CHANGED_BYTES)
         if cut:
-            raise _RefusedError(
+            raise FileRefusedError(
                 f"{path} is larger than {_MAX_CHANGED_BYTES} bytes; change it by a program"
             )
         text = _text(path, data, cut)
@@ -268,17 +252,13 @@ class FilesTool(Tool):
         # Python finds an empty text between all characters.
         count = text.count(old) if old else 0
         if count != 1:
-            raise _RefusedError(
+            raise FileRefusedError(
                 f"old must stand in {path} exactly once, and does {count} times; give more of the "
                 "lines around it"
             )
         changed = text.replace(old, arguments["new"])
         await sandbox.write_file(path, changed.encode(errors="replace"))
         return f"Changed {path}, from line {text[: text.index(old)].count(chr(10)) + 1} on."
-
-
-class _RefusedError(Exception):
-    """What a file does not allow, in words for the model."""
 
 
 def _listed(sizes: Mapping[str, int]) -> str:
@@ -293,7 +273,7 @@ def _text(path: str, data: bytes, cut: bool) -> str:
         # Of a cut text the last character may be half there.
         return codecs.getincrementaldecoder("utf-8")().decode(data, final=not cut)
     except UnicodeDecodeError:
-        raise _RefusedError(f"{path} is no text in UTF-8") from None
+        raise FileRefusedError(f"{path} is no text in UTF-8") from None
 
 
 def _numbered(path: str, first: int, data: bytes, num_lines: int, cut: bool) -> str:

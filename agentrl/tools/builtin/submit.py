@@ -5,26 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from agentrl.tools.base import Tool
+from agentrl.tools.base import BuiltInTool
 from agentrl.tools.context import ToolContext, ToolOutput
 from agentrl.tools.signature import text_spec
 
 
-class SubmitTool(Tool):
+class SubmitTool(BuiltInTool):
     """Ends the episode with an answer, which rewards find as ``EpisodeView.submitted``.
 
     Args:
-        name: the tool's name.
-        description: what the model is told.
+        settings: see ``BuiltInSettings``.
     """
 
-    def __init__(
-        self,
-        *,
-        name: str = "submit",
-        description: str = "Give your final answer. Nothing comes after it.",
-    ) -> None:
-        self.spec = text_spec(name, description, "answer", description="The answer alone.")
+    spec = text_spec(
+        "submit",
+        "Give your final answer. Nothing comes after it.",
+        "answer",
+        description="The answer alone.",
+    )
 
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolOutput:
         """Take ``arguments["answer"]``."""

@@ -69,7 +69,7 @@ them in this order.
 """
 
 
-def load_parser(name: str, base_dir: str | Path | None = None) -> ToolCallParser:
+def load_parser(name: str) -> ToolCallParser:
     """A parser by name: a built-in one, ``none`` (no tools), or ``package.module:Class`` of your
     own.
 
@@ -82,7 +82,7 @@ def load_parser(name: str, base_dir: str | Path | None = None) -> ToolCallParser
         raise ConfigError(
             f"there is no parser {name!r}; use {', '.join(BUILT_IN)}, or package.module:Class"
         )
-    found = load_named(name, base_dir, _broken)
+    found = load_named(name, None, _broken)
     parser = UserFunction(found, object, _broken, name)() if isinstance(found, type) else found
     if not isinstance(parser, ToolCallParser):
         raise _broken(
@@ -106,9 +106,7 @@ _TOOL = ToolSpec(
 )
 
 
-def parser_for(
-    renderer: Renderer | None, name: str = "auto", base_dir: str | Path | None = None
-) -> ToolCallParser:
+def parser_for(renderer: Renderer | None, name: str = "auto") -> ToolCallParser:
     """The parser of a model's calls.
 
     Args:
@@ -116,7 +114,6 @@ def parser_for(
         name: ``auto`` for the built-in parser that reads back exactly the call that the renderer
             writes, or ``none``'s where the model's template has no calls; else as for
             ``load_parser``.
-        base_dir: where a user's parser is looked for.
 
     Raises:
         ConfigError: no built-in parser reads what the template writes, or ``name`` names none.
@@ -124,7 +121,7 @@ def parser_for(
             named.
     """
     if name != "auto":
-        return load_parser(name, base_dir)
+        return load_parser(name)
     if renderer is None:
         return PlainParser()
     call = ToolCall("call_0", _TOOL.name, _WORDS)

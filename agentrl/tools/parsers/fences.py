@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from agentrl.tools.parsers.reading import Call, CallFault, FormatParser, Marks, Reading
+from agentrl.tools.parsers.reading import Call, CallFault, CallReading, FormatParser, Marks
 from agentrl.types import ToolSpec
 
 _FENCE = "```"
@@ -36,7 +36,7 @@ class FenceParser(FormatParser):
     marks = Marks(opens=(_FENCE,), closes=(_FENCE,))
     opening = _OPEN
 
-    def read(self, text: str, start: int, reading: Reading, tools: Sequence[ToolSpec]) -> int:
+    def read(self, text: str, start: int, reading: CallReading, tools: Sequence[ToolSpec]) -> int:
         """A block."""
         opening = _OPEN.match(text, start)
         assert opening is not None, "it was found there"

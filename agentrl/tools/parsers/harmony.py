@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from functools import partial
 
-from agentrl.tools.parsers.reading import Marks, Reading, written_call
+from agentrl.tools.parsers.reading import CallReading, Marks, written_call
 from agentrl.types import ParsedMessage, ToolSpec
 
 _START = "<|start|>"
@@ -39,7 +39,7 @@ class HarmonyParser:
 
     def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
         """The assistant's message; see ToolCallParser."""
-        reading = Reading(text, one_call=True)
+        reading = CallReading(text, one_call=True)
         thoughts: list[str] = []
         position = 0
         while not reading.full and (message := _WHOLE.match(text, position)):

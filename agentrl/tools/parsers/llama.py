@@ -15,9 +15,9 @@ from agentrl.tools.parsers.pythonic import python_call
 from agentrl.tools.parsers.reading import (
     Call,
     CallFault,
+    CallReading,
     FormatParser,
     Marks,
-    Reading,
     object_call,
 )
 from agentrl.types import ToolSpec
@@ -58,14 +58,14 @@ class LlamaParser(FormatParser):
         """See ``FormatParser.said``."""
         return text if is_first or not _BETWEEN.fullmatch(text) else ""
 
-    def read(self, text: str, start: int, reading: Reading, tools: Sequence[ToolSpec]) -> int:
+    def read(self, text: str, start: int, reading: CallReading, tools: Sequence[ToolSpec]) -> int:
         """An object, or what follows ``<|python_tag|>``."""
         if text.startswith(_TAG, start):
             return _read_tagged(text, start, reading)
         return _read_object(text, start, start, reading)
 
 
-def _read_tagged(text: str, start: int, reading: Reading) -> int:
+def _read_tagged(text: str, start: int, reading: CallReading) -> int:
     """What follows ``<|python_tag|>``; gives the position behind it."""
     body = start + len(_TAG)
     if brace := _BRACE.match(text, body):
@@ -93,7 +93,7 @@ def _built_in_call(written: str) -> Call:
         ) from None
 
 
-def _read_object(text: str, start: int, raw_start: int, reading: Reading) -> int:
+def _read_object(text: str, start: int, raw_start: int, reading: CallReading) -> int:
     """The JSON object at ``start``; gives the position behind it."""
     try:
         value, end = read_json(text, start)

@@ -15,9 +15,9 @@ from typing import Any
 from agentrl.guards.parsing import JSONFault, read_json
 from agentrl.tools.parsers.reading import (
     Call,
+    CallReading,
     FormatParser,
     Marks,
-    Reading,
     named_call,
     object_call,
 )
@@ -38,7 +38,7 @@ class MistralParser(FormatParser):
     opening = re.compile(re.escape(_MARK))
     before = _MARK
 
-    def read(self, text: str, start: int, reading: Reading, tools: Sequence[ToolSpec]) -> int:
+    def read(self, text: str, start: int, reading: CallReading, tools: Sequence[ToolSpec]) -> int:
         """What stands behind a mark."""
         body = start + len(_MARK)
         if found := _LIST.match(text, body):
@@ -55,7 +55,7 @@ class MistralParser(FormatParser):
         return end
 
 
-def _read_list(text: str, raw_start: int, position: int, reading: Reading) -> int:
+def _read_list(text: str, raw_start: int, position: int, reading: CallReading) -> int:
     """The calls of a list; each one's text begins where the one before it ended."""
     if (closing := _NEXT.match(text, position)) and closing[1] == "]":
         detail = f"the list has no call; write {_FORM}, or no {_MARK}"
@@ -78,7 +78,7 @@ def _read_list(text: str, raw_start: int, position: int, reading: Reading) -> in
     return position
 
 
-def _read_object(text: str, raw_start: int, start: int, reading: Reading) -> tuple[int, bool]:
+def _read_object(text: str, raw_start: int, start: int, reading: CallReading) -> tuple[int, bool]:
     """The JSON object at ``start``; gives the position behind it, and whether it could be read."""
     call = partial(object_call, key="arguments", form=_FORM, also=("id", "type"))
     return _read_json(text, raw_start, start, reading, call, "the call is", _FORM)
@@ -88,7 +88,7 @@ def _read_json(
     text: str,
     raw_start: int,
     start: int,
-    reading: Reading,
+    reading: CallReading,
     call: Callable[[Any], Call],
     what: str,
     form: str,

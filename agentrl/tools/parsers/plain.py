@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentrl.tools.parsers.reading import Marks
-from agentrl.types import Message, ParsedMessage, ToolSpec
+from agentrl.tools.parsers.reading import CallReading, Marks
+from agentrl.types import ParsedMessage, ToolSpec
 from agentrl.types.messages import split_reasoning
 
 
@@ -17,7 +17,4 @@ class PlainParser:
     def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
         """The text as an assistant's message."""
         reasoning, content = split_reasoning(text)
-        message: Message = {"role": "assistant", "content": content.strip()}
-        if reasoning is not None:
-            message["reasoning_content"] = reasoning
-        return ParsedMessage(message, (), ())
+        return CallReading(content=[content]).message(reasoning)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from agentrl.tools.parsers.reading import Call, CallFault, FormatParser, Marks, Reading
+from agentrl.tools.parsers.reading import Call, CallFault, CallReading, FormatParser, Marks
 from agentrl.types import ToolSpec
 
 _OPENS = ("<|python_start|>", "<|tool_call_start|>")
@@ -43,7 +43,7 @@ class PythonicParser(FormatParser):
     before = "["
     counted = _OPENS
 
-    def read(self, text: str, start: int, reading: Reading, tools: Sequence[ToolSpec]) -> int:
+    def read(self, text: str, start: int, reading: CallReading, tools: Sequence[ToolSpec]) -> int:
         """A list, and its closing mark."""
         raw_start = start
         start = _CALLS.match(text, raw_start).end()  # type: ignore[union-attr] # it was found

@@ -24,6 +24,12 @@ Call: TypeAlias = tuple[str, Mapping[str, Any]]
 """The name and the arguments of a call."""
 
 
+def written_at(call_id: str) -> float:
+    """The number in a call's or problem's id, which is the order written; other ids come last."""
+    digits = call_id.rpartition("_")[2]
+    return int(digits) if digits.isdecimal() else float("inf")
+
+
 @dataclass(frozen=True, slots=True)
 class Marks:
     """By what a format's calls are told from words.
@@ -54,7 +60,7 @@ class CallFault(ValueError):  # noqa: N818
 
 
 @dataclass
-class Reading:
+class CallReading:
     """Calls, problems and content in the order written, with the numbering that calls and problems
     share.
 
@@ -74,7 +80,7 @@ class Reading:
     spans: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, text: str, rest: str, *, one_call: bool = False) -> Reading:
+    def of(cls, text: str, rest: str, *, one_call: bool = False) -> CallReading:
         """Of a completion, from the ``rest`` on that ends it and follows its thoughts."""
         return cls(text, len(text) - len(rest), one_call)
 
@@ -186,7 +192,7 @@ class FormatParser(ABC):
         return found.start() if found else None
 
     @abstractmethod
-    def read(self, text: str, start: int, reading: Reading, tools: Sequence[ToolSpec]) -> int:
+    def read(self, text: str, start: int, reading: CallReading, tools: Sequence[ToolSpec]) -> int:
         """Reads what begins at ``start``; gives the position behind it."""
 
     def said(self, text: str, is_first: bool) -> str:
@@ -196,7 +202,7 @@ class FormatParser(ABC):
     def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
         """The assistant's message; see ToolCallParser."""
         reasoning, rest = split_reasoning(text, before=self.before)
-        reading = Reading.of(text, rest, one_call=self.one_call)
+        reading = CallReading.of(text, rest, one_call=self.one_call)
         position = 0
         while not reading.full and (start := self.find(rest, position)) is not None:
             reading.content.append(self.said(rest[position:start], position == 0))
@@ -230,7 +236,7 @@ class BlockParser(FormatParser):
         """See ``FormatParser.said``."""
         return text if self.keep_blanks or text.strip() else ""
 
-    def read(self, text: str, start: int, reading: Reading, tools: Sequence[ToolSpec]) -> int:
+    def read(self, text: str, start: int, reading: CallReading, tools: Sequence[ToolSpec]) -> int:
         """A mark, and the call behind one that opens it."""
         (opens,) = self.marks.opens
         (closes,) = self.marks.closes

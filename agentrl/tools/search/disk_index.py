@@ -142,15 +142,9 @@ def _parquet(path: Path) -> Iterator[tuple[int, Any]]:
 
 def _document(row: Any, number: int, path: Path) -> Document:
     if isinstance(row, Mapping):
-        title, text = row.get("title"), row.get("text")
-        contents = row.get("contents")
-        if text is None and isinstance(contents, str):
-            first, _, text = contents.partition("\n")
-            title = first.strip().strip('"') if title is None else title
-        if isinstance(text, str):
-            own = row.get("id")
-            title = "" if title is None else str(title)
-            return Document(str(number if own is None else own), title, text)
+        document = Document.of(row, number)
+        if document is not None:
+            return document
     raise DataError(
         f"{path}:{number} must be an object with a 'text', and maybe a 'title' and an 'id', or "
         f"with 'contents', got {row!r:.100}"

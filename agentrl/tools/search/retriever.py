@@ -6,7 +6,7 @@ import re
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -28,6 +28,27 @@ class Document(NamedTuple):
     id: str
     title: str
     text: str
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any], own_id: object = "") -> Document | None:
+        """The document of a row or of an answer: of its ``id``, ``title`` and ``text``, or of
+        ``contents``, whose first line is the title. None where it has no text.
+
+        Args:
+            fields: of the row.
+            own_id: where the row has none.
+        """
+        title, text = fields.get("title"), fields.get("text")
+        contents = fields.get("contents")
+        if text is None and isinstance(contents, str):
+            first, _, text = contents.partition("\n")
+            title = first.strip().strip('"') if title is None else title
+        if not isinstance(text, str):
+            return None
+        named = fields.get("id")
+        return cls(
+            str(own_id if named is None else named), "" if title is None else str(title), text
+        )
 
 
 class Hit(NamedTuple):

@@ -10,13 +10,13 @@ import inspect
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 from urllib.parse import urlsplit
 
 import httpx
 
 from agentrl.errors import ConfigError, ToolError
-from agentrl.tools.base import Tool
+from agentrl.tools.base import BuiltInSettings, BuiltInTool, Tool
 from agentrl.tools.context import ToolContext
 from agentrl.tools.execution.faults import EndpointError
 from agentrl.tools.search.disk_index import DiskIndex
@@ -107,26 +107,22 @@ class SearchClient:
 
 
 def _hit(entry: Mapping[str, Any]) -> Hit:
-    document = entry["document"]
-    title, text = document.get("title"), document.get("text")
-    if text is None:
-        first, _, text = document["contents"].partition("\n")
-        title = first.strip('"') if title is None else title
-    return Hit(Document(str(document.get("id", "")), title or "", str(text)), float(entry["score"]))
+    document = Document.of(entry["document"])
+    if document is None:
+        raise KeyError("text")
+    return Hit(document, float(entry["score"]))
 
 
 _FILES = (".jsonl", ".parquet")
 
 
-class SearchTool(Tool):
+class SearchTool(BuiltInTool):
     """Finds documents; gives one line a document, ``title: text``, best first.
 
     Args:
         index: what is searched: an index, a ``SearchClient``, or a retriever of your own.
         top_k: documents given.
-        name: the tool's name.
-        description: what the model is told.
-        max_output_chars: characters of output kept; None takes the executor's.
+        settings: see ``BuiltInSettings``.
 
     Raises:
         ToolError: ``top_k`` below 1.
@@ -135,19 +131,16 @@ class SearchTool(Tool):
     keeps_deadline = True
     idempotent = True
 
+    spec = text_spec(
+        "search", "Search the documents for words.", "query", description="Words to look for."
+    )
+
     def __init__(
-        self,
-        index: Retriever,
-        *,
-        top_k: int = 3,
-        name: str = "search",
-        description: str = "Search the documents for words.",
-        max_output_chars: int | None = None,
+        self, index: Retriever, *, top_k: int = 3, **settings: Unpack[BuiltInSettings]
     ) -> None:
+        super().__init__(**settings)
         if top_k < 1:
-            raise ToolError(f"tool {name!r}: top_k must be at least 1, got {top_k}")
-        self.spec = text_spec(name, description, "query", description="Words to look for.")
-        self.max_output_chars = max_output_chars
+            raise ToolError(f"tool {self.spec.name!r}: top_k must be at least 1, got {top_k}")
         self._index = index
         self._top_k = top_k
 
@@ -181,18 +174,16 @@ def make_search(
     *,
     url: str | None = None,
     top_k: int = 3,
-    name: str = "search",
-    description: str = "Search the documents for words.",
-    max_output_chars: int | None = None,
     index_dir: str | None = None,
     base_dir: str,
+    **settings: Unpack[BuiltInSettings],
 ) -> Tool:
     """The built-in tool ``search``: over documents in this process, or a server's.
 
     Args:
         documents: as ``load_index`` takes it.
         url: of a server of `agentrl serve search`, in place of ``documents``.
-        top_k, name, description, max_output_chars: see ``SearchTool``.
+        top_k, settings: see ``SearchTool``.
         index_dir: where the index of a file is kept.
         base_dir: where relative paths start.
 
@@ -210,9 +201,7 @@ def make_search(
     else:
         assert documents is not None
         index = load_index(documents, base_dir, index_dir)
-    return SearchTool(
-        index, top_k=top_k, name=name, description=description, max_output_chars=max_output_chars
-    )
+    return SearchTool(index, top_k=top_k, **settings)
 
 
 @functools.lru_cache(maxsize=16)

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.types import Scope
 
+from agentrl.guards.addresses import in_url
 from agentrl.guards.http_guard import HttpGuard
 from agentrl.tools.search.retriever import Hit, Retriever
 from agentrl.types.machine import listening_socket
@@ -133,8 +134,7 @@ def serve_search(app: FastAPI, host: str, port: int, announce: Callable[[str], N
     listening = listening_socket(host, port, "the search")
     config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5)
     with listening:
-        named = f"[{host}]" if ":" in host else host
-        announce(f"http://{named}:{listening.getsockname()[1]}")
+        announce(f"http://{in_url(host)}:{listening.getsockname()[1]}")
         uvicorn.Server(config).run(sockets=[listening])
 
 

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from agentrl.errors import DataError
 from agentrl.guards.parsing import mapping, parse_json
@@ -28,6 +27,7 @@ from agentrl.store import RunDirectory
 from agentrl.store.json_text import to_json
 from agentrl.store.masking import SecretMask, masked_names
 from agentrl.types import SegmentKind
+from agentrl.types.arrays import I32, Bools
 from agentrl.viewer.runs.stored_row import StoredRow
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class TokenPieces:
         }
         self._pieces: dict[int, Piece] = {}
 
-    def of(self, token_ids: npt.NDArray[np.int32]) -> tuple[list[str], dict[int, bytes]]:
+    def of(self, token_ids: I32) -> tuple[list[str], dict[int, bytes]]:
         """The pieces of ids.
 
         Args:
@@ -91,12 +91,12 @@ class TokenPieces:
         parts = {place: pieces[places[place]].part for place in np.flatnonzero(is_part).tolist()}
         return texts.tolist(), parts
 
-    def data(self, token_ids: npt.NDArray[np.int32]) -> list[bytes]:
+    def data(self, token_ids: I32) -> list[bytes]:
         """The bytes of each of N ids; joined they are the exact text."""
         texts, parts = self.of(token_ids)
         return [parts.get(place) or text.encode() for place, text in enumerate(texts)]
 
-    def text(self, token_ids: npt.NDArray[np.int32]) -> str:
+    def text(self, token_ids: I32) -> str:
         """The exact text of consecutive ids, special tokens included."""
         return str(self.tokenizer.decode(token_ids.tolist(), skip_special_tokens=False))
 
@@ -218,7 +218,6 @@ HIDDEN = "their text is a secret that the run masked, or may hold one; the ids o
 
 _SAMPLED = (SegmentKind.POLICY, SegmentKind.TARGET)
 
-Mask = npt.NDArray[np.bool_]
 Find = Callable[[str], Iterable[tuple[int, int]]]
 """The spans of a text, as characters."""
 
@@ -249,7 +248,7 @@ def without_secrets(row: StoredRow, pieces: TokenPieces | None, mask: SecretMask
     return hiding(row, taken)
 
 
-def hiding(row: StoredRow, taken: Mask) -> StoredRow:
+def hiding(row: StoredRow, taken: Bools) -> StoredRow:
     """A trajectory without the ids of some tokens ``[N]``, and without its further arrays by token:
     beside a secret its own first letters may stand as what was likely.
     """
@@ -258,7 +257,7 @@ def hiding(row: StoredRow, taken: Mask) -> StoredRow:
     return StoredRow(row.columns, kept, row.annotations).without_side()
 
 
-def taken_tokens(row: StoredRow, pieces: TokenPieces, find: Find) -> Mask:
+def taken_tokens(row: StoredRow, pieces: TokenPieces, find: Find) -> Bools:
     """``[N]`` which tokens have a part in a span of the text of all, or of a sequence."""
     ids = row.arrays.token_ids
     taken = np.zeros(ids.size, dtype=bool)
@@ -267,7 +266,7 @@ def taken_tokens(row: StoredRow, pieces: TokenPieces, find: Find) -> Mask:
     return taken
 
 
-def tokens_of(data: Sequence[bytes], find: Find) -> Mask:
+def tokens_of(data: Sequence[bytes], find: Find) -> Bools:
     """``[N]`` which of N tokens, by their bytes, have a part in a span of the whole text.
 
     Args:
@@ -288,7 +287,7 @@ def tokens_of(data: Sequence[bytes], find: Find) -> Mask:
     return taken
 
 
-def _marked_parts(row: StoredRow) -> Iterable[tuple[Mask, set[str]]]:
+def _marked_parts(row: StoredRow) -> Iterable[tuple[Bools, set[str]]]:
     """``[N]`` which tokens are a turn's context or its completion, and what is masked in its text;
     those without a mark are left out."""
     sampled = np.isin(row.arrays.kinds, _SAMPLED)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from agentrl.errors import StoreError
@@ -38,6 +37,7 @@ from agentrl.store.masking import SecretMask
 from agentrl.store.run_directory import RunDirectory
 from agentrl.store.shard import ShardLayout, ShardWriter, place_of, reading_shard, shard_file
 from agentrl.store.step_files import StepFiles, read_framed, read_frames
+from agentrl.types.arrays import AnyArray
 
 FORMAT = 2
 
@@ -161,7 +161,7 @@ def _schema(records: Sequence[Record], columns: Mapping[str, AnnotationColumn]) 
 
 
 def _record_batch(rows: Sequence[LiveAnnotation], schema: pa.Schema) -> pa.RecordBatch:
-    parts: dict[str, list[npt.NDArray[np.generic] | None]] = {
+    parts: dict[str, list[AnyArray | None]] = {
         name: [None] * len(rows) for name in schema.names if name not in _FIXED
     }
     for row, (record, data) in enumerate(rows):
@@ -174,7 +174,7 @@ def _record_batch(rows: Sequence[LiveAnnotation], schema: pa.Schema) -> pa.Recor
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _lists(arrays: Sequence[npt.NDArray[np.generic] | None], kind: pa.ListType) -> pa.ListArray:
+def _lists(arrays: Sequence[AnyArray | None], kind: pa.ListType) -> pa.ListArray:
     ends = np.cumsum([0, *(0 if array is None else array.size for array in arrays)])
     given = [array for array in arrays if array is not None]
     dtype = kind.value_type.to_pandas_dtype()

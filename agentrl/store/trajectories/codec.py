@@ -11,7 +11,6 @@ from operator import attrgetter
 from typing import Any, TypeAlias, cast, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from agentrl.errors import StoreError
 from agentrl.guards.printable import encodable
@@ -32,6 +31,7 @@ from agentrl.types import (
     Turn,
     content_text,
 )
+from agentrl.types.arrays import AnyArray
 
 _Flat: TypeAlias = (
     Task | SamplingParams | CallRecord | ToolCall | CallProblem | ToolResult | MediaSpan | Turn
@@ -107,7 +107,7 @@ def _encode_segment(segment: Segment) -> dict[str, Any]:
     return layout
 
 
-def _array_layout(name: str, array: npt.NDArray[np.generic]) -> dict[str, Any]:
+def _array_layout(name: str, array: AnyArray) -> dict[str, Any]:
     if array.dtype.kind not in "biufcSU":
         raise StoreError(
             f"side array {name!r} must hold numbers or fixed strings, got dtype {array.dtype}"
@@ -144,7 +144,7 @@ class SegmentReader:
             side={name: self._side_array(array) for name, array in layout.get("side", {}).items()},
         )
 
-    def _side_array(self, layout: Mapping[str, Any]) -> npt.NDArray[np.generic]:
+    def _side_array(self, layout: Mapping[str, Any]) -> AnyArray:
         dtype = np.dtype(layout["dtype"])
         shape = tuple(layout["shape"])
         count = int(np.prod(shape, dtype=np.int64))
@@ -154,7 +154,7 @@ class SegmentReader:
             else np.zeros(0, dtype)
         )
         self._side += count * dtype.itemsize
-        return cast("npt.NDArray[np.generic]", array.reshape(shape).copy())
+        return cast(AnyArray, array.reshape(shape).copy())
 
     def assert_used(self) -> None:
         used = (self._token, self._side)

@@ -14,18 +14,17 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from agentrl.errors import DataError
 from agentrl.store import Annotation, RunDirectory, TrajectoryReader, TrajectorySummary
 from agentrl.store.annotations.annotation import LOSS_REASONS
 from agentrl.types import SegmentKind
+from agentrl.types.arrays import F64, I64, AnyArray, Bools
 from agentrl.viewer.analysis.stored_rows import stored_rows
 
 _COUNTED = [LOSS_REASONS.index(reason) for reason in ("trained", "off_policy")]
 
 TRAINED_COLUMNS = ("token_ids", "kinds", "turn_index", "logprobs")
-Ints = npt.NDArray[np.int64]
 
 
 class NotRecordedError(DataError):
@@ -46,14 +45,14 @@ class TrainedTokens:
     """
 
     trajectory_id: str
-    positions: Ints
-    turns: Ints
-    token_ids: Ints
+    positions: I64
+    turns: I64
+    token_ids: I64
     rollout_logprobs: F64
-    arrays: Mapping[str, npt.NDArray[np.generic]]
+    arrays: Mapping[str, AnyArray]
 
     @property
-    def trained(self) -> npt.NDArray[np.bool_]:
+    def trained(self) -> Bools:
         """``[P]`` whether the token counts in the step's statistics: it is in the loss, or a
         correction gave it the weight 0 there.
         """
@@ -113,9 +112,7 @@ def trained_tokens(
         yield policy_tokens(row, arrays[row["id"]])
 
 
-def policy_tokens(
-    row: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[np.generic]]
-) -> TrainedTokens:
+def policy_tokens(row: Mapping[str, Any], arrays: Mapping[str, AnyArray]) -> TrainedTokens:
     """The policy tokens of a stored row with ``TRAINED_COLUMNS``."""
     positions = np.flatnonzero(np.asarray(row["kinds"]) == SegmentKind.POLICY)
     return TrainedTokens(
@@ -132,7 +129,6 @@ Signal = Literal["loss", "mismatch", "entropy", "clipped"]
 Level = Literal["token", "turn", "trajectory"]
 Decode = Callable[[Sequence[int]], str]
 
-F64 = npt.NDArray[np.float64]
 
 LOGGED: Mapping[Signal, tuple[str, ...]] = {
     "loss": ("policy/loss",),
@@ -246,7 +242,7 @@ def blame(
     return Blame(signal, level, total * scale, logged, count, ranking.rows(scale, decode))
 
 
-def _parts(own: TrainedTokens, signal: Signal) -> tuple[F64, npt.NDArray[np.bool_]]:
+def _parts(own: TrainedTokens, signal: Signal) -> tuple[F64, Bools]:
     """``[P]`` each token's part, 0 where it is not trained, and ``[P]`` whether it is."""
     mask = own.trained
     if signal == "loss":

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from agentrl.types.arrays import I32, I64, U64, Bools
+
 MAX_WORDS = 3_000_000
 """Words of a corpus; 24 bytes each at the peak of a count."""
 MAX_DOCUMENTS = 1 << 16
@@ -21,9 +23,6 @@ MAX_VOCABULARY = 1 << 19
 SEPARATOR = 0
 """The word between sequences, which no n-gram contains."""
 
-U64 = npt.NDArray[np.uint64]
-I32 = npt.NDArray[np.int32]
-Ints = npt.NDArray[np.int64]
 
 _DOCUMENT_BITS = np.uint64(16)
 _DOCUMENT_MASK = np.uint64(MAX_DOCUMENTS - 1)
@@ -102,14 +101,14 @@ class Counts:
 
     length: int
     hashes: U64
-    starts: Ints
-    documents: Ints
+    starts: I64
+    documents: I64
 
-    def of(self, index: int) -> Ints:
+    def of(self, index: int) -> I64:
         """The documents of one."""
         return self.documents[self.starts[index] : self.starts[index + 1]]
 
-    def with_flag(self, flags: npt.NDArray[np.bool_]) -> Ints:
+    def with_flag(self, flags: Bools) -> I64:
         """``[K]`` how many documents of each have the flag ``[D]``."""
         if not self.hashes.size:
             return np.zeros(0, dtype=np.int64)
@@ -134,7 +133,7 @@ def count_ngrams(corpus: Corpus, known: Corpus, most: int, min_support: int) -> 
         yield _counted(length, own, min_support)
 
 
-def spell(corpus: Corpus, counts: Counts, indices: Ints) -> dict[int, tuple[int, ...]]:
+def spell(corpus: Corpus, counts: Counts, indices: I64) -> dict[int, tuple[int, ...]]:
     """The words of n-grams.
 
     Args:
@@ -166,7 +165,7 @@ def _distinct(keys: U64) -> U64:
     return ordered[first]
 
 
-def _within(few: U64, many: U64) -> npt.NDArray[np.bool_]:
+def _within(few: U64, many: U64) -> Bools:
     """Whether each of ``many`` is one of ``few``; both distinct and ascending."""
     found = np.zeros(many.size, dtype=bool)
     places = np.searchsorted(many, few)
@@ -233,7 +232,7 @@ class Candidate:
     """
 
     words: Words
-    documents: npt.NDArray[np.int64]
+    documents: I64
     log_odds: float = 0.0
     z: float = 0.0
     p: float = 1.0
@@ -305,7 +304,7 @@ def _holds(long: Words, short: Words) -> bool:
     )
 
 
-def _alike(one: npt.NDArray[np.int64], other: npt.NDArray[np.int64]) -> bool:
+def _alike(one: I64, other: I64) -> bool:
     smaller, larger = sorted((one.size, other.size))
     if smaller < _ALIKE * larger:
         return False
@@ -313,7 +312,7 @@ def _alike(one: npt.NDArray[np.int64], other: npt.NDArray[np.int64]) -> bool:
     return both >= _ALIKE * (smaller + larger - both)
 
 
-def _occurs(corpus: Corpus, words: Words, documents: npt.NDArray[np.int64]) -> bool:
+def _occurs(corpus: Corpus, words: Words, documents: I64) -> bool:
     """Whether nearly all of some of the documents have the sequence."""
     looked = documents[:50].tolist()
     return sum(corpus.occurs(document, words) for document in looked) >= _ALIKE * len(looked)

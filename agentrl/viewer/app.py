@@ -14,11 +14,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentrl.errors import AgentRLError, ConfigError, DataError
 from agentrl.store import NoTrajectoryError
-from agentrl.viewer.api_error import ApiError, fault_of
 from agentrl.viewer.following import Following
 from agentrl.viewer.routes import api_routes
 from agentrl.viewer.runs.run_folder import RunFolder
 from agentrl.viewer.security import Guard
+from agentrl.viewer.viewer_error import ViewerError, fault_of
 from agentrl.viewer.wire import answer
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ async def _no_such_path(scope: Scope, receive: Receive, send: Send) -> None:
 
 async def _failed(_: Request, error: Exception) -> Response:
     status = 500
-    if isinstance(error, ApiError):
+    if isinstance(error, ViewerError):
         status = error.status
     elif isinstance(error, NoTrajectoryError):
         status = 404

@@ -43,7 +43,7 @@ HIDDEN_PIECE = "\N{FULL BLOCK}"
 _PART = "\N{REPLACEMENT CHARACTER}"
 
 
-class Piece(NamedTuple):
+class TokenPiece(NamedTuple):
     """Of one token.
 
     Args:
@@ -72,7 +72,7 @@ class TokenPieces:
             token_id: added.content
             for token_id, added in tokenizer.get_added_tokens_decoder().items()
         }
-        self._pieces: dict[int, Piece] = {}
+        self._pieces: dict[int, TokenPiece] = {}
 
     def of(self, token_ids: I32) -> tuple[list[str], dict[int, bytes]]:
         """The pieces of ids.
@@ -100,29 +100,29 @@ class TokenPieces:
         """The exact text of consecutive ids, special tokens included."""
         return str(self.tokenizer.decode(token_ids.tolist(), skip_special_tokens=False))
 
-    def _piece(self, token_id: int) -> Piece:
+    def _piece(self, token_id: int) -> TokenPiece:
         if token_id not in self._pieces:
             self._pieces[token_id] = self._make(token_id)
         return self._pieces[token_id]
 
-    def _make(self, token_id: int) -> Piece:
+    def _make(self, token_id: int) -> TokenPiece:
         if token_id == REDACTED_ID:
-            return Piece(HIDDEN_PIECE)
+            return TokenPiece(HIDDEN_PIECE)
         if token_id in self._added:
-            return Piece(self._added[token_id])
+            return TokenPiece(self._added[token_id])
         token = self.tokenizer.id_to_token(token_id)
         if token is None:
             # the model's padded vocabulary
-            return Piece(f"<{token_id}>")
+            return TokenPiece(f"<{token_id}>")
         if "ByteLevel" in self._kinds:
             return _byte_level(token)
         if byte := _BYTE.fullmatch(token) if "ByteFallback" in self._kinds else None:
             return _of_bytes(bytes.fromhex(byte[1]))
         if self._kinds & {"Metaspace", "ByteFallback"}:
-            return Piece(token.replace(_WORD_START, " "))
+            return TokenPiece(token.replace(_WORD_START, " "))
         if "WordPiece" in self._kinds:
-            return Piece(token.removeprefix("##") if token.startswith("##") else f" {token}")
-        return Piece(token if self._kinds else f" {token}")
+            return TokenPiece(token.removeprefix("##") if token.startswith("##") else f" {token}")
+        return TokenPiece(token if self._kinds else f" {token}")
 
 
 @lru_cache(maxsize=2)
@@ -165,20 +165,20 @@ def _byte_of_character() -> dict[str, int]:
     }
 
 
-def _byte_level(token: str) -> Piece:
+def _byte_level(token: str) -> TokenPiece:
     table = _byte_of_character()
     try:
         return _of_bytes(bytes(table[character] for character in token))
     except KeyError:
         # a word of the vocabulary that was not written in bytes
-        return Piece(token)
+        return TokenPiece(token)
 
 
-def _of_bytes(data: bytes) -> Piece:
+def _of_bytes(data: bytes) -> TokenPiece:
     try:
-        return Piece(data.decode())
+        return TokenPiece(data.decode())
     except UnicodeDecodeError:
-        return Piece(_PART, data)
+        return TokenPiece(_PART, data)
 
 
 def tokenizer_file(run: RunDirectory, stage: str) -> Path | None:

@@ -13,10 +13,10 @@ from starlette.responses import StreamingResponse
 
 from agentrl.errors import DataError
 from agentrl.guards.parsing import parse_json
-from agentrl.viewer.api_error import bad_request, not_found
 from agentrl.viewer.following import Following
 from agentrl.viewer.runs.open_run import OpenRun
 from agentrl.viewer.runs.run_folder import RunFolder
+from agentrl.viewer.viewer_error import bad_request, not_found
 from agentrl.viewer.views.comparisons import (
     behaviour_view,
     blame_view,

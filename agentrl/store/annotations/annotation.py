@@ -288,17 +288,16 @@ def decode_annotation(record: Mapping[str, Any], data: bytes) -> StoredAnnotatio
         StoreError: it is no annotation's record, or its arrays are not there.
     """
     try:
-        annotation = Annotation(
-            record["id"],
-            record["step"],
-            record["learner"],
-            record["pass_index"],
-            from_json(record["values_json"]),
-            dict(arrays_of(record, data)),
-        )
-        return StoredAnnotation(annotation, record["recorded_at"], record["resumes"])
+        return stored_annotation(record, dict(arrays_of(record, data)))
     except (KeyError, TypeError, ValueError) as error:
         raise StoreError(f"{record!r:.200} is no annotation: {error!r}") from error
+
+
+def stored_annotation(row: Mapping[str, Any], arrays: Arrays) -> StoredAnnotation:
+    """The annotation of a row with the columns ``FIXED``, and its arrays."""
+    own = (row["id"], row["step"], row["learner"], row["pass_index"])
+    annotation = Annotation(*own, from_json(row["values_json"]), arrays)
+    return StoredAnnotation(annotation, row["recorded_at"], row["resumes"])
 
 
 def arrays_of(record: Mapping[str, Any], data: bytes) -> Iterator[tuple[str, AnyArray]]:

@@ -191,6 +191,10 @@ class TokenArrays:
         )
 
 
+EncodedRow = tuple[Row, TokenArrays]
+"""A trajectory as it is stored: its columns, and its arrays by token."""
+
+
 def token_arrays(trajectory: Trajectory) -> TokenArrays:
     """The arrays of a trajectory, its segments end to end."""
     placed = [(turn.index, segment) for turn in trajectory.turns for segment in turn.segments]

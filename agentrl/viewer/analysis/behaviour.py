@@ -23,7 +23,7 @@ from agentrl.viewer.analysis.ngrams import (
     SEPARATOR,
     Candidate,
     Corpus,
-    Counts,
+    NgramCounts,
     Vocabulary,
     count_ngrams,
     join_overlapping,
@@ -227,7 +227,7 @@ def _changes(
     return [_change(one, between.join(words.words[i] for i in one.words), frame) for one in joined]
 
 
-def _candidates(corpus: Corpus, counts: Counts, frame: _Frame, rate: float) -> list[Candidate]:
+def _candidates(corpus: Corpus, counts: NgramCounts, frame: _Frame, rate: float) -> list[Candidate]:
     """N-grams whose frequencies differ at a first look: no other can pass the test, whose design
     effect only makes p-values larger.
     """

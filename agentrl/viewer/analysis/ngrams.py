@@ -89,7 +89,7 @@ class Corpus:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Counts:
+class NgramCounts:
     """In which documents each n-gram occurs.
 
     Args:
@@ -115,7 +115,9 @@ class Counts:
         return np.add.reduceat(flags[self.documents].astype(np.int64), self.starts[:-1])
 
 
-def count_ngrams(corpus: Corpus, known: Corpus, most: int, min_support: int) -> Iterator[Counts]:
+def count_ngrams(
+    corpus: Corpus, known: Corpus, most: int, min_support: int
+) -> Iterator[NgramCounts]:
     """The n-grams of length 1 to ``most`` in at least ``min_support`` documents.
 
     Args:
@@ -133,7 +135,7 @@ def count_ngrams(corpus: Corpus, known: Corpus, most: int, min_support: int) -> 
         yield _counted(length, own, min_support)
 
 
-def spell(corpus: Corpus, counts: Counts, indices: I64) -> dict[int, tuple[int, ...]]:
+def spell(corpus: Corpus, counts: NgramCounts, indices: I64) -> dict[int, tuple[int, ...]]:
     """The words of n-grams.
 
     Args:
@@ -175,7 +177,7 @@ def _within(few: U64, many: U64) -> Bools:
     return found
 
 
-def _counted(length: int, keys: U64, min_support: int) -> Counts:
+def _counted(length: int, keys: U64, min_support: int) -> NgramCounts:
     # The keys ascend by hash, then by document, so that the documents of an n-gram lie together.
     hashes = keys >> _DOCUMENT_BITS
     starts = np.flatnonzero(np.concatenate([[True], hashes[1:] != hashes[:-1]])[: keys.size])
@@ -183,7 +185,7 @@ def _counted(length: int, keys: U64, min_support: int) -> Counts:
     kept = sizes >= min_support
     chosen = keys[np.repeat(kept, sizes)]
     ends = np.cumsum(sizes[kept])
-    return Counts(
+    return NgramCounts(
         length,
         hashes[starts[kept]],
         np.concatenate([[0], ends]).astype(np.int64),

@@ -19,7 +19,7 @@ from agentrl.errors import StoreError
 from agentrl.guards.printable import encodable
 from agentrl.store import RunDirectory
 from agentrl.store.json_text import from_json, to_json
-from agentrl.store.jsonl import JsonFollower
+from agentrl.store.jsonl import DamageList, JsonFollower
 from agentrl.store.shard_folders import ShardFolders
 from agentrl.store.step_files import frame_of
 from agentrl.store.trajectories.columns import COLUMNS as STORED
@@ -119,11 +119,11 @@ def row_of(record: Mapping[str, Any]) -> Row:
 
 def appended(path: Path, offset: int) -> Appended:
     """What was appended to a file of lines behind ``offset``; all of it where it was cut back."""
-    damage: list[StoreError] = []
+    damage = DamageList()
     follower = JsonFollower(path, offset)
-    _, found = follower.look(damage.append)
+    _, found = follower.look(damage)
     records = [record for _, record in found]
-    return Appended(records, follower.offset, "; ".join(map(str, damage)))
+    return Appended(records, follower.offset, "; ".join(damage))
 
 
 LedgerRow = tuple[int, int, int | None, str]

@@ -23,7 +23,6 @@ from agentrl.store import (
     RunDirectory,
     RunState,
     RunWatch,
-    TokenArrays,
     TrajectoryReader,
     decode_trajectory,
 )
@@ -32,17 +31,16 @@ from agentrl.store.logs import event_fault
 from agentrl.store.masking import SecretMask
 from agentrl.store.shard import shard_file
 from agentrl.store.shard_folders import RecentRows
-from agentrl.store.trajectories.columns import Row
+from agentrl.store.trajectories.columns import EncodedRow
 from agentrl.store.trajectories.files import find_shard_row
-from agentrl.store.trajectories.listing import LiveListing
 from agentrl.types import Trajectory
 from agentrl.viewer.analysis.blame import BlameRow
-from agentrl.viewer.api_error import not_found
 from agentrl.viewer.index import RunIndex
 from agentrl.viewer.notes import NoteBook
 from agentrl.viewer.pieces import TokenPieces, has_marks, stage_pieces, without_secrets
 from agentrl.viewer.runs.metrics_table import AppendedLines, MetricsTable
 from agentrl.viewer.runs.stored_row import StoredRow
+from agentrl.viewer.viewer_error import not_found
 
 Find = Callable[[str, bool], Path | None]
 """Finds the file with the newest record of an id, or None; looks at the run's files before where
@@ -62,10 +60,9 @@ class RunReader(TrajectoryReader):
         super().__init__(run)
         self._lock = lock
         self._find = find
-        self._live_files: dict[Path, LiveListing] = {}
         self._recent = RecentRows(find_shard_row)
 
-    def row(self, trajectory_id: str) -> tuple[Row, TokenArrays]:
+    def row(self, trajectory_id: str) -> EncodedRow:
         """See ``TrajectoryReader.row``."""
         with self._lock:
             # First as the index has it, which costs nothing, then after a look at the run's files.
@@ -82,23 +79,20 @@ class RunReader(TrajectoryReader):
                         raise
             raise self._missing(trajectory_id)
 
-    def _read_of(self, path: Path, trajectory_id: str) -> tuple[Row, TokenArrays]:
+    def _read_of(self, path: Path, trajectory_id: str) -> EncodedRow:
         if path.suffix == ".jsonl":
             return self._live_row(path, trajectory_id)
         columns, arrays = self._recent.get(path, trajectory_id)
         return dict(columns), arrays
 
-    def _live_row(self, path: Path, trajectory_id: str) -> tuple[Row, TokenArrays]:
-        listing = self._live_files.get(path) or LiveListing(path, self._pass_over)
-        self._live_files = {own: one for own, one in self._live_files.items() if own.is_file()}
-        if not listing.grow():
-            # another file of that name
-            listing = LiveListing(path, self._pass_over)
-            listing.grow()
-        self._live_files[path] = listing
-        if trajectory_id not in listing.ids:
+    def _live_row(self, path: Path, trajectory_id: str) -> EncodedRow:
+        self._live = {own: one for own, one in self._live.items() if own.is_file()}
+        listing = self._live_listing(path)
+        listing.grow()
+        ids = [own for own, _ in listing.places()]
+        if trajectory_id not in ids:
             raise StoreError(f"{path} has no trajectory {trajectory_id!r} any more")
-        return listing.read(len(listing.ids) - 1 - listing.ids[::-1].index(trajectory_id))
+        return listing.read(len(ids) - 1 - ids[::-1].index(trajectory_id))
 
 
 _SHARDS = 100_000
@@ -306,7 +300,7 @@ class OpenRun(Closing):
         """
         return stage_pieces(self.directory, stage)
 
-    def _stored(self, trajectory_id: str) -> tuple[dict[str, Any], TokenArrays]:
+    def _stored(self, trajectory_id: str) -> EncodedRow:
         try:
             return self.reader.row(trajectory_id)
         except NoTrajectoryError as error:
@@ -318,7 +312,7 @@ class OpenRun(Closing):
         """The bytes that the run keeps under a hash.
 
         Raises:
-            ApiError: it has none of this name, or what is there has another hash.
+            ViewerError: it has none of this name, or what is there has another hash.
         """
         try:
             return self.directory.read_blob(sha256)

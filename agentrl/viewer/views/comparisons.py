@@ -32,12 +32,12 @@ from agentrl.viewer.analysis.blame import (
 from agentrl.viewer.analysis.retokenise import retokenise
 from agentrl.viewer.analysis.side_by_side import group_view, task_view, turn_diff
 from agentrl.viewer.analysis.stored_rows import read_episodes, stored_rows
-from agentrl.viewer.api_error import ApiError, bad_request, not_found
 from agentrl.viewer.index.query import term
 from agentrl.viewer.pieces import HIDDEN, HIDDEN_PIECE, REDACTED_ID, has_marks
 from agentrl.viewer.runs.open_run import OpenRun
 from agentrl.viewer.runs.stored_row import StoredRow
 from agentrl.viewer.template import ChatTemplateText
+from agentrl.viewer.viewer_error import ViewerError, bad_request, not_found
 from agentrl.viewer.views.token_view import pieces_of
 from agentrl.viewer.wire import packed
 
@@ -58,7 +58,7 @@ def group(
     """The rollouts of one group, with their tokens.
 
     Raises:
-        ApiError: the run has no such group.
+        ViewerError: the run has no such group.
     """
     query = f"group:{group_index}"
     query += "" if stage is None else f" {term('stage', stage)}"
@@ -107,7 +107,7 @@ def task(run: OpenRun, task_id: str) -> dict[str, Any]:
     """One task over training.
 
     Raises:
-        ApiError: the run has no such task.
+        ViewerError: the run has no such task.
     """
     asked = term("task", task_id)
     rows = run.index().page(asked, "step", limit=None).rows if asked and task_id else []
@@ -120,7 +120,7 @@ def diff(run: OpenRun, a: str, b: str) -> dict[str, Any]:
     """Two trajectories by their turns.
 
     Raises:
-        ApiError: the run lacks one of them.
+        ViewerError: the run lacks one of them.
     """
     with run.lock:
         one, other = run.trajectory(a), run.trajectory(b)
@@ -268,7 +268,7 @@ def retokenised(
     """A turn's recorded ids against those of its text; without a turn, those of all turns.
 
     Raises:
-        ApiError: the run lacks the trajectory, or its tokenizer is not here.
+        ViewerError: the run lacks the trajectory, or its tokenizer is not here.
         DataError: there is no such turn, or it has no ids.
     """
     with run.lock:
@@ -326,7 +326,7 @@ def _offered_tools(run: OpenRun, trajectory: Trajectory) -> dict[str, bytes]:
         # too large to be kept
         try:
             kept[sha256] = run.blob(sha256)
-        except ApiError:
+        except ViewerError:
             # the comparison with the template says that they are missing
             continue
     return kept

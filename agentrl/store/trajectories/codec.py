@@ -6,9 +6,8 @@ arrays; a sealed shard holds the same row in Parquet columns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import attrgetter
-from typing import Any, TypeAlias, cast, get_args
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 
@@ -33,25 +32,15 @@ from agentrl.types import (
 )
 from agentrl.types.arrays import AnyArray
 
-_Flat: TypeAlias = (
-    Task | SamplingParams | CallRecord | ToolCall | CallProblem | ToolResult | MediaSpan | Turn
-)
-
-
-_READ: Mapping[type, Callable[[Any], tuple[Any, ...]]] = {
-    kind: attrgetter(*kind.__slots__) for kind in get_args(_Flat)
-}
-"""What reads all fields of each dataclass at once."""
 _TURN_FIELDS = Turn.__slots__
 """What a record may hold for a turn; what else stands in it, such as ``sequence``, is for readers
 of the file."""
 _LEFT_OUT_WHERE_EMPTY = ("observed_info", "state", "files", "offered_tools")
 
 
-def fields_of(value: _Flat) -> dict[str, Any]:
-    """The fields of a flat dataclass, not copied."""
-    read = _READ[type(value)]
-    return dict(zip(value.__slots__, read(value), strict=True))
+def fields_of(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass with slots, as they are."""
+    return {name: getattr(value, name) for name in value.__slots__}
 
 
 def sequence_indices(turns: Sequence[Turn]) -> list[int]:
@@ -199,11 +188,11 @@ _PLAIN = (
     *("reward", "started_at", "ended_at"),
 )
 _WORDS = ("label", "stage", "env")
-_JSON = (
+JSON_FIELDS = (
     *("rewards", "reasons", "timings", "info"),
     *("first_state", "last_observed", "last_info"),
 )
-"""Fields of a trajectory whose columns have their names."""
+"""Fields of a trajectory whose columns have their names; these hold JSON."""
 
 
 def encode_trajectory(trajectory: Trajectory, *, step: int, recorded_at: float) -> EncodedRow:
@@ -226,7 +215,7 @@ def encode_trajectory(trajectory: Trajectory, *, step: int, recorded_at: float) 
     row = {
         **{name: getattr(trajectory, name) for name in _PLAIN},
         **{name: encodable(getattr(trajectory, name)) for name in ("id", *_WORDS)},
-        **{name: to_json(getattr(trajectory, name)) for name in _JSON},
+        **{name: to_json(getattr(trajectory, name)) for name in JSON_FIELDS},
         "reward": None if trajectory.reward is None else float(trajectory.reward),
         "started_at": float(trajectory.started_at),
         "ended_at": float(trajectory.ended_at),
@@ -266,7 +255,7 @@ def decode_trajectory(row: Mapping[str, Any], arrays: TokenArrays) -> Trajectory
         cursor.assert_used()
         task = from_json(row["task"])
         own = {name: row[name] for name in (*_PLAIN, *_WORDS)}
-        own |= {name: from_json(row[name]) for name in _JSON}
+        own |= {name: from_json(row[name]) for name in JSON_FIELDS}
         own["last_observed"] = tuple(own["last_observed"])
         return Trajectory(
             **own,

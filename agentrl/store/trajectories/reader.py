@@ -77,6 +77,7 @@ class TrajectoryReader:
         self._sealed: dict[Path, ShardListing] = {}
         self._live: dict[Path, LiveListing] = {}
         self._newest: dict[str, _Place] = {}
+        self._is_stale = False
         self._annotations = AnnotationIndex(run, self._pass_over)
 
     def summaries(
@@ -230,11 +231,16 @@ class TrajectoryReader:
             raise StoreError(
                 f"{self._run.root} is not there any more; was it moved? open it where it is now"
             )
+        changed = self._is_stale
+        # until all is known: a look that fails has taken in a part
+        self._is_stale = True
         # live before sealed: what is sealed meanwhile is then seen twice, never missed
         with os_refusals(f"{self._run.root} cannot be read"):
-            changed = [self._look_at_live(), self._look_at_sealed()]
-        if any(changed):
+            changed = self._look_at_live() or changed
+            changed = self._look_at_sealed() or changed
+        if changed:
             self._find_newest()
+        self._is_stale = False
 
     def _look_at_live(self) -> bool:
         """Takes in what live files have; whether anything changed."""
@@ -242,11 +248,10 @@ class TrajectoryReader:
         gone = self._live.keys() - {*paths}
         for path in gone:
             del self._live[path]
-        grown = [self._live_listing(path).grow() for path in paths]
+        for path in paths:
+            self._live.setdefault(path, LiveListing(path, self._pass_over))
+        grown = [self._live[path].grow() for path in paths]
         return bool(gone) or any(grown)
-
-    def _live_listing(self, path: Path) -> LiveListing:
-        return self._live.setdefault(path, LiveListing(path, self._pass_over))
 
     def _look_at_sealed(self) -> bool:
         """Takes in new shards, without those that are gone or were replaced; whether anything

@@ -8,9 +8,9 @@ Axes: N all tokens of a trajectory, P its policy tokens, in turn order.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -266,8 +266,8 @@ class _Ranking:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._heap: list[tuple[float, int, BlameRow, _Around]] = []
-        self._added = 0
+        # the size of each part, its row, and the ids of its texts; the largest first
+        self._kept: list[tuple[float, BlameRow, _Around]] = []
         self._absolute = 0.0
 
     def add(self, own: TrainedTokens, values: F64, level: Level) -> None:
@@ -283,20 +283,17 @@ class _Ranking:
         sizes = np.abs(sums)
         self._absolute += float(sizes.sum())
         largest = np.argsort(-sizes, kind="stable")[: self._limit]
-        for place in largest[sizes[largest] > 0].tolist():
-            # among equals the first that came stays
-            key = (float(sizes[place]), -self._added)
-            self._added += 1
-            # The largest come first, so that the first that is too small ends the walk.
-            if len(self._heap) == self._limit and key <= self._heap[0][:2]:
-                break
-            row = _row(own, level, int(units[place]), float(sums[place]))
-            push = heapq.heappushpop if len(self._heap) == self._limit else heapq.heappush
-            push(self._heap, (*key, *row))
+        least = self._kept[-1][0] if len(self._kept) == self._limit else 0.0
+        for place in largest[sizes[largest] > least].tolist():
+            row, around = _row(own, level, int(units[place]), float(sums[place]))
+            self._kept.append((float(sizes[place]), row, around))
+        # The sort is stable: among equals the first that came stays.
+        self._kept.sort(key=itemgetter(0), reverse=True)
+        del self._kept[self._limit :]
 
     def rows(self, scale: float, decode: Decode | None) -> tuple[BlameRow, ...]:
         found = []
-        for size, _, row, around in sorted(self._heap, key=lambda item: item[:2], reverse=True):
+        for size, row, around in self._kept:
             before, text, after = (
                 decode(ids) if decode is not None and ids else "" for ids in around
             )

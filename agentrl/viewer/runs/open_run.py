@@ -33,6 +33,7 @@ from agentrl.store.shard import shard_file
 from agentrl.store.shard_folders import RecentRows
 from agentrl.store.trajectories.columns import EncodedRow
 from agentrl.store.trajectories.files import find_shard_row
+from agentrl.store.trajectories.listing import LiveListing
 from agentrl.types import Trajectory
 from agentrl.viewer.analysis.blame import BlameRow
 from agentrl.viewer.index import RunIndex
@@ -60,6 +61,7 @@ class RunReader(TrajectoryReader):
         super().__init__(run)
         self._lock = lock
         self._find = find
+        self._live_files: dict[Path, LiveListing] = {}
         self._recent = RecentRows(find_shard_row)
 
     def row(self, trajectory_id: str) -> EncodedRow:
@@ -86,8 +88,8 @@ class RunReader(TrajectoryReader):
         return dict(columns), arrays
 
     def _live_row(self, path: Path, trajectory_id: str) -> EncodedRow:
-        self._live = {own: one for own, one in self._live.items() if own.is_file()}
-        listing = self._live_listing(path)
+        self._live_files = {own: one for own, one in self._live_files.items() if own.is_file()}
+        listing = self._live_files.setdefault(path, LiveListing(path, self._pass_over))
         listing.grow()
         ids = [own for own, _ in listing.places()]
         if trajectory_id not in ids:

@@ -16,15 +16,12 @@ import numpy.typing as npt
 from agentrl.errors import StoreError
 from agentrl.store import Annotation, TokenArrays
 from agentrl.store.json_text import from_json
-from agentrl.store.trajectories.codec import SegmentReader
+from agentrl.store.trajectories.codec import JSON_FIELDS, SegmentReader
 from agentrl.types import SegmentKind
 from agentrl.types.arrays import F32, I32, I64
 from agentrl.types.segment import ALTERNATIVE_IDS
 
-JSON_COLUMNS = (
-    *("task", "turns", "rewards", "reasons", "timings", "info"),
-    *("first_state", "last_observed", "last_info"),
-)
+JSON_COLUMNS = ("task", "turns", *JSON_FIELDS)
 """Columns whose text is JSON."""
 
 

@@ -167,6 +167,22 @@ def test_an_episode_that_is_played_again_replaces_its_record(
     assert [(one.id, one.step) for one in reader.summaries()] == [("0-0-0", 1), ("1-0-0", 1)]
 
 
+def test_a_look_that_failed_halfway_loses_nothing(
+    run: RunDirectory, make: Make, writer: TrajectoryWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: ShardFolders) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    writer.write(make(0), 0)
+    writer.flush()
+    reader = TrajectoryReader(run)
+    with monkeypatch.context() as patched:
+        patched.setattr(ShardFolders, "look", refuse)
+        with pytest.raises(StoreError, match="cannot be read: Permission denied"):
+            reader.summaries()
+    assert ids(reader) == ["0-0-0"]
+
+
 def test_a_shard_that_is_removed_takes_its_trajectories_along(
     run: RunDirectory, make: Make, writer: TrajectoryWriter
 ) -> None:

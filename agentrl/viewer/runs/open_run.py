@@ -26,6 +26,7 @@ from agentrl.store import (
     TrajectoryReader,
     decode_trajectory,
 )
+from agentrl.store.disk import Stamp, stamps_of
 from agentrl.store.json_text import from_json, to_json
 from agentrl.store.logs import event_fault
 from agentrl.store.masking import SecretMask
@@ -106,28 +107,20 @@ def count_trajectories(run: RunDirectory) -> int:
 
     A trajectory that a resumed run played again counts twice, as it lies on disk.
     """
-    sealed = sorted(run.sealed_folder.glob("step=*/*.parquet"))
+    sealed = stamps_of(run.sealed_folder.glob("step=*/*.parquet"))
     live = run.live_folder.glob("step=*/*.jsonl")
-    return sum(map(_sealed, sealed)) + sum(map(_lines, live))
-
-
-def _sealed(path: Path) -> int:
-    try:
-        state = path.stat()
-    except OSError:
-        # store.keep left nothing of it
-        return 0
-    return _rows(path, state.st_size, state.st_mtime_ns)
+    rows = sum(_rows(path, stamp) for path, stamp in sealed.items())
+    return rows + sum(map(_lines, live))
 
 
 @lru_cache(maxsize=_SHARDS)
-def _rows(path: Path, size: int, modified: int) -> int:
+def _rows(path: Path, stamp: Stamp | None) -> int:
     """The rows of a shard in this state: ``store.keep`` may replace one by a smaller one."""
     try:
         with shard_file(path) as file:
             rows: int = file.metadata.num_rows
     except (OSError, pa.ArrowException):
-        # the run's own page names the damage
+        # Where store.keep left nothing of it, or it is damaged, which the run's own page says.
         return 0
     return rows
 

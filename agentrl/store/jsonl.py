@@ -28,7 +28,8 @@ Damage: TypeAlias = Callable[[StoreError], None]
 class DamageList(list[str]):
     """What could not be read, each part once."""
 
-    def __call__(self, error: StoreError) -> None:
+    def add(self, error: StoreError) -> None:
+        """Take it down; to be given as ``Damage``."""
         if str(error) not in self:
             self.append(str(error))
 

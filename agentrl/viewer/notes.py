@@ -24,7 +24,7 @@ from agentrl.guards.regular_file import descriptor
 from agentrl.store import SecretMask
 from agentrl.store.disk import Stamp, os_refusals, stamps_of
 from agentrl.store.json_text import to_json
-from agentrl.store.jsonl import DamageList, cut_torn_line, read_jsonl, write_all
+from agentrl.store.jsonl import Damage, DamageList, cut_torn_line, read_jsonl, write_all
 from agentrl.viewer.viewer_error import ViewerError, bad_request, fault_of, not_found
 
 Index: TypeAlias = Annotated[int, Field(strict=True, ge=0, lt=2**53)]
@@ -114,7 +114,7 @@ class NoteBook:
             # Every page asks for notes: their files are read again only where one changed.
             if stamps != self._stamps:
                 self.damage = DamageList()
-                self._read = _read(self.folder, self.damage)
+                self._read = _read(self.folder, self.damage.add)
                 self._stamps = stamps
             return sorted(self._read.values(), key=lambda note: note.time)
 
@@ -186,7 +186,7 @@ class NoteBook:
             ) from error
 
 
-def _read(folder: Path, on_damage: DamageList) -> dict[str, Note]:
+def _read(folder: Path, on_damage: Damage) -> dict[str, Note]:
     notes: dict[str, Note] = {}
     # A deletion counts in its own file alone: nobody takes back another's note.
     gone: set[tuple[str, str]] = set()

@@ -110,9 +110,9 @@ class RunSql(Closing):
         """What of the run cannot be read, and is in no answer."""
         # before the shards, which may be made of it meanwhile
         live = _live_table(run)
-        learned = live_annotations(run, self.damage)
+        learned = live_annotations(run, self.damage.add)
         sealed = sorted(run.sealed_folder.glob("step=*/*.parquet"))
-        annotations = readable_shards(run, self.damage)
+        annotations = readable_shards(run, self.damage.add)
         damage = index.damage()
         self.damage = DamageList(dict.fromkeys([*damage, *self.damage]))
         damaged = "\n".join(damage)
@@ -122,10 +122,10 @@ class RunSql(Closing):
         try:
             self._create_trajectories(index, live, sealed)
             self._connection.execute(_TURNS)
-            rollbacks = Rollbacks.readable(run, self.damage)
+            rollbacks = Rollbacks.readable(run, self.damage.add)
             create_annotations(self._connection, rollbacks, learned, annotations, _read_parquet)
-            self._create("metrics", _columns_of(read_jsonl(run.metrics_path, self.damage)))
-            self._create("events", _events(read_jsonl(run.events_path, self.damage)))
+            self._create("metrics", _columns_of(read_jsonl(run.metrics_path, self.damage.add)))
+            self._create("events", _events(read_jsonl(run.events_path, self.damage.add)))
         except duckdb.OutOfMemoryException as error:
             self.close()
             raise self._too_large() from error

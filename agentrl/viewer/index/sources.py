@@ -121,7 +121,7 @@ def appended(path: Path, offset: int) -> Appended:
     """What was appended to a file of lines behind ``offset``; all of it where it was cut back."""
     damage = DamageList()
     follower = JsonFollower(path, offset)
-    _, found = follower.look(damage)
+    _, found = follower.look(damage.add)
     records = [record for _, record in found]
     return Appended(records, follower.offset, "; ".join(damage))
 

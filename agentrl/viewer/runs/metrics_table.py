@@ -46,7 +46,7 @@ class AppendedLines:
             error.__cause__, NotRegularError
         ):
             raise error
-        self.damage(error)
+        self.damage.add(error)
 
 
 _AXES = ("step", "time")

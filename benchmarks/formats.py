@@ -30,10 +30,9 @@ from agentrl.errors import StoreError
 from agentrl.store import RunDirectory
 from agentrl.store.step_files import FramedWriter
 from agentrl.store.trajectories.codec import encode_trajectory
-from agentrl.store.trajectories.columns import SCHEMA, SUMMARY_COLUMNS
+from agentrl.store.trajectories.columns import SCHEMA, SUMMARY_COLUMNS, EncodedRow
 from agentrl.store.trajectories.files import (
     LAYOUT,
-    StoredRow,
     TrajectoryFiles,
     TrajectoryShardWriter,
     live_record,
@@ -58,7 +57,7 @@ REPEATS = 5
 STEP = 10**6
 
 
-def stored_rows(number: int, first_group: int = 0) -> list[StoredRow]:
+def stored_rows(number: int, first_group: int = 0) -> list[EncodedRow]:
     """Rows of different ids, ``GROUP_SIZE`` a group, with the content of a few."""
     episodes = Episodes(TOKENS, 0)
     few = [
@@ -74,7 +73,7 @@ def stored_rows(number: int, first_group: int = 0) -> list[StoredRow]:
     return found
 
 
-def batch_of(rows: Sequence[StoredRow]) -> pa.RecordBatch:
+def batch_of(rows: Sequence[EncodedRow]) -> pa.RecordBatch:
     """Rows as a shard has them."""
     return TrajectoryShardWriter(Path("unused")).batch(rows)
 
@@ -87,12 +86,12 @@ class Lines:
         self._writer = FramedWriter(path)
         self._listing = LiveListing(path, _fail)
 
-    def append(self, row: StoredRow) -> None:
+    def append(self, row: EncodedRow) -> None:
         self._writer.append(*live_record(*row))
 
     def look(self) -> list[str]:
         self._listing.grow()
-        return self._listing.ids
+        return [own for own, _ in self._listing.places()]
 
 
 class Messages:
@@ -109,7 +108,7 @@ class Messages:
         if not self._end:
             os.write(self._file, SCHEMA.serialize())
 
-    def append(self, row: StoredRow) -> None:
+    def append(self, row: EncodedRow) -> None:
         left = memoryview(batch_of([row]).serialize())
         while left:
             left = left[os.write(self._file, left) :]
@@ -140,7 +139,7 @@ class Files:
         self._number = len(list(folder.glob("*.parquet")))
         self._ids: dict[str, str] = {}
 
-    def append(self, row: StoredRow) -> None:
+    def append(self, row: EncodedRow) -> None:
         temporary = self._folder / "one.tmp"
         with pq.ParquetWriter(temporary, SCHEMA, **LAYOUT.options) as file:
             file.write_batch(batch_of([row]))
@@ -230,7 +229,7 @@ def _faults(kind: Callable[[Path], Live], seed: int) -> int:
 def _store(
     kind: Callable[[Path], Live],
     folder: Path,
-    rows: Sequence[StoredRow],
+    rows: Sequence[EncodedRow],
     number: int,
     told: multiprocessing.connection.Connection,
 ) -> None:
@@ -266,7 +265,7 @@ class Index:
     def facets(self, query: str = "") -> None:
         self._index.facets(query)
 
-    def store(self, rows: Sequence[StoredRow]) -> None:
+    def store(self, rows: Sequence[EncodedRow]) -> None:
         for row in rows:
             self._files.append(STEP, *row)
 
@@ -338,7 +337,7 @@ class Scan:
         for name in HISTOGRAMS:
             self._run(f"SELECT histogram({name}) {where}").fetchall()
 
-    def store(self, rows: Sequence[StoredRow]) -> None:
+    def store(self, rows: Sequence[EncodedRow]) -> None:
         for row in rows:
             self._live.append(row)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from agentrl.cli.terminal import print_json, print_table
+from agentrl.cli.terminal import Flag, print_json, print_table
 from agentrl.envs import Rubric
 from agentrl.errors import ConfigError
 from agentrl.metrics.evaluation import evaluation_report
@@ -39,7 +39,7 @@ def eval_command(
     out: Path | None = None,
     score: Path | None = None,
     reward: str | None = None,
-    json: Annotated[bool, Parameter(negative=())] = False,
+    json: Flag = False,
 ) -> None:
     """Examine a model or a run's policy on held-out tasks, or score such a file again.
 

@@ -11,6 +11,7 @@ from cyclopts import Parameter
 
 from agentrl.cli.terminal import (
     Count,
+    Flag,
     PositiveCount,
     Seconds,
     counted,
@@ -37,7 +38,7 @@ def ls_command(
     task: str | None = None,
     status: Literal["terminated", "truncated", "failed", "cancelled"] | None = None,
     limit: Count = 50,
-    json: Annotated[bool, Parameter(negative=())] = False,
+    json: Flag = False,
 ) -> None:
     """List the trajectories of a run, also while it trains.
 
@@ -115,7 +116,7 @@ def query_command(
     limit: PositiveCount = 100,
     timeout: Seconds = 60.0,
     memory: str = "2GB",
-    json: Annotated[bool, Parameter(negative=())] = False,
+    json: Flag = False,
 ) -> None:
     """Ask a run by SQL: one SELECT over trajectories, turns, annotations, metrics and events.
 
@@ -160,7 +161,7 @@ def show_command(
     trajectory: str | None = None,
     /,
     *,
-    json: Annotated[bool, Parameter(negative=())] = False,
+    json: Flag = False,
 ) -> None:
     """Show a run, or one of its trajectories with the origin of every token.
 
@@ -199,7 +200,7 @@ def diff_command(
     /,
     *,
     other: Annotated[Path | None, Parameter(name="--run-b")] = None,
-    json: Annotated[bool, Parameter(negative=())] = False,
+    json: Flag = False,
 ) -> None:
     """Compare two trajectories turn by turn, and say at which token they part.
 
@@ -239,7 +240,7 @@ def tail_command(
     *,
     lines: Count = 5,
     interval: Seconds = 1.0,
-    json: Annotated[bool, Parameter(negative=())] = False,
+    json: Flag = False,
 ) -> None:
     """Follow a run: its steps, new trajectories and alerts, until it ends or Ctrl-C comes.
 

@@ -7,11 +7,17 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from cyclopts import Parameter
-
-from agentrl.cli.terminal import Count, counted, print_json, print_table, reading_stored_files, say
+from agentrl.cli.terminal import (
+    Count,
+    Flag,
+    counted,
+    print_json,
+    print_table,
+    reading_stored_files,
+    say,
+)
 from agentrl.errors import ConfigError, DataError
 from agentrl.store import RunDirectory
 
@@ -135,8 +141,8 @@ def replay_command(
     *ids: str,
     query: str = "",
     limit: Count = 200,
-    trust: Annotated[bool, Parameter(negative=())] = False,
-    json: Annotated[bool, Parameter(negative=())] = False,
+    trust: Flag = False,
+    json: Flag = False,
 ) -> int:
     """Play the recorded actions of episodes again, and say what comes out otherwise.
 

@@ -12,7 +12,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from agentrl.cli.terminal import print_table, say
+from agentrl.cli.terminal import Flag, print_table, say
 from agentrl.errors import ConfigError, MachineError
 
 _FILES = ("task.py", "test_task.py", "config.yaml")
@@ -194,7 +194,7 @@ def install_command(
     /,
     *,
     folder: Annotated[Path | None, Parameter(name="--dir")] = None,
-    gpu: Annotated[bool, Parameter(negative=())] = False,
+    gpu: Flag = False,
     torch_index: str | None = None,
 ) -> None:
     """Build the environment that a server of another program runs in, beside agentrl's own.

@@ -234,6 +234,7 @@ def escape_what_cannot_be_written() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+Flag = Annotated[bool, Parameter(negative=())]
 Count = Annotated[int, Parameter(validator=Number(gte=0))]
 Port = Annotated[int, Parameter(validator=Number(gte=0, lte=65535))]
 PositiveCount = Annotated[int, Parameter(validator=Number(gte=1))]

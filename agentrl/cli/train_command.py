@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from agentrl.cli.terminal import console, print_table, reading_stored_files, say
+from agentrl.cli.terminal import Flag, console, print_table, reading_stored_files, say
 from agentrl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ def train_command(
     config: Path,
     /,
     *overrides: Annotated[str, Parameter(negative=(), allow_leading_hyphen=False)],
-    resume: Annotated[bool, Parameter(negative=())] = False,
-    dry_run: Annotated[bool, Parameter(negative=())] = False,
-    view: Annotated[bool, Parameter(negative=())] = False,
-    then_view: Annotated[bool, Parameter(negative=())] = False,
+    resume: Flag = False,
+    dry_run: Flag = False,
+    view: Flag = False,
+    then_view: Flag = False,
 ) -> None:
     """Train an agent as a configuration file says.
 
@@ -67,10 +67,10 @@ def train_command(
     terminal = sys.stdout.isatty()
     with ExitStack() as stack:
         if view:
-            from agentrl.viewer.beside import ViewerBeside
+            from agentrl.viewer.beside import viewer_beside
 
             told = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-            stack.enter_context(ViewerBeside(Path(place), told, terminal=terminal))
+            stack.enter_context(viewer_beside(Path(place), told, terminal=terminal))
         from agentrl.run.trainer import Trainer
 
         trainer = stack.enter_context(Trainer(loaded.config, console=console))

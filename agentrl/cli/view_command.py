@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter, validators
 
-from agentrl.cli.terminal import Port, counted, reading_stored_files, say, say_passed_over
+from agentrl.cli.terminal import Flag, Port, counted, reading_stored_files, say, say_passed_over
 from agentrl.errors import ConfigError, DataError
 
 
@@ -19,7 +19,7 @@ def view_command(
     source: Path | None = None,
     /,
     *,
-    demo: Annotated[bool, Parameter(negative=())] = False,
+    demo: Flag = False,
     host: str = "127.0.0.1",
     port: Port = 0,
     allow_host: tuple[str, ...] = (),

@@ -38,7 +38,7 @@ class Origin:
 
 
 @dataclass(slots=True)
-class Document:
+class ConfigDocument:
     """A tree of plain values, and the origin of every key that was written.
 
     Args:
@@ -117,7 +117,7 @@ def stage_roots(tree: Mapping[str, Any]) -> list[Key]:
     return [(), *(("stages", i) for i in range(len(stages) if isinstance(stages, list) else 0))]
 
 
-def parse_document(text: str, name: str) -> Document:
+def parse_document(text: str, name: str) -> ConfigDocument:
     """Reads a configuration file's text.
 
     Args:
@@ -172,7 +172,7 @@ class _File:
     """A file that is read into a document."""
 
     def __init__(self, name: str) -> None:
-        self.document = Document()
+        self.document = ConfigDocument()
         self.yaml = YAML(typ="safe", pure=True)
         self._name = name
 

@@ -11,7 +11,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from agentrl.config.algorithm_rules import algorithm_faults, idle_faults
-from agentrl.config.document import MISSING, Document, Origin, dotted, parse_document, value_at
+from agentrl.config.document import (
+    MISSING,
+    ConfigDocument,
+    Origin,
+    dotted,
+    parse_document,
+    value_at,
+)
 from agentrl.config.engine_section import engine_faults, engine_section_faults
 from agentrl.config.foreign_keys import with_our_name
 from agentrl.config.key_names import with_keys
@@ -29,7 +36,7 @@ logger = logging.getLogger(__name__)
 class LoadedConfig:
     """A checked configuration, and where each of its values was written."""
 
-    def __init__(self, config: RunConfig, document: Document) -> None:
+    def __init__(self, config: RunConfig, document: ConfigDocument) -> None:
         self.config = config
         self._document = document
         self._stages = stage_trees(document.tree)
@@ -83,7 +90,7 @@ def load_with_origins(
         path = None
         name = "run"
         folder = Path.cwd()
-        document = Document(copy.deepcopy(dict(source)))
+        document = ConfigDocument(copy.deepcopy(dict(source)))
         document.place((), document.tree, Origin("the mapping given"))
     else:
         path = Path(source)
@@ -121,7 +128,9 @@ def _read(path: Path) -> str:
         raise ConfigError(f"{path} cannot be read as a configuration: {error}") from None
 
 
-def _check(document: Document, folder: Path, trains: bool, of_a_run: bool) -> RunConfig | None:
+def _check(
+    document: ConfigDocument, folder: Path, trains: bool, of_a_run: bool
+) -> RunConfig | None:
     """The configuration of a document whose overrides are applied; adds all its problems.
 
     That of a run has all defaults, and what an override made idle: neither is refused there.
@@ -160,7 +169,7 @@ def _check(document: Document, folder: Path, trains: bool, of_a_run: bool) -> Ru
     return top
 
 
-def _tell_idle(document: Document, stages: Sequence[StageConfig]) -> None:
+def _tell_idle(document: ConfigDocument, stages: Sequence[StageConfig]) -> None:
     """Refuses each setting that was given and cannot act where it was given: one of the top may act
     in some stage alone. Where an override took what it acts with, it is told."""
     idle = [{fault.keys[0]: fault for fault in idle_faults(stage)} for stage in stages]
@@ -216,19 +225,19 @@ def _touches(fault: Fault, broken: list[Key]) -> bool:
     )
 
 
-def _tell(document: Document, faults: Iterable[Fault], stage: int | None = None) -> None:
+def _tell(document: ConfigDocument, faults: Iterable[Fault], stage: int | None = None) -> None:
     """Adds each fault at the place of the innermost written key that it is about."""
     for fault in faults:
         document.broken(*_told(document, fault, stage))
 
 
-def _told(document: Document, fault: Fault, stage: int | None) -> tuple[Origin, str]:
+def _told(document: ConfigDocument, fault: Fault, stage: int | None) -> tuple[Origin, str]:
     """A fault's place and its words."""
     shown, origin = _placed(document, fault.keys[0], stage)
     return origin, with_keys(fault.message.replace("{key}", dotted(shown), 1))
 
 
-def _placed(document: Document, key: Key, stage: int | None) -> tuple[Key, Origin]:
+def _placed(document: ConfigDocument, key: Key, stage: int | None) -> tuple[Key, Origin]:
     """A key as it was written, and the place of the innermost part of it that was."""
     length, written = next(
         (length, written)
@@ -253,7 +262,7 @@ def _written_as(key: Key, stage: int | None) -> Iterator[Key]:
     yield key
 
 
-def _with_stage_name(document: Document, key: Key) -> Key:
+def _with_stage_name(document: ConfigDocument, key: Key) -> Key:
     if len(key) > 2 and key[0] == "stages" and isinstance(key[1], int):
         name = document.tree["stages"][key[1]].get("name")
         if isinstance(name, str) and key[2] != "name":

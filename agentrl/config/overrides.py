@@ -10,7 +10,7 @@ from ruamel.yaml.error import YAMLError
 
 from agentrl.config.document import (
     MISSING,
-    Document,
+    ConfigDocument,
     Origin,
     dotted,
     matching_keys,
@@ -23,7 +23,7 @@ from agentrl.errors import did_you_mean
 from agentrl.types.section import Key
 
 
-def apply_overrides(document: Document, overrides: Sequence[str] | Mapping[str, Any]) -> None:
+def apply_overrides(document: ConfigDocument, overrides: Sequence[str] | Mapping[str, Any]) -> None:
     """Lays ``overrides`` over ``document`` in order; later ones win.
 
     Args:
@@ -39,7 +39,7 @@ def apply_overrides(document: Document, overrides: Sequence[str] | Mapping[str, 
 
 
 def _read(
-    document: Document, overrides: Sequence[str] | Mapping[str, Any]
+    document: ConfigDocument, overrides: Sequence[str] | Mapping[str, Any]
 ) -> Iterator[tuple[Origin, str, Any]]:
     if isinstance(overrides, Mapping):
         for key, value in overrides.items():
@@ -58,7 +58,7 @@ def _read(
             document.broken(origin, f"the value of {key} is not YAML: {words}")
 
 
-def _set(document: Document, dotted_key: str, value: Any, origin: Origin) -> None:
+def _set(document: ConfigDocument, dotted_key: str, value: Any, origin: Origin) -> None:
     """Sets one value wherever it takes effect; raises LookupError with words for the user where it
     leads nowhere.
     """
@@ -96,7 +96,7 @@ def _targets(tree: dict[str, Any], parts: list[str]) -> list[list[str]]:
     return [parts] if value_at(tree, own) is MISSING else [parts, own]
 
 
-def _set_at(document: Document, parts: list[str], value: Any, origin: Origin) -> None:
+def _set_at(document: ConfigDocument, parts: list[str], value: Any, origin: Origin) -> None:
     here: Any = document.tree
     key: Key = ()
     for depth, part in enumerate(parts, 1):
@@ -131,7 +131,7 @@ def _index(entries: list[Any], part: str, key: Key) -> int:
     return names.index(part)
 
 
-def expand_short_forms(document: Document) -> None:
+def expand_short_forms(document: ConfigDocument) -> None:
     """Replaces each text that is short for a mapping by that mapping, at the top and in every
     stage.
     """

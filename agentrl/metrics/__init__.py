@@ -6,7 +6,7 @@ from agentrl.metrics.display import (
     PAIR_COLUMNS,
     RL_COLUMNS,
     SFT_COLUMNS,
-    Column,
+    DisplayColumn,
     StepDisplay,
     format_duration,
 )
@@ -22,7 +22,7 @@ __all__ = [
     "RL_COLUMNS",
     "SFT_COLUMNS",
     "VERL_NAMES",
-    "Column",
+    "DisplayColumn",
     "JsonlSink",
     "PhaseTimer",
     "RolloutRates",

@@ -22,7 +22,7 @@ from agentrl.guards.printable import printable
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class DisplayColumn:
     """One number of a step's line.
 
     Args:
@@ -47,23 +47,23 @@ class Column:
 
 
 RL_COLUMNS = (
-    Column("reward", "reward/mean", ".3f"),
-    Column("accuracy", "accuracy/mean", ".3f"),
-    Column("turns", "turns/mean", ".2f"),
-    Column("tool ok", "tool/success_frac", ".0%"),
-    Column("tokens/s", "perf/tokens_per_s", ",.0f"),
+    DisplayColumn("reward", "reward/mean", ".3f"),
+    DisplayColumn("accuracy", "accuracy/mean", ".3f"),
+    DisplayColumn("turns", "turns/mean", ".2f"),
+    DisplayColumn("tool ok", "tool/success_frac", ".0%"),
+    DisplayColumn("tokens/s", "perf/tokens_per_s", ",.0f"),
 )
 SFT_COLUMNS = (
-    Column("loss", "policy/nll", ".4f"),
-    Column("lr", "optim/lr", ".1e"),
-    Column("tokens/s", "perf/tokens_per_s", ",.0f"),
+    DisplayColumn("loss", "policy/nll", ".4f"),
+    DisplayColumn("lr", "optim/lr", ".1e"),
+    DisplayColumn("tokens/s", "perf/tokens_per_s", ",.0f"),
 )
 PAIR_COLUMNS = (
-    Column("loss", "reward_model/loss", ".4f"),
-    Column("accuracy", "reward_model/accuracy", ".3f"),
-    Column("margin", "reward_model/margin", ".3f"),
-    Column("lr", "optim/lr", ".1e"),
-    Column("tokens/s", "perf/tokens_per_s", ",.0f"),
+    DisplayColumn("loss", "reward_model/loss", ".4f"),
+    DisplayColumn("accuracy", "reward_model/accuracy", ".3f"),
+    DisplayColumn("margin", "reward_model/margin", ".3f"),
+    DisplayColumn("lr", "optim/lr", ".1e"),
+    DisplayColumn("tokens/s", "perf/tokens_per_s", ",.0f"),
 )
 
 
@@ -90,7 +90,7 @@ class StepDisplay(Closing):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._console = console
-        self._columns: tuple[Column, ...] = RL_COLUMNS
+        self._columns: tuple[DisplayColumn, ...] = RL_COLUMNS
         self._clock = clock
         self._num_steps = 0
         self._done = 0
@@ -117,7 +117,7 @@ class StepDisplay(Closing):
         name: str,
         num_steps: int,
         *,
-        columns: tuple[Column, ...] = RL_COLUMNS,
+        columns: tuple[DisplayColumn, ...] = RL_COLUMNS,
         done: int = 0,
         sparse: bool = False,
     ) -> None:

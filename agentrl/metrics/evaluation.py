@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
-import numpy.typing as npt
 
-F64 = npt.NDArray[np.float64]
+from agentrl.types.arrays import F64
 
 ALL_SOURCES = "all"
 _MAX_SUBSETS = 256

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.metrics.monitors import MONITORS, WATCHED, HealthSpec, Reading, series_of
+from agentrl.metrics.monitors import MONITORS, WATCHED, HealthSpec, MonitorReading, series_of
 from agentrl.metrics.rollout import question_information
 from agentrl.types import Trajectory, TrajectoryGroup
 
@@ -29,7 +29,7 @@ class HealthAlert:
 
     name: str
     step: int
-    reading: Reading
+    reading: MonitorReading
     trajectories: tuple[str, ...]
     query: str
     blame: str = ""
@@ -87,7 +87,7 @@ class Health:
             for name, reading in self._take(values).items()
         ]
 
-    def _take(self, values: Mapping[str, Any]) -> dict[str, Reading]:
+    def _take(self, values: Mapping[str, Any]) -> dict[str, MonitorReading]:
         """The rules that are broken now, and were not before this step."""
         for name in WATCHED:
             value = values.get(name)

@@ -123,7 +123,7 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class MonitorReading:
     """A rule that is broken.
 
     Args:
@@ -140,12 +140,12 @@ class Reading:
 
 
 Numbers = Mapping[str, Series]
-Monitor = Callable[[Numbers, HealthSpec], Reading | None]
+Monitor = Callable[[Numbers, HealthSpec], MonitorReading | None]
 
 
 def _fallen(
     numbers: Numbers, spec: HealthSpec, *, metric: str, setting: str, what: str, floor: float = 0.0
-) -> Reading | None:
+) -> MonitorReading | None:
     """A mean below a share of the first steps' mean, where that was above ``floor``: else there was
     nothing that could fall.
     """
@@ -155,10 +155,10 @@ def _fallen(
     if least is None or start is None or start <= 0 or start < floor or series.now >= least * start:
         return None
     text = f"{what} from {start:.3g} to {series.now:.3g}, below {least:g} of it"
-    return Reading(metric, series.now, start, text)
+    return MonitorReading(metric, series.now, start, text)
 
 
-def _template_collapse(numbers: Numbers, spec: HealthSpec) -> Reading | None:
+def _template_collapse(numbers: Numbers, spec: HealthSpec) -> MonitorReading | None:
     entropy = numbers[ENTROPY]
     if entropy.start is None or entropy.now < _HIGH_ENTROPY * entropy.start:
         # that is another collapse
@@ -173,7 +173,7 @@ def _template_collapse(numbers: Numbers, spec: HealthSpec) -> Reading | None:
     )
 
 
-def _length_explosion(numbers: Numbers, spec: HealthSpec) -> Reading | None:
+def _length_explosion(numbers: Numbers, spec: HealthSpec) -> MonitorReading | None:
     series = numbers[LENGTH]
     most = spec.length_max_factor
     start = series.start
@@ -182,12 +182,12 @@ def _length_explosion(numbers: Numbers, spec: HealthSpec) -> Reading | None:
     text = (
         f"responses grew from {start:.3g} to {series.now:.3g} tokens, more than {most:g} times that"
     )
-    return Reading(LENGTH, series.now, start, text)
+    return MonitorReading(LENGTH, series.now, start, text)
 
 
 def _jump(
     numbers: Numbers, spec: HealthSpec, *, metric: str, setting: str, what: str, centre: float = 0.0
-) -> Reading | None:
+) -> MonitorReading | None:
     """A number far from its centre, and many times as far as those of the steps before."""
     sizes = [abs(value - centre) for value in numbers[metric].tail(spec.window + 1)]
     least: float | None = getattr(spec, setting)
@@ -198,10 +198,10 @@ def _jump(
     if size < least or size < spec.jump_factor * usual:
         return None
     text = f"{what} {size:.3g}, before {usual:.3g}"
-    return Reading(metric, size, usual, text)
+    return MonitorReading(metric, size, usual, text)
 
 
-def _reward_stuck(numbers: Numbers, spec: HealthSpec) -> Reading | None:
+def _reward_stuck(numbers: Numbers, spec: HealthSpec) -> MonitorReading | None:
     steps = spec.reward_stuck_steps
     series = numbers[REWARD]
     if steps is None or series.size < steps:
@@ -220,10 +220,10 @@ def _reward_stuck(numbers: Numbers, spec: HealthSpec) -> Reading | None:
         f"the reward did not rise in {steps} steps: {start:.3g} in the first half of them, "
         f"{now:.3g} in the second"
     )
-    return Reading(REWARD, now, start, text)
+    return MonitorReading(REWARD, now, start, text)
 
 
-def _no_signal(numbers: Numbers, spec: HealthSpec) -> Reading | None:
+def _no_signal(numbers: Numbers, spec: HealthSpec) -> MonitorReading | None:
     series = numbers[EQUAL_GROUPS]
     most = spec.no_signal_max_frac
     if most is None or series.size < spec.window or series.now <= most:
@@ -232,10 +232,10 @@ def _no_signal(numbers: Numbers, spec: HealthSpec) -> Reading | None:
         f"in {series.now:.0%} of the groups all rewards are equal, more than {most:.0%}: there is "
         "little to learn from"
     )
-    return Reading(EQUAL_GROUPS, series.now, most, text)
+    return MonitorReading(EQUAL_GROUPS, series.now, most, text)
 
 
-def _loop_blocked(numbers: Numbers, spec: HealthSpec) -> Reading | None:
+def _loop_blocked(numbers: Numbers, spec: HealthSpec) -> MonitorReading | None:
     most = spec.loop_lag_max_s
     lag = max(numbers[LAG].tail(1), default=0.0)
     if most is None or lag <= most:
@@ -244,10 +244,10 @@ def _loop_blocked(numbers: Numbers, spec: HealthSpec) -> Reading | None:
         f"the event loop of the episodes stood still for {lag:.3g} s, more than {most:g} s: an "
         "async tool, environment or reward blocks it"
     )
-    return Reading(LAG, lag, most, text)
+    return MonitorReading(LAG, lag, most, text)
 
 
-def _unknown_tokens(numbers: Numbers, spec: HealthSpec) -> Reading | None:
+def _unknown_tokens(numbers: Numbers, spec: HealthSpec) -> MonitorReading | None:
     most = spec.unknown_max_frac
     share = next(iter(numbers[UNKNOWN].tail(1)), 0.0)
     if most is None or share <= most:
@@ -257,10 +257,10 @@ def _unknown_tokens(numbers: Numbers, spec: HealthSpec) -> Reading | None:
         f"{most:.0%}: the model's padded vocabulary is trained; start from weights that were "
         "trained, or give the model as many embeddings as the tokenizer has entries"
     )
-    return Reading(UNKNOWN, share, most, text)
+    return MonitorReading(UNKNOWN, share, most, text)
 
 
-def _lost_by_age(numbers: Numbers, spec: HealthSpec) -> Reading | None:
+def _lost_by_age(numbers: Numbers, spec: HealthSpec) -> MonitorReading | None:
     """Of the latest steps together: groups that ``rollout.on_stale`` gave up, or tokens that it
     masked."""
     most = spec.stale_max_frac
@@ -282,7 +282,7 @@ def _lost_by_age(numbers: Numbers, spec: HealthSpec) -> Reading | None:
                 f"allows, more than {most:.0%}: tasks with slow episodes are trained less; set "
                 "rollout.on_stale=wait, which loses none, or raise rollout.max_staleness"
             )
-            return Reading(metric, share, most, text)
+            return MonitorReading(metric, share, most, text)
     return None
 
 

@@ -206,28 +206,27 @@ NAMES: Mapping[str, str] = MappingProxyType(
     }
 )
 
-VERL_NAMES: Mapping[str, tuple[Mapping[str, float], ...]] = MappingProxyType(
+VERL_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "critic/rewards/mean": ({"reward/mean": 1.0},),
-        "response_length/mean": ({"length/after_prompt/mean": 1.0},),
-        "response_length/max": ({"length/after_prompt/max": 1.0},),
-        "num_turns/mean": ({"turns/mean": 2.0},),
-        "num_turns/max": ({"turns/max": 2.0},),
-        "actor/entropy": ({"policy/entropy": 1.0},),
-        "actor/pg_loss": ({"policy/pg_loss": 1.0}, {"policy/loss": 1.0}),
-        "actor/kl_loss": ({"policy/kl_loss": 1.0},),
-        "actor/ppo_kl": ({"policy/kl_old_k1": 1.0},),
-        "actor/pg_clipfrac": ({"policy/clip_frac_low": 1.0, "policy/clip_frac_high": 1.0},),
-        "actor/pg_clipfrac_lower": ({"policy/clip_frac_dual": 1.0},),
-        "actor/grad_norm": ({"optim/grad_norm": 1.0},),
-        "actor/lr": ({"optim/lr": 1.0},),
-        "timing_s/step": ({"time/step_s": 1.0},),
-        "timing_s/gen": ({"time/wait_rollout_s": 1.0},),
-        "timing_s/update_actor": ({"time/update_s": 1.0},),
+        "critic/rewards/mean": ("reward/mean",),
+        "response_length/mean": ("length/after_prompt/mean",),
+        "response_length/max": ("length/after_prompt/max",),
+        "num_turns/mean": ("turns/mean", "turns/mean"),
+        "num_turns/max": ("turns/max", "turns/max"),
+        "actor/entropy": ("policy/entropy",),
+        "actor/pg_loss": ("policy/pg_loss",),
+        "actor/kl_loss": ("policy/kl_loss",),
+        "actor/ppo_kl": ("policy/kl_old_k1",),
+        "actor/pg_clipfrac": ("policy/clip_frac_low", "policy/clip_frac_high"),
+        "actor/pg_clipfrac_lower": ("policy/clip_frac_dual",),
+        "actor/grad_norm": ("optim/grad_norm",),
+        "actor/lr": ("optim/lr",),
+        "timing_s/step": ("time/step_s",),
+        "timing_s/gen": ("time/wait_rollout_s",),
+        "timing_s/update_actor": ("time/update_s",),
     }
 )
-"""verl's names for dashboards, each as sums of our metrics with factors; the first complete sum
-counts.
+"""verl's names for dashboards, each as the sum of metrics of ours.
 
 verl counts the prompt and each observation between two turns as turns, so our t turns are its 2t.
 """
@@ -252,10 +251,12 @@ def with_verl_names(values: Mapping[str, float]) -> dict[str, float]:
     ``actor/...`` and its time are given for a policy's updates alone.
     """
     named = dict(values)
-    for name, ways in VERL_NAMES.items():
+    # A loss without further terms is the policy gradient's own.
+    known = {"policy/pg_loss": values.get("policy/loss"), **values}
+    for name, parts in VERL_NAMES.items():
         if _OF_A_POLICY not in values and "actor" in name:
             continue
-        whole = next((way for way in ways if way.keys() <= values.keys()), None)
-        if whole is not None:
-            named[name] = sum(factor * values[own] for own, factor in whole.items())
+        found = [value for part in parts if (value := known.get(part)) is not None]
+        if len(found) == len(parts):
+            named[name] = sum(found)
     return named

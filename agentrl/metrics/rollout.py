@@ -15,7 +15,6 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from agentrl.types import (
     CallRecord,
@@ -25,6 +24,7 @@ from agentrl.types import (
     TrajectoryGroup,
     concat_ids,
 )
+from agentrl.types.arrays import F64, I64
 
 _MOST_GROUPS = 64
 _MOST_TOKENS = 256
@@ -32,8 +32,7 @@ _MOST_TOKENS = 256
 _POOLED = 0.5
 """Weight of the pooled distribution in a question's own: no token costs more than log 2 nats."""
 
-I64 = npt.NDArray[np.int64]
-Counts = tuple[I64, I64]
+TokenCounts = tuple[I64, I64]
 """The tokens of an answer, each once, and how often each occurs."""
 
 
@@ -80,7 +79,7 @@ def _answers(group: TrajectoryGroup) -> list[tuple[Trajectory, I64]]:
     return found
 
 
-def _log_ratios(answers: Sequence[Counts], owners: I64, size: int) -> npt.NDArray[np.float64]:
+def _log_ratios(answers: Sequence[TokenCounts], owners: I64, size: int) -> F64:
     """Of each answer the mean over its tokens of log(pooled weight + own weight · own / pooled),
     the answer itself left out of both distributions."""
     everyone = _sum(answers, size)
@@ -101,7 +100,7 @@ def _log_ratios(answers: Sequence[Counts], owners: I64, size: int) -> npt.NDArra
     return means
 
 
-def _sum(answers: Sequence[Counts], size: int) -> npt.NDArray[np.float64]:
+def _sum(answers: Sequence[TokenCounts], size: int) -> F64:
     """How often each token occurs in these answers."""
     tokens, counts = (np.concatenate(parts) for parts in zip(*answers, strict=True))
     found = np.bincount(tokens, weights=counts, minlength=size)

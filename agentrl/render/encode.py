@@ -18,9 +18,9 @@ from enum import Enum
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from agentrl.errors import DataError
+from agentrl.types.arrays import I32, Bools
 
 _CACHED_TEXTS = 4096
 # No longer text is kept in a cache.
@@ -34,7 +34,7 @@ _Parts = tuple[tuple[str, int | None], ...]
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 # Adjacent ordinary text has its author, and whether it is content.
 _Run = tuple[tuple[str, bool], ...]
-Encoded: TypeAlias = tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]
+Encoded: TypeAlias = tuple[I32, Bools]
 """Ids ``[n]``, and whether each covers content ``[n]``."""
 
 
@@ -147,7 +147,7 @@ class PieceEncoder:
         return np.asarray(encoding.ids, dtype=np.int32), _covering_content(encoding, run)
 
 
-def _covering_content(encoding: Any, run: _Run) -> npt.NDArray[np.bool_]:
+def _covering_content(encoding: Any, run: _Run) -> Bools:
     """Whether each token ``[n]`` covers at least one character of content."""
     content = np.zeros(len(encoding.ids), dtype=np.bool_)
     if not any(flag for _, flag in run):

@@ -9,7 +9,6 @@ from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from agentrl.errors import DataError
 from agentrl.render.encode import Encoded, Piece, PieceEncoder, cached_if_short
@@ -23,6 +22,7 @@ from agentrl.types import (
     frozen_ints,
     images_in,
 )
+from agentrl.types.arrays import I32, Bools
 
 # The end of a prompt, for example, is the same for every turn.
 _CACHED_IDS = 16
@@ -89,7 +89,7 @@ class Renderer(ABC):
         ids, _, media = self._with_images(encoded, messages)
         return (Segment(SegmentKind.PROMPT, ids, media=media),)
 
-    def decode(self, token_ids: npt.NDArray[np.int32]) -> str:
+    def decode(self, token_ids: I32) -> str:
         """A completion's text without its final stop token; other added tokens stay visible.
 
         Ids outside the tokenizer's vocabulary (a padded vocabulary's) become U+FFFD.
@@ -99,13 +99,13 @@ class Renderer(ABC):
             ids.pop()
         return self._text_of(tuple(ids))
 
-    def text(self, token_ids: npt.NDArray[np.int32]) -> str:
+    def text(self, token_ids: I32) -> str:
         """The text of any tokens, every marker visible, for people; as ``decode`` with the stop
         token.
         """
         return self._text_of(tuple(token_ids.tolist()))
 
-    def tokenize(self, text: str) -> npt.NDArray[np.int32]:
+    def tokenize(self, text: str) -> I32:
         """The ids ``[n]`` of text alone, to measure the loss of sending a history as text.
 
         Every marker in the text becomes its added token, regardless of its author.
@@ -115,7 +115,7 @@ class Renderer(ABC):
     @abstractmethod
     def extend(
         self,
-        completion: npt.NDArray[np.int32],
+        completion: I32,
         messages: Sequence[Message],
         history: Sequence[Message] = (),
         tools: Sequence[ToolSpec] = (),
@@ -171,7 +171,7 @@ class Renderer(ABC):
 
     def _with_images(
         self, encoded: Encoded, messages: Sequence[Message]
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_], tuple[MediaSpan, ...]]:
+    ) -> tuple[I32, Bools, tuple[MediaSpan, ...]]:
         """``Vision.expand`` with the images of ``messages``.
 
         Raises:
@@ -195,7 +195,7 @@ class Renderer(ABC):
             for known, run in runs
         )
 
-    def _tokenize(self, text: str) -> npt.NDArray[np.int32]:
+    def _tokenize(self, text: str) -> I32:
         ids = self._backend.encode(text, add_special_tokens=False).ids
         return frozen_ints(np.asarray(ids, dtype=np.int32))
 

@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from agentrl.errors import DataError
 from agentrl.render import Renderer
 from agentrl.types import Message, ToolSpec, Turn, concat_ids
-from agentrl.types.arrays import common_prefix
+from agentrl.types.arrays import I32, common_prefix
 
 
-def changed_tokens(recorded: npt.NDArray[np.int32], reencoded: npt.NDArray[np.int32]) -> int:
+def changed_tokens(recorded: I32, reencoded: I32) -> int:
     """The number of ``recorded`` ids between the common prefix and suffix; at least 1 if they
     differ.
     """
@@ -63,7 +62,7 @@ def unknown_frac(turns: Sequence[Turn], renderer: Renderer) -> float | None:
 
 
 def template_frac(
-    context: npt.NDArray[np.int32],
+    context: I32,
     messages: Sequence[Message],
     tools: Sequence[ToolSpec],
     renderer: Renderer,

@@ -6,9 +6,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from agentrl.errors import ConfigError, DataError
 from agentrl.render.chat_template import ChatTemplate, num_shared
 from agentrl.render.encode import Piece, Provenance, Source, unmarked
@@ -17,6 +14,7 @@ from agentrl.render.families.probe_messages import ANSWER, CALL, QUESTION, RESUL
 from agentrl.render.renderer import Renderer, call_arguments, text_content
 from agentrl.render.vision import Vision
 from agentrl.types import Message, Segment, SegmentKind, ToolSpec, images_in
+from agentrl.types.arrays import I32
 from agentrl.types.messages import THOUGHTS_CLOSE, THOUGHTS_OPEN
 
 
@@ -80,7 +78,7 @@ class TemplateRenderer(Renderer):
 
     def extend(
         self,
-        completion: npt.NDArray[np.int32],
+        completion: I32,
         messages: Sequence[Message],
         history: Sequence[Message] = (),
         tools: Sequence[ToolSpec] = (),

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from agentrl.errors import DataError
 from agentrl.types import Image, MediaSpan
+from agentrl.types.arrays import I32, Bools
 
 IMAGE_TEXT = "<|vision_start|><|image_pad|><|vision_end|>"
 """The text for one image in the templates of Qwen's vision models."""
@@ -51,8 +51,8 @@ class Vision:
         return patches // self.patches_per_token
 
     def expand(
-        self, ids: npt.NDArray[np.int32], content: npt.NDArray[np.bool_], images: Sequence[Image]
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_], tuple[MediaSpan, ...]]:
+        self, ids: I32, content: Bools, images: Sequence[Image]
+    ) -> tuple[I32, Bools, tuple[MediaSpan, ...]]:
         """Repeats each placeholder by its image's number of tokens; those are content.
 
         Args:

@@ -30,7 +30,7 @@ from agentrl.metrics import (
     PAIR_COLUMNS,
     RL_COLUMNS,
     SFT_COLUMNS,
-    Column,
+    DisplayColumn,
 )
 from agentrl.metrics.health import Health
 from agentrl.run.build import (
@@ -74,7 +74,7 @@ from agentrl.training import (
 from agentrl.types import Task, seed_for
 from agentrl.types.env import MAIN_POLICY
 
-_COLUMNS: Mapping[LearnsFrom, tuple[Column, ...]] = {
+_COLUMNS: Mapping[LearnsFrom, tuple[DisplayColumn, ...]] = {
     "rollouts": RL_COLUMNS,
     "demonstrations": SFT_COLUMNS,
     "preferences": PAIR_COLUMNS,

@@ -8,10 +8,10 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentrl.errors import DiskFullError, StoreError
 
@@ -27,6 +27,29 @@ def os_refusals(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreError(f"{what}: {error.strerror or error}") from error
+
+
+class Stamp(NamedTuple):
+    """By which it is known that a file is another one, or was written since."""
+
+    inode: int
+    size: int
+    modified_ns: int
+
+    @classmethod
+    def of(cls, state: os.stat_result) -> Stamp:
+        return cls(state.st_ino, state.st_size, state.st_mtime_ns)
+
+
+def stamps_of(paths: Iterable[Path]) -> dict[Path, Stamp | None]:
+    """The stamps of files by path; None where there is none."""
+    found: dict[Path, Stamp | None] = {}
+    for path in sorted(paths):
+        try:
+            found[path] = Stamp.of(path.lstat())
+        except FileNotFoundError:
+            found[path] = None
+    return found
 
 
 def write_failure(what: str, path: Path, error: BaseException) -> StoreError:

@@ -16,13 +16,23 @@ from typing import Any, BinaryIO, TypeAlias
 
 from agentrl.errors import StoreError
 from agentrl.guards.regular_file import check_regular, open_regular
-from agentrl.store.disk import os_refusals, sync_path, write_bytes, write_failure
+from agentrl.store.disk import Stamp, os_refusals, sync_path, write_bytes, write_failure
 from agentrl.store.json_text import from_json, to_json
 from agentrl.store.masking import SecretMask
 
 Record: TypeAlias = dict[str, Any]
 Damage: TypeAlias = Callable[[StoreError], None]
 """Is told of what cannot be read, which is then passed over."""
+
+
+class DamageList(list[str]):
+    """What could not be read, each part once."""
+
+    def add(self, error: StoreError) -> None:
+        """Take it down; to be given as ``Damage``."""
+        if str(error) not in self:
+            self.append(str(error))
+
 
 MAX_LINE = 2**28
 """Bytes of a line."""
@@ -128,7 +138,7 @@ class JsonFollower:
         self._is_numbered = offset == 0
         self._marks: tuple[tuple[int, bytes], ...] = ()
         """Where and what the ends of the last line are."""
-        self._stamp: tuple[int, ...] = ()
+        self._stamp: Stamp | None = None
         """Of the file when it was last found to be the same."""
         self._end = 0
         self._num_read = 0
@@ -166,11 +176,11 @@ class JsonFollower:
                 found = check_regular(self.path)
             except FileNotFoundError:
                 found = None
-            stamp = () if found is None else (found.st_ino, found.st_size, found.st_mtime_ns)
+            stamp = Stamp.of(found) if found else None
             if stamp == self._stamp:
                 return True
-            self._end = 0 if found is None else found.st_size
-            replaced = bool(self._stamp) and stamp[:1] != self._stamp[:1]
+            self._end = stamp.size if stamp else 0
+            replaced = self._stamp is not None and (not stamp or stamp.inode != self._stamp.inode)
             same = not self.offset or (not replaced and self._has_marks())
             self._stamp = stamp
             if not same:

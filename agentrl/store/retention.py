@@ -7,13 +7,14 @@ then counts, and none is gone without a line.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from agentrl.errors import StoreError
-from agentrl.store.jsonl import Damage, JsonFollower, JsonlWriter, read_jsonl
+from agentrl.store.disk import Stamp, stamps_of
+from agentrl.store.jsonl import Damage, JsonlWriter, read_jsonl
 from agentrl.store.run_directory import RunDirectory
 from agentrl.store.store_spec import KeepSpec
 
@@ -78,7 +79,7 @@ class DropLog:
         Raises:
             StoreError: the file cannot be read, or a whole line of it.
         """
-        return list(_records(self.path))
+        return list(map(DropRecord.of_line, read_jsonl(self.path)))
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
@@ -94,55 +95,39 @@ def find_drop(run: RunDirectory, trajectory_id: str) -> DropRecord | None:
     """
     found = None
     for path in sorted(run.dropped_folder.glob("*.jsonl")):
-        for record in _records(path):
+        for line in read_jsonl(path):
+            record = DropRecord.of_line(line)
             if trajectory_id in record.dropped:
                 found = record
     return found
 
 
-def _records(path: Path) -> Iterator[DropRecord]:
-    return map(DropRecord.of_line, read_jsonl(path))
-
-
-class DropCounts:
-    """How many trajectories each step of a stage kept, of those that it had; each look reads what
-    was appended. Used by one thread.
+def kept_by_stage(run: RunDirectory, on_damage: Damage) -> dict[str, dict[int, tuple[int, int]]]:
+    """How many trajectories each step kept, and of how many, by stage and step; steps that are
+    whole are left out.
 
     Args:
         run: the run.
         on_damage: is told of a line that cannot be read.
     """
-
-    def __init__(self, run: RunDirectory, on_damage: Damage) -> None:
-        self._folder = run.dropped_folder
-        self._on_damage = on_damage
-        self._files: dict[Path, JsonFollower] = {}
-        self._shards: dict[tuple[str, str], tuple[int, int, int]] = {}
-        """Step, trajectories kept and trajectories before, by stage and shard."""
-
-    def by_stage(self) -> dict[str, dict[int, tuple[int, int]]]:
-        """``(kept, of)`` by stage and step; a step that is whole is left out."""
-        for path in sorted(self._folder.glob("*.jsonl")):
-            follower = self._files.setdefault(path, JsonFollower(path))
-            # Where it is another file, its lines come again.
-            _, lines = follower.look(self._on_damage)
-            for _, line in lines:
-                try:
-                    self._count(DropRecord.of_line(line))
-                except StoreError as error:
-                    self._on_damage(error)
-        found: dict[str, dict[int, tuple[int, int]]] = {}
-        for (stage, _), (step, kept, of) in sorted(self._shards.items()):
-            own = found.setdefault(stage, {})
-            before = own.get(step, (0, 0))
-            own[step] = (before[0] + kept, before[1] + of)
-        return found
-
-    def _count(self, record: DropRecord) -> None:
-        # a shard may shrink again when the rules change: it had what it had at first
-        place = (record.stage, record.shard)
-        of = self._shards.get(place, (0, 0, record.of))[2]
-        self._shards[place] = (record.step, record.kept, of)
+    shards: dict[tuple[str, str], tuple[int, int, int]] = {}
+    for path in sorted(run.dropped_folder.glob("*.jsonl")):
+        for line in read_jsonl(path, on_damage):
+            try:
+                record = DropRecord.of_line(line)
+            except StoreError as error:
+                on_damage(error)
+                continue
+            # a shard may shrink again when the rules change: it had what it had at first
+            place = (record.stage, record.shard)
+            _, _, of = shards.get(place, (0, 0, record.of))
+            shards[place] = (record.step, record.kept, of)
+    found: dict[str, dict[int, tuple[int, int]]] = {}
+    for (stage, _), (step, kept, of) in sorted(shards.items()):
+        own = found.setdefault(stage, {})
+        kept_before, of_before = own.get(step, (0, 0))
+        own[step] = (kept_before + kept, of_before + of)
+    return found
 
 
 KEEP_COLUMNS = ("id", "group_index", "step", "label", "purpose", "stage", "reward", "recorded_at")
@@ -191,7 +176,7 @@ class NotedTrajectories:
 
     def __init__(self, run: RunDirectory) -> None:
         self._folder = run.notes_folder
-        self._signature: list[tuple[str, int, int]] = []
+        self._stamps: dict[Path, Stamp | None] = {}
         self._ids: frozenset[str] = frozenset()
 
     def ids(self) -> frozenset[str]:
@@ -201,11 +186,10 @@ class NotedTrajectories:
             UnreadableNotesError: a file of notes cannot be read.
         """
         try:
-            states = [(path, path.lstat()) for path in sorted(self._folder.glob("*.jsonl"))]
-            signature = [(path.name, state.st_size, state.st_mtime_ns) for path, state in states]
-            if signature != self._signature:
-                self._ids = frozenset(one for path, _ in states for one in _noted(path))
-                self._signature = signature
+            stamps = stamps_of(self._folder.glob("*.jsonl"))
+            if stamps != self._stamps:
+                self._ids = frozenset(one for path in stamps for one in _noted(path))
+                self._stamps = stamps
         except (OSError, StoreError) as error:
             raise UnreadableNotesError(
                 f"the notes of {self._folder} cannot be read, so that it is not known what must "

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from agentrl.store.disk import Stamp
+
 _SETTLED_S = 3.0
 """How long a folder's time must have stood still before it is believed: some file systems count
 whole seconds, so that a change right after a look may not move it."""
-
-_Stamp = tuple[int, int, int]
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class _Folder:
 
     changed_ns: int
     since: float
-    shards: dict[Path, _Stamp] = field(default_factory=dict)
+    shards: dict[Path, Stamp] = field(default_factory=dict)
 
 
 class ShardFolders:
@@ -86,7 +86,7 @@ class ShardFolders:
         except FileNotFoundError:
             return 0
 
-    def _shards(self, step: str) -> list[tuple[Path, _Stamp]]:
+    def _shards(self, step: str) -> list[tuple[Path, Stamp]]:
         folder = self._root / step
         shards = []
         try:
@@ -94,8 +94,7 @@ class ShardFolders:
                 for entry in entries:
                     # what begins with a dot is still being written
                     if entry.name.endswith(".parquet") and not entry.name.startswith("."):
-                        stat = entry.stat(follow_symlinks=False)
-                        stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+                        stamp = Stamp.of(entry.stat(follow_symlinks=False))
                         shards.append((folder / entry.name, stamp))
         # the folder, or a shard of it, went since it was listed
         except FileNotFoundError:
@@ -132,9 +131,9 @@ class RecentRows(Generic[_Row, _T]):
             StoreError: ``read`` did.
         """
         try:
-            stat = path.stat()
+            stamp = Stamp.of(path.stat())
         except OSError:
             # says what is wrong with it
             return self._read(path, row)
-        found: _T = self._recent(path, (stat.st_ino, stat.st_mtime_ns), row)
+        found: _T = self._recent(path, stamp, row)
         return found

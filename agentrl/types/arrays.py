@@ -7,22 +7,28 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-
-def frozen_ints(values: Any) -> npt.NDArray[np.int32]:
-    """A read-only int32 array ``[n]`` of ``values``, copied only if necessary."""
-    return _frozen(values, np.int32)
-
-
+I32: TypeAlias = npt.NDArray[np.int32]
+I64: TypeAlias = npt.NDArray[np.int64]
+U64: TypeAlias = npt.NDArray[np.uint64]
+F32: TypeAlias = npt.NDArray[np.float32]
+F64: TypeAlias = npt.NDArray[np.float64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
+AnyArray: TypeAlias = npt.NDArray[np.generic]
 Floats: TypeAlias = npt.NDArray[np.floating[Any]]
 """What a model says of tokens: float32, or float64 of a float64 model."""
 
 
-def frozen_floats(values: Any) -> npt.NDArray[np.float32]:
+def frozen_ints(values: Any) -> I32:
+    """A read-only int32 array ``[n]`` of ``values``, copied only if necessary."""
+    return _frozen(values, np.int32)
+
+
+def frozen_floats(values: Any) -> F32:
     """A read-only float32 array ``[n]`` of ``values``."""
     return _frozen(values, np.float32)
 
 
-def common_prefix(one: npt.NDArray[np.int32], other: npt.NDArray[np.int32]) -> int:
+def common_prefix(one: I32, other: I32) -> int:
     """How many leading ids two sequences share."""
     length = min(one.size, other.size)
     differ = np.flatnonzero(one[:length] != other[:length])

@@ -13,11 +13,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.types.arrays import Floats
+from agentrl.types.arrays import F32, F64, I32, I64, U64, AnyArray, Bools, Floats
 from agentrl.types.segment import MediaSpan, SegmentKind
-
-I32 = npt.NDArray[np.int32]
-F32 = npt.NDArray[np.float32]
 
 Media: TypeAlias = npt.NDArray[np.void]
 """Images as arrays: ``start`` and ``num_tokens`` of their placeholders, and ``sha256``."""
@@ -77,15 +74,15 @@ class Batch:
     turn_trajectory: I32
     turn_reward: F32
     turn_credit: F32
-    state_key: npt.NDArray[np.uint64]
+    state_key: U64
     group: I32
-    group_index: npt.NDArray[np.int64]
+    group_index: I64
     rollout_index: I32
     reward: F32
     credit: F32
-    weight: npt.NDArray[np.float64]
-    truncated: npt.NDArray[np.bool_]
-    interrupted: npt.NDArray[np.bool_]
+    weight: F64
+    truncated: Bools
+    interrupted: Bools
     media: Media = field(default_factory=lambda: media_array(()))
     old_logprobs: Floats | None = None
     ref_logprobs: Floats | None = None
@@ -147,12 +144,12 @@ class Batch:
                 raise ValueError(f"batch.{name} holds {not_finite} values that are not finite")
         return replace(self, **columns)  # type: ignore[arg-type]
 
-    def token_columns(self) -> dict[str, npt.NDArray[np.generic]]:
+    def token_columns(self) -> dict[str, AnyArray]:
         """The ``[T]`` columns that are present, by name."""
         columns = {name: getattr(self, name) for name in _TOKEN_COLUMNS}
         return {name: column for name, column in columns.items() if column is not None}
 
-    def sampled_rows(self) -> list[npt.NDArray[np.int64]]:
+    def sampled_rows(self) -> list[I64]:
         """For each trajectory the positions of its POLICY tokens, each token once, in turn order.
 
         A turn on several paths lies in several samples. Its positions are those in the first of
@@ -163,7 +160,7 @@ class Batch:
         owners = self.turn_trajectory[self.turn_index[rows]]
         return np.split(rows, np.searchsorted(owners, np.arange(1, self.num_trajectories)))
 
-    def owned(self) -> npt.NDArray[np.bool_]:
+    def owned(self) -> Bools:
         """``[T]`` whether the token's sample is the first one with its turn, which trains it."""
         # pieces of one turn in one sample, of which there are far fewer than tokens
         starts = np.ones(self.turn_index.size, np.bool_)
@@ -206,7 +203,7 @@ class Batch:
             temperature=self.temperature[rows],
         )
 
-    def _moved(self, rows: npt.NDArray[np.int64], cu_seqlens: I32) -> Media:
+    def _moved(self, rows: I64, cu_seqlens: I32) -> Media:
         """The images of samples that lie at other boundaries."""
         found = [self.media[:0]]
         for row, first in zip(rows.tolist(), cu_seqlens[:-1].tolist(), strict=True):
@@ -217,7 +214,7 @@ class Batch:
         return np.concatenate(found)
 
 
-def token_rows(cu_seqlens: I32, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def token_rows(cu_seqlens: I32, samples: I64) -> I64:
     """Positions in the packed axis of the tokens of ``samples``, in their order."""
     parts = [np.arange(cu_seqlens[row], cu_seqlens[row + 1], dtype=np.int64) for row in samples]
     return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
@@ -254,16 +251,16 @@ class BatchShard:
     """
 
     batch: Batch
-    samples: npt.NDArray[np.int64]
+    samples: I64
     micro_batches: tuple[tuple[int, ...], ...]
-    sample_weight: npt.NDArray[np.float64] | None = None
+    sample_weight: F64 | None = None
     auxiliary: Mapping[str, F32] = field(default_factory=dict)
     algorithm_state: Mapping[str, float] = field(default_factory=dict)
     policy_version: int = 0
 
-    def wanted(self) -> npt.NDArray[np.bool_]:
+    def wanted(self) -> Bools:
         """``[T_local]`` tokens that a loss reads."""
-        found: npt.NDArray[np.bool_] = self.batch.loss_mask != 0
+        found: Bools = self.batch.loss_mask != 0
         for weights in self.auxiliary.values():
             found = found | (weights != 0)
         return found

@@ -6,16 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
+from agentrl.types.arrays import F32, I32
 from agentrl.types.blob import Image
 from agentrl.types.messages import Message, ParsedMessage, ToolSpec
 from agentrl.types.segment import MediaSpan, Segment
 
 FinishReason = Literal["stop", "length", "abort"]
 StaleKV = Literal["never", "within_call", "always"]
-OnTokens: TypeAlias = Callable[[npt.NDArray[np.int32], npt.NDArray[np.float32]], None]
+OnTokens: TypeAlias = Callable[[I32, F32], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +95,7 @@ class GenerateRequest:
 
     request_id: str
     session_id: str
-    token_ids: npt.NDArray[np.int32]
+    token_ids: I32
     sampling: SamplingParams
     seed: int
     min_version: int = 0

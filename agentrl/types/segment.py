@@ -8,11 +8,10 @@ from enum import IntEnum
 from types import MappingProxyType
 
 import numpy as np
-import numpy.typing as npt
 
-from agentrl.types.arrays import frozen_floats, frozen_ints
+from agentrl.types.arrays import F32, I32, AnyArray, frozen_floats, frozen_ints
 
-_NO_SIDE: Mapping[str, npt.NDArray[np.generic]] = MappingProxyType({})
+_NO_SIDE: Mapping[str, AnyArray] = MappingProxyType({})
 _NO_IDS = frozen_ints(np.zeros(0, dtype=np.int32))
 
 ALTERNATIVE_IDS = "alternative_ids"
@@ -68,11 +67,11 @@ class Segment:
     """
 
     kind: SegmentKind
-    token_ids: npt.NDArray[np.int32]
-    logprobs: npt.NDArray[np.float32] | None = None
+    token_ids: I32
+    logprobs: F32 | None = None
     policy_version: int | None = None
     media: tuple[MediaSpan, ...] = ()
-    side: Mapping[str, npt.NDArray[np.generic]] = field(default_factory=lambda: _NO_SIDE)
+    side: Mapping[str, AnyArray] = field(default_factory=lambda: _NO_SIDE)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_ids", frozen_ints(self.token_ids))
@@ -110,7 +109,7 @@ class Segment:
         return int(self.token_ids.size)
 
     @property
-    def alternatives(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]] | None:
+    def alternatives(self) -> tuple[I32, F32] | None:
         """Ids and logprobs ``[n, k]`` of the most likely tokens; None where the engine gave
         none.
         """
@@ -130,9 +129,7 @@ class Segment:
         )
 
 
-def alternatives_side(
-    ids: npt.NDArray[np.int32], logprobs: npt.NDArray[np.float32]
-) -> Mapping[str, npt.NDArray[np.generic]]:
+def alternatives_side(ids: I32, logprobs: F32) -> Mapping[str, AnyArray]:
     """``Segment.side`` with the most likely tokens ``[n, k]``; empty where k is 0.
 
     Logprobs are kept in half precision, 1 part in 2,000: they take less than half the room on disk.
@@ -152,9 +149,7 @@ def alternatives_side(
         return {ALTERNATIVE_IDS: ids, ALTERNATIVE_LOGPROBS: logprobs.astype(np.float16)}
 
 
-def concat_ids(
-    segments: Iterable[Segment], after: npt.NDArray[np.int32] = _NO_IDS
-) -> npt.NDArray[np.int32]:
+def concat_ids(segments: Iterable[Segment], after: I32 = _NO_IDS) -> I32:
     """The token ids of ``segments`` in order.
 
     Args:

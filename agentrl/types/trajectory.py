@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
-
+from agentrl.types.arrays import I32
 from agentrl.types.blob import Blob, Image
 from agentrl.types.completion import FinishReason, SamplingParams, StaleKV
 from agentrl.types.env import MAIN_AGENT, MAIN_POLICY, Task
@@ -258,7 +256,7 @@ class Trajectory:
             path.append(parent)
         return tuple(reversed(path))
 
-    def sequence(self, index: int) -> npt.NDArray[np.int32]:
+    def sequence(self, index: int) -> I32:
         """All ids of a turn's sequence: exactly those that the engine was given and sampled in that
         call.
         """

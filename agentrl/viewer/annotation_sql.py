@@ -6,21 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import duckdb
-import numpy as np
 import pyarrow as pa
 
 from agentrl.errors import StoreError
 from agentrl.store import RunDirectory
-from agentrl.store.annotations.annotation import StoredAnnotation
-from agentrl.store.annotations.files import FIXED_SCHEMA, read_ids
+from agentrl.store.annotations.annotation import encode_annotation
+from agentrl.store.annotations.files import live_table, read_ids
 from agentrl.store.annotations.index import AnnotationIndex
 from agentrl.store.annotations.rollbacks import Rollbacks
-from agentrl.store.json_text import to_json
-
-Damage = Callable[[StoreError], None]
+from agentrl.store.jsonl import Damage
 
 _SAME = ("id", "step", "learner", "pass_index", "resumes", "recorded_at")
 """As ``StoredAnnotation.key`` has it."""
@@ -38,15 +34,7 @@ WHERE NOT EXISTS (
 
 def live_annotations(run: RunDirectory, on_damage: Damage) -> pa.Table:
     """Those that are in no shard yet, with their arrays."""
-    live = AnnotationIndex(run, on_damage).live()
-    names = dict.fromkeys(name for one in live for name in one.annotation.arrays)
-    fixed = pa.Table.from_pylist([_fixed(one) for one in live], schema=FIXED_SCHEMA)
-    return pa.table(
-        {
-            **dict(zip(fixed.column_names, fixed.columns, strict=True)),
-            **{name: _lists(name, live) for name in names},
-        }
-    )
+    return live_table(list(map(encode_annotation, AnnotationIndex(run, on_damage).live())))
 
 
 def create_annotations(
@@ -89,26 +77,6 @@ def readable_shards(run: RunDirectory, on_damage: Damage) -> list[Path]:
         else:
             found.append(path)
     return found
-
-
-def _fixed(one: StoredAnnotation) -> dict[str, Any]:
-    own = one.annotation
-    return {
-        "id": own.trajectory_id,
-        "step": own.step,
-        "learner": own.learner,
-        "pass_index": own.pass_index,
-        "resumes": one.resumes,
-        "recorded_at": one.recorded_at,
-        "values_json": to_json(own.values),
-    }
-
-
-def _lists(name: str, live: Sequence[StoredAnnotation]) -> pa.Array:
-    """``[A]`` the array ``name`` of A annotations; null where one has none."""
-    arrays = [one.annotation.arrays.get(name) for one in live]
-    dtype = np.result_type(*(array.dtype for array in arrays if array is not None))
-    return pa.array(arrays, pa.list_(pa.from_numpy_dtype(dtype)))
 
 
 def _resumes(steps: Sequence[Mapping[str, int]]) -> pa.Table:

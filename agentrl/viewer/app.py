@@ -14,17 +14,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentrl.errors import AgentRLError, ConfigError, DataError
 from agentrl.store import NoTrajectoryError
-from agentrl.viewer.api_error import ApiError, fault_of
 from agentrl.viewer.following import Following
-from agentrl.viewer.routes import (
-    analysis_routes,
-    event_routes,
-    note_routes,
-    run_routes,
-    trajectory_routes,
-)
+from agentrl.viewer.routes import api_routes
 from agentrl.viewer.runs.run_folder import RunFolder
 from agentrl.viewer.security import Guard
+from agentrl.viewer.viewer_error import ViewerError, fault_of
 from agentrl.viewer.wire import answer
 
 logger = logging.getLogger(__name__)
@@ -52,9 +46,7 @@ def create_app(source: Path, *, token: str, allow_hosts: Sequence[str] = ()) -> 
     app.add_exception_handler(AgentRLError, _failed)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
-    for routes in (run_routes, trajectory_routes, analysis_routes, note_routes):
-        app.include_router(routes(runs), prefix="/api")
-    app.include_router(event_routes(runs, following), prefix="/api")
+    app.include_router(api_routes(runs, following), prefix="/api")
     app.mount("/api", _no_such_path)
     app.mount("/", StaticFiles(directory=STATIC, html=True))
     return app
@@ -67,7 +59,7 @@ async def _no_such_path(scope: Scope, receive: Receive, send: Send) -> None:
 
 async def _failed(_: Request, error: Exception) -> Response:
     status = 500
-    if isinstance(error, ApiError):
+    if isinstance(error, ViewerError):
         status = error.status
     elif isinstance(error, NoTrajectoryError):
         status = 404

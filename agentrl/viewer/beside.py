@@ -13,10 +13,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from agentrl.store import RunDirectory
 
@@ -25,7 +24,8 @@ _END_S = 10.0
 _WAKING_S = 1.0
 
 
-class ViewerBeside:
+@contextmanager
+def viewer_beside(run: Path, tell: Callable[[str], None], *, terminal: bool) -> Iterator[None]:
     """Shows a run as long as the block lasts.
 
     Args:
@@ -33,45 +33,35 @@ class ViewerBeside:
         tell: is given each line for people, on a thread of its own.
         terminal: whether people read what is told.
     """
-
-    def __init__(self, run: Path, tell: Callable[[str], None], *, terminal: bool) -> None:
-        self._command = [sys.executable, "-m", __name__, str(run.absolute()), str(int(terminal))]
-        self._tell = tell
-
-    def __enter__(self) -> Self:
-        # a session of its own: Ctrl-C is for the run, which may still have to save itself
-        self._process = subprocess.Popen(
-            self._command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        # ends with the process's output
-        self._reader = threading.Thread(target=self._read, name="viewer-lines", daemon=True)
-        self._reader.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+    # a session of its own: Ctrl-C is for the run, which may still have to save itself
+    process = subprocess.Popen(
+        [sys.executable, "-m", __name__, str(run.absolute()), str(int(terminal))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    # ends with the process's output
+    reader = threading.Thread(target=_pass_on, args=(process, tell), daemon=True)
+    reader.start()
+    try:
+        yield
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
         try:
-            self._process.wait(_END_S)
+            process.wait(_END_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._reader.join(_END_S)
+            process.kill()
+            process.wait()
+        reader.join(_END_S)
 
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as lines:
-            for line in lines:
-                self._tell(line.rstrip("\n"))
+
+def _pass_on(process: subprocess.Popen[str], tell: Callable[[str], None]) -> None:
+    assert process.stdout is not None
+    with process.stdout as lines:
+        for line in lines:
+            tell(line.rstrip("\n"))
 
 
 def main(run: Path, *, terminal: bool) -> None:

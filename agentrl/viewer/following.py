@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import AgentRLError, StoreError
+from agentrl.store.disk import stamps_of
 from agentrl.store.json_text import to_json
 from agentrl.viewer.runs.open_run import OpenRun
 from agentrl.viewer.views.run_view import alert, located
@@ -236,12 +237,4 @@ def run_signature(run: OpenRun) -> object:
     own = run.directory
     paths: list[Path] = [own.metrics_path, own.events_path, own.ledger_path, own.sealed_folder]
     paths += [run.notes.folder, *own.live_folder.glob("step=*/*.jsonl")]
-    return tuple(_state(path) for path in paths)
-
-
-def _state(path: Path) -> tuple[str, int, int, int] | None:
-    try:
-        state = path.stat()
-    except FileNotFoundError:
-        return None
-    return path.name, state.st_ino, state.st_size, state.st_mtime_ns
+    return stamps_of(paths)

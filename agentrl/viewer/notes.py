@@ -13,7 +13,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeAlias
 
@@ -22,10 +22,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from agentrl.errors import StoreError
 from agentrl.guards.regular_file import descriptor
 from agentrl.store import SecretMask
-from agentrl.store.disk import os_refusals
+from agentrl.store.disk import Stamp, os_refusals, stamps_of
 from agentrl.store.json_text import to_json
-from agentrl.store.jsonl import cut_torn_line, read_jsonl, write_all
-from agentrl.viewer.api_error import ApiError, bad_request, fault_of, not_found
+from agentrl.store.jsonl import Damage, DamageList, cut_torn_line, read_jsonl, write_all
+from agentrl.viewer.viewer_error import ViewerError, bad_request, fault_of, not_found
 
 Index: TypeAlias = Annotated[int, Field(strict=True, ge=0, lt=2**53)]
 Time: TypeAlias = Annotated[float, Field(strict=True)]
@@ -100,23 +100,22 @@ class NoteBook:
     def __init__(self, folder: Path, user: str | None = None) -> None:
         self.folder = folder
         self.user = user or _system_user()
-        # guards _read and _signature
+        # guards _read and _stamps
         self._lock = threading.Lock()
         self._read: dict[str, Note] = {}
-        self._signature: tuple[tuple[str, int, int], ...] = ()
-        self.damage: list[str] = []
+        self._stamps: dict[Path, Stamp | None] = {}
+        self.damage = DamageList()
         """What could not be read of the notes when they were read last."""
 
     def all(self) -> list[Note]:
         """Every note, the oldest first."""
-        signature = self._look()
+        stamps = stamps_of(self.folder.glob("*.jsonl"))
         with self._lock:
             # Every page asks for notes: their files are read again only where one changed.
-            if signature != self._signature:
-                damage: list[str] = []
-                self._read = _read(self.folder, lambda error: damage.append(str(error)))
-                self.damage = damage
-                self._signature = signature
+            if stamps != self._stamps:
+                self.damage = DamageList()
+                self._read = _read(self.folder, self.damage.add)
+                self._stamps = stamps
             return sorted(self._read.values(), key=lambda note: note.time)
 
     def records(self, trajectories: Container[str] | None = None) -> list[dict[str, Any]]:
@@ -135,7 +134,7 @@ class NoteBook:
                 ``recorded_at``.
 
         Raises:
-            ApiError: a field is not what it must be, or the run cannot be written.
+            ViewerError: a field is not what it must be, or the run cannot be written.
         """
         own = {"id": uuid.uuid4().hex[:16], "user": self.user, "time": time.time()}
         try:
@@ -149,13 +148,15 @@ class NoteBook:
         """Takes back a note of this user.
 
         Raises:
-            ApiError: there is none, it is another's, or the run cannot be written.
+            ViewerError: there is none, it is another's, or the run cannot be written.
         """
         note = next((note for note in self.all() if note.id == note_id), None)
         if note is None:
             raise not_found(f"the run has no note {note_id[:40]!r}; it may be deleted already")
         if note.user != self.user:
-            raise ApiError(403, f"the note is {note.user}'s: a user deletes their own notes alone")
+            raise ViewerError(
+                403, f"the note is {note.user}'s: a user deletes their own notes alone"
+            )
         self._append({"id": note.id, "deleted": True, "time": time.time()})
 
     def _append(self, record: Mapping[str, Any]) -> None:
@@ -180,18 +181,12 @@ class NoteBook:
                     # and with it the lock
                     os.close(file)
         except StoreError as error:
-            raise ApiError(
+            raise ViewerError(
                 403, f"the note was not kept: {error}; notes lie in the run, so make it writable"
             ) from error
 
-    def _look(self) -> tuple[tuple[str, int, int], ...]:
-        if not self.folder.is_dir():
-            return ()
-        states = [(path.name, path.lstat()) for path in sorted(self.folder.glob("*.jsonl"))]
-        return tuple((name, state.st_size, state.st_mtime_ns) for name, state in states)
 
-
-def _read(folder: Path, on_damage: Callable[[StoreError], None]) -> dict[str, Note]:
+def _read(folder: Path, on_damage: Damage) -> dict[str, Note]:
     notes: dict[str, Note] = {}
     # A deletion counts in its own file alone: nobody takes back another's note.
     gone: set[tuple[str, str]] = set()

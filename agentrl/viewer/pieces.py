@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from agentrl.errors import DataError
 from agentrl.guards.parsing import mapping, parse_json
@@ -28,6 +27,7 @@ from agentrl.store import RunDirectory
 from agentrl.store.json_text import to_json
 from agentrl.store.masking import SecretMask, masked_names
 from agentrl.types import SegmentKind
+from agentrl.types.arrays import I32, Bools
 from agentrl.viewer.runs.stored_row import StoredRow
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ HIDDEN_PIECE = "\N{FULL BLOCK}"
 _PART = "\N{REPLACEMENT CHARACTER}"
 
 
-class Piece(NamedTuple):
+class TokenPiece(NamedTuple):
     """Of one token.
 
     Args:
@@ -72,9 +72,9 @@ class TokenPieces:
             token_id: added.content
             for token_id, added in tokenizer.get_added_tokens_decoder().items()
         }
-        self._pieces: dict[int, Piece] = {}
+        self._pieces: dict[int, TokenPiece] = {}
 
-    def of(self, token_ids: npt.NDArray[np.int32]) -> tuple[list[str], dict[int, bytes]]:
+    def of(self, token_ids: I32) -> tuple[list[str], dict[int, bytes]]:
         """The pieces of ids.
 
         Args:
@@ -91,38 +91,38 @@ class TokenPieces:
         parts = {place: pieces[places[place]].part for place in np.flatnonzero(is_part).tolist()}
         return texts.tolist(), parts
 
-    def data(self, token_ids: npt.NDArray[np.int32]) -> list[bytes]:
+    def data(self, token_ids: I32) -> list[bytes]:
         """The bytes of each of N ids; joined they are the exact text."""
         texts, parts = self.of(token_ids)
         return [parts.get(place) or text.encode() for place, text in enumerate(texts)]
 
-    def text(self, token_ids: npt.NDArray[np.int32]) -> str:
+    def text(self, token_ids: I32) -> str:
         """The exact text of consecutive ids, special tokens included."""
         return str(self.tokenizer.decode(token_ids.tolist(), skip_special_tokens=False))
 
-    def _piece(self, token_id: int) -> Piece:
+    def _piece(self, token_id: int) -> TokenPiece:
         if token_id not in self._pieces:
             self._pieces[token_id] = self._make(token_id)
         return self._pieces[token_id]
 
-    def _make(self, token_id: int) -> Piece:
+    def _make(self, token_id: int) -> TokenPiece:
         if token_id == REDACTED_ID:
-            return Piece(HIDDEN_PIECE)
+            return TokenPiece(HIDDEN_PIECE)
         if token_id in self._added:
-            return Piece(self._added[token_id])
+            return TokenPiece(self._added[token_id])
         token = self.tokenizer.id_to_token(token_id)
         if token is None:
             # the model's padded vocabulary
-            return Piece(f"<{token_id}>")
+            return TokenPiece(f"<{token_id}>")
         if "ByteLevel" in self._kinds:
             return _byte_level(token)
         if byte := _BYTE.fullmatch(token) if "ByteFallback" in self._kinds else None:
             return _of_bytes(bytes.fromhex(byte[1]))
         if self._kinds & {"Metaspace", "ByteFallback"}:
-            return Piece(token.replace(_WORD_START, " "))
+            return TokenPiece(token.replace(_WORD_START, " "))
         if "WordPiece" in self._kinds:
-            return Piece(token.removeprefix("##") if token.startswith("##") else f" {token}")
-        return Piece(token if self._kinds else f" {token}")
+            return TokenPiece(token.removeprefix("##") if token.startswith("##") else f" {token}")
+        return TokenPiece(token if self._kinds else f" {token}")
 
 
 @lru_cache(maxsize=2)
@@ -165,20 +165,20 @@ def _byte_of_character() -> dict[str, int]:
     }
 
 
-def _byte_level(token: str) -> Piece:
+def _byte_level(token: str) -> TokenPiece:
     table = _byte_of_character()
     try:
         return _of_bytes(bytes(table[character] for character in token))
     except KeyError:
         # a word of the vocabulary that was not written in bytes
-        return Piece(token)
+        return TokenPiece(token)
 
 
-def _of_bytes(data: bytes) -> Piece:
+def _of_bytes(data: bytes) -> TokenPiece:
     try:
-        return Piece(data.decode())
+        return TokenPiece(data.decode())
     except UnicodeDecodeError:
-        return Piece(_PART, data)
+        return TokenPiece(_PART, data)
 
 
 def tokenizer_file(run: RunDirectory, stage: str) -> Path | None:
@@ -218,7 +218,6 @@ HIDDEN = "their text is a secret that the run masked, or may hold one; the ids o
 
 _SAMPLED = (SegmentKind.POLICY, SegmentKind.TARGET)
 
-Mask = npt.NDArray[np.bool_]
 Find = Callable[[str], Iterable[tuple[int, int]]]
 """The spans of a text, as characters."""
 
@@ -249,7 +248,7 @@ def without_secrets(row: StoredRow, pieces: TokenPieces | None, mask: SecretMask
     return hiding(row, taken)
 
 
-def hiding(row: StoredRow, taken: Mask) -> StoredRow:
+def hiding(row: StoredRow, taken: Bools) -> StoredRow:
     """A trajectory without the ids of some tokens ``[N]``, and without its further arrays by token:
     beside a secret its own first letters may stand as what was likely.
     """
@@ -258,7 +257,7 @@ def hiding(row: StoredRow, taken: Mask) -> StoredRow:
     return StoredRow(row.columns, kept, row.annotations).without_side()
 
 
-def taken_tokens(row: StoredRow, pieces: TokenPieces, find: Find) -> Mask:
+def taken_tokens(row: StoredRow, pieces: TokenPieces, find: Find) -> Bools:
     """``[N]`` which tokens have a part in a span of the text of all, or of a sequence."""
     ids = row.arrays.token_ids
     taken = np.zeros(ids.size, dtype=bool)
@@ -267,7 +266,7 @@ def taken_tokens(row: StoredRow, pieces: TokenPieces, find: Find) -> Mask:
     return taken
 
 
-def tokens_of(data: Sequence[bytes], find: Find) -> Mask:
+def tokens_of(data: Sequence[bytes], find: Find) -> Bools:
     """``[N]`` which of N tokens, by their bytes, have a part in a span of the whole text.
 
     Args:
@@ -288,7 +287,7 @@ def tokens_of(data: Sequence[bytes], find: Find) -> Mask:
     return taken
 
 
-def _marked_parts(row: StoredRow) -> Iterable[tuple[Mask, set[str]]]:
+def _marked_parts(row: StoredRow) -> Iterable[tuple[Bools, set[str]]]:
     """``[N]`` which tokens are a turn's context or its completion, and what is masked in its text;
     those without a mark are left out."""
     sampled = np.isin(row.arrays.kinds, _SAMPLED)

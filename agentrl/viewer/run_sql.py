@@ -18,11 +18,12 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from agentrl.errors import Closing, ConfigError, StoreError
+from agentrl.errors import Closing, ConfigError
 from agentrl.guards.printable import encodable
 from agentrl.store import RunDirectory, read_jsonl
 from agentrl.store.annotations.rollbacks import Rollbacks
 from agentrl.store.json_text import to_json
+from agentrl.store.jsonl import DamageList
 from agentrl.store.trajectories.columns import COLUMNS, SCHEMA
 from agentrl.store.trajectories.files import live_texts
 from agentrl.viewer.annotation_sql import create_annotations, live_annotations, readable_shards
@@ -105,15 +106,15 @@ class RunSql(Closing):
         threads: int | None = None,
     ) -> None:
         index.refresh(timeout_s=60.0)
-        self.damage: list[str] = []
+        self.damage = DamageList()
         """What of the run cannot be read, and is in no answer."""
         # before the shards, which may be made of it meanwhile
         live = _live_table(run)
-        learned = live_annotations(run, self._pass_over)
+        learned = live_annotations(run, self.damage.add)
         sealed = sorted(run.sealed_folder.glob("step=*/*.parquet"))
-        annotations = readable_shards(run, self._pass_over)
+        annotations = readable_shards(run, self.damage.add)
         damage = index.damage()
-        self.damage = list(dict.fromkeys([*damage, *self.damage]))
+        self.damage = DamageList(dict.fromkeys([*damage, *self.damage]))
         damaged = "\n".join(damage)
         sealed = [path for path in sealed if str(path) not in damaged]
         self._connection = _connected(memory, threads or min(4, os.cpu_count() or 1))
@@ -121,10 +122,10 @@ class RunSql(Closing):
         try:
             self._create_trajectories(index, live, sealed)
             self._connection.execute(_TURNS)
-            rollbacks = Rollbacks.readable(run, self._pass_over)
+            rollbacks = Rollbacks.readable(run, self.damage.add)
             create_annotations(self._connection, rollbacks, learned, annotations, _read_parquet)
-            self._create("metrics", _columns_of(read_jsonl(run.metrics_path, self._pass_over)))
-            self._create("events", _events(read_jsonl(run.events_path, self._pass_over)))
+            self._create("metrics", _columns_of(read_jsonl(run.metrics_path, self.damage.add)))
+            self._create("events", _events(read_jsonl(run.events_path, self.damage.add)))
         except duckdb.OutOfMemoryException as error:
             self.close()
             raise self._too_large() from error
@@ -180,9 +181,6 @@ class RunSql(Closing):
             timer.cancel()
         plain = [tuple(_plain(value) for value in row) for row in fetched[:limit]]
         return SqlResult(columns, plain, len(fetched) > limit, time.monotonic() - started)
-
-    def _pass_over(self, error: StoreError) -> None:
-        self.damage.append(str(error))
 
     def close(self) -> None:
         """Close the connection; a second call does nothing."""

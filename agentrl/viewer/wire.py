@@ -7,15 +7,15 @@ import math
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from starlette.responses import Response
 
 from agentrl.store.json_text import to_json
+from agentrl.types.arrays import AnyArray
 
 _DTYPES = {"f": "<f4", "i": "<i4", "u": "<i4"}
 
 
-def packed(array: npt.NDArray[np.generic]) -> dict[str, str]:
+def packed(array: AnyArray) -> dict[str, str]:
     """An array for ``static/lib/arrays.js``: ``{"dtype", "data"}``.
 
     Args:

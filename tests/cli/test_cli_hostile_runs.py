@@ -122,8 +122,8 @@ def test_one_bad_configuration_hides_no_other_run(
 
 @pytest.mark.parametrize("link", ["file", "folder"])
 def test_a_note_follows_no_link_out_of_the_run(run_dir: Path, tmp_path: Path, link: str) -> None:
-    from agentrl.viewer.api_error import ApiError
     from agentrl.viewer.notes import NoteBook
+    from agentrl.viewer.viewer_error import ViewerError
 
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -135,7 +135,7 @@ def test_a_note_follows_no_link_out_of_the_run(run_dir: Path, tmp_path: Path, li
     else:
         notes.mkdir()
         linked(notes / "me.jsonl", victim)
-    with pytest.raises(ApiError, match="the note was not kept"):
+    with pytest.raises(ViewerError, match="the note was not kept"):
         NoteBook(notes, "me").add({"trajectory": "5-0-0", "text": "seen"})
     assert victim.read_text() == "mine\n"
 

@@ -52,7 +52,7 @@ def test_imitation_and_reward_models_have_no_actors_metrics() -> None:
 
 
 def test_every_name_is_made_of_ours() -> None:
-    ours = {own for ways in VERL_NAMES.values() for way in ways for own in way}
+    ours = {own for parts in VERL_NAMES.values() for own in parts}
     assert {own for own in ours if not own.startswith("time/")} <= NAMES.keys()
 
 

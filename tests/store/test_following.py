@@ -145,37 +145,42 @@ def test_a_live_file_that_is_sealed_moves_its_trajectories(
         writer.write(make(group_index), 4)
     writer.flush()
     reader = TrajectoryReader(run)
-    assert [one.id for one in reader.changes()] == ["0-0-0", "1-0-0", "2-0-0"]
+    assert ids(reader) == ["0-0-0", "1-0-0", "2-0-0"]
     writer.seal(4)
     writer.flush()
-    assert reader.changes() == []  # nothing of them is new
     assert ids(reader) == ["0-0-0", "1-0-0", "2-0-0"]
     assert reader.get("2-0-0").trajectory.group_index == 2
 
 
-def test_changes_are_told_once(run: RunDirectory, make: Make, writer: TrajectoryWriter) -> None:
+def test_an_episode_that_is_played_again_replaces_its_record(
+    run: RunDirectory, make: Make, writer: TrajectoryWriter
+) -> None:
     reader = TrajectoryReader(run)
-    assert reader.changes() == []
+    assert reader.summaries() == []
     writer.write(make(0), 0)
     writer.seal(0)
     writer.write(make(1), 1)
     writer.flush()
-    reader.summaries()  # a look by another method takes nothing away
-    assert {one.id for one in reader.changes()} == {"0-0-0", "1-0-0"}
-    assert reader.changes() == []
+    assert [(one.id, one.step) for one in reader.summaries()] == [("0-0-0", 0), ("1-0-0", 1)]
     writer.write(make(0, text="played again"), 1)  # as a run that went back does
     writer.flush()
-    (again,) = reader.changes()
-    assert (again.id, again.step) == ("0-0-0", 1)
+    assert [(one.id, one.step) for one in reader.summaries()] == [("0-0-0", 1), ("1-0-0", 1)]
 
 
-def test_changes_come_in_parts(run: RunDirectory, make: Make, writer: TrajectoryWriter) -> None:
-    for group_index in range(5):
-        writer.write(make(group_index), 0)
+def test_a_look_that_failed_halfway_loses_nothing(
+    run: RunDirectory, make: Make, writer: TrajectoryWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: ShardFolders) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    writer.write(make(0), 0)
     writer.flush()
     reader = TrajectoryReader(run)
-    parts = [[one.id for one in reader.changes(limit=2)] for _ in range(4)]
-    assert parts == [["0-0-0", "1-0-0"], ["2-0-0", "3-0-0"], ["4-0-0"], []]
+    with monkeypatch.context() as patched:
+        patched.setattr(ShardFolders, "look", refuse)
+        with pytest.raises(StoreError, match="cannot be read: Permission denied"):
+            reader.summaries()
+    assert ids(reader) == ["0-0-0"]
 
 
 def test_a_shard_that_is_removed_takes_its_trajectories_along(
@@ -189,10 +194,9 @@ def test_a_shard_that_is_removed_takes_its_trajectories_along(
     writer.flush()
     reader = TrajectoryReader(run)
     assert reader.get("0-0-0").trajectory.turns[0].text == "new"
-    reader.changes()
     run.shard_path(1, "driver", 1).unlink()
     assert reader.get("0-0-0").trajectory.turns[0].text == "old"
-    assert [one.step for one in reader.changes()] == [0]  # its record is another one now
+    assert [one.step for one in reader.summaries()] == [0]  # its record is another one now
     with pytest.raises(StoreError, match="no trajectory '1-0-0'"):
         reader.get("1-0-0")
 
@@ -220,7 +224,7 @@ def test_a_run_that_was_moved_is_named_and_found_again(
     reader = TrajectoryReader(run)
     assert ids(reader) == ["0-0-0"]
     run.root.rename(tmp_path / "elsewhere")
-    for ask in (reader.summaries, reader.changes, lambda: reader.get("0-0-0")):
+    for ask in (reader.summaries, lambda: reader.get("0-0-0")):
         with pytest.raises(StoreError, match=r"run is not there any more; was it moved\?"):
             ask()
     (tmp_path / "elsewhere").rename(run.root)

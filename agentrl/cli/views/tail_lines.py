@@ -27,7 +27,7 @@ _NUMBERS = {
 """Metrics of a step's line, with their short names."""
 
 
-class Entry(NamedTuple):
+class TailEntry(NamedTuple):
     """Something that happened; ``left_out`` counts those of a kind that one look had besides."""
 
     kind: Literal["step", "trajectory", "alert", "left_out", "state"]
@@ -60,7 +60,7 @@ class RunTail(Closing):
         self._newest: float | None = None
         self._told: set[str] = set()
 
-    def follow(self, interval_s: float) -> Iterator[Entry]:
+    def follow(self, interval_s: float) -> Iterator[TailEntry]:
         """What happens, until the run ends; at last its state.
 
         Args:
@@ -71,7 +71,7 @@ class RunTail(Closing):
             state = self._watch.look()
             yield from self._look()
             if state.kind != "alive":
-                yield Entry("state", {"state": state.kind, "run": str(self._run.root)})
+                yield TailEntry("state", {"state": state.kind, "run": str(self._run.root)})
                 return
             time.sleep(interval_s)
 
@@ -79,7 +79,7 @@ class RunTail(Closing):
         """Close the index."""
         self._index.close()
 
-    def _look(self) -> Iterator[Entry]:
+    def _look(self) -> Iterator[TailEntry]:
         """What is new since the last look, or the latest at the first."""
         first = self._newest is None
         yield from self._few("trajectory", self._trajectories(), first)
@@ -96,16 +96,16 @@ class RunTail(Closing):
         for text in (*self._events.damage, *self._metrics.damage):
             if text not in self._told:
                 self._told.add(text)
-                yield Entry("alert", {"level": "warning", "message": f"passed over: {text}"})
+                yield TailEntry("alert", {"level": "warning", "message": f"passed over: {text}"})
 
     def _few(
         self, kind: Literal["step", "trajectory", "alert"], found: list[dict[str, Any]], first: bool
-    ) -> Iterator[Entry]:
+    ) -> Iterator[TailEntry]:
         most = self._latest if first else _MOST_AT_ONCE
         left_out = max(0, len(found) - most)
         if left_out and not first:
-            yield Entry("left_out", {"kind": kind, "count": left_out})
-        yield from (Entry(kind, values) for values in found[left_out:])
+            yield TailEntry("left_out", {"kind": kind, "count": left_out})
+        yield from (TailEntry(kind, values) for values in found[left_out:])
 
     def _trajectories(self) -> list[dict[str, Any]]:
         self._index.refresh()
@@ -116,7 +116,7 @@ class RunTail(Closing):
         return [row for row in reversed(rows) if since is None or row["recorded_at"] > since]
 
 
-def print_entry(entry: Entry, *, as_json: bool) -> None:
+def print_entry(entry: TailEntry, *, as_json: bool) -> None:
     """Prints what happened, on a line of its own."""
     if as_json:
         print_json_line({"kind": entry.kind, **entry.values})

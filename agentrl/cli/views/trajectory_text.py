@@ -30,12 +30,12 @@ from agentrl.types import (
     Turn,
     content_text,
 )
+from agentrl.types.arrays import I32
 from agentrl.viewer.pieces import HIDDEN_PIECE, REDACTED_ID, load_pieces, tokenizer_file
 from agentrl.viewer.runs.stored_row import JSON_COLUMNS, StoredRow
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+    pass
 
 
 MARGIN = 11
@@ -85,7 +85,7 @@ def print_message(message: Message) -> None:
         say(f"  {role:>9} | {line}", hang=_ROLE_MARGIN)
 
 
-TokenText = Callable[["npt.NDArray[np.int32]"], str]
+TokenText = Callable[[I32], str]
 
 
 def token_text_of(run: RunDirectory) -> TokenText | None:
@@ -97,7 +97,7 @@ def token_text_of(run: RunDirectory) -> TokenText | None:
     size = tokenizer.get_vocab_size()
     mask = SecretMask()
 
-    def decode(token_ids: npt.NDArray[np.int32]) -> str:
+    def decode(token_ids: I32) -> str:
         text = ""
         for known, tokens in groupby(token_ids.tolist(), key=lambda token: 0 <= token < size):
             ids = list(tokens)

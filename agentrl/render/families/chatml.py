@@ -7,14 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from agentrl.errors import DataError
 from agentrl.render.encode import Piece, Source, unmarked
 from agentrl.render.renderer import Renderer, call_arguments, text_content
 from agentrl.render.vision import IMAGE_TEXT, Vision
 from agentrl.types import Image, Message, Segment, SegmentKind, ToolSpec
+from agentrl.types.arrays import I32
 from agentrl.types.messages import THOUGHTS_CLOSE, split_as_template
 
 TURN_START = "<|im_start|>"
@@ -132,7 +130,7 @@ class ChatMLRenderer(Renderer):
 
     def extend(
         self,
-        completion: npt.NDArray[np.int32],
+        completion: I32,
         messages: Sequence[Message],
         history: Sequence[Message] = (),
         tools: Sequence[ToolSpec] = (),
@@ -167,7 +165,7 @@ class ChatMLRenderer(Renderer):
     ) -> Iterable[Piece]:
         return (*chatml_pieces(messages, tools, self.style), self.style.generation)
 
-    def _rewrites(self, completion: npt.NDArray[np.int32], messages: Sequence[Message]) -> bool:
+    def _rewrites(self, completion: I32, messages: Sequence[Message]) -> bool:
         if any(message["role"] != "tool" for message in messages):
             return True
         turn = self.style.generation_prefix + self.decode(completion)

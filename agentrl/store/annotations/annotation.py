@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from agentrl.errors import StoreError
 from agentrl.store.json_text import from_json, to_json
+from agentrl.types.arrays import AnyArray
 
 Level: TypeAlias = Literal["token", "turn", "trajectory"]
 Scale: TypeAlias = Literal["linear", "log", "diverging", "category"]
@@ -174,7 +174,7 @@ FULL_COLUMNS = (
 """What ``store.detail: full`` adds."""
 
 
-Arrays = Mapping[str, npt.NDArray[np.generic]]
+Arrays = Mapping[str, AnyArray]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -288,22 +288,19 @@ def decode_annotation(record: Mapping[str, Any], data: bytes) -> StoredAnnotatio
         StoreError: it is no annotation's record, or its arrays are not there.
     """
     try:
-        annotation = Annotation(
-            record["id"],
-            record["step"],
-            record["learner"],
-            record["pass_index"],
-            from_json(record["values_json"]),
-            dict(arrays_of(record, data)),
-        )
-        return StoredAnnotation(annotation, record["recorded_at"], record["resumes"])
+        return stored_annotation(record, dict(arrays_of(record, data)))
     except (KeyError, TypeError, ValueError) as error:
         raise StoreError(f"{record!r:.200} is no annotation: {error!r}") from error
 
 
-def arrays_of(
-    record: Mapping[str, Any], data: bytes
-) -> Iterator[tuple[str, npt.NDArray[np.generic]]]:
+def stored_annotation(row: Mapping[str, Any], arrays: Arrays) -> StoredAnnotation:
+    """The annotation of a row with the columns ``FIXED``, and its arrays."""
+    own = (row["id"], row["step"], row["learner"], row["pass_index"])
+    annotation = Annotation(*own, from_json(row["values_json"]), arrays)
+    return StoredAnnotation(annotation, row["recorded_at"], row["resumes"])
+
+
+def arrays_of(record: Mapping[str, Any], data: bytes) -> Iterator[tuple[str, AnyArray]]:
     """The arrays of a live file's record by name, out of their bytes."""
     offset = 0
     for name, dtype, size in record["arrays"]:
@@ -326,7 +323,7 @@ def merged(annotations: Iterable[Annotation], trajectory_id: str) -> Annotation:
         return Annotation(trajectory_id, 0)
     first = found[0].learner
     values: dict[str, Any] = {}
-    arrays: dict[str, npt.NDArray[np.generic]] = {}
+    arrays: dict[str, AnyArray] = {}
     # The sort is stable: the first learner comes last, and within each learner the newest.
     for one in sorted(found, key=lambda one: one.learner == first):
         values.update(one.values)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from agentrl.errors import StoreError
@@ -29,15 +28,16 @@ from agentrl.store.annotations.annotation import (
     StoredAnnotation,
     arrays_of,
     encode_annotation,
+    stored_annotation,
 )
 from agentrl.store.annotations.rollbacks import Rollbacks
 from agentrl.store.disk import write_json
-from agentrl.store.json_text import from_json
 from agentrl.store.jsonl import Record
 from agentrl.store.masking import SecretMask
 from agentrl.store.run_directory import RunDirectory
 from agentrl.store.shard import ShardLayout, ShardWriter, place_of, reading_shard, shard_file
 from agentrl.store.step_files import StepFiles, read_framed, read_frames
+from agentrl.types.arrays import AnyArray
 
 FORMAT = 2
 
@@ -50,8 +50,6 @@ _FIXED = {
     "recorded_at": pa.float64(),
     "values_json": pa.string(),
 }
-FIXED_SCHEMA = pa.schema(_FIXED)
-"""Of the columns that every shard has."""
 LAYOUT = ShardLayout(
     options={
         "compression": "zstd",
@@ -141,6 +139,12 @@ def _with_arrays(live: Path, records: Sequence[Record]) -> Iterator[LiveAnnotati
         yield from zip(part, frames, strict=True)
 
 
+def live_table(rows: Sequence[LiveAnnotation]) -> pa.Table:
+    """Annotations of live files as a shard would have them."""
+    schema = _schema([record for record, _ in rows], {})
+    return pa.Table.from_batches([_record_batch(rows, schema)])
+
+
 def _schema(records: Sequence[Record], columns: Mapping[str, AnnotationColumn]) -> pa.Schema:
     dtypes: dict[str, np.dtype[Any]] = {}
     for record in records:
@@ -161,7 +165,7 @@ def _schema(records: Sequence[Record], columns: Mapping[str, AnnotationColumn]) 
 
 
 def _record_batch(rows: Sequence[LiveAnnotation], schema: pa.Schema) -> pa.RecordBatch:
-    parts: dict[str, list[npt.NDArray[np.generic] | None]] = {
+    parts: dict[str, list[AnyArray | None]] = {
         name: [None] * len(rows) for name in schema.names if name not in _FIXED
     }
     for row, (record, data) in enumerate(rows):
@@ -170,19 +174,12 @@ def _record_batch(rows: Sequence[LiveAnnotation], schema: pa.Schema) -> pa.Recor
     columns = [
         pa.array([record[name] for record, _ in rows], kind) for name, kind in _FIXED.items()
     ]
-    columns += [_lists(own, schema.field(name).type) for name, own in parts.items()]
+    for name, own in parts.items():
+        kind = schema.field(name).type
+        dtype = kind.value_type.to_pandas_dtype()
+        arrays = (array if array is None else array.astype(dtype, copy=False) for array in own)
+        columns.append(pa.array(arrays, kind))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _lists(arrays: Sequence[npt.NDArray[np.generic] | None], kind: pa.ListType) -> pa.ListArray:
-    ends = np.cumsum([0, *(0 if array is None else array.size for array in arrays)])
-    given = [array for array in arrays if array is not None]
-    dtype = kind.value_type.to_pandas_dtype()
-    values = np.concatenate([np.zeros(0, dtype), *given]).astype(dtype, copy=False)
-    missing = pa.array([array is None for array in arrays])
-    return pa.ListArray.from_arrays(
-        pa.array(ends, pa.int32()), pa.array(values, kind.value_type), type=kind, mask=missing
-    )
 
 
 def read_ids(path: Path) -> list[str]:
@@ -229,15 +226,7 @@ def _rows(table: pa.Table) -> Iterator[StoredAnnotation]:
             for name, column in arrays.items()
             if column[index].is_valid
         }
-        annotation = Annotation(
-            row["id"],
-            row["step"],
-            row["learner"],
-            row["pass_index"],
-            from_json(row["values_json"]),
-            own,
-        )
-        yield StoredAnnotation(annotation, row["recorded_at"], row["resumes"])
+        yield stored_annotation(row, own)
 
 
 def _reading(path: Path) -> AbstractContextManager[None]:

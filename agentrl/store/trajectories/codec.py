@@ -6,17 +6,15 @@ arrays; a sealed shard holds the same row in Parquet columns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import attrgetter
-from typing import Any, TypeAlias, cast, get_args
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from agentrl.errors import StoreError
 from agentrl.guards.printable import encodable
 from agentrl.store.json_text import from_json, to_json
-from agentrl.store.trajectories.columns import Row, TokenArrays, token_arrays
+from agentrl.store.trajectories.columns import EncodedRow, Row, TokenArrays, token_arrays
 from agentrl.types import (
     CallProblem,
     CallRecord,
@@ -32,26 +30,17 @@ from agentrl.types import (
     Turn,
     content_text,
 )
+from agentrl.types.arrays import AnyArray
 
-_Flat: TypeAlias = (
-    Task | SamplingParams | CallRecord | ToolCall | CallProblem | ToolResult | MediaSpan | Turn
-)
-
-
-_READ: Mapping[type, Callable[[Any], tuple[Any, ...]]] = {
-    kind: attrgetter(*kind.__slots__) for kind in get_args(_Flat)
-}
-"""What reads all fields of each dataclass at once."""
 _TURN_FIELDS = Turn.__slots__
 """What a record may hold for a turn; what else stands in it, such as ``sequence``, is for readers
 of the file."""
 _LEFT_OUT_WHERE_EMPTY = ("observed_info", "state", "files", "offered_tools")
 
 
-def fields_of(value: _Flat) -> dict[str, Any]:
-    """The fields of a flat dataclass, not copied."""
-    read = _READ[type(value)]
-    return dict(zip(value.__slots__, read(value), strict=True))
+def fields_of(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass with slots, as they are."""
+    return {name: getattr(value, name) for name in value.__slots__}
 
 
 def sequence_indices(turns: Sequence[Turn]) -> list[int]:
@@ -107,7 +96,7 @@ def _encode_segment(segment: Segment) -> dict[str, Any]:
     return layout
 
 
-def _array_layout(name: str, array: npt.NDArray[np.generic]) -> dict[str, Any]:
+def _array_layout(name: str, array: AnyArray) -> dict[str, Any]:
     if array.dtype.kind not in "biufcSU":
         raise StoreError(
             f"side array {name!r} must hold numbers or fixed strings, got dtype {array.dtype}"
@@ -144,7 +133,7 @@ class SegmentReader:
             side={name: self._side_array(array) for name, array in layout.get("side", {}).items()},
         )
 
-    def _side_array(self, layout: Mapping[str, Any]) -> npt.NDArray[np.generic]:
+    def _side_array(self, layout: Mapping[str, Any]) -> AnyArray:
         dtype = np.dtype(layout["dtype"])
         shape = tuple(layout["shape"])
         count = int(np.prod(shape, dtype=np.int64))
@@ -154,7 +143,7 @@ class SegmentReader:
             else np.zeros(0, dtype)
         )
         self._side += count * dtype.itemsize
-        return cast("npt.NDArray[np.generic]", array.reshape(shape).copy())
+        return cast(AnyArray, array.reshape(shape).copy())
 
     def assert_used(self) -> None:
         used = (self._token, self._side)
@@ -194,9 +183,19 @@ def _decode_call(record: Mapping[str, Any]) -> CallRecord:
     )
 
 
-def encode_trajectory(
-    trajectory: Trajectory, *, step: int, recorded_at: float
-) -> tuple[Row, TokenArrays]:
+_PLAIN = (
+    *("group_index", "rollout_index", "attempt", "group_size", "purpose"),
+    *("reward", "started_at", "ended_at"),
+)
+_WORDS = ("label", "stage", "env")
+JSON_FIELDS = (
+    *("rewards", "reasons", "timings", "info"),
+    *("first_state", "last_observed", "last_info"),
+)
+"""Fields of a trajectory whose columns have their names; these hold JSON."""
+
+
+def encode_trajectory(trajectory: Trajectory, *, step: int, recorded_at: float) -> EncodedRow:
     """The row and arrays of a trajectory that finished in ``step``.
 
     Args:
@@ -214,44 +213,31 @@ def encode_trajectory(
     turns = trajectory.turns
     opening = (turns[0].observed if turns else ()) or task.messages
     row = {
-        "id": encodable(trajectory.id),
-        "group_index": trajectory.group_index,
-        "rollout_index": trajectory.rollout_index,
-        "attempt": trajectory.attempt,
-        "group_size": trajectory.group_size,
-        "label": encodable(trajectory.label),
-        "purpose": trajectory.purpose,
-        "stage": encodable(trajectory.stage),
-        "env": encodable(trajectory.env),
-        "agents": _once(turn.agent for turn in turns),
+        **{name: getattr(trajectory, name) for name in _PLAIN},
+        **{name: encodable(getattr(trajectory, name)) for name in ("id", *_WORDS)},
+        **{name: to_json(getattr(trajectory, name)) for name in JSON_FIELDS},
+        "reward": None if trajectory.reward is None else float(trajectory.reward),
+        "started_at": float(trajectory.started_at),
+        "ended_at": float(trajectory.ended_at),
+        "recorded_at": recorded_at,
         "step": step,
+        "agents": _once(turn.agent for turn in turns),
         "task_id": encodable(task.id),
         "data_source": encodable(task.data_source),
+        "task": to_json(fields_of(task)),
         "status": status.kind,
         "status_reason": encodable(status.reason),
         "status_detail": encodable(status.detail),
-        "reward": None if trajectory.reward is None else float(trajectory.reward),
-        "rewards": to_json(trajectory.rewards),
-        "reasons": to_json(trajectory.reasons),
         "num_turns": len(turns),
         **_calls(turns),
         "num_policy_tokens": trajectory.num_policy_tokens,
         "num_tokens": int(arrays.token_ids.size),
         "policy_version_min": min(versions, default=None),
         "policy_version_max": max(versions, default=None),
-        "started_at": float(trajectory.started_at),
-        "ended_at": float(trajectory.ended_at),
-        "recorded_at": recorded_at,
         # what a search looks through: the words of the opening conversation
         "prompt": encodable("\n".join(content_text(message["content"]) for message in opening)),
         "final_text": encodable(turns[-1].text) if turns else "",
         "turns": to_json(list(map(encode_turn, turns, sequence_indices(turns)))),
-        "task": to_json(fields_of(task)),
-        "timings": to_json(trajectory.timings),
-        "info": to_json(trajectory.info),
-        "first_state": to_json(trajectory.first_state),
-        "last_observed": to_json(trajectory.last_observed),
-        "last_info": to_json(trajectory.last_info),
     }
     return row, arrays
 
@@ -268,28 +254,14 @@ def decode_trajectory(row: Mapping[str, Any], arrays: TokenArrays) -> Trajectory
         turns = tuple(decode_turn(turn, cursor) for turn in from_json(row["turns"]))
         cursor.assert_used()
         task = from_json(row["task"])
+        own = {name: row[name] for name in (*_PLAIN, *_WORDS)}
+        own |= {name: from_json(row[name]) for name in JSON_FIELDS}
+        own["last_observed"] = tuple(own["last_observed"])
         return Trajectory(
+            **own,
             task=Task(**{**task, "messages": tuple(task["messages"])}),
-            group_index=row["group_index"],
-            rollout_index=row["rollout_index"],
-            attempt=row["attempt"],
-            purpose=row["purpose"],
             turns=turns,
             status=Status(row["status"], row["status_reason"], row["status_detail"]),
-            rewards=from_json(row["rewards"]),
-            reward=row["reward"],
-            label=row["label"],
-            timings=from_json(row["timings"]),
-            info=from_json(row["info"]),
-            stage=row["stage"],
-            env=row["env"],
-            group_size=row["group_size"],
-            started_at=row["started_at"],
-            ended_at=row["ended_at"],
-            reasons=from_json(row["reasons"]),
-            first_state=from_json(row["first_state"]),
-            last_observed=tuple(from_json(row["last_observed"])),
-            last_info=from_json(row["last_info"]),
         )
     except (LookupError, AttributeError, TypeError, ValueError) as error:
         raise StoreError(f"trajectory {row.get('id')!r} cannot be read back: {error!r}") from error

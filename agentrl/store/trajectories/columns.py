@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from agentrl.errors import StoreError
 from agentrl.types import Trajectory
+from agentrl.types.arrays import F32, I32
 
 FORMAT = 2
 """The version of shards: those of another one are not read."""
@@ -152,10 +153,10 @@ class TokenArrays:
             them.
     """
 
-    token_ids: npt.NDArray[np.int32]
-    logprobs: npt.NDArray[np.float32]
-    policy_versions: npt.NDArray[np.int32]
-    turn_index: npt.NDArray[np.int32]
+    token_ids: I32
+    logprobs: F32
+    policy_versions: I32
+    turn_index: I32
     kinds: npt.NDArray[np.int8]
     side: bytes
 
@@ -188,6 +189,10 @@ class TokenArrays:
             kinds,
             data[num_tokens * cls.BYTES_A_TOKEN :],
         )
+
+
+EncodedRow = tuple[Row, TokenArrays]
+"""A trajectory as it is stored: its columns, and its arrays by token."""
 
 
 def token_arrays(trajectory: Trajectory) -> TokenArrays:

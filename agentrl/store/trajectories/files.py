@@ -29,6 +29,7 @@ from agentrl.store.trajectories.columns import (
     SCHEMA,
     SIDE,
     SUMMARY_COLUMNS,
+    EncodedRow,
     Row,
     TokenArrays,
     chosen,
@@ -50,16 +51,14 @@ LAYOUT = ShardLayout(
 _WHOLE = (*COLUMNS, *ARRAYS, SIDE)
 _texts_of = itemgetter(*(name for name, one in COLUMNS.items() if one.type == pa.string()))
 
-StoredRow = tuple[Row, TokenArrays]
 
-
-class TrajectoryShardWriter(ShardWriter[StoredRow]):
+class TrajectoryShardWriter(ShardWriter[EncodedRow]):
     """Of a shard of trajectories."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, LAYOUT)
 
-    def batch(self, rows: Sequence[StoredRow]) -> pa.RecordBatch:
+    def batch(self, rows: Sequence[EncodedRow]) -> pa.RecordBatch:
         """See ``ShardWriter.batch``."""
         columns: list[pa.Array] = [
             pa.array([row[name] for row, _ in rows], column.type)
@@ -74,14 +73,14 @@ class TrajectoryShardWriter(ShardWriter[StoredRow]):
         columns.append(pa.array([arrays.side for _, arrays in rows], pa.binary()))
         return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
-    def size(self, row: StoredRow) -> int:
+    def size(self, row: EncodedRow) -> int:
         """Its texts, at a byte a character, and its arrays."""
         columns, arrays = row
         texts = sum(map(len, _texts_of(columns)))
         return texts + arrays.token_ids.size * TokenArrays.BYTES_A_TOKEN + len(arrays.side)
 
 
-def write_shard(path: Path, rows: Iterable[StoredRow]) -> int:
+def write_shard(path: Path, rows: Iterable[EncodedRow]) -> int:
     """Write a shard, durably and in one step.
 
     Returns:
@@ -103,7 +102,7 @@ def read_columns(path: Path, names: Sequence[str]) -> pa.Table:
         return _table(file, names).combine_chunks()
 
 
-def read_shard_row(path: Path, index: int) -> StoredRow:
+def read_shard_row(path: Path, index: int) -> EncodedRow:
     """One row and its arrays; reads its row group alone.
 
     Raises:
@@ -113,7 +112,7 @@ def read_shard_row(path: Path, index: int) -> StoredRow:
         return _row_at(file, index)
 
 
-def find_shard_row(path: Path, trajectory_id: str) -> StoredRow:
+def find_shard_row(path: Path, trajectory_id: str) -> EncodedRow:
     """The row of an id, the last of several, and its arrays; reads the ids and one row group.
 
     Raises:
@@ -124,7 +123,7 @@ def find_shard_row(path: Path, trajectory_id: str) -> StoredRow:
         return _row_at(file, len(ids) - 1 - ids[::-1].index(trajectory_id))
 
 
-def read_shard(path: Path) -> Iterator[StoredRow]:
+def read_shard(path: Path) -> Iterator[EncodedRow]:
     """Every row and its arrays, in order, holding one row group in memory at a time.
 
     Raises:
@@ -172,7 +171,7 @@ def _table(file: pq.ParquetFile, names: Sequence[str], group: int | None = None)
     return table if table.schema.types == schema.types else table.cast(schema)
 
 
-def _row_at(file: pq.ParquetFile, index: int) -> StoredRow:
+def _row_at(file: pq.ParquetFile, index: int) -> EncodedRow:
     """One row of a shard.
 
     Raises:
@@ -182,7 +181,7 @@ def _row_at(file: pq.ParquetFile, index: int) -> StoredRow:
     return _row(_table(file, _WHOLE, group).slice(place, 1))
 
 
-def _row(table: pa.Table) -> StoredRow:
+def _row(table: pa.Table) -> EncodedRow:
     """The one row of a table."""
     arrays = {name: table[name].chunk(0).flatten().to_numpy() for name in ARRAYS}
     (row,) = table.drop_columns(list(ARRAYS)).to_pylist()
@@ -209,7 +208,7 @@ def live_record(row: Row, arrays: TokenArrays) -> tuple[dict[str, Any], bytes]:
     return record, b"".join([arrays.pack(), *texts.values()])
 
 
-def read_record(record: Mapping[str, Any], data: bytes) -> tuple[Row, TokenArrays]:
+def read_record(record: Mapping[str, Any], data: bytes) -> EncodedRow:
     """The row and arrays of ``live_record``.
 
     Raises:
@@ -231,7 +230,7 @@ def read_record(record: Mapping[str, Any], data: bytes) -> tuple[Row, TokenArray
     return row, TokenArrays.unpack(arrays, row["num_tokens"])
 
 
-def read_live_row(path: Path, record: Mapping[str, Any]) -> tuple[Row, TokenArrays]:
+def read_live_row(path: Path, record: Mapping[str, Any]) -> EncodedRow:
     """The row and arrays of a line.
 
     Args:
@@ -257,7 +256,7 @@ def live_texts(path: Path) -> Iterator[Row]:
         yield row
 
 
-class TrajectoryFiles(StepFiles[StoredRow]):
+class TrajectoryFiles(StepFiles[EncodedRow]):
     """One writer's trajectories, by step. Used by one thread.
 
     Args:

@@ -12,12 +12,17 @@ from agentrl.errors import StoreError
 from agentrl.store.annotations.annotation import Annotation, AnnotationColumn, merged
 from agentrl.store.annotations.index import AnnotationIndex
 from agentrl.store.disk import os_refusals
-from agentrl.store.retention import DropCounts, find_drop
+from agentrl.store.retention import find_drop, kept_by_stage
 from agentrl.store.run_directory import RunDirectory
 from agentrl.store.shard_folders import ShardFolders
 from agentrl.store.trajectories.codec import decode_trajectory
-from agentrl.store.trajectories.columns import Row, TokenArrays
-from agentrl.store.trajectories.listing import Listing, LiveListing, ShardListing, TrajectorySummary
+from agentrl.store.trajectories.columns import EncodedRow, Row, TokenArrays
+from agentrl.store.trajectories.listing import (
+    FileListing,
+    LiveListing,
+    ShardListing,
+    TrajectorySummary,
+)
 from agentrl.types import Purpose, StatusKind, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -49,12 +54,9 @@ class StoredTrajectory:
 class _Place:
     """Where the newest record of an id is."""
 
-    listing: Listing
+    listing: FileListing
     position: int
-
-    @property
-    def recorded_at(self) -> float:
-        return self.listing.recorded_at[self.position]
+    recorded_at: float
 
 
 class TrajectoryReader:
@@ -75,10 +77,8 @@ class TrajectoryReader:
         self._sealed: dict[Path, ShardListing] = {}
         self._live: dict[Path, LiveListing] = {}
         self._newest: dict[str, _Place] = {}
-        self._changed: dict[str, None] = {}
-        """Ids that are new or have a newer record since ``changes``, in the order found."""
+        self._is_stale = False
         self._annotations = AnnotationIndex(run, self._pass_over)
-        self._drops = DropCounts(run, self._pass_over)
 
     def summaries(
         self,
@@ -104,33 +104,19 @@ class TrajectoryReader:
             "purpose": purpose,
         }
         filters = {name: value for name, value in asked.items() if value is not None}
-        found: list[TrajectorySummary] = []
-        for listing in self._listings():
-            fitting = listing.fitting(filters)
-            found += listing.summaries([own for own in fitting if self._is_newest(listing, own)])
+        positions: dict[FileListing, list[int]] = {}
+        for place in self._newest.values():
+            positions.setdefault(place.listing, []).append(place.position)
+        found = [
+            one
+            for listing, own in positions.items()
+            for one in listing.summaries(own)
+            if all(getattr(one, name) == value for name, value in filters.items())
+        ]
         order = ("step", "stage", "label", "group_index", "rollout_index", "attempt")
         return sorted(found, key=attrgetter(*order))
 
-    def changes(self, limit: int | None = None) -> list[TrajectorySummary]:
-        """The trajectories that are new, or have a newer record, since the last call; the first
-        call gives all. Where nothing changed, it costs a look at the folders.
-
-        Args:
-            limit: at most so many; the next calls give the others.
-
-        Raises:
-            StoreError: the run is not there any more.
-        """
-        self._look()
-        positions: dict[Listing, list[int]] = {}
-        for trajectory_id in list(self._changed)[:limit]:
-            del self._changed[trajectory_id]
-            if trajectory_id in self._newest:
-                place = self._newest[trajectory_id]
-                positions.setdefault(place.listing, []).append(place.position)
-        return [one for listing, own in positions.items() for one in listing.summaries(own)]
-
-    def row(self, trajectory_id: str) -> tuple[Row, TokenArrays]:
+    def row(self, trajectory_id: str) -> EncodedRow:
         """One trajectory as it is stored: its columns under the names of today, and its arrays.
 
         Raises:
@@ -203,7 +189,7 @@ class TrajectoryReader:
         """How many trajectories ``store.keep`` left of each stage's steps, and of how many; steps
         that are whole are left out.
         """
-        return self._drops.by_stage()
+        return kept_by_stage(self._run, self._pass_over)
 
     def _read(self, trajectory_id: str) -> tuple[TrajectorySummary, Row, TokenArrays]:
         for is_last in (False, True):
@@ -235,15 +221,6 @@ class TrajectoryReader:
         error.why = why
         return error
 
-    def _listings(self) -> Iterator[Listing]:
-        # sealed last: of two equal records, the one that stays counts
-        yield from self._live.values()
-        yield from self._sealed.values()
-
-    def _is_newest(self, listing: Listing, position: int) -> bool:
-        place = self._newest[listing.ids[position]]
-        return place.listing is listing and place.position == position
-
     def _look(self) -> None:
         """Bring what is known up to date.
 
@@ -254,73 +231,52 @@ class TrajectoryReader:
             raise StoreError(
                 f"{self._run.root} is not there any more; was it moved? open it where it is now"
             )
+        changed = self._is_stale
+        # until all is known: a look that fails has taken in a part
+        self._is_stale = True
         # live before sealed: what is sealed meanwhile is then seen twice, never missed
         with os_refusals(f"{self._run.root} cannot be read"):
-            left = [*self._look_at_live(), *self._look_at_sealed()]
-        if any(
-            self._is_newest(listing, position)
-            for listing in left
-            for position in range(len(listing.ids))
-        ):
-            self._count_again()
+            changed = self._look_at_live() or changed
+            changed = self._look_at_sealed() or changed
+        if changed:
+            self._find_newest()
+        self._is_stale = False
 
-    def _look_at_live(self) -> list[Listing]:
-        """Takes in what live files have; the listings that are of no more use."""
+    def _look_at_live(self) -> bool:
+        """Takes in what live files have; whether anything changed."""
         paths = sorted(self._run.live_folder.glob("step=*/*.jsonl"))
-        left: list[Listing] = [self._live.pop(path) for path in self._live.keys() - {*paths}]
+        gone = self._live.keys() - {*paths}
+        for path in gone:
+            del self._live[path]
         for path in paths:
-            listing = self._live.get(path) or LiveListing(path, self._pass_over)
-            known = len(listing.ids)
-            if not listing.grow():
-                left.append(listing)
-                listing = LiveListing(path, self._pass_over)
-                listing.grow()
-                known = 0
-            self._live[path] = listing
-            self._take(listing, known)
-        return left
+            self._live.setdefault(path, LiveListing(path, self._pass_over))
+        grown = [self._live[path].grow() for path in paths]
+        return bool(gone) or any(grown)
 
-    def _look_at_sealed(self) -> list[Listing]:
-        """Takes in new shards; the listings of those that are gone or were replaced."""
+    def _look_at_sealed(self) -> bool:
+        """Takes in new shards, without those that are gone or were replaced; whether anything
+        changed.
+        """
         added, gone = self._folders.look()
-        left: list[Listing] = [self._sealed.pop(path) for path in gone if path in self._sealed]
+        for path in gone:
+            self._sealed.pop(path, None)
         for path in added:
             try:
-                listing = ShardListing(path)
+                self._sealed[path] = ShardListing(path)
             except StoreError as error:
                 if path.exists():
                     self._pass_over(error)
-            else:
-                self._sealed[path] = listing
-                self._take(listing, 0)
-        return left
+        return bool(added or gone)
 
-    def _take(self, listing: Listing, first: int) -> None:
-        """Of each id keep the newest record, from position ``first`` of a listing on."""
-        for position in range(first, len(listing.ids)):
-            trajectory_id = listing.ids[position]
-            known = self._newest.get(trajectory_id)
-            at = listing.recorded_at[position]
-            # An equal time is the same record, sealed since: its place changes, and nothing is new.
-            if known is None or at >= known.recorded_at:
-                self._newest[trajectory_id] = _Place(listing, position)
-            if known is None or at > known.recorded_at:
-                self._changed[trajectory_id] = None
-
-    def _count_again(self) -> None:
-        """Finds the newest records without those whose files are gone."""
-        before = self._newest
-        changed = self._changed
+    def _find_newest(self) -> None:
         self._newest = {}
-        self._changed = {}
-        for listing in self._listings():
-            self._take(listing, 0)
-        other = [
-            trajectory_id
-            for trajectory_id, place in self._newest.items()
-            if trajectory_id not in before or place.recorded_at != before[trajectory_id].recorded_at
-        ]
-        self._changed = {**changed, **dict.fromkeys(other)}
+        # sealed last: of two equal records, the one that stays counts
+        listings: list[FileListing] = [*self._live.values(), *self._sealed.values()]
+        for listing in listings:
+            for position, (trajectory_id, at) in enumerate(listing.places()):
+                known = self._newest.get(trajectory_id)
+                if known is None or at >= known.recorded_at:
+                    self._newest[trajectory_id] = _Place(listing, position, at)
 
     def _pass_over(self, error: StoreError) -> None:
         if str(error) not in self.damage:

@@ -15,15 +15,15 @@ from itertools import zip_longest
 from statistics import NormalDist
 
 import numpy as np
-import numpy.typing as npt
 
+from agentrl.types.arrays import F64, I32, I64, Bools
 from agentrl.viewer.analysis.ngrams import (
     MAX_DOCUMENTS,
     MAX_WORDS,
     SEPARATOR,
     Candidate,
     Corpus,
-    Counts,
+    NgramCounts,
     Vocabulary,
     count_ngrams,
     join_overlapping,
@@ -53,8 +53,6 @@ _WORD = re.compile(r"[^\W\d]\w{0,63}|\d[\d.,]{0,63}")
 _MAX_CANDIDATES = 4000
 _Z_MARGIN = 0.3
 """By how much a first look's z may lie below that of the largest p-value that can pass."""
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +144,9 @@ class _Sides:
         self.tasks: list[str] = []
         self.rewards: list[float] = []
         self.second: list[bool] = []
-        self.texts: list[npt.NDArray[np.int32]] = []
-        self.prompts: list[npt.NDArray[np.int32]] = []
-        self.calls: list[npt.NDArray[np.int32]] = []
+        self.texts: list[I32] = []
+        self.prompts: list[I32] = []
+        self.calls: list[I32] = []
 
     def read(self, a: Iterable[Episode], b: Iterable[Episode]) -> bool:
         """Both in turns, up to the bounds; whether that was all."""
@@ -173,7 +171,7 @@ class _Sides:
         calls = [call for turn in episode.calls for call in turn] or [NO_CALL]
         self.calls.append(np.array([self.names[call] for call in calls], dtype=np.int32))
 
-    def _numbers(self, texts: Sequence[str]) -> npt.NDArray[np.int32]:
+    def _numbers(self, texts: Sequence[str]) -> I32:
         numbers: list[int] = []
         left = MAX_CHARACTERS
         for text in texts:
@@ -194,8 +192,8 @@ class _Frame:
         ids, rewards: ``[D]``; NaN without a reward.
     """
 
-    second: npt.NDArray[np.bool_]
-    tasks: Ints
+    second: Bools
+    tasks: I64
     ids: Sequence[str]
     rewards: Sequence[float]
 
@@ -229,7 +227,7 @@ def _changes(
     return [_change(one, between.join(words.words[i] for i in one.words), frame) for one in joined]
 
 
-def _candidates(corpus: Corpus, counts: Counts, frame: _Frame, rate: float) -> list[Candidate]:
+def _candidates(corpus: Corpus, counts: NgramCounts, frame: _Frame, rate: float) -> list[Candidate]:
     """N-grams whose frequencies differ at a first look: no other can pass the test, whose design
     effect only makes p-values larger.
     """
@@ -293,5 +291,5 @@ def _change(one: Candidate, text: str, frame: _Frame) -> Change:
     )
 
 
-def _mean(values: npt.NDArray[np.float64]) -> float | None:
+def _mean(values: F64) -> float | None:
     return float(values.mean()) if values.size else None

@@ -8,24 +8,23 @@ Axes: N all tokens of a trajectory, P its policy tokens, in turn order.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from agentrl.errors import DataError
 from agentrl.store import Annotation, RunDirectory, TrajectoryReader, TrajectorySummary
 from agentrl.store.annotations.annotation import LOSS_REASONS
 from agentrl.types import SegmentKind
+from agentrl.types.arrays import F64, I64, AnyArray, Bools
 from agentrl.viewer.analysis.stored_rows import stored_rows
 
 _COUNTED = [LOSS_REASONS.index(reason) for reason in ("trained", "off_policy")]
 
 TRAINED_COLUMNS = ("token_ids", "kinds", "turn_index", "logprobs")
-Ints = npt.NDArray[np.int64]
 
 
 class NotRecordedError(DataError):
@@ -46,14 +45,14 @@ class TrainedTokens:
     """
 
     trajectory_id: str
-    positions: Ints
-    turns: Ints
-    token_ids: Ints
+    positions: I64
+    turns: I64
+    token_ids: I64
     rollout_logprobs: F64
-    arrays: Mapping[str, npt.NDArray[np.generic]]
+    arrays: Mapping[str, AnyArray]
 
     @property
-    def trained(self) -> npt.NDArray[np.bool_]:
+    def trained(self) -> Bools:
         """``[P]`` whether the token counts in the step's statistics: it is in the loss, or a
         correction gave it the weight 0 there.
         """
@@ -113,9 +112,7 @@ def trained_tokens(
         yield policy_tokens(row, arrays[row["id"]])
 
 
-def policy_tokens(
-    row: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[np.generic]]
-) -> TrainedTokens:
+def policy_tokens(row: Mapping[str, Any], arrays: Mapping[str, AnyArray]) -> TrainedTokens:
     """The policy tokens of a stored row with ``TRAINED_COLUMNS``."""
     positions = np.flatnonzero(np.asarray(row["kinds"]) == SegmentKind.POLICY)
     return TrainedTokens(
@@ -132,7 +129,6 @@ Signal = Literal["loss", "mismatch", "entropy", "clipped"]
 Level = Literal["token", "turn", "trajectory"]
 Decode = Callable[[Sequence[int]], str]
 
-F64 = npt.NDArray[np.float64]
 
 LOGGED: Mapping[Signal, tuple[str, ...]] = {
     "loss": ("policy/loss",),
@@ -246,7 +242,7 @@ def blame(
     return Blame(signal, level, total * scale, logged, count, ranking.rows(scale, decode))
 
 
-def _parts(own: TrainedTokens, signal: Signal) -> tuple[F64, npt.NDArray[np.bool_]]:
+def _parts(own: TrainedTokens, signal: Signal) -> tuple[F64, Bools]:
     """``[P]`` each token's part, 0 where it is not trained, and ``[P]`` whether it is."""
     mask = own.trained
     if signal == "loss":
@@ -270,8 +266,8 @@ class _Ranking:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._heap: list[tuple[float, int, BlameRow, _Around]] = []
-        self._added = 0
+        # the size of each part, its row, and the ids of its texts; the largest first
+        self._kept: list[tuple[float, BlameRow, _Around]] = []
         self._absolute = 0.0
 
     def add(self, own: TrainedTokens, values: F64, level: Level) -> None:
@@ -287,20 +283,17 @@ class _Ranking:
         sizes = np.abs(sums)
         self._absolute += float(sizes.sum())
         largest = np.argsort(-sizes, kind="stable")[: self._limit]
-        for place in largest[sizes[largest] > 0].tolist():
-            # among equals the first that came stays
-            key = (float(sizes[place]), -self._added)
-            self._added += 1
-            # The largest come first, so that the first that is too small ends the walk.
-            if len(self._heap) == self._limit and key <= self._heap[0][:2]:
-                break
-            row = _row(own, level, int(units[place]), float(sums[place]))
-            push = heapq.heappushpop if len(self._heap) == self._limit else heapq.heappush
-            push(self._heap, (*key, *row))
+        least = self._kept[-1][0] if len(self._kept) == self._limit else 0.0
+        for place in largest[sizes[largest] > least].tolist():
+            row, around = _row(own, level, int(units[place]), float(sums[place]))
+            self._kept.append((float(sizes[place]), row, around))
+        # The sort is stable: among equals the first that came stays.
+        self._kept.sort(key=itemgetter(0), reverse=True)
+        del self._kept[self._limit :]
 
     def rows(self, scale: float, decode: Decode | None) -> tuple[BlameRow, ...]:
         found = []
-        for size, _, row, around in sorted(self._heap, key=lambda item: item[:2], reverse=True):
+        for size, row, around in self._kept:
             before, text, after = (
                 decode(ids) if decode is not None and ids else "" for ids in around
             )

@@ -42,7 +42,7 @@ WorstToken = Callable[[int], BlameRow | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class OverviewFinding:
     """One line.
 
     Args:
@@ -61,7 +61,7 @@ def findings(
     events: Iterable[Mapping[str, Any]] = (),
     dropped: Mapping[str, int] | None = None,
     worst_token: WorstToken | None = None,
-) -> list[Finding]:
+) -> list[OverviewFinding]:
     """The lines, the most urgent first.
 
     Args:
@@ -82,7 +82,7 @@ def findings(
     return [one for one in found if one is not None]
 
 
-def _mismatch(metrics: Metrics, worst_token: WorstToken | None) -> Finding | None:
+def _mismatch(metrics: Metrics, worst_token: WorstToken | None) -> OverviewFinding | None:
     name = "mismatch/logp_abs/max"
     rows = [row for row in metrics if _number(row.get(name))]
     if not rows:
@@ -95,7 +95,7 @@ def _mismatch(metrics: Metrics, worst_token: WorstToken | None) -> Finding | Non
     token = worst_token(step) if worst_token is not None else None
     if token is None:
         link = _blame_link(row, "mismatch")
-        return Finding("mismatch", text, link)
+        return OverviewFinding("mismatch", text, link)
     link = {
         "page": "trajectory",
         "id": token.id,
@@ -105,17 +105,17 @@ def _mismatch(metrics: Metrics, worst_token: WorstToken | None) -> Finding | Non
         "colour": "difference",
     }
     shown = f", token {token.text!r}" if token.text else ""
-    return Finding("mismatch", f"{text}{shown} of {token.id}", link)
+    return OverviewFinding("mismatch", f"{text}{shown} of {token.id}", link)
 
 
-def _alert(events: Iterable[Mapping[str, Any]]) -> Finding | None:
+def _alert(events: Iterable[Mapping[str, Any]]) -> OverviewFinding | None:
     alerts = [event for event in events if event.get("level") in ("warning", "error")]
     if not alerts:
         return None
     event = max(alerts, key=lambda one: float(one.get("time", 0.0)))
     which = f"newest of {len(alerts)} alerts: " if len(alerts) > 1 else ""
     text = f"{which}{event.get('message', event.get('event', ''))}"
-    return Finding("alert", text, alert_link(event))
+    return OverviewFinding("alert", text, alert_link(event))
 
 
 def alert_link(event: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,9 +134,9 @@ def alert_link(event: Mapping[str, Any]) -> dict[str, Any]:
     return {"page": "overview"}
 
 
-def _spike(metrics: Metrics) -> Finding | None:
+def _spike(metrics: Metrics) -> OverviewFinding | None:
     """The step whose loss, entropy or share of clipped tokens is farthest from what is usual."""
-    best: tuple[float, Finding] | None = None
+    found: list[tuple[float, OverviewFinding]] = []
     for signal in _SPIKING:
         names = LOGGED[signal]
         rows = [row for row in metrics if all(_number(row.get(name)) for name in names)]
@@ -149,18 +149,18 @@ def _spike(metrics: Metrics) -> Finding | None:
         usual = float(np.median(away)) + 0.02 * abs(middle) + 1e-6
         place = int(np.argmax(away))
         size = float(away[place]) / usual
-        if size > SPIKE and (best is None or size > best[0]):
+        if size > SPIKE:
             step = int(rows[place]["step"])
             text = (
                 f"{' + '.join(names)} was {values[place]:.3g} in step {step}, where {middle:.3g} "
                 "is usual"
             )
             link = _blame_link(rows[place], signal)
-            best = size, Finding("spike", text, link)
-    return best[1] if best is not None else None
+            found.append((size, OverviewFinding("spike", text, link)))
+    return _largest(found)
 
 
-def _tool(metrics: Metrics) -> Finding | None:
+def _tool(metrics: Metrics) -> OverviewFinding | None:
     """The tool and step with the largest share of failed calls."""
     shares = [
         (float(value), name.split("/")[1], place)
@@ -176,22 +176,22 @@ def _tool(metrics: Metrics) -> Finding | None:
     query = f"tool:{tool} tool_errors>=1 {_step_term(metrics[place])}"
     step = int(metrics[place]["step"])
     text = f"tool {tool} failed in {share:.0%} of its calls, in step {step}"
-    return Finding("tool", text, {"page": "trajectories", "query": query})
+    return OverviewFinding("tool", text, {"page": "trajectories", "query": query})
 
 
-def _dropped(dropped: Mapping[str, int]) -> Finding | None:
+def _dropped(dropped: Mapping[str, int]) -> OverviewFinding | None:
     if not dropped:
         return None
     reason, count = max(dropped.items(), key=lambda item: item[1])
     total = sum(dropped.values())
     share = f", {count} of them for {reason}" if count < total else f": {reason}"
     text = f"{total} trajectories were not trained{share}"
-    return Finding("dropped", text, {"page": "trajectories", "query": f'drop:"{reason}"'})
+    return OverviewFinding("dropped", text, {"page": "trajectories", "query": f'drop:"{reason}"'})
 
 
-def _change(metrics: Metrics) -> Finding | None:
+def _change(metrics: Metrics) -> OverviewFinding | None:
     """The watched metric whose last quarter differs most from its first, in standard errors."""
-    best: tuple[float, Finding] | None = None
+    found: list[tuple[float, OverviewFinding]] = []
     for name in WATCHED:
         rows = [row for row in metrics if _number(row.get(name))]
         quarter = len(rows) // 4
@@ -205,14 +205,19 @@ def _change(metrics: Metrics) -> Finding | None:
         error = math.sqrt((before.var(ddof=1) + after.var(ddof=1)) / quarter)
         # Likewise: without a share of the mean, a metric that hardly varies would always win.
         size = abs(change) / (error + 0.02 * max(abs(before.mean()), abs(after.mean())))
-        if change and (best is None or size > best[0]):
+        if change:
             link = {"page": "behaviour", "a": _range(first), "b": _range(last), **_stage(last[0])}
             text = (
                 f"{name} went from {before.mean():.3g} (steps {link['a']}) to {after.mean():.3g} "
                 f"(steps {link['b']})"
             )
-            best = size, Finding("change", text, link)
-    return best[1] if best is not None else None
+            found.append((size, OverviewFinding("change", text, link)))
+    return _largest(found)
+
+
+def _largest(found: Sequence[tuple[float, OverviewFinding]]) -> OverviewFinding | None:
+    _, finding = max(found, key=lambda one: one[0], default=(0.0, None))
+    return finding
 
 
 def _blame_link(row: Mapping[str, Any], signal: str) -> dict[str, Any]:

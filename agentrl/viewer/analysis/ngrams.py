@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from agentrl.types.arrays import I32, I64, U64, Bools
+
 MAX_WORDS = 3_000_000
 """Words of a corpus; 24 bytes each at the peak of a count."""
 MAX_DOCUMENTS = 1 << 16
@@ -21,9 +23,6 @@ MAX_VOCABULARY = 1 << 19
 SEPARATOR = 0
 """The word between sequences, which no n-gram contains."""
 
-U64 = npt.NDArray[np.uint64]
-I32 = npt.NDArray[np.int32]
-Ints = npt.NDArray[np.int64]
 
 _DOCUMENT_BITS = np.uint64(16)
 _DOCUMENT_MASK = np.uint64(MAX_DOCUMENTS - 1)
@@ -90,7 +89,7 @@ class Corpus:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Counts:
+class NgramCounts:
     """In which documents each n-gram occurs.
 
     Args:
@@ -102,21 +101,23 @@ class Counts:
 
     length: int
     hashes: U64
-    starts: Ints
-    documents: Ints
+    starts: I64
+    documents: I64
 
-    def of(self, index: int) -> Ints:
+    def of(self, index: int) -> I64:
         """The documents of one."""
         return self.documents[self.starts[index] : self.starts[index + 1]]
 
-    def with_flag(self, flags: npt.NDArray[np.bool_]) -> Ints:
+    def with_flag(self, flags: Bools) -> I64:
         """``[K]`` how many documents of each have the flag ``[D]``."""
         if not self.hashes.size:
             return np.zeros(0, dtype=np.int64)
         return np.add.reduceat(flags[self.documents].astype(np.int64), self.starts[:-1])
 
 
-def count_ngrams(corpus: Corpus, known: Corpus, most: int, min_support: int) -> Iterator[Counts]:
+def count_ngrams(
+    corpus: Corpus, known: Corpus, most: int, min_support: int
+) -> Iterator[NgramCounts]:
     """The n-grams of length 1 to ``most`` in at least ``min_support`` documents.
 
     Args:
@@ -134,7 +135,7 @@ def count_ngrams(corpus: Corpus, known: Corpus, most: int, min_support: int) -> 
         yield _counted(length, own, min_support)
 
 
-def spell(corpus: Corpus, counts: Counts, indices: Ints) -> dict[int, tuple[int, ...]]:
+def spell(corpus: Corpus, counts: NgramCounts, indices: I64) -> dict[int, tuple[int, ...]]:
     """The words of n-grams.
 
     Args:
@@ -166,7 +167,7 @@ def _distinct(keys: U64) -> U64:
     return ordered[first]
 
 
-def _within(few: U64, many: U64) -> npt.NDArray[np.bool_]:
+def _within(few: U64, many: U64) -> Bools:
     """Whether each of ``many`` is one of ``few``; both distinct and ascending."""
     found = np.zeros(many.size, dtype=bool)
     places = np.searchsorted(many, few)
@@ -176,7 +177,7 @@ def _within(few: U64, many: U64) -> npt.NDArray[np.bool_]:
     return found
 
 
-def _counted(length: int, keys: U64, min_support: int) -> Counts:
+def _counted(length: int, keys: U64, min_support: int) -> NgramCounts:
     # The keys ascend by hash, then by document, so that the documents of an n-gram lie together.
     hashes = keys >> _DOCUMENT_BITS
     starts = np.flatnonzero(np.concatenate([[True], hashes[1:] != hashes[:-1]])[: keys.size])
@@ -184,7 +185,7 @@ def _counted(length: int, keys: U64, min_support: int) -> Counts:
     kept = sizes >= min_support
     chosen = keys[np.repeat(kept, sizes)]
     ends = np.cumsum(sizes[kept])
-    return Counts(
+    return NgramCounts(
         length,
         hashes[starts[kept]],
         np.concatenate([[0], ends]).astype(np.int64),
@@ -233,7 +234,7 @@ class Candidate:
     """
 
     words: Words
-    documents: npt.NDArray[np.int64]
+    documents: I64
     log_odds: float = 0.0
     z: float = 0.0
     p: float = 1.0
@@ -305,7 +306,7 @@ def _holds(long: Words, short: Words) -> bool:
     )
 
 
-def _alike(one: npt.NDArray[np.int64], other: npt.NDArray[np.int64]) -> bool:
+def _alike(one: I64, other: I64) -> bool:
     smaller, larger = sorted((one.size, other.size))
     if smaller < _ALIKE * larger:
         return False
@@ -313,7 +314,7 @@ def _alike(one: npt.NDArray[np.int64], other: npt.NDArray[np.int64]) -> bool:
     return both >= _ALIKE * (smaller + larger - both)
 
 
-def _occurs(corpus: Corpus, words: Words, documents: npt.NDArray[np.int64]) -> bool:
+def _occurs(corpus: Corpus, words: Words, documents: I64) -> bool:
     """Whether nearly all of some of the documents have the sequence."""
     looked = documents[:50].tolist()
     return sum(corpus.occurs(document, words) for document in looked) >= _ALIKE * len(looked)

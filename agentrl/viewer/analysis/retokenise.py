@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from agentrl.errors import DataError
 from agentrl.store.json_text import from_json
 from agentrl.types import SegmentKind, Trajectory, Turn
-from agentrl.viewer.analysis.token_diff import Span, differing, plain
+from agentrl.viewer.analysis.token_diff import DifferingSpan, differing, plain
 from agentrl.viewer.template import ChatTemplateText
 
 Cause = Literal[
@@ -194,7 +194,9 @@ class _Recorded:
         cause: Cause = "rewritten_turn" if sampled else "template_change"
         return replace(one, cause=cause, why=CAUSES[cause])
 
-    def _difference(self, ids: Sequence[int], again: Sequence[int], span: Span) -> Difference:
+    def _difference(
+        self, ids: Sequence[int], again: Sequence[int], span: DifferingSpan
+    ) -> Difference:
         own = list(ids[span.start : span.end])
         theirs = list(again[span.other_start : span.other_end])
         texts = self.text(own), self.text(theirs)
@@ -229,7 +231,7 @@ class _Recorded:
             return "whitespace"
         return "normalisation" if plain(text) == plain(other) else "text_changed"
 
-    def _crosses(self, span: Span) -> bool:
+    def _crosses(self, span: DifferingSpan) -> bool:
         """Whether a segment ends within the difference."""
         inside = self._segments[span.start : span.end]
         return bool(inside) and inside[0] != inside[-1]
@@ -247,7 +249,7 @@ def _compare_template(
     if any(segment.kind is SegmentKind.TARGET for segment in trajectory.turns[turn].completion):
         return TemplateComparison(None, "a demonstration is no turn that an engine was given")
     messages = _conversation(trajectory, turn)
-    now = getattr(trajectory.turns[turn], "started_at", 0.0)
+    now = trajectory.turns[turn].started_at
     try:
         offered = _offered_tools(trajectory.turns[turn], tools)
         text = template.render(messages, offered, generation=True, now=now)

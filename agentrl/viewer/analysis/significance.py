@@ -6,10 +6,8 @@ Axes: K candidates.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-F64 = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from agentrl.types.arrays import F64, I64, Bools
 
 PRIOR = 10.0
 """How many trajectories the prior of ``log_odds`` is worth."""
@@ -42,7 +40,7 @@ def log_odds(
     return change, change / np.sqrt(variance)
 
 
-def proportion_z(count_a: Ints, num_a: int, count_b: Ints, num_b: int) -> F64:
+def proportion_z(count_a: I64, num_a: int, count_b: I64, num_b: int) -> F64:
     """``[K]`` z-scores of the pooled two-proportion test; 0 where all or none have it."""
     pooled = (count_a + count_b) / (num_a + num_b)
     variance = pooled * (1.0 - pooled) * (1.0 / num_a + 1.0 / num_b)
@@ -50,7 +48,7 @@ def proportion_z(count_a: Ints, num_a: int, count_b: Ints, num_b: int) -> F64:
     return np.divide(change, np.sqrt(variance), out=np.zeros(change.shape), where=variance > 0)
 
 
-def fisher_p(count_a: Ints, num_a: Ints, count_b: Ints, num_b: Ints) -> F64:
+def fisher_p(count_a: I64, num_a: I64, count_b: I64, num_b: I64) -> F64:
     """``[K]`` two-sided p-values of Fisher's exact test: valid for small counts, where z is not."""
     most = int((num_a + num_b).max(initial=0))
     log_factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, most + 1)))])
@@ -92,7 +90,7 @@ def q_values(p_values: F64, num_tests: int) -> F64:
     return found
 
 
-def design_effect(found: Ints, sizes: Ints, side: npt.NDArray[np.bool_]) -> float:
+def design_effect(found: I64, sizes: I64, side: Bools) -> float:
     """How many times larger the variance of a share is than if trajectories were independent.
 
     Rollouts of one task say alike things. Dividing counts by this number makes tests of

@@ -23,7 +23,7 @@ Decode = Callable[[Sequence[int]], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class DifferingSpan:
     """A difference: ``one[start:end]`` against ``other[other_start:other_end]``."""
 
     start: int
@@ -32,9 +32,9 @@ class Span:
     other_end: int
 
 
-def differing(one: Sequence[int], other: Sequence[int], decode: Decode) -> list[Span]:
+def differing(one: Sequence[int], other: Sequence[int], decode: Decode) -> list[DifferingSpan]:
     """The differences of two sequences, in order."""
-    spans: list[Span] = []
+    spans: list[DifferingSpan] = []
     i = j = 0
     while i < len(one) or j < len(other):
         if i < len(one) and j < len(other) and one[i] == other[j]:
@@ -44,7 +44,7 @@ def differing(one: Sequence[int], other: Sequence[int], decode: Decode) -> list[
         found = _nearest(one, i, other, j, decode)
         if found is None:
             return spans + _matched(one, i, other, j)
-        spans.append(Span(i, i + found[0], j, j + found[1]))
+        spans.append(DifferingSpan(i, i + found[0], j, j + found[1]))
         i += found[0]
         j += found[1]
     return spans
@@ -79,11 +79,11 @@ def _agree(one: Sequence[int], i: int, other: Sequence[int], j: int) -> bool:
     return list(islice(one, i, i + _AFTER)) == list(islice(other, j, j + _AFTER))
 
 
-def _matched(one: Sequence[int], i: int, other: Sequence[int], j: int) -> list[Span]:
+def _matched(one: Sequence[int], i: int, other: Sequence[int], j: int) -> list[DifferingSpan]:
     """The differences from a place on, where texts differ."""
     matcher = SequenceMatcher(None, one[i:], other[j:], autojunk=len(one) - i > _LINE * WINDOW)
     return [
-        Span(i + start, i + end, j + other_start, j + other_end)
+        DifferingSpan(i + start, i + end, j + other_start, j + other_end)
         for tag, start, end, other_start, other_end in matcher.get_opcodes()
         if tag != "equal"
     ]

@@ -17,11 +17,11 @@ from typing import Any
 from agentrl.errors import ConfigError, DataError, StoreError
 from agentrl.store.json_text import to_json
 from agentrl.viewer.analysis.side_by_side import task_view
-from agentrl.viewer.api_error import ApiError
 from agentrl.viewer.index.columns import FACETS
 from agentrl.viewer.pieces import TokenPieces, hiding, taken_tokens
 from agentrl.viewer.runs.open_run import OpenRun
 from agentrl.viewer.runs.stored_row import StoredRow
+from agentrl.viewer.viewer_error import ViewerError
 from agentrl.viewer.views.comparisons import group_of_rows
 from agentrl.viewer.views.run_view import overview, run_row, run_view
 from agentrl.viewer.views.token_view import rendered_view, token_view
@@ -258,7 +258,7 @@ class ExportedAnswers:
     def _add_blob(self, sha256: str) -> None:
         try:
             data = self._redaction.data(self._run.blob(sha256))
-        except ApiError:
+        except ViewerError:
             # it was not kept; the page says so when it is asked for
             return
         if data is None:

@@ -18,6 +18,7 @@ import pyarrow as pa
 from agentrl.store.trajectories.columns import COLUMNS as STORED
 from agentrl.store.trajectories.columns import SUMMARY_COLUMNS
 from agentrl.types import Purpose, StatusKind
+from agentrl.types.arrays import I64
 
 SEPARATOR = "\x1f"
 """Stands around each entry of a list column, as in ``\\x1fpython\\x1fsearch\\x1f``."""
@@ -170,11 +171,11 @@ class FacetColumns:
                 values = tuple(map(words.__getitem__, values))
             column[keys] = np.array(values, column.dtype)
 
-    def keys(self) -> npt.NDArray[np.int64]:
+    def keys(self) -> I64:
         """Every key."""
         return np.flatnonzero(self._present)
 
-    def count(self, keys: npt.NDArray[np.int64]) -> dict[str, Any]:
+    def count(self, keys: I64) -> dict[str, Any]:
         """The most frequent values and the histograms of the rows with these keys."""
         return {
             "columns": {name: self._counts(name, keys) for name in FACETS},
@@ -192,7 +193,7 @@ class FacetColumns:
             empty = np.full(more, 0 if name in self._words else np.nan, column.dtype)
             self._columns[name] = np.concatenate([column, empty])
 
-    def _counts(self, name: str, keys: npt.NDArray[np.int64]) -> list[list[Any]]:
+    def _counts(self, name: str, keys: I64) -> list[list[Any]]:
         words = list(self._words[name])
         counts = np.bincount(self._columns[name][keys], minlength=len(words)).tolist()
         found: Counter[str] = Counter()
@@ -206,7 +207,7 @@ class FacetColumns:
             if count and value != ""
         ]
 
-    def _histogram(self, name: str, keys: npt.NDArray[np.int64]) -> dict[str, list[Any]]:
+    def _histogram(self, name: str, keys: I64) -> dict[str, list[Any]]:
         values = self._columns[name][keys]
         values = values[np.isfinite(values)]
         if not values.size:

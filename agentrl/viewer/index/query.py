@@ -225,17 +225,13 @@ class _Parser:
         return f"({field.sql} {sign} ?)"
 
     def _range(self, name: str, field: Field, ranged: re.Match[str], value: _Value) -> str:
-        # each side evaluates the field's expression again, with its own parameters before
-        low, high = ranged["low"], ranged["high"]
-        again = [self._parameters[-1]] if "?" in field.sql else []
-        sides: list[str] = []
-        for sign, bound in ((">=", low), ("<=", high)):
-            if bound:
-                if sides:
-                    self._parameters += again
-                self._parameters.append(self._parsed(name, bound, value))
-                sides.append(f"{field.sql} {sign} ?")
-        return f"({' AND '.join(sides)})"
+        sides = {">=": ranged["low"], "<=": ranged["high"]}
+        given = {sign: bound for sign, bound in sides.items() if bound}
+        self._parameters += [self._parsed(name, bound, value) for bound in given.values()]
+        if len(given) == 2:
+            return f"({field.sql} BETWEEN ? AND ?)"
+        (sign,) = given
+        return f"({field.sql} {sign} ?)"
 
     def _parsed(self, name: str, text: str, value: _Value) -> float:
         found = _NUMBER.fullmatch(text)

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from agentrl.errors import Closing, ConfigError, StoreError, did_you_mean
 from agentrl.store import RunDirectory
 from agentrl.store.disk import os_refusals
 from agentrl.store.json_text import from_json
+from agentrl.types.arrays import I64
 from agentrl.viewer.index.columns import COLUMNS, JOINED, NULLABLE, FacetColumns, split
 from agentrl.viewer.index.database import IndexDatabase
 from agentrl.viewer.index.growth import Growth
@@ -306,7 +306,7 @@ class RunIndex(Closing):
         ]
         return found[0], found[1]
 
-    def _keys(self, parsed: Query) -> npt.NDArray[np.int64]:
+    def _keys(self, parsed: Query) -> I64:
         if parsed.sql == "1":
             return self._facets.keys()
         # one text: a row an object would cost twice the search

@@ -6,7 +6,6 @@ A row is a tuple of the values of ``columns.COLUMNS``, in that order.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,9 @@ import pyarrow.compute as pc
 from agentrl.errors import StoreError
 from agentrl.guards.printable import encodable
 from agentrl.store import RunDirectory
+from agentrl.store.disk import stamps_of
 from agentrl.store.json_text import from_json, to_json
-from agentrl.store.jsonl import JsonFollower
+from agentrl.store.jsonl import DamageList, JsonFollower
 from agentrl.store.shard_folders import ShardFolders
 from agentrl.store.step_files import frame_of
 from agentrl.store.trajectories.columns import COLUMNS as STORED
@@ -119,11 +119,11 @@ def row_of(record: Mapping[str, Any]) -> Row:
 
 def appended(path: Path, offset: int) -> Appended:
     """What was appended to a file of lines behind ``offset``; all of it where it was cut back."""
-    damage: list[StoreError] = []
+    damage = DamageList()
     follower = JsonFollower(path, offset)
-    _, found = follower.look(damage.append)
+    _, found = follower.look(damage.add)
     records = [record for _, record in found]
-    return Appended(records, follower.offset, "; ".join(map(str, damage)))
+    return Appended(records, follower.offset, "; ".join(damage))
 
 
 LedgerRow = tuple[int, int, int | None, str]
@@ -228,16 +228,12 @@ class Listing:
 
     def _states(self, paths: Iterable[Path]) -> dict[str, FileState]:
         """Those of the files that are still there, sorted by path."""
-        found = {}
-        for path in sorted(paths):
-            try:
-                state = os.lstat(path)
-            except FileNotFoundError:
-                # sealed or removed meanwhile
-                continue
-            if not path.name.startswith("."):
-                found[self._name(path)] = FileState(state.st_size, state.st_mtime_ns)
-        return found
+        return {
+            self._name(path): FileState(stamp.size, stamp.modified_ns)
+            for path, stamp in stamps_of(paths).items()
+            # else it was sealed or removed meanwhile
+            if stamp is not None and not path.name.startswith(".")
+        }
 
     def _name(self, path: Path) -> str:
         return str(path.relative_to(self._run.root))

@@ -13,7 +13,7 @@ from typing import Any
 
 from agentrl.errors import StoreError
 from agentrl.guards.regular_file import NotRegularError
-from agentrl.store.jsonl import JsonFollower
+from agentrl.store.jsonl import DamageList, JsonFollower
 
 
 class AppendedLines:
@@ -25,7 +25,7 @@ class AppendedLines:
 
     def __init__(self, path: Path) -> None:
         self._follower = JsonFollower(path)
-        self.damage: list[str] = []
+        self.damage = DamageList()
         """Lines that are no JSON object, which are passed over; or why the file is."""
 
     def take(self) -> tuple[bool, list[dict[str, Any]]]:
@@ -46,8 +46,7 @@ class AppendedLines:
             error.__cause__, NotRegularError
         ):
             raise error
-        if str(error) not in self.damage:
-            self.damage.append(str(error))
+        self.damage.add(error)
 
 
 _AXES = ("step", "time")

@@ -23,26 +23,26 @@ from agentrl.store import (
     RunDirectory,
     RunState,
     RunWatch,
-    TokenArrays,
     TrajectoryReader,
     decode_trajectory,
 )
+from agentrl.store.disk import Stamp, stamps_of
 from agentrl.store.json_text import from_json, to_json
 from agentrl.store.logs import event_fault
 from agentrl.store.masking import SecretMask
 from agentrl.store.shard import shard_file
 from agentrl.store.shard_folders import RecentRows
-from agentrl.store.trajectories.columns import Row
+from agentrl.store.trajectories.columns import EncodedRow
 from agentrl.store.trajectories.files import find_shard_row
 from agentrl.store.trajectories.listing import LiveListing
 from agentrl.types import Trajectory
 from agentrl.viewer.analysis.blame import BlameRow
-from agentrl.viewer.api_error import not_found
 from agentrl.viewer.index import RunIndex
 from agentrl.viewer.notes import NoteBook
 from agentrl.viewer.pieces import TokenPieces, has_marks, stage_pieces, without_secrets
 from agentrl.viewer.runs.metrics_table import AppendedLines, MetricsTable
 from agentrl.viewer.runs.stored_row import StoredRow
+from agentrl.viewer.viewer_error import not_found
 
 Find = Callable[[str, bool], Path | None]
 """Finds the file with the newest record of an id, or None; looks at the run's files before where
@@ -65,7 +65,7 @@ class RunReader(TrajectoryReader):
         self._live_files: dict[Path, LiveListing] = {}
         self._recent = RecentRows(find_shard_row)
 
-    def row(self, trajectory_id: str) -> tuple[Row, TokenArrays]:
+    def row(self, trajectory_id: str) -> EncodedRow:
         """See ``TrajectoryReader.row``."""
         with self._lock:
             # First as the index has it, which costs nothing, then after a look at the run's files.
@@ -82,23 +82,20 @@ class RunReader(TrajectoryReader):
                         raise
             raise self._missing(trajectory_id)
 
-    def _read_of(self, path: Path, trajectory_id: str) -> tuple[Row, TokenArrays]:
+    def _read_of(self, path: Path, trajectory_id: str) -> EncodedRow:
         if path.suffix == ".jsonl":
             return self._live_row(path, trajectory_id)
         columns, arrays = self._recent.get(path, trajectory_id)
         return dict(columns), arrays
 
-    def _live_row(self, path: Path, trajectory_id: str) -> tuple[Row, TokenArrays]:
-        listing = self._live_files.get(path) or LiveListing(path, self._pass_over)
+    def _live_row(self, path: Path, trajectory_id: str) -> EncodedRow:
         self._live_files = {own: one for own, one in self._live_files.items() if own.is_file()}
-        if not listing.grow():
-            # another file of that name
-            listing = LiveListing(path, self._pass_over)
-            listing.grow()
-        self._live_files[path] = listing
-        if trajectory_id not in listing.ids:
+        listing = self._live_files.setdefault(path, LiveListing(path, self._pass_over))
+        listing.grow()
+        ids = [own for own, _ in listing.places()]
+        if trajectory_id not in ids:
             raise StoreError(f"{path} has no trajectory {trajectory_id!r} any more")
-        return listing.read(len(listing.ids) - 1 - listing.ids[::-1].index(trajectory_id))
+        return listing.read(len(ids) - 1 - ids[::-1].index(trajectory_id))
 
 
 _SHARDS = 100_000
@@ -110,28 +107,20 @@ def count_trajectories(run: RunDirectory) -> int:
 
     A trajectory that a resumed run played again counts twice, as it lies on disk.
     """
-    sealed = sorted(run.sealed_folder.glob("step=*/*.parquet"))
+    sealed = stamps_of(run.sealed_folder.glob("step=*/*.parquet"))
     live = run.live_folder.glob("step=*/*.jsonl")
-    return sum(map(_sealed, sealed)) + sum(map(_lines, live))
-
-
-def _sealed(path: Path) -> int:
-    try:
-        state = path.stat()
-    except OSError:
-        # store.keep left nothing of it
-        return 0
-    return _rows(path, state.st_size, state.st_mtime_ns)
+    rows = sum(_rows(path, stamp) for path, stamp in sealed.items())
+    return rows + sum(map(_lines, live))
 
 
 @lru_cache(maxsize=_SHARDS)
-def _rows(path: Path, size: int, modified: int) -> int:
+def _rows(path: Path, stamp: Stamp | None) -> int:
     """The rows of a shard in this state: ``store.keep`` may replace one by a smaller one."""
     try:
         with shard_file(path) as file:
             rows: int = file.metadata.num_rows
     except (OSError, pa.ArrowException):
-        # the run's own page names the damage
+        # Where store.keep left nothing of it, or it is damaged, which the run's own page says.
         return 0
     return rows
 
@@ -306,7 +295,7 @@ class OpenRun(Closing):
         """
         return stage_pieces(self.directory, stage)
 
-    def _stored(self, trajectory_id: str) -> tuple[dict[str, Any], TokenArrays]:
+    def _stored(self, trajectory_id: str) -> EncodedRow:
         try:
             return self.reader.row(trajectory_id)
         except NoTrajectoryError as error:
@@ -318,7 +307,7 @@ class OpenRun(Closing):
         """The bytes that the run keeps under a hash.
 
         Raises:
-            ApiError: it has none of this name, or what is there has another hash.
+            ViewerError: it has none of this name, or what is there has another hash.
         """
         try:
             return self.directory.read_blob(sha256)

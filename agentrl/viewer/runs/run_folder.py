@@ -11,8 +11,8 @@ from pathlib import Path
 
 from agentrl.errors import StoreError
 from agentrl.store import RunDirectory
-from agentrl.viewer.api_error import not_found
 from agentrl.viewer.runs.open_run import OpenRun
+from agentrl.viewer.viewer_error import not_found
 
 _DEEPEST = 4
 _MOST_FOLDERS = 20_000
@@ -62,7 +62,7 @@ class RunFolder:
         """The run of a key.
 
         Raises:
-            ApiError: there is none, or it was moved away since.
+            ViewerError: there is none, or it was moved away since.
         """
         with self._lock:
             if key not in self._paths:

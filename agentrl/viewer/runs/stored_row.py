@@ -16,14 +16,12 @@ import numpy.typing as npt
 from agentrl.errors import StoreError
 from agentrl.store import Annotation, TokenArrays
 from agentrl.store.json_text import from_json
-from agentrl.store.trajectories.codec import SegmentReader
+from agentrl.store.trajectories.codec import JSON_FIELDS, SegmentReader
 from agentrl.types import SegmentKind
+from agentrl.types.arrays import F32, I32, I64
 from agentrl.types.segment import ALTERNATIVE_IDS
 
-JSON_COLUMNS = (
-    *("task", "turns", "rewards", "reasons", "timings", "info"),
-    *("first_state", "last_observed", "last_info"),
-)
+JSON_COLUMNS = ("task", "turns", *JSON_FIELDS)
 """Columns whose text is JSON."""
 
 
@@ -36,9 +34,9 @@ class StoredAlternatives(NamedTuple):
         logprobs: ``[A, k]``, falling.
     """
 
-    positions: npt.NDArray[np.int64]
-    ids: npt.NDArray[np.int32]
-    logprobs: npt.NDArray[np.float32]
+    positions: I64
+    ids: I32
+    logprobs: F32
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,12 +72,12 @@ class StoredRow:
             raise StoreError(f"the column {column!r} of {name!r} is no JSON: {error}") from error
 
     @cached_property
-    def sequences(self) -> npt.NDArray[np.int32]:
+    def sequences(self) -> I32:
         """The token sequence of each turn, counted from 0."""
         return np.array([turn["sequence"] for turn in self.turns], dtype=np.int32)
 
     @cached_property
-    def policy_positions(self) -> npt.NDArray[np.int64]:
+    def policy_positions(self) -> I64:
         """``[P]`` positions of the POLICY tokens, to which annotations have an entry each."""
         return np.flatnonzero(self.arrays.kinds == SegmentKind.POLICY)
 
@@ -124,7 +122,7 @@ class StoredRow:
             paths.append(path[::-1])
         return paths
 
-    def positions(self, path: Sequence[int]) -> npt.NDArray[np.int64]:
+    def positions(self, path: Sequence[int]) -> I64:
         """The positions of the tokens of some turns, turn after turn."""
         order = np.argsort(self.arrays.turn_index, kind="stable")
         turns = self.arrays.turn_index[order]

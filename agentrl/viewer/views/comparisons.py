@@ -8,9 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from fastapi import Query
 
 from agentrl.errors import DataError
 from agentrl.guards.parsing import parse_json
@@ -31,28 +32,33 @@ from agentrl.viewer.analysis.blame import (
 from agentrl.viewer.analysis.retokenise import retokenise
 from agentrl.viewer.analysis.side_by_side import group_view, task_view, turn_diff
 from agentrl.viewer.analysis.stored_rows import read_episodes, stored_rows
-from agentrl.viewer.api_error import ApiError, bad_request, not_found
 from agentrl.viewer.index.query import term
 from agentrl.viewer.pieces import HIDDEN, HIDDEN_PIECE, REDACTED_ID, has_marks
 from agentrl.viewer.runs.open_run import OpenRun
 from agentrl.viewer.runs.stored_row import StoredRow
 from agentrl.viewer.template import ChatTemplateText
+from agentrl.viewer.viewer_error import ViewerError, bad_request, not_found
 from agentrl.viewer.views.token_view import pieces_of
 from agentrl.viewer.wire import packed
 
 _MOST_SIBLINGS = 64
 _MOST_EPISODES = 20_000
 _RANGE = re.compile(r"(\d{1,18})(?:\.\.(\d{1,18}))?")
+Index = Annotated[int, Query(ge=0, lt=2**53)]
 _SUMMARY = tuple(field.name for field in fields(TrajectorySummary))
 
 
 def group(
-    run: OpenRun, group_index: int, *, stage: str | None, label: str | None, step: int | None
+    run: OpenRun,
+    group_index: Index,
+    stage: str | None = None,
+    label: str | None = None,
+    step: Index | None = None,
 ) -> dict[str, Any]:
     """The rollouts of one group, with their tokens.
 
     Raises:
-        ApiError: the run has no such group.
+        ViewerError: the run has no such group.
     """
     query = f"group:{group_index}"
     query += "" if stage is None else f" {term('stage', stage)}"
@@ -101,7 +107,7 @@ def task(run: OpenRun, task_id: str) -> dict[str, Any]:
     """One task over training.
 
     Raises:
-        ApiError: the run has no such task.
+        ViewerError: the run has no such task.
     """
     asked = term("task", task_id)
     rows = run.index().page(asked, "step", limit=None).rows if asked and task_id else []
@@ -114,15 +120,15 @@ def diff(run: OpenRun, a: str, b: str) -> dict[str, Any]:
     """Two trajectories by their turns.
 
     Raises:
-        ApiError: the run lacks one of them.
+        ViewerError: the run lacks one of them.
     """
     with run.lock:
         one, other = run.trajectory(a), run.trajectory(b)
     return turn_diff(one, other)
 
 
-def behaviour_between(
-    run: OpenRun, a: str, b: str, query: str, *, stage: str | None = None
+def behaviour_view(
+    run: OpenRun, a: str, b: str, query: str = "", stage: str | None = None
 ) -> dict[str, Any]:
     """What changed from the steps ``a`` to the steps ``b``, of the trajectories of a query; of one
     stage, or of all where None.
@@ -235,8 +241,12 @@ def _without_secrets(
     )
 
 
-def blame_answer(
-    run: OpenRun, step: int, signal: Signal, level: Level, *, stage: str | None
+def blame_view(
+    run: OpenRun,
+    step: Index,
+    signal: Signal = "loss",
+    level: Level = "token",
+    stage: str | None = None,
 ) -> dict[str, Any]:
     """``blame_of_step`` as the API sends it; ``missing`` says what the run did not record."""
     try:
@@ -244,20 +254,27 @@ def blame_answer(
     except NotRecordedError as error:
         found = Blame(signal, level, 0.0, None, 0, ())
         missing = f"{error}{run.setting_note('detail')}"
-    return {**asdict(found), "missing": missing}
+    with run.lock:
+        # what store.keep dropped has no part
+        kept = kept_of_step(run, step, stage)
+    return {**asdict(found), "missing": missing, "kept": kept}
 
 
-def retokenised(run: OpenRun, trajectory_id: str, turn: int | None) -> dict[str, Any]:
+def retokenised(
+    run: OpenRun,
+    id: str,  # noqa: A002
+    turn: Index | None = None,
+) -> dict[str, Any]:
     """A turn's recorded ids against those of its text; without a turn, those of all turns.
 
     Raises:
-        ApiError: the run lacks the trajectory, or its tokenizer is not here.
+        ViewerError: the run lacks the trajectory, or its tokenizer is not here.
         DataError: there is no such turn, or it has no ids.
     """
     with run.lock:
-        if (run.row(trajectory_id).arrays.token_ids == REDACTED_ID).any():
+        if (run.row(id).arrays.token_ids == REDACTED_ID).any():
             raise not_found(f"its text is not encoded again: of some tokens, {HIDDEN}")
-        trajectory = run.trajectory(trajectory_id)
+        trajectory = run.trajectory(id)
         stage = trajectory.stage
         try:
             tokenizer = run.pieces(stage).tokenizer
@@ -309,7 +326,7 @@ def _offered_tools(run: OpenRun, trajectory: Trajectory) -> dict[str, bytes]:
         # too large to be kept
         try:
             kept[sha256] = run.blob(sha256)
-        except ApiError:
+        except ViewerError:
             # the comparison with the template says that they are missing
             continue
     return kept

@@ -247,10 +247,9 @@ def _charts(names: Sequence[str]) -> list[dict[str, Any]]:
 def _evaluations(run: OpenRun) -> dict[str, dict[str, Any]]:
     """By label, what was measured when."""
     found: dict[str, dict[str, Any]] = {}
-    evaluated = run.summary.get("eval")
-    for name, own in evaluated.items() if isinstance(evaluated, dict) else ():
-        for when, values in own.items() if isinstance(own, dict) else ():
-            for kind, value in values.items() if isinstance(values, dict) else ():
+    for name, own in mapping(run.summary.get("eval")).items():
+        for when, values in mapping(own).items():
+            for kind, value in mapping(values).items():
                 found[f"{name}/{when}/{kind}"] = {"score": value}
     if not found:
         for stage, own in run.metrics.stages.items():

@@ -18,6 +18,7 @@ from agentrl.errors import DataError
 from agentrl.store import Annotation, AnnotationColumn
 from agentrl.store.annotations.annotation import FULL_COLUMNS, TOKEN_COLUMNS
 from agentrl.types import SegmentKind
+from agentrl.types.arrays import F32, I32, AnyArray
 from agentrl.viewer.pieces import HIDDEN, HIDDEN_PIECE, REDACTED_ID, TokenPieces
 from agentrl.viewer.runs.open_run import OpenRun
 from agentrl.viewer.runs.stored_row import StoredRow
@@ -112,7 +113,7 @@ def token_view(
 
 
 def pieces_of(
-    run: OpenRun, row: StoredRow, token_ids: npt.NDArray[np.int32], missing: dict[str, str]
+    run: OpenRun, row: StoredRow, token_ids: I32, missing: dict[str, str]
 ) -> tuple[list[str], dict[int, bytes]]:
     """The text of each token, and the bytes of those that are no whole characters; without a
     tokenizer the ids, and ``missing`` says why.
@@ -148,9 +149,9 @@ def _alternatives(run: OpenRun, row: StoredRow, missing: dict[str, str]) -> dict
 
 def _chosen(
     annotations: Sequence[Annotation], learner: str | None, step: int | None
-) -> Mapping[str, npt.NDArray[np.generic]]:
+) -> Mapping[str, AnyArray]:
     """The newest array of each name."""
-    found: dict[str, npt.NDArray[np.generic]] = {}
+    found: dict[str, AnyArray] = {}
     for annotation in annotations:
         if learner in (None, annotation.learner) and step in (None, annotation.step):
             found.update(annotation.arrays)
@@ -174,7 +175,7 @@ class _Columns:
         self._add("logprobs", row.arrays.logprobs)
         self._add("policy_versions", np.where(versions < 0, np.nan, versions))
 
-    def add_learned(self, learned: Mapping[str, npt.NDArray[np.generic]]) -> None:
+    def add_learned(self, learned: Mapping[str, AnyArray]) -> None:
         """Adds arrays with an entry for every POLICY token, or for every turn."""
         places = self._row.policy_positions
         for name, values in learned.items():
@@ -194,7 +195,7 @@ class _Columns:
             old = self._spread(learned["old_logprobs"])
             self._add(DERIVED.name, old - self._row.arrays.logprobs)
 
-    def _spread(self, values: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
+    def _spread(self, values: AnyArray) -> F32:
         spread = np.full(self._row.arrays.token_ids.size, np.nan, np.float32)
         spread[self._row.policy_positions] = values
         return spread

@@ -11,14 +11,14 @@ from pathlib import Path
 import httpx
 
 from agentrl.store import RunDirectory
-from agentrl.viewer.beside import ViewerBeside
+from agentrl.viewer.beside import viewer_beside
 from tests.kit.waiting import until
 
 STARTER = """
 import sys, time
 from pathlib import Path
-from agentrl.viewer.beside import ViewerBeside
-with ViewerBeside(Path(sys.argv[1]), lambda line: print(line, flush=True), terminal=False):
+from agentrl.viewer.beside import viewer_beside
+with viewer_beside(Path(sys.argv[1]), lambda line: print(line, flush=True), terminal=False):
     time.sleep(600)
 """
 
@@ -40,7 +40,7 @@ def assert_ends(link: str) -> None:
 
 def test_it_waits_for_the_run_and_ends_with_the_block(tmp_path: Path) -> None:
     lines: queue.Queue[str] = queue.Queue()
-    with ViewerBeside(tmp_path / "run", lines.put, terminal=False):
+    with viewer_beside(tmp_path / "run", lines.put, terminal=False):
         RunDirectory.create(tmp_path / "run", {"seed": 1})
         link = link_of(lines.get(timeout=30))
         assert httpx.get(link).status_code == 303
@@ -49,7 +49,7 @@ def test_it_waits_for_the_run_and_ends_with_the_block(tmp_path: Path) -> None:
 
 def test_it_ends_where_no_run_ever_comes(tmp_path: Path) -> None:
     began = time.monotonic()
-    with ViewerBeside(tmp_path / "run", print, terminal=False):
+    with viewer_beside(tmp_path / "run", print, terminal=False):
         pass
     assert time.monotonic() - began < 60
 

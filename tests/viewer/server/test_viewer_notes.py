@@ -9,8 +9,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from agentrl.store import RunDirectory, TrajectoryWriter
-from agentrl.viewer.api_error import ApiError
 from agentrl.viewer.notes import NoteBook
+from agentrl.viewer.viewer_error import ViewerError
 from tests.kit.waiting import until
 from tests.viewer.server.viewers import Client, make_trajectory
 
@@ -84,7 +84,7 @@ def test_two_viewers_of_two_users_see_each_others_notes(tmp_path: Path) -> None:
     first = ann.add({"trajectory": "1-0-0", "text": "by ann"})
     second = bob.add({"trajectory": "1-0-0", "labels": ["good"]})
     assert ann.all() == bob.all() == [first, second]
-    with pytest.raises(ApiError, match="is bob's"):
+    with pytest.raises(ViewerError, match="is bob's"):
         ann.delete(second.id)
     ann.delete(first.id)
     assert bob.all() == [second]

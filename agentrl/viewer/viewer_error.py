@@ -1,4 +1,4 @@
-"""API error: a refused request, with its HTTP status and a sentence for people."""
+"""Viewer error: a refused request, with its HTTP status and a sentence for people."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from agentrl.errors import AgentRLError
 
 
-class ApiError(AgentRLError):
+class ViewerError(AgentRLError):
     """Answered as ``{"error": message}``.
 
     Args:
@@ -23,17 +23,17 @@ class ApiError(AgentRLError):
         self.status = status
 
     def __reduce__(self) -> tuple[object, ...]:
-        return ApiError, (self.status, str(self))
+        return ViewerError, (self.status, str(self))
 
 
-def not_found(message: str) -> ApiError:
+def not_found(message: str) -> ViewerError:
     """Of a thing that the run does not have."""
-    return ApiError(404, message)
+    return ViewerError(404, message)
 
 
-def bad_request(message: str) -> ApiError:
+def bad_request(message: str) -> ViewerError:
     """Of a request that cannot be answered by anything."""
-    return ApiError(400, message)
+    return ViewerError(400, message)
 
 
 def fault_of(errors: Sequence[Mapping[str, Any]]) -> str:

@@ -197,6 +197,7 @@ class EngineTraits:
         transport: how weights reach it; None where they are put in this process.
         ranks_a_server: ranks of a node on whose GPUs one of them starts a server; 0 for an engine
             that takes no GPU by itself.
+        gpus: that a process apart from ranks needs for it, servers and all.
     """
 
     returns_ids: bool = True
@@ -205,6 +206,7 @@ class EngineTraits:
     max_owners: int | None = None
     transport: Transport | None = None
     ranks_a_server: int = 0
+    gpus: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,7 @@ def test_rates_of_no_time_at_all_are_nothing() -> None:
     clock = Clock()
     measured = RolloutRates(clock)
     measured.add(5)
-    assert set(measured.take().values()) == {0.0}
+    assert set(measured.take_metrics().values()) == {0.0}
 
 
 def test_each_has_a_meaning() -> None:

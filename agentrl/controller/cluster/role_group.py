@@ -1,19 +1,74 @@
-"""Role group: the ranks that host a stage's roles, called all together."""
+"""Role group: the ranks that host a stage's roles, called all together; groups may work at once."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 from agentrl.controller.cluster.mesh import MeshShape
 from agentrl.controller.cluster.phases import ranks_of_servers
 from agentrl.controller.cluster.rollout_pool import ProcessInfo, RolloutPool, RolloutWorkerSpec
 from agentrl.controller.cluster.worker import RoleSpec, Worker
 from agentrl.errors import TrainingError, WeightMismatchError
+from agentrl.metrics.timing import IdleClock
 from agentrl.training import DistSpec
 from agentrl.training.device import FIRST_DEVICE, DeviceType
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+_POLL_S = 1.0
+"""Between two looks at calls that are late."""
+_POLL_EACH_S = 0.1
+"""Between looks at one group and the next, while several work."""
+
+
+class Begun(Protocol):
+    """A call of every rank of a group that is under way."""
+
+    def look(self, timeout_s: float) -> bool:
+        """Whether all have answered; waits so long for them at most.
+
+        Raises:
+            AgentRLError: one failed, died, or is too late.
+        """
+        ...
+
+    def answers(self) -> list[Any]:
+        """By rank, once all have answered."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pending(Generic[T]):
+    """A call that is under way, and what is made of its answers."""
+
+    group: RoleGroup
+    begun: Begun
+    take: Callable[[list[Any]], T]
+
+    def then(self, make: Callable[[T], U]) -> Pending[U]:
+        """The same call, with something else made of it."""
+        return Pending(self.group, self.begun, lambda by_rank: make(self.take(by_rank)))
+
+
+def at_once(pending: Sequence[Pending[T]]) -> list[T]:
+    """Waits for calls that were begun, those of different groups at once.
+
+    Raises:
+        AgentRLError: the first failure of any, as soon as it is known.
+    """
+    waiting = list(pending)
+    while waiting:
+        wait_s = _POLL_S if len(waiting) == 1 else _POLL_EACH_S
+        for one in list(waiting):
+            if one.begun.look(wait_s):
+                waiting.remove(one)
+                one.group.count_call(-1)
+    return [one.take(one.begun.answers()) for one in pending]
 
 
 class RoleGroup:
@@ -23,10 +78,16 @@ class RoleGroup:
 
     Args:
         mesh: how the ranks are arranged.
+        name: of its pool.
     """
 
-    def __init__(self, mesh: MeshShape) -> None:
+    def __init__(self, mesh: MeshShape, name: str = "") -> None:
         self.mesh = mesh
+        self.name = name
+        self._under_way = 0
+        self._clock = IdleClock()
+        # guards the two above: the loop's thread and the scoring thread call
+        self._counting = threading.Lock()
 
     def setup(self, roles: Mapping[str, RoleSpec]) -> None:
         """Builds a stage's roles on every rank; what an earlier stage left is ended first."""
@@ -53,9 +114,32 @@ class RoleGroup:
         Returns:
             With shards one answer for each data coordinate, otherwise one for each rank.
         """
+        return at_once([self.begin(target, method, shards=shards, args=args)])[0]
+
+    def begin(
+        self,
+        target: str,
+        method: str,
+        *,
+        shards: Sequence[Any] | None = None,
+        args: tuple[Any, ...] = (),
+    ) -> Pending[list[Any]]:
+        """As ``call``, without waiting for the answers: ``at_once`` does."""
         by_rank = [(target, method, *own) for own in self.mesh.arguments(shards, args)]
-        answers = self.call_ranks(f"{target}.{method}", "call", by_rank)
-        return self.mesh.answers(answers, sharded=shards is not None)
+        return self._pending(f"{target}.{method}", "call", by_rank).then(
+            lambda answers: self.mesh.answers(answers, sharded=shards is not None)
+        )
+
+    def count_call(self, change: int) -> None:
+        """A call has begun, or has ended; between calls the ranks are idle."""
+        with self._counting:
+            self._under_way += change
+            self._clock.set_idle(not self._under_way)
+
+    def take_idle_frac(self) -> float:
+        """Share of the seconds since the last call in which the ranks were idle."""
+        with self._counting:
+            return self._clock.take()[1]
 
     def host(self, spec: RolloutWorkerSpec | None) -> RolloutPool:
         """Where the ranks play a stage's episodes: beside each, or beside the first of those whose
@@ -93,6 +177,16 @@ class RoleGroup:
 
     def call_ranks(self, what: str, method: str, by_rank: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Calls a method of every rank's worker; ``what`` is done, for messages."""
+        return at_once([self._pending(what, method, by_rank)])[0]
+
+    def _pending(
+        self, what: str, method: str, by_rank: Sequence[tuple[Any, ...]]
+    ) -> Pending[list[Any]]:
+        self.count_call(1)
+        return Pending(self, self.begin_ranks(what, method, by_rank), list)
+
+    def begin_ranks(self, what: str, method: str, by_rank: Sequence[tuple[Any, ...]]) -> Begun:
+        """Begins a call of a method of every rank's worker."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -127,16 +221,30 @@ class _Turns:
             self._changed.notify_all()
 
 
+class Ended:
+    """``Begun`` that has its answers."""
+
+    def __init__(self, by_rank: list[Any]) -> None:
+        self._by_rank = by_rank
+
+    def look(self, timeout_s: float) -> bool:
+        return True
+
+    def answers(self) -> list[Any]:
+        return self._by_rank
+
+
 class LocalRoleGroup(RoleGroup):
     """One rank in the driver's own process: no Ray, breakpoints work, the same addressing.
 
     Args:
         threads: torch threads of this process.
         device: where the roles compute; of several GPUs the first.
+        name: of its pool.
     """
 
-    def __init__(self, *, threads: int, device: DeviceType = "cpu") -> None:
-        super().__init__(MeshShape())
+    def __init__(self, *, threads: int, device: DeviceType = "cpu", name: str = "") -> None:
+        super().__init__(MeshShape(), name)
         self._worker = Worker("episodes-0")
         self._worker.join(DistSpec(device=FIRST_DEVICE[device]), threads)
         self.rollouts = self._worker.rollouts
@@ -145,14 +253,15 @@ class LocalRoleGroup(RoleGroup):
         # one collective call at a time: the loop's thread trains, the scoring thread may score
         self._calling = _Turns()
 
-    def call_ranks(self, what: str, method: str, by_rank: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def begin_ranks(self, what: str, method: str, by_rank: Sequence[tuple[Any, ...]]) -> Begun:
+        # In one process nothing works at once: the call has ended when this returns.
         with self._calling:
             if self._error is not None:
                 raise TrainingError(
                     f"the group is poisoned by an earlier error: {self._error}", rank=0
                 )
             try:
-                return [getattr(self._worker, method)(*own) for own in by_rank]
+                return Ended([getattr(self._worker, method)(*own) for own in by_rank])
             except WeightMismatchError:  # after the last collective: the ranks are sound
                 raise
             except BaseException as error:

@@ -11,7 +11,8 @@ import numpy as np
 
 from agentrl.algorithms import AlgorithmSpec
 from agentrl.config import StageConfig
-from agentrl.controller.batch_plan import PlannedBatch
+from agentrl.controller.batch_plan import CutBatch, PlannedBatch
+from agentrl.controller.cluster.role_group import at_once
 from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.controller.group_rewards import (
     checked_credit,
@@ -29,7 +30,6 @@ from agentrl.errors import TrainingError
 from agentrl.rollouts import make_batch
 from agentrl.training import Actor, Critic, Layout, LearningRole, ModelInfo, Reference
 from agentrl.types import (
-    BatchShard,
     SegmentKind,
     Stats,
     Trajectory,
@@ -43,9 +43,9 @@ _PASSES: tuple[tuple[Callable[[AlgorithmSpec], bool], str, Callable[..., Any]], 
     (lambda spec: spec.recomputes_old_logprobs, "actor", Actor.logprobs),
     (lambda spec: spec.needs.reference, "reference", Reference.logprobs),
     (lambda spec: spec.needs.critic, "critic", Critic.values),
-    (lambda spec: spec.needs.advantages, "actor", Actor.advantages),  # moments over all ranks
 )
-"""Passes before the update, in order: whether an algorithm needs one, the role, and its method."""
+"""Passes before the update: whether an algorithm needs one, the role, and its method. None needs
+another's columns, so that those of different groups run at once."""
 
 
 @dataclass(eq=False)
@@ -119,13 +119,14 @@ class Passes:
         planned = PlannedBatch.plan(
             batch,
             self.algorithm,
-            Layout(self.model.group.mesh.dp, train.micro_batch_tokens, self._length_scale),
+            Layout(self.model.data_parallel, train.micro_batch_tokens, self._length_scale),
             mini_batch_groups=train.mini_batch_prompts,
             forward_tokens=train.logprob_micro_batch_tokens,
             seed=seed_for(stage.run.seed, "shuffle", state.step),
             state=state.algorithm,
             policy_version=version,
             share_prefixes=self._share_prefixes,
+            others=[role.data_parallel for role in self.roles.values()],
         )
         finished = [one for group in groups for one in group.finished]
         agents = tuple(one.turns[0].agent if one.turns else MAIN_AGENT for one in finished)
@@ -133,10 +134,11 @@ class Passes:
 
     def forward(self, batch: PlannedBatch) -> PlannedBatch:
         """The batch with the columns of every pass that the algorithm needs before the update."""
-        for is_needed, role, method in _PASSES:
-            if is_needed(self.algorithm):
-                columns = self.roles[role].columns(method, batch)
-                batch = replace(batch, batch=batch.batch.join(columns))
+        passes = [row[1:] for row in _PASSES if row[0](self.algorithm)]
+        batch = self._with_columns(batch, passes)
+        if self.algorithm.needs.advantages:
+            # they are made of those columns, with moments over all ranks
+            batch = self._with_columns(batch, [("actor", Actor.advantages)])
         self._learned = LearnedTokens(
             batch,
             num_passes=self.algorithm.num_epochs,
@@ -145,30 +147,51 @@ class Passes:
         )
         return batch
 
-    def update(self, batch: PlannedBatch, mini_batch: Sequence[BatchShard]) -> Stats:
-        """One optimizer step of every learner; metrics of those beside the model are prefixed by
-        their names. While a critic warms up it learns alone. A step that is skipped for its
-        gradient leaves no metrics but its count, and once the run ends for them no more are taken.
+    def _with_columns(
+        self, batch: PlannedBatch, passes: Sequence[tuple[str, Callable[..., Any]]]
+    ) -> PlannedBatch:
+        samples = batch.forward()
+        begun = [self.roles[role].begin_columns(own, batch, samples) for role, own in passes]
+        for columns in at_once(begun):
+            batch = replace(batch, batch=batch.batch.join(columns))
+        return batch
+
+    def update(self, batch: PlannedBatch, mini_batch: CutBatch) -> Stats:
+        """One optimizer step of every learner, of those in different groups at once; metrics of
+        those beside the model are prefixed by their names. While a critic warms up it learns alone.
+        A step that is skipped for its gradient leaves no metrics but its count, and once the run
+        ends for them no more are taken.
 
         Raises:
             StoreError: the batch of a skipped step cannot be written.
         """
         stats = Stats()
-        for learner in self.learners[1:] if self.warms_up else self.learners:
+        learning = self.learners[1:] if self.warms_up else self.learners
+        for learners in _waves(learning):
             if self.skipped.ended:
                 break
-            own = learner.update(LearningRole.update, batch, mini_batch)
-            prefix = f"{learner.name}/"
-            if learner is self.model:
-                prefix = metric_prefix(self.policy)
-            skipped = self.skipped.note(
-                learner, batch.batch, mini_batch, own, step=self._step, prefix=prefix
+            found = at_once(
+                [one.begin_update(LearningRole.update, batch, mini_batch) for one in learners]
             )
-            own = UpdateStats({}, {}) if skipped else own
-            if not self.warms_up:  # the policy learned nothing of these tokens
-                self._learned.add(learner.name, mini_batch, own.columns, own, skipped=skipped)
-            stats += Stats({prefix + name: stat for name, stat in own.items()})
+            for learner, own in zip(learners, found, strict=True):
+                stats += self._taken(learner, batch, mini_batch, own)
         return stats
+
+    def _taken(
+        self, learner: RoleHandle, batch: PlannedBatch, mini_batch: CutBatch, own: UpdateStats
+    ) -> Stats:
+        """The metrics of a learner's step, whose columns are kept."""
+        parts = mini_batch.shards(learner.data_parallel)
+        prefix = f"{learner.name}/"
+        if learner is self.model:
+            prefix = metric_prefix(self.policy)
+        skipped = self.skipped.note(
+            learner, batch.batch, parts, own, step=self._step, prefix=prefix
+        )
+        own = UpdateStats({}, {}) if skipped else own
+        if not self.warms_up:  # the policy learned nothing of these tokens
+            self._learned.add(learner.name, parts, own.columns, own, skipped=skipped)
+        return Stats({prefix + name: stat for name, stat in own.items()})
 
     @property
     def warms_up(self) -> bool:
@@ -214,6 +237,19 @@ class Passes:
                     f"trajectory {trajectory.id} was sampled by policy version {sampled_by}, "
                     f"the schedule allows {oldest} at the least in step {state.step + 1}"
                 )
+
+
+def _waves(learners: Sequence[RoleHandle]) -> list[list[RoleHandle]]:
+    """Those that may learn at once: of each group one, in order."""
+    waves: list[list[RoleHandle]] = []
+    for learner in learners:
+        free = (wave for wave in waves if all(one.group is not learner.group for one in wave))
+        wave = next(free, None)
+        if wave is None:
+            waves.append([learner])
+        else:
+            wave.append(learner)
+    return waves
 
 
 def _shuffled(groups: Sequence[TrajectoryGroup], seed: int) -> list[TrajectoryGroup]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from agentrl.config.rules import broken_by, fault
 from agentrl.config.schema import StageConfig
-from agentrl.config.sections import MAIN_POOL, ROLES, PlacementConfig, PoolConfig
+from agentrl.config.sections import MAIN_POOL, PLACED_ROLES, PlacementConfig, PoolConfig
 from agentrl.errors import did_you_mean
 from agentrl.training.parallel.layout_rules import (
     check_backend_ranks,
@@ -16,20 +16,15 @@ from agentrl.training.parallel.layout_rules import (
 )
 from agentrl.types.section import Fault
 
-_POOL_NAME = re.compile(r"[A-Za-z][\w-]*")
+_POOL_NAME = re.compile(rf"(?!{MAIN_POOL}$)[A-Za-z][\w-]*")
 
 
 def placement_faults(placement: PlacementConfig) -> Iterator[Fault]:
     """Rules of a run's processes."""
-    for rules in (
-        _worker_faults,
-        _name_faults,
-        _role_faults,
-        _inline_faults,
-        _node_faults,
-        _rollout_pool_faults,
-    ):
-        yield from rules(placement)
+    yield from _worker_faults(placement)
+    yield from _pool_faults(placement)
+    yield from _role_faults(placement)
+    yield from _rollout_pool_faults(placement)
 
 
 def layout_faults(stage: StageConfig) -> Iterator[Fault]:
@@ -79,112 +74,81 @@ def _worker_faults(placement: PlacementConfig) -> Iterator[Fault]:
             )
 
 
-def _name_faults(placement: PlacementConfig) -> Iterator[Fault]:
-    for name in placement.pools:
-        if not _POOL_NAME.fullmatch(name):
-            yield fault(
-                f"placement.pools must have names of letters, digits, _ and -, got {name!r}; "
-                "rename it",
-                "placement.pools",
-            )
-    if MAIN_POOL in placement.pools:
-        yield fault(
-            f"placement.pools must not name {MAIN_POOL!r}, which is placement itself; lay it out "
-            "by placement.world_size, or choose another name",
-            f"placement.pools.{MAIN_POOL}",
-        )
-    for name in placement.pools.keys() - {*placement.roles.values(), placement.rollout}:
-        yield fault(
-            f"placement.pools.{name} holds nothing; name it in placement.roles or "
-            "placement.rollout, or leave it out",
-            f"placement.pools.{name}",
-        )
-
-
-def _inline_faults(placement: PlacementConfig) -> Iterator[Fault]:
-    if placement.mode != "inline":
-        return
+def _pool_faults(placement: PlacementConfig) -> Iterator[Fault]:
     fields = PlacementConfig.model_fields
     for name in ("nodes", "gpus", "cpus", "labels", "pools"):
-        if getattr(placement, name) != fields[name].get_default(call_default_factory=True):
+        default = fields[name].get_default(call_default_factory=True)
+        if placement.mode == "inline" and getattr(placement, name) != default:
             yield fault(
                 f"placement.{name} is asked of Ray, which placement.mode='inline' does not start; "
                 "leave it out, or set placement.mode=ray",
                 f"placement.{name}",
                 "placement.mode",
             )
+    for name in placement.pools:
+        if not _POOL_NAME.fullmatch(name):
+            yield fault(
+                "placement.pools must have names of letters, digits, _ and - other than "
+                f"{MAIN_POOL!r}, which is placement itself, got {name!r}; rename it",
+                f"placement.pools.{name}",
+            )
+        if name not in (*placement.roles.values(), placement.rollout):
+            yield fault(
+                f"placement.pools.{name} holds nothing; name it in placement.roles or "
+                "placement.rollout, or leave it out",
+                f"placement.pools.{name}",
+            )
 
 
 def _role_faults(placement: PlacementConfig) -> Iterator[Fault]:
     known = [MAIN_POOL, *placement.pools]
-    for role, pool in placement.roles.items():
-        if role not in ROLES[1:]:
-            yield fault(
-                f"placement.roles must place {', '.join(ROLES[1:])} (the actor is in "
-                f"{MAIN_POOL}), got {role!r}{did_you_mean(role, ROLES[1:])}; leave it out",
-                f"placement.roles.{role}",
-            )
+    named = {f"placement.roles.{role}": pool for role, pool in placement.roles.items()}
+    for key, pool in {**named, "placement.rollout": placement.rollout or MAIN_POOL}.items():
         if pool not in known:
-            yield _unknown_pool(f"placement.roles.{role}", pool, known)
-    if placement.rollout is not None and placement.rollout not in known:
-        yield _unknown_pool("placement.rollout", placement.rollout, known)
-
-
-def _node_faults(placement: PlacementConfig) -> Iterator[Fault]:
-    for name, pool in placement.rank_pools.items():
-        if pool.nodes is not None and pool.world_size % pool.nodes:
-            key = _pool_key(name)
             yield fault(
-                f"{key}.nodes must divide {key}.world_size={pool.world_size}, got {pool.nodes}; "
-                "change one of them",
-                f"{key}.nodes",
-                f"{key}.world_size",
+                f"{key} must name a pool ({', '.join(known)}), got {pool!r}"
+                f"{did_you_mean(pool, known)}; name one, or add it to placement.pools",
+                key,
+                "placement.pools",
             )
+    for role in placement.roles.keys() - PLACED_ROLES:
+        yield fault(
+            f"placement.roles must place {', '.join(sorted(PLACED_ROLES))} (the actor is in "
+            f"{MAIN_POOL}), got {role!r}{did_you_mean(role, PLACED_ROLES)}; leave it out",
+            f"placement.roles.{role}",
+        )
 
 
 def _rollout_pool_faults(placement: PlacementConfig) -> Iterator[Fault]:
     """Rollout workers and ranks that cannot share a pool."""
     name = placement.rollout
-    pool = placement.pools.get(name or "")
     if name is None or not placement.rollout_workers:
         return
-    key = _pool_key(name)
-    if placement.workers_share and placement.rank_pools[name].nodes is not None:
-        yield fault(
-            f"{key}.nodes keeps ranks of a machine together, which rollout workers that share "
-            f"their GPUs (placement.rollout={name!r}) cannot be placed among; leave it out, or "
-            "name a pool of their own",
-            f"{key}.nodes",
-            "placement.rollout",
-        )
-    if pool is None or placement.workers_share:
-        return
-    layout = {"tp_size", "sp_size"} | (set() if pool.gpus else {"world_size"})
-    for own in sorted(layout & pool.model_fields_set):
-        if getattr(pool, own) != 1:
+    pool, key = placement.worker_pool, _pool_key(name)
+    if placement.workers_share:
+        if pool.nodes is not None:
             yield fault(
-                f"{key}.{own} lays out ranks, and {name!r} holds rollout workers alone, which "
-                "placement.rollout_workers counts and whose engines have a layout of their own "
-                f"(rollout.sglang.tp_size), got {getattr(pool, own)}; leave it out",
-                f"{key}.{own}",
+                f"{key}.nodes keeps ranks of a machine together, which rollout workers that share "
+                f"their GPUs (placement.rollout={name!r}) cannot be placed among; leave it out, or "
+                "name a pool of their own",
+                f"{key}.nodes",
                 "placement.rollout",
             )
-    if pool.nodes is not None and placement.rollout_workers % pool.nodes:
+        return
+    if pool.world_size != (pool.nodes or 1) * (pool.gpus or 1) or pool.tp_size * pool.sp_size > 1:
+        yield fault(
+            f"{key} has a layout of ranks (world_size, tp_size, sp_size) and holds rollout workers "
+            "alone, which placement.rollout_workers counts; leave it out",
+            key,
+            "placement.rollout",
+        )
+    if placement.rollout_workers % (pool.nodes or 1):
         yield fault(
             f"placement.rollout_workers must be a multiple of {key}.nodes={pool.nodes}, got "
             f"{placement.rollout_workers}; change one of them",
             "placement.rollout_workers",
             f"{key}.nodes",
         )
-
-
-def _unknown_pool(key: str, pool: str, known: Sequence[str]) -> Fault:
-    return fault(
-        f"{key} must name a pool ({', '.join(known)}), got {pool!r}{did_you_mean(pool, known)}; "
-        "name one, or add it to placement.pools",
-        key,
-        "placement.pools",
-    )
 
 
 def _pool_key(name: str) -> str:

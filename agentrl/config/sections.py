@@ -31,7 +31,7 @@ from agentrl.types.section import (
 Dtype = Literal["float32", "bfloat16"]
 MAIN_POOL = "main"
 """The pool of the policy's ranks, and of every role that names no other."""
-ROLES = ("actor", "critic", "reference", "reward_model")
+PLACED_ROLES = frozenset({"critic", "reference", "reward_model"})
 """What ``placement.roles`` may place."""
 
 _OF_EVALUATIONS = ActsWith("sets", but=({},))
@@ -89,22 +89,21 @@ class PoolConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _count_ranks(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or "world_size" in given:
+        if not isinstance(given, dict):
             return given
-        sizes = given.get("gpus"), given.get("nodes") or 1
-        if not all(isinstance(size, int) for size in sizes):
-            # what is wrong with them is told by their own rules
-            return given
-        return {**given, "world_size": math.prod(sizes)}
+        sizes = given.get("nodes") or 1, given.get("gpus") or 1
+        # what is no number is told by its own rule
+        counted = all(isinstance(size, int) for size in sizes) and sizes != (1, 1)
+        return {"world_size": math.prod(sizes), **given} if counted else given
 
     @model_validator(mode="after")
     def _check_ranks(self) -> Self:
-        nodes = self.nodes or 1
-        if self.gpus is not None and self.world_size != nodes * self.gpus:
+        nodes, gpus = self.nodes or 1, self.gpus or self.world_size // (self.nodes or 1)
+        if self.world_size != nodes * gpus:
             raise self.broken(
                 "world_size",
-                f" must be nodes * gpus = {nodes} * {self.gpus}, got {self.world_size}; leave it "
-                "out",
+                f" must be nodes * gpus (or a multiple of nodes, without gpus), got nodes={nodes}, "
+                f"gpus={self.gpus} and {self.world_size}; change one of them",
             )
         return self
 

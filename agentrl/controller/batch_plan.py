@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -30,22 +31,8 @@ class Partition:
     forward: Plan
 
 
-@dataclass(slots=True, eq=False)
-class CutBatch:
-    """Samples of a batch, cut for whoever takes them.
-
-    Args:
-        cut: shards by the number of data coordinates.
-    """
-
-    cut: Callable[[int], list[BatchShard]]
-    _made: dict[int, list[BatchShard]] = field(default_factory=dict)
-
-    def shards(self, data_parallel: int) -> list[BatchShard]:
-        """One for each coordinate of a group; groups of as many get the same ones."""
-        if data_parallel not in self._made:
-            self._made[data_parallel] = self.cut(data_parallel)
-        return self._made[data_parallel]
+Shards: TypeAlias = Callable[[int], list[BatchShard]]
+"""Cuts samples of a batch for a number of data coordinates, once for each number."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,15 +123,15 @@ class PlannedBatch:
         """Of the model: a plan for each optimizer step of a pass, with the samples' weights."""
         return next(iter(self.partitions.values())).updates
 
-    def mini_batches(self, num_passes: int) -> Iterator[CutBatch]:
+    def mini_batches(self, num_passes: int) -> Iterator[Shards]:
         """What each optimizer step learns from, over ``num_passes`` passes."""
         for _ in range(num_passes):
             for number in range(len(self.updates)):
-                yield CutBatch(partial(self._mini_batch, number))
+                yield cache(partial(self._mini_batch, number))
 
-    def forward(self) -> CutBatch:
+    def forward(self) -> Shards:
         """All samples, for passes without a backward."""
-        return CutBatch(lambda size: self._shards(self.partitions[size].forward))
+        return cache(lambda size: self._shards(self.partitions[size].forward))
 
     def _mini_batch(self, number: int, data_parallel: int) -> list[BatchShard]:
         plan, weights = self.partitions[data_parallel].updates[number]

@@ -82,5 +82,5 @@ def _learned(groups: list[TrajectoryGroup]) -> LearnedTokens:
     size = batch.token_ids.size
     columns = {name: np.ones(size, np.float32) for name in ("ratio", "token_loss")}
     for mini_batch in planned.mini_batches(1):
-        learned.add("actor", mini_batch.shards(1), columns, Stats())
+        learned.add("actor", mini_batch(1), columns, Stats())
     return learned

@@ -132,7 +132,8 @@ def learn(
         )
         actors = {"main": "actor", **(policies or {})}
         specs = {**dict.fromkeys(actors.values(), spec), **(beside or {})}
-        places = {name: (elsewhere or {}).get(name, group) for name in (*specs, "reference")}
+        names = (*specs, *others, "reference")
+        places = {name: (elsewhere or {}).get(name, group) for name in names}
         for own in set(places.values()):
             own.setup({name: one for name, one in specs.items() if places[name] is own})
         roles = {policy: {"actor": RoleHandle(group, name)} for policy, name in actors.items()}

@@ -169,9 +169,7 @@ class Step:
             last = number >= len(steps) - len(self.planned.updates)
             for learner, own in (("actor", actors), ("critic", critics))[:learners]:
                 shown = own if last else {name: values + 99 for name, values in own.items()}
-                learned.add(
-                    learner, mini_batch.shards(2), {} if detail == "basic" else shown, Stats()
-                )
+                learned.add(learner, mini_batch(2), {} if detail == "basic" else shown, Stats())
         return learned
 
     def record(

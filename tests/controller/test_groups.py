@@ -17,7 +17,7 @@ import pytest
 from agentrl.config.sections import PoolConfig
 from agentrl.controller.cluster.episode_host import EpisodeHost
 from agentrl.controller.cluster.mesh import MeshShape
-from agentrl.controller.cluster.role_group import Ended, RoleGroup
+from agentrl.controller.cluster.role_group import Look, RoleGroup
 from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.controller.cluster.rollout_pool import ProcessInfo, collect_groups
 from agentrl.errors import ConfigError, DataError, EngineError, TrainingError
@@ -54,11 +54,12 @@ class CallGroup(RoleGroup):
         self.calls: list[tuple[str, str, list[tuple[Any, ...]]]] = []
         self._answer = answer
 
-    def begin_ranks(self, what: str, method: str, by_rank: Sequence[tuple[Any, ...]]) -> Ended:
+    def begin_ranks(self, what: str, method: str, by_rank: Sequence[tuple[Any, ...]]) -> Look:
         target, name = by_rank[0][:2]
         own = [args[2:] for args in by_rank]
         self.calls.append((target, name, own))
-        return Ended([self._answer(rank, *args) for rank, args in enumerate(own)])
+        answers = [self._answer(rank, *args) for rank, args in enumerate(own)]
+        return lambda _: answers
 
 
 THREE_RANKS = MeshShape(dp=3)

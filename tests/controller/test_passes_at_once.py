@@ -44,32 +44,16 @@ def algorithm() -> AlgorithmSpec:
 # --- calls of several groups
 
 
-class Never:
-    """``Begun`` that does not end."""
-
-    def look(self, timeout_s: float) -> bool:
-        return False
-
-    def answers(self) -> list[Any]:
-        raise NotImplementedError
-
-
-class Fails(Never):
-    """``Begun`` whose second look finds a failure."""
-
-    looks = 0
-
-    def look(self, timeout_s: float) -> bool:
-        self.looks += 1
-        if self.looks == 2:
-            raise TrainingError("rank 1 died", rank=1)
-        return False
-
-
 def test_a_failure_is_told_while_another_group_works_on() -> None:
     group = RoleGroup(MeshShape())
+    looks = iter([False, True])
+
+    def fails(timeout_s: float) -> None:
+        if next(looks):
+            raise TrainingError("rank 1 died", rank=1)
+
     with pytest.raises(TrainingError, match="rank 1 died"):
-        at_once([Pending(group, Never(), list), Pending(group, Fails(), list)])
+        at_once([Pending(group, lambda _: None, list), Pending(group, fails, list)])
 
 
 def test_a_mini_batch_has_the_same_samples_for_every_number_of_ranks() -> None:
@@ -92,12 +76,11 @@ def test_a_mini_batch_has_the_same_samples_for_every_number_of_ranks() -> None:
     assert len(mini_batches) == 4
     for cut in (*mini_batches, planned.forward()):
         samples = [
-            sorted(row for part in cut.shards(size) for row in part.samples.tolist())
-            for size in (1, 2, 4)
+            sorted(row for part in cut(size) for row in part.samples.tolist()) for size in (1, 2, 4)
         ]
         assert samples[0] == samples[1] == samples[2]
-        assert [len(cut.shards(size)) for size in (1, 2, 4)] == [1, 2, 4]
-        assert cut.shards(2) is cut.shards(2)
+        assert [len(cut(size)) for size in (1, 2, 4)] == [1, 2, 4]
+        assert cut(2) is cut(2)
 
 
 # --- whole runs

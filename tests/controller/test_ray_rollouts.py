@@ -437,7 +437,6 @@ def test_an_answer_that_takes_long_is_logged_once(
     asked = ray.remote(lambda _: time.sleep(1.0)).remote(gate)
     calls = ray_runtime.ActorCalls("worker {}".format, TrainingError)
     begun = calls.begin([asked], "a nap")
-    until(lambda: begun.look(0.05))
-    assert begun.answers() == [None]
+    assert until(lambda: begun.look(0.05)) == [None]
     (record,) = (row for row in caplog.records if vars(row).get("event") == "slow_call")
     assert vars(record)["waiting_for"] == "worker 0"

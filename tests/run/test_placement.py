@@ -52,7 +52,7 @@ def test_nodes_and_gpus_are_ranks() -> None:
         ),
         (
             [*WITH_CRITIC, "placement.pools.main={}", "placement.roles={critic: main}"],
-            r"placement\.pools must not name 'main', which is placement itself",
+            r"placement\.pools must have names of .* other than 'main', which is placement itself",
         ),
         (
             [
@@ -68,11 +68,11 @@ def test_nodes_and_gpus_are_ranks() -> None:
                 "placement.pools.a={world_size: 3, nodes: 2}",
                 "placement.roles={critic: a}",
             ],
-            r"placement\.pools\.a\.nodes must divide placement\.pools\.a\.world_size=3, got 2",
+            r"must be nodes \* gpus \(or a multiple of nodes.* got nodes=2, gpus=None and 3",
         ),
         (
             [*BASE, "placement.gpus=2", "placement.world_size=3"],
-            r"placement\.world_size must be nodes \* gpus = 1 \* 2, got 3; leave it out",
+            r"placement\.world_size must be nodes \* gpus .*, got nodes=1, gpus=2 and 3; change",
         ),
         (
             [*BASE, "placement.mode=inline", "placement.gpus=1"],
@@ -90,7 +90,7 @@ def test_nodes_and_gpus_are_ranks() -> None:
         ),
         (
             [*SGLANG, "placement.rollout=p", "placement.pools.p={gpus: 2, tp_size: 2}"],
-            r"placement\.pools\.p\.tp_size lays out ranks, and 'p' holds rollout workers alone",
+            r"placement\.pools\.p has a layout of ranks .* and holds rollout workers alone",
         ),
         (
             [*BASE, "placement.rollout_workers=1", "placement.rollout=main", "placement.nodes=1"],
@@ -165,10 +165,10 @@ def seen(actor):
     ask = lambda self: os.environ["CUDA_VISIBLE_DEVICES"].split(",")
     return ray.get(actor.__ray_call__.remote(ask), timeout=120)
 
-def of_servers(actor):
+def of_servers(actor, model=sys.argv[1]):
     def ask(self):
         spec = SGLangEngineSpec(tp_size=2, num_servers=2, device="cuda", command=("python",))
-        servers = SGLangServers(EnginePlace(sys.argv[1], dtype="bfloat16"), spec)
+        servers = SGLangServers(EnginePlace(model, dtype="bfloat16"), spec)
         return [servers.environment(n)["CUDA_VISIBLE_DEVICES"].split(",") for n in range(2)]
     return ray.get(actor.__ray_call__.remote(ask), timeout=120)
 
@@ -230,8 +230,10 @@ def test_the_devices_of_all_ranks_and_servers_are_disjoint(tmp_path: Path) -> No
     assert len(told["shared"][0]) == 1
     many, labelled, apart = told["lacking"]
     assert many.startswith("the run asks Ray for 9 x (1 CPU, 1 GPU), which the cluster did not")
-    assert "has 12 CPU, 8 GPU and labels zone=here; free in all: " in many
-    assert labelled.startswith("the run asks Ray for 1 x (1 CPU) with labels zone=there, which")
+    assert "has 12 CPU, 8 GPU and labels {'zone': 'here'}; free in all: " in many
+    assert labelled.startswith(
+        "the run asks Ray for 1 x (1 CPU) with labels {'zone': 'there'}, which"
+    )
     assert apart.startswith("the run asks Ray for 2 x (1 CPU) of a machine each, which the cluster")
     assert told["free"] == 8
 
@@ -245,6 +247,14 @@ ASIDE = (
 )
 
 
+def steps(run: Path) -> list[dict[str, Any]]:
+    """What was trained; evaluations are left out, of which a run that is cut has one more."""
+    return [
+        {name: value for name, value in row.items() if not name.startswith("eval/")}
+        for row in metrics(run)
+    ]
+
+
 @pytest.mark.slow
 def test_a_run_whose_critic_is_elsewhere_has_the_same_numbers_also_once_resumed(
     tmp_path: Path,
@@ -252,7 +262,7 @@ def test_a_run_whose_critic_is_elsewhere_has_the_same_numbers_also_once_resumed(
     alone = train(tmp_path, "stages.1.algorithm.kl_coef=0.01", *PPO, name="alone")
     train(tmp_path, *ASIDE, "train.steps=2", name="aside")
     run = train(tmp_path, *ASIDE, name="aside", resume=True)
-    assert metrics(run) == metrics(alone)
+    assert steps(run) == steps(alone)
     rows = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     last = json.loads(rows[-1])
     assert {"time/idle_frac/main", "time/idle_frac/aside"} <= last.keys()

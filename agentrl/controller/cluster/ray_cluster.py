@@ -12,10 +12,10 @@ import re
 import socket
 import subprocess
 import sys
-from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any
 
 import ray
 from ray._private.ray_logging import global_worker_stdstream_dispatcher
@@ -174,11 +174,11 @@ class Reservation:
     """Resources of a cluster for processes that stand together: all of them, or none.
 
     Args:
-        bundles: what is asked for, each on one machine, by Ray's names of resources.
+        pool: whose machines they are; those of a machine that it counts have one bundle.
+        processes: in all.
+        each: what one asks for, by Ray's names of resources.
         wait_s: seconds that the cluster has, for instance to start machines.
-        strategy: Ray's: over as few machines as can be, over many, or over as many as bundles.
-        labels: of Ray, that the machines must have.
-        processes: of a bundle, one after the other.
+        spread: over the machines, in place of as few as can be.
 
     Raises:
         MachineError: the cluster does not have them in that time.
@@ -186,53 +186,34 @@ class Reservation:
 
     def __init__(
         self,
-        bundles: Sequence[Mapping[str, float]],
-        *,
-        wait_s: float,
-        strategy: Literal["PACK", "SPREAD", "STRICT_SPREAD"] = "PACK",
-        labels: Mapping[str, str] | None = None,
-        processes: int = 1,
-    ) -> None:
-        asked = [{name: own for name, own in bundle.items() if own} for bundle in bundles]
-        selectors = [dict(labels)] * len(asked) if labels else None
-        self._group = placement_group(asked, strategy, bundle_label_selector=selectors)
-        if not self._group.wait(wait_s):
-            self.close()
-            where = " of a machine each" if strategy == "STRICT_SPREAD" else ""
-            where += f" with labels {_pairs(labels)}" if labels else ""
-            raise MachineError(_lacking(asked, where, wait_s))
-        self._nodes = self._table()
-        # neighbours in rank are neighbours in the machine, so that an inner group stays in one
-        self._order = sorted(range(len(asked)), key=lambda index: (self._nodes[index], index))
-        self._processes = processes
-
-    @classmethod
-    def of(
-        cls,
         pool: PoolConfig,
         processes: int,
         each: Mapping[str, float],
         *,
         wait_s: float,
         spread: bool = False,
-    ) -> Reservation:
-        """For the processes of a pool, with what each asks for; those of a machine that the pool
-        counts are in one bundle."""
-        number = processes // pool.nodes if pool.nodes else 1
-        return cls(
-            [{name: own * number for name, own in each.items()}] * (processes // number),
-            wait_s=wait_s,
-            strategy="STRICT_SPREAD" if pool.nodes else "SPREAD" if spread else "PACK",
-            labels=pool.labels,
-            processes=number,
+    ) -> None:
+        self._in_bundle = processes // pool.nodes if pool.nodes else 1
+        bundle = {name: own * self._in_bundle for name, own in each.items() if own}
+        number = processes // self._in_bundle
+        self._group = placement_group(
+            [bundle] * number,
+            "STRICT_SPREAD" if pool.nodes else "SPREAD" if spread else "PACK",
+            bundle_label_selector=[pool.labels] * number if pool.labels else None,
         )
+        if not self._group.wait(wait_s):
+            self.close()
+            where = " of a machine each" if pool.nodes else ""
+            where += f" with labels {pool.labels}" if pool.labels else ""
+            raise MachineError(_lacking(f"{number} x ({_words(bundle)}){where}", wait_s))
+        self._nodes = self._table()
+        # neighbours in rank are neighbours in the machine, so that an inner group stays in one
+        self._order = sorted(self._nodes, key=lambda index: (self._nodes[index], index))
 
     def place(self, number: int) -> PlacementGroupSchedulingStrategy:
         """Where the process of that number starts; those of one machine have numbers in a row, and
         after the last bundle the first one follows."""
-        return PlacementGroupSchedulingStrategy(
-            self._group, placement_group_bundle_index=self._bundle(number)
-        )
+        return PlacementGroupSchedulingStrategy(self._group, self._bundle(number))
 
     def node(self, number: int) -> str:
         """The machine of that process, as it was known last."""
@@ -252,21 +233,19 @@ class Reservation:
         return nodes
 
     def _bundle(self, number: int) -> int:
-        return self._order[number // self._processes % len(self._order)]
+        return self._order[number // self._in_bundle % len(self._order)]
 
 
-def _lacking(bundles: Sequence[Mapping[str, float]], where: str, wait_s: float) -> str:
-    """What was asked for, bundle by bundle, beside what each machine has and has free."""
-    asked = Counter(_words(bundle) for bundle in bundles)
-    rows = [f"{count} x ({what})" for what, count in asked.items()]
+def _lacking(asked: str, wait_s: float) -> str:
+    """What was asked for, beside what each machine has and has free."""
     machines = [
-        f"{node['NodeManagerAddress']} has {_words(node['Resources'])}{_told(node['Labels'])}"
+        f"{node['NodeManagerAddress']} has {_words(node['Resources'])}{_labels(node['Labels'])}"
         for node in ray.nodes()  # type: ignore[no-untyped-call]
         if node["Alive"]
     ]
     free = _words(ray.available_resources())  # type: ignore[no-untyped-call]
     return (
-        f"the run asks Ray for {', '.join(rows)}{where}, which the cluster did not give within "
+        f"the run asks Ray for {asked}, which the cluster did not give within "
         f"PlacementConfig.wait_s={wait_s:g}: {'; '.join(machines)}; free in all: {free}. Lower "
         "PlacementConfig.world_size, PlacementConfig.rollout_workers or those of "
         "PlacementConfig.pools, end what else runs there, or raise PlacementConfig.wait_s where "
@@ -274,17 +253,12 @@ def _lacking(bundles: Sequence[Mapping[str, float]], where: str, wait_s: float) 
     )
 
 
-def _pairs(labels: Mapping[str, str]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in sorted(labels.items()))
+def _labels(labels: Mapping[str, str]) -> str:
+    """Those of a machine, without Ray's name of it."""
+    own = {name: value for name, value in labels.items() if name != "ray.io/node-id"}
+    return f" and labels {own}" if own else ""
 
 
-def _told(labels: Mapping[str, str]) -> str:
-    """The labels of a machine, without those that Ray gives each by itself."""
-    own = {name: value for name, value in labels.items() if name not in _LABELS_OF_RAY}
-    return f" and labels {_pairs(own)}" if own else ""
-
-
-_LABELS_OF_RAY = ("ray.io/node-id", "ray.io/node-group")
 _OWN_TO_RAY = re.compile(r":|_group_|memory")
 
 

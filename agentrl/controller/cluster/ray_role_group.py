@@ -23,7 +23,7 @@ from agentrl.controller.cluster.ray_runtime import (
     shared,
     thread_env,
 )
-from agentrl.controller.cluster.role_group import Begun, RoleGroup
+from agentrl.controller.cluster.role_group import Look, RoleGroup
 from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.controller.cluster.rollout_pool import RolloutPool
 from agentrl.controller.cluster.weight_publisher import WeightSync
@@ -91,7 +91,7 @@ class RayRoleGroup(RoleGroup):
             env_vars |= {
                 name: os.environ.get(name, value) for name, value in _KEEP_FREED_MEMORY.items()
             }
-        self._places = places or Reservation.of(
+        self._places = places or Reservation(
             pool, num_ranks, {"CPU": pool.cpus, "GPU": gpus}, wait_s=wait_s
         )
         self._ranks = [
@@ -143,13 +143,13 @@ class RayRoleGroup(RoleGroup):
                 ray.kill(rank)
             self._places.close()
 
-    def begin_ranks(self, what: str, method: str, by_rank: Sequence[tuple[Any, ...]]) -> Begun:
+    def begin_ranks(self, what: str, method: str, by_rank: Sequence[tuple[Any, ...]]) -> Look:
         with self._ordering:
             refs = [
                 getattr(rank, method).remote(*own)
                 for rank, own in zip(self._ranks, by_rank, strict=True)
             ]
-        return self._calls.begin(refs, what)
+        return self._calls.begin(refs, what).look
 
     def _failure(self, message: str, rank: int, traceback_text: str) -> TrainingError:
         host = self._hosts[rank] if self._hosts else None

@@ -146,7 +146,7 @@ def rollout_workers(
     """
     pool, number = placement.worker_pool, placement.rollout_workers
     each = {"CPU": pool.cpus, "GPU": gpus, **placement.worker_resources}
-    reserved = places or Reservation.of(pool, number, each, wait_s=placement.wait_s, spread=True)
+    reserved = places or Reservation(pool, number, each, wait_s=placement.wait_s, spread=True)
 
     def start(number: int, without: frozenset[str] = frozenset()) -> Any:
         # a worker of a lost machine starts wherever there is room, and so does one that joins

@@ -159,7 +159,7 @@ def _why(error: BaseException) -> str:
 
 @dataclass(eq=False)
 class Gathering:
-    """``Begun``: the answers of a call of each actor.
+    """Waits for a call of each actor.
 
     Args:
         calls: of the actors.
@@ -177,19 +177,16 @@ class Gathering:
         self._waiting = list(self.refs)
         self._answers: dict[Any, Any] = {}
 
-    def look(self, timeout_s: float) -> bool:
-        end = time.monotonic() + timeout_s
+    def look(self, timeout_s: float) -> list[Any] | None:
+        """Their answers, for which it waits so long at most; None where one is missing. The first
+        failure is raised as soon as it is known."""
         while self._waiting:
-            left_s = max(0.0, end - time.monotonic())
-            ready, self._waiting = ray.wait(self._waiting, num_returns=1, timeout=left_s)
-            for ref in ready:
-                self._answers[ref] = self.calls.get(ref, self.what, self.refs.index(ref))
+            ready, self._waiting = ray.wait(self._waiting, num_returns=1, timeout=timeout_s)
             if not ready:
                 self._check_time()
-                return False
-        return True
-
-    def answers(self) -> list[Any]:
+                return None
+            (ref,) = ready
+            self._answers[ref] = self.calls.get(ref, self.what, self.refs.index(ref))
         return [self._answers[ref] for ref in self.refs]
 
     def _check_time(self) -> None:

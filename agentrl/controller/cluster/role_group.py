@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from agentrl.controller.cluster.mesh import MeshShape
 from agentrl.controller.cluster.phases import ranks_of_servers
@@ -26,49 +26,38 @@ _POLL_EACH_S = 0.1
 """Between looks at one group and the next, while several work."""
 
 
-class Begun(Protocol):
-    """A call of every rank of a group that is under way."""
-
-    def look(self, timeout_s: float) -> bool:
-        """Whether all have answered; waits so long for them at most.
-
-        Raises:
-            AgentRLError: one failed, died, or is too late.
-        """
-        ...
-
-    def answers(self) -> list[Any]:
-        """By rank, once all have answered."""
-        ...
+Look: TypeAlias = Callable[[float], list[Any] | None]
+"""Waits so many seconds at most for a call of every rank; gives their answers, or None. It raises
+an AgentRLError where one failed, died, or is too late."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pending(Generic[T]):
-    """A call that is under way, and what is made of its answers."""
+    """A call of every rank of a group that is under way, and what is made of the answers."""
 
     group: RoleGroup
-    begun: Begun
+    look: Look
     take: Callable[[list[Any]], T]
 
     def then(self, make: Callable[[T], U]) -> Pending[U]:
         """The same call, with something else made of it."""
-        return Pending(self.group, self.begun, lambda by_rank: make(self.take(by_rank)))
+        return Pending(self.group, self.look, lambda by_rank: make(self.take(by_rank)))
 
 
-def at_once(pending: Sequence[Pending[T]]) -> list[T]:
-    """Waits for calls that were begun, those of different groups at once.
+def at_once(calls: Sequence[Pending[T]]) -> list[T]:
+    """Waits for calls under way, those of different groups at once.
 
     Raises:
         AgentRLError: the first failure of any, as soon as it is known.
     """
-    waiting = list(pending)
-    while waiting:
-        wait_s = _POLL_S if len(waiting) == 1 else _POLL_EACH_S
-        for one in list(waiting):
-            if one.begun.look(wait_s):
-                waiting.remove(one)
-                one.group.count_call(-1)
-    return [one.take(one.begun.answers()) for one in pending]
+    found: dict[Pending[T], T] = {}
+    while waiting := [call for call in calls if call not in found]:
+        for call in waiting:
+            by_rank = call.look(_POLL_S if len(waiting) == 1 else _POLL_EACH_S)
+            if by_rank is not None:
+                call.group.count_call(-1)
+                found[call] = call.take(by_rank)
+    return [found[call] for call in calls]
 
 
 class RoleGroup:
@@ -93,15 +82,19 @@ class RoleGroup:
         """Builds a stage's roles on every rank; what an earlier stage left is ended first."""
         self.on_all("setting up the stage", "setup", dict(roles))
 
-    def call(
+    def call(self, target: str, method: str, **given: Any) -> list[Any]:
+        """Calls a method on every rank, as ``begin`` does, and waits for the answers."""
+        return at_once([self.begin(target, method, **given)])[0]
+
+    def begin(
         self,
         target: str,
         method: str,
         *,
         shards: Sequence[Any] | None = None,
         args: tuple[Any, ...] = (),
-    ) -> list[Any]:
-        """Calls a method on every rank.
+    ) -> Pending[list[Any]]:
+        """Sends a call to every rank; ``at_once`` waits for the answers.
 
         Args:
             target: a role's name, ``rollouts`` for the rank's episode host, ``weights`` or
@@ -114,17 +107,6 @@ class RoleGroup:
         Returns:
             With shards one answer for each data coordinate, otherwise one for each rank.
         """
-        return at_once([self.begin(target, method, shards=shards, args=args)])[0]
-
-    def begin(
-        self,
-        target: str,
-        method: str,
-        *,
-        shards: Sequence[Any] | None = None,
-        args: tuple[Any, ...] = (),
-    ) -> Pending[list[Any]]:
-        """As ``call``, without waiting for the answers: ``at_once`` does."""
         by_rank = [(target, method, *own) for own in self.mesh.arguments(shards, args)]
         return self._pending(f"{target}.{method}", "call", by_rank).then(
             lambda answers: self.mesh.answers(answers, sharded=shards is not None)
@@ -185,7 +167,7 @@ class RoleGroup:
         self.count_call(1)
         return Pending(self, self.begin_ranks(what, method, by_rank), list)
 
-    def begin_ranks(self, what: str, method: str, by_rank: Sequence[tuple[Any, ...]]) -> Begun:
+    def begin_ranks(self, what: str, method: str, by_rank: Sequence[tuple[Any, ...]]) -> Look:
         """Begins a call of a method of every rank's worker."""
         raise NotImplementedError
 
@@ -221,19 +203,6 @@ class _Turns:
             self._changed.notify_all()
 
 
-class Ended:
-    """``Begun`` that has its answers."""
-
-    def __init__(self, by_rank: list[Any]) -> None:
-        self._by_rank = by_rank
-
-    def look(self, timeout_s: float) -> bool:
-        return True
-
-    def answers(self) -> list[Any]:
-        return self._by_rank
-
-
 class LocalRoleGroup(RoleGroup):
     """One rank in the driver's own process: no Ray, breakpoints work, the same addressing.
 
@@ -253,7 +222,7 @@ class LocalRoleGroup(RoleGroup):
         # one collective call at a time: the loop's thread trains, the scoring thread may score
         self._calling = _Turns()
 
-    def begin_ranks(self, what: str, method: str, by_rank: Sequence[tuple[Any, ...]]) -> Begun:
+    def begin_ranks(self, what: str, method: str, by_rank: Sequence[tuple[Any, ...]]) -> Look:
         # In one process nothing works at once: the call has ended when this returns.
         with self._calling:
             if self._error is not None:
@@ -261,7 +230,8 @@ class LocalRoleGroup(RoleGroup):
                     f"the group is poisoned by an earlier error: {self._error}", rank=0
                 )
             try:
-                return Ended([getattr(self._worker, method)(*own) for own in by_rank])
+                answers = [getattr(self._worker, method)(*own) for own in by_rank]
+                return lambda _: answers
             except WeightMismatchError:  # after the last collective: the ranks are sound
                 raise
             except BaseException as error:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.controller.batch_plan import CutBatch, PlannedBatch
+from agentrl.controller.batch_plan import PlannedBatch, Shards
 from agentrl.controller.cluster.role_group import Pending, RoleGroup, at_once
 from agentrl.training import merge_columns
 from agentrl.types import Collect, Dispatch, Stats, UpdateStats, registration
@@ -52,13 +52,11 @@ class RoleHandle:
         name = method.__name__
         if mark.dispatch is Dispatch.FIRST:
             return self.group.begin(self.name, name, args=args).then(lambda answers: answers[0])
-        begun = self.group.begin(self.name, name, shards=args[0], args=args[1:])
-        if mark.collect is not Collect.STATS:
-            return begun
-        return begun.then(lambda answers: sum(answers, Stats()))
+        pending = self.group.begin(self.name, name, shards=args[0], args=args[1:])
+        return pending.then(_sum) if mark.collect is Collect.STATS else pending
 
     def begin_update(
-        self, method: Callable[..., Any], batch: PlannedBatch, mini_batch: CutBatch
+        self, method: Callable[..., Any], batch: PlannedBatch, mini_batch: Shards
     ) -> Pending[UpdateStats]:
         """An optimizer step on a mini-batch of ``batch``.
 
@@ -71,17 +69,17 @@ class RoleHandle:
             The merged statistics, and ``[T]`` columns of the batch; ranks that return none leave
             zeros.
         """
-        parts = mini_batch.shards(self.data_parallel)
+        parts = mini_batch(self.data_parallel)
 
         def merged(answers: list[Any]) -> UpdateStats:
             columns = [one.columns if isinstance(one, UpdateStats) else {} for one in answers]
             own = merge_columns(columns, parts, batch.batch.cu_seqlens)
-            return UpdateStats(sum(answers, Stats()), own)
+            return UpdateStats(_sum(answers), own)
 
         return self.group.begin(self.name, method.__name__, shards=parts).then(merged)
 
     def begin_columns(
-        self, method: Callable[..., Any], batch: PlannedBatch, samples: CutBatch
+        self, method: Callable[..., Any], batch: PlannedBatch, samples: Shards
     ) -> Pending[dict[str, Floats]]:
         """``[T]`` columns of a batch by a pass without a backward.
 
@@ -90,7 +88,11 @@ class RoleHandle:
             batch: whole.
             samples: all of it, as ``batch.forward`` cuts them.
         """
-        parts = samples.shards(self.data_parallel)
+        parts = samples(self.data_parallel)
         return self.begin(method, parts).then(
             lambda answers: merge_columns(answers, parts, batch.batch.cu_seqlens)
         )
+
+
+def _sum(answers: list[Any]) -> Stats:
+    return sum(answers, Stats())

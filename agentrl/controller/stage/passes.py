@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
 from agentrl.algorithms import AlgorithmSpec
 from agentrl.config import StageConfig
-from agentrl.controller.batch_plan import CutBatch, PlannedBatch
-from agentrl.controller.cluster.role_group import at_once
+from agentrl.controller.batch_plan import PlannedBatch, Shards
+from agentrl.controller.cluster.role_group import RoleGroup, at_once
 from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.controller.group_rewards import (
     checked_credit,
@@ -156,7 +157,7 @@ class Passes:
             batch = replace(batch, batch=batch.batch.join(columns))
         return batch
 
-    def update(self, batch: PlannedBatch, mini_batch: CutBatch) -> Stats:
+    def update(self, batch: PlannedBatch, mini_batch: Shards) -> Stats:
         """One optimizer step of every learner, of those in different groups at once; metrics of
         those beside the model are prefixed by their names. While a critic warms up it learns alone.
         A step that is skipped for its gradient leaves no metrics but its count, and once the run
@@ -166,10 +167,14 @@ class Passes:
             StoreError: the batch of a skipped step cannot be written.
         """
         stats = Stats()
-        learning = self.learners[1:] if self.warms_up else self.learners
-        for learners in _waves(learning):
+        by_group: dict[RoleGroup, list[RoleHandle]] = {}
+        for learner in self.learners[1:] if self.warms_up else self.learners:
+            by_group.setdefault(learner.group, []).append(learner)
+        # of each group one at a time
+        for wave in zip_longest(*by_group.values()):
             if self.skipped.ended:
                 break
+            learners = [learner for learner in wave if learner is not None]
             found = at_once(
                 [one.begin_update(LearningRole.update, batch, mini_batch) for one in learners]
             )
@@ -178,10 +183,10 @@ class Passes:
         return stats
 
     def _taken(
-        self, learner: RoleHandle, batch: PlannedBatch, mini_batch: CutBatch, own: UpdateStats
+        self, learner: RoleHandle, batch: PlannedBatch, mini_batch: Shards, own: UpdateStats
     ) -> Stats:
         """The metrics of a learner's step, whose columns are kept."""
-        parts = mini_batch.shards(learner.data_parallel)
+        parts = mini_batch(learner.data_parallel)
         prefix = f"{learner.name}/"
         if learner is self.model:
             prefix = metric_prefix(self.policy)
@@ -237,19 +242,6 @@ class Passes:
                     f"trajectory {trajectory.id} was sampled by policy version {sampled_by}, "
                     f"the schedule allows {oldest} at the least in step {state.step + 1}"
                 )
-
-
-def _waves(learners: Sequence[RoleHandle]) -> list[list[RoleHandle]]:
-    """Those that may learn at once: of each group one, in order."""
-    waves: list[list[RoleHandle]] = []
-    for learner in learners:
-        free = (wave for wave in waves if all(one.group is not learner.group for one in wave))
-        wave = next(free, None)
-        if wave is None:
-            waves.append([learner])
-        else:
-            wave.append(learner)
-    return waves
 
 
 def _shuffled(groups: Sequence[TrajectoryGroup], seed: int) -> list[TrajectoryGroup]:

@@ -22,7 +22,7 @@ from agentrl.errors import ConfigError
 from agentrl.metrics import PhaseTimer, Sink, StepDisplay
 from agentrl.run.build import LiveObjects
 from agentrl.store import EventLog, Heartbeat, RunDirectory, TrajectoryWriter
-from agentrl.training.device import check_gpus, device_type, num_gpus
+from agentrl.training.device import device_type
 
 _WORKERS = "rollout workers"
 """Of claims: no pool of ranks has a space in its name."""
@@ -78,8 +78,6 @@ class RunProcesses:
                     "placement.mode=inline runs everything in one process, got "
                     f"{setting}={found}; set {setting}={most}, or placement.mode=ray"
                 )
-        if self._device == "cuda":
-            check_gpus(1, num_gpus(), "by torch on this machine")
         local = LocalRoleGroup(threads=own.threads_per_rank, device=self._device)
         opened.callback(local.close)
         self.pools = {MAIN_POOL: local}
@@ -92,15 +90,16 @@ class RunProcesses:
         from agentrl.controller.cluster.ray_rollout_pool import rollout_workers
 
         own = self._placement
-        claims = self._claims()
-        if start_ray(sum(claim.cpus for claim in claims.values()), own.ray_address, own.env):
+        asked = self._asked()
+        cpus = sum(processes * each["CPU"] for _, processes, each, _ in asked.values())
+        if start_ray(cpus, own.ray_address, own.env):
             # The stack runs the first callback last: ranks and workers end before Ray does.
             opened.callback(shut_down_ray)
         places: dict[str, Reservation] = {}
-        for name, claim in claims.items():
+        for name, (pool, processes, each, _) in asked.items():
             # all of them, before any process starts: what cannot be had is told at once
-            places[name] = Reservation.of(
-                claim.pool, claim.processes, claim.each, wait_s=own.wait_s, spread=claim.spread
+            places[name] = Reservation(
+                pool, processes, each, wait_s=own.wait_s, spread=name == _WORKERS
             )
             opened.callback(places[name].close)
         for name, pool in own.rank_pools.items():
@@ -108,7 +107,7 @@ class RunProcesses:
                 pool,
                 name=name,
                 device=self._device,
-                gpus=claims[name].gpus,
+                gpus=asked[name][-1],
                 places=places[name],
                 call_timeout_s=own.call_timeout_s,
                 log_folder=log_folder,
@@ -118,35 +117,33 @@ class RunProcesses:
             if name == MAIN_POOL:
                 self.rollouts = group.rollouts
         if self._workers:
-            self.sync = ServedSync()
             home = own.rollout if own.workers_share and own.rollout else _WORKERS
-            gpus = min(self._worker_gpus, claims[home].gpus)
+            gpus = min(asked[home][-1], self._worker_gpus)
+            self.sync = ServedSync()
             self.rollouts = rollout_workers(
                 own, gpus=gpus, places=places[home], log_folder=log_folder
             )
             opened.callback(self.rollouts.close)
 
-    def _claims(self) -> dict[str, _Claim]:
-        """What pools ask Ray for; rollout workers that share the GPUs of ranks are in theirs."""
-        own = self._placement
-        workers = own.worker_pool
-        claims = {}
+    def _asked(self) -> dict[str, tuple[PoolConfig, int, dict[str, float], float]]:
+        """Of each pool how many places it asks Ray for, what a place has, and the GPUs of each
+        process in it; rollout workers that share the GPUs of ranks are in the places of these."""
+        own, workers = self._placement, self._placement.worker_pool
+        asked: dict[str, tuple[PoolConfig, int, dict[str, float], float]] = {}
         for name, pool in own.rank_pools.items():
-            sharing = self._workers if name == own.rollout else 0
-            # of one rank
-            beside = math.ceil(sharing / pool.world_size)
-            gpus = 1 if self._device == "cuda" or pool.gpus is not None else 0
-            each = {"CPU": pool.cpus + beside * workers.cpus, "GPU": gpus}
-            each |= {key: beside * amount for key, amount in own.worker_resources.items()}
-            parts = 1 + (beside if self._worker_gpus else 0)
+            # of each rank
+            sharing = math.ceil(self._workers / pool.world_size) if name == own.rollout else 0
+            gpus = int(self._device == "cuda" or pool.gpus is not None)
+            each = {name: sharing * amount for name, amount in own.worker_resources.items()}
+            each |= {"CPU": pool.cpus + sharing * workers.cpus, "GPU": gpus}
+            parts = 1 + (sharing if self._worker_gpus else 0)
             # Ray counts ten thousandths of a GPU
-            share = math.floor(10_000 * gpus / parts) / 10_000
-            claims[name] = _Claim(pool, pool.world_size, each, share)
+            asked[name] = pool, pool.world_size, each, 10_000 * gpus // parts / 10_000
         if self._workers and not own.workers_share:
             gpus = self._worker_gpus
             each = {"CPU": workers.cpus, "GPU": gpus, **own.worker_resources}
-            claims[_WORKERS] = _Claim(workers, self._workers, each, gpus, spread=True)
-        return claims
+            asked[_WORKERS] = workers, self._workers, each, gpus
+        return asked
 
     def describe(self) -> list[ProcessInfo]:
         """Where each rank runs."""
@@ -179,30 +176,6 @@ class RunProcesses:
     def close(self) -> None:
         """Ends the workers, and Ray where this session started it."""
         self._opened.close()
-
-
-@dataclass(frozen=True, slots=True)
-class _Claim:
-    """What a pool asks Ray for.
-
-    Args:
-        pool: whose machines they are.
-        processes: that have a place of their own.
-        each: what such a place has, by Ray's names.
-        gpus: that each process of it is shown.
-        spread: over the machines.
-    """
-
-    pool: PoolConfig
-    processes: int
-    each: Mapping[str, float]
-    gpus: float
-    spread: bool = False
-
-    @property
-    def cpus(self) -> float:
-        """In all."""
-        return self.processes * self.each["CPU"]
 
 
 def with_device(config: RunConfig) -> RunConfig:

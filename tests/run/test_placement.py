@@ -15,6 +15,7 @@ import pytest
 from agentrl.config import load_config
 from agentrl.config.sections import PoolConfig
 from agentrl.errors import ConfigError
+from tests.kit.ray_homes import in_home
 from tests.run.test_ppo_run import PPO
 from tests.run.tiny_run import metrics, train
 
@@ -209,7 +210,7 @@ print(json.dumps(told))
 @pytest.mark.slow
 def test_the_devices_of_all_ranks_and_servers_are_disjoint(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"vocab_size": 9, "num_attention_heads": 4}')
-    env = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": os.getcwd()}
+    env = in_home(tmp_path, PYTHONPATH=os.getcwd())
     env.pop("CUDA_VISIBLE_DEVICES", None)
     done = subprocess.run(
         [sys.executable, "-c", _PLACED, str(tmp_path)],

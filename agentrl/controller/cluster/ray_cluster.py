@@ -216,11 +216,12 @@ class Reservation:
         return PlacementGroupSchedulingStrategy(self._group, self._bundle(number))
 
     def node(self, number: int) -> str:
-        """The machine of that process, as it was known last."""
-        return self._nodes[self._bundle(number)]
+        """The machine of that process, as it was known last; empty while Ray looks for one."""
+        return self._nodes.get(self._bundle(number), "")
 
     def has_moved(self) -> bool:
-        """Whether Ray has reserved another machine in the place of one that died."""
+        """Whether Ray has reserved another machine in the place of one that died. It asks Ray, so
+        that no lock is held meanwhile."""
         before, self._nodes = self._nodes, self._table()
         return self._nodes != before
 

@@ -96,6 +96,19 @@ def idle_faults(stage: StageConfig) -> Iterator[Fault]:
                     f"{section}.{name}",
                     "algorithm.name",
                 )
+    has = {
+        "critic": needs.critic,
+        "reference": needs.reference,
+        "reward_model": stage.reward.model.given or learner.learns_from == "preferences",
+    }
+    for role in stage.placement.roles:
+        if not has.get(role, True):
+            yield fault(
+                f"{{key}} does nothing with algorithm.name={stage.algorithm.name!r} as it is set, "
+                f"which has no {role}; leave it out",
+                f"placement.roles.{role}",
+                "algorithm.name",
+            )
 
 
 def _idle_sync_faults(stage: StageConfig) -> Iterator[Fault]:

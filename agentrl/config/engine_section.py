@@ -12,7 +12,7 @@ from agentrl.config.foreign_keys import with_our_name
 from agentrl.config.rules import fault
 from agentrl.config.schema import StageConfig
 from agentrl.config.train_sections import RolloutConfig
-from agentrl.engines.base import EngineSpec
+from agentrl.engines.base import EngineSpec, EngineTraits
 from agentrl.engines.find import BUILT_IN, engines_with, find_engine
 from agentrl.errors import ConfigError, did_you_mean
 from agentrl.types.section import Fault, meant, section_faults
@@ -67,7 +67,10 @@ def engine_faults(stage: StageConfig, *, trains: bool) -> Iterator[Fault]:
             "rollout.engine",
             "run.deterministic",
         )
-    yield from _shared_gpu_faults(stage, spec, traits.ranks_a_server)
+    if stage.placement.rollout_workers:
+        yield from _worker_gpu_faults(stage, spec, traits)
+    else:
+        yield from _shared_gpu_faults(stage, spec, traits.ranks_a_server)
     most = traits.max_owners
     if most is not None and stage.num_hosts > most:
         owner = stage.hosts_setting
@@ -86,7 +89,7 @@ def _shared_gpu_faults(
 ) -> Iterator[Fault]:
     """Rules of servers on the GPUs of the ranks; which of these are on one node is known later."""
     own = stage.placement
-    if not ranks_a_server or own.rollout_workers or own.device != "cuda":
+    if not ranks_a_server or own.device != "cuda":
         return
     section = f"rollout.{spec.section}"
     if own.world_size % ranks_a_server:
@@ -114,3 +117,46 @@ def _shared_gpu_faults(
         f"{section}.kv_memory_fraction",
         "rollout.schedule",
     )
+
+
+def _worker_gpu_faults(
+    stage: StageConfig, spec: EngineSpec, traits: EngineTraits
+) -> Iterator[Fault]:
+    """Rules of the GPUs of rollout workers: those of their pool, or what ranks leave."""
+    own, needed = stage.placement, traits.gpus
+    pool, name = own.worker_pool, own.rollout
+    if own.device != "cuda" and pool.gpus is None:
+        return
+    section = f"rollout.{spec.section}"
+    what = f"{section}.num_servers * {section}.tp_size" if traits.ranks_a_server else section
+    if own.workers_share:
+        if needed > 1:
+            yield fault(
+                f"placement.rollout={name!r} gives each rollout worker a part of one rank's GPU, "
+                f"and {what} needs {needed} GPUs; name a pool of their own, or lower it",
+                "placement.rollout",
+                section,
+            )
+        if traits.ranks_a_server and getattr(spec, "kv_memory_fraction", 0) is None:
+            yield fault(
+                f"{section}.kv_memory_fraction must be set for servers that share a GPU with a "
+                f"rank (placement.rollout={name!r}), got none; set it",
+                f"{section}.kv_memory_fraction",
+                "placement.rollout",
+            )
+    elif name is not None and pool.gpus is not None:
+        key = f"placement.pools.{name}"
+        if needed > pool.gpus:
+            yield fault(
+                f"{what} = {needed} GPUs of a rollout worker must be of one machine, and "
+                f"{key}.gpus={pool.gpus} are all that it takes of each; change one of them",
+                section,
+                f"{key}.gpus",
+            )
+        elif own.rollout_workers * needed != pool.world_size:
+            yield fault(
+                f"placement.rollout_workers * {what} = {own.rollout_workers} * {needed} must be "
+                f"the GPUs of {key}, {pool.nodes or 1} * {pool.gpus}; change one of them",
+                "placement.rollout_workers",
+                f"{key}.gpus",
+            )

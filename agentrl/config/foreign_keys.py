@@ -67,7 +67,8 @@ actor_rollout_ref.rollout.val_kwargs.top_p eval.top_p
 custom_reward_function.path reward.custom.path
 custom_reward_function.name reward.custom.name
 reward_model.model.path reward.model.path
-trainer.n_gpus_per_node placement.world_size
+trainer.nnodes placement.nodes
+trainer.n_gpus_per_node placement.gpus
 actor_rollout_ref.actor.ulysses_sequence_parallel_size placement.sp_size
 trainer.total_epochs train.epochs
 trainer.val_before_train eval.before

@@ -23,6 +23,7 @@ from agentrl.config.engine_section import engine_faults, engine_section_faults
 from agentrl.config.foreign_keys import with_our_name
 from agentrl.config.key_names import with_keys
 from agentrl.config.overrides import apply_overrides, expand_short_forms
+from agentrl.config.placement_rules import layout_faults, placement_faults
 from agentrl.config.rules import lineage_faults, run_faults, stage_faults
 from agentrl.config.schema import RunConfig, StageConfig
 from agentrl.config.stage_merge import stage_trees
@@ -139,7 +140,7 @@ def _check(
     top: RunConfig | None
     top, top_faults = _validate(RunConfig, tree)
     if top is not None:
-        top_faults += run_faults(top, trains=trains)
+        top_faults += [*run_faults(top, trains=trains), *placement_faults(top.placement)]
         folder /= top.run.base_dir or "."
     _tell(document, top_faults)
     stages = tree.get("stages") or []
@@ -154,6 +155,7 @@ def _check(
             broken = [key for fault in faults for key in fault.keys]
             crossing = [
                 *stage_faults(stage, trains=trains),
+                *layout_faults(stage),
                 *algorithm_faults(stage),
                 *engine_faults(stage, trains=trains),
             ]

@@ -9,15 +9,9 @@ from typing import Any
 
 from agentrl.config.key_names import with_keys
 from agentrl.config.schema import RunConfig, StageConfig
-from agentrl.config.sections import PlacementConfig
 from agentrl.errors import ConfigError
 from agentrl.metrics import REWARD_MODEL_PART
 from agentrl.rollouts.samplers.catalog import users_function
-from agentrl.training.parallel.layout_rules import (
-    check_backend_ranks,
-    check_ranks,
-    shard_replicas,
-)
 from agentrl.types.section import Fault, Section
 
 
@@ -71,27 +65,7 @@ def run_faults(config: RunConfig, *, trains: bool = True) -> Iterator[Fault]:
             "run.replay",
             "run.dir",
         )
-    yield from _worker_faults(config.placement)
     yield from _stage_name_faults(config)
-
-
-def _worker_faults(placement: PlacementConfig) -> Iterator[Fault]:
-    for name in {"CPU", "GPU", "memory", "object_store_memory"} & placement.worker_resources.keys():
-        yield fault(
-            f"placement.worker_resources must name custom resources of Ray, got {name!r}, which "
-            "Ray "
-            "hands out itself: a worker gets one CPU, and with placement.device=cuda one GPU; "
-            "leave it "
-            "out",
-            "placement.worker_resources",
-        )
-    for name, value in placement.worker_resources.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            yield fault(
-                "placement.worker_resources must give each Ray resource a number above 0, got "
-                f"{name}: {value!r}",
-                "placement.worker_resources",
-            )
 
 
 def _stage_name_faults(config: RunConfig) -> Iterator[Fault]:
@@ -241,12 +215,6 @@ def _size_faults(stage: StageConfig) -> Iterator[Fault]:
             f"{train.backend!r}; set one of them",
             "train.backend",
         )
-    yield from broken_by(check_backend_ranks, train.backend, placement.world_size)
-    layout = placement.world_size, placement.tp_size, placement.sp_size
-    unequal = list(broken_by(check_ranks, *layout))
-    yield from unequal
-    if train.shard == "hybrid" and not unequal:
-        yield from broken_by(shard_replicas, placement.data_parallel, train.shard_size)
     if train.compile and train.gradient_checkpointing == "selective":
         yield fault(
             "train.gradient_checkpointing='selective' chooses single operations, which "
@@ -261,19 +229,6 @@ def _size_faults(stage: StageConfig) -> Iterator[Fault]:
             "model.attention to auto or segments, or placement.device=cuda",
             "model.attention",
             "placement.device",
-        )
-    episodes = train.mini_batch_prompts * stage.rollout.group_size
-    if placement.data_parallel > episodes:
-        divided = " / placement.tp_size / placement.sp_size" * (
-            placement.data_parallel < placement.world_size
-        )
-        yield fault(
-            f"placement.world_size{divided} must be at most the episodes of a mini-batch, "
-            f"train.mini_batch_prompts * rollout.group_size = {episodes} (a rank without one would "
-            f"only wait), got {placement.data_parallel}; lower it, or raise the mini-batch",
-            "placement.world_size",
-            "train.mini_batch_prompts",
-            "rollout.group_size",
         )
 
 

@@ -143,6 +143,13 @@ class StageConfig(_StageSections, _RunSections):
         return own if own and self.device == "cuda" else 0
 
     @property
+    def gpus_a_worker(self) -> int:
+        """GPUs that a rollout worker asks for: those of its engine."""
+        if self.device != "cuda" and self.placement.worker_pool.gpus is None:
+            return 0
+        return self.engine_spec.traits().gpus
+
+    @property
     def device(self) -> DeviceType:
         """Where it is trained and played on this machine; looking for a GPU imports torch."""
         return device_type(self.placement.device)

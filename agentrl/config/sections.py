@@ -4,6 +4,7 @@ task, the evaluation.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
@@ -29,7 +30,9 @@ from agentrl.types.section import (
 
 Dtype = Literal["float32", "bfloat16"]
 MAIN_POOL = "main"
-"""The pool of ranks that stands today."""
+"""The pool of the policy's ranks, and of every role that names no other."""
+PLACED_ROLES = frozenset({"critic", "reference", "reward_model"})
+"""What ``placement.roles`` may place."""
 
 _OF_EVALUATIONS = ActsWith("sets", but=({},))
 _OF_WORKERS = ActsWith("rollout_workers", but=(0,))
@@ -60,11 +63,21 @@ class RunSection(Section):
 
 
 class PoolConfig(Section):
-    """Training processes (ranks) of one layout, which hold roles together."""
+    """Training processes (ranks) of one layout, which hold roles together; or the machines of
+    rollout workers."""
 
     world_size: Count = 1
     """Training processes (ranks): those that get different data times ``tp_size`` times
-    ``sp_size``."""
+    ``sp_size``. With ``gpus`` it follows from them."""
+    nodes: Count | None = None
+    """Machines, each with an equal part of the processes; null takes as few as have room."""
+    gpus: Count | None = None
+    """GPUs of each of the ``nodes``, by default of one; a rank has one, a rollout worker as many as
+    its engine needs. They are asked for with ``device: cpu`` too."""
+    cpus: Positive = 1.0
+    """CPUs that each process asks Ray for."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Ray labels of the machines, such as ``{ray.io/accelerator-type: H100}``."""
     tp_size: Count = 1
     """Ranks that hold each layer together (tensor parallelism of Qwen2, Qwen3 and Llama)."""
     sp_size: Count = 1
@@ -73,6 +86,27 @@ class PoolConfig(Section):
     threads_per_rank: Count = 1
     """CPU threads of a rank, and of a rollout worker; more than one is slower for tiny models."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _count_ranks(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        sizes = given.get("nodes") or 1, given.get("gpus") or 1
+        # what is no number is told by its own rule
+        counted = all(isinstance(size, int) for size in sizes) and sizes != (1, 1)
+        return {"world_size": math.prod(sizes), **given} if counted else given
+
+    @model_validator(mode="after")
+    def _check_ranks(self) -> Self:
+        nodes, gpus = self.nodes or 1, self.gpus or self.world_size // (self.nodes or 1)
+        if self.world_size != nodes * gpus:
+            raise self.broken(
+                "world_size",
+                f" must be nodes * gpus (or a multiple of nodes, without gpus), got nodes={nodes}, "
+                f"gpus={self.gpus} and {self.world_size}; change one of them",
+            )
+        return self
+
     @property
     def data_parallel(self) -> int:
         """Ranks that get different data."""
@@ -80,8 +114,8 @@ class PoolConfig(Section):
 
 
 class PlacementConfig(PoolConfig):
-    """The run's processes, which serve all stages: one pool of ranks, which holds every role, and
-    the rollout workers."""
+    """The run's processes, which serve all stages: a pool of ranks, ``main``, which holds every
+    role that names no other, further pools, and the rollout workers."""
 
     mode: Literal["ray", "inline"] = "ray"
     """``ray`` starts worker processes; ``inline`` runs everything in this one, for a debugger."""
@@ -104,10 +138,17 @@ class PlacementConfig(PoolConfig):
     rollout_workers: Natural = 0
     """Processes that play episodes with engines of their own, on any machine of the Ray cluster; 0
     plays them in the training processes."""
+    pools: dict[str, PoolConfig] = Field(default_factory=dict)
+    """Further pools by name (docs/cluster.md)."""
+    roles: dict[str, str] = Field(default_factory=dict)
+    """The pool of a role, as ``{critic: NAME}``: ``critic``, ``reference`` or ``reward_model``.
+    Passes of roles in different pools run at once."""
+    rollout: Annotated[str | None, _OF_WORKERS] = None
+    """The pool of the rollout workers. In one that holds roles, such as ``main``, they share its
+    ranks' GPUs. Null spreads them over the cluster."""
     worker_resources: Annotated[Arguments, _OF_WORKERS] = Field(default_factory=dict)
-    """Ray resources that each of them asks for beside a CPU, such as ``{rollout: 1}``, to place
-    them.
-    """
+    """Ray resources that each of them asks for beside CPUs and GPUs, such as ``{rollout: 1}``, to
+    place them."""
     worker_restarts: Annotated[Natural, _OF_WORKERS] = 3
     """Losses of them that a run goes on after between two publishes of weights (or ever, where
     nothing is trained); one more ends it. The workers of a node that is lost are one loss."""
@@ -117,13 +158,31 @@ class PlacementConfig(PoolConfig):
     gets no groups."""
 
     @property
-    def pools(self) -> dict[str, PoolConfig]:
-        """The pools of ranks by name."""
-        return {MAIN_POOL: self}
+    def rank_pools(self) -> dict[str, PoolConfig]:
+        """The pools that hold roles, by name."""
+        used = set(self.roles.values())
+        return {MAIN_POOL: self, **{name: own for name, own in self.pools.items() if name in used}}
 
     def pool_of(self, role: str) -> str:
         """The name of the pool that holds ``role``."""
-        return MAIN_POOL
+        return self.roles.get(role, MAIN_POOL)
+
+    @property
+    def worker_pool(self) -> PoolConfig:
+        """Where rollout workers are; without a name anywhere."""
+        if self.rollout is None:
+            return PoolConfig(threads_per_rank=self.threads_per_rank)
+        return self.pools.get(self.rollout, self)
+
+    @property
+    def host_pool(self) -> PoolConfig:
+        """Where episodes are played."""
+        return self.worker_pool if self.rollout_workers else self
+
+    @property
+    def workers_share(self) -> bool:
+        """Whether rollout workers share the GPUs of ranks."""
+        return self.rollout in self.rank_pools
 
 
 class EvalSetConfig(Section):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +19,30 @@ from agentrl.types.env import MAIN_POLICY
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Partition:
+    """The plans of a step for one number of data coordinates.
+
+    Args:
+        updates: one for each optimizer step of a pass, with the samples' weights in it.
+        forward: over all samples, for passes without a backward.
+    """
+
+    updates: tuple[tuple[Plan, npt.NDArray[np.float64]], ...]
+    forward: Plan
+
+
+Shards: TypeAlias = Callable[[int], list[BatchShard]]
+"""Cuts samples of a batch for a number of data coordinates, once for each number."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class PlannedBatch:
     """A step's batch.
 
     Args:
         batch: its columns.
-        updates: a plan for each optimizer step of one pass, with the samples' weights in it.
-        forward: a plan over all samples for passes without a backward.
+        partitions: by the number of data coordinates of a group, those of the model first. A
+            mini-batch has the same samples in each.
         auxiliary: ``[T]`` the tokens of each auxiliary loss.
         algorithm_state: what the algorithm carries from step to step.
         policy_version: of the weights that are trained.
@@ -32,8 +51,7 @@ class PlannedBatch:
     """
 
     batch: Batch
-    updates: tuple[tuple[Plan, npt.NDArray[np.float64]], ...]
-    forward: Plan
+    partitions: Mapping[int, Partition]
     auxiliary: Mapping[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
     algorithm_state: AlgorithmState = field(default_factory=dict)
     policy_version: int = 0
@@ -53,6 +71,7 @@ class PlannedBatch:
         state: AlgorithmState,
         policy_version: int,
         share_prefixes: bool = False,
+        others: Collection[int] = (),
     ) -> PlannedBatch:
         """Cuts a batch (docs/training.md, Partition).
 
@@ -63,47 +82,64 @@ class PlannedBatch:
         Args:
             batch: its columns.
             algorithm: whose partition and reduction decide.
-            layout: of the update.
+            layout: of the model's update.
             mini_batch_groups: groups of one optimizer step.
             forward_tokens: the most tokens of a micro-batch of ``forward``.
             seed: of the order of groups.
             share_prefixes: whether every learner computes a common beginning once a micro-batch.
+            others: data coordinates of further groups.
         """
         groups = batch.group[batch.trajectory]
         prefixes = None
         if share_prefixes:
             prefixes = PrefixOrder.of(batch.identities(), batch.cu_seqlens, groups)
-        plans = partition(
-            batch.lengths,
-            groups,
-            seed=seed,
-            layout=layout,
-            mini_batch_groups=mini_batch_groups,
-            unit=algorithm.partition,
-            trajectory=batch.trajectory,
-            prefixes=prefixes,
-        )
-        forward = union(plans)
-        if forward_tokens != layout.micro_batch_tokens:
-            smaller = replace(layout, micro_batch_tokens=forward_tokens)
-            forward = repack(forward, batch.lengths, smaller, prefixes)
-        updates = ((plan, sample_weights(batch, plan, algorithm.reduction)) for plan in plans)
+
+        def planned(layout: Layout) -> Partition:
+            plans = partition(
+                batch.lengths,
+                groups,
+                seed=seed,
+                layout=layout,
+                mini_batch_groups=mini_batch_groups,
+                unit=algorithm.partition,
+                trajectory=batch.trajectory,
+                prefixes=prefixes,
+            )
+            forward = union(plans)
+            if forward_tokens != layout.micro_batch_tokens:
+                smaller = replace(layout, micro_batch_tokens=forward_tokens)
+                forward = repack(forward, batch.lengths, smaller, prefixes)
+            reduction = algorithm.reduction
+            updates = ((plan, sample_weights(batch, plan, reduction)) for plan in plans)
+            return Partition(tuple(updates), forward)
+
+        sizes = dict.fromkeys((layout.data_parallel, *others))
+        partitions = {size: planned(replace(layout, data_parallel=size)) for size in sizes}
         auxiliary = {one.name: one.select(batch) for one in algorithm.auxiliary}
-        return cls(batch, tuple(updates), forward, auxiliary, state, policy_version)
+        return cls(batch, partitions, auxiliary, state, policy_version)
 
-    def mini_batches(self, num_passes: int) -> Iterator[list[BatchShard]]:
-        """The shards of optimizer step after optimizer step, over ``num_passes`` passes."""
+    @property
+    def updates(self) -> tuple[tuple[Plan, npt.NDArray[np.float64]], ...]:
+        """Of the model: a plan for each optimizer step of a pass, with the samples' weights."""
+        return next(iter(self.partitions.values())).updates
+
+    def mini_batches(self, num_passes: int) -> Iterator[Shards]:
+        """What each optimizer step learns from, over ``num_passes`` passes."""
         for _ in range(num_passes):
-            for plan, weights in self.updates:
-                own = {
-                    name: auxiliary_weights(self.batch, plan, tokens)
-                    for name, tokens in self.auxiliary.items()
-                }
-                yield self._shards(plan, weights, own)
+            for number in range(len(self.updates)):
+                yield cache(partial(self._mini_batch, number))
 
-    def forward_shards(self) -> list[BatchShard]:
-        """The shards of a pass without a backward."""
-        return self._shards(self.forward)
+    def forward(self) -> Shards:
+        """All samples, for passes without a backward."""
+        return cache(lambda size: self._shards(self.partitions[size].forward))
+
+    def _mini_batch(self, number: int, data_parallel: int) -> list[BatchShard]:
+        plan, weights = self.partitions[data_parallel].updates[number]
+        own = {
+            name: auxiliary_weights(self.batch, plan, tokens)
+            for name, tokens in self.auxiliary.items()
+        }
+        return self._shards(plan, weights, own)
 
     def _shards(
         self,

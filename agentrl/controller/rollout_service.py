@@ -239,7 +239,11 @@ class RolloutService(Schedule):
     def take_rates(self) -> Mapping[str, float]:
         """Sampled tokens a second, and how long the rollouts waited for the trainer."""
         with self._changed:
-            return self._rates.take()
+            rates = self._rates.take_metrics()
+        own = self.stage.placement
+        if own.rollout in own.pools and not own.workers_share:
+            rates[f"time/idle_frac/{own.rollout}"] = rates["time/idle_frac"]
+        return rates
 
     def take_failures(self) -> Sequence[Incident]:
         """Workers and servers that died since the last call, and that the run survived."""

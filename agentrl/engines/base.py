@@ -229,6 +229,7 @@ class EngineTraits:
         ranks_a_server: ranks of a node on whose GPUs one of them starts a server; 0 for an engine
             that takes no GPU by itself.
         readable: is a ``ReadableEngine`` too.
+        gpus: that a process apart from ranks needs for it, servers and all.
     """
 
     returns_ids: bool = True
@@ -238,6 +239,7 @@ class EngineTraits:
     transport: Transport | None = None
     ranks_a_server: int = 0
     readable: bool = False
+    gpus: int = 1
 
 
 @dataclass(frozen=True, slots=True)

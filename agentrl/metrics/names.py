@@ -199,6 +199,8 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "time/wait_rollout_s": "seconds that the trainer waited for a batch of the rollouts",
         "time/idle_frac": "share of the step's seconds in which the rollouts waited for the "
         "trainer: no group was in flight, since admission had no room, or a publish paused them",
+        "time/idle_frac/{pool}": "the same of each of several pools (placement.pools): that of the "
+        "rollout workers, or ranks that had no call",
         "time/{phase}_s": "seconds of one phase; phases may overlap",
         # evaluation
         "eval/{name}/{metric}": "a held-out set's metric, such as sampled or greedy, or a reward "

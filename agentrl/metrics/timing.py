@@ -53,9 +53,8 @@ class PhaseTimer:
             return dict(self._total)
 
 
-class RolloutRates:
-    """Measures by the wall clock what the rollouts gave, and how long they stood still; its owner
-    calls it under a lock.
+class IdleClock:
+    """Measures by the wall clock how long something was idle; its owner calls it under a lock.
 
     Args:
         clock: monotonic seconds.
@@ -66,32 +65,44 @@ class RolloutRates:
         self._begun = self._since = clock()
         self._idle = True
         self._idle_s = 0.0
-        self._tokens = 0
 
     def set_idle(self, idle: bool) -> None:
-        """From now on the rollouts stand still, or go on."""
+        """From now on it is idle, or goes on."""
         now = self._clock()
         if self._idle:
             self._idle_s += now - self._since
         self._since = now
         self._idle = idle
 
+    def take(self) -> tuple[float, float]:
+        """Seconds since the last call, and the share of them in which it was idle."""
+        self.set_idle(self._idle)
+        seconds = self._since - self._begun
+        share = self._idle_s / seconds if seconds > 0 else 0.0
+        self._begun = self._since
+        self._idle_s = 0.0
+        return seconds, share
+
+
+class RolloutRates(IdleClock):
+    """Measures what the rollouts gave, and how long they were idle."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(clock)
+        self._tokens = 0
+
     def add(self, tokens: int) -> None:
         """So many tokens were sampled by episodes that ended."""
         self._tokens += tokens
 
-    def take(self) -> dict[str, float]:
+    def take_metrics(self) -> dict[str, float]:
         """The metrics since the last call."""
-        self.set_idle(self._idle)
-        seconds = self._since - self._begun
-        rates = {
-            "perf/rollout_tokens_per_s": tokens_per_s(self._tokens, seconds),
-            "time/idle_frac": self._idle_s / seconds if seconds > 0 else 0.0,
+        seconds, share = self.take()
+        tokens, self._tokens = self._tokens, 0
+        return {
+            "perf/rollout_tokens_per_s": tokens_per_s(tokens, seconds),
+            "time/idle_frac": share,
         }
-        self._begun = self._since
-        self._idle_s = 0.0
-        self._tokens = 0
-        return rates
 
 
 def tokens_per_s(tokens: float, seconds: float) -> float:

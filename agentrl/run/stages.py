@@ -12,6 +12,7 @@ from typing import Any
 from agentrl.algorithms import AlgorithmSpec, LearnsFrom
 from agentrl.config import StageConfig
 from agentrl.config.algorithm_rules import check_warmup
+from agentrl.config.sections import MAIN_POOL
 from agentrl.controller.admission import RolloutState
 from agentrl.controller.checkpoints import CheckpointCopies, Checkpoints, Manifest
 from agentrl.controller.cluster.role_handle import RoleHandle
@@ -188,7 +189,14 @@ def _trainer_bytes(recipe: StageRecipe) -> int:
     own = stage.train.shard_size if stage.train.shard == "hybrid" else None
     ranks = own or stage.placement.world_size
     # A weight in float32 has 4 bytes, and AdamW's two moments of it have 8.
-    bytes_a_number = {recipe.reward_model: 4, recipe.critic: 12, recipe.model: 12}
+    bytes_a_number: dict[Path | None, int] = {recipe.model: 12}
+    for role, folder, a_number in (
+        ("reward_model", recipe.reward_model, 4),
+        ("critic", recipe.critic, 12),
+    ):
+        # ranks of another pool have GPUs of their own
+        if stage.placement.pool_of(role) == MAIN_POOL:
+            bytes_a_number[folder] = max(a_number, bytes_a_number.get(folder, 0))
     sizes = [
         a_number * sum(math.prod(shape) for shape in tensor_shapes(folder).values())
         for folder, a_number in bytes_a_number.items()

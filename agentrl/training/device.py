@@ -147,21 +147,19 @@ class DeviceMeter:
         return found
 
 
-def check_gpus(needed: int, found: float, where: str) -> None:
+def check_gpu(found: int, where: str) -> None:
     """Refuses CUDA where it is not to be had.
 
     Args:
-        needed: processes, each with a GPU of its own.
         found: GPUs.
         where: they were looked for.
 
     Raises:
-        ConfigError: there are fewer.
+        ConfigError: there is none.
     """
-    if found < needed:
+    if not found:
         raise ConfigError(
-            f"PlacementConfig.device='cuda' needs a GPU for each of {needed} processes, found "
-            f"{found:g} {where}; set PlacementConfig.device=cpu, lower PlacementConfig.world_size, "
-            "or use "
-            "a machine with NVIDIA's driver and a torch that was built for CUDA"
+            f"PlacementConfig.device='cuda' needs a GPU for each process, found none {where}; set "
+            "PlacementConfig.device=cpu, or use a machine with NVIDIA's driver and a torch that "
+            "was built for CUDA"
         )

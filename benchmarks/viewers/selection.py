@@ -81,6 +81,6 @@ def _learned(groups: list[TrajectoryGroup]) -> LearnedTokens:
     learned = LearnedTokens(planned, num_passes=1, oldest_version=0, detail="tokens")
     size = batch.token_ids.size
     columns = {name: np.ones(size, np.float32) for name in ("ratio", "token_loss")}
-    for shards in planned.mini_batches(1):
-        learned.add("actor", shards, columns, Stats())
+    for mini_batch in planned.mini_batches(1):
+        learned.add("actor", mini_batch(1), columns, Stats())
     return learned

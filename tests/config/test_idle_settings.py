@@ -69,6 +69,7 @@ GIVEN: dict[str, Any] = {
     "resources": {"x": "a.py:r"}, "system_prompt": "a", "tools": ["a.py:t"], "wrappers": ["a.py:w"],
     "temperature": 0.5, "top_p": 0.5, "torch": {"num_threads": 3},
     "weight": 0.5, "worker_liveness_timeout_s": 3.0, "worker_resources": {"x": 1},
+    "rollout": "main",
     "worker_restarts": 1, "clip_dual": 3.0, "clip_high": 0.1, "clip_low": 0.1, "cwd": "x",
     "divergence": "kl", "ratio_cap": 3.0, "ratio_floor": 0.5, "tau_negative": 0.5,
     "tau_positive": 0.5,

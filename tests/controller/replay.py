@@ -112,11 +112,13 @@ def learn(
     num_passes: int = 1,
     checkpoint_every: int | None = None,
     copy_to: str | None = None,
+    elsewhere: Mapping[str, RoleGroup] | None = None,
     change: Callable[[AlgorithmSpec], AlgorithmSpec] = lambda algorithm: algorithm,
 ) -> list[dict[str, Any]]:
     """Trains on the same groups whatever the group of workers is; the rows of metrics. With a
     ``detail`` the groups are stored, with annotations; ``change`` makes another algorithm of it;
-    ``policies`` are trained beside ``main``, by the names of their actors on the ranks."""
+    ``policies`` are trained beside ``main``, by the names of their actors on the ranks; roles of
+    ``beside`` may lie ``elsewhere``."""
     name = "reward_model" if reward_model else algorithm_name
     algorithm = make_algorithm(name, settings or {})
     algorithm = change(replace(algorithm, num_epochs=num_passes))
@@ -129,10 +131,14 @@ def learn(
             str(model), algorithm, optim, deterministic=deterministic, detail=detail or "basic"
         )
         actors = {"main": "actor", **(policies or {})}
-        group.setup({**dict.fromkeys(actors.values(), spec), **(beside or {})})
+        specs = {**dict.fromkeys(actors.values(), spec), **(beside or {})}
+        names = (*specs, *others, "reference")
+        places = {name: (elsewhere or {}).get(name, group) for name in names}
+        for own in set(places.values()):
+            own.setup({name: one for name, one in specs.items() if places[name] is own})
         roles = {policy: {"actor": RoleHandle(group, name)} for policy, name in actors.items()}
-        roles["main"] |= {name: RoleHandle(group, name) for name in others}
-        roles["main"]["reference"] = RoleHandle(group, "reference", trains=False)
+        roles["main"] |= {name: RoleHandle(places[name], name) for name in others}
+        roles["main"]["reference"] = RoleHandle(places["reference"], "reference", trains=False)
     directory = RunDirectory.create(run_dir, config="run: {}\n")
     sink = JsonlSink(JsonlWriter(directory.metrics_path))
     events = EventLog(directory)

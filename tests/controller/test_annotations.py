@@ -165,11 +165,11 @@ class Step:
         actors = {name: column(name, batch.token_ids, self.trained) for name in names}
         critics = {"values": np.where(self.trained, batch.token_ids / 64, 0).astype(np.float32)}
         steps = list(self.planned.mini_batches(num_passes))
-        for number, shards in enumerate(steps):
+        for number, mini_batch in enumerate(steps):
             last = number >= len(steps) - len(self.planned.updates)
             for learner, own in (("actor", actors), ("critic", critics))[:learners]:
                 shown = own if last else {name: values + 99 for name, values in own.items()}
-                learned.add(learner, shards, {} if detail == "basic" else shown, Stats())
+                learned.add(learner, mini_batch(2), {} if detail == "basic" else shown, Stats())
         return learned
 
     def record(

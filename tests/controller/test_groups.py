@@ -17,7 +17,7 @@ import pytest
 from agentrl.config.sections import PoolConfig
 from agentrl.controller.cluster.episode_host import EpisodeHost
 from agentrl.controller.cluster.mesh import MeshShape
-from agentrl.controller.cluster.role_group import RoleGroup
+from agentrl.controller.cluster.role_group import Look, RoleGroup
 from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.controller.cluster.rollout_pool import ProcessInfo, collect_groups
 from agentrl.errors import ConfigError, DataError, EngineError, TrainingError
@@ -46,26 +46,20 @@ class Role:
         raise NotImplementedError
 
 
-class CallGroup:
-    """The ``call`` of a group whose ranks answer by ``answer``."""
+class CallGroup(RoleGroup):
+    """A group whose ranks answer by ``answer``."""
 
     def __init__(self, mesh: MeshShape, answer: Callable[..., Any]) -> None:
-        self.mesh = mesh
+        super().__init__(mesh)
         self.calls: list[tuple[str, str, list[tuple[Any, ...]]]] = []
         self._answer = answer
 
-    def call(
-        self,
-        target: str,
-        method: str,
-        *,
-        shards: Sequence[Any] | None = None,
-        args: tuple[Any, ...] = (),
-    ) -> list[Any]:
-        by_rank = self.mesh.arguments(shards, args)
-        self.calls.append((target, method, by_rank))
-        answers = [self._answer(rank, *own) for rank, own in enumerate(by_rank)]
-        return self.mesh.answers(answers, sharded=shards is not None)
+    def begin_ranks(self, what: str, method: str, by_rank: Sequence[tuple[Any, ...]]) -> Look:
+        target, name = by_rank[0][:2]
+        own = [args[2:] for args in by_rank]
+        self.calls.append((target, name, own))
+        answers = [self._answer(rank, *args) for rank, args in enumerate(own)]
+        return lambda _: answers
 
 
 THREE_RANKS = MeshShape(dp=3)
@@ -78,7 +72,7 @@ def called(
     answer: Callable[..., Any] = lambda rank, *args: rank,
 ) -> Any:
     group = CallGroup(mesh, answer)
-    result = RoleHandle(group, "role").call(method, *args)  # type: ignore[arg-type]
+    result = RoleHandle(group, "role").call(method, *args)
     return result, group.calls
 
 

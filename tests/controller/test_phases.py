@@ -15,7 +15,7 @@ import torch
 from agentrl.controller.cluster.episode_host import EpisodeHost
 from agentrl.controller.cluster.mesh import MeshShape
 from agentrl.controller.cluster.phases import RankPhases, largest, ranks_of_servers
-from agentrl.controller.cluster.role_group import RoleGroup
+from agentrl.controller.cluster.role_group import Look, RoleGroup
 from agentrl.controller.cluster.rollout_pool import ProcessInfo
 from agentrl.engines import EngineTraits, PauseMode, Tag
 from agentrl.engines.scripted import ScriptedEngine
@@ -197,9 +197,9 @@ class Ranks(RoleGroup):
     def describe(self) -> list[ProcessInfo]:
         return self.places
 
-    def call_ranks(self, what: str, method: str, by_rank: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def begin_ranks(self, what: str, method: str, by_rank: Sequence[tuple[Any, ...]]) -> Look:
         self.called = method, list(by_rank)
-        return [None] * len(by_rank)
+        return lambda _: [None] * len(by_rank)
 
     def pool_of(self, ranks: Sequence[int]) -> Any:
         return list(ranks)

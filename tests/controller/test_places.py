@@ -346,6 +346,18 @@ def test_a_lost_node_comes_back_to_workers_that_wait_and_restarts_no_other() -> 
     assert kinds(made) == []
 
 
+def test_room_that_was_found_is_for_workers_that_wait_alone() -> None:
+    made = places("far", "near", "far")
+    made.failed(made.by_number[0], DIED)
+    made.node_told("far", answers=False)
+    elsewhere = serve(made, 2, "near")
+    made.take()
+    made.room_found()
+    todo = [action for action in made.take() if isinstance(action, Kill | Start)]
+    assert [(type(action), action.place.number) for action in todo] == [(Kill, 0), (Start, 0)]
+    assert made.by_number[2] is elsewhere
+
+
 def test_a_worker_leaves_for_good() -> None:
     made = places("n", "n")
     made.given([request(0), request(1)])

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 _TWO_MACHINES = """
 import json, os, ray
 from ray.cluster_utils import Cluster
-from agentrl.config.sections import PlacementConfig
+from agentrl.config.sections import PlacementConfig, PoolConfig
 from agentrl.controller.cluster.cluster_probe import probe_cluster
 from agentrl.controller.cluster.ray_cluster import Reservation, start_ray
 from agentrl.controller.cluster.ray_rollout_pool import rollout_workers
@@ -37,12 +37,12 @@ def seen():
     return ray.get_runtime_context().get_node_id(), os.environ["NCCL_SOCKET_IFNAME"]
 
 told = {}
-places = Reservation([{"CPU": 1, "GPU": 0}] * 6, wait_s=60)
+places = Reservation(PoolConfig(), 6, {"CPU": 1, "GPU": 0}, wait_s=60)
 refs = [seen.options(scheduling_strategy=places.place(number)).remote() for number in range(6)]
 told["nodes"], told["env"] = zip(*ray.get(refs))
 places.close()
 for asked in (
-    lambda: Reservation([{"CPU": 1, "GPU": 1}] * 2 + [{"CPU": 3}], wait_s=0.5),
+    lambda: Reservation(PoolConfig(), 2, {"CPU": 1, "GPU": 1}, wait_s=0.5),
     lambda: rollout_workers(
         PlacementConfig(rollout_workers=3, worker_resources={"rollout": 1}, wait_s=0.5)
     ),
@@ -52,7 +52,12 @@ for asked in (
     except MachineError as error:
         told.setdefault("lacking", []).append(str(error))
 # what was refused holds nothing
-Reservation([{"CPU": 4}] * 2, wait_s=60).close()
+Reservation(PoolConfig(), 2, {"CPU": 4}, wait_s=60).close()
+# two machines of two ranks each
+places = Reservation(PoolConfig(nodes=2, world_size=4), 4, {"CPU": 1}, wait_s=60)
+refs = [seen.options(scheduling_strategy=places.place(number)).remote() for number in range(4)]
+told["two_each"], _ = zip(*ray.get(refs))
+places.close()
 told["machines"] = [
     (found.cpus, found.versions["agentrl"], abs(found.clock_s) < 60, found.sum_gb_s > 0)
     for found in probe_cluster(cluster.address, size=2**16)
@@ -82,10 +87,12 @@ def test_ranks_of_a_machine_follow_each_other_and_what_is_lacking_is_named(tmp_p
     assert len(set(nodes)) == 2
     assert sum(a != b for a, b in itertools.pairwise(nodes)) == 1
     assert set(told["env"]) == {"eth7"}
+    first, second, third, fourth = told["two_each"]
+    assert first == second != third == fourth
     gpus, workers = told["lacking"]
     assert gpus.startswith(
-        "the run asks Ray for 2 x (1 CPU, 1 GPU), 1 x (3 CPU), which the cluster did not give "
-        "within PlacementConfig.wait_s=0.5: "
+        "the run asks Ray for 2 x (1 CPU, 1 GPU), which the cluster did not give within "
+        "PlacementConfig.wait_s=0.5: "
     )
     assert "has 4 CPU; " in gpus
     assert "has 4 CPU, 2 rollout; " in gpus

@@ -380,16 +380,65 @@ def _over_two_nodes(model: Path, found: Any) -> None:
         cluster.shutdown()
 
 
+def test_a_worker_whose_node_is_gone_takes_the_place_that_ray_reserves_anew(model: Path) -> None:
+    found: Any = FORKS.Queue()
+    driver = FORKS.Process(target=_over_a_node_that_goes, args=(model, found))
+    driver.start()
+    try:
+        before, events, after = found.get(timeout=400)
+    finally:
+        driver.join(60)
+        driver.kill()
+    assert before != after
+    assert events.count("node_lost") == 1
+
+
+def _over_a_node_that_goes(model: Path, found: Any) -> None:
+    import ray
+    from ray.cluster_utils import Cluster
+
+    from agentrl.controller.cluster.ray_cluster import start_ray
+
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False}
+    )
+    far = cluster.add_node(num_cpus=1, resources={"rollout": 1})
+    try:
+        start_ray(3, cluster.address)
+        group = workers(1, worker_resources={"rollout": 1}, worker_liveness_timeout_s=20.0)
+        group.setup(model)
+        group.publish(1)
+        (before,) = [worker.node for worker in group.pool.describe()]
+        cluster.remove_node(far, allow_graceful=False)
+        incidents: list[Incident] = []
+
+        def lost() -> bool:
+            incidents.extend(group.pool.take_failures())
+            return any(one.event == "node_lost" for one in incidents)
+
+        until(lost)
+        # room for the worker or for what Ray reserves, and not for both
+        cluster.add_node(num_cpus=1, resources={"rollout": 1})
+        until(lambda: group.pool._places.serving)
+        incidents.extend(group.pool.take_failures())
+        (after,) = [worker.node for worker in group.pool.describe()]
+        found.put((before, [one.event for one in incidents], after))
+        group.close()
+        ray.shutdown()
+    finally:
+        cluster.shutdown()
+
+
 def test_an_answer_that_takes_long_is_logged_once(
     ray_started: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     import ray
 
     monkeypatch.setattr(ray_runtime, "_SLOW_S", 0.0)
-    monkeypatch.setattr(ray_runtime, "_POLL_S", 0.05)
     gate = ray.put(None)
     asked = ray.remote(lambda _: time.sleep(1.0)).remote(gate)
     calls = ray_runtime.ActorCalls("worker {}".format, TrainingError)
-    assert calls.gather([asked], "a nap") == [None]
+    begun = calls.begin([asked], "a nap")
+    assert until(lambda: begun.look(0.05)) == [None]
     (record,) = (row for row in caplog.records if vars(row).get("event") == "slow_call")
     assert vars(record)["waiting_for"] == "worker 0"

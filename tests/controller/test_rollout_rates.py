@@ -67,6 +67,15 @@ def test_in_sync_the_rollouts_wait_while_a_batch_is_trained_and_published(
     assert rates(w) == {"perf/rollout_tokens_per_s": 0.0, "time/idle_frac": 0.0}
 
 
+def test_workers_of_a_pool_of_their_own_are_told_by_its_name(world: MakeWorld) -> None:
+    placement = {"pools": {"players": {}}, "rollout": "players", "rollout_workers": 1}
+    clock = Clock()
+    w = world(bounds(2, 1).replace(placement=placement), clock=clock)
+    w.pool.wait_for(2)
+    clock.now += 5.0
+    assert rates(w)["time/idle_frac/players"] == rates(w)["time/idle_frac"] == 0.0
+
+
 @pytest.mark.parametrize("pause", ["drain", "retract"])  # one_step_off, async
 def test_ahead_the_rollouts_wait_for_the_publish_alone_while_they_have_room(
     world: MakeWorld, pause: str
@@ -114,7 +123,7 @@ def test_rates_of_no_time_at_all_are_nothing() -> None:
     clock = Clock()
     measured = RolloutRates(clock)
     measured.add(5)
-    assert set(measured.take().values()) == {0.0}
+    assert set(measured.take_metrics().values()) == {0.0}
 
 
 def test_each_has_a_meaning() -> None:

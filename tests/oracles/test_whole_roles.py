@@ -384,7 +384,7 @@ def test_roles_have_the_gradients_of_the_papers(
     passes += [reference.logprobs] if spec.needs.reference else []
     passes += [critic.values] if critic else []
     for method in (*passes, actor.advantages):
-        parts = batch.forward_shards()
+        parts = batch.forward()(1)
         columns = merge_columns([method(parts[0])], parts, batch.batch.cu_seqlens)
         batch = replace(batch, batch=batch.batch.join(columns))
 
@@ -403,7 +403,8 @@ def test_roles_have_the_gradients_of_the_papers(
         old_critic,
         classifier() if critic else None,
     )
-    ((shard,),) = batch.mini_batches(1)
+    (mini_batch,) = batch.mini_batches(1)
+    (shard,) = mini_batch(1)
     stats = actor.update(shard)
     value_stats = critic.update(shard) if critic else None
     if name != "turn_grpo":  # its bounds are wide

@@ -324,6 +324,13 @@ class Places:
         what = f"waits for a machine with room for it{elsewhere}; the others play on"
         self._tell(place, "worker_waits", what, {"count/waiting_workers": 1})
 
+    def room_found(self) -> None:
+        """Workers that wait for a machine are started again, where they may find one now."""
+        for place in list(self.by_number.values()):
+            if place.state == "starting" and not place.node:
+                self._todo.append(Kill(place))
+                self._start(Place(place.number, is_told=True))
+
     def _start(self, place: Place) -> Place:
         self.by_number[place.number] = place
         self._todo.append(Start(place, frozenset(self.lost_nodes)))
@@ -397,13 +404,10 @@ class Places:
         self._todo.append(Finish(outcome))
 
     def _node_back(self, node: str) -> None:
-        """Workers that found no other machine are started again, where they may take this one."""
+        """Workers that found no other machine may take this one."""
         self.lost_nodes.remove(node)
         self._say("node_back", f"node {node} answers again", {"count/returned_nodes": 1})
-        for place in list(self.by_number.values()):
-            if place.state == "starting" and not place.node:
-                self._todo.append(Kill(place))
-                self._start(Place(place.number, is_told=True))
+        self.room_found()
 
     def _give(self) -> None:
         """Gives out what waits. Where a group is to be played alone, one place is kept free for it,

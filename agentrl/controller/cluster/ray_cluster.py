@@ -6,13 +6,14 @@ What cannot be had is named within seconds, beside what the cluster has.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import socket
 import subprocess
 import sys
-from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -25,6 +26,7 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from agentrl.config.sections import PoolConfig
 from agentrl.errors import MachineError
 from agentrl.training.device import DeviceType, num_gpus
 
@@ -53,12 +55,12 @@ _START = "start one (ray start --head), or set the address it told"
 
 
 def start_ray(
-    num_actors: int, address: str | None = None, env: Mapping[str, str] | None = None
+    num_cpus: float, address: str | None = None, env: Mapping[str, str] | None = None
 ) -> bool:
     """Joins a cluster, or starts a private one on this machine.
 
     Args:
-        num_actors: a CPU for each is offered by a private cluster.
+        num_cpus: that the run asks for, and that a private cluster offers.
         address: of a cluster, or ``auto`` for this machine's; None starts a private one.
         env: environment variables of every process that the run starts.
 
@@ -81,7 +83,7 @@ def start_ray(
     ray.init(
         address=address or "local",  # also where somebody's cluster runs on this machine
         # Ray refuses to be told the resources of a cluster that runs already.
-        num_cpus=None if address else num_actors + 1,
+        num_cpus=None if address else math.ceil(num_cpus) + 1,
         include_dashboard=None if address else False,
         logging_level=logging.ERROR,
         log_to_driver=True,
@@ -172,7 +174,9 @@ class Reservation:
     """Resources of a cluster for processes that stand together: all of them, or none.
 
     Args:
-        bundles: what each process asks for, by Ray's names of resources.
+        pool: whose machines they are; those of a machine that it counts have one bundle.
+        processes: in all.
+        each: what one asks for, by Ray's names of resources.
         wait_s: seconds that the cluster has, for instance to start machines.
         spread: over the machines, in place of as few as can be.
 
@@ -181,44 +185,79 @@ class Reservation:
     """
 
     def __init__(
-        self, bundles: Sequence[Mapping[str, float]], *, wait_s: float, spread: bool = False
+        self,
+        pool: PoolConfig,
+        processes: int,
+        each: Mapping[str, float],
+        *,
+        wait_s: float,
+        spread: bool = False,
     ) -> None:
-        asked = [{name: own for name, own in bundle.items() if own} for bundle in bundles]
-        self._group = placement_group(asked, strategy="SPREAD" if spread else "PACK")
+        self._in_bundle = processes // pool.nodes if pool.nodes else 1
+        bundle = {name: own * self._in_bundle for name, own in each.items() if own}
+        number = processes // self._in_bundle
+        self._group = placement_group(
+            [bundle] * number,
+            "STRICT_SPREAD" if pool.nodes else "SPREAD" if spread else "PACK",
+            bundle_label_selector=[pool.labels] * number if pool.labels else None,
+        )
         if not self._group.wait(wait_s):
             self.close()
-            raise MachineError(_lacking(asked, wait_s))
-        nodes = placement_group_table(self._group)["bundles_to_node_id"]
+            where = " of a machine each" if pool.nodes else ""
+            where += f" with labels {pool.labels}" if pool.labels else ""
+            raise MachineError(_lacking(f"{number} x ({_words(bundle)}){where}", wait_s))
+        self._nodes = self._table()
         # neighbours in rank are neighbours in the machine, so that an inner group stays in one
-        self._order = sorted(range(len(asked)), key=lambda index: (nodes[index], index))
+        self._order = sorted(self._nodes, key=lambda index: (self._nodes[index], index))
 
     def place(self, number: int) -> PlacementGroupSchedulingStrategy:
-        """Where the process of that number starts; those of one machine have numbers in a row."""
-        return PlacementGroupSchedulingStrategy(
-            self._group, placement_group_bundle_index=self._order[number]
-        )
+        """Where the process of that number starts; those of one machine have numbers in a row, and
+        after the last bundle the first one follows."""
+        return PlacementGroupSchedulingStrategy(self._group, self._bundle(number))
+
+    def node(self, number: int) -> str:
+        """The machine of that process, as it was known last; empty while Ray looks for one."""
+        return self._nodes.get(self._bundle(number), "")
+
+    def has_moved(self) -> bool:
+        """Whether Ray has reserved another machine in the place of one that died. It asks Ray, so
+        that no lock is held meanwhile."""
+        before, self._nodes = self._nodes, self._table()
+        return self._nodes != before
 
     def close(self) -> None:
         """Gives them back; what still runs there is ended by Ray."""
         remove_placement_group(self._group)
 
+    def _table(self) -> dict[int, str]:
+        nodes: dict[int, str] = placement_group_table(self._group)["bundles_to_node_id"]
+        return nodes
 
-def _lacking(bundles: Sequence[Mapping[str, float]], wait_s: float) -> str:
-    """What was asked for, bundle by bundle, beside what each machine has and has free."""
-    asked = Counter(_words(bundle) for bundle in bundles)
-    rows = [f"{count} x ({what})" for what, count in asked.items()]
+    def _bundle(self, number: int) -> int:
+        return self._order[number // self._in_bundle % len(self._order)]
+
+
+def _lacking(asked: str, wait_s: float) -> str:
+    """What was asked for, beside what each machine has and has free."""
     machines = [
-        f"{node['NodeManagerAddress']} has {_words(node['Resources'])}"
+        f"{node['NodeManagerAddress']} has {_words(node['Resources'])}{_labels(node['Labels'])}"
         for node in ray.nodes()  # type: ignore[no-untyped-call]
         if node["Alive"]
     ]
     free = _words(ray.available_resources())  # type: ignore[no-untyped-call]
     return (
-        f"the run asks Ray for {', '.join(rows)}, which the cluster did not give within "
+        f"the run asks Ray for {asked}, which the cluster did not give within "
         f"PlacementConfig.wait_s={wait_s:g}: {'; '.join(machines)}; free in all: {free}. Lower "
-        "PlacementConfig.world_size or PlacementConfig.rollout_workers, end what else runs there, "
-        "or raise PlacementConfig.wait_s where machines are being started"
+        "PlacementConfig.world_size, PlacementConfig.rollout_workers or those of "
+        "PlacementConfig.pools, end what else runs there, or raise PlacementConfig.wait_s where "
+        "machines are being started"
     )
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    """Those of a machine, without Ray's name of it."""
+    own = {name: value for name, value in labels.items() if name != "ray.io/node-id"}
+    return f" and labels {own}" if own else ""
 
 
 _OWN_TO_RAY = re.compile(r":|_group_|memory")

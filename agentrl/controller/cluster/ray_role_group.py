@@ -12,7 +12,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayTaskError
 
-from agentrl.config.sections import PoolConfig
+from agentrl.config.sections import MAIN_POOL, PoolConfig
 from agentrl.controller.cluster.mesh import MeshShape
 from agentrl.controller.cluster.ray_cluster import Reservation
 from agentrl.controller.cluster.ray_rollout_pool import RayRolloutPool
@@ -23,7 +23,7 @@ from agentrl.controller.cluster.ray_runtime import (
     shared,
     thread_env,
 )
-from agentrl.controller.cluster.role_group import RoleGroup
+from agentrl.controller.cluster.role_group import Look, RoleGroup
 from agentrl.controller.cluster.rollout_pool import RolloutPool
 from agentrl.controller.cluster.worker import RoleSpec
 from agentrl.engines import ServedDtype
@@ -51,7 +51,10 @@ class RayRoleGroup(RoleGroup):
 
     Args:
         pool: how many ranks, one a device, in which layout, and the torch threads of each.
+        name: of the pool.
         device: with ``cuda`` Ray shows each rank a GPU of its own, its ``cuda:0``.
+        gpus: that each asks for: below 1 where rollout workers share it.
+        places: of the ranks, and closed with the group; by default they are reserved here.
         call_timeout_s: deadline of any call, and of any collective within one.
         wait_s: seconds that the cluster has to give all ranks their place.
         log_folder: where each rank keeps its log; None keeps none.
@@ -61,14 +64,17 @@ class RayRoleGroup(RoleGroup):
         self,
         pool: PoolConfig,
         *,
+        name: str = MAIN_POOL,
         device: DeviceType = "cpu",
+        gpus: float = 0,
+        places: Reservation | None = None,
         call_timeout_s: float = CALL_TIMEOUT_S,
         wait_s: float = 10.0,
         log_folder: Path | None = None,
     ) -> None:
         num_ranks, threads = pool.world_size, pool.threads_per_rank
         tp, sp = pool.tp_size, pool.sp_size
-        super().__init__(MeshShape.of(num_ranks, tp=tp, sp=sp))
+        super().__init__(MeshShape.of(num_ranks, tp=tp, sp=sp), name)
         self._calls = ActorCalls(
             lambda rank: f"the worker of rank {rank}", self._failure, call_timeout_s
         )
@@ -81,25 +87,26 @@ class RayRoleGroup(RoleGroup):
             env_vars |= {
                 name: os.environ.get(name, value) for name, value in _KEEP_FREED_MEMORY.items()
             }
-        num_gpus = 1 if device == "cuda" else 0
-        self._places = Reservation([{"CPU": 1, "GPU": num_gpus}] * num_ranks, wait_s=wait_s)
+        self._places = places or Reservation(
+            pool, num_ranks, {"CPU": pool.cpus, "GPU": gpus}, wait_s=wait_s
+        )
         self._ranks = [
             rank_actor.options(
-                num_cpus=1,
-                num_gpus=num_gpus,
+                num_cpus=pool.cpus,
+                num_gpus=gpus,
                 scheduling_strategy=self._places.place(rank),
                 runtime_env={"env_vars": env_vars},
             ).remote(rank, log_folder)
             for rank in range(num_ranks)
         ]
         host, port = self._calls.get(self._ranks[0].listen.remote(), "starting rank 0", 0)
-        places = [
+        specs = [
             DistSpec(
                 rank, num_ranks, host, port, FIRST_DEVICE[device], call_timeout_s, tp=tp, sp=sp
             )
             for rank in range(num_ranks)
         ]
-        self.call_ranks("starting the workers", "join", [(place, threads) for place in places])
+        self.call_ranks("starting the workers", "join", [(spec, threads) for spec in specs])
         self._hosts = [process.host for process in self.describe()]
         self.rollouts = RayRolloutPool(self._ranks, self._calls)
         """The rollout pool that all ranks serve; a rank that dies ends the run."""
@@ -135,13 +142,13 @@ class RayRoleGroup(RoleGroup):
                 ray.kill(rank)
             self._places.close()
 
-    def call_ranks(self, what: str, method: str, by_rank: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def begin_ranks(self, what: str, method: str, by_rank: Sequence[tuple[Any, ...]]) -> Look:
         with self._ordering:
             refs = [
                 getattr(rank, method).remote(*own)
                 for rank, own in zip(self._ranks, by_rank, strict=True)
             ]
-        return self._calls.gather(refs, what)
+        return self._calls.begin(refs, what).look
 
     def _failure(self, message: str, rank: int, traceback_text: str) -> TrainingError:
         host = self._hosts[rank] if self._hosts else None

@@ -65,7 +65,6 @@ from agentrl.controller.cluster.rollout_pool import (
 from agentrl.engines import EngineLayout, PauseMode
 from agentrl.errors import AgentRLError, EngineError, WeightMismatchError
 from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState
-from agentrl.training.device import DeviceType
 from agentrl.types import Trajectory
 from agentrl.weight_sync import OwnWeights, ServedWeights, WeightsReport
 
@@ -128,44 +127,52 @@ class _Call:
 
 
 def rollout_workers(
-    placement: PlacementConfig, *, device: DeviceType = "cpu", log_folder: Path | None = None
+    placement: PlacementConfig,
+    *,
+    gpus: float = 0,
+    places: Reservation | None = None,
+    log_folder: Path | None = None,
 ) -> RayRolloutPool:
-    """A pool of workers apart from any rank, on any machine of the cluster.
+    """A pool of workers apart from any rank.
 
     Args:
         placement: how many, each with an engine, what each asks of Ray, and when one is lost.
-        device: with ``cuda`` Ray shows each a GPU of its own.
+        gpus: that Ray shows each.
+        places: of the workers, which outlive the pool; by default they are reserved with it.
         log_folder: where each worker keeps its log; None keeps none.
 
     Raises:
         MachineError: the cluster has no room for them.
     """
-    num_gpus = 1 if device == "cuda" else 0
-    bundle = {"CPU": 1, "GPU": num_gpus, **placement.worker_resources}
-    # only tried: a worker that replaces one of a lost machine starts wherever there is room
-    Reservation([bundle] * placement.rollout_workers, wait_s=placement.wait_s, spread=True).close()
+    pool, number = placement.worker_pool, placement.rollout_workers
+    each = {"CPU": pool.cpus, "GPU": gpus, **placement.worker_resources}
+    reserved = places or Reservation(pool, number, each, wait_s=placement.wait_s, spread=True)
 
     def start(number: int, without: frozenset[str] = frozenset()) -> Any:
+        # a worker of a lost machine starts wherever there is room, and so does one that joins
+        at_home = number < placement.rollout_workers and reserved.node(number) not in without
         # label_selector is asked of every node, and an empty "!in()" is no expression
-        elsewhere = {"ray.io/node-id": f"!in({','.join(sorted(without))})"} if without else None
+        lost = {"ray.io/node-id": f"!in({','.join(sorted(without))})"} if without else {}
         actor = rollout_actor.options(
-            num_cpus=1,
-            num_gpus=num_gpus,
+            num_cpus=pool.cpus,
+            num_gpus=gpus,
             resources=dict(placement.worker_resources),
-            scheduling_strategy="SPREAD",
-            label_selector=elsewhere,
-            runtime_env={"env_vars": thread_env(placement.threads_per_rank)},
+            scheduling_strategy=reserved.place(number) if at_home else "SPREAD",
+            label_selector=None if at_home else {**pool.labels, **lost} or None,
+            runtime_env={"env_vars": thread_env(pool.threads_per_rank)},
         )
         return actor.remote(number, log_folder)
 
     return RayRolloutPool(
-        [start(number) for number in range(placement.rollout_workers)],
+        [start(number) for number in range(number)],
         ActorCalls(
             lambda number: f"rollout worker {number}", _engine_failure, placement.call_timeout_s
         ),
         start=start,
         max_restarts=placement.worker_restarts,
         answer_s=placement.worker_liveness_timeout_s,
+        places=reserved,
+        on_close=None if places else reserved.close,
     )
 
 
@@ -181,6 +188,8 @@ class RayRolloutPool:
         max_restarts: losses between two updates after which the next one ends the run.
         answer_s: seconds in which a worker answers a call that costs it no work; by default those
             of any call. After half of them it is suspect.
+        places: where the first workers were started; None for ranks.
+        on_close: called once the workers have ended.
     """
 
     actors: Sequence[Any]
@@ -189,6 +198,8 @@ class RayRolloutPool:
     start: Callable[[int, frozenset[str]], Any] | None = None
     max_restarts: int = 0
     answer_s: float | None = None
+    places: Reservation | None = None
+    on_close: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:
         self._answer_s = self.answer_s or self.calls.timeout_s
@@ -382,6 +393,8 @@ class RayRolloutPool:
         finally:
             for host in self._hosts.values():
                 ray.kill(host.actor)
+            if self.on_close is not None:
+                self.on_close()
             if self._keeper.is_alive():
                 logger.warning("the pool's thread did not end within %.0f s", _END_S)
 
@@ -560,16 +573,20 @@ class RayRolloutPool:
 
         def ask() -> None:
             answers = node_answers(node)
-            self._inbox.put(partial(self._take_node, node, answers))
+            # Ray moves what was reserved on a machine that it has given up
+            moved = self.places is not None and self.places.has_moved()
+            self._inbox.put(partial(self._take_node, node, answers, moved))
 
         # A node out of reach takes seconds to ask, and a second question would learn no more.
         if node not in self._asked_nodes:
             self._asked_nodes.add(node)
             threading.Thread(target=ask, name="node", daemon=True).start()
 
-    def _take_node(self, node: str, answers: bool) -> None:
+    def _take_node(self, node: str, answers: bool, moved: bool) -> None:
         self._asked_nodes.discard(node)
         self._places.node_told(node, answers=answers)
+        if moved:
+            self._places.room_found()
 
     def _act(self) -> None:
         """Does what was decided; under the lock, since no call of Ray here waits."""

@@ -39,7 +39,6 @@ CALL_TIMEOUT_S = 1800.0
 
 _MOST_GIVEN = 3
 """Buckets of weights that a rank keeps for workers that come a little later than the first."""
-_POLL_S = 1.0
 _SLOW_S = 60.0
 """A call that takes longer is logged, once."""
 
@@ -160,6 +159,56 @@ def _why(error: BaseException) -> str:
     return _ADVICE.split(told)[0]
 
 
+@dataclass(eq=False)
+class Gathering:
+    """Waits for a call of each actor.
+
+    Args:
+        calls: of the actors.
+        refs: of the answers, by place.
+        what: is done, for messages.
+    """
+
+    calls: ActorCalls
+    refs: tuple[Any, ...]
+    what: str
+
+    def __post_init__(self) -> None:
+        self._start = time.monotonic()
+        self._slow_s = _SLOW_S
+        self._waiting = list(self.refs)
+        self._answers: dict[Any, Any] = {}
+
+    def look(self, timeout_s: float) -> list[Any] | None:
+        """Their answers, for which it waits so long at most; None where one is missing. The first
+        failure is raised as soon as it is known."""
+        while self._waiting:
+            ready, self._waiting = ray.wait(self._waiting, num_returns=1, timeout=timeout_s)
+            if not ready:
+                self._check_time()
+                return None
+            (ref,) = ready
+            self._answers[ref] = self.calls.get(ref, self.what, self.refs.index(ref))
+        return [self._answers[ref] for ref in self.refs]
+
+    def _check_time(self) -> None:
+        waited_s = time.monotonic() - self._start
+        limit_s = self.calls.timeout_s
+        late = ", ".join(self.calls.name(self.refs.index(ref)) for ref in self._waiting)
+        if waited_s >= self._slow_s:
+            fields = {"event": "slow_call", "call": self.what, "waiting_for": late}
+            logger.warning(
+                "%s: %s did not answer within %.0f s yet", self.what, late, waited_s, extra=fields
+            )
+            self._slow_s = math.inf
+        if waited_s > limit_s:
+            self.calls.error = TrainingError(
+                f"{self.what}: {late} did not answer within {limit_s:g} s "
+                "(placement.call_timeout_s)"
+            )
+            raise self.calls.error
+
+
 class ActorLostError(Exception):
     """An actor died, or does not answer; says which, and during what."""
 
@@ -180,34 +229,10 @@ class ActorCalls:
     timeout_s: float = CALL_TIMEOUT_S
     error: BaseException | None = field(default=None, init=False)
 
-    def gather(self, refs: Sequence[Any], what: str) -> list[Any]:
-        """All answers in order; the first failure is raised as soon as it is known."""
+    def begin(self, refs: Sequence[Any], what: str) -> Gathering:
+        """Calls that are under way, one of each actor; ``what`` is done, for messages."""
         self.assert_sound()
-        start = time.monotonic()
-        slow_s = _SLOW_S
-        waiting = list(refs)
-        answers: dict[Any, Any] = {}
-        while waiting:
-            ready, waiting = ray.wait(waiting, num_returns=1, timeout=_POLL_S)
-            for ref in ready:
-                answers[ref] = self.get(ref, what, refs.index(ref))
-            waited_s = time.monotonic() - start
-            if ready or waited_s < min(slow_s, self.timeout_s):
-                continue
-            late = ", ".join(self.name(refs.index(ref)) for ref in waiting)
-            if waited_s >= slow_s:
-                fields = {"event": "slow_call", "call": what, "waiting_for": late}
-                logger.warning(
-                    "%s: %s did not answer within %.0f s yet", what, late, waited_s, extra=fields
-                )
-                slow_s = math.inf
-            if waited_s > self.timeout_s:
-                self.error = TrainingError(
-                    f"{what}: {late} did not answer within {self.timeout_s:g} s "
-                    "(placement.call_timeout_s)"
-                )
-                raise self.error
-        return [answers[ref] for ref in refs]
+        return Gathering(self, tuple(refs), what)
 
     def assert_sound(self) -> None:
         """Raises where an earlier call failed.

@@ -1,11 +1,12 @@
-"""Role group: the ranks that host a stage's roles, called all together."""
+"""Role group: the ranks that host a stage's roles, called all together; groups may work at once."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from agentrl.controller.cluster.mesh import MeshShape
 from agentrl.controller.cluster.phases import ranks_of_servers
@@ -13,9 +14,52 @@ from agentrl.controller.cluster.rollout_pool import ProcessInfo, RolloutPool, Ro
 from agentrl.controller.cluster.worker import RoleSpec, Worker
 from agentrl.engines import ServedDtype
 from agentrl.errors import TrainingError, WeightMismatchError
+from agentrl.metrics.timing import IdleClock
 from agentrl.training import DistSpec
 from agentrl.training.device import FIRST_DEVICE, DeviceType
 from agentrl.weight_sync import OwnWeights, ServedWeights
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+_POLL_S = 1.0
+"""Between two looks at calls that are late."""
+_POLL_EACH_S = 0.1
+"""Between looks at one group and the next, while several work."""
+
+
+Look: TypeAlias = Callable[[float], list[Any] | None]
+"""Waits so many seconds at most for a call of every rank; gives their answers, or None. It raises
+an AgentRLError where one failed, died, or is too late."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pending(Generic[T]):
+    """A call of every rank of a group that is under way, and what is made of the answers."""
+
+    group: RoleGroup
+    look: Look
+    take: Callable[[list[Any]], T]
+
+    def then(self, make: Callable[[T], U]) -> Pending[U]:
+        """The same call, with something else made of it."""
+        return Pending(self.group, self.look, lambda by_rank: make(self.take(by_rank)))
+
+
+def at_once(calls: Sequence[Pending[T]]) -> list[T]:
+    """Waits for calls under way, those of different groups at once.
+
+    Raises:
+        AgentRLError: the first failure of any, as soon as it is known.
+    """
+    found: dict[Pending[T], T] = {}
+    while waiting := [call for call in calls if call not in found]:
+        for call in waiting:
+            by_rank = call.look(_POLL_S if len(waiting) == 1 else _POLL_EACH_S)
+            if by_rank is not None:
+                call.group.count_call(-1)
+                found[call] = call.take(by_rank)
+    return [found[call] for call in calls]
 
 
 class RoleGroup:
@@ -25,24 +69,34 @@ class RoleGroup:
 
     Args:
         mesh: how the ranks are arranged.
+        name: of its pool.
     """
 
-    def __init__(self, mesh: MeshShape) -> None:
+    def __init__(self, mesh: MeshShape, name: str = "") -> None:
         self.mesh = mesh
+        self.name = name
+        self._under_way = 0
+        self._clock = IdleClock()
+        # guards the two above: the loop's thread and the scoring thread call
+        self._counting = threading.Lock()
 
     def setup(self, roles: Mapping[str, RoleSpec]) -> None:
         """Builds a stage's roles on every rank; what an earlier stage left is ended first."""
         self.on_all("setting up the stage", "setup", dict(roles))
 
-    def call(
+    def call(self, target: str, method: str, **given: Any) -> list[Any]:
+        """Calls a method on every rank, as ``begin`` does, and waits for the answers."""
+        return at_once([self.begin(target, method, **given)])[0]
+
+    def begin(
         self,
         target: str,
         method: str,
         *,
         shards: Sequence[Any] | None = None,
         args: tuple[Any, ...] = (),
-    ) -> list[Any]:
-        """Calls a method on every rank.
+    ) -> Pending[list[Any]]:
+        """Sends a call to every rank; ``at_once`` waits for the answers.
 
         Args:
             target: a role's name, ``rollouts`` for the rank's episode host, ``weights`` or
@@ -56,8 +110,20 @@ class RoleGroup:
             With shards one answer for each data coordinate, otherwise one for each rank.
         """
         by_rank = [(target, method, *own) for own in self.mesh.arguments(shards, args)]
-        answers = self.call_ranks(f"{target}.{method}", "call", by_rank)
-        return self.mesh.answers(answers, sharded=shards is not None)
+        return self._pending(f"{target}.{method}", "call", by_rank).then(
+            lambda answers: self.mesh.answers(answers, sharded=shards is not None)
+        )
+
+    def count_call(self, change: int) -> None:
+        """A call has begun, or has ended; between calls the ranks are idle."""
+        with self._counting:
+            self._under_way += change
+            self._clock.set_idle(not self._under_way)
+
+    def take_idle_frac(self) -> float:
+        """Share of the seconds since the last call in which the ranks were idle."""
+        with self._counting:
+            return self._clock.take()[1]
 
     def host(self, spec: RolloutWorkerSpec | None) -> RolloutPool:
         """Where the ranks play a stage's episodes: beside each, or beside the first of those whose
@@ -106,6 +172,16 @@ class RoleGroup:
 
     def call_ranks(self, what: str, method: str, by_rank: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Calls a method of every rank's worker; ``what`` is done, for messages."""
+        return at_once([self._pending(what, method, by_rank)])[0]
+
+    def _pending(
+        self, what: str, method: str, by_rank: Sequence[tuple[Any, ...]]
+    ) -> Pending[list[Any]]:
+        self.count_call(1)
+        return Pending(self, self.begin_ranks(what, method, by_rank), list)
+
+    def begin_ranks(self, what: str, method: str, by_rank: Sequence[tuple[Any, ...]]) -> Look:
+        """Begins a call of a method of every rank's worker."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -146,10 +222,11 @@ class LocalRoleGroup(RoleGroup):
     Args:
         threads: torch threads of this process.
         device: where the roles compute; of several GPUs the first.
+        name: of its pool.
     """
 
-    def __init__(self, *, threads: int, device: DeviceType = "cpu") -> None:
-        super().__init__(MeshShape())
+    def __init__(self, *, threads: int, device: DeviceType = "cpu", name: str = "") -> None:
+        super().__init__(MeshShape(), name)
         self._worker = Worker("episodes-0")
         self._worker.join(DistSpec(device=FIRST_DEVICE[device]), threads)
         self.rollouts = self._worker.rollouts
@@ -158,14 +235,16 @@ class LocalRoleGroup(RoleGroup):
         # one collective call at a time: the loop's thread trains, the scoring thread may score
         self._calling = _Turns()
 
-    def call_ranks(self, what: str, method: str, by_rank: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def begin_ranks(self, what: str, method: str, by_rank: Sequence[tuple[Any, ...]]) -> Look:
+        # In one process nothing works at once: the call has ended when this returns.
         with self._calling:
             if self._error is not None:
                 raise TrainingError(
                     f"the group is poisoned by an earlier error: {self._error}", rank=0
                 )
             try:
-                return [getattr(self._worker, method)(*own) for own in by_rank]
+                answers = [getattr(self._worker, method)(*own) for own in by_rank]
+                return lambda _: answers
             except WeightMismatchError:  # after the last collective: the ranks are sound
                 raise
             except BaseException as error:

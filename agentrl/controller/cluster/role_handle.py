@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.controller.batch_plan import PlannedBatch
-from agentrl.controller.cluster.role_group import RoleGroup
+from agentrl.controller.batch_plan import PlannedBatch, Shards
+from agentrl.controller.cluster.role_group import Pending, RoleGroup, at_once
 from agentrl.training import merge_columns
-from agentrl.types import BatchShard, Collect, Dispatch, Stats, UpdateStats, registration
+from agentrl.types import Collect, Dispatch, Stats, UpdateStats, registration
 from agentrl.types.arrays import Floats
 
 
@@ -27,6 +27,11 @@ class RoleHandle:
     name: str
     trains: bool = True
 
+    @property
+    def data_parallel(self) -> int:
+        """Ranks that get different data."""
+        return self.group.mesh.dp
+
     def call(self, method: Callable[..., Any], *args: Any) -> Any:
         """Calls a registered method, as its mark says (docs/training.md, Dispatch).
 
@@ -39,36 +44,55 @@ class RoleHandle:
             For FIRST the answer of rank 0; for DATA a list by data coordinate, or statistics
             merged.
         """
+        return at_once([self.begin(method, *args)])[0]
+
+    def begin(self, method: Callable[..., Any], *args: Any) -> Pending[Any]:
+        """As ``call``, without waiting for the answers: ``at_once`` does."""
         mark = registration(method)
         name = method.__name__
         if mark.dispatch is Dispatch.FIRST:
-            return self.group.call(self.name, name, args=args)[0]
-        answers = self.group.call(self.name, name, shards=args[0], args=args[1:])
-        return sum(answers, Stats()) if mark.collect is Collect.STATS else answers
+            return self.group.begin(self.name, name, args=args).then(lambda answers: answers[0])
+        pending = self.group.begin(self.name, name, shards=args[0], args=args[1:])
+        return pending.then(_sum) if mark.collect is Collect.STATS else pending
 
-    def update(
-        self,
-        method: Callable[..., Any],
-        batch: PlannedBatch,
-        mini_batch: Sequence[BatchShard],
-    ) -> UpdateStats:
+    def begin_update(
+        self, method: Callable[..., Any], batch: PlannedBatch, mini_batch: Shards
+    ) -> Pending[UpdateStats]:
         """An optimizer step on a mini-batch of ``batch``.
 
         Args:
             method: the role's ``update``, whose answers are statistics.
             batch: whole.
-            mini_batch: the shards by coordinate.
+            mini_batch: of it.
 
         Returns:
             The merged statistics, and ``[T]`` columns of the batch; ranks that return none leave
             zeros.
         """
-        answers = self.group.call(self.name, method.__name__, shards=mini_batch)
-        columns = [one.columns if isinstance(one, UpdateStats) else {} for one in answers]
-        merged = merge_columns(columns, mini_batch, batch.batch.cu_seqlens)
-        return UpdateStats(sum(answers, Stats()), merged)
+        parts = mini_batch(self.data_parallel)
 
-    def columns(self, method: Callable[..., Any], batch: PlannedBatch) -> dict[str, Floats]:
-        """``[T]`` columns of a batch by a pass without a backward."""
-        parts = batch.forward_shards()
-        return merge_columns(self.call(method, parts), parts, batch.batch.cu_seqlens)
+        def merged(answers: list[Any]) -> UpdateStats:
+            columns = [one.columns if isinstance(one, UpdateStats) else {} for one in answers]
+            own = merge_columns(columns, parts, batch.batch.cu_seqlens)
+            return UpdateStats(_sum(answers), own)
+
+        return self.group.begin(self.name, method.__name__, shards=parts).then(merged)
+
+    def begin_columns(
+        self, method: Callable[..., Any], batch: PlannedBatch, samples: Shards
+    ) -> Pending[dict[str, Floats]]:
+        """``[T]`` columns of a batch by a pass without a backward.
+
+        Args:
+            method: the pass.
+            batch: whole.
+            samples: all of it, as ``batch.forward`` cuts them.
+        """
+        parts = samples(self.data_parallel)
+        return self.begin(method, parts).then(
+            lambda answers: merge_columns(answers, parts, batch.batch.cu_seqlens)
+        )
+
+
+def _sum(answers: list[Any]) -> Stats:
+    return sum(answers, Stats())

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
 from agentrl.algorithms import AlgorithmSpec
 from agentrl.config import StageConfig
-from agentrl.controller.batch_plan import PlannedBatch
+from agentrl.controller.batch_plan import PlannedBatch, Shards
+from agentrl.controller.cluster.role_group import RoleGroup, at_once
 from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.controller.group_rewards import (
     checked_credit,
@@ -29,7 +31,6 @@ from agentrl.errors import TrainingError
 from agentrl.rollouts import make_batch
 from agentrl.training import Actor, Critic, Layout, LearningRole, ModelInfo, Reference
 from agentrl.types import (
-    BatchShard,
     SegmentKind,
     Stats,
     Trajectory,
@@ -43,9 +44,9 @@ _PASSES: tuple[tuple[Callable[[AlgorithmSpec], bool], str, Callable[..., Any]], 
     (lambda spec: spec.recomputes_old_logprobs, "actor", Actor.logprobs),
     (lambda spec: spec.needs.reference, "reference", Reference.logprobs),
     (lambda spec: spec.needs.critic, "critic", Critic.values),
-    (lambda spec: spec.needs.advantages, "actor", Actor.advantages),  # moments over all ranks
 )
-"""Passes before the update, in order: whether an algorithm needs one, the role, and its method."""
+"""Passes before the update: whether an algorithm needs one, the role, and its method. None needs
+another's columns, so that those of different groups run at once."""
 
 
 @dataclass(eq=False)
@@ -119,13 +120,14 @@ class Passes:
         planned = PlannedBatch.plan(
             batch,
             self.algorithm,
-            Layout(self.model.group.mesh.dp, train.micro_batch_tokens, self._length_scale),
+            Layout(self.model.data_parallel, train.micro_batch_tokens, self._length_scale),
             mini_batch_groups=train.mini_batch_prompts,
             forward_tokens=train.logprob_micro_batch_tokens,
             seed=seed_for(stage.run.seed, "shuffle", state.step),
             state=state.algorithm,
             policy_version=version,
             share_prefixes=self._share_prefixes,
+            others=[role.data_parallel for role in self.roles.values()],
         )
         finished = [one for group in groups for one in group.finished]
         agents = tuple(one.turns[0].agent if one.turns else MAIN_AGENT for one in finished)
@@ -133,10 +135,11 @@ class Passes:
 
     def forward(self, batch: PlannedBatch) -> PlannedBatch:
         """The batch with the columns of every pass that the algorithm needs before the update."""
-        for is_needed, role, method in _PASSES:
-            if is_needed(self.algorithm):
-                columns = self.roles[role].columns(method, batch)
-                batch = replace(batch, batch=batch.batch.join(columns))
+        passes = [row[1:] for row in _PASSES if row[0](self.algorithm)]
+        batch = self._with_columns(batch, passes)
+        if self.algorithm.needs.advantages:
+            # they are made of those columns, with moments over all ranks
+            batch = self._with_columns(batch, [("actor", Actor.advantages)])
         self._learned = LearnedTokens(
             batch,
             num_passes=self.algorithm.num_epochs,
@@ -145,30 +148,55 @@ class Passes:
         )
         return batch
 
-    def update(self, batch: PlannedBatch, mini_batch: Sequence[BatchShard]) -> Stats:
-        """One optimizer step of every learner; metrics of those beside the model are prefixed by
-        their names. While a critic warms up it learns alone. A step that is skipped for its
-        gradient leaves no metrics but its count, and once the run ends for them no more are taken.
+    def _with_columns(
+        self, batch: PlannedBatch, passes: Sequence[tuple[str, Callable[..., Any]]]
+    ) -> PlannedBatch:
+        samples = batch.forward()
+        begun = [self.roles[role].begin_columns(own, batch, samples) for role, own in passes]
+        for columns in at_once(begun):
+            batch = replace(batch, batch=batch.batch.join(columns))
+        return batch
+
+    def update(self, batch: PlannedBatch, mini_batch: Shards) -> Stats:
+        """One optimizer step of every learner, of those in different groups at once; metrics of
+        those beside the model are prefixed by their names. While a critic warms up it learns alone.
+        A step that is skipped for its gradient leaves no metrics but its count, and once the run
+        ends for them no more are taken.
 
         Raises:
             StoreError: the batch of a skipped step cannot be written.
         """
         stats = Stats()
+        by_group: dict[RoleGroup, list[RoleHandle]] = {}
         for learner in self.learners[1:] if self.warms_up else self.learners:
+            by_group.setdefault(learner.group, []).append(learner)
+        # of each group one at a time
+        for wave in zip_longest(*by_group.values()):
             if self.skipped.ended:
                 break
-            own = learner.update(LearningRole.update, batch, mini_batch)
-            prefix = f"{learner.name}/"
-            if learner is self.model:
-                prefix = metric_prefix(self.policy)
-            skipped = self.skipped.note(
-                learner, batch.batch, mini_batch, own, step=self._step, prefix=prefix
+            learners = [learner for learner in wave if learner is not None]
+            found = at_once(
+                [one.begin_update(LearningRole.update, batch, mini_batch) for one in learners]
             )
-            own = UpdateStats({}, {}) if skipped else own
-            if not self.warms_up:  # the policy learned nothing of these tokens
-                self._learned.add(learner.name, mini_batch, own.columns, own, skipped=skipped)
-            stats += Stats({prefix + name: stat for name, stat in own.items()})
+            for learner, own in zip(learners, found, strict=True):
+                stats += self._taken(learner, batch, mini_batch, own)
         return stats
+
+    def _taken(
+        self, learner: RoleHandle, batch: PlannedBatch, mini_batch: Shards, own: UpdateStats
+    ) -> Stats:
+        """The metrics of a learner's step, whose columns are kept."""
+        parts = mini_batch(learner.data_parallel)
+        prefix = f"{learner.name}/"
+        if learner is self.model:
+            prefix = metric_prefix(self.policy)
+        skipped = self.skipped.note(
+            learner, batch.batch, parts, own, step=self._step, prefix=prefix
+        )
+        own = UpdateStats({}, {}) if skipped else own
+        if not self.warms_up:  # the policy learned nothing of these tokens
+            self._learned.add(learner.name, parts, own.columns, own, skipped=skipped)
+        return Stats({prefix + name: stat for name, stat in own.items()})
 
     @property
     def warms_up(self) -> bool:

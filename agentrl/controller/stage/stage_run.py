@@ -187,7 +187,7 @@ class StageRun:
             groups,
             {name: self.passes[name].take_learned() for name in batches},
             stats,
-            {**counts, **self.schedule.take_rates()},
+            {**counts, **self.schedule.take_rates(), **self._idle_fracs()},
             has_signal=self.has_signal(batches),
             note="; ".join(filter(None, (self.passes[name].note for name in batches))),
         )
@@ -231,6 +231,13 @@ class StageRun:
                 learner.call(LearningRole.export, folder)
         self.checkpointing.tell_copy(wait=True)
         return state
+
+    def _idle_fracs(self) -> dict[str, float]:
+        """How long the ranks of each pool were idle; nothing where one holds all roles."""
+        groups = {role.group for roles in self.roles.values() for role in roles.values()}
+        if len(groups) == 1:
+            return {}
+        return {f"time/idle_frac/{group.name}": group.take_idle_frac() for group in groups}
 
     def _checksums(self) -> dict[str, object]:
         return {

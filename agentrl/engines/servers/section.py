@@ -94,11 +94,14 @@ class ServersSpec(EngineSpec):
         way = self.weight_sync or by_default
         transport = Transport(way, self.device, self.broadcast_address)
         shares = self._shares_gpu and self.device != "cpu"
+        # of servers that are elsewhere NCCL alone needs a GPU here
+        sends = self.weight_sync == "broadcast" and self.device == "cuda"
         return EngineTraits(
             images=True,
             max_owners=1 if self.urls else None,
             transport=transport,
             ranks_a_server=self._gpus_a_server if shares else 0,
+            gpus=self.num_servers * self._gpus_a_server if shares else int(sends),
         )
 
     def resolve(self, place: EnginePlace) -> EnginePlace:

@@ -43,6 +43,7 @@ class Server:
         self._labels = labels
         self._url = url
         self._log = Path(kind.place.folder) / f"server-{index}.log"
+        self._index = index
         self._process: ServerProcess | None = None
         self._client: ServerClient | None = None
 
@@ -97,7 +98,9 @@ class Server:
             self._client = self._kind.client(self.name, self._url or server_url(port), self._labels)
             if not self.given:
                 command = self._kind.command(model=model, port=port, label=label)
-                self._process = ServerProcess(command, self._kind.environment(), self._log)
+                self._process = ServerProcess(
+                    command, self._kind.environment(self._index), self._log
+                )
             if await self._ready():
                 break
             assert self._process is not None

@@ -169,8 +169,9 @@ class SGLangServers:
                 words += [str(item) for item in items]
         return words
 
-    def environment(self) -> dict[str, str]:
-        """This process's environment without what belongs to its own interpreter.
+    def environment(self, index: int = 0) -> dict[str, str]:
+        """This process's environment without what belongs to its own interpreter, for its server of
+        that index.
 
         A model that is a folder needs no look at the network; a rank has one thread unless said
         otherwise.
@@ -196,7 +197,7 @@ class SGLangServers:
                     map(str, itertools.islice(cores, ranks))
                 )
             kept.setdefault("OMP_NUM_THREADS", "1")
-        if gpus := self._shared_ids:
+        if gpus := self._shared_ids or self._own_ids(index):
             own["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         return kept | own | dict(self.spec.env)
 
@@ -205,6 +206,14 @@ class SGLangServers:
         """The GPUs that a server shares with ranks; none on a CPU."""
         shared = self.place.shared
         return () if shared is None or self.device == "cpu" else shared.ids
+
+    def _own_ids(self, index: int) -> tuple[str, ...]:
+        """A server's part of the GPUs that a rollout worker was given for all of its servers."""
+        each = self.spec.tp_size
+        seen = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
+        if self.device == "cpu" or len(seen) != self.spec.num_servers * each:
+            return ()
+        return tuple(seen[index * each : (index + 1) * each])
 
     def _shared_arguments(self) -> dict[str, object]:
         """What gives memory back to the ranks, and leaves them some, where they train in turn."""

@@ -3,12 +3,14 @@ their end."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.config import RunConfig
+from agentrl.config.sections import MAIN_POOL, PoolConfig
 from agentrl.controller.cluster.phases import largest
 from agentrl.controller.cluster.role_group import LocalRoleGroup, RoleGroup
 from agentrl.controller.cluster.rollout_pool import ProcessInfo, RolloutPool, RolloutWorkerSpec
@@ -20,7 +22,10 @@ from agentrl.errors import ConfigError
 from agentrl.metrics import PhaseTimer, Sink, StepDisplay
 from agentrl.run.build import LiveObjects
 from agentrl.store import EventLog, Heartbeat, RunDirectory, TrajectoryWriter
-from agentrl.training.device import check_gpus, device_type, num_gpus
+from agentrl.training.device import device_type
+
+_WORKERS = "rollout workers"
+"""Of claims: no pool of ranks has a space in its name."""
 
 
 class RunProcesses:
@@ -48,6 +53,8 @@ class RunProcesses:
         self._device = device_type(config.placement.device)
         # Stored groups need no worker to play them.
         self._workers = 0 if config.run.replay is not None else config.placement.rollout_workers
+        playing = [stage for stage in config.resolved_stages() if stage.plays and self._workers]
+        self._worker_gpus = max((stage.gpus_a_worker for stage in playing), default=0)
         # Where a later part cannot be opened, the stack ends those before it, the newest first.
         self.sync: WeightSync = ColocatedSync()
         self.pools: dict[str, RoleGroup] = {}
@@ -62,9 +69,8 @@ class RunProcesses:
     def _open_inline(self, opened: ExitStack) -> None:
         """Everything in this process."""
         own = self._placement
-        ranks = sum(pool.world_size for pool in own.pools.values())
         for setting, found, most in (
-            ("placement.world_size", ranks, 1),
+            ("placement.world_size", own.world_size, 1),
             ("placement.rollout_workers", self._workers, 0),
         ):
             if found > most:
@@ -72,46 +78,72 @@ class RunProcesses:
                     "placement.mode=inline runs everything in one process, got "
                     f"{setting}={found}; set {setting}={most}, or placement.mode=ray"
                 )
-        if self._device == "cuda":
-            check_gpus(1, num_gpus(), "by torch on this machine")
         local = LocalRoleGroup(threads=own.threads_per_rank, device=self._device)
         opened.callback(local.close)
-        self.pools = dict.fromkeys(own.pools, local)
+        self.pools = {MAIN_POOL: local}
         self.rollouts = local.rollouts
 
     def _open_ray(self, opened: ExitStack, log_folder: Path | None) -> None:
         """A process for each rank and each rollout worker."""
-        from agentrl.controller.cluster.ray_cluster import (
-            cluster_gpus,
-            shut_down_ray,
-            start_ray,
-        )
+        from agentrl.controller.cluster.ray_cluster import Reservation, shut_down_ray, start_ray
         from agentrl.controller.cluster.ray_role_group import RayRoleGroup
         from agentrl.controller.cluster.ray_rollout_pool import rollout_workers
 
         own = self._placement
-        needed = sum(pool.world_size for pool in own.pools.values()) + self._workers
-        if start_ray(needed, own.ray_address, own.env):
+        asked = self._asked()
+        cpus = sum(processes * each["CPU"] for _, processes, each, _ in asked.values())
+        if start_ray(cpus, own.ray_address, own.env):
             # The stack runs the first callback last: ranks and workers end before Ray does.
             opened.callback(shut_down_ray)
-        if self._device == "cuda":
-            check_gpus(needed, cluster_gpus(), "in Ray's cluster")
-        for name, pool in own.pools.items():
+        places: dict[str, Reservation] = {}
+        for name, (pool, processes, each, _) in asked.items():
+            # all of them, before any process starts: what cannot be had is told at once
+            places[name] = Reservation(
+                pool, processes, each, wait_s=own.wait_s, spread=name == _WORKERS
+            )
+            opened.callback(places[name].close)
+        for name, pool in own.rank_pools.items():
             group = RayRoleGroup(
                 pool,
+                name=name,
                 device=self._device,
+                gpus=asked[name][-1],
+                places=places[name],
                 call_timeout_s=own.call_timeout_s,
-                wait_s=own.wait_s,
                 log_folder=log_folder,
             )
             opened.callback(group.close)
             self.pools[name] = group
-            if name == own.pool_of("actor"):
+            if name == MAIN_POOL:
                 self.rollouts = group.rollouts
         if self._workers:
+            home = own.rollout if own.workers_share and own.rollout else _WORKERS
+            gpus = min(asked[home][-1], self._worker_gpus)
             self.sync = ServedSync()
-            self.rollouts = rollout_workers(own, device=self._device, log_folder=log_folder)
+            self.rollouts = rollout_workers(
+                own, gpus=gpus, places=places[home], log_folder=log_folder
+            )
             opened.callback(self.rollouts.close)
+
+    def _asked(self) -> dict[str, tuple[PoolConfig, int, dict[str, float], float]]:
+        """Of each pool how many places it asks Ray for, what a place has, and the GPUs of each
+        process in it; rollout workers that share the GPUs of ranks are in the places of these."""
+        own, workers = self._placement, self._placement.worker_pool
+        asked: dict[str, tuple[PoolConfig, int, dict[str, float], float]] = {}
+        for name, pool in own.rank_pools.items():
+            # of each rank
+            sharing = math.ceil(self._workers / pool.world_size) if name == own.rollout else 0
+            gpus = int(self._device == "cuda" or pool.gpus is not None)
+            each = {name: sharing * amount for name, amount in own.worker_resources.items()}
+            each |= {"CPU": pool.cpus + sharing * workers.cpus, "GPU": gpus}
+            parts = 1 + (sharing if self._worker_gpus else 0)
+            # Ray counts ten thousandths of a GPU
+            asked[name] = pool, pool.world_size, each, 10_000 * gpus // parts / 10_000
+        if self._workers and not own.workers_share:
+            gpus = self._worker_gpus
+            each = {"CPU": workers.cpus, "GPU": gpus, **own.worker_resources}
+            asked[_WORKERS] = workers, self._workers, each, gpus
+        return asked
 
     def describe(self) -> list[ProcessInfo]:
         """Where each rank runs."""
@@ -129,7 +161,7 @@ class RunProcesses:
 
     @property
     def _policy_ranks(self) -> RoleGroup:
-        return self.pools[self._placement.pool_of("actor")]
+        return self.pools[MAIN_POOL]
 
     def train_in_turn(self) -> None:
         """A batch is complete: engines that sleep meanwhile give the ranks' GPUs to the trainer,

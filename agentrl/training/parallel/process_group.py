@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import HashStore, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from agentrl.errors import ConfigError, StoreError, TrainingError
-from agentrl.training.device import check_gpus, num_gpus
+from agentrl.training.device import check_gpu, num_gpus
 from agentrl.training.parallel.layout_rules import check_ranks, shard_replicas
 
 
@@ -107,7 +107,7 @@ def join(spec: DistSpec) -> None:
         TrainingError: other ranks did not join in time, or this process is in another group.
     """
     if spec.device_type == "cuda":
-        check_gpus(1, num_gpus(), f"by torch in the process of rank {spec.rank}")
+        check_gpu(num_gpus(), f"by torch in the process of rank {spec.rank}")
         torch.cuda.set_device(spec.device)
     backend = "cpu:gloo,cuda:nccl" if spec.device_type == "cuda" else "gloo"
     if dist.is_initialized():

@@ -210,8 +210,8 @@ class ModelConfig(Section):
 
     path: str | None = None
     """Folder of a causal model and its tokenizer in Hugging Face's layout, from the file's folder
-    on, or a model of its hub, as ``Qwen/Qwen3-0.6B`` or ``Qwen/Qwen3-0.6B@REVISION``, which is
-    downloaded to the usual cache. Goes before ``build``."""
+    on, or a model of its hub, as ``Qwen/Qwen3-0.6B`` or ``Qwen/Qwen3-0.6B@REVISION``, or a URL, as
+    ``s3://bucket/model``; these are downloaded to a cache. Goes before ``build``."""
     build: str | None = None
     """Function ``(folder, **build_args)`` that writes such a folder: ``file.py:function`` or
     ``module:function``.

@@ -35,8 +35,8 @@ from agentrl.rollouts.samplers.catalog import make_sampler
 from agentrl.rollouts.samplers.task_sampler import TaskSampler
 from agentrl.run.data.datasets import DataSet
 from agentrl.run.data.task_table import TaskTable
-from agentrl.run.model_folder import given_model
 from agentrl.run.vocabulary import check_vocabulary
+from agentrl.store.model_folder import given_model
 from agentrl.store.store_spec import NUM_ALTERNATIVES
 from agentrl.tools import (
     Tool,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from agentrl.config import StageConfig
 from agentrl.errors import DataError
-from agentrl.run.model_folder import given_model
+from agentrl.store.model_folder import given_model
 
 
 def check_vocabularies(stages: Sequence[StageConfig], model: Path) -> None:

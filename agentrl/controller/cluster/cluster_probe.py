@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from agentrl.controller.cluster.ray_cluster import shut_down_ray, start_ray
+from agentrl.controller.cluster.ray_cluster import free_address, shut_down_ray, start_ray
 
 _PACKAGES = ("agentrl", "ray", "torch", "transformers")
 _ANSWER_S = 60.0
@@ -57,10 +57,7 @@ class _Probe:
         return time.time(), found | {package: version(package) for package in _PACKAGES}
 
     def free_address(self) -> tuple[str, int]:
-        host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
-        with socket.socket() as probe:
-            probe.bind((host, 0))
-            return host, int(probe.getsockname()[1])
+        return free_address()
 
     def sum(self, rank: int, world_size: int, host: str, port: int, size: int) -> tuple[str, float]:
         """The interface that leads to rank 0, and the seconds of the fastest sum of ``size``

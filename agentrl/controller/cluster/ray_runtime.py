@@ -6,10 +6,9 @@ from __future__ import annotations
 import logging
 import math
 import re
-import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,12 +17,14 @@ from typing import Any, ClassVar, TypeAlias
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
+from agentrl.controller.cluster.ray_cluster import free_address
 from agentrl.controller.cluster.rollout_pool import Incident, ProcessInfo, RolloutWorkerSpec
-from agentrl.controller.cluster.worker import Worker
+from agentrl.controller.cluster.worker import RoleSpec, Worker
 from agentrl.engines import EngineLayout
 from agentrl.errors import AgentRLError, TrainingError, WeightMismatchError
 from agentrl.rollouts import GroupOutcome
 from agentrl.store import logging_to
+from agentrl.store.node_files import placed
 from agentrl.tools import close_shared_tools
 from agentrl.types import Trajectory, file_modules
 from agentrl.weight_sync import WeightsReport
@@ -72,17 +73,17 @@ class _RayWorker(Worker):
         self._giving = threading.Lock()
 
     def free_address(self) -> tuple[str, int]:
-        """This host as the others reach it, and a port that is free there now."""
-        host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
-        with socket.socket() as probe:
-            probe.bind((host, 0))
-            return host, int(probe.getsockname()[1])
+        """See ``ray_cluster.free_address``."""
+        return free_address()
 
     def describe(self) -> ProcessInfo:
         return replace(super().describe(), node=ray.get_runtime_context().get_node_id())
 
+    def setup(self, roles: Mapping[str, RoleSpec]) -> None:
+        super().setup(placed(roles))
+
     def setup_rollouts(self, spec: RolloutWorkerSpec | None) -> EngineLayout | None:
-        self.rollouts.setup(spec)
+        self.rollouts.setup(placed(spec))
         return self.rollouts.layout()
 
     def update_rollouts(self, *args: Any, joins: bool) -> list[WeightsReport]:

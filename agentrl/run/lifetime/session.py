@@ -45,6 +45,7 @@ class RunProcesses:
 
     def __init__(self, config: RunConfig, log_folder: Path | None = None) -> None:
         self._placement = config.placement
+        self._project = config.base_dir
         self._device = device_type(config.placement.device)
         # Stored groups need no worker to play them.
         self._workers = 0 if config.run.replay is not None else config.placement.rollout_workers
@@ -91,7 +92,7 @@ class RunProcesses:
 
         own = self._placement
         needed = sum(pool.world_size for pool in own.pools.values()) + self._workers
-        if start_ray(needed, own.ray_address, own.env):
+        if start_ray(needed, own.ray_address, own.env, self._project):
             # The stack runs the first callback last: ranks and workers end before Ray does.
             opened.callback(shut_down_ray)
         if self._device == "cuda":

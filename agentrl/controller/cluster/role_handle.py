@@ -9,6 +9,7 @@ from typing import Any
 from agentrl.controller.batch_plan import PlannedBatch
 from agentrl.controller.cluster.role_group import RoleGroup
 from agentrl.training import merge_columns
+from agentrl.training.roles.own_role import check_columns, check_stats
 from agentrl.types import BatchShard, Collect, Dispatch, Stats, UpdateStats, registration
 from agentrl.types.arrays import Floats
 
@@ -21,11 +22,14 @@ class RoleHandle:
         group: its ranks.
         name: in the stage's roles; the folder of its checkpoints.
         trains: whether it learns.
+        own: whether the user's code is its class: its columns are named ``ROLE/NAME``, and its
+            answers are checked.
     """
 
     group: RoleGroup
     name: str
     trains: bool = True
+    own: bool = False
 
     def call(self, method: Callable[..., Any], *args: Any) -> Any:
         """Calls a registered method, as its mark says (docs/training.md, Dispatch).
@@ -64,6 +68,8 @@ class RoleHandle:
             zeros.
         """
         answers = self.group.call(self.name, method.__name__, shards=mini_batch)
+        if self.own:
+            check_stats(answers, f"role {self.name!r}: its {method.__name__}")
         columns = [one.columns if isinstance(one, UpdateStats) else {} for one in answers]
         merged = merge_columns(columns, mini_batch, batch.batch.cu_seqlens)
         return UpdateStats(sum(answers, Stats()), merged)
@@ -71,4 +77,8 @@ class RoleHandle:
     def columns(self, method: Callable[..., Any], batch: PlannedBatch) -> dict[str, Floats]:
         """``[T]`` columns of a batch by a pass without a backward."""
         parts = batch.forward_shards()
-        return merge_columns(self.call(method, parts), parts, batch.batch.cu_seqlens)
+        answers = self.call(method, parts)
+        if self.own:
+            check_columns(answers, parts, f"role {self.name!r}: its pass {method.__name__!r}")
+        found = merge_columns(answers, parts, batch.batch.cu_seqlens)
+        return {f"{self.name}/{name}": one for name, one in found.items()} if self.own else found

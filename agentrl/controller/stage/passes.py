@@ -28,6 +28,7 @@ from agentrl.controller.state import TrainState, metric_prefix
 from agentrl.errors import TrainingError
 from agentrl.rollouts import make_batch
 from agentrl.training import Actor, Critic, Layout, LearningRole, ModelInfo, Reference
+from agentrl.training.roles.own_role import own_pass
 from agentrl.types import (
     BatchShard,
     SegmentKind,
@@ -45,7 +46,8 @@ _PASSES: tuple[tuple[Callable[[AlgorithmSpec], bool], str, Callable[..., Any]], 
     (lambda spec: spec.needs.critic, "critic", Critic.values),
     (lambda spec: spec.needs.advantages, "actor", Actor.advantages),  # moments over all ranks
 )
-"""Passes before the update, in order: whether an algorithm needs one, the role, and its method."""
+"""Passes before the update, in order: whether an algorithm needs one, the role, and its method.
+Those of custom roles, which read tokens alone, come before them."""
 
 
 @dataclass(eq=False)
@@ -83,6 +85,12 @@ class Passes:
         facts: list[ModelInfo] = [learner.call(LearningRole.facts) for learner in self.learners]
         self._length_scale = facts[0].length_scale
         self._share_prefixes = all(one.shares_prefixes for one in facts)
+        self._passes: list[tuple[str, Callable[..., Any]]] = [
+            (name, own_pass(role.pass_))
+            for name, role in self.stage.roles.items()
+            if name in self.roles and role.pass_ is not None
+        ]
+        self._passes += [row[1:] for row in _PASSES if row[0](self.algorithm)]
 
     def assemble(self, groups: Sequence[TrajectoryGroup], state: TrainState) -> PlannedBatch:
         """Groups to a batch with credit and a partition."""
@@ -133,10 +141,9 @@ class Passes:
 
     def forward(self, batch: PlannedBatch) -> PlannedBatch:
         """The batch with the columns of every pass that the algorithm needs before the update."""
-        for is_needed, role, method in _PASSES:
-            if is_needed(self.algorithm):
-                columns = self.roles[role].columns(method, batch)
-                batch = replace(batch, batch=batch.batch.join(columns))
+        for role, method in self._passes:
+            columns = self.roles[role].columns(method, batch)
+            batch = replace(batch, batch=batch.batch.join(columns))
         self._learned = LearnedTokens(
             batch,
             num_passes=self.algorithm.num_epochs,

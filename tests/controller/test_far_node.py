@@ -55,8 +55,9 @@ def head(cpus: int) -> list[str]:
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a mount namespace")
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare (util-linux)")
 def test_a_node_without_the_projects_folder_and_the_model_plays_and_trains(tmp_path: Path) -> None:
-    project, models, cache = (tmp_path / name for name in ("project", "models", "cache"))
-    for folder in (project, models / "tiny", cache):
+    home, models = tmp_path / "home", tmp_path / "models"
+    project = home / "project"
+    for folder in (project, models / "tiny"):
         folder.mkdir(parents=True)
     build_model(models / "tiny", 0)
     text = TASK.read_text() + '\nWORDS = Path(__file__).with_name("words.txt").read_text()\n'
@@ -69,8 +70,8 @@ def test_a_node_without_the_projects_folder_and_the_model_plays_and_trains(tmp_p
     config = config.replace("run: {deterministic: true}", "run: {dir: ../run}")
     (project / "config.yaml").write_text(config)
     # what the far node must not see of this machine
-    hidden = " && ".join(f"mount -t tmpfs none {folder}" for folder in (project, cache))
-    env = {"XDG_CACHE_HOME": str(cache)}
+    hidden = f"mount -t tmpfs none {home}"
+    env = {"XDG_CACHE_HOME": str(home / "cache")}
     with ExitStack() as started:
         address = started.enter_context(node(head(0), env))
         joins = f"{hidden} && exec {BIN}/ray start --address={address} --num-cpus=4"
@@ -90,6 +91,8 @@ def test_a_node_without_the_projects_folder_and_the_model_plays_and_trains(tmp_p
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [row for row in metrics(tmp_path / "run") if row["stage"] == "rl"]
     assert rows[-1]["count/trained_trajectories"] == 12
+    # rank and worker were on the far node, which has the only CPUs
+    assert len(list((home / "cache/agentrl/models").glob("*/*/config.json"))) == 1
 
 
 _REFUSED = """

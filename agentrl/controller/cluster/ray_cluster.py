@@ -127,7 +127,7 @@ def start_ray(
         include_dashboard=None if address else False,
         logging_level=logging.ERROR,
         log_to_driver=True,
-        runtime_env=brought,
+        runtime_env=brought if any(brought.values()) else None,
     )
     global_worker_stdstream_dispatcher.add_handler(_OUTPUT_HANDLER, _keep_output)
     return True

@@ -40,10 +40,13 @@ def ppo_lagrangian(limit: float, rate: float = 1.0, **settings: Any) -> Algorith
     ppo = make_algorithm("ppo", settings)
 
     def advantages(credit: TokenCredit) -> Advantages:
-        own = {name: credit.columns[f"cost/{name}"] for name in ("values", "final_values")}
+        own: dict[str, Any] = {
+            name: credit.columns[f"cost/{name}"] for name in ("values", "final_values")
+        }
         gain = ppo.advantages(credit)
         cost = ppo.advantages(replace(credit, reward=credit.columns["cost_model/costs"], **own))
         multiplier = math.exp(credit.state["log_multiplier"])
+        assert cost.returns is not None, "PPO has a critic"
         mixed = (gain.advantages - multiplier * cost.advantages) / (1 + multiplier)
         return Advantages(mixed, gain.returns, {"cost/returns": cost.returns})
 

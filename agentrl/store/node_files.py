@@ -33,8 +33,8 @@ def placed(value: Any) -> Any:
         return {key: placed(one) for key, one in value.items()}
     if isinstance(value, type):
         return value
-    kind: Any = type(value)
-    names = getattr(kind, "model_fields", None) or getattr(kind, "__dataclass_fields__", ())
+    kind = type(value)
+    names: Any = getattr(kind, "model_fields", None) or getattr(kind, "__dataclass_fields__", ())
     before = {name: getattr(value, name) for name in names}
     after = {name: placed(one) for name, one in before.items()}
     changed = {n: one for n, one in after.items() if one is not before[n] and one != before[n]}

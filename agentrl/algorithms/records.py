@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -138,6 +139,7 @@ class TokenCredit:
         final_values: float32, on the last trained token of each trajectory the critic's value
             behind its last token, else 0; None unless ``needs.critic``.
         state: the algorithm's own.
+        columns: float, those of custom roles by ``ROLE/NAME``.
     """
 
     trajectory: Tensor
@@ -155,14 +157,18 @@ class TokenCredit:
     values: Tensor | None = None
     final_values: Tensor | None = None
     state: AlgorithmState = field(default_factory=dict)
+    columns: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Advantages:
-    """``[T]`` float32 advantages, and what a critic's values should be; None without a critic."""
+    """``[T]`` float32 advantages, and what a critic's values should be; None without a critic.
+    Further columns by ``ROLE/NAME``, such as ``cost/returns`` for a custom critic named cost.
+    """
 
     advantages: Tensor
     returns: Tensor | None = None
+    columns: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -183,6 +189,7 @@ class PolicyInputs:
         ref_logprobs: ``[N]`` float32, or None where ``needs.reference`` is false.
         advantages: ``[N]`` float32, or None where ``needs.advantages`` is false.
         state: the algorithm's own.
+        columns: ``[N]`` those of custom roles by ``ROLE/NAME``.
     """
 
     logprobs: Tensor
@@ -197,6 +204,7 @@ class PolicyInputs:
     ref_logprobs: Tensor | None = None
     advantages: Tensor | None = None
     state: AlgorithmState = field(default_factory=dict)
+    columns: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

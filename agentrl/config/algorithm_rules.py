@@ -8,9 +8,14 @@ from collections.abc import Iterator
 from agentrl.algorithms import AlgorithmSettings, AlgorithmSpec, Traits
 from agentrl.config.rules import both_given, fault, sampler_faults
 from agentrl.config.schema import StageConfig
+from agentrl.config.train_sections import CriticOptim
 from agentrl.engines.find import engines_with
 from agentrl.errors import ConfigError
+from agentrl.metrics.names import NAMES
 from agentrl.types.section import Fault, idle_settings
+
+_TAKEN = {"actor", "critic", "reference", *(name.partition("/")[0] for name in NAMES)}
+"""Names of the built-in roles, and what metrics begin with."""
 
 
 def algorithm_faults(stage: StageConfig) -> Iterator[Fault]:
@@ -62,8 +67,9 @@ def check_warmup(learner: Traits, steps: float) -> None:
 def _other_model_faults(stage: StageConfig, learner: Traits) -> Iterator[Fault]:
     """What is wrong with the models beside the policy: its critic and its reference."""
     name, needs = stage.algorithm.name, learner.needs
-    yield from both_given("critic", stage.critic, "stage", "path")
-    yield from both_given("reference", stage.reference, "stage", "path")
+    for key, other in stage.others.items():
+        yield from both_given(key, other, "stage", "path")
+    yield from _role_faults(stage)
     if needs.critic and stage.critic.stage is None and stage.critic.path is None:
         yield fault(
             f"algorithm.name={name!r} needs a critic, got neither critic.stage nor critic.path; "
@@ -71,6 +77,37 @@ def _other_model_faults(stage: StageConfig, learner: Traits) -> Iterator[Fault]:
             "critic.stage",
             "critic.path",
         )
+
+
+def _role_faults(stage: StageConfig) -> Iterator[Fault]:
+    """What is wrong with custom roles; their classes are loaded, and nothing is built."""
+    for name, own in stage.roles.items():
+        if name in _TAKEN or not name.isidentifier():
+            yield fault(
+                f"{{key}} must be an identifier and none of {', '.join(sorted(_TAKEN))}, got "
+                f"{name!r}; rename it",
+                f"roles.{name}",
+            )
+            continue
+        try:
+            kind = own.load(stage.base_dir)
+        except ConfigError as error:
+            yield fault(str(error), f"roles.{name}.role")
+            continue
+        from agentrl.training import LearnerSpec
+
+        learns = issubclass(kind, LearnerSpec)
+        if not learns and own.pass_ is None:
+            yield fault(
+                f"roles.{name}.pass is needed, since {own.role!r} is no LearnerSpec and the role "
+                "would do nothing; name the method that gives its columns",
+                f"roles.{name}.pass",
+            )
+        if not learns and own.optim != CriticOptim():
+            yield fault(
+                f"{{key}} does nothing, since {own.role!r} is no LearnerSpec; leave it out",
+                f"roles.{name}.optim",
+            )
 
 
 def idle_faults(stage: StageConfig) -> Iterator[Fault]:
@@ -81,6 +118,13 @@ def idle_faults(stage: StageConfig) -> Iterator[Fault]:
     needs = learner.needs
     imitates = learner.learns_from == "demonstrations"
     kl = "set algorithm.kl_coef above 0, or algorithm.name=distillation"
+    for name in stage.roles if learner.learns_from != "rollouts" else ():
+        yield fault(
+            f"{{key}} does nothing with algorithm.name={stage.algorithm.name!r}, which trains no "
+            "episodes; leave it out",
+            f"roles.{name}",
+            "algorithm.name",
+        )
     for section, names, is_used, remedy in (
         ("critic", ("stage", "path", "optim"), needs.critic, "choose one with it, such as ppo"),
         ("reference", ("stage", "path"), needs.reference, kl),

@@ -39,7 +39,9 @@ def to_yaml(
     trees = []
     for index, stage in enumerate(stages or config.resolved_stages(include_skipped=True)):
         head = {"name": stage.name, "when": stage.when, "from": stage.starts_from}
-        own = stage.model_dump(exclude={*SHARED_SECTIONS, "name", "when", "starts_from"})
+        own = stage.model_dump(
+            by_alias=True, exclude={*SHARED_SECTIONS, "name", "when", "starts_from"}
+        )
         if config.stages:
             trees.append(_commented({**head, **own}, (), index, origin))
         else:

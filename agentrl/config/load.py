@@ -139,12 +139,15 @@ def _check(
     tree = document.tree
     top: RunConfig | None
     top, top_faults = _validate(RunConfig, tree)
+    stages = tree.get("stages") or []
+    of_tables = isinstance(stages, list) and all(isinstance(stage, dict) for stage in stages)
     if top is not None:
-        top_faults += [*run_faults(top, trains=trains), *placement_faults(top.placement)]
+        sections = [one.get("roles") for one in (tree, *(stages if of_tables else ()))]
+        roles = {name for one in sections if isinstance(one, dict) for name in one}
+        top_faults += [*run_faults(top, trains=trains), *placement_faults(top.placement, roles)]
         folder /= top.run.base_dir or "."
     _tell(document, top_faults)
-    stages = tree.get("stages") or []
-    if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
+    if not of_tables:
         return top
     sound = []
     for index, own in enumerate(stage_trees(tree)):

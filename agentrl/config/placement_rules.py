@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 from agentrl.config.rules import broken_by, fault
 from agentrl.config.schema import StageConfig
@@ -19,11 +19,11 @@ from agentrl.types.section import Fault
 _POOL_NAME = re.compile(rf"(?!{MAIN_POOL}$)[A-Za-z][\w-]*")
 
 
-def placement_faults(placement: PlacementConfig) -> Iterator[Fault]:
-    """Rules of a run's processes."""
+def placement_faults(placement: PlacementConfig, own_roles: Set[str]) -> Iterator[Fault]:
+    """Rules of a run's processes; ``own_roles`` are the names under ``roles``."""
     yield from _worker_faults(placement)
     yield from _pool_faults(placement)
-    yield from _role_faults(placement)
+    yield from _role_faults(placement, PLACED_ROLES | own_roles)
     yield from _rollout_pool_faults(placement)
 
 
@@ -100,7 +100,7 @@ def _pool_faults(placement: PlacementConfig) -> Iterator[Fault]:
             )
 
 
-def _role_faults(placement: PlacementConfig) -> Iterator[Fault]:
+def _role_faults(placement: PlacementConfig, roles: Set[str]) -> Iterator[Fault]:
     known = [MAIN_POOL, *placement.pools]
     named = {f"placement.roles.{role}": pool for role, pool in placement.roles.items()}
     for key, pool in {**named, "placement.rollout": placement.rollout or MAIN_POOL}.items():
@@ -111,10 +111,10 @@ def _role_faults(placement: PlacementConfig) -> Iterator[Fault]:
                 key,
                 "placement.pools",
             )
-    for role in placement.roles.keys() - PLACED_ROLES:
+    for role in placement.roles.keys() - roles:
         yield fault(
-            f"placement.roles must place {', '.join(sorted(PLACED_ROLES))} (the actor is in "
-            f"{MAIN_POOL}), got {role!r}{did_you_mean(role, PLACED_ROLES)}; leave it out",
+            f"placement.roles must place {', '.join(sorted(roles))} (the actor is in "
+            f"{MAIN_POOL}), got {role!r}{did_you_mean(role, roles)}; leave it out",
             f"placement.roles.{role}",
         )
 

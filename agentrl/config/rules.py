@@ -378,11 +378,11 @@ def lineage_faults(stage: StageConfig, earlier: Sequence[StageConfig]) -> Iterat
         )
     skipped = [one.name for one in earlier if one.when == "built" and one.model.path is not None]
     starts = ["model", *(name for name in kinds if name not in skipped)]
-    for key, own in (("critic", stage.critic.stage), ("reference", stage.reference.stage)):
-        if own is not None and own not in starts:
+    for key, other in stage.others.items():
+        if other.stage is not None and other.stage not in starts:
             yield fault(
-                f"{{key}} must name what the {key} starts from ({', '.join(starts)}), got {own!r}; "
-                f"name one, or a folder by {key}.path",
+                f"{{key}} must name what the {key.rpartition('.')[2]} starts from "
+                f"({', '.join(starts)}), got {other.stage!r}; name one, or a folder by {key}.path",
                 f"{key}.stage",
             )
     scorer = stage.reward.model.stage

@@ -27,6 +27,7 @@ from agentrl.config.train_sections import (
     AlgorithmConfig,
     CriticConfig,
     ReferenceConfig,
+    RoleConfig,
     RolloutConfig,
     TrainConfig,
 )
@@ -57,6 +58,8 @@ class _StageSections(Section):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     critic: CriticConfig = CriticConfig()
     reference: ReferenceConfig = ReferenceConfig()
+    roles: dict[str, RoleConfig] = Field(default_factory=dict)
+    """Roles of your own by name, which is that of their columns, metrics and checkpoints."""
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     health: HealthSpec = HealthSpec()
@@ -175,6 +178,12 @@ class StageConfig(_StageSections, _RunSections):
         return spec.for_updates(self.train.updates_per_batch, single=self.updates_are_on_policy)
 
     @property
+    def others(self) -> dict[str, CriticConfig | ReferenceConfig | RoleConfig]:
+        """The models beside the policy on the ranks, by the key of their section."""
+        own = {f"roles.{name}": role for name, role in self.roles.items()}
+        return {"critic": self.critic, "reference": self.reference, **own}
+
+    @property
     def learner(self) -> AlgorithmSettings | AlgorithmSpec:
         """What a built-in algorithm's settings say of it, without torch; a user's own is made."""
         return self.algorithm.checked or self.make_algorithm()
@@ -238,6 +247,7 @@ class StageEntry(Section):
     algorithm: _Overlay
     critic: _Overlay
     reference: _Overlay
+    roles: _Overlay
     eval: _Overlay
     checkpoint: _Overlay
     health: _Overlay

@@ -32,7 +32,7 @@ Dtype = Literal["float32", "bfloat16"]
 MAIN_POOL = "main"
 """The pool of the policy's ranks, and of every role that names no other."""
 PLACED_ROLES = frozenset({"critic", "reference", "reward_model"})
-"""What ``placement.roles`` may place."""
+"""What ``placement.roles`` may place, beside the names under ``roles``."""
 
 _OF_EVALUATIONS = ActsWith("sets", but=({},))
 _OF_WORKERS = ActsWith("rollout_workers", but=(0,))
@@ -141,8 +141,8 @@ class PlacementConfig(PoolConfig):
     pools: dict[str, PoolConfig] = Field(default_factory=dict)
     """Further pools by name (docs/cluster.md)."""
     roles: dict[str, str] = Field(default_factory=dict)
-    """The pool of a role, as ``{critic: NAME}``: ``critic``, ``reference`` or ``reward_model``.
-    Passes of roles in different pools run at once."""
+    """The pool of a role, as ``{critic: NAME}``: of ``critic``, ``reference``, ``reward_model`` or
+    one of ``roles``. Passes of roles in different pools run at once."""
     rollout: Annotated[str | None, _OF_WORKERS] = None
     """The pool of the rollout workers. In one that holds roles, such as ``main``, they share its
     ranks' GPUs. Null spreads them over the cluster."""
@@ -269,8 +269,8 @@ class ModelConfig(Section):
 
     path: str | None = None
     """Folder of a causal model and its tokenizer in Hugging Face's layout, from the file's folder
-    on, or a model of its hub, as ``Qwen/Qwen3-0.6B`` or ``Qwen/Qwen3-0.6B@REVISION``, which is
-    downloaded to the usual cache. Goes before ``build``."""
+    on, or a model of its hub, as ``Qwen/Qwen3-0.6B`` or ``Qwen/Qwen3-0.6B@REVISION``, or a URL, as
+    ``s3://bucket/model``; these are downloaded to a cache. Goes before ``build``."""
     build: str | None = None
     """Function ``(folder, **build_args)`` that writes such a folder: ``file.py:function`` or
     ``module:function``.

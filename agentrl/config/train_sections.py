@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -16,12 +18,15 @@ from agentrl.rollouts import EpisodeSettings
 from agentrl.training.optim.optim_spec import OptimSpec
 from agentrl.types.section import (
     ActsWith,
+    Arguments,
     Count,
     Fraction,
     Natural,
     Section,
     Weight,
 )
+from agentrl.types.user_code.load import load_named
+from agentrl.types.user_code.values import shown
 
 _AHEAD = ActsWith("schedule", but=("sync",))
 _SHARDED = ActsWith("backend", only=("fsdp2",))
@@ -189,3 +194,43 @@ class CriticConfig(Section):
     It reads the policy's tokens, so its tokenizer must be the policy's."""
     optim: CriticOptim = CriticOptim()
     """Its optimizer."""
+
+
+class RoleConfig(Section):
+    """A role of your own, in stages that play: its model, and what it does with a batch
+    (docs/training.md)."""
+
+    role: str
+    """``file.py:SPEC`` or ``module:SPEC`` of its specification, a subclass of
+    ``agentrl.training.ModelSpec``, or of ``LearnerSpec`` for one that learns;
+    ``agentrl.training:CriticSpec`` is a second critic."""
+    pass_: str | None = Field(default=None, alias="pass")
+    """The method that gives its columns before an update, such as ``values``; the algorithm reads
+    them as ``ROLE/COLUMN``. By default none, for a role that only learns."""
+    stage: str | None = None
+    """``model``, or an earlier stage whose last weights it starts from; by default those that this
+    stage starts from."""
+    path: str | None = None
+    """Folder of a model in Hugging Face's layout, from the file's folder on, or a model of its hub.
+    It reads the policy's tokens, so its tokenizer must be the policy's."""
+    optim: CriticOptim = CriticOptim()
+    """Its optimizer, where it learns."""
+    args: Arguments = Field(default_factory=dict)
+    """Further fields of the specification."""
+
+    def load(self, base_dir: Path) -> type[Any]:
+        """The class of its specification; importing it imports torch.
+
+        Raises:
+            ConfigError: there is no such class.
+        """
+        from agentrl.training.models.packed_model import ModelSpec
+
+        found: type[Any] = load_named(self.role, base_dir, partial(self.broken, "role"))
+        if not isinstance(found, type) or not issubclass(found, ModelSpec):
+            raise self.broken(
+                "role",
+                f"={self.role!r} must be a subclass of agentrl.training.ModelSpec, got "
+                f"{shown(found)}; name one",
+            )
+        return found

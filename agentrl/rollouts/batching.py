@@ -88,7 +88,7 @@ def make_batch(
     temperatures = [_checked_temperature(sample, trajectories[row]) for row, sample in samples]
     first_turn = np.cumsum([0, *turns_per_row])
     return Batch(
-        **_token_columns(samples, first_turn, weights, trained, oldest_version),
+        **_token_columns(samples, first_turn, weights, trained, oldest_version),  # type: ignore[arg-type]
         cu_seqlens=np.cumsum([0, *(len(sample) for _, sample in samples)]).astype(np.int32),
         trajectory=np.asarray([row for row, _ in samples], np.int32),
         temperature=np.asarray(temperatures, np.float32),

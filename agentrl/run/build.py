@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import inspect
 import math
-import operator
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from agentrl.agent_server import AgentProgramSpec
 from agentrl.algorithms import AlgorithmSpec
@@ -20,7 +19,7 @@ from agentrl.config.sections import (
     RewardFunctionConfig,
     RewardModelConfig,
 )
-from agentrl.config.train_sections import CriticConfig, ReferenceConfig
+from agentrl.config.train_sections import CriticConfig, ReferenceConfig, RoleConfig
 from agentrl.controller.evaluator import EvalPlan, EvalSet
 from agentrl.controller.loop import train
 from agentrl.controller.stage.stage_run import StageRun
@@ -35,8 +34,7 @@ from agentrl.rollouts.samplers.catalog import make_sampler
 from agentrl.rollouts.samplers.task_sampler import TaskSampler
 from agentrl.run.data.datasets import DataSet
 from agentrl.run.data.task_table import TaskTable
-from agentrl.run.model_folder import given_model
-from agentrl.run.vocabulary import check_vocabulary
+from agentrl.store.model_folder import given_model
 from agentrl.store.store_spec import NUM_ALTERNATIVES
 from agentrl.tools import (
     Tool,
@@ -45,7 +43,6 @@ from agentrl.tools import (
     close_tools,
     resolve_tools,
 )
-from agentrl.training import RewardModelSpec
 from agentrl.training.backends.find import absolute
 from agentrl.training.parallel.process_group import Sharding
 from agentrl.types import Task
@@ -78,8 +75,8 @@ class StageRecipe:
         model: the weights that it starts from.
         reward_model: what scores its episodes, where ``reward.model`` asks for it.
         num_steps: batches to train.
-        critic: what its critic starts from, where the algorithm needs one.
-        reference: the weights of its reference; None for those that the stage starts from.
+        others: the weights of the models beside it, by the keys of their sections; None for those
+            that the stage starts from.
     """
 
     stage: StageConfig
@@ -87,8 +84,7 @@ class StageRecipe:
     model: Path
     reward_model: Path | None
     num_steps: int
-    critic: Path | None = None
-    reference: Path | None = None
+    others: Mapping[str, Path | None] = field(default_factory=dict)
 
     def optimizer_steps(self, *, after: int = 0) -> int:
         """Of the stage, without those of its first ``after`` batches."""
@@ -381,27 +377,30 @@ def reward_model_folder(stage: StageConfig, trained: Mapping[str, Path]) -> Path
     stored was scored.
     """
     return (
-        other_folder(stage, trained, "reward.model") if stage.plays and not stage.replays else None
+        other_folder(stage, trained, "reward.model", stage.reward.model)
+        if stage.plays and not stage.replays
+        else None
     )
 
 
 def other_folder(
     stage: StageConfig,
     trained: Mapping[str, Path],
-    key: Literal["critic", "reference", "reward.model"],
+    key: str,
+    own: CriticConfig | ReferenceConfig | RewardModelConfig | RoleConfig,
 ) -> Path | None:
     """The folder of a model beside the stage's policy; None where its section names none.
 
     Args:
         stage: whole.
         trained: folders of the model that the run starts from, and of its stages.
-        key: the section.
+        key: of the section.
+        own: the section.
 
     Raises:
         ConfigError: the stage that should have trained it is not of this run.
         DataError: the folder, or the hub's model, does not exist.
     """
-    own: CriticConfig | ReferenceConfig | RewardModelConfig = operator.attrgetter(key)(stage)
     if own.stage is None:
         path = own.path
         return None if path is None else given_model(path, stage.base_dir, key=f"{key}.path")
@@ -423,21 +422,6 @@ def model_settings(stage: StageConfig) -> dict[str, Any]:
         "offload": stage.train.offload,
         "compile": stage.train.compile,
     }
-
-
-def scorer_spec(recipe: StageRecipe) -> RewardModelSpec:
-    """The reward model that scores the stage's episodes.
-
-    Raises:
-        DataError: its tokenizer is not the policy's.
-    """
-    check_vocabulary(recipe.model, recipe.reward_model, "RewardModelSpec.model_path")
-    stage = recipe.stage
-    return RewardModelSpec(
-        str(recipe.reward_model),
-        **model_settings(stage),
-        deterministic=stage.run.deterministic,
-    )
 
 
 def eval_plan(stage: StageConfig, live: LiveObjects) -> EvalPlan:

@@ -16,7 +16,6 @@ from agentrl.run.data.datasets import DataSet, rows_hash
 from agentrl.run.data.prompt_limit import left_out_tasks
 from agentrl.run.engine import plays_by_messages
 from agentrl.run.lifetime.record import new_run
-from agentrl.run.model_folder import given_model
 from agentrl.run.play.hosted_player import HostedPlayer
 from agentrl.run.stage_tokenizer import keep_tokenizer
 from agentrl.store import (
@@ -27,6 +26,7 @@ from agentrl.store import (
     TrajectorySummary,
     TrajectoryWriter,
 )
+from agentrl.store.model_folder import given_model
 from agentrl.types import Task
 
 _SEAL_EVERY = 256

@@ -18,10 +18,10 @@ from agentrl.rollouts import EpisodeContext
 from agentrl.run.build import LiveObjects, rollout_spec
 from agentrl.run.engine import engine_plan
 from agentrl.run.lifetime.record import new_run
-from agentrl.run.model_folder import given_model
 from agentrl.run.policy_source import played_stage, policy_folder, stage_alone
 from agentrl.run.stage_tokenizer import keep_tokenizer
 from agentrl.store import RunDirectory, TrajectoryWriter
+from agentrl.store.model_folder import given_model
 from agentrl.types import Trajectory
 
 

@@ -11,8 +11,8 @@ from typing import Any
 from agentrl.config import RunConfig, StageConfig, load_config
 from agentrl.errors import ConfigError, DataError
 from agentrl.run.engine import plays_by_messages
-from agentrl.run.model_folder import given_model
 from agentrl.store import RunDirectory
+from agentrl.store.model_folder import given_model
 
 
 def named_policy(

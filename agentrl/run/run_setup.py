@@ -24,10 +24,10 @@ from agentrl.run.data.datasets import DataSet, call_named, rows_hash
 from agentrl.run.data.task_table import TaskStream, TaskTable
 from agentrl.run.engine import engine_plan
 from agentrl.run.lifetime.record import new_run
-from agentrl.run.model_folder import given_model, pinned, with_commit
 from agentrl.sandbox import GUARANTEES
 from agentrl.store import RunDirectory, keep_lines, record_resume
 from agentrl.store.disk import replacing_folder
+from agentrl.store.model_folder import given_model, pinned, with_commit
 from agentrl.store.remote_folder import RemoteFolder
 from agentrl.types import Task, load_object, place_of_object, raised_at, users_traceback
 from agentrl.types.user_code.place import exited

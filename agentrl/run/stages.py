@@ -26,7 +26,7 @@ from agentrl.controller.schedule import Schedule
 from agentrl.controller.stage.stage_run import StageRun
 from agentrl.controller.state import TrainState
 from agentrl.engines.weights import tensor_shapes
-from agentrl.errors import close_after
+from agentrl.errors import ConfigError, close_after
 from agentrl.metrics import (
     PAIR_COLUMNS,
     RL_COLUMNS,
@@ -44,7 +44,6 @@ from agentrl.run.build import (
     renderer_spec,
     reward_model_folder,
     rollout_spec,
-    scorer_spec,
     training_loop,
 )
 from agentrl.run.data.datasets import DataSet
@@ -71,9 +70,13 @@ from agentrl.training import (
     LearnerSpec,
     ReferenceSpec,
     RewardLearnerSpec,
+    RewardModelSpec,
 )
-from agentrl.types import Task, seed_for
+from agentrl.training.optim.optim_spec import OptimSpec
+from agentrl.training.roles.own_role import OwnRoleSpec
+from agentrl.types import Collect, Task, seed_for
 from agentrl.types.env import MAIN_POLICY
+from agentrl.types.user_code.wall import failed_as, wall
 
 _COLUMNS: Mapping[LearnsFrom, tuple[DisplayColumn, ...]] = {
     "rollouts": RL_COLUMNS,
@@ -114,32 +117,72 @@ def _actor(recipe: StageRecipe) -> RoleSpec | None:
     return ActorSpec(**_learner(recipe), detail=recipe.stage.store.detail)
 
 
+def _beside(
+    recipe: StageRecipe,
+    key: str,
+    kind: type[Any],
+    folder: Path | None,
+    optim: OptimSpec | None = None,
+    **settings: Any,
+) -> RoleSpec:
+    """What a role beside the policy is made of.
+
+    Args:
+        recipe: of the stage.
+        key: of its section, the end of which is the role's name.
+        kind: what it is made of.
+        folder: of its weights; None for those that the stage starts from.
+        optim: of one that learns.
+        settings: further fields of ``kind``.
+
+    Raises:
+        DataError: it reads other tokens than the policy writes.
+    """
+    if folder is not None:
+        check_vocabulary(recipe.model, folder, f"{key}.path")
+    stage = recipe.stage
+    given = {**model_settings(stage), "deterministic": stage.run.deterministic}
+    if issubclass(kind, LearnerSpec):
+        # it learns while a critic warms up too
+        given = {**_learner(recipe), "optim": optim, "total_steps": recipe.optimizer_steps()}
+    if "head_seed" in kind.__dataclass_fields__:
+        given["head_seed"] = seed_for(stage.run.seed, f"{key.rpartition('.')[2]}_head")
+    made: RoleSpec = kind(**(given | {"model_path": str(folder or recipe.model)} | settings))
+    return made
+
+
 def _critic(recipe: StageRecipe) -> RoleSpec | None:
     if not recipe.algorithm.needs.critic:
         return None
-    check_vocabulary(recipe.model, recipe.critic, "CriticSpec.model_path")
-    seed = seed_for(recipe.stage.run.seed, "critic_head")
-    own = {
-        "model_path": str(recipe.critic),
-        "optim": recipe.stage.critic.optim,
-        "total_steps": recipe.optimizer_steps(),
-    }
-    return CriticSpec(**(_learner(recipe) | own), head_seed=seed)
+    folder = recipe.others["critic"]
+    return _beside(recipe, "critic", CriticSpec, folder, recipe.stage.critic.optim)
 
 
 def _reference(recipe: StageRecipe) -> RoleSpec | None:
     if not recipe.algorithm.needs.reference:
         return None
-    if recipe.reference is not None:
-        check_vocabulary(recipe.model, recipe.reference, "reference.path")
-    return ReferenceSpec(str(recipe.reference or recipe.model), **model_settings(recipe.stage))
+    return _beside(recipe, "reference", ReferenceSpec, recipe.others.get("reference"))
 
 
 def _reward_model(recipe: StageRecipe) -> RoleSpec | None:
     if recipe.algorithm.pair_loss is not None:
         seed = seed_for(recipe.stage.run.seed, "reward_head")
         return RewardLearnerSpec(**_learner(recipe), head_seed=seed)
-    return scorer_spec(recipe) if recipe.reward_model is not None else None
+    if recipe.reward_model is None:
+        return None
+    return _beside(recipe, "reward.model", RewardModelSpec, recipe.reward_model)
+
+
+def _own(recipe: StageRecipe, name: str) -> RoleSpec:
+    own, key = recipe.stage.roles[name], f"roles.{name}"
+    told = f"{key}.role={own.role!r}"
+    kind = own.load(recipe.stage.base_dir)
+    with wall(failed_as(ConfigError, f"{told}, made of {key}.args, raised")):
+        spec = _beside(recipe, key, kind, recipe.others.get(key), own.optim, **own.args)
+    methods = {"update": Collect.STATS} if isinstance(spec, LearnerSpec) else {}
+    if own.pass_ is not None:
+        methods[own.pass_] = Collect.COLUMNS
+    return OwnRoleSpec(name, spec, methods, told)
 
 
 _ROLES: Mapping[str, Callable[[StageRecipe], RoleSpec | None]] = {
@@ -165,6 +208,8 @@ def role_specs(recipe: StageRecipe, *, training: bool = True) -> dict[str, RoleS
     """
     names = _ROLES if training else ("reward_model",)
     made = {name: _ROLES[name](recipe) for name in names}
+    if training and recipe.algorithm.learns_from == "rollouts":
+        made |= {name: _own(recipe, name) for name in recipe.stage.roles}
     return {name: spec for name, spec in made.items() if spec is not None}
 
 
@@ -190,10 +235,9 @@ def _trainer_bytes(recipe: StageRecipe) -> int:
     ranks = own or stage.placement.world_size
     # A weight in float32 has 4 bytes, and AdamW's two moments of it have 8.
     bytes_a_number: dict[Path | None, int] = {recipe.model: 12}
-    for role, folder, a_number in (
-        ("reward_model", recipe.reward_model, 4),
-        ("critic", recipe.critic, 12),
-    ):
+    others = [("reward_model", recipe.reward_model, 4)]
+    others += [(key.removeprefix("roles."), folder, 12) for key, folder in recipe.others.items()]
+    for role, folder, a_number in others:
         # ranks of another pool have GPUs of their own
         if stage.placement.pool_of(role) == MAIN_POOL:
             bytes_a_number[folder] = max(a_number, bytes_a_number.get(folder, 0))
@@ -252,15 +296,19 @@ def run_stage(
     _announce(
         context, stage, algorithm, model, num_steps, done=manifest.state.step if manifest else 0
     )
-    critic = other_folder(stage, models, "critic")
-    reference = other_folder(stage, models, "reference")
-    recipe = StageRecipe(stage, algorithm, model, scorer, num_steps, critic, reference)
+    others = {key: other_folder(stage, models, key, own) for key, own in stage.others.items()}
+    recipe = StageRecipe(stage, algorithm, model, scorer, num_steps, others)
     processes = context.processes
     specs = role_specs(recipe)
     with context.timer.phase("setup"):
         processes.setup(specs, rollout_worker_spec(recipe, context.live))
     roles = {
-        name: RoleHandle(processes.roles[name], name, isinstance(spec, LearnerSpec))
+        name: RoleHandle(
+            processes.roles[name],
+            name,
+            isinstance(getattr(spec, "spec", spec), LearnerSpec),
+            own=name in stage.roles,
+        )
         for name, spec in specs.items()
     }
     recorder = _recorder(context, stage, manifest)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from agentrl.config import StageConfig
 from agentrl.errors import DataError
-from agentrl.run.model_folder import given_model
+from agentrl.store.model_folder import given_model
 
 
 def check_vocabularies(stages: Sequence[StageConfig], model: Path) -> None:
@@ -23,11 +23,9 @@ def check_vocabularies(stages: Sequence[StageConfig], model: Path) -> None:
         DataError: the vocabularies differ, or a folder does not exist or has no tokenizer.
     """
     for stage in stages:
-        for setting, path in (
-            ("critic.path", stage.critic.path),
-            ("reference.path", stage.reference.path),
-            ("reward.model.path", stage.reward.model.path if stage.plays else None),
-        ):
+        scorer = stage.reward.model.path if stage.plays else None
+        others = {f"{key}.path": own.path for key, own in stage.others.items()}
+        for setting, path in {**others, "reward.model.path": scorer}.items():
             if path is not None and not stage.replays:
                 other = given_model(path, stage.base_dir, key=setting)
                 check_vocabulary(model, other, setting)

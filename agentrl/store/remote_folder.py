@@ -89,6 +89,11 @@ class RemoteFolder:
                 return []
             return sorted({path.rstrip("/").rpartition("/")[2] for path in found} - {""})
 
+    def stamp(self, name: str) -> str:
+        """What tells one content of ``name`` from another, as its file system knows it."""
+        with self._failing("looked at", name):
+            return str(self._fs.checksum(self._at(name)))
+
     def remove(self, name: str) -> None:
         """Removes a file, or a folder with all that it holds; nothing where there is none."""
         with self._failing("removed", name):

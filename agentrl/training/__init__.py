@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         shards,
         union,
     )
+    from agentrl.training.models.packed_model import ModelSpec
     from agentrl.training.optim.optim_spec import OptimSpec
     from agentrl.training.parallel.process_group import DistSpec, join, leave
     from agentrl.training.parallel.shards import WeightPart, whole_checksums
@@ -46,6 +47,7 @@ __all__ = [
     "LearnerSpec",
     "LearningRole",
     "ModelInfo",
+    "ModelSpec",
     "OptimSpec",
     "Plan",
     "Reference",
@@ -74,6 +76,7 @@ _HOMES = (
     "data.partition",
     "parallel.process_group",
     "parallel.shards",
+    "models.packed_model",
     "backends.backend",
     "roles.check_backend",
     "roles.learner",

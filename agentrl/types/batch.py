@@ -24,6 +24,7 @@ _MEDIA = np.dtype([("start", np.int64), ("num_tokens", np.int64), ("sha256", "U6
 _LATER = ("old_logprobs", "ref_logprobs", "values", "final_values", "advantages", "returns")
 _AT_ROLLOUT = ("token_ids", "kind", "loss_mask", "rollout_logprobs", "policy_versions")
 _TOKEN_COLUMNS = (*_AT_ROLLOUT, "turn_index", *_LATER)
+_OF_A_CRITIC = ("values", "final_values", "returns")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,6 +58,7 @@ class Batch:
         media: ``[I]`` the images whose placeholders are among the tokens, by ``start``.
         old_logprobs, ref_logprobs, values, final_values, advantages, returns: ``[T]``, joined after
             their passes; float32, or float64 of a float64 model.
+        own: ``[T]`` columns of custom roles, by ``ROLE/NAME``.
 
     Raises:
         ValueError: a column has another length, or the sample boundaries do not span the tokens.
@@ -90,6 +92,7 @@ class Batch:
     final_values: Floats | None = None
     advantages: Floats | None = None
     returns: Floats | None = None
+    own: Mapping[str, Floats] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, column in self.token_columns().items():
@@ -136,17 +139,25 @@ class Batch:
             ValueError: a wrong shape, or a value that is not finite.
         """
         for name, column in columns.items():
-            if name not in _LATER:
+            if name not in _LATER and "/" not in name:
                 raise KeyError(
                     f"{name!r} is no column that a pass may join; those are {', '.join(_LATER)}"
                 )
             if not_finite := int((~np.isfinite(column)).sum()):
                 raise ValueError(f"batch.{name} holds {not_finite} values that are not finite")
+        own = {name: column for name, column in columns.items() if "/" in name}
+        joined = {name: column for name, column in columns.items() if name not in own}
+        return replace(self, **joined, own={**self.own, **own})  # type: ignore[arg-type]
+
+    def seen_by(self, role: str) -> Batch:
+        """The batch as a custom role sees it: what a critic calls its columns are its own,
+        and absent where it has none."""
+        columns = {name: self.own.get(f"{role}/{name}") for name in _OF_A_CRITIC}
         return replace(self, **columns)  # type: ignore[arg-type]
 
     def token_columns(self) -> dict[str, AnyArray]:
         """The ``[T]`` columns that are present, by name."""
-        columns = {name: getattr(self, name) for name in _TOKEN_COLUMNS}
+        columns = {name: getattr(self, name) for name in _TOKEN_COLUMNS} | dict(self.own)
         return {name: column for name, column in columns.items() if column is not None}
 
     def sampled_rows(self) -> list[I64]:
@@ -194,9 +205,11 @@ class Batch:
         cu_seqlens = np.cumsum([0, *self.lengths[rows]]).astype(np.int32)
         index = token_rows(self.cu_seqlens, rows)
         columns = {name: column[index] for name, column in self.token_columns().items()}
+        own = {name: columns.pop(name) for name in self.own}
         return replace(
             self,
             **columns,  # type: ignore[arg-type]
+            own=own,  # type: ignore[arg-type]
             media=self._moved(rows, cu_seqlens) if self.media.size else self.media,
             cu_seqlens=cu_seqlens,
             trajectory=self.trajectory[rows],

@@ -134,6 +134,8 @@ def tree(name: str, other: str, *, acts: bool) -> dict[str, Any]:
         made = merge(made, {"critic": {"stage": "model"}})
     if name.startswith("critic."):
         made["algorithm"] = {"name": "ppo"}
+    if name.startswith("roles."):
+        made = merge(made, {"roles": {"x": {"role": "agentrl.training:CriticSpec"}}})
     made = merge(made, at(key, GIVEN[str(key[-1])]))
     made = merge(made, NEEDED.get(name, {}))
     made = merge(made, NEEDED_TO_ACT.get(other, {}) if acts else {})

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.run.model_folder import pinned, with_commit
 from agentrl.store import RunDirectory, read_jsonl
+from agentrl.store.model_folder import pinned, with_commit
 
 from .hub import NAME, Hub, python, serving
 from .tiny_run import CONFIG
@@ -21,7 +21,7 @@ GIVE = """
 import sys
 from pathlib import Path
 from agentrl.errors import DataError
-from agentrl.run.model_folder import given_model
+from agentrl.store.model_folder import given_model
 try:
     print(given_model(sys.argv[1], Path(sys.argv[2])))
 except DataError as error:

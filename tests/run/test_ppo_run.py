@@ -68,7 +68,7 @@ def test_the_rates_of_policy_and_critic_end_with_their_own_steps(tmp_path: Path)
     build_tiny_model(model, demonstrations(0), num_demonstrations=40, vocab_size=300, **sizes)
     overrides = [*PPO, "stages.1.train.mini_batch_prompts=1", "train.updates_per_batch=2"]
     stage = load_config(write_config(tmp_path), overrides).resolved_stages()[1]
-    recipe = StageRecipe(stage, stage.make_algorithm(), model, None, 4, critic=model)
+    recipe = StageRecipe(stage, stage.make_algorithm(), model, None, 4, {"critic": model})
     specs = role_specs(recipe)
     # 2 passes over 3 mini-batches, in 3 steps of the policy and 4 of the critic
     assert {name: spec.total_steps for name, spec in specs.items()} == {"actor": 18, "critic": 24}

@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from agentrl.controller.cluster.ray_cluster import shut_down_ray, start_ray
-from agentrl.training.parallel.process_group import listen, store_of
+from agentrl.controller.cluster.ray_cluster import listening_address, shut_down_ray, start_ray
+from agentrl.training.parallel.process_group import store_of
 
 _PACKAGES = ("agentrl", "ray", "torch", "transformers")
 _ANSWER_S = 60.0
@@ -58,8 +58,7 @@ class _Probe:
         return time.time(), found | {package: version(package) for package in _PACKAGES}
 
     def listen(self) -> tuple[str, int]:
-        host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
-        return host, listen(host)
+        return listening_address()
 
     def sum(self, rank: int, world_size: int, host: str, port: int, size: int) -> tuple[str, float]:
         """The interface that leads to rank 0, and the seconds of the fastest sum of ``size``

@@ -5,6 +5,7 @@ What cannot be had is named within seconds, beside what the cluster has.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
@@ -15,10 +16,13 @@ import sys
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import ray
 from ray._private.ray_logging import global_worker_stdstream_dispatcher
+from ray._private.runtime_env import packaging
 from ray.util.placement_group import (
     placement_group,
     placement_group_table,
@@ -28,11 +32,13 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from agentrl.config.sections import PoolConfig
 from agentrl.errors import MachineError
+from agentrl.store.node_files import PROJECT
 from agentrl.training.device import DeviceType, num_gpus
+from agentrl.training.parallel.process_group import listen
 
 logger = logging.getLogger(__name__)
 
-_JOIN_S = 40.0
+_JOIN_S = 60.0
 """Seconds that a cluster has to answer. Ray itself tells of a wrong token after 22, and never of an
 address where nothing listens."""
 _ANSWER_S = 60.0
@@ -42,7 +48,34 @@ NODE_ANSWER_S = 5.0
 _OUTPUT_HANDLER = "agentrl"
 _last_output: deque[str] = deque(maxlen=200)
 """What the cluster's processes wrote last: Ray shows it on the terminal, and keeps it nowhere."""
-_JOIN = "import sys, ray; ray.init(address=sys.argv[1], logging_level=40, log_to_driver=False)"
+_JOIN = """
+import json, sys, ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
+
+def about(project):
+    import os
+    from importlib.metadata import PackageNotFoundError, version
+    try:
+        return version("agentrl"), os.path.isdir(project)
+    except PackageNotFoundError:
+        return "none", False
+
+ray.init(address=sys.argv[1], logging_level=40, log_to_driver=False)
+nodes = {one["NodeID"]: one["NodeManagerAddress"] for one in ray.nodes() if one["Alive"]}
+asked = {}
+for node in nodes if sys.argv[2] else ():
+    task = ray.remote(num_cpus=0, max_retries=0)(about).options(scheduling_strategy=On(node, False))
+    asked[task.remote(sys.argv[2])] = nodes[node]
+known, _ = ray.wait(list(asked), num_returns=len(asked), timeout=20) if asked else ([], [])
+print(json.dumps([[asked[one], *ray.get(one)] for one in known]))
+"""
+"""Run where this process must not: it joins, and asks each machine for its agentrl and for the
+project's folder. It defines what it sends, so that another agentrl there is no matter."""
+_LEFT = ["*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.ckpt", "*.parquet", "*.arrow"]
+_LEFT += ["runs/", ".git/", ".venv/", "__pycache__/"]
+"""What of a project's folder never goes to other machines: weights, data, what runs wrote."""
+_MOST_MIB = 100
+"""Of a project's folder; Ray takes five times as much, and keeps it in the head's memory."""
 
 _FAULTS = {
     "uthenticat": "the cluster asks for a token, and the one here is missing or another; copy "
@@ -55,7 +88,10 @@ _START = "start one (ray start --head), or set the address it told"
 
 
 def start_ray(
-    num_cpus: float, address: str | None = None, env: Mapping[str, str] | None = None
+    num_cpus: float,
+    address: str | None = None,
+    env: Mapping[str, str] | None = None,
+    project: Path | None = None,
 ) -> bool:
     """Joins a cluster, or starts a private one on this machine.
 
@@ -63,12 +99,15 @@ def start_ray(
         num_cpus: that the run asks for, and that a private cluster offers.
         address: of a cluster, or ``auto`` for this machine's; None starts a private one.
         env: environment variables of every process that the run starts.
+        project: the folder that the run's configuration starts paths from, which goes to a cluster
+            with a machine that lacks it; None for what is no run.
 
     Returns:
         Whether this call started or joined it, so that its caller leaves it.
 
     Raises:
-        MachineError: no cluster answers at the address, or it refuses this process.
+        MachineError: no cluster answers at the address, it refuses this process, a machine of it
+            has another agentrl, or lacks a project's folder that is too large to be sent.
     """
     if ray.is_initialized():
         return False
@@ -78,8 +117,12 @@ def start_ray(
     os.environ.setdefault("RAY_worker_niceness", "0")
     # and its 30 are too few for a machine that is busy
     os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "120")
-    if address:
-        _try_to_join(address)
+    brought: dict[str, Any] = {"env_vars": dict(env or {})}
+    have_it = _try_to_join(address, project) if address else []
+    if project is not None and not all(have_it):
+        _check_size(project)
+        brought |= {"working_dir": str(project), "excludes": _LEFT}
+        brought["env_vars"][PROJECT] = str(project)
     ray.init(
         address=address or "local",  # also where somebody's cluster runs on this machine
         # Ray refuses to be told the resources of a cluster that runs already.
@@ -87,7 +130,7 @@ def start_ray(
         include_dashboard=None if address else False,
         logging_level=logging.ERROR,
         log_to_driver=True,
-        runtime_env={"env_vars": dict(env)} if env else None,
+        runtime_env=brought if any(brought.values()) else None,
     )
     global_worker_stdstream_dispatcher.add_handler(_OUTPUT_HANDLER, _keep_output)
     return True
@@ -99,10 +142,37 @@ def _keep_output(data: Mapping[str, Any]) -> None:
         _last_output.extend(f"pid {data['pid']}: {line}" for line in data["lines"])
 
 
-def _try_to_join(address: str) -> None:
+def _check_size(project: Path) -> None:
+    """Refuses a project's folder that is too large to be sent, by the very files that Ray chooses.
+
+    Raises:
+        MachineError: it is.
+    """
+    sizes: dict[str, int] = {}
+
+    def note(path: Path) -> None:
+        if path.is_file():
+            sizes[str(path.relative_to(project))] = path.stat().st_size
+
+    packaging._dir_travel(project, [packaging._get_excludes(project, _LEFT)], note, True)
+    if (found := sum(sizes.values()) / 2**20) > _MOST_MIB:
+        largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
+        raise MachineError(
+            f"the project's folder {project} must have at most {_MOST_MIB} MiB, since a machine of "
+            f"the cluster lacks it and is sent it, got {found:.0f} MiB, the most of it in "
+            f"{', '.join(largest)}; name what is no code in its .gitignore or .rayignore, or put "
+            "the folder at the same path on every machine"
+        )
+
+
+def _try_to_join(address: str, project: Path | None) -> list[bool]:
     """Joins in a process of its own first: in this one Ray would wait for minutes, write its
-    attempts over the terminal, and end the process."""
-    command = [sys.executable, "-c", _JOIN, address]
+    attempts over the terminal, and end the process.
+
+    Returns:
+        Whether each machine that answered has the project's folder.
+    """
+    command = [sys.executable, "-c", _JOIN, address, str(project or "")]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_JOIN_S, errors="replace"
@@ -112,7 +182,16 @@ def _try_to_join(address: str) -> None:
         told = late.stderr.decode(errors="replace") if isinstance(late.stderr, bytes) else ""
     else:
         if done.returncode == 0:
-            return
+            machines = json.loads(done.stdout.strip().rpartition("\n")[2])
+            own = version("agentrl")
+            for machine, theirs, _ in machines:
+                if theirs != own:
+                    raise MachineError(
+                        f"every machine of the cluster needs agentrl {own}, as this one has, got "
+                        f"{theirs} on {machine}; install it there (agentrl doctor --cluster "
+                        f"{address})"
+                    )
+            return [has_it for *_, has_it in machines]
         why = f"Ray could not join it; {_START}"
         told = done.stderr
     why = next((known for word, known in _FAULTS.items() if word in told), why)
@@ -132,6 +211,13 @@ def shut_down_ray() -> None:
         text = "\n".join(_last_output)
         logger.info("the workers wrote last:\n%s", text, extra={"event": "workers_output"})
         _last_output.clear()
+
+
+def listening_address() -> tuple[str, int]:
+    """This host as the others reach it, and the port where rank 0, which this process will be,
+    listens for them."""
+    host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+    return host, listen(host)
 
 
 def node_answers(node: str) -> bool:

@@ -8,7 +8,7 @@ import math
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,14 +17,15 @@ from typing import Any, ClassVar, TypeAlias
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
+from agentrl.controller.cluster.ray_cluster import listening_address
 from agentrl.controller.cluster.rollout_pool import Incident, ProcessInfo, RolloutWorkerSpec
-from agentrl.controller.cluster.worker import Worker
+from agentrl.controller.cluster.worker import RoleSpec, Worker
 from agentrl.engines import EngineLayout
 from agentrl.errors import AgentRLError, TrainingError, WeightMismatchError
 from agentrl.rollouts import GroupOutcome
 from agentrl.store import logging_to
+from agentrl.store.node_files import placed
 from agentrl.tools import close_shared_tools
-from agentrl.training.parallel.process_group import listen
 from agentrl.types import Trajectory, file_modules
 from agentrl.weight_sync import WeightsReport
 
@@ -71,15 +72,17 @@ class _RayWorker(Worker):
         self._giving = threading.Lock()
 
     def listen(self) -> tuple[str, int]:
-        """This host as the others reach it, and the port where it listens for them."""
-        host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
-        return host, listen(host)
+        """See ``ray_cluster.listening_address``."""
+        return listening_address()
 
     def describe(self) -> ProcessInfo:
         return replace(super().describe(), node=ray.get_runtime_context().get_node_id())
 
+    def setup(self, roles: Mapping[str, RoleSpec]) -> None:
+        super().setup(placed(roles))
+
     def setup_rollouts(self, spec: RolloutWorkerSpec | None) -> EngineLayout | None:
-        self.rollouts.setup(spec)
+        self.rollouts.setup(placed(spec))
         return self.rollouts.layout()
 
     def update_rollouts(self, *args: Any, joins: bool) -> list[WeightsReport]:

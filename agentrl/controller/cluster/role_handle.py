@@ -9,6 +9,7 @@ from typing import Any
 from agentrl.controller.batch_plan import PlannedBatch, Shards
 from agentrl.controller.cluster.role_group import Pending, RoleGroup, at_once
 from agentrl.training import merge_columns
+from agentrl.training.roles.own_role import check_columns, check_stats
 from agentrl.types import Collect, Dispatch, Stats, UpdateStats, registration
 from agentrl.types.arrays import Floats
 
@@ -21,11 +22,14 @@ class RoleHandle:
         group: its ranks.
         name: in the stage's roles; the folder of its checkpoints.
         trains: whether it learns.
+        own: whether the user's code is its class: its columns are named ``ROLE/NAME``, and its
+            answers are checked.
     """
 
     group: RoleGroup
     name: str
     trains: bool = True
+    own: bool = False
 
     @property
     def data_parallel(self) -> int:
@@ -72,6 +76,8 @@ class RoleHandle:
         parts = mini_batch(self.data_parallel)
 
         def merged(answers: list[Any]) -> UpdateStats:
+            if self.own:
+                check_stats(answers, f"role {self.name!r}: its {method.__name__}")
             columns = [one.columns if isinstance(one, UpdateStats) else {} for one in answers]
             own = merge_columns(columns, parts, batch.batch.cu_seqlens)
             return UpdateStats(_sum(answers), own)
@@ -89,9 +95,16 @@ class RoleHandle:
             samples: all of it, as ``batch.forward`` cuts them.
         """
         parts = samples(self.data_parallel)
-        return self.begin(method, parts).then(
-            lambda answers: merge_columns(answers, parts, batch.batch.cu_seqlens)
-        )
+
+        def merged(answers: list[Any]) -> dict[str, Floats]:
+            if self.own:
+                whose = f"role {self.name!r}: its pass {method.__name__!r}"
+                check_columns(answers, parts, whose)
+            found = merge_columns(answers, parts, batch.batch.cu_seqlens)
+            prefix = f"{self.name}/" if self.own else ""
+            return {prefix + name: column for name, column in found.items()}
+
+        return self.begin(method, parts).then(merged)
 
 
 def _sum(answers: list[Any]) -> Stats:

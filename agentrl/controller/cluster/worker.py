@@ -17,9 +17,10 @@ from agentrl.controller.cluster.phases import RankPhases
 from agentrl.controller.cluster.rollout_pool import ProcessInfo
 from agentrl.engines import PauseMode, SharedGpus
 from agentrl.engines.tensor_slice import TensorSlice
-from agentrl.errors import AgentRLError, ConfigError, TrainingError
+from agentrl.errors import ConfigError, TrainingError
 from agentrl.training import Actor, DistSpec, join, leave, whole_checksums
 from agentrl.training.device import gpus
+from agentrl.types.user_code.wall import failed_as, wall
 from agentrl.weight_sync import (
     PartBits,
     Reference,
@@ -102,21 +103,14 @@ class Worker:
         assert self._place is not None
         rank = self._place.rank
         try:
-            return getattr(self._roles[target], method)(*args)
+            # a role may be the user's: an exit ends its call, and not this process
+            with wall(failed_as(TrainingError, f"rank {rank}: {target}.{method} raised")):
+                return getattr(self._roles[target], method)(*args)
         except TrainingError as error:
             error.rank = rank if error.rank is None else error.rank
             error.host = error.host or socket.gethostname()
             error.traceback_text = error.traceback_text or traceback.format_exc()
             raise
-        except AgentRLError:
-            raise
-        except Exception as error:  # boundary: named with the rank, for the driver
-            raise TrainingError(
-                f"rank {rank}: {target}.{method} raised {type(error).__name__}: {error}",
-                rank=rank,
-                host=socket.gethostname(),
-                traceback_text=traceback.format_exc(),
-            ) from error
 
     def publish(
         self, role: str, version: int, mode: PauseMode, dtype: ServedDtype

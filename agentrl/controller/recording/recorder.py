@@ -404,12 +404,12 @@ def _numbers(stats: Stats) -> dict[str, float]:
     numbers = {name: stat.mean for name, stat in stats.items() if name not in _WITH_MAX}
     for name in _WITH_MAX & stats.keys():
         numbers |= {f"{name}/mean": stats[name].mean, f"{name}/max": stats[name].max}
-    if "critic/return_sq" in numbers:
+    for critic in [name.removesuffix("/return_sq") for name in numbers if "/return_sq" in name]:
         returns, errors = (
-            numbers[f"critic/{name}_sq"] - numbers[f"critic/{name}"] ** 2
+            numbers[f"{critic}/{name}_sq"] - numbers[f"{critic}/{name}"] ** 2
             for name in ("return", "error")
         )
-        numbers["critic/explained_variance"] = 1 - errors / returns if returns > 0 else math.nan
+        numbers[f"{critic}/explained_variance"] = 1 - errors / returns if returns > 0 else math.nan
     # This is Kish's effective sample size, as a share of the trained tokens.
     if numbers.get("mismatch/weight_sq"):
         numbers["mismatch/ess"] = numbers["mismatch/weight"] ** 2 / numbers["mismatch/weight_sq"]

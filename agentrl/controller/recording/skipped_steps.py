@@ -219,7 +219,9 @@ def write_shard(path: Path, shard: BatchShard) -> None:
     columns = {
         field.name: getattr(shard.batch, field.name) for field in dataclasses.fields(shard.batch)
     }
+    own = columns.pop("own")
     arrays = {name: column for name, column in columns.items() if column is not None}
+    arrays |= {f"_own_{name}": column for name, column in own.items()}
     arrays |= {f"_auxiliary_{name}": column for name, column in shard.auxiliary.items()}
     arrays |= {f"_state_{name}": np.array(one) for name, one in shard.algorithm_state.items()}
     np.savez_compressed(
@@ -241,12 +243,12 @@ def read_shard(path: Path) -> BatchShard:
     samples, weights = found.pop("_samples"), found.pop("_sample_weight")
     micro_batches = tuple(tuple(own.tolist()) for own in rows)
     version = int(found.pop("_policy_version"))
-    auxiliary, state = (
-        {name.removeprefix(own): found.pop(name) for name in list(found) if name.startswith(own)}
-        for own in ("_auxiliary_", "_state_")
+    own, auxiliary, state = (
+        {name.removeprefix(kind): found.pop(name) for name in list(found) if name.startswith(kind)}
+        for kind in ("_own_", "_auxiliary_", "_state_")
     )
     return BatchShard(
-        Batch(**found),
+        Batch(**found, own=own),
         samples,
         micro_batches,
         weights,

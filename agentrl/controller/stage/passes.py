@@ -30,6 +30,7 @@ from agentrl.controller.state import TrainState, metric_prefix
 from agentrl.errors import TrainingError
 from agentrl.rollouts import make_batch
 from agentrl.training import Actor, Critic, Layout, LearningRole, ModelInfo, Reference
+from agentrl.training.roles.own_role import own_pass
 from agentrl.types import (
     SegmentKind,
     Stats,
@@ -45,8 +46,8 @@ _PASSES: tuple[tuple[Callable[[AlgorithmSpec], bool], str, Callable[..., Any]], 
     (lambda spec: spec.needs.reference, "reference", Reference.logprobs),
     (lambda spec: spec.needs.critic, "critic", Critic.values),
 )
-"""Passes before the update: whether an algorithm needs one, the role, and its method. None needs
-another's columns, so that those of different groups run at once."""
+"""Passes before the update: whether an algorithm needs one, the role, and its method. None of them,
+and no custom role's, needs another's columns, so that those of different groups run at once."""
 
 
 @dataclass(eq=False)
@@ -84,6 +85,12 @@ class Passes:
         facts: list[ModelInfo] = [learner.call(LearningRole.facts) for learner in self.learners]
         self._length_scale = facts[0].length_scale
         self._share_prefixes = all(one.shares_prefixes for one in facts)
+        self._passes: list[tuple[str, Callable[..., Any]]] = [
+            (name, own_pass(role.pass_))
+            for name, role in self.stage.roles.items()
+            if name in self.roles and role.pass_ is not None
+        ]
+        self._passes += [row[1:] for row in _PASSES if row[0](self.algorithm)]
 
     def assemble(self, groups: Sequence[TrajectoryGroup], state: TrainState) -> PlannedBatch:
         """Groups to a batch with credit and a partition."""
@@ -135,8 +142,7 @@ class Passes:
 
     def forward(self, batch: PlannedBatch) -> PlannedBatch:
         """The batch with the columns of every pass that the algorithm needs before the update."""
-        passes = [row[1:] for row in _PASSES if row[0](self.algorithm)]
-        batch = self._with_columns(batch, passes)
+        batch = self._with_columns(batch, self._passes)
         if self.algorithm.needs.advantages:
             # they are made of those columns, with moments over all ranks
             batch = self._with_columns(batch, [("actor", Actor.advantages)])

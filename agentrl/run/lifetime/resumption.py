@@ -5,6 +5,7 @@ or refused.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,7 @@ _STAGE_FIXED = (
     "algorithm.name",
     "optim.name",
 )
+_ROLE_FIXED = re.compile(r"roles\.\w+\.(role|optim\.name)")
 # Where a run lies and what it is called: it may move.
 _PLACES = ("run.dir", "run.base_dir")
 _REMEDY = "; set it back, or start a new run with another run.dir"
@@ -154,7 +156,10 @@ class _Change:
 def _sections(config: RunConfig, stages: Sequence[StageConfig]) -> dict[str, Mapping[str, Any]]:
     """The settings of the whole run, under no name, and of each stage, by dotted key."""
     shared = config.model_dump(include=set(SHARED_SECTIONS))
-    own = {stage.name: stage.model_dump(exclude={*SHARED_SECTIONS, "name"}) for stage in stages}
+    own = {
+        stage.name: stage.model_dump(by_alias=True, exclude={*SHARED_SECTIONS, "name"})
+        for stage in stages
+    }
     return {name: dict(_flat(tree)) for name, tree in {"": shared, **own}.items()}
 
 
@@ -181,7 +186,8 @@ def _fixed(differing: Sequence[_Change], begun: Collection[str]) -> Iterator[str
     """What differs and must not: of the whole run, and of stages that have started."""
     for one in differing:
         of_run = one.name in _RUN_FIXED or one.name.startswith("model.build_args.")
-        if of_run if not one.stage else one.stage in begun and one.name in _STAGE_FIXED:
+        of_stage = one.name in _STAGE_FIXED or _ROLE_FIXED.fullmatch(one.name)
+        if of_run if not one.stage else one.stage in begun and of_stage:
             until = "once the stage has begun" if one.stage else "for the whole run"
             yield f"{one.key} must stay {one.was!r} {until}, got {one.now!r}{_REMEDY}"
 

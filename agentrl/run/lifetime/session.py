@@ -50,6 +50,7 @@ class RunProcesses:
 
     def __init__(self, config: RunConfig, log_folder: Path | None = None) -> None:
         self._placement = config.placement
+        self._project = config.base_dir
         self._device = device_type(config.placement.device)
         # Stored groups need no worker to play them.
         self._workers = 0 if config.run.replay is not None else config.placement.rollout_workers
@@ -92,7 +93,7 @@ class RunProcesses:
         own = self._placement
         asked = self._asked()
         cpus = sum(processes * each["CPU"] for _, processes, each, _ in asked.values())
-        if start_ray(cpus, own.ray_address, own.env):
+        if start_ray(cpus, own.ray_address, own.env, self._project):
             # The stack runs the first callback last: ranks and workers end before Ray does.
             opened.callback(shut_down_ray)
         places: dict[str, Reservation] = {}

@@ -25,9 +25,9 @@ from agentrl.rollouts import GroupOutcome, GroupRequest
 from agentrl.run.build import LiveObjects, StageRecipe, reward_model_folder, rollout_spec
 from agentrl.run.engine import plays_by_messages
 from agentrl.run.lifetime.session import RunProcesses, with_device
-from agentrl.run.model_folder import given_model
 from agentrl.run.schedule_factory import rollout_deadline_s, scored_pool
 from agentrl.run.stages import role_specs, rollout_worker_spec
+from agentrl.store.model_folder import given_model
 
 
 class HostedPlayer(Closing):

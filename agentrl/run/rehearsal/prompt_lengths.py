@@ -17,7 +17,7 @@ from agentrl.render import Renderer
 from agentrl.run.build import LiveObjects, renderer_spec
 from agentrl.run.data.datasets import call_named
 from agentrl.run.data.prompt_limit import prompt_lengths
-from agentrl.run.model_folder import cached_model
+from agentrl.store.model_folder import cached_model
 from agentrl.types import Task
 
 

@@ -39,8 +39,8 @@ def load_step(folder: Path, model: str | Path | None = None) -> tuple[RoleSpec, 
         weights,
         reward_model=None,
         num_steps=record["num_steps"],
-        # The step may be the critic's, and then these are its weights.
-        critic=weights,
+        # The step may be the critic's, or another learner's, and then these are its weights.
+        others=dict.fromkeys(stage.others, weights),
     )
     spec = role_specs(recipe)[record["role"]]
     if isinstance(spec, ActorSpec):

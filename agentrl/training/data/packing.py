@@ -396,6 +396,7 @@ def _columns(shard: BatchShard, source: I64, sample: I64) -> dict[str, npt.NDArr
     columns: dict[str, npt.NDArray[Any]] = {
         name: column[source] for name in _COLUMNS if (column := getattr(batch, name)) is not None
     }
+    columns |= {name: column[source] for name, column in batch.own.items()}
     versions = batch.policy_versions[source].astype(np.int64)
     columns["turn_row"] = batch.turn_index[source].astype(np.int64)
     columns["trajectory_row"] = batch.trajectory[sample].astype(np.int64)

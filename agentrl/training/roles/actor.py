@@ -312,6 +312,7 @@ def policy_inputs(
         ref_logprobs=columns.get("ref_logprobs"),
         advantages=columns.get("advantages"),
         state=shard.algorithm_state,
+        columns={name: columns[name] for name in shard.batch.own},
     )
 
 
@@ -322,4 +323,5 @@ def rows_of(inputs: PolicyInputs, rows: Tensor) -> PolicyInputs:
         for one in fields(inputs)
         if isinstance(getattr(inputs, one.name), Tensor)
     }
-    return replace(inputs, **columns)
+    own = {name: column[rows] for name, column in inputs.columns.items()}
+    return replace(inputs, **columns, columns=own)

@@ -27,8 +27,8 @@ def shard_advantages(
     device: torch.device,
     sum_over_ranks: Callable[[Tensor], Tensor],
 ) -> dict[str, Floats]:
-    """``[T]`` ``advantages`` of a shard's tokens, and ``returns`` where the algorithm gives
-    them; zeros off the mask.
+    """``[T]`` ``advantages`` of a shard's tokens, and ``returns`` and columns of custom roles
+    where the algorithm gives them; zeros off the mask.
 
     Where the algorithm normalises, all ranks take part: the moments are (n, Σ, Σ²) in float64 over
     the trained tokens of the whole batch.
@@ -43,6 +43,12 @@ def shard_advantages(
     columns = {"advantages": found.advantages}
     if found.returns is not None:
         columns["returns"] = found.returns
+    if not all("/" in name for name in found.columns):
+        raise TrainingError(
+            f"{algorithm.told('advantages')} must name further columns ROLE/NAME, as cost/returns, "
+            f"got {', '.join(found.columns)}; name the role that reads each"
+        )
+    columns |= found.columns
     for name, column in columns.items():
         whose = f"{algorithm.told('advantages')} must return {name}"
         if not isinstance(column, Tensor) or column.shape != trained.shape:
@@ -97,6 +103,7 @@ def token_credit(shard: BatchShard, device: torch.device) -> TokenCredit:
         values=later(batch.values),
         final_values=later(batch.final_values),
         state=shard.algorithm_state,
+        columns={name: on_device(column) for name, column in batch.own.items()},
     )
 
 

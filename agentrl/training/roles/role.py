@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import wraps
 from typing import Any, ClassVar, Literal
 
@@ -35,10 +36,12 @@ class Role:
     Attributes:
         backend: holds and runs the model.
         column_dtype: of the columns that it returns, float32 but for a float64 model.
+        own_name: of a custom role, whose methods see its own columns in place of a critic's.
     """
 
     kind: ClassVar[Literal["policy", "values", "scores"]]
     """What its model answers; see ``RoleModel``."""
+    own_name = ""
     trains: ClassVar[bool] = False
     """Whether its weights move; those of others are frozen."""
 
@@ -104,6 +107,9 @@ def _holding(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(method)
     def held(role: Role, *args: Any, **keywords: Any) -> Any:
+        if role.own_name and args and isinstance(args[0], BatchShard):
+            seen = args[0].batch.seen_by(role.own_name)
+            args = (replace(args[0], batch=seen), *args[1:])
         with role.backend.holding(*needs):
             return method(role, *args, **keywords)
 

@@ -1,20 +1,27 @@
-"""The folder that ``model.path`` names: one of this machine, or a model of the Hugging Face hub in
-the usual cache.
+"""Model folder: the folder that ``model.path`` names, on this machine, on the Hugging Face hub or
+at a URL. What comes from elsewhere lies in a cache, whose paths say where it came from.
 """
 
 from __future__ import annotations
 
+import fcntl
 import functools
+import hashlib
+import os
 import re
 import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 from agentrl.errors import DataError
+from agentrl.store.disk import replacing_folder
+from agentrl.store.remote_folder import RemoteFolder, is_url
 
 _HUB_NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+)(@(?P<revision>[\w./-]+))?", re.ASCII)
-_WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
+_SUFFIXES = (".json", ".safetensors", ".jinja", ".txt", ".model")
+_WANTED = tuple(f"*{suffix}" for suffix in _SUFFIXES)
 # Repositories hold the same weights in other formats too.
 _UNWANTED = ("*/*", "consolidated*")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -27,23 +34,69 @@ def given_model(setting: str, base_dir: Path, *, key: str = "model.path") -> Pat
 
     Args:
         setting: a folder, or ``organisation/name`` on the hub, with ``@revision`` behind it for one
-            that is not the newest. A folder goes first.
+            that is not the newest. A folder goes first. Or a URL of fsspec, as ``s3://bucket/model``.
         base_dir: where relative folders start.
         key: of the setting, for errors.
 
     Raises:
         DataError: there is no such folder, and the hub has no such model or cannot be reached.
     """
+    if is_url(setting):
+        return _fetched(setting, key)
     path = base_dir / Path(setting).expanduser()
     if path.is_dir():
         return path
     named = _HUB_NAME.fullmatch(setting)
     if named is None:
         raise DataError(
-            f"{key}='{setting}' is no folder ({path}); name one in Hugging Face's layout, or a "
-            "model of its hub as organisation/name"
+            f"{key}='{setting}' is no folder ({path}); name one in Hugging Face's layout, a model "
+            "of its hub as organisation/name, or a URL"
         )
     return _downloaded(named, path, key)
+
+
+def model_here(path: str) -> str:
+    """The folder of a model on this machine, which another one has at ``path``: fetched from where
+    it came from, which the path of a cache says; ``path`` itself where it says nothing.
+
+    Raises:
+        DataError: it cannot be fetched, or is not the same any more.
+    """
+    *_, repo, kind, name = ("", "", *Path(path).parts)
+    source = unquote(kind)
+    if kind == "snapshots" and repo.startswith("models--"):
+        source = f"{repo.removeprefix('models--').replace('--', '/')}@{name}"
+    elif not is_url(source):
+        return path
+    found = given_model(source, Path("/"))
+    if found.name != name:
+        raise DataError(
+            f"model.path={source!r} holds other files than when the run began; start the run again"
+        )
+    return str(found)
+
+
+def _fetched(url: str, key: str) -> Path:
+    """The copy of the folder at ``url`` as it is now; a new one where it has changed."""
+    remote = RemoteFolder(url, key)
+    stamps = {name: remote.stamp(name) for name in remote.names() if name.endswith(_SUFFIXES)}
+    if "config.json" not in stamps:
+        raise DataError(
+            f"{key}={url!r} must hold a model in Hugging Face's layout, got "
+            f"{', '.join(stamps) or 'no such files'} and no config.json; name another folder"
+        )
+    own = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "agentrl", "models")
+    digest = hashlib.sha256(repr(stamps).encode()).hexdigest()[:16]
+    folder = own / quote(remote.url, safe="") / digest
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as lock:
+        # the ranks of a machine ask at once
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.is_dir():
+            with replacing_folder(folder) as part:
+                for name in stamps:
+                    remote.get(name, part / name)
+    return folder
 
 
 def cached_model(setting: str, base_dir: Path) -> Path | None:

@@ -111,7 +111,7 @@ def serve(
     listening = listening_socket(host, port, "the viewer")
     address = Address(host, listening.getsockname()[1], token, app.state.page)
 
-    class Server(uvicorn.Server):
+    class ViewerServer(uvicorn.Server):
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             # Ctrl-C is how a viewer ends: nothing is raised again, as uvicorn would
             self.force_exit = self.should_exit
@@ -127,7 +127,7 @@ def serve(
             app.state.following.close()
             await super().shutdown(sockets)
 
-    server = Server(
+    server = ViewerServer(
         uvicorn.Config(
             app,
             log_config=None,

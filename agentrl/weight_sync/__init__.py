@@ -25,7 +25,7 @@ from agentrl.weight_sync.served_copy import (
 )
 from agentrl.weight_sync.shared_memory import SharedMemorySender
 from agentrl.weight_sync.transports import make_sender
-from agentrl.weight_sync.verify import Reference, trainer_reference
+from agentrl.weight_sync.verify import TrainerReference, trainer_reference
 
 __all__ = [
     "BroadcastSender",
@@ -34,13 +34,13 @@ __all__ = [
     "OwnWeights",
     "PartBits",
     "PartReader",
-    "Reference",
     "Resharder",
     "ServedCopy",
     "ServedDtype",
     "ServedWeights",
     "SharedMemorySender",
     "StaleWeightsError",
+    "TrainerReference",
     "WeightsReport",
     "make_resharder",
     "make_sender",

@@ -17,7 +17,7 @@ from agentrl.engines.probe import ProbeNoise
 from agentrl.errors import EngineError
 from agentrl.weight_sync.reshard import Resharder
 from agentrl.weight_sync.verify import (
-    Reference,
+    TrainerReference,
     trainer_reference,
     verify_checksums,
     verify_probe,
@@ -104,7 +104,7 @@ def make_resharder(actor: Actor, dtype: ServedDtype, *, has_engine: bool) -> Res
 def update_engine(
     engine: EngineControl,
     tensors: Iterable[tuple[str, Tensor]],
-    trainer: Callable[[], Reference],
+    trainer: Callable[[], TrainerReference],
     version: int,
     mode: PauseMode,
     noise: ProbeNoise,

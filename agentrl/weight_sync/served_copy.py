@@ -27,7 +27,7 @@ from agentrl.weight_sync.changes import (
     changed,
     overwrite,
 )
-from agentrl.weight_sync.verify import Reference
+from agentrl.weight_sync.verify import TrainerReference
 
 BUCKET_BYTES = 64 * 2**20
 """Of whole tensors that an engine takes at a time; a larger one comes alone."""
@@ -155,7 +155,7 @@ class ServedWeights:
     version: int
     dtype: ServedDtype
     ranks: tuple[tuple[TensorSlice, ...], ...]
-    reference: Reference
+    reference: TrainerReference
     reader: PartReader = field(repr=False)
     base: Mapping[str, int] | None = field(default=None, repr=False)
 
@@ -249,7 +249,7 @@ class OwnWeights:
     """Like ``ServedWeights``, for an engine beside the one rank that there is: from its memory."""
 
     version: int
-    reference: Reference
+    reference: TrainerReference
     copy: ServedCopy = field(repr=False)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:

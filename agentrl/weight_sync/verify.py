@@ -38,14 +38,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reference:
+class TrainerReference:
     """The trainer's side of a comparison: checksums by tensor, and the probe."""
 
     checksum: Mapping[str, int]
     probe: Probe
 
 
-def trainer_reference(actor: Actor, dtype: ServedDtype, checksum: Mapping[str, int]) -> Reference:
+def trainer_reference(
+    actor: Actor, dtype: ServedDtype, checksum: Mapping[str, int]
+) -> TrainerReference:
     """The trainer's side, by a forward over the probe alone; called on all ranks alike.
 
     Args:
@@ -63,7 +65,7 @@ def trainer_reference(actor: Actor, dtype: ServedDtype, checksum: Mapping[str, i
     if not np.isfinite(column[1:]).all():
         # on every rank alike
         raise TrainingError(_not_finite(actor, dtype))
-    return Reference(checksum, Probe(ids, column[1:].astype(np.float32)))
+    return TrainerReference(checksum, Probe(ids, column[1:].astype(np.float32)))
 
 
 def _not_finite(actor: Actor, dtype: ServedDtype) -> str:

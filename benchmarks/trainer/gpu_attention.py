@@ -20,7 +20,7 @@ from agentrl.training.backends.backend import StatSum
 from agentrl.training.backends.plain import PlainBackend
 from agentrl.training.data.attention import SEGMENTS
 from agentrl.training.data.kernel_attention import SHARING, AttentionName, choose_attention
-from agentrl.training.data.packing import MicroBatches, Packed
+from agentrl.training.data.packing import Packed, PackedMicroBatches
 from agentrl.training.models.packed_model import attention_of
 from agentrl.types import BatchShard
 from benchmarks.figures import Figures
@@ -129,7 +129,7 @@ def _compare(
     bench: Bench,
 ) -> None:
     size = arguments.sizes
-    (packed,) = MicroBatches(shard, bench.device, share_prefixes=shares)
+    (packed,) = PackedMicroBatches(shard, bench.device, share_prefixes=shares)
 
     def run(attention: str, dtype: torch.dtype) -> Pass:
         found = one_pass(

@@ -17,7 +17,7 @@ import torch
 from agentrl.training import DistSpec, OptimSpec, join, leave
 from agentrl.training.backends.fsdp2 import Fsdp2Backend
 from agentrl.training.data.kernel_attention import choose_attention
-from agentrl.training.data.packing import Cut, MicroBatches, Packed
+from agentrl.training.data.packing import Cut, Packed, PackedMicroBatches
 from agentrl.training.parallel.process_group import Sharding
 from benchmarks.figures import Figures
 from benchmarks.trainer.gpu_device import Bench, datasheet_peak, measured_peak
@@ -123,7 +123,9 @@ def _measure_one(
     samples = range(batch.num_samples)
     shard = shard_of(batch, [samples] * arguments.micro_batches)
     rows: list[Packed] = list(
-        MicroBatches(shard, bench.device, share_prefixes=False, cut=Cut(place.sp, place.sp_rank))
+        PackedMicroBatches(
+            shard, bench.device, share_prefixes=False, cut=Cut(place.sp, place.sp_rank)
+        )
     )
     flops = place.dp * sum(model_flops(model, lengths, row.logit_rows.numel()) for row in rows)
     backend = Fsdp2Backend(model, place, dtype, sharding)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentrl.training.data.packing import MicroBatches
+from agentrl.training.data.packing import PackedMicroBatches
 from agentrl.training.models.policy_model import PolicyModel, Tokens
 from agentrl.training.models.trunk import patch_rmsnorm
 from agentrl.types import Batch
@@ -107,7 +107,7 @@ class Sides:
         model.zero_grad()
         total = 0.0
         shard = shard_of(self.batch, self._rows)
-        for packed in MicroBatches(shard, CPU, share_prefixes=False):
+        for packed in PackedMicroBatches(shard, CPU, share_prefixes=False):
             logprobs, _ = model(packed)
             total += _backward((logprobs * packed.columns["weight"]).sum())
         return total

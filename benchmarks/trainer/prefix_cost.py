@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from agentrl.training.data.packing import MicroBatches
+from agentrl.training.data.packing import PackedMicroBatches
 from agentrl.training.models.policy_model import PolicyModel
 from agentrl.types import Batch
 from benchmarks.figures import Figures
@@ -54,7 +54,7 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
 
     def run(shares: bool) -> float:
         model.zero_grad()
-        (packed,) = MicroBatches(shard, CPU, share_prefixes=shares)
+        (packed,) = PackedMicroBatches(shard, CPU, share_prefixes=shares)
         tokens[shares] = packed.token_ids.numel()
         logprobs, _ = model(packed)
         loss = -(logprobs * packed.columns["weight"]).sum()

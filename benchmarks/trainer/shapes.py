@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from agentrl.training.data.packing import MicroBatches, Packed
+from agentrl.training.data.packing import Packed, PackedMicroBatches
 from agentrl.types import Batch, BatchShard, SegmentKind
 
 __all__ = [
@@ -149,5 +149,5 @@ def packed_row(
 ) -> Packed:
     """One row of samples."""
     shard = shard_of(batch_of(lengths, vocab_size, seed), [range(len(lengths))])
-    (packed,) = MicroBatches(shard, torch.device(device), share_prefixes=False)
+    (packed,) = PackedMicroBatches(shard, torch.device(device), share_prefixes=False)
     return packed

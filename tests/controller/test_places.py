@@ -10,7 +10,6 @@ from agentrl.controller.cluster.places import (
     Action,
     AskNode,
     Fail,
-    Fault,
     Finish,
     Kill,
     Order,
@@ -19,14 +18,15 @@ from agentrl.controller.cluster.places import (
     Send,
     Start,
     Tell,
+    WorkerFault,
 )
 from agentrl.controller.cluster.rollout_pool import Incident
 from agentrl.errors import EngineError, WeightMismatchError
 from agentrl.rollouts import GroupRequest
 from tests.controller.hand_pool import TASKS, outcome
 
-DIED = Fault(EngineError("it died"))
-CORRUPT = Fault(EngineError("its engine is corrupt"), by_groups=False)
+DIED = WorkerFault(EngineError("it died"))
+CORRUPT = WorkerFault(EngineError("its engine is corrupt"), by_groups=False)
 
 
 def places(*nodes: str, max_losses: int | None = 3, version: int | None = 1) -> Places:
@@ -82,7 +82,7 @@ def told_as(actions: list[Action], event: str) -> list[Incident]:
     return [incident for incident in told if incident.event == event]
 
 
-def kill(made: Places, number: int, fault: Fault = DIED) -> Place:
+def kill(made: Places, number: int, fault: WorkerFault = DIED) -> Place:
     """A worker dies, its node answers; the one after it serves."""
     place = made.by_number[number]
     made.failed(place, fault)
@@ -227,7 +227,7 @@ def test_a_worker_that_nothing_stands_in_for_ends_the_run() -> None:
 
 def test_weights_that_differ_keep_their_error() -> None:
     made = places("n", max_losses=0)
-    kill_by = Fault(WeightMismatchError("it computes otherwise"), by_groups=False)
+    kill_by = WorkerFault(WeightMismatchError("it computes otherwise"), by_groups=False)
     made.failed(made.by_number[0], kill_by)
     made.node_told("n", answers=True)
     (failed,) = [action for action in made.take() if isinstance(action, Fail)]
@@ -289,7 +289,9 @@ def test_a_group_that_is_innocent_of_two_deaths_is_played_alone_and_comes_back()
 
 
 @pytest.mark.parametrize("fault", [CORRUPT, None])
-def test_deaths_that_no_group_can_have_caused_are_held_against_none(fault: Fault | None) -> None:
+def test_deaths_that_no_group_can_have_caused_are_held_against_none(
+    fault: WorkerFault | None,
+) -> None:
     made = places("n")
     made.given([request(0)])
     for _ in range(3):

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from agentrl.training import DistSpec, ModelInfo, TrainBackend
-from agentrl.training.backends.backend import Loss, MicroBatches, RoleModel, StatSum, StepResult
+from agentrl.training.backends.backend import Loss, MicroBatches, OptimizerStep, RoleModel, StatSum
 from agentrl.training.data.packing import Packed
 from agentrl.training.models.packed_model import ModelSpec
 from agentrl.training.optim.optim_spec import OptimSpec
@@ -57,7 +57,7 @@ class Loop(TrainBackend):
         self._lr = spec.lr
         self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=spec.lr, **options)
 
-    def step(self, factor: float, clip_grad_norm: float | None) -> StepResult:
+    def step(self, factor: float, clip_grad_norm: float | None) -> OptimizerStep:
         limit = math.inf if clip_grad_norm is None else clip_grad_norm
         norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit))
         bad = None
@@ -67,7 +67,7 @@ class Loop(TrainBackend):
         else:
             bad = tuple(name for name, one in self.state().items() if not one.grad.isfinite().all())
         self._optimizer.zero_grad()
-        return StepResult(norm, bad, len(self.state()))
+        return OptimizerStep(norm, bad, len(self.state()))
 
     def state(self) -> dict[str, torch.nn.Parameter]:
         return dict(self.model.named_parameters())
@@ -111,9 +111,9 @@ class Careless(Loop):
         scale = 1 / len(micro_batches)
         return super().run(micro_batches, lambda *given: loss(*given) * scale)
 
-    def step(self, factor: float, clip_grad_norm: float | None) -> StepResult:
+    def step(self, factor: float, clip_grad_norm: float | None) -> OptimizerStep:
         self._optimizer.param_groups[0]["lr"] = self._lr * factor
         norm = torch.nn.utils.get_total_norm([one.grad for one in self.model.parameters()])
         self._optimizer.step()
         self._optimizer.zero_grad()
-        return StepResult(float(norm), None, len(self.state()))
+        return OptimizerStep(float(norm), None, len(self.state()))

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from agentrl.training import Actor
-from agentrl.training.data.packing import MicroBatches
+from agentrl.training.data.packing import PackedMicroBatches
 from agentrl.training.models import trunk
 from agentrl.training.models.trunk import rounded_length
 from agentrl.types import SegmentKind
@@ -145,7 +145,9 @@ def test_a_filler_is_a_sample_that_nothing_is_asked_of(model_path: str) -> None:
     actor = make_actor(model_path, "sft")
     shard = update_shards(actor, BATCH, 200, 1)[0]
     (whole,) = actor.packed(shard)
-    (filled,) = MicroBatches(shard, actor.device, share_prefixes=True, length_of=rounded_length)
+    (filled,) = PackedMicroBatches(
+        shard, actor.device, share_prefixes=True, length_of=rounded_length
+    )
     assert filled.spans[:-1] == whole.spans
     assert filled.token_ids.numel() == rounded_length(whole.token_ids.numel()) == 128
     assert filled.spans[-1].size == 128 - whole.token_ids.numel()

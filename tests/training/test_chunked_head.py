@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from agentrl.errors import ConfigError
 from agentrl.training import shards
-from agentrl.training.data.packing import MicroBatches, Packed
+from agentrl.training.data.packing import Packed, PackedMicroBatches
 from agentrl.training.data.partition import partition
 from agentrl.training.models import policy_model
 from agentrl.training.models.chunked_head import ChunkedHead
@@ -33,7 +33,9 @@ def model(tmp_path: Path) -> PolicyModel:
 def row() -> Packed:
     batch = make_batch([40, 60, 80])
     (plan,) = partition(batch.lengths, np.zeros(3, int), seed=0, layout=layout(1, 1000))
-    (packed,) = MicroBatches(shards(batch, plan)[0], torch.device("cpu"), share_prefixes=False)
+    (packed,) = PackedMicroBatches(
+        shards(batch, plan)[0], torch.device("cpu"), share_prefixes=False
+    )
     return packed
 
 

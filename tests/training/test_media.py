@@ -14,7 +14,7 @@ from agentrl.controller.recording.skipped_steps import read_shard, write_shard
 from agentrl.render import RendererSpec
 from agentrl.rollouts import make_batch
 from agentrl.training import Layout, partition, sample_weights, shards
-from agentrl.training.data.packing import Cut, MicroBatches, Packed
+from agentrl.training.data.packing import Cut, Packed, PackedMicroBatches
 from agentrl.training.data.prefix_tree import ROOT, PrefixOrder
 from agentrl.types import (
     Batch,
@@ -96,7 +96,7 @@ def planes(size: int, media: Media) -> npt.NDArray[np.int64]:
 
 
 def packed(shard: BatchShard, cut: Cut | None = None, *, share_prefixes: bool = True) -> Packed:
-    rows = MicroBatches(
+    rows = PackedMicroBatches(
         shard, CPU, share_prefixes=share_prefixes, cut=cut or Cut(), positions_of=planes
     )
     (row,) = rows
@@ -200,7 +200,7 @@ def test_slices_put_together_are_the_row(batch: Batch) -> None:
 
 
 def test_a_row_of_text_has_one_plane(batch: Batch) -> None:
-    (row,) = MicroBatches(shard_of(batch, 0), CPU, share_prefixes=True)
+    (row,) = PackedMicroBatches(shard_of(batch, 0), CPU, share_prefixes=True)
     assert row.positions.tolist() == [list(range(batch.select([0]).num_tokens))]
 
 

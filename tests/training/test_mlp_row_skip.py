@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from agentrl.training import shards
 from agentrl.training.data.kernel_attention import attention_arguments
-from agentrl.training.data.packing import MicroBatches, Packed
+from agentrl.training.data.packing import Packed, PackedMicroBatches
 from agentrl.training.data.partition import partition
 from agentrl.training.models.packed_model import ModelSpec
 from agentrl.training.models.policy_model import PolicyModel
@@ -27,7 +27,7 @@ def whole_row() -> Packed:
     (plan,) = partition(
         batch.lengths, batch.group[batch.trajectory], seed=0, layout=layout(1, 1000)
     )
-    (row,) = MicroBatches(shards(batch, plan)[0], torch.device("cpu"), share_prefixes=True)
+    (row,) = PackedMicroBatches(shards(batch, plan)[0], torch.device("cpu"), share_prefixes=True)
     return row
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from agentrl.training import shards
-from agentrl.training.data.packing import MicroBatches, Packed
+from agentrl.training.data.packing import Packed, PackedMicroBatches
 from agentrl.training.data.partition import partition
 from agentrl.training.data.pieces import SharedSizes
 from agentrl.training.data.prefix_tree import ROOT, Span, shared_spans
@@ -42,7 +42,9 @@ def whole_shard(batch: Batch, micro_batch_tokens: int = 1000) -> BatchShard:
 
 
 def packed(batch: Batch, *, share_prefixes: bool = True) -> Packed:
-    (row,) = MicroBatches(whole_shard(batch), torch.device("cpu"), share_prefixes=share_prefixes)
+    (row,) = PackedMicroBatches(
+        whole_shard(batch), torch.device("cpu"), share_prefixes=share_prefixes
+    )
     return row
 
 
@@ -254,7 +256,7 @@ def test_little_in_common_is_not_shared() -> None:
 @pytest.mark.parametrize("share_prefixes", [True, False])
 def test_each_trained_token_is_foretold_by_the_token_before_it(share_prefixes: bool) -> None:
     shard = whole_shard(make_siblings())
-    (row,) = MicroBatches(shard, torch.device("cpu"), share_prefixes=share_prefixes)
+    (row,) = PackedMicroBatches(shard, torch.device("cpu"), share_prefixes=share_prefixes)
 
     before = shard.batch.token_ids[row.source - 1]
     assert row.token_ids[row.logit_rows][row.logit_of].tolist() == before.tolist()

@@ -15,7 +15,7 @@ from torch import Tensor
 from agentrl.controller.cluster.episode_host import EpisodeHost
 from agentrl.controller.cluster.worker import Worker
 from agentrl.training import DistSpec
-from agentrl.weight_sync import Reference, ServedCopy, ServedWeights
+from agentrl.weight_sync import ServedCopy, ServedWeights, TrainerReference
 from agentrl.weight_sync.changes import PartBits, changed, overwrite
 from tests.controller.tiny import actor_spec, engine_spec
 from tests.weight_sync.test_served_copy import WHOLES, Ranks, parts, renewed
@@ -95,7 +95,7 @@ def served(change: Any) -> tuple[Ranks, ServedWeights]:
         list(copy.renew(own, 2, changes=True))
     ranks = Ranks(*copies)
     places = tuple(copy.places() for copy in copies)
-    return ranks, ServedWeights(2, "float32", places, Reference({}, None), ranks, {})  # type: ignore[arg-type]
+    return ranks, ServedWeights(2, "float32", places, TrainerReference({}, None), ranks, {})  # type: ignore[arg-type]
 
 
 def test_parts_of_ranks_are_put_on_top_of_whole_tensors_of_before() -> None:

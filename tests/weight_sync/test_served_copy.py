@@ -21,7 +21,7 @@ from agentrl.weight_sync import (
     StaleWeightsError,
     served_copy,
 )
-from agentrl.weight_sync.verify import Reference
+from agentrl.weight_sync.verify import TrainerReference
 
 WHOLES = {
     "rows": torch.arange(35.0).view(5, 7),
@@ -81,7 +81,7 @@ def served(dtype: torch.dtype = torch.float32) -> tuple[Ranks, ServedWeights]:
     ranks = Ranks(*copies)
     places = tuple(copy.places() for copy in copies)
     name = "float32" if dtype == torch.float32 else "bfloat16"
-    return ranks, ServedWeights(1, name, places, Reference({}, None), ranks)  # type: ignore[arg-type]
+    return ranks, ServedWeights(1, name, places, TrainerReference({}, None), ranks)  # type: ignore[arg-type]
 
 
 def equal(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> bool:

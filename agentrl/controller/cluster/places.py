@@ -57,7 +57,7 @@ class Place:
     node: str = ""
     version: int | None = None
     is_sent: bool = False
-    fault: Fault | None = None
+    fault: WorkerFault | None = None
     groups: dict[GroupKey, GroupRequest] = field(default_factory=dict)
     ended: dict[GroupKey, list[Trajectory]] = field(default_factory=dict)
 
@@ -68,7 +68,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class WorkerFault:
     """Why a worker is given up.
 
     Args:
@@ -253,7 +253,7 @@ class Places:
             place.is_told = True
             self._tell(place, "worker_suspect", "is late to answer, and is given no groups")
 
-    def failed(self, place: Place, fault: Fault) -> None:
+    def failed(self, place: Place, fault: WorkerFault) -> None:
         """A worker died, does not answer, or has an engine that is of no use."""
         if place.fault is not None:
             return
@@ -279,7 +279,7 @@ class Places:
         elif own:
             self.lost_nodes.add(node)
             silent = EngineError(f"node {node} does not answer")
-            self._lose(own, Fault(silent, by_groups=False), node)
+            self._lose(own, WorkerFault(silent, by_groups=False), node)
 
     def given(self, requests: Iterable[GroupRequest]) -> None:
         """Groups are to be played."""
@@ -347,7 +347,7 @@ class Places:
         self._tell(place, "worker_joined", "hosts episodes")
         self._give()
 
-    def _lose(self, places: Sequence[Place], fault: Fault, node: str = "") -> None:
+    def _lose(self, places: Sequence[Place], fault: WorkerFault, node: str = "") -> None:
         """Workers that died by one cause are one loss."""
         self.losses += 1
         groups = sum(len(place.groups) for place in places)

@@ -36,7 +36,6 @@ from agentrl.controller.cluster.places import (
     Action,
     AskNode,
     Fail,
-    Fault,
     Finish,
     Kill,
     Order,
@@ -45,6 +44,7 @@ from agentrl.controller.cluster.places import (
     Send,
     Start,
     Tell,
+    WorkerFault,
     with_ended,
 )
 from agentrl.controller.cluster.ray_cluster import NODE_ANSWER_S, Reservation, node_answers
@@ -437,7 +437,7 @@ class RayRolloutPool:
             if now >= call.due:
                 self._under_way.discard(call)
                 error = self.calls.silent(call.what, place.number, call.limit_s)
-                self._places.failed(place, Fault(error))
+                self._places.failed(place, WorkerFault(error))
             elif now >= call.late:
                 call.late = math.inf
                 if call.host.info is None:
@@ -483,7 +483,7 @@ class RayRolloutPool:
             self._error = self.calls.error = error
             return
         by_groups = call.what != _PUBLISHING
-        self._places.failed(place, Fault(error, by_groups=by_groups))
+        self._places.failed(place, WorkerFault(error, by_groups=by_groups))
 
     def _begin(self, host: _Host) -> None:
         """The worker tells where it runs, builds its engine, and answers polls from then on."""
@@ -535,7 +535,7 @@ class RayRolloutPool:
         if fault and not place.is_sent:
             # one that is being sent weights answers for itself
             error = EngineError(f"{self.calls.name(place.number)}: {fault}", retryable=False)
-            self._places.failed(place, Fault(error, by_groups=False))
+            self._places.failed(place, WorkerFault(error, by_groups=False))
         else:
             self._poll(host)
 

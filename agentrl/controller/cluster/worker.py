@@ -23,10 +23,10 @@ from agentrl.training.device import gpus
 from agentrl.types.user_code.wall import failed_as, wall
 from agentrl.weight_sync import (
     PartBits,
-    Reference,
     Resharder,
     ServedCopy,
     ServedDtype,
+    TrainerReference,
     WeightsReport,
     make_resharder,
     publish_in_process,
@@ -143,7 +143,7 @@ class Worker:
 
     def serve(
         self, role: str, dtype: ServedDtype, version: int, changes: bool
-    ) -> tuple[tuple[TensorSlice, ...], Reference | None, Mapping[str, int] | None]:
+    ) -> tuple[tuple[TensorSlice, ...], TrainerReference | None, Mapping[str, int] | None]:
         """Renews what this rank serves of the role's weights to engines in other processes.
         Collective.
 

@@ -19,7 +19,7 @@ from agentrl.engines.checks import require_new
 from agentrl.engines.life import EngineLife
 from agentrl.engines.torch.job import ScheduledRequest
 from agentrl.engines.torch.model.served_model import ServedModel
-from agentrl.engines.torch.prefill import DETERMINISTIC_CHUNK, Pending, Prefiller
+from agentrl.engines.torch.prefill import DETERMINISTIC_CHUNK, Prefiller, WaitingPrefill
 from agentrl.engines.torch.row_layout import Blocks, attention_blocks, exchanges
 from agentrl.engines.torch.rows import RowTable
 from agentrl.engines.torch.sampling import SamplingRows, sample, uniforms
@@ -246,7 +246,7 @@ class TorchScheduler:
         state = self._rows
         skipped = []
         # by the ids of a whole prompt, or by the row of what goes on behind KV that there is
-        pending: dict[bytes | int, Pending] = {}
+        pending: dict[bytes | int, WaitingPrefill] = {}
         free = self._plan.num_rows - len(self._running)
         while self.num_waiting and free:
             job = (self._returning or self._arriving).popleft()
@@ -268,7 +268,7 @@ class TorchScheduler:
             self._prefill(list(pending.values()))
 
     def _enter(
-        self, job: ScheduledRequest, session: KVSession, pending: dict[bytes | int, Pending]
+        self, job: ScheduledRequest, session: KVSession, pending: dict[bytes | int, WaitingPrefill]
     ) -> None:
         """Gives the job a row and what KV there is, and notes what is left to prefill."""
         state = self._rows
@@ -286,7 +286,7 @@ class TorchScheduler:
                 source, pure = found
                 reused = self._reusable(ids.size - 1, pure)
                 state.kv.copy(source, row, reused)
-            pending[row if reused else ids.tobytes()] = Pending([row], ids, reused)
+            pending[row if reused else ids.tobytes()] = WaitingPrefill([row], ids, reused)
             if reused == 0:
                 state.cache.remember_prompt(session, ids)
         session.pure = ids.size
@@ -305,7 +305,7 @@ class TorchScheduler:
             return tokens
         return min(tokens, pure) // DETERMINISTIC_CHUNK * DETERMINISTIC_CHUNK
 
-    def _prefill(self, pending: Sequence[Pending]) -> None:
+    def _prefill(self, pending: Sequence[WaitingPrefill]) -> None:
         state = self._rows
         table = state.table
         began = self.now()

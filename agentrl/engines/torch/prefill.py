@@ -21,7 +21,7 @@ _SCORE_BUDGET = 1 << 25
 
 
 @dataclass(slots=True, eq=False)
-class Pending:
+class WaitingPrefill:
     """Rows to be prefilled alike: ``ids[first:]`` at positions ``first``.. of the first one, then
     copied to the others.
     """
@@ -50,7 +50,9 @@ class Prefiller:
     device: torch.device
     fixed: bool
 
-    def run(self, pending: Sequence[Pending]) -> Iterator[tuple[list[Pending], Tensor]]:
+    def run(
+        self, pending: Sequence[WaitingPrefill]
+    ) -> Iterator[tuple[list[WaitingPrefill], Tensor]]:
         """Prefills everything; yields the finished ones in batches with their logits ``[M, V]``."""
         work = sorted(pending, key=lambda item: item.remaining)
         while work:
@@ -65,11 +67,11 @@ class Prefiller:
             if done:
                 yield finished, last_logits if len(done) == len(batch) else last_logits[done]
 
-    def _batch(self, work: Sequence[Pending]) -> list[Pending]:
+    def _batch(self, work: Sequence[WaitingPrefill]) -> list[WaitingPrefill]:
         """The longest leading run of ``work`` (sorted by length) that wastes little on padding."""
         if self.fixed:
             return [work[0]]
-        batch: list[Pending] = []
+        batch: list[WaitingPrefill] = []
         useful = 0
         for item in work:
             tokens = min(item.remaining, _CHUNK)
@@ -82,7 +84,7 @@ class Prefiller:
             useful += tokens
         return batch
 
-    def _chunk(self, batch: Sequence[Pending]) -> Tensor:
+    def _chunk(self, batch: Sequence[WaitingPrefill]) -> Tensor:
         """One forward over the next tokens of each row of the batch; moves ``first``."""
         if self.fixed:
             limit = width = DETERMINISTIC_CHUNK

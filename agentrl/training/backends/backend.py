@@ -163,7 +163,7 @@ scalar is 0 times the answer."""
 
 
 @dataclass(frozen=True, slots=True)
-class StepResult:
+class OptimizerStep:
     """What became of a gradient, equal on every rank.
 
     Args:
@@ -230,7 +230,7 @@ class TrainBackend(ABC):
         """Makes the optimizers."""
 
     @abstractmethod
-    def step(self, factor: float, clip_grad_norm: float | None) -> StepResult:
+    def step(self, factor: float, clip_grad_norm: float | None) -> OptimizerStep:
         """Clips the gradients, takes an optimizer step and forgets them. A gradient that is not
         finite is only forgotten, by all ranks alike, since they agree on its norm.
 

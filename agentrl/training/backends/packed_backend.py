@@ -19,9 +19,9 @@ from agentrl.training.backends.backend import (
     Loss,
     MicroBatches,
     ModelInfo,
+    OptimizerStep,
     RoleModel,
     StatSum,
-    StepResult,
     TrainBackend,
 )
 from agentrl.training.backends.residency import OFFLOADED, Residency
@@ -138,7 +138,7 @@ class PackedBackend(TrainBackend):
         """See ``TrainBackend.optimize_by``."""
         self.optimizers = build_optimizers(spec, self.model, self.model.head)
 
-    def step(self, factor: float, clip_grad_norm: float | None) -> StepResult:
+    def step(self, factor: float, clip_grad_norm: float | None) -> OptimizerStep:
         """See ``TrainBackend.step``.
 
         Raises:
@@ -148,7 +148,7 @@ class PackedBackend(TrainBackend):
         norm = clip_gradients(state.values(), clip_grad_norm)
         taken = math.isfinite(norm)
         # All ranks have one norm, so that all of them or none enter this collective.
-        result = StepResult(norm, None if taken else self._not_finite(state), len(state))
+        result = OptimizerStep(norm, None if taken else self._not_finite(state), len(state))
         if taken:
             with self.residency.holding("optimizer"):
                 self._move(factor)

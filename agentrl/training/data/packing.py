@@ -124,7 +124,7 @@ def counted(size: int, _media: Media) -> I64:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MicroBatches:
+class PackedMicroBatches:
     """The micro-batches of ``shard``, in order, each packed and copied to the device when it is
     asked for; a filler is one untrained token.
 

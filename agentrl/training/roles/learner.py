@@ -14,7 +14,7 @@ from torch import Tensor
 
 from agentrl.algorithms import AlgorithmSpec
 from agentrl.errors import TrainingError
-from agentrl.training.backends.backend import Loss, RoleModel, StepResult
+from agentrl.training.backends.backend import Loss, OptimizerStep, RoleModel
 from agentrl.training.data.packing import Extras
 from agentrl.training.models.names import DType, torch_dtype
 from agentrl.training.models.packed_model import ModelSpec
@@ -136,7 +136,7 @@ class LearningRole(Role):
             stats["optim/not_finite"] = Stat.of([1.0])
         return stats if self.backend.is_first else {}
 
-    def _tell_not_finite(self, names: Sequence[str], result: StepResult) -> None:
+    def _tell_not_finite(self, names: Sequence[str], result: OptimizerStep) -> None:
         """Names the parameters whose gradients are not finite on any rank, by rank 0."""
         if not self.backend.is_first:
             return

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from agentrl.training.backends.backend import ModelInfo, RoleModel
 from agentrl.training.backends.find import find_backend
-from agentrl.training.data.packing import I64, Cut, Extras, MicroBatches, Packed
+from agentrl.training.data.packing import I64, Cut, Extras, Packed, PackedMicroBatches
 from agentrl.training.models.names import torch_dtype
 from agentrl.training.models.packed_model import ModelSpec, column_dtype
 from agentrl.training.models.trunk import rounded_length
@@ -90,9 +90,9 @@ class Role:
 
         self.backend.infer(self.packed(shard), take)
 
-    def packed(self, shard: BatchShard, extras: Extras | None = None) -> MicroBatches:
+    def packed(self, shard: BatchShard, extras: Extras | None = None) -> PackedMicroBatches:
         """The micro-batches of a shard as rows for the model."""
-        return MicroBatches(
+        return PackedMicroBatches(
             shard,
             self.device,
             share_prefixes=self.backend.info.shares_prefixes,

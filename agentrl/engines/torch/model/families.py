@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class DecoderFamily:
     """How the layers of a family differ from Llama's.
 
     Args:
@@ -27,9 +27,9 @@ class Family:
     qk_norm: bool = False
 
 
-FAMILIES: Mapping[str, Family] = {
-    "llama": Family(),
-    "qwen2": Family(qkv_bias=True),
-    "qwen3": Family(qk_norm=True),
+FAMILIES: Mapping[str, DecoderFamily] = {
+    "llama": DecoderFamily(),
+    "qwen2": DecoderFamily(qkv_bias=True),
+    "qwen3": DecoderFamily(qk_norm=True),
 }
 """By ``model_type``."""

@@ -51,7 +51,7 @@ class Forward(Protocol):
         """
 
 
-class Place(Protocol):
+class TensorPlace(Protocol):
     """Where a Hugging Face tensor goes."""
 
     @property
@@ -111,8 +111,8 @@ class ServedModel(ABC):
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype
         self.device = device
-        self.places: dict[str, Place] = {}
-        self.optional: dict[str, Place] = {}
+        self.places: dict[str, TensorPlace] = {}
+        self.optional: dict[str, TensorPlace] = {}
         self.aliases: dict[str, str] = {}
         self._put = PutTensors({})
 

@@ -17,8 +17,12 @@ from transformers import Cache
 
 from agentrl.engines.find import engines_with
 from agentrl.engines.torch.kv_cache import KVCache, KVShape
-from agentrl.engines.torch.model.transformers_decoder import MaskKind, Masks, TransformersDecoder
-from agentrl.engines.torch.prefill import Pending, Prefiller
+from agentrl.engines.torch.model.transformers_decoder import (
+    CacheMasks,
+    MaskKind,
+    TransformersDecoder,
+)
+from agentrl.engines.torch.prefill import Prefiller, WaitingPrefill
 from agentrl.errors import EngineError
 
 _LENGTH = 20
@@ -41,7 +45,7 @@ def unserved(model_type: str, cause: str) -> EngineError:
     )
 
 
-def prove(module: Any, kinds: tuple[MaskKind, ...]) -> tuple[KVShape, Masks]:
+def prove(module: Any, kinds: tuple[MaskKind, ...]) -> tuple[KVShape, CacheMasks]:
     """Finds the shape of a model's KV and the form of its masks.
 
     Args:
@@ -61,9 +65,9 @@ def prove(module: Any, kinds: tuple[MaskKind, ...]) -> tuple[KVShape, Masks]:
             # the short sequence is to outgrow it
             config.sliding_window = min(window, _WINDOW)
         for kind in kinds:
-            cause = _disagreement(module, shape, Masks(kind, min(window, _WINDOW)))
+            cause = _disagreement(module, shape, CacheMasks(kind, min(window, _WINDOW)))
             if cause is None:
-                return shape, Masks(kind, window)
+                return shape, CacheMasks(kind, window)
             causes.append(f"with masks {kind!r} {cause}")
     finally:
         if window:
@@ -114,7 +118,7 @@ def _kv_shape(module: Any, model_type: str) -> KVShape:
     return KVShape(max(seen) + 1, max(heads), max(widths))
 
 
-def _disagreement(module: Any, shape: KVShape, masks: Masks) -> str | None:
+def _disagreement(module: Any, shape: KVShape, masks: CacheMasks) -> str | None:
     """How the two ways differ, or None where they agree."""
     config = module.config.get_text_config(decoder=True)
     generator = torch.Generator().manual_seed(0)
@@ -135,7 +139,7 @@ def _disagreement(module: Any, shape: KVShape, masks: Masks) -> str | None:
     )
 
 
-def _over_rows(module: Any, shape: KVShape, masks: Masks, ids: Tensor) -> Tensor:
+def _over_rows(module: Any, shape: KVShape, masks: CacheMasks, ids: Tensor) -> Tensor:
     """Logits after two padded chunks in the second of two rows, then token by token beside an idle
     row.
     """
@@ -145,7 +149,7 @@ def _over_rows(module: Any, shape: KVShape, masks: Masks, ids: Tensor) -> Tensor
     known = ids.cpu().numpy().astype(np.int32)
     logits = []
     for first, end in ((0, _FIRST), (_FIRST, _SECOND)):
-        logits += [last[0] for _, last in prefiller.run([Pending([1], known[:end], first)])]
+        logits += [last[0] for _, last in prefiller.run([WaitingPrefill([1], known[:end], first)])]
     for position in range(_SECOND, _LENGTH):
         tokens = torch.stack((torch.zeros_like(ids[position]), ids[position]))
         positions = torch.tensor([kv.trash, position], device=ids.device)

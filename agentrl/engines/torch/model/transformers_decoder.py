@@ -63,7 +63,7 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers' classes are untype
 
 
 @dataclass(frozen=True, slots=True)
-class Masks:
+class CacheMasks:
     """Which keys a query sees: ``kind`` as the model's family wants it, ``window`` keys in a
     sliding layer.
     """
@@ -103,7 +103,7 @@ class TransformersDecoder:
 
     module: torch.nn.Module
     kv: KVCache
-    masks: Masks
+    masks: CacheMasks
 
     def decode(self, tokens_N: Tensor, positions_N: Tensor, blocks: Blocks) -> Tensor:
         """See ``Forward.decode``; all rows attend to as many keys as the longest."""

@@ -31,4 +31,6 @@ def small(config: Path) -> list[str]:
     for stage in YAML(typ="safe").load(config.read_text(encoding="utf-8")).get("stages", []):
         own = f"stages.{stage['name']}"
         settings += [f"{own}.steps=2", f"{own}.eval.sets={{}}", f"{own}.train.batch_prompts=1"]
+        if "critic_warmup_steps" in stage.get("algorithm", ()):
+            settings.append(f"{own}.algorithm.critic_warmup_steps=0")
     return settings

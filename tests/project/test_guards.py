@@ -21,6 +21,7 @@ ALLOWED: dict[str, tuple[set[str], str]] = {
     "config/dump.py": ({"YAML"}, OWN),
     "controller/checkpoints/checkpoint_copies.py": ({"json.loads"}, OWN),
     "controller/checkpoints/stage_checkpoints.py": ({"json.loads"}, OWN),
+    "controller/cluster/ray_cluster.py": ({"json.loads"}, OWN),
     "controller/ledger.py": ({"json.loads"}, OWN),
     "rollouts/samplers/prompt_sampler.py": ({"json.loads"}, OWN),
     "engines/openai.py": ({"json.loads"}, OWN),

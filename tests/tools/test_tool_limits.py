@@ -176,9 +176,10 @@ def speak() -> str:
 
 async def test_an_output_keeps_so_many_tokens_of_head_and_tail() -> None:
     # two characters a token
-    executor = ToolExecutor([speak], token_ends=lambda text: range(2, len(text) + 1, 2))
+    executor = ToolExecutor([speak])
+    executor.token_ends = lambda text: range(2, len(text) + 1, 2)
     assert (await run(executor, "speak"))[0].content == "0123456789"
-    executor = ToolExecutor([speak], token_ends=lambda text: range(1, len(text) + 1))
+    executor.token_ends = lambda text: range(1, len(text) + 1)
     (result,) = await run(executor, "speak")
     assert result.content == "012\n[... 4 of 10 tokens left out ...]\n789"
     assert result.truncated

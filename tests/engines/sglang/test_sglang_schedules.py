@@ -24,6 +24,10 @@ AHEAD = (
     "rollout.max_running=32",
 )
 
+QUEUED = ("rollout.schedule=async", "rollout.max_staleness=2", "rollout.max_running=8")
+"""Two groups play at a time and four more wait when a batch is complete, so that a publish meets
+some: those that all begin together may all end before it."""
+
 
 def trajectories(run_dir: Path) -> Iterator[Trajectory]:
     reader = TrajectoryReader(RunDirectory.open(run_dir))
@@ -49,9 +53,9 @@ def turns_of_versions(run_dir: Path) -> list[list[int]]:
     ("schedule", "interrupted", "stale_kv"),
     [
         pytest.param(("rollout.schedule=one_step_off",), False, {"never"}, id="one_step_off"),
-        pytest.param(("rollout.schedule=async",), True, {"never"}, id="async"),
+        pytest.param(QUEUED, True, {"never"}, id="async"),
         pytest.param(
-            ("rollout.schedule=async", "rollout.pause_mode=in_place"),
+            (*QUEUED, "rollout.pause_mode=in_place"),
             True,
             {"never", "always"},
             id="in_place",
@@ -69,7 +73,8 @@ def test_episodes_run_through_a_publish_with_each_token_s_version(
     run_dir = train(tmp_path, model, f"rollout.sglang.urls=[{server}]", *AHEAD, *schedule)
     rows = metrics(run_dir)
     assert [row["policy_version"] for row in rows] == [1, 2, 3, 4]
-    assert max(row["async/staleness/max"] for row in rows) == 1
+    stalest = max(row["async/staleness/max"] for row in rows)
+    assert 1 <= stalest <= (2 if interrupted else 1)
     assert any(len(versions) > 1 for versions in turns_of_versions(run_dir)) == interrupted
     assert {
         turn.stale_kv for trajectory in trajectories(run_dir) for turn in trajectory.turns

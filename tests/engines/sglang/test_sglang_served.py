@@ -99,7 +99,7 @@ async def test_the_first_piece_of_a_stream_comes_while_the_server_still_generate
     kept: list[Trajectory] = []
     running, pieces, logprobs = [], [], []
     seen = threading.Event()
-    engine = build(neighbour(holds_back(server, seen, events=10)).url, sender=HttpSender)
+    engine = build(neighbour(holds_back(server, seen, events=60)).url, sender=HttpSender)
     publish(engine, reference, 1)
     async with served(engine, model, kept, temperature=0.0) as (client, http, url):
         stream = await client.chat.completions.create(

@@ -98,10 +98,11 @@ def test_a_node_without_the_projects_folder_and_the_model_plays_and_trains(tmp_p
 _REFUSED = """
 import sys
 from pathlib import Path
-from agentrl.controller.cluster.ray_cluster import start_ray
+from agentrl.controller.cluster import ray_cluster
 from agentrl.errors import MachineError
+ray_cluster._ANSWER_S = float(sys.argv[2])
 try:
-    start_ray(0, sys.argv[1], project=Path("."))
+    ray_cluster.start_ray(0, sys.argv[1], project=Path("."))
 except MachineError as error:
     print(error)
 """
@@ -113,17 +114,22 @@ def test_a_node_of_another_agentrl_is_refused(tmp_path: Path) -> None:
     other.mkdir()
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: agentrl\nVersion: 99.0\n")
     with node(head(1), {"PYTHONPATH": str(tmp_path)}) as address:
-        done = subprocess.run(
-            [sys.executable, "-c", _REFUSED, address],
-            env={**os.environ, **QUIET},
-            capture_output=True,
-            text=True,
-            timeout=300,
+        told, late = (
+            subprocess.run(
+                [sys.executable, "-c", _REFUSED, address, seconds],
+                env={**os.environ, **QUIET},
+                capture_output=True,
+                text=True,
+                timeout=300,
+            ).stdout
+            for seconds in ("120", "0")
         )
-    assert done.stdout.startswith(
+    assert told.startswith(
         f"every machine of the cluster needs agentrl {version('agentrl')}, as this one has, got "
         "99.0 on "
-    ), done.stdout + done.stderr
+    ), told
+    assert late.startswith("the machines "), late
+    assert f" of the cluster at {address} started no process within 0 s" in late
 
 
 def test_a_project_that_is_too_large_to_be_sent_is_named(tmp_path: Path) -> None:

@@ -38,11 +38,11 @@ from agentrl.training.parallel.process_group import listen
 
 logger = logging.getLogger(__name__)
 
-_JOIN_S = 60.0
-"""Seconds that a cluster has to answer. Ray itself tells of a wrong token after 22, and never of an
-address where nothing listens."""
 _ANSWER_S = 60.0
 """Seconds for a question to a machine of a cluster that was joined."""
+_JOIN_S = 40.0 + _ANSWER_S
+"""Seconds that a cluster has to answer, and then its machines. Ray itself tells of a wrong token
+after 22, and never of an address where nothing listens."""
 NODE_ANSWER_S = 5.0
 """Seconds in which a node takes a connection, and between two looks at one that did not."""
 _OUTPUT_HANDLER = "agentrl"
@@ -66,8 +66,9 @@ asked = {}
 for node in nodes if sys.argv[2] else ():
     task = ray.remote(num_cpus=0, max_retries=0)(about).options(scheduling_strategy=On(node, False))
     asked[task.remote(sys.argv[2])] = nodes[node]
-known, _ = ray.wait(list(asked), num_returns=len(asked), timeout=20) if asked else ([], [])
-print(json.dumps([[asked[one], *ray.get(one)] for one in known]))
+limit = float(sys.argv[3])
+known, late = ray.wait(list(asked), num_returns=len(asked), timeout=limit) if asked else ([], [])
+print(json.dumps([[[asked[one], *ray.get(one)] for one in known], [asked[one] for one in late]]))
 """
 """Run where this process must not: it joins, and asks each machine for its agentrl and for the
 project's folder. It defines what it sends, so that another agentrl there is no matter."""
@@ -172,7 +173,7 @@ def _try_to_join(address: str, project: Path | None) -> list[bool]:
     Returns:
         Whether each machine that answered has the project's folder.
     """
-    command = [sys.executable, "-c", _JOIN, address, str(project or "")]
+    command = [sys.executable, "-c", _JOIN, address, str(project or ""), str(_ANSWER_S)]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_JOIN_S, errors="replace"
@@ -182,7 +183,12 @@ def _try_to_join(address: str, project: Path | None) -> list[bool]:
         told = late.stderr.decode(errors="replace") if isinstance(late.stderr, bytes) else ""
     else:
         if done.returncode == 0:
-            machines = json.loads(done.stdout.strip().rpartition("\n")[2])
+            machines, silent = json.loads(done.stdout.strip().rpartition("\n")[2])
+            if silent:
+                raise MachineError(
+                    f"the machines {', '.join(silent)} of the cluster at {address} started no "
+                    f"process within {_ANSWER_S:g} s; look at them (ray status), or take them out"
+                )
             own = version("agentrl")
             for machine, theirs, _ in machines:
                 if theirs != own:

@@ -110,15 +110,19 @@ except MachineError as error:
 
 @pytest.mark.slow
 def test_a_node_of_another_agentrl_is_refused(tmp_path: Path) -> None:
-    other = tmp_path / "agentrl-99.0.dist-info"
-    other.mkdir()
+    other, here = tmp_path / "other" / "agentrl-99.0.dist-info", tmp_path / "here"
+    other.mkdir(parents=True)
+    here.mkdir()
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: agentrl\nVersion: 99.0\n")
-    with node(head(1), {"PYTHONPATH": str(tmp_path)}) as address:
+    with node(head(1), {"PYTHONPATH": str(other.parent)}) as address:
         told, late = (
             subprocess.run(
                 [sys.executable, "-c", _REFUSED, address, seconds],
                 env={**os.environ, **QUIET},
-                capture_output=True,
+                # Ray adds it to the path of its processes, and a checkout tells agentrl's version.
+                cwd=here,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
                 text=True,
                 timeout=300,
             ).stdout

@@ -40,16 +40,16 @@ logger = logging.getLogger(__name__)
 
 _ANSWER_S = 60.0
 """Seconds for a question to a machine of a cluster that was joined."""
-_JOIN_S = 40.0 + _ANSWER_S
-"""Seconds that a cluster has to answer, and then its machines. Ray itself tells of a wrong token
-after 22, and never of an address where nothing listens."""
+_JOIN_S = 40.0
+"""Seconds that a cluster has to answer. Ray itself tells of a wrong token after 22, and never of an
+address where nothing listens."""
 NODE_ANSWER_S = 5.0
 """Seconds in which a node takes a connection, and between two looks at one that did not."""
 _OUTPUT_HANDLER = "agentrl"
 _last_output: deque[str] = deque(maxlen=200)
 """What the cluster's processes wrote last: Ray shows it on the terminal, and keeps it nowhere."""
 _JOIN = """
-import json, sys, ray
+import json, signal, sys, ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 
 def about(project):
@@ -61,6 +61,8 @@ def about(project):
         return "none", False
 
 ray.init(address=sys.argv[1], logging_level=40, log_to_driver=False)
+print("joined", flush=True)
+signal.alarm(int(float(sys.argv[3])) + 60)
 nodes = {one["NodeID"]: one["NodeManagerAddress"] for one in ray.nodes() if one["Alive"]}
 asked = {}
 for node in nodes if sys.argv[2] else ():
@@ -174,38 +176,52 @@ def _try_to_join(address: str, project: Path | None) -> list[bool]:
         Whether each machine that answered has the project's folder.
     """
     command = [sys.executable, "-c", _JOIN, address, str(project or ""), str(_ANSWER_S)]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_JOIN_S, errors="replace"
-        )
-    except subprocess.TimeoutExpired as late:
-        why = f"none answered within {_JOIN_S:g} s; {_START}"
-        told = late.stderr.decode(errors="replace") if isinstance(late.stderr, bytes) else ""
-    else:
-        if done.returncode == 0:
-            machines, silent = json.loads(done.stdout.strip().rpartition("\n")[2])
-            if silent:
-                raise MachineError(
-                    f"the machines {', '.join(silent)} of the cluster at {address} started no "
-                    f"process within {_ANSWER_S:g} s; look at them (ray status), or take them out"
-                )
-            own = version("agentrl")
-            for machine, theirs, _ in machines:
-                if theirs != own:
-                    raise MachineError(
-                        f"every machine of the cluster needs agentrl {own}, as this one has, got "
-                        f"{theirs} on {machine}; install it there (agentrl doctor --cluster "
-                        f"{address})"
-                    )
-            return [has_it for *_, has_it in machines]
-        why = f"Ray could not join it; {_START}"
-        told = done.stderr
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
+    ) as asked:
+        try:
+            found, told = asked.communicate(timeout=_JOIN_S)
+        except subprocess.TimeoutExpired as late:
+            # One that has joined says so, and waits for the machines, within bounds of its own.
+            if not late.stdout:
+                asked.kill()
+            found, told = asked.communicate()
+    if asked.returncode == 0:
+        return _projects_of(address, *json.loads(found.strip().rpartition("\n")[2]))
+    # killed by a signal
+    silent = asked.returncode < 0
+    why = (
+        f"{f'none answered within {_JOIN_S:g} s' if silent else 'Ray could not join it'}; {_START}"
+    )
     why = next((known for word, known in _FAULTS.items() if word in told), why)
     last = told.strip().rpartition("\n")[2][:300]
     raise MachineError(
         f"PlacementConfig.ray_address={address!r} must be of a Ray cluster that this joins: "
         f"{why}{f' (Ray said: {last})' if last else ''}"
     )
+
+
+def _projects_of(
+    address: str, machines: list[tuple[str, str, bool]], silent: list[str]
+) -> list[bool]:
+    """Whether each machine has the project's folder.
+
+    Raises:
+        MachineError: one did not answer, or has another agentrl.
+    """
+    if silent:
+        raise MachineError(
+            f"the machines {', '.join(silent)} of the cluster at {address} started no process "
+            f"within {_ANSWER_S:g} s; look at them (ray status), or take them out"
+        )
+    own = version("agentrl")
+    for machine, theirs, _ in machines:
+        if theirs != own:
+            raise MachineError(
+                f"every machine of the cluster needs agentrl {own}, as this one has, got {theirs} "
+                f"on {machine}; install it there (agentrl doctor --cluster {address})"
+            )
+    return [has_it for *_, has_it in machines]
 
 
 def shut_down_ray() -> None:

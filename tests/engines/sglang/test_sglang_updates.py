@@ -100,7 +100,7 @@ async def test_a_request_in_flight_goes_on_with_both_versions_named(
     engine = build(server, sender=sender)
     await asyncio.to_thread(publish, engine, reference, 1)
     before = HuggingFace(model)
-    [task] = await in_flight(engine, request("mixed", PROMPT, max_new_tokens=450))
+    [task] = await in_flight(engine, request("mixed", PROMPT, max_new_tokens=450, temperature=0.0))
     await asyncio.sleep(0.3)
     reference.scale(1.05)
     await asyncio.to_thread(publish, engine, reference, 2)
@@ -120,7 +120,7 @@ async def test_an_update_in_place_marks_what_read_old_kv(
 ) -> None:
     engine = build(server, sender=HttpSender)
     await asyncio.to_thread(publish, engine, reference, 1)
-    [task] = await in_flight(engine, request("stale", PROMPT, max_new_tokens=450))
+    [task] = await in_flight(engine, request("stale", PROMPT, max_new_tokens=450, temperature=0.0))
 
     def update() -> None:
         engine.pause("in_place")

@@ -148,7 +148,7 @@ async def test_what_would_break_the_server_is_not_sent(
 async def test_an_aborted_completion_keeps_what_was_made(
     engine: SGLangEngine, reference: HuggingFace
 ) -> None:
-    long = request("long", PROMPT, max_new_tokens=480, num_alternatives=2)
+    long = request("long", PROMPT, max_new_tokens=480, temperature=0.0, num_alternatives=2)
     [task] = await in_flight(engine, long)
     await asyncio.sleep(0.3)
     await engine.abort(["long", "unknown"])
@@ -162,7 +162,9 @@ async def test_an_aborted_completion_keeps_what_was_made(
 
 
 async def test_a_cancelled_caller_leaves_nothing_running(engine: SGLangEngine) -> None:
-    [task] = await in_flight(engine, request("given-up", PROMPT, max_new_tokens=480))
+    [task] = await in_flight(
+        engine, request("given-up", PROMPT, max_new_tokens=480, temperature=0.0)
+    )
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -204,7 +206,7 @@ async def test_a_request_that_waits_can_be_aborted(engine: SGLangEngine) -> None
 async def test_a_request_in_flight_survives_a_pause(
     engine: SGLangEngine, reference: HuggingFace, mode: str
 ) -> None:
-    kept = request("kept", PROMPT, max_new_tokens=400, num_alternatives=3)
+    kept = request("kept", PROMPT, max_new_tokens=400, temperature=0.0, num_alternatives=3)
     [task] = await in_flight(engine, kept)
     await asyncio.to_thread(engine.pause, mode)
     await asyncio.to_thread(engine.resume)
@@ -229,7 +231,9 @@ async def test_memory_is_released_and_taken_back(engine: SGLangEngine) -> None:
 
 
 async def test_memory_is_kept_while_requests_run(engine: SGLangEngine) -> None:
-    [task] = await in_flight(engine, request("running", PROMPT, max_new_tokens=400))
+    [task] = await in_flight(
+        engine, request("running", PROMPT, max_new_tokens=400, temperature=0.0)
+    )
     with pytest.raises(EngineError, match="1 requests do; call pause"):
         await asyncio.to_thread(engine.sleep, ["kv_cache"])
     assert made(await task)

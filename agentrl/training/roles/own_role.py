@@ -56,7 +56,7 @@ class OwnRoleSpec:
 
 
 def own_pass(name: str) -> Callable[[Role, BatchShard], dict[str, Floats]]:
-    """What calls the pass of that name; see ``RoleHandle.columns``."""
+    """What calls the pass of that name; see ``RoleHandle.begin_columns``."""
 
     @register(Dispatch.DATA, collect=Collect.COLUMNS)
     def called(role: Role, shard: BatchShard) -> dict[str, Floats]:

@@ -183,7 +183,7 @@ def _try_to_join(address: str, project: Path | None) -> list[bool]:
             found, told = asked.communicate(timeout=_JOIN_S)
         except subprocess.TimeoutExpired as late:
             # One that has joined says so, and waits for the machines, within bounds of its own.
-            if not late.stdout:
+            if b"joined" not in (late.stdout or b""):
                 asked.kill()
             found, told = asked.communicate()
     if asked.returncode == 0:

@@ -27,6 +27,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "120")
+# by Ray's 15, what else runs on the machine starves the workers of a cluster that a test starts
+os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 # A shell starts what runs in its background with Ctrl-C ignored, which every process that a test

@@ -115,10 +115,15 @@ class _Child:
 
     def ask(self, data: bytes) -> bytes:
         """The answer to a request."""
-        clock = threading.Timer(self._time_s, self.process.kill)
+        late = threading.Event()
+
+        def end_late() -> None:
+            late.set()
+            self.process.kill()
+
+        clock = threading.Timer(self._time_s, end_late)
         clock.daemon = True
         clock.start()
-        started = time.monotonic()
         try:
             self._pipe.send_bytes(data)
             return self._pipe.recv_bytes(_MAX_BYTES)
@@ -127,7 +132,7 @@ class _Child:
             status = self.process.wait()
             self._said.seek(0)
             raise ChildEndedError(
-                is_late=time.monotonic() - started >= self._time_s,
+                is_late=late.is_set(),
                 status=status,
                 said=self._said.read().decode(errors="replace").strip()[-_TOLD_CHARS:],
             ) from error

@@ -100,7 +100,7 @@ import sys
 from pathlib import Path
 from agentrl.controller.cluster import ray_cluster
 from agentrl.errors import MachineError
-ray_cluster._ANSWER_S = float(sys.argv[2])
+ray_cluster.START_S = float(sys.argv[2])
 try:
     ray_cluster.start_ray(0, sys.argv[1], project=Path("."))
 except MachineError as error:

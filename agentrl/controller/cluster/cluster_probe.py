@@ -17,7 +17,13 @@ import torch
 import torch.distributed as dist
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from agentrl.controller.cluster.ray_cluster import listening_address, shut_down_ray, start_ray
+from agentrl.controller.cluster.ray_cluster import (
+    START_S,
+    listening_address,
+    shut_down_ray,
+    silent_machines,
+    start_ray,
+)
 from agentrl.training.parallel.process_group import store_of
 
 _PACKAGES = ("agentrl", "ray", "torch", "transformers")
@@ -94,8 +100,8 @@ def probe_cluster(address: str, *, size: int = 2**26) -> list[MachineReport]:
         size: bytes of the tensor that is summed.
 
     Raises:
-        MachineError: the cluster cannot be joined.
-        RayError: a machine does not answer within a minute, or cannot reach the others.
+        MachineError: the cluster cannot be joined, or a machine of it starts no process.
+        RayError: a machine that did answers no more, or cannot reach the others.
     """
     started = start_ray(0, address)
     try:
@@ -109,6 +115,13 @@ def probe_cluster(address: str, *, size: int = 2**26) -> list[MachineReport]:
             ).remote()
             for node in nodes
         ]
+        first = {
+            probe.about.remote(): node["NodeManagerAddress"]
+            for node, probe in zip(nodes, probes, strict=True)
+        }
+        _, late = ray.wait(list(first), num_returns=len(first), timeout=START_S)
+        if late:
+            raise silent_machines(address, [first[ref] for ref in late])
         answers = [_timed(probe) for probe in probes]
         sums = _sums(probes, size)
         return [
@@ -130,7 +143,6 @@ def probe_cluster(address: str, *, size: int = 2**26) -> list[MachineReport]:
 
 def _timed(probe: Any) -> tuple[float, dict[str, str]]:
     """How far its clock is ahead, and its versions."""
-    ray.get(probe.about.remote(), timeout=_ANSWER_S)  # the first call starts the process
     start = time.time()
     there, own = ray.get(probe.about.remote(), timeout=_ANSWER_S)
     return there - (start + time.time()) / 2, own

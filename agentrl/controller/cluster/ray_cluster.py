@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -38,8 +38,9 @@ from agentrl.training.parallel.process_group import listen
 
 logger = logging.getLogger(__name__)
 
-_ANSWER_S = 60.0
-"""Seconds for a question to a machine of a cluster that was joined."""
+START_S = 120.0
+"""Seconds in which a machine of a cluster that was joined starts a process and answers: a busy one
+took 115 to import torch by the niceness that Ray gives its workers."""
 _JOIN_S = 40.0
 """Seconds that a cluster has to answer. Ray itself tells of a wrong token after 22, and never of an
 address where nothing listens."""
@@ -175,7 +176,7 @@ def _try_to_join(address: str, project: Path | None) -> list[bool]:
     Returns:
         Whether each machine that answered has the project's folder.
     """
-    command = [sys.executable, "-c", _JOIN, address, str(project or ""), str(_ANSWER_S)]
+    command = [sys.executable, "-c", _JOIN, address, str(project or ""), str(START_S)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
     ) as asked:
@@ -210,10 +211,7 @@ def _projects_of(
         MachineError: one did not answer, or has another agentrl.
     """
     if silent:
-        raise MachineError(
-            f"the machines {', '.join(silent)} of the cluster at {address} started no process "
-            f"within {_ANSWER_S:g} s; look at them (ray status), or take them out"
-        )
+        raise silent_machines(address, silent)
     own = version("agentrl")
     for machine, theirs, _ in machines:
         if theirs != own:
@@ -222,6 +220,14 @@ def _projects_of(
                 f"on {machine}; install it there (agentrl doctor --cluster {address})"
             )
     return [has_it for *_, has_it in machines]
+
+
+def silent_machines(address: str, silent: Sequence[str]) -> MachineError:
+    """Machines that did not answer, which are told by their addresses."""
+    return MachineError(
+        f"the machines {', '.join(silent)} of the cluster at {address} started no process within "
+        f"{START_S:g} s; look at them (ray status), or take them out"
+    )
 
 
 def shut_down_ray() -> None:
@@ -272,7 +278,7 @@ def device_of_cluster(address: str) -> DeviceType:
         if not cluster_gpus():
             return "cpu"
         seen = ray.remote(num_gpus=1)(num_gpus).remote()
-        return "cuda" if ray.get(seen, timeout=_ANSWER_S) else "cpu"
+        return "cuda" if ray.get(seen, timeout=START_S) else "cpu"
     finally:
         if started:
             shut_down_ray()

@@ -23,6 +23,7 @@ _TWO_MACHINES = """
 import json, os, ray
 from ray.cluster_utils import Cluster
 from agentrl.config.sections import PlacementConfig, PoolConfig
+from agentrl.controller.cluster import cluster_probe
 from agentrl.controller.cluster.cluster_probe import probe_cluster
 from agentrl.controller.cluster.ray_cluster import Reservation, start_ray
 from agentrl.controller.cluster.ray_rollout_pool import rollout_workers
@@ -62,6 +63,11 @@ told["machines"] = [
     (found.cpus, found.versions["agentrl"], abs(found.clock_s) < 60, found.sum_gb_s > 0)
     for found in probe_cluster(cluster.address, size=2**16)
 ]
+cluster_probe.START_S = 0.0
+try:
+    probe_cluster(cluster.address)
+except MachineError as error:
+    told["silent"] = str(error)
 ray.shutdown()
 cluster.shutdown()
 print(json.dumps(told))
@@ -98,6 +104,9 @@ def test_ranks_of_a_machine_follow_each_other_and_what_is_lacking_is_named(tmp_p
     assert "has 4 CPU, 2 rollout; " in gpus
     assert "; free in all: " in gpus
     assert told["machines"] == [[4.0, version("agentrl"), True, True]] * 2
+    assert re.match(
+        r"the machines (\S+), \1 of the cluster at \S+ started no process", told["silent"]
+    )
     assert workers.startswith("the run asks Ray for 3 x (1 CPU, 1 rollout), which")
 
 

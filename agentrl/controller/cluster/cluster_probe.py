@@ -107,7 +107,7 @@ def probe_cluster(address: str, *, size: int = 2**26) -> list[MachineReport]:
     try:
         nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
         actor = ray.remote(_Probe)
-        probes = [
+        probes: list[Any] = [
             actor.options(
                 num_cpus=0,
                 num_gpus=1 if node["Resources"].get("GPU") else 0,

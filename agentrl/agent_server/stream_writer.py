@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from agentrl.agent_server.api.chat_request import ChatRequest
 from agentrl.errors import TokenMismatchError
@@ -25,6 +24,7 @@ from agentrl.rollouts.tool_calls import renumbered
 from agentrl.rollouts.turns import TurnGenerator, TurnResult
 from agentrl.tools.parsers import READ_AT_ONCE, MarkedFormat, ToolCallParser, stable_length
 from agentrl.types import Completion, Message, ParsedMessage, ToolSpec, concat_ids
+from agentrl.types.arrays import F32, I32
 
 _GROWTH = 32
 """A turn is parsed again after it has grown by 1/32, which takes linear time over its length."""
@@ -37,14 +37,14 @@ class PartialText:
         decode: decodes ids ``[n]`` to text.
     """
 
-    def __init__(self, decode: Callable[[npt.NDArray[np.int32]], str]) -> None:
+    def __init__(self, decode: Callable[[I32], str]) -> None:
         self.text = ""
         self._decode = decode
-        self._tail: npt.NDArray[np.int32] = np.zeros(0, dtype=np.int32)
+        self._tail: I32 = np.zeros(0, dtype=np.int32)
         # ids at the tail's beginning whose text is in ``text``
         self._known = 0
 
-    def add(self, ids: npt.NDArray[np.int32]) -> str:
+    def add(self, ids: I32) -> str:
         """Appends ids ``[k]`` and returns the text so far.
 
         - The preceding ids are decoded again with them, because some tokenizers write a token
@@ -124,7 +124,7 @@ class StreamWriter:
         self._message: PartialMessage | None = None
         self._number = 0
         # Appended to by the engine's thread; read by the event loop from ``_num_read`` on.
-        self._parts: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]] = []
+        self._parts: list[tuple[I32, F32]] = []
         self._num_read = 0
         self._logprobs: list[dict[str, Any]] = []
         self._num_noted = 0
@@ -147,7 +147,7 @@ class StreamWriter:
             opened = turns.opened_reasoning(turn)
             self._message = PartialMessage(context.parser, turn.tools, stop, opened)
 
-    def on_tokens(self, ids: npt.NDArray[np.int32], logprobs: npt.NDArray[np.float32]) -> None:
+    def on_tokens(self, ids: I32, logprobs: F32) -> None:
         """See ``GenerateRequest.on_tokens``; called from any thread."""
         self._parts.append((ids, logprobs))
         with contextlib.suppress(RuntimeError):
@@ -204,7 +204,7 @@ class StreamWriter:
                 f"{whole.size} ids of its completion"
             )
 
-    def _note(self, ids: npt.NDArray[np.int32], logprobs: npt.NDArray[np.float32]) -> None:
+    def _note(self, ids: I32, logprobs: F32) -> None:
         self._num_noted += ids.size
         if not self.request.logprobs:
             return

@@ -12,10 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from agentrl.algorithms.records import (
-    F64,
     Advantages,
     AlgorithmState,
-    Bool,
     Correction,
     Counts,
     Credit,
@@ -31,6 +29,7 @@ from agentrl.algorithms.records import (
 )
 from agentrl.errors import ConfigError
 from agentrl.types import Batch, SegmentKind, Stats
+from agentrl.types.arrays import F64, Bools
 
 if TYPE_CHECKING:
     from agentrl.store import AnnotationColumn
@@ -117,7 +116,7 @@ class AuxiliaryLoss:
 
     name: str
     coef: float
-    select: Callable[[Batch], Bool]
+    select: Callable[[Batch], Bools]
     loss: Callable[[PolicyInputs], TokenLoss]
 
 

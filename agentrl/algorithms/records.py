@@ -11,16 +11,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
+from agentrl.types.arrays import F64, I64, U64, Bools
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-F64 = npt.NDArray[np.float64]
-I64 = npt.NDArray[np.int64]
-U64 = npt.NDArray[np.uint64]
-Bool = npt.NDArray[np.bool_]
 
 AlgorithmState = Mapping[str, float]
 """What an algorithm carries from step to step (an adaptive coefficient); it is kept in checkpoints
@@ -43,7 +38,7 @@ class GroupSummary:
     group_index: int
     rewards: F64
     num_tokens: I64
-    truncated: Bool
+    truncated: Bools
     parts: Mapping[str, F64] = field(default_factory=dict)
 
 
@@ -84,7 +79,7 @@ class Rewards:
     reward: F64
     group: I64
     num_tokens: I64
-    truncated: Bool
+    truncated: Bools
     turn_trajectory: I64
     turn_reward: F64
     state_key: U64

@@ -7,14 +7,12 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
 from agentrl.algorithms import AlgorithmSpec, AlgorithmState
 from agentrl.training import Layout, Plan, repack, sample_weights, shards, union
 from agentrl.training.data.partition import auxiliary_weights, partition
 from agentrl.training.data.prefix_tree import PrefixOrder
 from agentrl.types import Batch, BatchShard
+from agentrl.types.arrays import F32, F64, Bools
 from agentrl.types.env import MAIN_POLICY
 
 
@@ -27,7 +25,7 @@ class Partition:
         forward: over all samples, for passes without a backward.
     """
 
-    updates: tuple[tuple[Plan, npt.NDArray[np.float64]], ...]
+    updates: tuple[tuple[Plan, F64], ...]
     forward: Plan
 
 
@@ -52,7 +50,7 @@ class PlannedBatch:
 
     batch: Batch
     partitions: Mapping[int, Partition]
-    auxiliary: Mapping[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
+    auxiliary: Mapping[str, Bools] = field(default_factory=dict)
     algorithm_state: AlgorithmState = field(default_factory=dict)
     policy_version: int = 0
     agents: tuple[str, ...] = ()
@@ -119,7 +117,7 @@ class PlannedBatch:
         return cls(batch, partitions, auxiliary, state, policy_version)
 
     @property
-    def updates(self) -> tuple[tuple[Plan, npt.NDArray[np.float64]], ...]:
+    def updates(self) -> tuple[tuple[Plan, F64], ...]:
         """Of the model: a plan for each optimizer step of a pass, with the samples' weights."""
         return next(iter(self.partitions.values())).updates
 
@@ -144,8 +142,8 @@ class PlannedBatch:
     def _shards(
         self,
         plan: Plan,
-        weights: npt.NDArray[np.float64] | None = None,
-        auxiliary: Mapping[str, npt.NDArray[np.float32]] | None = None,
+        weights: F64 | None = None,
+        auxiliary: Mapping[str, F32] | None = None,
     ) -> list[BatchShard]:
         return shards(
             self.batch,

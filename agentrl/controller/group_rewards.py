@@ -8,14 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from agentrl.algorithms import AlgorithmSpec, Credit, FilterResult, GroupSummary, Rewards
 from agentrl.errors import TrainingError
 from agentrl.rollouts import make_batch, turns_of
 from agentrl.types import Trajectory, TrajectoryGroup
-
-F64 = npt.NDArray[np.float64]
+from agentrl.types.arrays import F64, I64, Bools
 
 
 def summary_of(group: TrajectoryGroup) -> GroupSummary:
@@ -186,11 +184,11 @@ def _check(what: str, values: F64, number: int, axis: str) -> None:
         )
 
 
-def _num_tokens(finished: Sequence[Trajectory]) -> npt.NDArray[np.int64]:
+def _num_tokens(finished: Sequence[Trajectory]) -> I64:
     return np.asarray([one.num_policy_tokens for one in finished], dtype=np.int64)
 
 
-def _truncated(finished: Sequence[Trajectory]) -> npt.NDArray[np.bool_]:
+def _truncated(finished: Sequence[Trajectory]) -> Bools:
     return np.asarray([one.status.kind == "truncated" for one in finished], dtype=np.bool_)
 
 

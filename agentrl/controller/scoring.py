@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.errors import AgentRLError, RewardError
@@ -18,6 +17,7 @@ from agentrl.rollouts import GroupOutcome, make_batch
 from agentrl.training import Layout, ModelInfo, RewardModel, shards
 from agentrl.training.data.partition import partition
 from agentrl.types import REWARD_STYLE, Batch, Status, Trajectory, TrajectoryGroup
+from agentrl.types.arrays import F32
 
 Score: TypeAlias = Callable[[Sequence[GroupOutcome]], Sequence[GroupOutcome]]
 """Gives outcomes their scores by a reward model."""
@@ -45,7 +45,7 @@ class SequenceScores:
         """The longest sequence that can be scored."""
         return min(self._facts.max_tokens or self.micro_batch_tokens, self.micro_batch_tokens)
 
-    def of(self, groups: Sequence[TrajectoryGroup]) -> npt.NDArray[np.float32]:
+    def of(self, groups: Sequence[TrajectoryGroup]) -> F32:
         """``[J]`` scores of the ``rewarded`` trajectories of ``groups``, in order; they may be not
         finite."""
         batch = _last_sequences(groups)

@@ -9,11 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
 from agentrl.engines.tensor_parallel import Shards
 from agentrl.types import Completion, EngineInfo, GenerateRequest
+from agentrl.types.arrays import F32, I32
 from agentrl.types.section import Section
 
 if TYPE_CHECKING:
@@ -142,7 +140,7 @@ class EngineControl(Protocol):
         """``agentrl.engines.checksum.tensor_checksum`` of each Hugging Face tensor in the served
         dtype."""
 
-    def score(self, token_ids: Sequence[int]) -> Mapping[str, npt.NDArray[np.float32]]:
+    def score(self, token_ids: Sequence[int]) -> Mapping[str, F32]:
         """Log-probabilities of a text under the weights served now; requires a serving engine.
 
         Args:
@@ -289,7 +287,7 @@ class EnginePlace:
     kv_tokens: int | None = None
     deterministic: bool = False
     num_threads: int | None = None
-    decode: Callable[[npt.NDArray[np.int32]], str] | None = None
+    decode: Callable[[I32], str] | None = None
     stop_strings: bool = False
     unavailable_s: float = 60.0
     server_python: str = ""

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from agentrl.engines.base import ServedDtype
+from agentrl.types.arrays import F32
 
 _WIDEST: Mapping[ServedDtype, float] = {"float32": 5e-3, "bfloat16": 0.2}
 """Largest mean difference of a token's logprob, in nats, that rounding explains in any model; by
@@ -39,14 +39,14 @@ class Probe:
     """One holder's logprobs ``[n - 1]`` of the tokens ``[n]`` but the first."""
 
     token_ids: tuple[int, ...]
-    logprobs: npt.NDArray[np.float32]
+    logprobs: F32
 
     @property
     def size(self) -> float:
         """Mean size of a logprob, in nats; rounding grows with it."""
         return float(np.abs(self.logprobs.astype(np.float64)).mean())
 
-    def distance(self, found: npt.NDArray[np.float32]) -> float:
+    def distance(self, found: F32) -> float:
         """Mean difference of a token's logprob, in nats; infinite where one is not finite or is
         missing.
         """
@@ -55,7 +55,7 @@ class Probe:
             return float("inf")
         return float(np.abs(own.astype(np.float64) - found).mean())
 
-    def difference(self, found: npt.NDArray[np.float32], dtype: ServedDtype, allowed: float) -> str:
+    def difference(self, found: F32, dtype: ServedDtype, allowed: float) -> str:
         """How another holder's logprobs differ by more than ``allowed``, rounding in the served
         dtype; empty where they agree.
         """
@@ -85,9 +85,7 @@ class ProbeNoise:
     def __init__(self) -> None:
         self._shares: dict[str, float] = {}
 
-    def difference(
-        self, server: str, trainer: Probe, found: npt.NDArray[np.float32], dtype: ServedDtype
-    ) -> str:
+    def difference(self, server: str, trainer: Probe, found: F32, dtype: ServedDtype) -> str:
         """How a server's logprobs differ by more than rounding explains; empty where they agree."""
         share = self._shares.get(server)
         allowed = _WIDEST[dtype] if share is None else rounding(dtype, share * trainer.size)

@@ -10,7 +10,6 @@ from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from agentrl.engines.base import EngineHealth, EngineLayout, EngineNotice, PauseMode, Tag
 from agentrl.engines.checks import PutTensors, check_request, require_new
@@ -25,7 +24,7 @@ from agentrl.types import (
     SegmentKind,
     TokenUsage,
 )
-from agentrl.types.arrays import common_prefix
+from agentrl.types.arrays import F32, I32, common_prefix
 
 if TYPE_CHECKING:
     import torch
@@ -71,12 +70,12 @@ class ScriptedEngine:
     failures: Mapping[int, Exception] = field(default_factory=dict)
     shapes: Mapping[str, tuple[int, ...]] | None = None
     policy_version: InitVar[int] = 0
-    decode: Callable[[npt.NDArray[np.int32]], str] | None = None
+    decode: Callable[[I32], str] | None = None
 
     def __post_init__(self, policy_version: int) -> None:
         self.requests: list[GenerateRequest] = []
         self._turns: dict[str, int] = {}
-        self._kv: dict[str, npt.NDArray[np.int32]] = {}
+        self._kv: dict[str, I32] = {}
         self._checksums: dict[str, int] = {}
         self._waits: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Timeout]] = {}
         self._life = EngineLife(policy_version)
@@ -185,7 +184,7 @@ class ScriptedEngine:
         """Of the tensors of the last update."""
         return dict(self._checksums)
 
-    def score(self, token_ids: Sequence[int]) -> Mapping[str, npt.NDArray[np.float32]]:
+    def score(self, token_ids: Sequence[int]) -> Mapping[str, F32]:
         """The logprob of every scripted token."""
         return {"scripted": np.full(len(token_ids) - 1, self.logprob, dtype=np.float32)}
 

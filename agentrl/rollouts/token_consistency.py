@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-import numpy as np
-import numpy.typing as npt
-
 from agentrl.engines.checks import first_outside
 from agentrl.errors import TokenMismatchError
 from agentrl.types import Completion, GenerateRequest, SegmentKind
-from agentrl.types.arrays import common_prefix
+from agentrl.types.arrays import I32, common_prefix
 
 
 def assert_token_consistency(
@@ -58,7 +55,7 @@ def assert_token_consistency(
             _fail(request, f"id {outside} is outside the model's vocabulary of {vocab_size}")
 
 
-def assert_extends_context(request: GenerateRequest, previous: npt.NDArray[np.int32]) -> None:
+def assert_extends_context(request: GenerateRequest, previous: I32) -> None:
     """Checks that a request extends the sequence of the engine's earlier call.
 
     Args:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
 from agentrl.config import StageConfig
 from agentrl.engines.base import EnginePlace, EnginePlan, SharedGpus
 from agentrl.engines.find import engines_with
@@ -16,6 +13,7 @@ from agentrl.render import Renderer, RendererSpec, sees_images
 from agentrl.run.build import renderer_spec
 from agentrl.store import RunDirectory
 from agentrl.training.device import FIRST_DEVICE
+from agentrl.types.arrays import I32
 
 _LONGEST_WAIT_S = 60.0
 """Of a request for an engine to come back; after that its episode is tried again as a whole."""
@@ -70,7 +68,7 @@ def engine_plan(stage: StageConfig, model: Path, *, trainer_bytes: int = 0) -> E
     return EnginePlan(spec, spec.resolve(place))
 
 
-def _decoded(renderer: RendererSpec, token_ids: npt.NDArray[np.int32]) -> str:
+def _decoded(renderer: RendererSpec, token_ids: I32) -> str:
     """Text in which an engine looks for stop strings; the renderer is built once a process."""
     return _renderer(renderer).decode(token_ids)
 

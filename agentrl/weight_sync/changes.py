@@ -14,6 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from agentrl.types.arrays import I64
+
 _BLOCK = 2**20
 """Elements that are compared at once."""
 _MORE = 255
@@ -99,7 +101,7 @@ def changed(part: Tensor, places: Places) -> PartBits:
     return PartBits(bits_of(part).reshape(-1)[_indices(places)], places)
 
 
-def _gaps(found: npt.NDArray[np.int64], last: int) -> Places:
+def _gaps(found: I64, last: int) -> Places:
     """Of changed elements ``found``, at least one, behind that at ``last``."""
     equal = np.diff(found, prepend=last) - 1
     ends = np.cumsum(equal // _MORE + 1)
@@ -108,7 +110,7 @@ def _gaps(found: npt.NDArray[np.int64], last: int) -> Places:
     return gaps
 
 
-def _indices(places: Places) -> npt.NDArray[np.int64]:
+def _indices(places: Places) -> I64:
     """Of the changed elements in the flat part."""
     ends = np.flatnonzero(places != _MORE)
     return np.cumsum(places, dtype=np.int64)[ends] + np.arange(len(ends))

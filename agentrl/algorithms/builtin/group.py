@@ -27,7 +27,7 @@ from agentrl.algorithms.functions.losses import (
     sequence_policy_loss,
     weighted_policy_loss,
 )
-from agentrl.algorithms.records import F64, Bool, Credit, Rewards, TokenLoss
+from agentrl.algorithms.records import Credit, Rewards, TokenLoss
 from agentrl.algorithms.settings.policy_gradient import (
     DAPOSettings,
     DPPOSettings,
@@ -35,6 +35,7 @@ from agentrl.algorithms.settings.policy_gradient import (
     PolicyGradientSettings,
 )
 from agentrl.types import Batch, SegmentKind
+from agentrl.types.arrays import F64, Bools
 
 _PARTS: Mapping[str, tuple[Callable[..., Credit], Callable[..., TokenLoss]]] = {
     "cispo": (group_relative_credit, weighted_policy_loss),
@@ -84,7 +85,7 @@ def without_truncated(rewards: Rewards) -> F64:
     return np.where(rewards.truncated, 0.0, 1.0)
 
 
-def observations(batch: Batch) -> Bool:
+def observations(batch: Batch) -> Bools:
     """``[T]`` the tokens of tools and environments."""
-    found: Bool = batch.kind == SegmentKind.OBSERVATION
+    found: Bools = batch.kind == SegmentKind.OBSERVATION
     return found

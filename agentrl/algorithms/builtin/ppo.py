@@ -14,9 +14,9 @@ from agentrl.algorithms.functions.losses import (
     imitation_loss,
 )
 from agentrl.algorithms.functions.returns import critic_advantages
-from agentrl.algorithms.records import Bool
 from agentrl.algorithms.settings.policy_gradient import PFPPOSettings, PPOSettings, VAPOSettings
 from agentrl.types import Batch, SegmentKind
+from agentrl.types.arrays import Bools
 
 
 def make_ppo(name: str, settings: PPOSettings) -> AlgorithmSpec:
@@ -58,7 +58,7 @@ def make_vapo(name: str, settings: VAPOSettings) -> AlgorithmSpec:
     return replace(make_ppo(name, settings), auxiliary=(imitate,))
 
 
-def of_positive(batch: Batch, *, above: float) -> Bool:
+def of_positive(batch: Batch, *, above: float) -> Bools:
     """``[T]`` the policy's tokens of trajectories with a reward above ``above``, also of those that
     weigh nothing in its own loss."""
     right, is_left_out = (
@@ -66,5 +66,5 @@ def of_positive(batch: Batch, *, above: float) -> Bool:
         for column in (batch.reward > above, batch.weight == 0)
     )
     is_read = (batch.loss_mask != 0) | is_left_out
-    found: Bool = (batch.kind == SegmentKind.POLICY) & right & is_read
+    found: Bools = (batch.kind == SegmentKind.POLICY) & right & is_read
     return found

@@ -6,16 +6,9 @@ from typing import Literal
 
 import numpy as np
 
-from agentrl.algorithms.records import (
-    F64,
-    I64,
-    AlgorithmState,
-    Credit,
-    FilterResult,
-    GroupSummary,
-    Rewards,
-)
+from agentrl.algorithms.records import AlgorithmState, Credit, FilterResult, GroupSummary, Rewards
 from agentrl.errors import RewardError
+from agentrl.types.arrays import F64, I64
 
 
 def finite_rewards(rewards: F64, what: str) -> F64:

@@ -11,8 +11,9 @@ from functools import partial
 
 import numpy as np
 
-from agentrl.algorithms.records import F64, Counts
+from agentrl.algorithms.records import Counts
 from agentrl.algorithms.settings.base import Reduction
+from agentrl.types.arrays import F64
 
 
 def token_mean(counts: Counts) -> F64:

@@ -15,11 +15,10 @@ import numpy.typing as npt
 from agentrl.controller.batch_plan import PlannedBatch
 from agentrl.store import Annotation, Detail
 from agentrl.types import Batch, BatchShard, SegmentKind, Stats, Trajectory, TrajectoryGroup
-from agentrl.types.arrays import Floats
+from agentrl.types.arrays import F64, AnyArray, Bools, Floats
 from agentrl.types.batch import token_rows
 
-F32 = npt.NDArray[np.float32]
-Columns = dict[str, npt.NDArray[np.generic]]
+Columns = dict[str, AnyArray]
 
 _TRAINED = 0
 _MASK = 1
@@ -166,9 +165,7 @@ class LearnedTokens:
             columns["clipped"] = clipped.astype(np.int8)
         return columns
 
-    def _reasons(
-        self, trained: npt.NDArray[np.bool_], correction: Floats | None
-    ) -> npt.NDArray[np.int8]:
+    def _reasons(self, trained: Bools, correction: Floats | None) -> npt.NDArray[np.int8]:
         batch = self.planned.batch
         stale = (batch.policy_versions < self._oldest_version) & (batch.kind == SegmentKind.POLICY)
         reasons = np.full(trained.size, _MASK, np.int8)
@@ -229,7 +226,7 @@ def left_out(group: TrajectoryGroup, reason: str, stage: str, step: int) -> Iter
         yield Annotation(trajectory.id, step, values={"stage": stage}, arrays=arrays)
 
 
-def loss_weights(planned: PlannedBatch, skipped: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+def loss_weights(planned: PlannedBatch, skipped: Bools) -> F64:
     """``[T]`` weights of the tokens in the step's loss, which is the mean over the mini-batches of
     one pass: w_s · mask over their number (docs/training.md). Those without trained tokens take no
     step and do not count.
@@ -240,7 +237,8 @@ def loss_weights(planned: PlannedBatch, skipped: npt.NDArray[np.bool_]) -> npt.N
             does not count either.
     """
     batch: Batch = planned.batch
-    trained = np.logical_or.reduceat(batch.loss_mask != 0, batch.cu_seqlens[:-1].astype(np.int64))
+    starts = batch.cu_seqlens[:-1].astype(np.int64)
+    trained = np.logical_or.reduceat(batch.loss_mask != 0, starts)
     trained &= ~skipped
     weights = np.zeros(batch.num_samples)
     number = 0

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from agentrl.metrics import correctness
 from agentrl.rollouts import GroupOutcome
 from agentrl.rollouts.samplers.free_tasks import FreeTasks
 from agentrl.rollouts.samplers.settings import DifficultyBandSettings
 from agentrl.types import Task
+from agentrl.types.arrays import I64
 
 
 class DifficultyBand(FreeTasks):
@@ -38,7 +38,7 @@ class DifficultyBand(FreeTasks):
         self._distance = np.zeros(len(tasks))
         """How far each task lies outside of the band; 0 for those never measured."""
 
-    def _choice(self, generator: np.random.Generator, candidates: npt.NDArray[np.int64]) -> int:
+    def _choice(self, generator: np.random.Generator, candidates: I64) -> int:
         if generator.random() >= self._settings.explore:
             distances = self._distance[candidates]
             candidates = candidates[distances == distances.min()]

@@ -7,10 +7,10 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from agentrl.rollouts import GroupOutcome
 from agentrl.types import seed_for
+from agentrl.types.arrays import I64
 
 
 class FreeTasks(ABC):
@@ -53,14 +53,14 @@ class FreeTasks(ABC):
         self._running = Counter(dict(state["in_flight"]))
 
     @abstractmethod
-    def _choice(self, generator: np.random.Generator, candidates: npt.NDArray[np.int64]) -> int:
+    def _choice(self, generator: np.random.Generator, candidates: I64) -> int:
         """One of the candidates."""
 
     @abstractmethod
     def _learn(self, task_index: int, outcome: GroupOutcome) -> None:
         """A group has come to its end."""
 
-    def _free(self) -> npt.NDArray[np.int64]:
+    def _free(self) -> I64:
         """The tasks of which no group runs; all of them where that is none."""
         if not self._running or len(self._running) == len(self._all):
             return self._all

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from agentrl.rollouts import GroupOutcome
 from agentrl.rollouts.samplers.free_tasks import FreeTasks
 from agentrl.rollouts.samplers.settings import SignalSettings
 from agentrl.types import Task
+from agentrl.types.arrays import I64
 
 
 class Signal(FreeTasks):
@@ -39,7 +39,7 @@ class Signal(FreeTasks):
         self._counts = np.zeros((len(tasks), 2))
         """Of each task the informative and the uninformative groups."""
 
-    def _choice(self, generator: np.random.Generator, candidates: npt.NDArray[np.int64]) -> int:
+    def _choice(self, generator: np.random.Generator, candidates: I64) -> int:
         """The task of the highest sample. Those without an observation are alike: the highest of
         their samples is drawn at once, since a large data set has many of them."""
         seen = self._counts[candidates].sum(axis=1) > 0

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from agentrl.rollouts import GroupOutcome
 from agentrl.rollouts.samplers.mixture import Mixture, Share
 from agentrl.rollouts.samplers.settings import UniformSettings
 from agentrl.types import Task, seed_for
+from agentrl.types.arrays import I64
 
 
 class Uniform:
@@ -88,7 +88,7 @@ class _Epochs:
         self._place = place
         self._shuffle = shuffle
         self._epoch = -1
-        self._order: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        self._order: I64 = np.empty(0, dtype=np.int64)
 
     def at(self, position: int) -> int:
         epoch, place = divmod(position, self._size)

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from agentrl.errors import DataError
+from agentrl.types.arrays import I64
 from agentrl.types.user_code.values import private_copy
 
 MOST_HELD_ROWS = 5_000_000
@@ -188,7 +188,7 @@ class JoinedTable:
         return self._tables[place], own
 
 
-def place_within(ends: npt.NDArray[np.int64], index: int) -> tuple[int, int]:
+def place_within(ends: I64, index: int) -> tuple[int, int]:
     """Which of several parts, that end before ``ends``, has an index, and where."""
     place = int(np.searchsorted(ends, index, side="right"))
     return place, index - (int(ends[place - 1]) if place else 0)

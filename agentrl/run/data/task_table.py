@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import overload
 
 import numpy as np
-import numpy.typing as npt
 
 from agentrl.rollouts.samplers.mixture import Share
 from agentrl.run.data.row_tables import SourceRows, place_within
 from agentrl.run.data.task_rows import check_style, same_id, task_of
 from agentrl.types import Task
+from agentrl.types.arrays import I64
 
 _KEPT = 4096
 """Tasks of a stream that are kept behind the newest: more than are ever in flight."""
@@ -37,7 +37,7 @@ class SourceTasks:
     folder: Path
     name: str
     weight: float | None
-    positions: npt.NDArray[np.int64]
+    positions: I64
 
     def task(self, index: int) -> Task:
         """A task, by its place among ``positions``."""

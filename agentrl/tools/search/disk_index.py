@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from agentrl.errors import DataError
 from agentrl.store.disk import os_refusals, replacing_folder, write_json
@@ -45,6 +44,7 @@ from agentrl.tools.search.retriever import (
     new_index,
     numbered,
 )
+from agentrl.types.arrays import I64
 
 _BLOCK = 1 << 20
 
@@ -218,7 +218,7 @@ class _Strings:
     """
 
     def __init__(self, folder: Path, name: str) -> None:
-        self._ends: npt.NDArray[np.int64] = np.load(folder / f"{name}.ends.npy", mmap_mode="r")
+        self._ends: I64 = np.load(folder / f"{name}.ends.npy", mmap_mode="r")
         with (folder / f"{name}.bin").open("rb") as file:
             self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 

@@ -9,10 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-import numpy as np
-import numpy.typing as npt
-
 from agentrl.errors import DataError
+from agentrl.types.arrays import F32
 
 _WORD = re.compile(r"\w+")
 WORD_RULE = f"{_WORD.pattern} of casefolded text"
@@ -111,7 +109,7 @@ def words(text: str) -> list[str]:
     return _WORD.findall(text.casefold())
 
 
-def best(scores: npt.NDArray[np.float32], top_k: int) -> list[int]:
+def best(scores: F32, top_k: int) -> list[int]:
     """The positions of the ``top_k`` highest scores above 0, best first; of equal ones the first.
 
     bm25s's own selection takes milliseconds among many equal scores, and leaves their order open;

@@ -22,9 +22,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from agentrl.training.data.prefix_tree import ROOT, Span
 from agentrl.training.data.transfer import to_device
-
-I32 = npt.NDArray[np.int32]
-Bools = npt.NDArray[np.bool_]
+from agentrl.types.arrays import I32, Bools
 
 BLOCK = 128
 """Tokens of a block, as flex attention's kernels expect."""

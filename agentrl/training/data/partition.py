@@ -21,12 +21,8 @@ from agentrl.training.data.balance import balance
 from agentrl.training.data.pieces import Places, SharedSizes, bundles_of
 from agentrl.training.data.prefix_tree import PrefixOrder
 from agentrl.types import Batch, BatchShard
-from agentrl.types.arrays import Floats
+from agentrl.types.arrays import F32, F64, I32, I64, Bools, Floats
 from agentrl.types.batch import token_rows
-
-I64 = npt.NDArray[np.int64]
-F32 = npt.NDArray[np.float32]
-F64 = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +224,7 @@ def sample_weights(batch: Batch, plan: Plan, reduction: Callable[[Counts], F64])
     return weights
 
 
-def auxiliary_weights(batch: Batch, plan: Plan, tokens: npt.NDArray[np.bool_]) -> F32:
+def auxiliary_weights(batch: Batch, plan: Plan, tokens: Bools) -> F32:
     """``[T]`` float32 weights of an auxiliary loss over the mini-batch of ``plan``: the mean over
     its tokens.
 
@@ -288,7 +284,7 @@ def shards(
 def merge_columns(
     answers: Sequence[Mapping[str, Floats]],
     parts: Sequence[BatchShard],
-    cu_seqlens: npt.NDArray[np.int32],
+    cu_seqlens: I32,
 ) -> dict[str, Floats]:
     """Merges the coordinates' per-token columns in the batch's own order.
 

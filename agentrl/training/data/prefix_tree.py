@@ -21,9 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.types.arrays import common_prefix
-
-I64 = npt.NDArray[np.int64]
+from agentrl.types.arrays import I32, I64, common_prefix
 
 ROOT = -1
 """The parent of a span that begins a sample."""
@@ -48,7 +46,7 @@ class Span(NamedTuple):
 
 
 def shared_spans(
-    samples: Sequence[npt.NDArray[np.int32]],
+    samples: Sequence[I32],
 ) -> tuple[list[Span], list[tuple[int, ...]]]:
     """The spans of several samples, and each sample's path through them.
 
@@ -100,8 +98,8 @@ class PrefixOrder:
     @classmethod
     def of(
         cls,
-        identities: npt.NDArray[np.int32],
-        cu_seqlens: npt.NDArray[np.int32],
+        identities: I32,
+        cu_seqlens: I32,
         groups: npt.NDArray[np.integer],
     ) -> PrefixOrder:
         """What the samples of each group begin with alike.
@@ -133,7 +131,7 @@ class PrefixOrder:
         return cls(order, np.zeros(order.size, dtype=np.int64))
 
 
-def _sorted_prefixes(samples: Sequence[npt.NDArray[np.int32]]) -> tuple[list[int], list[int]]:
+def _sorted_prefixes(samples: Sequence[I32]) -> tuple[list[int], list[int]]:
     """The order of samples by their tokens, and what each but the first has in common with the one
     before it.
     """

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -29,9 +28,7 @@ from agentrl.training.roles.advantages import shard_advantages
 from agentrl.training.roles.learner import LearnerSpec, LearningRole, check_tokens
 from agentrl.training.roles.policy import PolicyRole
 from agentrl.types import BatchShard, Collect, Dispatch, Stat, UpdateStats, register
-from agentrl.types.arrays import Floats
-
-I64 = npt.NDArray[np.int64]
+from agentrl.types.arrays import I64, Floats
 
 
 class TokenColumns:

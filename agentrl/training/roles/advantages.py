@@ -6,17 +6,13 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from agentrl.algorithms import AlgorithmSpec, TokenCredit
 from agentrl.errors import TrainingError
 from agentrl.types import Batch, BatchShard
-from agentrl.types.arrays import Floats
-
-F32 = npt.NDArray[np.float32]
-I64 = npt.NDArray[np.int64]
+from agentrl.types.arrays import F32, I64, AnyArray, Floats
 
 _EPS = 1e-8
 
@@ -80,7 +76,7 @@ def token_credit(shard: BatchShard, device: torch.device) -> TokenCredit:
     turn = np.zeros(batch.num_tokens, dtype=np.float32)
     turn[mask] = batch.turn_credit[batch.turn_index[mask]]
 
-    def on_device(array: npt.NDArray[np.generic]) -> Tensor:
+    def on_device(array: AnyArray) -> Tensor:
         # What came over Ray is read-only memory.
         return torch.tensor(array, device=device)
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -25,6 +24,7 @@ from agentrl.training.parallel.shards import WeightPart, whole_checksums
 from agentrl.training.roles.role import Role
 from agentrl.training.save_result import SaveResult
 from agentrl.types import BatchShard, Collect, Dispatch, Stat, Stats, register
+from agentrl.types.arrays import Bools
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class LearningRole(Role):
     def learn(
         self,
         shard: BatchShard,
-        wanted: npt.NDArray[np.bool_],
+        wanted: Bools,
         loss: Loss,
         *,
         sums: Sequence[str] = (),

@@ -22,8 +22,7 @@ from agentrl.training.parallel.process_group import DistSpec
 from agentrl.training.roles.learner import LearnerSpec, LearningRole
 from agentrl.training.roles.role import Role
 from agentrl.types import Batch, BatchShard, Collect, Dispatch, Stats, register
-
-I64 = npt.NDArray[np.int64]
+from agentrl.types.arrays import F32, I64
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ class RewardModel(Role):
     kind = "scores"
 
     @register(Dispatch.DATA)
-    def scores(self, shard: BatchShard) -> npt.NDArray[np.float32]:
+    def scores(self, shard: BatchShard) -> F32:
         """``[S]`` float32 scores of the shard's samples, read at their last tokens; they may be not
         finite."""
         found = np.zeros(shard.batch.num_samples, dtype=np.float32)

@@ -1,29 +1,21 @@
 """Ray rollout pool: routes groups to episode hosts in Ray actors, and replaces the workers that
 die.
 
-``Places`` decides; what is here calls actors, watches the clock and does what was decided.
+``Places`` decides; what is here does what was decided, and tells it what came of that.
 
 Invariants:
-- Every call of an actor is under way beside all others, and has its own deadline. None is waited
-for under the pool's lock.
-- A worker gets its orders one after the other, so that none overtakes the one before.
+- Every call of an actor is under way beside all others (``HostCalls``). None is waited for under
+the pool's lock.
 - Workers may join and leave at any time; one that joins plays once it serves the weights that were
 published last.
-- An answer of a worker that was given up counts for nothing.
 """
 
 from __future__ import annotations
 
 import logging
-import math
-import queue
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -32,6 +24,7 @@ from typing import Any
 import ray
 
 from agentrl.config.sections import PlacementConfig
+from agentrl.controller.cluster.host_calls import Host, HostCalls
 from agentrl.controller.cluster.places import (
     Action,
     AskNode,
@@ -47,7 +40,7 @@ from agentrl.controller.cluster.places import (
     WorkerFault,
     with_ended,
 )
-from agentrl.controller.cluster.ray_cluster import NODE_ANSWER_S, Reservation, node_answers
+from agentrl.controller.cluster.ray_cluster import Reservation
 from agentrl.controller.cluster.ray_runtime import (
     ActorCalls,
     ActorLostError,
@@ -74,56 +67,11 @@ _POLL_S = 0.2
 """Seconds that a worker waits for an outcome before it answers without one."""
 _SLOW_START_S = 60.0
 """Seconds after which a person is told that a worker's process does not come up."""
-_LOOK_S = 0.5
-"""Between two looks at the clock, at most."""
 _SAVE_S = 30.0
 """Seconds in which workers tell how their groups stand; of one that does not it is taken as it was
 known, so that a checkpoint waits for nobody."""
 _END_S = 60.0
 _PUBLISHING = "publishing weights"
-
-
-@dataclass(slots=True, eq=False)
-class _Order:
-    """A call of an episode host that costs it no work, beside what it trains or updates."""
-
-    method: str
-    args: tuple[Any, ...]
-    take: Callable[[Any], object]
-
-
-@dataclass(slots=True, eq=False)
-class _Host:
-    """The actor at a place.
-
-    Attributes:
-        info: where it runs, once it has told.
-        orders: the first is under way.
-    """
-
-    place: Place
-    actor: Any
-    info: ProcessInfo | None = None
-    orders: deque[_Order] = field(default_factory=deque)
-
-
-@dataclass(slots=True, eq=False)
-class _Call:
-    """A call that is under way.
-
-    Attributes:
-        take: is given the answer.
-        limit_s: seconds after which the worker is given up.
-        due: when that is (``time.monotonic``).
-        late: when its place is told that the answer is overdue.
-    """
-
-    host: _Host
-    what: str
-    take: Callable[[Any], object]
-    limit_s: float
-    due: float
-    late: float
 
 
 def rollout_workers(
@@ -171,7 +119,7 @@ def rollout_workers(
         start=start,
         max_restarts=placement.worker_restarts,
         answer_s=placement.worker_liveness_timeout_s,
-        places=reserved,
+        reserved=reserved,
         on_close=None if places else reserved.close,
     )
 
@@ -188,7 +136,7 @@ class RayRolloutPool:
         max_restarts: losses between two updates after which the next one ends the run.
         answer_s: seconds in which a worker answers a call that costs it no work; by default those
             of any call. After half of them it is suspect.
-        places: where the first workers were started; None for ranks.
+        reserved: where the first workers were started; None for ranks.
         on_close: called once the workers have ended.
     """
 
@@ -198,20 +146,23 @@ class RayRolloutPool:
     start: Callable[[int, frozenset[str]], Any] | None = None
     max_restarts: int = 0
     answer_s: float | None = None
-    places: Reservation | None = None
+    reserved: Reservation | None = None
     on_close: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:
-        self._answer_s = self.answer_s or self.calls.timeout_s
         replaced = None if self.start is None else self.max_restarts
         self._places = Places(len(self.actors), max_losses=replaced)
+        self._under_way = HostCalls(
+            self.calls,
+            self._places,
+            self._take_raised,
+            answer_s=self.answer_s or self.calls.timeout_s,
+            reserved=self.reserved,
+        )
         self._hosts = {
-            number: _Host(place, self.actors[number])
+            number: Host(place, self.actors[number])
             for number, place in self._places.by_number.items()
         }
-        self._under_way: set[_Call] = set()
-        self._asked_nodes: set[str] = set()
-        self._next_look = self._next_ask = 0.0
         self._spec: Any = None  # a reference, for those that join
         self._plays = False
         self._in_setup = False
@@ -224,9 +175,6 @@ class RayRolloutPool:
         self._error: BaseException | None = None
         self._mismatch: WeightMismatchError | None = None
         self._closed = False
-        # Answers and nodes' answers, each as what takes it in: from Ray's threads and those that
-        # ask nodes, to the keeper. They take no lock, which a caller of Ray might hold.
-        self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         # Guards everything above: the service's thread submits and collects, the loop's thread
         # updates, and the keeper takes answers in. It is notified after each change. Nobody waits
         # for an actor while holding it.
@@ -268,10 +216,10 @@ class RayRolloutPool:
             self._arrived.clear()
             self._ended.clear()
             # Answers that belong to the stage before are then passed over.
-            self._under_way.clear()
+            self._under_way.forget_all()
             self._places.set_up()
             self._hosts = {
-                number: _Host(place, self._hosts[number].actor, self._hosts[number].info)
+                number: Host(place, self._hosts[number].actor, self._hosts[number].info)
                 for number, place in self._places.by_number.items()
             }
             asked = list(self._hosts.values())
@@ -317,18 +265,18 @@ class RayRolloutPool:
 
     def in_flight(self) -> list[GroupState]:
         with self._changed:
-            told: dict[_Host, list[GroupState]] = {}
+            told: dict[Host, list[GroupState]] = {}
             hosts = [host for host in self._hosts.values() if host.place.groups]
             asked = {host: _trained(host.place) for host in hosts}
             for host in asked:
-                take = partial(told.__setitem__, host)
-                self._order(host, _Order("in_flight", (), take))
+                self._under_way.order(host, "in_flight", take=told.__setitem__)
 
-            def is_known(host: _Host) -> bool:
+            def is_known(host: Host) -> bool:
                 if host.place.state in ("suspect", "dead"):
                     return True
                 # an outcome on its way here would be neither in a worker nor collected
-                coming = asked[host].keys() - {("", one.group_index) for one in told.get(host, ())}
+                known = {("", one.group_index) for one in told.get(host, ())}
+                coming = asked[host].keys() - known
                 return host in told and not coming & host.place.groups.keys()
 
             self._wait(lambda: all(map(is_known, asked)), _SAVE_S)
@@ -370,16 +318,14 @@ class RayRolloutPool:
     def describe(self) -> list[ProcessInfo]:
         with self._changed:
             hosts = self._hosts.values()
-            self._wait(lambda: all(host.info for host in hosts), self._answer_s)
+            self._wait(lambda: all(host.info for host in hosts), self._under_way.answer_s)
             return [host.info for host in hosts if host.info is not None]
 
     def close(self) -> None:
         """Ends every worker; ranks are ended by their group."""
         with self._changed:
             self._closed = True
-            self._under_way.clear()
-        # The keeper may wait for its next look at the clock, and this wakes it.
-        self._inbox.put(lambda: None)
+            self._under_way.forget_all()
         self._keeper.join(_END_S)
         if self.start is None:
             return
@@ -389,7 +335,7 @@ class RayRolloutPool:
             if self._error is None:
                 closing = [actor.close.remote() for actor in actors]
                 # one that does not answer is killed as it is
-                ray.wait(closing, num_returns=len(closing), timeout=self._answer_s)
+                ray.wait(closing, num_returns=len(closing), timeout=self._under_way.answer_s)
         finally:
             for host in self._hosts.values():
                 ray.kill(host.actor)
@@ -416,13 +362,11 @@ class RayRolloutPool:
         """Takes in what actors answer, and notices what they do not."""
         try:
             while not self._closed:
-                take: Callable[[], object] = _nothing
-                with suppress(queue.Empty):
-                    take = self._inbox.get(timeout=max(0.0, self._next_look - time.monotonic()))
+                take = self._under_way.next()
                 with self._changed:
-                    take()
-                    if time.monotonic() >= self._next_look:
-                        self._look_at_clock()
+                    if take is not None:
+                        take()
+                    self._under_way.look_at_clock()
                     self._act()
                     self._changed.notify_all()
         except BaseException as error:  # noqa: BLE001 - boundary: handed to the callers, who raise it
@@ -430,97 +374,42 @@ class RayRolloutPool:
                 self._error = error
                 self._changed.notify_all()
 
-    def _look_at_clock(self) -> None:
-        now = time.monotonic()
-        for call in list(self._under_way):
-            place = call.host.place
-            if now >= call.due:
-                self._under_way.discard(call)
-                error = self.calls.silent(call.what, place.number, call.limit_s)
-                self._places.failed(place, WorkerFault(error))
-            elif now >= call.late:
-                call.late = math.inf
-                if call.host.info is None:
-                    self._places.overdue_start(place)
-                else:
-                    self._places.late(place)
-        if now >= self._next_ask:
-            self._next_ask = now + NODE_ANSWER_S
-            for node in self._places.lost_nodes:
-                self._ask_node(node)
-        self._next_look = now + min(_LOOK_S, self._answer_s / 8)
-
-    def _call(
-        self,
-        host: _Host,
-        what: str,
-        ref: Any,
-        take: Callable[[Any], object],
-        *,
-        limit_s: float = math.inf,
-        late_s: float = math.inf,
-    ) -> None:
-        """A call is under way; the keeper gives its answer to ``take``."""
-        now = time.monotonic()
-        call = _Call(host, what, take, limit_s, now + limit_s, now + late_s)
-        self._under_way.add(call)
-        # called by a thread of Ray's
-        answered = ref.future()
-        answered.add_done_callback(lambda done: self._inbox.put(partial(self._take, call, done)))
-
-    def _take(self, call: _Call, done: Future[Any]) -> None:
-        """Takes in an answer, unless its worker was given up by now."""
-        if call not in self._under_way:
-            return
-        self._under_way.discard(call)
-        place = call.host.place
-        if (raised := done.exception()) is None:
-            call.take(done.result())
-            return
-        error = self.calls.told(raised, call.what, place.number)
+    def _take_raised(self, host: Host, what: str, error: BaseException) -> None:
+        """A worker died, or a call of it raised."""
         if self._in_setup and not isinstance(error, ActorLostError):
             # what a stage's own settings cause would befall every worker that is started again
             self._error = self.calls.error = error
             return
-        by_groups = call.what != _PUBLISHING
-        self._places.failed(place, WorkerFault(error, by_groups=by_groups))
+        fault = WorkerFault(error, by_groups=what != _PUBLISHING)
+        self._places.failed(host.place, fault)
 
-    def _begin(self, host: _Host) -> None:
+    def _begin(self, host: Host) -> None:
         """The worker tells where it runs, builds its engine, and answers polls from then on."""
+        begin, actor = self._under_way.begin, host.actor
         if host.info is None:
-            told = partial(self._take_info, host)
-            ref = host.actor.describe.remote()
+            late_s = max(_SLOW_START_S, self._under_way.answer_s)
             # This call has no limit: a worker may wait for a machine for as long as that takes.
-            self._call(host, "starting", ref, told, late_s=max(_SLOW_START_S, self._answer_s))
+            begin(host, "starting", actor.describe.remote(), self._take_info, late_s=late_s)
         elif self._spec is not None:
-            built = partial(self._take_built, host)
-            ref = host.actor.setup_rollouts.remote(self._spec)
-            what = "setting up the episodes"
-            self._call(host, what, ref, built, limit_s=self.calls.timeout_s)
+            ref, limit_s = actor.setup_rollouts.remote(self._spec), self.calls.timeout_s
+            begin(host, "setting up the episodes", ref, self._take_built, limit_s=limit_s)
 
-    def _take_info(self, host: _Host, info: ProcessInfo) -> None:
+    def _take_info(self, host: Host, info: ProcessInfo) -> None:
         host.info = replace(info, rollout_worker=host.place.number)
         host.place.node = info.node
         self._begin(host)
 
-    def _take_built(self, host: _Host, layout: EngineLayout | None) -> None:
+    def _take_built(self, host: Host, layout: EngineLayout | None) -> None:
         self._layout = layout
         self._places.built(host.place)
         if self._plays:
             self._poll(host)
 
-    def _poll(self, host: _Host) -> None:
-        take = partial(self._take_collected, host)
-        self._call(
-            host,
-            "collecting groups",
-            host.actor.poll.remote(_POLL_S),
-            take,
-            limit_s=self._answer_s,
-            late_s=self._answer_s / 2,
-        )
+    def _poll(self, host: Host) -> None:
+        ref = host.actor.poll.remote(_POLL_S)
+        self._under_way.ask(host, "collecting groups", ref, self._take_collected)
 
-    def _take_collected(self, host: _Host, collected: Collected) -> None:
+    def _take_collected(self, host: Host, collected: Collected) -> None:
         outcomes, failures, ended, fault = collected
         place = host.place
         # a rank's engine answers for itself at the next publish, which may keep the step
@@ -539,54 +428,13 @@ class RayRolloutPool:
         else:
             self._poll(host)
 
-    def _order(self, host: _Host, order: _Order) -> None:
-        host.orders.append(order)
-        if len(host.orders) == 1:
-            self._give_order(host)
-
-    def _give_order(self, host: _Host) -> None:
-        order = host.orders[0]
-        self._call(
-            host,
-            f"the call {order.method!r}",
-            host.actor.episodes.remote(order.method, *order.args),
-            partial(self._take_obeyed, host),
-            limit_s=self._answer_s,
-            late_s=self._answer_s / 2,
-        )
-
-    def _take_obeyed(self, host: _Host, answer: Any) -> None:
-        host.orders.popleft().take(answer)
-        if host.orders:
-            self._give_order(host)
-
-    def _take_report(self, host: _Host, version: int, reports: list[WeightsReport]) -> None:
+    def _take_report(self, version: int, host: Host, reports: list[WeightsReport]) -> None:
         if not reports:
             self._places.outrun(host.place, version)
             return
         if version == self._places.version:
             self._reports += reports
         self._places.verified(host.place, version)
-
-    def _ask_node(self, node: str) -> None:
-        """Asks in a thread of its own, which ends with the answer."""
-
-        def ask() -> None:
-            answers = node_answers(node)
-            # Ray moves what was reserved on a machine that it has given up
-            moved = self.places is not None and self.places.has_moved()
-            self._inbox.put(partial(self._take_node, node, answers, moved))
-
-        # A node out of reach takes seconds to ask, and a second question would learn no more.
-        if node not in self._asked_nodes:
-            self._asked_nodes.add(node)
-            threading.Thread(target=ask, name="node", daemon=True).start()
-
-    def _take_node(self, node: str, answers: bool, moved: bool) -> None:
-        self._asked_nodes.discard(node)
-        self._places.node_told(node, answers=answers)
-        if moved:
-            self._places.room_found()
 
     def _act(self) -> None:
         """Does what was decided; under the lock, since no call of Ray here waits."""
@@ -597,19 +445,19 @@ class RayRolloutPool:
         match action:
             case Start(place, without):
                 assert self.start is not None, "ranks neither join nor are replaced"
-                host = _Host(place, self.start(place.number, without))
+                host = Host(place, self.start(place.number, without))
                 self._hosts[place.number] = host
                 self._begin(host)
             case Kill(place):
                 host = self._hosts.pop(place.number)
-                self._under_way = {call for call in self._under_way if call.host is not host}
+                self._under_way.forget(host)
                 ray.kill(host.actor)
             case Send(place):
                 self._send(self._hosts[place.number])
             case Order(place, method, groups):
-                self._order(self._hosts[place.number], _Order(method, (groups,), _nothing))
+                self._under_way.order(self._hosts[place.number], method, groups)
             case AskNode(node):
-                self._ask_node(node)
+                self._under_way.ask_node(node)
             case Finish(outcome):
                 self._arrived.append(outcome)
             case Tell(incident, worker, alerts):
@@ -621,40 +469,32 @@ class RayRolloutPool:
             case Fail(place, error, losses):
                 self._fail(place, error, losses)
 
-    def _send(self, host: _Host) -> None:
+    def _send(self, host: Host) -> None:
         """The worker is sent the weights published last."""
         assert self._weights is not None
         version = self._weights[1]
-        take = partial(self._take_report, host, version)
+        take = partial(self._take_report, version)
         # no publish waits for one that does not serve, so that the ranks may go on meanwhile
         joins = host.place.state != "serving"
         ref = host.actor.update_rollouts.remote(*self._weights, joins=joins)
-        self._call(host, _PUBLISHING, ref, take, limit_s=self.calls.timeout_s)
+        self._under_way.begin(host, _PUBLISHING, ref, take, limit_s=self.calls.timeout_s)
 
     def _fail(self, place: Place, error: BaseException, losses: int) -> None:
-        if self.start is None:
-            if isinstance(error, WeightMismatchError):
-                self._mismatch = error
-                return
-            if isinstance(error, ActorLostError):
-                error = self.calls.fail(error, place.number)
-            self._error = error
-        else:
+        if self.start is not None:
             message = (
                 f"rollout workers died {losses} times since weights were published last, and "
                 f"PlacementConfig.worker_restarts={self.max_restarts} allows "
                 f"{self.max_restarts}; the last was: {error}"
             )
-            if isinstance(error, WeightMismatchError):
-                # the publish alone raises it, so that the step can be kept
-                self._mismatch = WeightMismatchError(message)
-                return
-            self._error = EngineError(message, retryable=False)
-        self.calls.error = self._error
-
-
-def _nothing(*_: Any) -> None:
-    return None
+            kind = WeightMismatchError if isinstance(error, WeightMismatchError) else EngineError
+            error = kind(message, retryable=False)
+        elif isinstance(error, ActorLostError):
+            error = self.calls.fail(error, place.number)
+        if isinstance(error, WeightMismatchError):
+            # the publish alone raises it, so that the step can be kept
+            self._mismatch = error
+        else:
+            self._error = self.calls.error = error
 
 
 def _trained(place: Place) -> dict[GroupKey, GroupRequest]:

@@ -252,36 +252,25 @@ class ActorCalls:
         Raises:
             AgentRLError: what the actor raised, or that it died or did not answer.
         """
+        error: BaseException
         try:
-            return self.ask(ref, what, place)
-        except ActorLostError as lost:
-            raise self.fail(lost, place) from None
+            return ray.get(ref, timeout=self.timeout_s)
+        except GetTimeoutError:
+            error = self.silent(what, place, self.timeout_s)
+        except RayError as raised:
+            error = self.told(raised, what, place)
+        if isinstance(error, ActorLostError):
+            raise self.fail(error, place)
+        # where weights differ the ranks themselves are sound
+        if not isinstance(error, WeightMismatchError):
+            self.error = error
+        raise error
 
     def fail(self, lost: ActorLostError, place: int) -> AgentRLError:
         """The error of a lost actor that nothing stands in for; the group is poisoned by it."""
         error = self.failure(str(lost), place, "")
         self.error = error
         return error
-
-    def ask(self, ref: Any, what: str, place: int, timeout_s: float | None = None) -> Any:
-        """One answer of an actor that others may stand in for; within ``timeout_s``, by default the
-        group's own.
-
-        Raises:
-            AgentRLError: what the actor raised; the group is poisoned.
-            ActorLostError: it died or did not answer; the group is as it was.
-        """
-        timeout_s = timeout_s or self.timeout_s
-        try:
-            return ray.get(ref, timeout=timeout_s)
-        except GetTimeoutError:
-            raise self.silent(what, place, timeout_s) from None
-        except RayError as raised:
-            error = self.told(raised, what, place)
-            # where weights differ the ranks themselves are sound
-            if not isinstance(error, ActorLostError | WeightMismatchError):
-                self.error = error
-            raise error from None
 
     def told(self, error: BaseException, what: str, place: int) -> BaseException:
         """What an actor raised, or that it died."""

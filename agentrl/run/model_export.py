@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from agentrl.controller.checkpoints.stage_checkpoints import MANIFEST, step_of, whole_checkpoints
 from agentrl.errors import DataError
 from agentrl.store import RunDirectory
 
@@ -24,30 +26,29 @@ def find_checkpoint(run: RunDirectory, *, stage: str | None, step: int | None) -
     Raises:
         DataError: the run has no such checkpoint.
     """
-    manifests = sorted(
-        run.checkpoints_folder.glob(f"{stage or '*'}/step=*/manifest.json"),
-        key=lambda path: (path.stat().st_mtime_ns, path),
-    )
-    if not manifests:
+    by_stage = map(whole_checkpoints, run.checkpoints_folder.glob(stage or "*"))
+    steps = max(filter(None, by_stage), key=_written_at, default=[])
+    if not steps:
         of = "" if stage is None else f" of a stage {stage!r}"
         raise DataError(
             f"{run.root} must have a checkpoint to export and has none{of}; set checkpoint.every, "
             "or export models/STAGE, which a finished stage leaves"
         )
-    chosen = manifests[-1].parent.parent
-    steps = [path.parent for path in manifests if path.parent.parent == chosen]
     if step is not None:
-        own = [path for path in steps if path.name.partition(".")[0] == f"step={step:06d}"]
-        if not own:
-            kept = sorted(
-                {int(path.name.partition(".")[0].removeprefix("step=")) for path in steps}
-            )
+        kept = dict.fromkeys(map(step_of, steps))
+        if step not in kept:
+            chosen = steps[-1].parent.name
             raise DataError(
-                f"--step must be one that stage {chosen.name!r} of {run.root} keeps a checkpoint "
+                f"--step must be one that stage {chosen!r} of {run.root} keeps a checkpoint "
                 f"of, {', '.join(map(str, kept))}, got {step}; checkpoint.keep_last keeps more"
             )
-        steps = own
+        steps = [path for path in steps if step_of(path) == step]
     for role in _ROLES:
         if (found := steps[-1] / role).is_dir():
             return found
     raise DataError(f"checkpoint {steps[-1]} holds none of {', '.join(_ROLES)}")
+
+
+def _written_at(checkpoints: Sequence[Path]) -> int:
+    """When the newest of them was."""
+    return (checkpoints[-1] / MANIFEST).stat().st_mtime_ns

@@ -4,6 +4,11 @@ their copies at a URL."""
 from __future__ import annotations
 
 from agentrl.controller.checkpoints.checkpoint_copies import CheckpointCopies
-from agentrl.controller.checkpoints.stage_checkpoints import Checkpoints, Manifest
+from agentrl.controller.checkpoints.stage_checkpoints import (
+    Checkpoints,
+    Manifest,
+    step_of,
+    whole_checkpoints,
+)
 
-__all__ = ["CheckpointCopies", "Checkpoints", "Manifest"]
+__all__ = ["CheckpointCopies", "Checkpoints", "Manifest", "step_of", "whole_checkpoints"]

@@ -12,7 +12,7 @@ import threading
 import time
 from pathlib import Path
 
-from agentrl.controller.checkpoints.stage_checkpoints import MANIFEST, Manifest
+from agentrl.controller.checkpoints.stage_checkpoints import MANIFEST, Manifest, whole_checkpoints
 from agentrl.errors import StoreError
 from agentrl.store import RunDirectory
 from agentrl.store.disk import replacing_folder
@@ -42,8 +42,8 @@ class CheckpointCopies:
         self._run = run
         self._stage = stage
         self._folder = ""
-        found = run.checkpoints_folder.glob(f"{stage}/step=*/{MANIFEST}")
-        self._copied = {path.parent for path in found}  # by an earlier attempt of the run
+        # by an earlier attempt of the run
+        self._copied = set(whole_checkpoints(run.checkpoints_folder / stage))
         # copies one checkpoint and ends; ``failure`` joins it
         self._thread: threading.Thread | None = None
         self._given_up: threading.Thread | None = None

@@ -73,6 +73,17 @@ class Manifest:
             raise StoreError(f"{MANIFEST} cannot be read ({error})") from error
 
 
+def whole_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in a stage's folder, the newest last; a folder without a manifest is none."""
+    # Numbers have leading zeros, and `step=000100.001` sorts behind `step=000100`.
+    return sorted(path.parent for path in folder.glob(f"step=*/{MANIFEST}"))
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step after which a checkpoint was made."""
+    return int(checkpoint.name.partition(".")[0].removeprefix("step="))
+
+
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
     """The checkpoints of one stage, in ``<folder>/step=000100/``; a later one of the same step,
@@ -95,10 +106,10 @@ class Checkpoints:
 
         A checkpoint of that step which stands is never touched before the new one exists.
         """
-        first = f"step={step:06d}"
-        standing = [path.name for path in self._complete() if path.name.partition(".")[0] == first]
-        last = max((int(name.partition(".")[2] or 0) for name in standing), default=-1)
-        folder = self.folder / (first if last < 0 else f"{first}.{last + 1:03d}")
+        standing = [path for path in whole_checkpoints(self.folder) if step_of(path) == step]
+        numbers = [int(path.name.partition(".")[2] or 0) for path in standing]
+        suffix = f".{max(numbers) + 1:03d}" if numbers else ""
+        folder = self.folder / f"step={step:06d}{suffix}"
         if folder.exists():
             shutil.rmtree(folder)
         folder.mkdir(parents=True)
@@ -129,8 +140,9 @@ class Checkpoints:
         write_json(folder / MANIFEST, record)
         if self.keep_last:
             # of each step
-            newest = {path.name.partition(".")[0]: path for path in self._complete()}
-            kept = {*list(newest.values())[-self.keep_last :], *self._best(newest.values())}
+            newest = {step_of(path): path for path in whole_checkpoints(self.folder)}
+            last = list(newest.values())[-self.keep_last :]
+            kept = {*last, *self._best(newest.values())}
             for old in set(self.folder.glob("step=*")) - kept:
                 # The manifest goes first: a death in the midst leaves what counts for nothing.
                 (old / MANIFEST).unlink(missing_ok=True)
@@ -143,10 +155,10 @@ class Checkpoints:
             DataError: its manifest cannot be read, or a file that it names is missing or has
                 another size.
         """
-        complete = self._complete()
-        if not complete:
+        whole = whole_checkpoints(self.folder)
+        if not whole:
             return None
-        folder = complete[-1]
+        folder = whole[-1]
         try:
             manifest = Manifest.of((folder / MANIFEST).read_text(encoding="utf-8"))
         except (UnicodeDecodeError, StoreError) as error:
@@ -165,11 +177,6 @@ class Checkpoints:
         rollouts = replace(manifest.rollouts, groups=groups, unobserved=unobserved, running=running)
         return folder, replace(manifest, rollouts=rollouts)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is no checkpoint."""
-        return not self._complete()
-
     def check_metric(self, evaluated: Mapping[str, float]) -> None:
         """Refuses a ``keep_best`` that an evaluation did not give.
 
@@ -185,14 +192,14 @@ class Checkpoints:
     def best(self) -> Path | None:
         """The checkpoint with the highest ``keep_best``, the newest of several; None where no
         evaluation of a step with a checkpoint had the metric."""
-        return next(iter(self._best(self._complete())), None)
+        return next(iter(self._best(whole_checkpoints(self.folder))), None)
 
-    def _best(self, complete: Iterable[Path]) -> list[Path]:
+    def _best(self, whole: Iterable[Path]) -> list[Path]:
         """At most one of them."""
         if self.keep_best is None:
             return []
         values = []
-        for path in complete:
+        for path in whole:
             try:
                 manifest = Manifest.of((path / MANIFEST).read_text(encoding="utf-8"))
                 value = manifest.evaluated.get(self.keep_best)
@@ -203,14 +210,10 @@ class Checkpoints:
                 values.append((value, path))
         return [max(values)[1]] if values else []
 
-    def _complete(self) -> list[Path]:
-        # Numbers have leading zeros, and `step=000100.001` sorts behind `step=000100`.
-        return sorted(path.parent for path in self.folder.glob(f"step=*/{MANIFEST}"))
-
     def _corrupt(self, folder: Path, what: str) -> DataError:
         return DataError(f"checkpoint {folder} is corrupt: {what}; {self._remedy(folder)}")
 
     def _remedy(self, folder: Path) -> str:
-        others = [path.name for path in self._complete() if path != folder]
+        others = [path.name for path in whole_checkpoints(self.folder) if path != folder]
         then = f"to resume from {others[-1]}" if others else "to start the stage again"
         return f"delete it {then}"

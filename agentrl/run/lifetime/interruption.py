@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.config import StageConfig
+from agentrl.controller.checkpoints import whole_checkpoints
 from agentrl.controller.stop_request import StopRequest
 from agentrl.errors import CHECKPOINT, IN_LOG, RunInterruptedError, StoreError, has_traceback
 from agentrl.metrics import StepDisplay
@@ -99,10 +100,9 @@ class Interruption:
         return f"{stands}; go on with: {resume_command(self.directory)}"
 
     def _newest_checkpoint(self) -> Path | None:
-        folder = self.directory.checkpoints_folder
         for stage in reversed(self.stages):
-            if found := sorted(folder.glob(f"{stage.name}/step=*/manifest.json")):
-                return found[-1].parent
+            if found := whole_checkpoints(self.directory.checkpoints_folder / stage.name):
+                return found[-1]
         return None
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from agentrl.config import RunConfig, StageConfig, load_config, to_yaml
 from agentrl.config.dump import SHARED_SECTIONS
-from agentrl.controller.checkpoints import Checkpoints
+from agentrl.controller.checkpoints import whole_checkpoints
 from agentrl.controller.checkpoints.checkpoint_copies import fetch_newest, fetch_run
 from agentrl.errors import ConfigError
 from agentrl.run.data.datasets import rows_hash
@@ -128,7 +128,7 @@ def fetch_checkpoints(run: RunDirectory, stages: Sequence[StageConfig]) -> None:
         any(fetch_run(urls[name], run, [name]) for name in reversed(urls))
     for name, url in urls.items():
         folder = run.checkpoints_folder / name
-        if Checkpoints(folder, keep_last=0).is_empty:
+        if not whole_checkpoints(folder):
             fetched = fetch_newest(url, name, folder)
             if fetched is not None:
                 logger.info(

@@ -46,7 +46,13 @@ from agentrl.algorithms.settings.policy_gradient import (
 from agentrl.errors import did_you_mean
 from agentrl.types import load_object
 from agentrl.types.section import idle_settings
-from agentrl.types.user_code.load import UserFunction, check_takes, load_function, signature_of
+from agentrl.types.user_code.load import (
+    UserFunction,
+    built_in,
+    check_takes,
+    load_function,
+    signature_of,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -93,15 +99,8 @@ def settings_of(name: str) -> type[AlgorithmSettings] | None:
     Raises:
         ConfigError: no such algorithm.
     """
-    if name in ALGORITHMS:
-        return ALGORITHMS[name].settings
-    if ":" in name:
-        return None
-    raise AlgorithmSettings.broken(
-        "name",
-        f"={name!r} is unknown{did_you_mean(name, ALGORITHMS)}; choose one of "
-        f"{', '.join(sorted(ALGORITHMS))}, or name your own as 'module:function'",
-    )
+    entry = built_in(name, ALGORITHMS, partial(AlgorithmSettings.broken, "name"))
+    return None if entry is None else entry.settings
 
 
 def make_algorithm(

@@ -13,8 +13,8 @@ from agentrl.config.rules import fault
 from agentrl.config.schema import StageConfig
 from agentrl.config.train_sections import RolloutConfig
 from agentrl.engines.base import EngineSpec, EngineTraits
-from agentrl.engines.find import BUILT_IN, engines_with, find_engine
-from agentrl.errors import ConfigError, did_you_mean
+from agentrl.engines.find import engines_with, find_engine
+from agentrl.errors import ConfigError
 from agentrl.types.section import Fault, meant, section_faults
 
 
@@ -33,11 +33,7 @@ def engine_section_faults(stage: StageConfig) -> Iterator[Fault]:
         if section not in RolloutConfig.model_fields:
             kind.model_validate(extras.get(section, {}))
     except ConfigError as error:
-        near = "" if ":" in rollout.engine else did_you_mean(rollout.engine, BUILT_IN)
-        yield fault(
-            f"{error}{near}",
-            "rollout.engine",
-        )
+        yield fault(str(error), "rollout.engine")
     except ValidationError as error:
         yield from section_faults(error, kind, StageConfig, ("rollout", section))
     for name in extras.keys() - {section}:

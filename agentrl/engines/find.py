@@ -11,7 +11,7 @@ from agentrl.engines.base import EngineSpec
 from agentrl.engines.servers.environment import ServerEnvironment
 from agentrl.engines.servers.section import ServersSpec
 from agentrl.errors import ConfigError
-from agentrl.types.user_code.load import UserFunction, check_takes, load_named
+from agentrl.types.user_code.load import UserFunction, built_in, check_takes, load_named
 
 BUILT_IN: Mapping[str, str] = {
     "openai": "agentrl.engines.openai_spec:OpenAIEngineSpec",
@@ -31,12 +31,7 @@ def find_engine(name: str, base_dir: str | Path | None = None) -> type[EngineSpe
     Raises:
         ConfigError: there is no such engine, or what was found is no specification.
     """
-    if name not in BUILT_IN and ":" not in name:
-        raise ConfigError(
-            f"rollout.engine must be one of {', '.join(BUILT_IN)}, or module:name of an "
-            f"EngineSpec, got {name!r}"
-        )
-    found = load_named(BUILT_IN.get(name, name), base_dir, _broken)
+    found = load_named(built_in(name, BUILT_IN, _broken) or name, base_dir, _broken)
     if callable(found) and not isinstance(found, type):
         check_takes(found, name, _broken, "no arguments")
         found = UserFunction(found, type, _broken, name)()

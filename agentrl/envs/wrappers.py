@@ -18,7 +18,7 @@ from agentrl.tools.execution.outputs import clip_text
 from agentrl.types import Action, Message, Observation, StepResult, load_object
 from agentrl.types.clock import WaitClock, counted_by
 from agentrl.types.section import Arguments, Section
-from agentrl.types.user_code.load import load_function
+from agentrl.types.user_code.load import built_in, load_function
 from agentrl.types.user_code.values import private_copy
 
 
@@ -301,14 +301,8 @@ class WrapperReference(Section):
         Raises:
             ConfigError: the text names nothing, or no function.
         """
-        if self.function in BUILT_IN:
-            return BUILT_IN[self.function]
-        if ":" not in self.function:
-            raise _broken(
-                f": {self.function!r} is no built-in wrapper; those are {', '.join(BUILT_IN)}, "
-                "and one of your own is file.py:name"
-            )
-        return load_function(self.function, base_dir, _broken, "an Env")
+        own = built_in(self.function, BUILT_IN, _broken)
+        return own or load_function(self.function, base_dir, _broken, "an Env")
 
     def wrap(self, env: Env, base_dir: str | Path | None) -> Env:
         """``env`` in the wrapper.

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, cast
 
 from pydantic import Field
 
-from agentrl.errors import ConfigError, ToolError, did_you_mean
+from agentrl.errors import ConfigError, ToolError
 from agentrl.tools.base import BuiltInSettings, Tool, ToolLimits, with_limits
 from agentrl.tools.builtin.calculator import CalculatorTool
 from agentrl.tools.builtin.fetch_url import FetchUrlTool
@@ -33,7 +33,7 @@ from agentrl.tools.resources import (
 from agentrl.tools.search.search_tool import make_search
 from agentrl.types import place_of_object
 from agentrl.types.section import Arguments, Count, Positive, Seconds, Section
-from agentrl.types.user_code.load import load_named, needed
+from agentrl.types.user_code.load import built_in, load_named, needed
 
 
 class ToolReference(Section):
@@ -102,17 +102,15 @@ def _resolved(
     if not isinstance(entry, ToolReference):
         return _made_of(entry, getattr(entry, "__qualname__", None) or repr(entry), {}, resources)
     name = entry.function
-    if name in BUILT_IN:
+    if built_in(name, BUILT_IN, _broken) is not None:
         # The arguments go as text, since a cache's key must be hashable.
         return _built_in(name, json.dumps(entry.args), str(base_dir or "."))
-    if ":" not in name:
-        raise ConfigError(
-            f"ToolEnv.tools: {name!r} is no built-in tool "
-            f"({', '.join(BUILT_IN)}){did_you_mean(name, BUILT_IN)} "
-            "Name one of yours as file.py:name or module:name"
-        )
-    found = load_named(name, base_dir, lambda rule: ConfigError(f"ToolEnv.tools{rule}"))
+    found = load_named(name, base_dir, _broken)
     return _made_of(found, name, entry.args, resources)
+
+
+def _broken(rule: str) -> ConfigError:
+    return ConfigError(f"ToolEnv.tools{rule}")
 
 
 def _made_of(

@@ -49,9 +49,8 @@ def test_an_unknown_key_like_no_other_is_named_alone(problems: Problems) -> None
         ("optim: {betas: [0.9]}", "optim.betas must have at least 2 entries, got (0.9,)"),
         ("optim: {betas: [0.9, 1.0]}", "optim.betas.1 must be less than 1, got 1.0"),
         ("rollout: {engine: "
-         "sglnag}", "rollout.engine must be one of openai, sglang, torch, or module:name of an "
-                    "EngineSpec, got 'sglnag'; "
-         "did you mean 'sglang'?"),
+         "sglnag}", "rollout.engine='sglnag' is unknown; did you mean 'sglang'?; choose one of "
+                    "openai, sglang, torch, or name your own as file.py:NAME or module:NAME"),
         ("stages: 3", "stages must be a list, got 3"),
         ("stages: [3]", "stages.0 must be a mapping of settings, got 3"),
         ("env: {tools: [{args: {}}]}", "env.tools.0.function is required"),

@@ -80,7 +80,10 @@ def test_its_specification_may_come_from_a_function(config: Path) -> None:
             (f"rollout.engine={OWN}:OwnEngine",),
             "must name a subclass of agentrl.engines.EngineSpec",
         ),
-        (("rollout.engine=scripted",), "rollout.engine must be one of openai, sglang, torch"),
+        (
+            ("rollout.engine=scripted",),
+            "rollout.engine='scripted' is unknown; choose one of openai, sglang, torch",
+        ),
     ],
 )
 def test_a_fault_of_its_section_is_named_by_its_key(

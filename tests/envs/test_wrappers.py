@@ -210,7 +210,10 @@ async def test_wrappers_of_a_configuration_are_the_first_one_innermost(
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("[turn_limits]", r"'turn_limits' is no built-in wrapper; those are turn_limit, token_"),
+        (
+            "[turn_limits]",
+            r"='turn_limits' is unknown; did you mean 'turn_limit'\?; choose one of turn_",
+        ),
         ("[turn_limit]", r"turn_limit cannot be made with the arguments none"),
         ("[{function: turn_limit, args: {max_turns: 0}}]", r"TurnLimit\.max_turns must be a num"),
         ("['own.py:quiet']", r"own.py.* has no 'quiet'"),

@@ -233,7 +233,7 @@ def test_an_environment_that_cannot_be_made_closes_the_tools_that_it_made(tmp_pa
             "'own.py:Counting'",
             r"own\.py:Counting \(.*own\.py:47\) is no tool but a class; decorate it with @tool",
         ),
-        ("pyhton", r"'pyhton' is no built-in tool \(calculator, .*\); did you mean 'python'\?"),
+        ("pyhton", r"='pyhton' is unknown; did you mean 'python'\?; choose one of calculator, "),
         (
             "{function: python, args: {timeout: 1}}",
             r"'python' .*'timeout'; its arguments are: .*deadline_s",

@@ -218,7 +218,7 @@ def test_parsers_by_name() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("herms", "there is no parser 'herms'; use hermes, glm, deepseek, harmony, llama, "),
+        ("herms", r"='herms' is unknown; did you mean 'hermes'\?; choose one of hermes, glm, "),
         ("json:loads", r"RolloutSpec\.parser='json:loads' is no parser"),
     ],
 )

@@ -53,7 +53,7 @@ def test_two_steps_are_those_of_plain(model_path: str) -> None:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("megatron", "must be one of fsdp2, plain, or module:name, got 'megatron'"),
+        ("megatron", "='megatron' is unknown; choose one of fsdp2, plain, or name your own"),
         ("json:loads", "must name a subclass of agentrl.training.TrainBackend"),
         ("nosuch.module:Name", "cannot be loaded"),
     ],

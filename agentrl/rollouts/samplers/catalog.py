@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.errors import ConfigError, did_you_mean
+from agentrl.errors import ConfigError
 from agentrl.rollouts.samplers.mixture import Share
 from agentrl.rollouts.samplers.settings import (
     DifficultyBandSettings,
@@ -16,7 +16,13 @@ from agentrl.rollouts.samplers.settings import (
     UniformSettings,
 )
 from agentrl.types import Task, load_object
-from agentrl.types.user_code.load import UserFunction, check_takes, load_function, signature_of
+from agentrl.types.user_code.load import (
+    UserFunction,
+    built_in,
+    check_takes,
+    load_function,
+    signature_of,
+)
 
 _FOLDER = "agentrl.rollouts.samplers"
 _METHODS: Mapping[str, str] = {
@@ -50,15 +56,8 @@ def settings_of(name: str) -> type[SamplerSettings] | None:
     Raises:
         ConfigError: no such sampler.
     """
-    if name in SAMPLERS:
-        return SAMPLERS[name].settings
-    if ":" in name:
-        return None
-    raise _broken(
-        f"={name!r} is unknown{did_you_mean(name, SAMPLERS)}; choose one of "
-        f"{', '.join(sorted(SAMPLERS))}, or name your own as 'file.py:function' or "
-        "'module:function'"
-    )
+    entry = built_in(name, SAMPLERS, _broken)
+    return None if entry is None else entry.settings
 
 
 def make_sampler(

@@ -28,7 +28,7 @@ from agentrl.tools.parsers.reading import Marks
 from agentrl.tools.threads import BoundedThreads
 from agentrl.types import Message, ParsedMessage, ToolCall, ToolSpec
 from agentrl.types.messages import THOUGHTS_CLOSE, THOUGHTS_OPEN
-from agentrl.types.user_code.load import UserFunction, load_named
+from agentrl.types.user_code.load import UserFunction, built_in, load_named
 
 if TYPE_CHECKING:
     from agentrl.render import Renderer
@@ -76,12 +76,8 @@ def load_parser(name: str) -> ToolCallParser:
     Raises:
         ConfigError: the name is none of these, or names no parser.
     """
-    if name in BUILT_IN:
-        return BUILT_IN[name]()
-    if ":" not in name:
-        raise ConfigError(
-            f"there is no parser {name!r}; use {', '.join(BUILT_IN)}, or package.module:Class"
-        )
+    if (make := built_in(name, BUILT_IN, _broken)) is not None:
+        return make()
     found = load_named(name, None, _broken)
     parser = UserFunction(found, object, _broken, name)() if isinstance(found, type) else found
     if not isinstance(parser, ToolCallParser):

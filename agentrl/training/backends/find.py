@@ -7,7 +7,7 @@ from pathlib import Path
 
 from agentrl.errors import ConfigError
 from agentrl.training.backends.backend import TrainBackend
-from agentrl.types.user_code.load import load_named
+from agentrl.types.user_code.load import built_in, load_named
 
 BUILT_IN: Mapping[str, str] = {
     "fsdp2": "agentrl.training.backends.fsdp2:Fsdp2Backend",
@@ -26,9 +26,7 @@ def find_backend(name: str, base_dir: str | Path | None = None) -> type[TrainBac
     Raises:
         ConfigError: there is no such backend.
     """
-    if name not in BUILT_IN and ":" not in name:
-        raise _broken(f" must be one of {', '.join(BUILT_IN)}, or module:name, got {name!r}")
-    found = load_named(BUILT_IN.get(name, name), base_dir, _broken)
+    found = load_named(built_in(name, BUILT_IN, _broken) or name, base_dir, _broken)
     if not (isinstance(found, type) and issubclass(found, TrainBackend)):
         raise _broken(
             f"={name!r} must name a subclass of agentrl.training.TrainBackend, got {found!r}"

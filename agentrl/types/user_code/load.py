@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from agentrl.errors import AgentRLError, ConfigError, did_you_mean
 from agentrl.types.user_code.place import described, raised_at
 from agentrl.types.user_code.wall import failed_as, wall
+
+T = TypeVar("T")
 
 PACKAGES: Mapping[str, tuple[str, ...]] = {
     "gymnasium": ("gymnasium>=1.0",),
@@ -187,6 +189,20 @@ def _import_failure(what: str, error: BaseException) -> ConfigError:
 Broken: TypeAlias = Callable[[str], AgentRLError]
 """Makes a setting's error of the rule that it breaks, as ``partial(Section.broken, "name")`` does.
 """
+
+
+def built_in(name: str, known: Mapping[str, T], broken: Broken) -> T | None:
+    """What a setting names among what is built in; None for a reference to a user's own.
+
+    Raises:
+        AgentRLError: as ``broken`` makes it: it is neither.
+    """
+    if name in known or ":" in name:
+        return known.get(name)
+    raise broken(
+        f"={name!r} is unknown{did_you_mean(name, known)}; choose one of {', '.join(known)}, or "
+        "name your own as file.py:NAME or module:NAME"
+    )
 
 
 def load_named(reference: str, base_dir: str | Path | None, broken: Broken) -> Any:

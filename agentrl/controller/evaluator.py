@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Protocol, TypeAlias
 
 from agentrl.envs import EnvSpec
 from agentrl.metrics import correctness
 from agentrl.rollouts import GroupOutcome, GroupRequest
 from agentrl.types import SamplingParams, Task, Trajectory
+
+RollOut: TypeAlias = Callable[[Sequence[GroupRequest]], list[GroupOutcome]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +21,7 @@ class EvalSet:
     Args:
         name: in metrics and the summary.
         tasks: the problems.
-        temperature: of the sampled episodes, where it differs from the plan's.
+        temperature: of the sampled episodes, where it differs from other sets'.
         env: the environment, where it differs from training's (without its tools, say).
         baseline_only: evaluated before the first step alone.
     """
@@ -29,23 +31,6 @@ class EvalSet:
     temperature: float | None = None
     env: EnvSpec | None = None
     baseline_only: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class EvalPlan:
-    """How sets are evaluated.
-
-    Args:
-        sets: the sets.
-        samples: episodes sampled a task.
-        sampling: of the sampled episodes.
-        greedy: also one greedy episode a task.
-    """
-
-    sets: tuple[EvalSet, ...]
-    samples: int
-    sampling: SamplingParams
-    greedy: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,31 +65,38 @@ class Evaluator(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RolloutEvaluator:
-    """Evaluates every set of a plan.
+    """Evaluates sets of tasks by the episodes that are played for them.
 
     Args:
-        plan: what and how.
+        sets: what is held out.
         roll_out: plays groups with the weights served now.
+        samples: episodes sampled a task.
+        sampling: of the sampled episodes.
+        greedy: also one greedy episode a task.
         stage: the stage whose policy plays, in the ids of stored trajectories.
     """
 
-    plan: EvalPlan
-    roll_out: Callable[[Sequence[GroupRequest]], list[GroupOutcome]]
+    sets: Sequence[EvalSet]
+    roll_out: RollOut
+    _: KW_ONLY
+    samples: int
+    sampling: SamplingParams
+    greedy: bool = True
     stage: str = ""
 
     def evaluate(self, when: str, *, done: Collection[str] = ()) -> Iterator[Evaluation]:
         """Rolls out every set with the weights served now, one after another."""
-        for item in self.plan.sets:
+        for item in self.sets:
             if item.name not in done and (when == "before" or not item.baseline_only):
                 yield self._evaluate(item, when)
 
     def _evaluate(self, item: EvalSet, when: str) -> Evaluation:
-        sampling = self.plan.sampling
+        sampling = self.sampling
         if item.temperature is not None:
             sampling = replace(sampling, temperature=item.temperature)
-        sampled = self._roll_out(item, f"{when}/sampled", self.plan.samples, sampling)
+        sampled = self._roll_out(item, f"{when}/sampled", self.samples, sampling)
         greedy: list[Trajectory] = []
-        if self.plan.greedy:
+        if self.greedy:
             greedy = self._roll_out(item, f"{when}/greedy", 1, sampling.greedy())
         trajectories = [*sampled, *greedy]
         numbers: dict[str, float | int | None] = {

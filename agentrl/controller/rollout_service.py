@@ -20,7 +20,7 @@ from agentrl.config import StageConfig
 from agentrl.controller.admission import Backlog, RolloutState
 from agentrl.controller.cluster.rollout_pool import GroupPool, Incident
 from agentrl.controller.ledger import Ledger
-from agentrl.controller.schedule import Schedule
+from agentrl.controller.schedule import GroupRecorder, Schedule
 from agentrl.controller.state import TrainState
 from agentrl.controller.stop_request import StopRequest
 from agentrl.engines import PauseMode
@@ -28,7 +28,7 @@ from agentrl.errors import AgentRLError, EngineError, WeightMismatchError
 from agentrl.metrics import RolloutRates
 from agentrl.rollouts import GroupOutcome, GroupRequest
 from agentrl.rollouts.samplers.prompt_sampler import PromptSampler
-from agentrl.types import Trajectory, TrajectoryGroup
+from agentrl.types import TrajectoryGroup
 from agentrl.types.env import MAIN_POLICY
 
 logger = logging.getLogger(__name__)
@@ -53,14 +53,9 @@ class RolloutService(Schedule):
         restored: the groups to go on from, and those that wait already.
         send_weights: gives the engines a policy's weights as a version, paused in a mode meanwhile.
         keep_group: whether a finished group may be trained on.
-        on_outcome: called with every outcome as it comes in (store, metrics), evaluation's
-            included.
-        on_ended: called with each attempt that ended while its group goes on; it comes again with
-            the outcome.
+        recorder: is told of groups, and after each look for outcomes of what the pool survived.
         wait_s: deadline of one wait for a batch or an evaluation.
         stop: ends the waits for a batch and for an evaluation.
-        on_poll: called by the thread after each look for outcomes.
-        on_dropped: is told of each finished group that is in no batch, and why; under the lock.
         on_batch: called by the loop's thread once a batch is complete.
         numbers: further metrics since its last call.
         clock: monotonic seconds, by which the rollouts' rates are measured.
@@ -75,12 +70,9 @@ class RolloutService(Schedule):
     _: KW_ONLY
     send_weights: Callable[[str, int, PauseMode], object]
     keep_group: Callable[[TrajectoryGroup], FilterResult]
-    on_outcome: Callable[[GroupOutcome], None]
+    recorder: GroupRecorder
     wait_s: float
     stop: StopRequest = field(default_factory=StopRequest)
-    on_poll: Callable[[], None] = lambda: None
-    on_ended: Callable[[Trajectory], None] = lambda trajectory: None
-    on_dropped: Callable[[TrajectoryGroup, str], None] = lambda group, reason: None
     on_batch: Callable[[], None] = lambda: None
     numbers: Callable[[], Mapping[str, float]] = dict
     on_close: Callable[[], None] = lambda: None
@@ -375,7 +367,7 @@ class RolloutService(Schedule):
                             self._changed.wait(_POLL_S)
                         continue
                 self._collect(_POLL_S)
-                self.on_poll()
+                self.recorder.record_failures(self.take_failures())
         except BaseException as error:  # noqa: BLE001 - boundary: handed to the loop, which raises it
             with self._changed:
                 self._error = error
@@ -456,14 +448,14 @@ class RolloutService(Schedule):
     def _collect(self, timeout_s: float) -> None:
         outcomes = self.pool.collect(timeout_s)
         for trajectory in self.pool.take_ended():
-            self.on_ended(trajectory)
+            self.recorder.record_ended(trajectory)
         for outcome in outcomes:
             reason = self._backlog.cancelling.get(outcome.request.group_index)
             if reason and not outcome.request.label:
                 outcome = replace(outcome, group=_with_reason(outcome.group, reason))
             # The store may make this wait for room, so it holds no lock. It comes before the group
             # is entered: a batch may take the group then, and the recorder must know it.
-            self.on_outcome(outcome)
+            self.recorder.record_outcome(outcome)
             with self._changed:
                 self._enter(outcome)
                 self._changed.notify_all()
@@ -510,7 +502,7 @@ class RolloutService(Schedule):
     def _drop(self, group: TrajectoryGroup, reason: str) -> None:
         """A finished group that will be in no batch."""
         self.ledger.move_group(group, "dropped", reason=reason)
-        self.on_dropped(group, reason)
+        self.recorder.record_dropped(group, reason)
 
     def _cancel(self, group_indices: Iterable[int], reason: str) -> None:
         if new := self._backlog.cancel(group_indices, reason):

@@ -14,7 +14,7 @@ from agentrl.controller.cluster.rollout_pool import Incident
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.state import TrainState
 from agentrl.rollouts import GroupOutcome, GroupRequest
-from agentrl.types import TrajectoryGroup
+from agentrl.types import Trajectory, TrajectoryGroup
 
 
 class Schedule:
@@ -74,6 +74,23 @@ class Schedule:
 
     def close(self) -> None:
         """Ends what was started."""
+
+
+class GroupRecorder:
+    """Is told what becomes of a stage's groups, by a thread of the schedule's too. What is written
+    here keeps nothing."""
+
+    def record_outcome(self, outcome: GroupOutcome) -> None:
+        """A group came to its end; an evaluation's groups do so too."""
+
+    def record_ended(self, trajectory: Trajectory) -> None:
+        """An attempt ended while its group goes on; it comes again with the outcome."""
+
+    def record_dropped(self, group: TrajectoryGroup, reason: str) -> None:
+        """A finished group is in no batch. The schedule's lock is held meanwhile."""
+
+    def record_failures(self, incidents: Sequence[Incident]) -> None:
+        """What the run survived since the last call, which may be nothing."""
 
 
 @dataclass(eq=False)

@@ -13,7 +13,7 @@ from agentrl.algorithms import FilterResult
 from agentrl.config import StageConfig
 from agentrl.controller.admission import RolloutState
 from agentrl.controller.ledger import Ledger
-from agentrl.controller.schedule import Schedule
+from agentrl.controller.schedule import GroupRecorder, Schedule
 from agentrl.rollouts import GroupOutcome, GroupRequest
 from agentrl.types import TrajectoryGroup
 
@@ -27,8 +27,7 @@ class StoredSchedule(Schedule):
         groups_of: the groups of a step, in the order of its batch.
         ledger: of this run, which gets the groups again.
         keep_group: whether a group may be trained on.
-        on_outcome: called with every group (store, metrics).
-        on_dropped: is told of each group that is in no batch, and why.
+        recorder: is told of every group, and of each that is in no batch.
         stage: that trains.
         first_group_index: the index of its first group.
     """
@@ -37,8 +36,7 @@ class StoredSchedule(Schedule):
     ledger: Ledger
     _: KW_ONLY
     keep_group: Callable[[TrajectoryGroup], FilterResult]
-    on_outcome: Callable[[GroupOutcome], None]
-    on_dropped: Callable[[TrajectoryGroup, str], None]
+    recorder: GroupRecorder
     stage: StageConfig
     first_group_index: int = 0
 
@@ -55,7 +53,7 @@ class StoredSchedule(Schedule):
             rollouts, stage = group.trajectories, self.stage.name
             self.ledger.move_group(group, "running", *rollouts, stage=stage, stored=True)
             request = GroupRequest(index, group.task, len(rollouts), stage=stage)
-            self.on_outcome(GroupOutcome(request, group))
+            self.recorder.record_outcome(GroupOutcome(request, group))
             self.ledger.enter_ends(group)
             decision = self.keep_group(group)
             if decision.keep:
@@ -64,7 +62,7 @@ class StoredSchedule(Schedule):
                 taken.append(group)
             else:
                 self.ledger.move_group(group, "dropped", reason=decision.reason)
-                self.on_dropped(group, decision.reason)
+                self.recorder.record_dropped(group, decision.reason)
         return taken
 
     def mark_trained(self, groups: Sequence[TrajectoryGroup], step: int) -> None:

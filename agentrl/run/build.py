@@ -20,14 +20,14 @@ from agentrl.config.sections import (
     RewardModelConfig,
 )
 from agentrl.config.train_sections import CriticConfig, ReferenceConfig, RoleConfig
-from agentrl.controller.evaluator import EvalPlan, EvalSet
+from agentrl.controller.evaluator import EvalSet, RollOut, RolloutEvaluator
 from agentrl.controller.loop import train
 from agentrl.controller.stage.stage_run import StageRun
 from agentrl.controller.state import TrainState
 from agentrl.envs import EnvSpec, EpisodeView, RewardFn, Rubric, Score, ToolEnv, WrapperReference
 from agentrl.envs.rewards import BUILT_IN
 from agentrl.envs.rewards.custom import custom_reward
-from agentrl.errors import ConfigError, did_you_mean
+from agentrl.errors import ConfigError
 from agentrl.render import RendererSpec
 from agentrl.rollouts import RolloutSpec, RubricFactory, StagePermits
 from agentrl.rollouts.samplers.catalog import make_sampler
@@ -46,7 +46,7 @@ from agentrl.tools import (
 from agentrl.training.backends.find import absolute
 from agentrl.training.parallel.process_group import Sharding
 from agentrl.types import Task
-from agentrl.types.user_code.load import UserFunction, check_takes, load_function
+from agentrl.types.user_code.load import UserFunction, built_in, check_takes, load_function
 from agentrl.types.user_code.values import private_copy
 
 
@@ -121,15 +121,8 @@ class RubricSpec:
 def _bound(part: RewardFunctionConfig, base_dir: str) -> RewardFn:
     broken = partial(part.broken, "function")
     takes = f"({', '.join(['episode', *(f'{key}=' for key in part.args)])})"
-    reference = part.function
     args = dict(part.args)
-    if ":" not in reference:
-        if reference not in BUILT_IN:
-            raise broken(
-                f"={reference!r} is no built-in reward{did_you_mean(reference, BUILT_IN)}; choose "
-                f"one of {', '.join(sorted(BUILT_IN))}, or name your own as file.py:function"
-            )
-        reference = BUILT_IN[reference]
+    reference = built_in(part.function, BUILT_IN, broken) or part.function
     function = load_function(reference, base_dir, broken, takes)
     if part.function in BUILT_IN and "base_dir" in inspect.signature(function).parameters:
         # Files among its settings are named from the configuration's folder.
@@ -424,8 +417,14 @@ def model_settings(stage: StageConfig) -> dict[str, Any]:
     }
 
 
-def eval_plan(stage: StageConfig, live: LiveObjects) -> EvalPlan:
-    """How the stage's policy is evaluated, on every set."""
+def rollout_evaluator(stage: StageConfig, live: LiveObjects, roll_out: RollOut) -> RolloutEvaluator:
+    """Evaluates the stage's policy on every set of ``eval.sets``.
+
+    Args:
+        stage: whole.
+        live: what was given from Python.
+        roll_out: plays groups with the weights served now.
+    """
     own = stage.eval
     sets = []
     for name, item in own.sets.items():
@@ -435,4 +434,11 @@ def eval_plan(stage: StageConfig, live: LiveObjects) -> EvalPlan:
     sampling = replace(
         stage.rollout.sampling, temperature=own.temperature, top_p=own.top_p, top_k=0
     )
-    return EvalPlan(tuple(sets), own.samples, sampling, own.greedy)
+    return RolloutEvaluator(
+        sets,
+        roll_out,
+        samples=own.samples,
+        sampling=sampling,
+        greedy=own.greedy,
+        stage=stage.name,
+    )

@@ -18,7 +18,7 @@ from agentrl.controller.checkpoints import CheckpointCopies, Checkpoints, Manife
 from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.controller.cluster.rollout_pool import RolloutWorkerSpec
 from agentrl.controller.cluster.worker import RoleSpec
-from agentrl.controller.evaluator import Evaluator, RolloutEvaluator
+from agentrl.controller.evaluator import Evaluator
 from agentrl.controller.pair_evaluator import PairEvaluator
 from agentrl.controller.recording.recorder import Recorder
 from agentrl.controller.recording.skipped_steps import SkippedSteps
@@ -37,12 +37,12 @@ from agentrl.metrics.health import Health
 from agentrl.run.build import (
     LiveObjects,
     StageRecipe,
-    eval_plan,
     model_settings,
     other_folder,
     parser_name,
     renderer_spec,
     reward_model_folder,
+    rollout_evaluator,
     rollout_spec,
     training_loop,
 )
@@ -443,7 +443,7 @@ def _evaluator(context: RunContext, recipe: StageRecipe, schedule: Schedule) -> 
             context.display.message(f"{told}; use `agentrl eval` on the trained model")
         return None
     if kind == "rollouts":
-        return RolloutEvaluator(eval_plan(stage, context.live), schedule.evaluate, stage.name)
+        return rollout_evaluator(stage, context.live, schedule.evaluate)
     if kind == "demonstrations":
         return None
     return PairEvaluator(

@@ -15,7 +15,7 @@ from rich.console import Console
 from agentrl.config import RunConfig, StageConfig
 from agentrl.config.algorithm_rules import check_warmup
 from agentrl.config.key_names import naming_keys
-from agentrl.controller.evaluator import Evaluation, RolloutEvaluator
+from agentrl.controller.evaluator import Evaluation
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.stop_request import StopRequest
 from agentrl.envs import EnvSpec, RewardFn, Rubric
@@ -29,7 +29,7 @@ from agentrl.metrics import (
     TensorBoardSink,
 )
 from agentrl.rollouts import GroupRequest
-from agentrl.run.build import LiveObjects, eval_plan
+from agentrl.run.build import LiveObjects, rollout_evaluator
 from agentrl.run.lifetime.interruption import DRIVER_LOG, Interruption
 from agentrl.run.lifetime.resumption import resume_directory
 from agentrl.run.lifetime.session import RunContext, with_device
@@ -230,8 +230,8 @@ class Trainer(Closing):
         given = {"samples": samples or None, "greedy": greedy}
         asked = {key: value for key, value in given.items() if value is not None}
         stage = stage.replace(eval=stage.eval.replace(sets=chosen, **asked))
-        plan = eval_plan(stage, self._live)
-        return list(RolloutEvaluator(plan, self._player.play, stage.name).evaluate("now"))
+        evaluator = rollout_evaluator(stage, self._live, self._player.play)
+        return list(evaluator.evaluate("now"))
 
     @naming_keys()
     def rollout(self, tasks: Iterable[Task], *, samples: int = 1) -> list[Trajectory]:

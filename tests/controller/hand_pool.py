@@ -14,8 +14,10 @@ from typing import Any
 from agentrl.algorithms import FilterResult
 from agentrl.config import StageConfig
 from agentrl.controller.admission import RolloutState
+from agentrl.controller.cluster.rollout_pool import Incident
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.rollout_service import RolloutService
+from agentrl.controller.schedule import GroupRecorder
 from agentrl.controller.scored_pool import ScoredPool
 from agentrl.controller.state import TrainState
 from agentrl.engines import PauseMode
@@ -143,6 +145,28 @@ class HandPool:
         self._done.put(finished)
 
 
+class Told(GroupRecorder):
+    """Keeps what a service tells its recorder."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[GroupOutcome] = []
+        self.ended: list[Trajectory] = []
+        self.dropped: list[tuple[list[str], str]] = []
+        self.looks = 0
+
+    def record_outcome(self, outcome: GroupOutcome) -> None:
+        self.outcomes.append(outcome)
+
+    def record_ended(self, trajectory: Trajectory) -> None:
+        self.ended.append(trajectory)
+
+    def record_dropped(self, group: TrajectoryGroup, reason: str) -> None:
+        self.dropped.append(([one.id for one in group.finished], reason))
+
+    def record_failures(self, incidents: Sequence[Incident]) -> None:
+        self.looks += 1
+
+
 MakeWorld = Callable[..., "World"]
 
 
@@ -152,7 +176,8 @@ class World:
     def __init__(self, path: Path, stage: StageConfig, **settings: Any) -> None:
         self.pool = HandPool()
         self.ledger = Ledger(path)
-        self.taken_in: list[GroupOutcome] = []
+        self.told = Told()
+        self.taken_in = self.told.outcomes
         self.published: list[tuple[str, int, PauseMode]] = []
         restored = settings.pop("restored", RolloutState(0, (), 0, 0))
         state = settings.pop("state", TrainState())
@@ -178,8 +203,7 @@ class World:
             restored,
             send_weights=self._publish,
             keep_group=settings.pop("keep", lambda group: FilterResult(True)),
-            on_outcome=settings.pop("on_outcome", self.taken_in.append),
-            **{"wait_s": DEADLINE_S} | settings,
+            **{"wait_s": DEADLINE_S, "recorder": self.told} | settings,
         )
         self.service.start(state)
 

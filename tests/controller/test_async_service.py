@@ -108,11 +108,7 @@ def test_a_group_that_cannot_meet_the_bound_is_cancelled_before_the_publish(
 
 
 def test_a_buffered_group_is_dropped_once_it_is_too_old(world: MakeWorld) -> None:
-    told = []
-    w = world(
-        bounds(1, 1, max_staleness=1, on_stale="drop"),
-        on_dropped=lambda group, reason: told.append((group.group_index, reason)),
-    )
+    w = world(bounds(1, 1, max_staleness=1, on_stale="drop"))
     w.pool.wait_for(2)
     first = w.next_groups(1)
     finish(w, 0, 0)
@@ -123,7 +119,7 @@ def test_a_buffered_group_is_dropped_once_it_is_too_old(world: MakeWorld) -> Non
     assert w.service.snapshot().groups == ()
     assert w.service.take_counts()["async/dropped"] == 1
     assert w.ledger.counts()["dropped"] == 1
-    assert told == [(1, "stale")]
+    assert w.told.dropped == [(["1-0-0"], "stale")]
 
 
 @pytest.mark.parametrize(("stale", "kept"), [("drop", 0), ("mask_tokens", 1)])

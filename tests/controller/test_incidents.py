@@ -84,12 +84,11 @@ def test_an_incident_is_shown_an_event_and_a_metric_of_the_step(tmp_path: Path) 
 
 
 def test_the_service_looks_for_incidents_while_a_batch_is_waited_for(world: MakeWorld) -> None:
-    looks: list[int] = []
-    w = world(bounds(1, 1), on_poll=lambda: looks.append(1))
+    w = world(bounds(1, 1))
     batch = w.next_groups()
     w.pool.wait_for(1)
-    before = len(looks)
-    until(lambda: len(looks) > before + 1)
+    before = w.told.looks
+    until(lambda: w.told.looks > before + 1)
     assert not batch.done
     w.pool.finish(0)
     assert batch.group_indices() == [0]

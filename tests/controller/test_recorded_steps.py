@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agentrl.controller.evaluator import EvalPlan, EvalSet, Evaluation, RolloutEvaluator
+from agentrl.controller.evaluator import EvalSet, Evaluation, RolloutEvaluator
 from agentrl.controller.recording.recorder import Recorder
 from agentrl.controller.state import TrainState
 from agentrl.metrics import PhaseTimer
@@ -112,9 +112,12 @@ def test_an_evaluator_asks_under_its_stage_and_the_label_is_the_same_in_each() -
         asked.extend(requests)
         return [outcome(request.group_index, request.label) for request in requests]
 
-    plan = EvalPlan((EvalSet("sums", (TASK,)),), 1, SamplingParams(8))
+    sets = [EvalSet("sums", (TASK,))]
     for stage in ("warmup", "rl"):
-        list(RolloutEvaluator(plan, roll_out, stage).evaluate("before"))
+        evaluator = RolloutEvaluator(
+            sets, roll_out, samples=1, sampling=SamplingParams(8), stage=stage
+        )
+        list(evaluator.evaluate("before"))
     labels = ["sums/before/sampled", "sums/before/greedy"]
     assert [(one.stage, one.label) for one in asked] == [
         (stage, label) for stage in ("warmup", "rl") for label in labels

@@ -16,6 +16,7 @@ from agentrl.algorithms import FilterResult
 from agentrl.controller.admission import RolloutState
 from agentrl.controller.cluster.rollout_pool import collect_groups
 from agentrl.controller.ledger import ledger_rows
+from agentrl.controller.schedule import GroupRecorder
 from agentrl.controller.stop_request import StopRequest
 from agentrl.errors import EngineError, RunInterruptedError, StoreError
 from agentrl.rollouts import (
@@ -122,16 +123,11 @@ def test_a_dropped_group_is_refilled_up_to_its_share(world: MakeWorld) -> None:
 def test_the_ledger_says_of_which_stage_a_group_is_and_why_it_was_dropped(
     world: MakeWorld, tmp_path: Path
 ) -> None:
-    told = []
-    w = world(
-        bounds(2, 2),
-        keep=lambda group: FilterResult(False, "no_spread"),
-        on_dropped=lambda group, reason: told.append((group.group_index, reason)),
-    )
+    w = world(bounds(2, 2), keep=lambda group: FilterResult(False, "no_spread"))
     w.pool.wait_for(2)
     w.pool.finish(0)
     until(lambda: w.ledger.counts()["dropped"] == 2)
-    until(lambda: told == [(0, "no_spread")])
+    until(lambda: w.told.dropped == [(["0-0-0", "0-1-0"], "no_spread")])
     w.ledger.sync()
     lines = (tmp_path / "ledger-0.jsonl").read_text().splitlines()
     rows = [row for row in map(json.loads, lines) if row["group_index"] == 0]
@@ -146,26 +142,18 @@ def test_the_ledger_says_of_which_stage_a_group_is_and_why_it_was_dropped(
 def test_an_episode_is_handed_on_before_its_group_and_has_a_reason_where_that_is_cancelled(
     world: MakeWorld,
 ) -> None:
-    told: list[str] = []
-    dropped: list[tuple[int, list[str], str]] = []
-    w = world(
-        bounds(1, 2),
-        on_ended=lambda trajectory: told.append(trajectory.id),
-        on_dropped=lambda group, reason: dropped.append(
-            (group.group_index, [t.id for t in group.finished], reason)
-        ),
-    )
+    w = world(bounds(1, 2))
     w.pool.wait_for(1)
     request = w.pool.open["", 0]
     first = outcome(request).group.trajectories[0]
     w.pool.ended.append(first)
-    until(lambda: told == ["0-0-0"])
+    until(lambda: [one.id for one in w.told.ended] == ["0-0-0"])
     assert (w.ledger.counts(), w.taken_in) == ({"running": 2}, [])
 
     stopped = replace(outcome(request, ["cancelled"] * 2), ended=(first,))
     w.pool.cancel = lambda keys: w.pool.give(stopped)  # type: ignore[method-assign]
     w.service.before_publish({"main": 1})
-    until(lambda: dropped == [(0, ["0-0-0"], "stale")])
+    until(lambda: w.told.dropped == [(["0-0-0"], "stale")])
     assert w.ledger.counts() == {"dropped": 1, "cancelled": 1}
     assert w.service.snapshot().groups == ()  # an episode of half a group is in no batch
 
@@ -271,10 +259,11 @@ def test_every_outcome_passes_the_intake_once(world: MakeWorld) -> None:
 
 
 def test_an_error_of_the_service_reaches_the_loop_as_it_is(world: MakeWorld) -> None:
-    def full(outcome: GroupOutcome) -> None:
-        raise StoreError("the disk is full")
+    class Full(GroupRecorder):
+        def record_outcome(self, outcome: GroupOutcome) -> None:
+            raise StoreError("the disk is full")
 
-    w = world(bounds(1, 1), on_outcome=full)
+    w = world(bounds(1, 1), recorder=Full())
     batch = w.next_groups()
     w.pool.wait_for(1)
     w.pool.finish(0)

@@ -18,6 +18,7 @@ from agentrl.controller.cluster.rollout_pool import Incident
 from agentrl.controller.evaluator import Evaluation
 from agentrl.controller.failures import failure_causes
 from agentrl.controller.recording.learned_tokens import LearnedTokens, left_out
+from agentrl.controller.schedule import GroupRecorder
 from agentrl.controller.state import TrainState, metric_prefix
 from agentrl.errors import StoreError
 from agentrl.metrics import (
@@ -42,7 +43,7 @@ _WITH_MAX = frozenset({"mismatch/logp_abs", "gpu/allocated_gib", "gpu/peak_gib"}
 
 
 @dataclass(eq=False)
-class Recorder:
+class Recorder(GroupRecorder):
     """Of one stage. The rollout service's thread calls ``record_ended``, ``record_outcome`` and
     ``record_failures`` too, the loop's thread everything.
 

@@ -39,14 +39,14 @@ def check_engine(
     Raises:
         ConfigError: every rule that it breaks, by name, with what was found.
     """
-    checked = _Checked(spec, place)
+    checked = _CheckedEngine(spec, place)
     checked.specification()
     if not checked.broken:
         checked.engine(sender, list(tensors))
     checked.conclude(type(spec).__name__, "engines' contract (docs/engines.md)")
 
 
-class _Checked(Contract):
+class _CheckedEngine(Contract):
     """An engine under test."""
 
     def __init__(self, spec: EngineSpec, place: EnginePlace) -> None:

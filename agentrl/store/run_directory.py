@@ -25,7 +25,7 @@ _MAX_BLOB = 2**30
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-class _Place:
+class _RunPath:
     """A file or folder of a run, by its path from the root; an attribute of
     :class:`RunDirectory`.
     """
@@ -140,75 +140,75 @@ class RunDirectory:
             )
         return record
 
-    config_path = _Place("config.resolved.yaml")
+    config_path = _RunPath("config.resolved.yaml")
     """The resolved configuration."""
 
-    record_path = _Place("run.json")
+    record_path = _RunPath("run.json")
     """What ran: commit, versions, host, seeds. A folder is a run when it holds this file."""
 
-    metrics_path = _Place("metrics.jsonl")
+    metrics_path = _RunPath("metrics.jsonl")
     """One JSON object a step."""
 
-    events_path = _Place("events.jsonl")
+    events_path = _RunPath("events.jsonl")
     """Alerts, retries and failures (``EventLog``)."""
 
-    ledger_path = _Place("ledger.jsonl")
+    ledger_path = _RunPath("ledger.jsonl")
     """Each change of state of each trajectory."""
 
-    resumes_path = _Place("resumes.jsonl")
+    resumes_path = _RunPath("resumes.jsonl")
     """A line a resume: the last step of each stage that stands."""
 
-    log_folder = _Place("logs")
+    log_folder = _RunPath("logs")
     """A log of each process of the run (``LogFile``): ``driver.jsonl``, ``rank-0.jsonl``, ..."""
 
-    heartbeat_path = _Place("heartbeat.json")
+    heartbeat_path = _RunPath("heartbeat.json")
     """That the run lives (``Heartbeat``)."""
 
-    summary_path = _Place("summary.json")
+    summary_path = _RunPath("summary.json")
     """What the run came to."""
 
-    left_out_path = _Place("left_out.json")
+    left_out_path = _RunPath("left_out.json")
     """The tasks that each stage leaves out for the length of their prompts."""
 
-    live_folder = _Place("traj/live")
+    live_folder = _RunPath("traj/live")
     """Trajectories that are not sealed yet."""
 
-    sealed_folder = _Place("traj/sealed")
+    sealed_folder = _RunPath("traj/sealed")
     """Trajectories for good."""
 
-    dropped_folder = _Place("traj/dropped")
+    dropped_folder = _RunPath("traj/dropped")
     """Which trajectories ``store.keep`` dropped, a file a writer (``DropLog``)."""
 
-    annotations_folder = _Place("traj/ann")
+    annotations_folder = _RunPath("traj/ann")
     """What is learned of trajectories later."""
 
-    live_annotations_folder = _Place("traj/ann/live")
+    live_annotations_folder = _RunPath("traj/ann/live")
     """Annotations that are not sealed yet."""
 
-    sealed_annotations_folder = _Place("traj/ann/sealed")
+    sealed_annotations_folder = _RunPath("traj/ann/sealed")
     """Annotations for good."""
 
-    annotation_columns_folder = _Place("traj/ann/columns")
+    annotation_columns_folder = _RunPath("traj/ann/columns")
     """The annotation columns that each writer declared."""
 
-    engine_folder = _Place("engine")
+    engine_folder = _RunPath("engine")
     """Logs of servers, by stage; those of a policy that was played before it was trained are no
     run.
     """
 
-    blobs_folder = _Place("blobs")
+    blobs_folder = _RunPath("blobs")
     """Images and other bytes, each named by its SHA-256."""
 
-    notes_folder = _Place("notes")
+    notes_folder = _RunPath("notes")
     """What people wrote, a file a user."""
 
-    checkpoints_folder = _Place("checkpoints")
+    checkpoints_folder = _RunPath("checkpoints")
     """Checkpoints by stage."""
 
-    skipped_steps_folder = _Place("skipped_steps")
+    skipped_steps_folder = _RunPath("skipped_steps")
     """Mini-batches whose gradient was not finite, by stage."""
 
-    models_folder = _Place("models")
+    models_folder = _RunPath("models")
     """The model that the run starts from in ``start``, and each finished stage's, in Hugging Face's
     layout.
     """

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from agentrl.guards.addresses import in_url
 from agentrl.guards.http_guard import LOOPBACK, own_hosts
 from agentrl.types.machine import listening_socket
 
@@ -53,7 +54,7 @@ class Address:
     def link(self) -> str:
         """What a person opens; who has it sees the run."""
         host = own_hosts(self.host)[0]
-        place = f"{_in_url(host)}:{self.port}"
+        place = f"{in_url(host)}:{self.port}"
         return f"http://{place}/?token={self.token}{self.page}"
 
 
@@ -206,7 +207,7 @@ def ways_in(
             ssh_port = f" -p {connection[3]}" if connection[3:] not in ([], ["22"]) else ""
             lines.append(
                 "from your own machine first: ssh -N -L "
-                f"{address.port}:{_in_url(address.host)}:{address.port}{ssh_port} {login}"
+                f"{address.port}:{in_url(address.host)}:{address.port}{ssh_port} {login}"
             )
         return lines, False
     desktop = sys.platform == "darwin" or bool(
@@ -232,7 +233,3 @@ def open_browser(address: Address) -> Callable[[], None]:
     opening = threading.Thread(target=webbrowser.open, args=(page.as_uri(),), daemon=True)
     opening.start()
     return lambda: shutil.rmtree(folder, ignore_errors=True)
-
-
-def _in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from agentrl.config import RunConfig
 from agentrl.config.sections import MAIN_POOL, PoolConfig
@@ -26,6 +27,22 @@ from agentrl.training.device import device_type
 
 _WORKERS = "rollout workers"
 """Of claims: no pool of ranks has a space in its name."""
+
+
+class _Claim(NamedTuple):
+    """What a pool asks Ray for.
+
+    Args:
+        pool: whose machines they are.
+        processes: places in all.
+        each: what a place has, by Ray's names of resources.
+        gpus: of each process in it.
+    """
+
+    pool: PoolConfig
+    processes: int
+    each: dict[str, float]
+    gpus: float
 
 
 class RunProcesses:
@@ -91,16 +108,20 @@ class RunProcesses:
         from agentrl.controller.cluster.ray_rollout_pool import rollout_workers
 
         own = self._placement
-        asked = self._asked()
-        cpus = sum(processes * each["CPU"] for _, processes, each, _ in asked.values())
+        claims = self._claims()
+        cpus = sum(claim.processes * claim.each["CPU"] for claim in claims.values())
         if start_ray(cpus, own.ray_address, own.env, self._project):
             # The stack runs the first callback last: ranks and workers end before Ray does.
             opened.callback(shut_down_ray)
         places: dict[str, Reservation] = {}
-        for name, (pool, processes, each, _) in asked.items():
+        for name, claim in claims.items():
             # all of them, before any process starts: what cannot be had is told at once
             places[name] = Reservation(
-                pool, processes, each, wait_s=own.wait_s, spread=name == _WORKERS
+                claim.pool,
+                claim.processes,
+                claim.each,
+                wait_s=own.wait_s,
+                spread=name == _WORKERS,
             )
             opened.callback(places[name].close)
         for name, pool in own.rank_pools.items():
@@ -108,7 +129,7 @@ class RunProcesses:
                 pool,
                 name=name,
                 device=self._device,
-                gpus=asked[name][-1],
+                gpus=claims[name].gpus,
                 places=places[name],
                 call_timeout_s=own.call_timeout_s,
                 log_folder=log_folder,
@@ -119,18 +140,17 @@ class RunProcesses:
                 self.rollouts = group.rollouts
         if self._workers:
             home = own.rollout if own.workers_share and own.rollout else _WORKERS
-            gpus = min(asked[home][-1], self._worker_gpus)
+            gpus = min(claims[home].gpus, self._worker_gpus)
             self.sync = ServedSync()
             self.rollouts = rollout_workers(
                 own, gpus=gpus, places=places[home], log_folder=log_folder
             )
             opened.callback(self.rollouts.close)
 
-    def _asked(self) -> dict[str, tuple[PoolConfig, int, dict[str, float], float]]:
-        """Of each pool how many places it asks Ray for, what a place has, and the GPUs of each
-        process in it; rollout workers that share the GPUs of ranks are in the places of these."""
+    def _claims(self) -> dict[str, _Claim]:
+        """Of each pool; rollout workers that share the GPUs of ranks are in the places of these."""
         own, workers = self._placement, self._placement.worker_pool
-        asked: dict[str, tuple[PoolConfig, int, dict[str, float], float]] = {}
+        claims: dict[str, _Claim] = {}
         for name, pool in own.rank_pools.items():
             # of each rank
             sharing = math.ceil(self._workers / pool.world_size) if name == own.rollout else 0
@@ -139,12 +159,12 @@ class RunProcesses:
             each |= {"CPU": pool.cpus + sharing * workers.cpus, "GPU": gpus}
             parts = 1 + (sharing if self._worker_gpus else 0)
             # Ray counts ten thousandths of a GPU
-            asked[name] = pool, pool.world_size, each, 10_000 * gpus // parts / 10_000
+            claims[name] = _Claim(pool, pool.world_size, each, 10_000 * gpus // parts / 10_000)
         if self._workers and not own.workers_share:
             gpus = self._worker_gpus
             each = {"CPU": workers.cpus, "GPU": gpus, **own.worker_resources}
-            asked[_WORKERS] = workers, self._workers, each, gpus
-        return asked
+            claims[_WORKERS] = _Claim(workers, self._workers, each, gpus)
+        return claims
 
     def describe(self) -> list[ProcessInfo]:
         """Where each rank runs."""

@@ -51,7 +51,7 @@ class StoredTrajectory:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Place:
+class _Newest:
     """Where the newest record of an id is."""
 
     listing: FileListing
@@ -76,7 +76,7 @@ class TrajectoryReader:
         self._folders = ShardFolders(run.sealed_folder)
         self._sealed: dict[Path, ShardListing] = {}
         self._live: dict[Path, LiveListing] = {}
-        self._newest: dict[str, _Place] = {}
+        self._newest: dict[str, _Newest] = {}
         self._is_stale = False
         self._annotations = AnnotationIndex(run, self._pass_over)
 
@@ -276,7 +276,7 @@ class TrajectoryReader:
             for position, (trajectory_id, at) in enumerate(listing.places()):
                 known = self._newest.get(trajectory_id)
                 if known is None or at >= known.recorded_at:
-                    self._newest[trajectory_id] = _Place(listing, position, at)
+                    self._newest[trajectory_id] = _Newest(listing, position, at)
 
     def _pass_over(self, error: StoreError) -> None:
         if str(error) not in self.damage:

@@ -21,7 +21,7 @@ _LEAST_GAIN = 1e-3
 """Of the mean load: what a move must save of the highest one."""
 
 
-class _Exchange(NamedTuple):
+class _Swap(NamedTuple):
     """A bundle of the most loaded coordinate and one of another, which may be None."""
 
     highest: float
@@ -110,7 +110,7 @@ class _Spread:
             return True
         return False
 
-    def _best_exchange(self, heavy: int) -> _Exchange | None:
+    def _best_exchange(self, heavy: int) -> _Swap | None:
         own = np.array(self._costs[heavy])
         best = None
         for other, load in enumerate(self.loads):
@@ -121,10 +121,10 @@ class _Spread:
             index, theirs = divmod(int(np.argmin(after)), after.shape[1])
             highest = float(after[index, theirs])
             if best is None or highest < best.highest:
-                best = _Exchange(highest, index, other, theirs - 1 if theirs else None)
+                best = _Swap(highest, index, other, theirs - 1 if theirs else None)
         return best
 
-    def _exchange(self, heavy: int, move: _Exchange) -> None:
+    def _exchange(self, heavy: int, move: _Swap) -> None:
         theirs = None if move.theirs is None else self._take(move.other, move.theirs)
         self.put(move.other, self._take(heavy, move.own))
         if theirs is not None:

@@ -44,12 +44,12 @@ def check_backend(backend: str, model_path: str | Path, *, place: DistSpec | Non
     find_backend(backend)
     where = place or DistSpec()
     join(where)
-    checked = _Checked(backend, str(model_path), where)
+    checked = _CheckedBackend(backend, str(model_path), where)
     checked.check()
     checked.conclude(f"TrainConfig.backend={backend!r}", "backends' contract (docs/training.md)")
 
 
-class _Checked(Contract):
+class _CheckedBackend(Contract):
     """A backend under test."""
 
     def __init__(self, backend: str, model_path: str, place: DistSpec) -> None:

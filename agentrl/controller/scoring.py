@@ -124,7 +124,8 @@ class RewardScorer:
 
     def _together(self, outcomes: Sequence[GroupOutcome]) -> list[GroupOutcome]:
         groups = [outcome.group.with_rewarded(self._readable) for outcome in outcomes]
-        scores = iter(self.scores.of(groups).tolist() if any(g.rewarded for g in groups) else ())
+        any_rewarded = any(group.rewarded for group in groups)
+        scores = iter(self.scores.of(groups).tolist() if any_rewarded else ())
         return [
             replace(outcome, group=group.with_rewarded(lambda t: self._with_score(t, next(scores))))
             for outcome, group in zip(outcomes, groups, strict=True)

@@ -51,7 +51,8 @@ class Probe:
         missing.
         """
         own = self.logprobs
-        if own.shape != found.shape or not (np.isfinite(own).all() and np.isfinite(found).all()):
+        finite = np.isfinite(own).all() and np.isfinite(found).all()
+        if own.shape != found.shape or not finite:
             return float("inf")
         return float(np.abs(own.astype(np.float64) - found).mean())
 

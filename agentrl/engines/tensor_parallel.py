@@ -82,7 +82,8 @@ def _slice_of(
         return _nth(whole, 0, rank, tp)
     if layer in ("embed_tokens", "lm_head"):
         rows = _rows_of_vocabulary(whole, tp, vocab_multiple)
-        return whole.part(0, *(min(whole.shape[0], place * rows) for place in (rank, rank + 1)))
+        first, end = (min(whole.shape[0], place * rows) for place in (rank, rank + 1))
+        return whole.part(0, first, end)
     if len(whole.shape) < 2:
         return whole
     if layer in ("o_proj", "down_proj"):

@@ -44,7 +44,8 @@ class LeftOut:
     longest: int
 
     def __str__(self) -> str:
-        named = ", ".join(map(repr, self.ids[:3])) + (", ..." if len(self.ids) > 3 else "")
+        more = ", ..." if len(self.ids) > 3 else ""
+        named = ", ".join(map(repr, self.ids[:3])) + more
         return (
             f"left out {len(self.ids)} of {self.num_tasks} tasks of data.train, whose prompts have "
             f"more than data.max_prompt_tokens={self.limit} tokens (the longest {self.longest}): "

@@ -169,7 +169,8 @@ class JoinedTable:
     def __init__(self, tables: Sequence[SourceRows], limit: int | None = None) -> None:
         self._tables = tables
         self._ends = np.cumsum([len(table) for table in tables])
-        self._num = int(self._ends[-1]) if limit is None else min(limit, int(self._ends[-1]))
+        whole = int(self._ends[-1])
+        self._num = whole if limit is None else min(limit, whole)
 
     def __len__(self) -> int:
         return self._num

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from agentrl.config import StageConfig
+from agentrl.controller.cluster.role_group import LocalRoleGroup
 from tests.controller.hand_pool import MakeWorld, World
 from tests.controller.tiny import write_model
 
@@ -30,6 +31,13 @@ def ray_started() -> Iterator[None]:
     yield
     if started:
         ray.shutdown()
+
+
+@pytest.fixture
+def group() -> Iterator[LocalRoleGroup]:
+    group = LocalRoleGroup(threads=1)
+    yield group
+    group.close()
 
 
 @pytest.fixture

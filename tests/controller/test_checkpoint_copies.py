@@ -31,13 +31,6 @@ from tests.kit.waiting import until
 LAST = "checkpoints/rl/step=000003"
 
 
-@pytest.fixture
-def group() -> Iterator[LocalRoleGroup]:
-    group = LocalRoleGroup(threads=1)
-    yield group
-    group.close()
-
-
 @pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.s3)])
 def url(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

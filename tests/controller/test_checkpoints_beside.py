@@ -4,7 +4,6 @@ run goes on."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,6 @@ from agentrl.errors import DiskFullError
 from agentrl.store import RunDirectory
 from agentrl.training.fsdp import checkpoint
 from tests.controller.replay import learn
-
-
-@pytest.fixture
-def group() -> Iterator[LocalRoleGroup]:
-    group = LocalRoleGroup(threads=1)
-    yield group
-    group.close()
 
 
 def fill_the_disk(monkeypatch: pytest.MonkeyPatch, *steps: int) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,13 @@ import pytest
 from agentrl.engines.scripted import ScriptedEngine
 from agentrl.envs import Env, EnvSpec, EpisodeView, ToolEnv
 from agentrl.errors import ConfigError, EngineError
-from agentrl.rollouts import EpisodeRunner, GroupRequest, StagePermits
+from agentrl.rollouts import GroupRequest, StagePermits
 from agentrl.sandbox import SandboxSpec
 from agentrl.tools import PythonTool
 from agentrl.types import Action, Message, Observation, SamplingParams, StepResult, Task
 from tests.kit.waiting import gather, until
 from tests.rollouts.bytewise import MODEL_VOCAB, TASK, call, rollout_spec, say, scripted
+from tests.rollouts.conftest import Open
 
 NEXT: Message = {"role": "user", "content": "go on"}
 DEADLINE_S = 60.0
@@ -43,22 +43,6 @@ class Noted(Env):
     async def close(self) -> None:
         await asyncio.sleep(0)
         self.notes.append("closed")
-
-
-Open = Callable[..., EpisodeRunner]
-
-
-@pytest.fixture
-def opened() -> Iterator[Open]:
-    runners: list[EpisodeRunner] = []
-
-    def open_runner(engine: Any, **settings: Any) -> EpisodeRunner:
-        runners.append(EpisodeRunner(rollout_spec(**settings), engine))
-        return runners[-1]
-
-    yield open_runner
-    for runner in runners:
-        runner.close()
 
 
 def test_a_group_comes_back_whole_and_in_order(opened: Open) -> None:

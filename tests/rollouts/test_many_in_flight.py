@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,24 +16,10 @@ from agentrl.rollouts import EpisodeRunner, GroupRequest, StagePermits
 from agentrl.tools import tool
 from agentrl.types import Observation, Task
 from tests.kit.waiting import gather
-from tests.rollouts.bytewise import TASK, call, rollout_spec, say, scripted
+from tests.rollouts.bytewise import TASK, call, say, scripted
+from tests.rollouts.conftest import Open
 
 DEADLINE_S = 120.0
-
-Open = Callable[..., EpisodeRunner]
-
-
-@pytest.fixture
-def opened() -> Iterator[Open]:
-    runners: list[EpisodeRunner] = []
-
-    def open_runner(engine: Any, **settings: Any) -> EpisodeRunner:
-        runners.append(EpisodeRunner(rollout_spec(**settings), engine))
-        return runners[-1]
-
-    yield open_runner
-    for runner in runners:
-        runner.close()
 
 
 def test_two_thousand_episodes_wait_for_the_engine_at_once(opened: Open) -> None:

@@ -7,23 +7,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import BPE
+from tokenizers import Tokenizer
 
 from agentrl.run.stage_tokenizer import keep_tokenizer
 from agentrl.store import Annotation, JsonlWriter, RunDirectory, TrajectoryWriter
 from agentrl.store.annotations.annotation import TOKEN_COLUMNS
+from tests.viewer.browser.runs import byte_tokenizer
 from tests.viewer.server.viewers import Client, make_trajectory, viewing
 
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(BPE({character: place for place, character in enumerate(alphabet)}, []))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens(["<end>"])
-    return made
+    return byte_tokenizer()
 
 
 @pytest.fixture(autouse=True)

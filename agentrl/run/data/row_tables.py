@@ -14,19 +14,44 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from agentrl.errors import DataError
-from agentrl.types.arrays import I64
 from agentrl.types.user_code.values import private_copy
+
+T = TypeVar("T")
 
 MOST_HELD_ROWS = 5_000_000
 """Rows of a function that are held; one that yields more is meant to be streamed."""
 
 _SMALL_BYTES = 64 * 2**20
 _SPOOL_ROWS = 1024
+
+
+class Parts(Generic[T]):
+    """Parts of a whole, one behind the other.
+
+    Attributes:
+        bounds: where each part begins, and the last one ends.
+
+    Args:
+        parts: in order.
+        sizes: of each.
+    """
+
+    def __init__(self, parts: Sequence[T], sizes: Iterable[int]) -> None:
+        self.parts = parts
+        self.bounds = np.cumsum([0, *sizes])
+
+    def __len__(self) -> int:
+        return int(self.bounds[-1])
+
+    def find(self, index: int) -> tuple[T, int]:
+        """The part that has an index, and its index there."""
+        place = int(np.searchsorted(self.bounds, index, side="right")) - 1
+        return self.parts[place], index - int(self.bounds[place])
 
 
 class SourceRows(Protocol):
@@ -110,18 +135,16 @@ class ParquetTable:
             groups = range(file.metadata.num_row_groups)
             size = sum(file.metadata.row_group(n).total_byte_size for n in groups)
             batches = file.iter_batches(batch_size=_SPOOL_ROWS)
-            self._batches = (
-                list(batches) if size <= _SMALL_BYTES else _spooled(batches, file.schema_arrow)
-            )
-        self._ends = np.cumsum([batch.num_rows for batch in self._batches])
+            held = list(batches) if size <= _SMALL_BYTES else _spooled(batches, file.schema_arrow)
+        self._batches = Parts(held, [batch.num_rows for batch in held])
 
     def __len__(self) -> int:
-        return int(self._ends[-1]) if self._batches else 0
+        return len(self._batches)
 
     def row(self, index: int) -> Any:
         """A row as a mapping of its columns."""
-        place, own = place_within(self._ends, index)
-        return self._batches[place].slice(own, 1).to_pylist()[0]
+        batch, own = self._batches.find(index)
+        return batch.slice(own, 1).to_pylist()[0]
 
     def where(self, index: int) -> str:
         return f"row {index} of {self._path}"
@@ -167,32 +190,20 @@ class JoinedTable:
     """Several tables, one behind the other, or the first ``limit`` of their rows."""
 
     def __init__(self, tables: Sequence[SourceRows], limit: int | None = None) -> None:
-        self._tables = tables
-        self._ends = np.cumsum([len(table) for table in tables])
-        whole = int(self._ends[-1])
-        self._num = whole if limit is None else min(limit, whole)
+        self._tables = Parts(tables, map(len, tables))
+        self._num = len(self._tables) if limit is None else min(limit, len(self._tables))
 
     def __len__(self) -> int:
         return self._num
 
     def row(self, index: int) -> Any:
         """A row of the table that has it."""
-        table, own = self._place(index)
+        table, own = self._tables.find(index)
         return table.row(own)
 
     def where(self, index: int) -> str:
-        table, own = self._place(index)
+        table, own = self._tables.find(index)
         return table.where(own)
-
-    def _place(self, index: int) -> tuple[SourceRows, int]:
-        place, own = place_within(self._ends, index)
-        return self._tables[place], own
-
-
-def place_within(ends: I64, index: int) -> tuple[int, int]:
-    """Which of several parts, that end before ``ends``, has an index, and where."""
-    place = int(np.searchsorted(ends, index, side="right"))
-    return place, index - (int(ends[place - 1]) if place else 0)
 
 
 def held(rows: Iterable[Any], name: str, setting: str, limit: int | None) -> HeldTable:

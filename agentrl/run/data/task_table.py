@@ -12,7 +12,7 @@ from typing import overload
 import numpy as np
 
 from agentrl.rollouts.samplers.mixture import Share
-from agentrl.run.data.row_tables import SourceRows, place_within
+from agentrl.run.data.row_tables import Parts, SourceRows
 from agentrl.run.data.task_rows import check_style, same_id, task_of
 from agentrl.types import Task
 from agentrl.types.arrays import I64
@@ -68,24 +68,23 @@ class TaskTable(_Tasks):
     """The tasks of the sources, one source behind the other; a row is read at each look."""
 
     def __init__(self, sources: Sequence[SourceTasks]) -> None:
-        self._sources = [source for source in sources if len(source.positions)]
-        self._ends = np.cumsum([len(source.positions) for source in self._sources])
+        self._sources = Parts(sources, [len(source.positions) for source in sources])
 
     @property
     def mixture(self) -> tuple[Share, ...]:
         """The sources and their weights; empty where they have none."""
         return tuple(
             Share(len(source.positions), source.weight)
-            for source in self._sources
-            if source.weight is not None
+            for source in self._sources.parts
+            if source.weight is not None and len(source.positions)
         )
 
     def __len__(self) -> int:
-        return int(self._ends[-1]) if self._sources else 0
+        return len(self._sources)
 
     def _task(self, index: int) -> Task:
         # A range refuses what is out of bounds and counts from the end, as a list does.
-        source, own = self._place(range(len(self))[index])
+        source, own = self._sources.find(range(len(self))[index])
         return source.task(own)
 
     def __iter__(self) -> Iterator[Task]:
@@ -95,11 +94,11 @@ class TaskTable(_Tasks):
         """The other tasks; those at these positions are left out."""
         gone = np.zeros(len(self), dtype=bool)
         gone[list(left_out)] = True
-        starts = [0, *self._ends.tolist()]
+        kept = np.split(~gone, self._sources.bounds[1:-1])
         return TaskTable(
             [
-                replace(one, positions=one.positions[~gone[start:end]])
-                for one, start, end in zip(self._sources, starts, starts[1:], strict=False)
+                replace(one, positions=one.positions[own])
+                for one, own in zip(self._sources.parts, kept, strict=True)
             ]
         )
 
@@ -120,12 +119,8 @@ class TaskTable(_Tasks):
                 raise same_id(task, self._where(index), self._where(first))
 
     def _where(self, index: int) -> str:
-        source, own = self._place(index)
+        source, own = self._sources.find(index)
         return source.where(own)
-
-    def _place(self, index: int) -> tuple[SourceTasks, int]:
-        place, own = place_within(self._ends, index)
-        return self._sources[place], own
 
 
 class TaskStream(_Tasks):

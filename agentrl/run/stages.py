@@ -280,10 +280,7 @@ def run_stage(
     model = models[stage.starts_from]
     scorer = reward_model_folder(stage, models)
     algorithm = stage.make_algorithm()
-    folder = context.directory.checkpoints_folder / stage.name
-    kept = stage.checkpoint
-    best = kept.keep_best if stage.eval.sets else None
-    checkpoints = Checkpoints(folder, keep_last=kept.keep_last, keep_best=best)
+    checkpoints = _checkpoints(context, stage)
     restored = checkpoints.latest() if resume else None
     manifest = restored[1] if restored else None
     plays = algorithm.learns_from == "rollouts"
@@ -312,28 +309,27 @@ def run_stage(
         for name, spec in specs.items()
     }
     recorder = _recorder(context, stage, manifest)
-    snapshot = (
-        manifest.rollouts
-        if manifest
-        else RolloutState(first_group_index, (), 0, context.ledger.offset)
-    )
+    begins = RolloutState(first_group_index, (), 0, context.ledger.offset)
+    snapshot = manifest.rollouts if manifest else begins
+    start = snapshot.next_group_index
     schedule: Schedule
     if batches is not None:
-        schedule = stored_groups(
-            context, recipe, batches, recorder, first_group_index=snapshot.next_group_index
-        )
+        schedule = stored_groups(context, recipe, batches, recorder, first_group_index=start)
     elif plays:
+        policies = {MAIN_POLICY: roles["actor"]}
         schedule = rollouts(
             context,
             recipe,
             tasks,
-            {MAIN_POLICY: roles["actor"]},
+            policies,
             recorder,
             first_group_index=first_group_index,
             snapshot=snapshot,
         )
     else:
-        schedule = conversations(recipe, context.ledger, start=snapshot.next_group_index)
+        schedule = conversations(recipe, context.ledger, start=start)
+    url = stage.checkpoint.copy_to
+    copies = None if url is None else CheckpointCopies(url, context.directory, stage.name)
     run = StageRun(
         stage,
         algorithm=algorithm,
@@ -351,9 +347,7 @@ def run_stage(
         model_folder=context.directory.models_folder / stage.name,
         restored=restored,
         stop=context.stop,
-        copies=CheckpointCopies(kept.copy_to, context.directory, stage.name)
-        if kept.copy_to is not None
-        else None,
+        copies=copies,
     )
     try:
         with context.stop.deferring():
@@ -367,6 +361,13 @@ def run_stage(
     next_group_index = schedule.snapshot().next_group_index if plays else first_group_index
     schedule.close()
     return StageOutcome(next_group_index, recorder.results, num_steps, state.without_signal)
+
+
+def _checkpoints(context: RunContext, stage: StageConfig) -> Checkpoints:
+    folder = context.directory.checkpoints_folder / stage.name
+    own = stage.checkpoint
+    best = own.keep_best if stage.eval.sets else None
+    return Checkpoints(folder, keep_last=own.keep_last, keep_best=best)
 
 
 def _announce(

@@ -266,8 +266,8 @@ class RayRolloutPool:
     def in_flight(self) -> list[GroupState]:
         with self._changed:
             told: dict[Host, list[GroupState]] = {}
-            hosts = [host for host in self._hosts.values() if host.place.groups]
-            asked = {host: _trained(host.place) for host in hosts}
+            hosts = self._hosts.values()
+            asked = {host: _trained(host.place) for host in hosts if host.place.groups}
             for host in asked:
                 self._under_way.order(host, "in_flight", take=told.__setitem__)
 

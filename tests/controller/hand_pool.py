@@ -113,6 +113,9 @@ class HandPool:
                 group_index, ["cancelled"] * self.open[label, group_index].group_size, label=label
             )
 
+    def take_failures(self) -> list[Incident]:
+        return []
+
     def in_flight(self) -> list[GroupState]:
         return self.saved
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Mapping, Sequence
 
 from agentrl.engines.base import (
@@ -15,6 +16,7 @@ from agentrl.engines.held_weights import HeldWeights
 from agentrl.engines.servers.control import ServerControl
 from agentrl.engines.servers.server import Server
 from agentrl.engines.servers.update import CatchUp, ServerUpdate
+from agentrl.engines.tensor_parallel import Shards
 from agentrl.errors import EngineError, WeightMismatchError
 from agentrl.types import Completion, EngineInfo, GenerateRequest
 
@@ -53,8 +55,16 @@ class ServersEngine(ServerControl):
         return self.state.info()
 
     def layout(self) -> EngineLayout:
-        """Whole tensors under Hugging Face names; each server cuts its ranks' parts."""
-        return EngineLayout(dtype=self.state.kind.place.dtype, restarts=True)
+        """Whole tensors under Hugging Face names, or what each rank is sent alone."""
+        return EngineLayout(self.state.kind.place.dtype, self._shards, restarts=True)
+
+    @functools.cached_property
+    def _shards(self) -> Shards:
+        """As the sender has them; a server that is started again is cut as it was."""
+        if self.sender is None:
+            return ()
+        clients = [server.client for server in self.pool.servers]
+        return self.sender.shards(clients, self.state.shapes)
 
     def begin_update(self, version: int) -> UpdateSession:
         """See ``EngineControl.begin_update``.

@@ -7,7 +7,7 @@ process group take part in each bucket, so that those of all servers go on at on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,11 +17,12 @@ from torch import Tensor
 
 from agentrl.engines import Served, ServedDtype, UpdateSession
 from agentrl.engines.checksum import checksum_of
+from agentrl.engines.servers.client import ServerClient
 from agentrl.engines.servers.update import ServerUpdate
-from agentrl.engines.tensor_parallel import ShardTensor
+from agentrl.engines.tensor_parallel import Shards, ShardTensor
 from agentrl.engines.tensor_slice import TensorSlice
 from agentrl.engines.weights import WeightArray
-from agentrl.errors import WeightMismatchError
+from agentrl.errors import EngineError
 from agentrl.training import WeightPart
 from agentrl.weight_sync import batches
 from agentrl.weight_sync.shared_memory import SharedMemorySender
@@ -40,6 +41,15 @@ class ShardSender(SharedMemorySender):
         super().__init__(served)
         self.ranks = tuple(ranks)
         self._own = torch.empty(0, dtype=torch.uint8)
+        self._shards: Shards = ()
+
+    def shards(
+        self, clients: Sequence[ServerClient], shapes: Mapping[str, tuple[int, ...]]
+    ) -> Shards:
+        """See ``WeightSender.shards``. They stay as they are when no server is left for an update:
+        the other ranks know nothing of that."""
+        self._shards = self._shards or super().shards(clients, shapes)
+        return self._shards
 
     def begin(self, update: ServerUpdate) -> UpdateSession:
         """A session of this rank's part, where each of them is sent its own alone."""
@@ -68,11 +78,6 @@ class ShardSender(SharedMemorySender):
             size = len(memory) // number
             self._own = memory[place * size : (place + 1) * size]
         return self._own
-
-    def close(self) -> None:
-        """See ``WeightSender.close``."""
-        super().close()
-        self._own = self._memory
 
 
 class ShardSession:
@@ -113,16 +118,13 @@ class ShardSession:
         self._batch.put(part)
 
     def commit(self) -> None:
-        """See ``UpdateSession.commit``.
-
-        Raises:
-            WeightMismatchError: two ranks wrote the same block, and not the same bits.
-        """
+        """See ``UpdateSession.commit``."""
         sums = _of_all_ranks(self._sums)
         update = self._update
         if update is not None:
             update.require_complete()
-            update.checksums |= self._checksums([sums[rank] for rank in self._sender.ranks])
+            own = [sums[rank] for rank in self._sender.ranks]
+            update.checksums |= written_checksums(own, self._dtype)
         self._batch.end()
         if update is not None:
             update.finish()
@@ -156,23 +158,34 @@ class ShardSession:
             for row in rows
         ]
 
-    def _checksums(self, by_rank: Sequence[dict[TensorSlice, Tensor]]) -> dict[str, int]:
-        """Of what all ranks wrote, each block of a tensor counted once."""
-        blocks: dict[TensorSlice, Tensor] = {}
-        for block, sums in (one for own in by_rank for one in own.items()):
-            if not torch.equal(blocks.setdefault(block, sums), sums):
-                raise WeightMismatchError(
-                    f"ranks wrote other bits of {block.name!r} than others; publish again"
-                )
-        totals: dict[tuple[str, tuple[int, ...]], Tensor] = {}
-        for block, sums in blocks.items():
-            whole = block.name, block.shape
-            totals[whole] = totals.get(whole, 0) + sums
-        dtype: torch.dtype = getattr(torch, self._dtype)
-        return {
-            name: checksum_of(name, shape, dtype, sums.tolist())
-            for (name, shape), sums in totals.items()
-        }
+
+def written_checksums(
+    by_rank: Sequence[Mapping[TensorSlice, Tensor]], dtype: ServedDtype
+) -> dict[str, int]:
+    """Checksums of tensors by their names.
+
+    Args:
+        by_rank: ``shard_sums`` of the blocks that each rank wrote; a block of several counts once.
+        dtype: of them.
+
+    Raises:
+        EngineError: two ranks wrote the same block, and not the same bits.
+    """
+    blocks: dict[TensorSlice, Tensor] = {}
+    for block, sums in (one for own in by_rank for one in own.items()):
+        if not torch.equal(blocks.setdefault(block, sums), sums):
+            raise EngineError(
+                f"ranks wrote {block.name!r} with other bits than each other; publish again",
+                retryable=False,
+            )
+    totals: dict[tuple[str, tuple[int, ...]], Tensor] = {}
+    for block, sums in blocks.items():
+        whole = block.name, block.shape
+        totals[whole] = totals.get(whole, 0) + sums
+    return {
+        name: checksum_of(name, shape, getattr(torch, dtype), sums.tolist())
+        for (name, shape), sums in totals.items()
+    }
 
 
 def _of_all_ranks(value: Any) -> list[Any]:

@@ -10,6 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from agentrl.engines.checksum import tensor_checksum
+from agentrl.engines.tensor_slice import TensorSlice
+from agentrl.errors import EngineError
+from agentrl.training import WeightPart
+from agentrl.weight_sync.shard_memory import written_checksums
 from tests.training.ranks import run_ranks
 from tests.weight_sync.shard_memory_rank import BATCH_BYTES, SHAPES
 
@@ -42,3 +47,21 @@ def test_each_rank_writes_its_own_part_and_the_server_reads_all(size: int, tmp_p
         shared = {name: most for own in of_tp for name, most in own["shared"].items()}
         assert all(0 < most <= max(largest, BATCH_BYTES) // tp for most in shared.values())
         assert len(shared) == size
+
+
+def test_a_block_of_two_ranks_counts_once_and_must_be_the_same() -> None:
+    whole = torch.arange(24.0).view(4, 6)
+
+    def sums(*places: tuple[int, int, int], off: float = 0) -> dict[TensorSlice, torch.Tensor]:
+        parts = [
+            WeightPart(
+                "w", (4, 6), (row, column), whole[row : row + 2, column : column + size] + off
+            )
+            for row, column, size in places
+        ]
+        return {part.block: part.sums() for part in parts}
+
+    ranks = [sums((0, 0, 6)), sums((0, 0, 6), (2, 0, 3)), sums((2, 3, 3))]
+    assert written_checksums(ranks, "float32") == {"w": tensor_checksum("w", whole)}
+    with pytest.raises(EngineError, match="ranks wrote 'w' with other bits than each other"):
+        written_checksums([ranks[0], sums((0, 0, 6), off=1)], "float32")

@@ -16,7 +16,6 @@ from agentrl.engines.held_weights import HeldWeights
 from agentrl.engines.servers.control import ServerControl
 from agentrl.engines.servers.server import Server
 from agentrl.engines.servers.update import CatchUp, ServerUpdate
-from agentrl.engines.tensor_parallel import Shards
 from agentrl.errors import EngineError, WeightMismatchError
 from agentrl.types import Completion, EngineInfo, GenerateRequest
 
@@ -56,15 +55,14 @@ class ServersEngine(ServerControl):
 
     def layout(self) -> EngineLayout:
         """Whole tensors under Hugging Face names, or what each rank is sent alone."""
-        return EngineLayout(self.state.kind.place.dtype, self._shards, restarts=True)
+        return self._layout
 
     @functools.cached_property
-    def _shards(self) -> Shards:
-        """As the sender has them; a server that is started again is cut as it was."""
-        if self.sender is None:
-            return ()
+    def _layout(self) -> EngineLayout:
+        """A server that is started again is cut as it was."""
         clients = [server.client for server in self.pool.servers]
-        return self.sender.shards(clients, self.state.shapes)
+        shards = self.sender.shards(clients, self.state.shapes) if self.sender else ()
+        return EngineLayout(self.state.kind.place.dtype, shards, restarts=True)
 
     def begin_update(self, version: int) -> UpdateSession:
         """See ``EngineControl.begin_update``.

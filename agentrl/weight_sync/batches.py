@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from agentrl.engines import Served, ServedDtype
+from agentrl.engines import Served, ServedDtype, UpdateSession
 from agentrl.engines.checksum import tensor_checksum
 from agentrl.engines.servers.client import ServerClient
 from agentrl.engines.servers.update import ServerUpdate
@@ -39,7 +39,7 @@ class BatchSender(ABC):
         self._served = served
         self._memory = torch.empty(0, dtype=torch.uint8)
 
-    def begin(self, update: ServerUpdate) -> BatchSession:
+    def begin(self, update: ServerUpdate) -> UpdateSession:
         """See ``WeightSender.begin``."""
         return BatchSession(update, self)
 

@@ -238,7 +238,6 @@ class Unreadable:
         return getattr(self._engine, name)
 
 
-@pytest.mark.invariant
 def test_a_worker_whose_engine_cannot_be_read_is_sent_what_changed_too(
     worker: Worker, host: EpisodeHost
 ) -> None:

@@ -41,14 +41,15 @@ class ShardSender(SharedMemorySender):
         super().__init__(served)
         self.ranks = tuple(ranks)
         self._own = torch.empty(0, dtype=torch.uint8)
-        self._shards: Shards = ()
+        self._shards: Shards | None = None
 
     def shards(
         self, clients: Sequence[ServerClient], shapes: Mapping[str, tuple[int, ...]]
     ) -> Shards:
-        """See ``WeightSender.shards``. They stay as they are when no server is left for an update:
-        the other ranks know nothing of that."""
-        self._shards = self._shards or super().shards(clients, shapes)
+        """See ``WeightSender.shards``. They stay as they were told first, whatever servers are left
+        for an update: the other ranks know nothing of that."""
+        if self._shards is None:
+            self._shards = super().shards(clients, shapes)
         return self._shards
 
     def begin(self, update: ServerUpdate) -> UpdateSession:

@@ -60,7 +60,7 @@ class ServersEngine(ServerControl):
     @functools.cached_property
     def _layout(self) -> EngineLayout:
         """A server that is started again is cut as it was."""
-        clients = [server.client for server in self.pool.servers]
+        clients = [server.client for server in self.pool.serving]
         shards = self.sender.shards(clients, self.state.shapes) if self.sender else ()
         return EngineLayout(self.state.kind.place.dtype, shards, restarts=True)
 

@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from agentrl.algorithms import make_algorithm
+from agentrl.controller.cluster.phases import ranks_of_servers
 from agentrl.engines.tensor_parallel import tensor_parallel_shards
 from agentrl.engines.tensor_slice import TensorSlice
 from agentrl.training import Actor, ActorSpec, DistSpec, join, leave
@@ -65,8 +66,9 @@ class Case:
         return f"{trained} to {self.engine_tp}"
 
     def engine_rank(self, rank: int) -> int:
-        """Whose shard a rank's own lies in."""
-        return rank % self.tp if self.tp > 1 else rank * self.engine_tp // self.fsdp
+        """Which rank of its server a rank writes for, as a run has it."""
+        servers = ranks_of_servers([""] * self.ranks, self.engine_tp, tp=self.tp)
+        return next(own.index(rank) for own in servers if rank in own)
 
     def share(self, kind: Kind) -> float:
         """Of a tensor, what a rank receives by the formula."""

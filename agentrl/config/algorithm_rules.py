@@ -158,15 +158,15 @@ def idle_faults(stage: StageConfig) -> Iterator[Fault]:
 def _idle_sync_faults(stage: StageConfig) -> Iterator[Fault]:
     """Where no engine is ever sent only what changed."""
     rollout, own = stage.rollout, "rollout.engine"
-    found, remedy = repr(rollout.engine), f"use {engines_with('readable')}"
+    found, remedy = repr(rollout.engine), f"use {engines_with('returns_ids')}"
     if not stage.placement.rollout_workers:
         own, found, remedy = "placement.rollout_workers", "0", "set it above 0"
-    elif stage.engine_spec.traits().readable:
+    elif stage.engine_spec.traits().returns_ids:
         return
     if rollout.full_sync_every != type(rollout).model_fields["full_sync_every"].default:
         yield fault(
-            f"{{key}}={rollout.full_sync_every} does nothing with {own}={found} (engines are "
-            f"always given all weights); leave it out, or {remedy}",
+            f"{{key}}={rollout.full_sync_every} does nothing with {own}={found} (nothing is "
+            f"then sent as changes); leave it out, or {remedy}",
             "rollout.full_sync_every",
             own,
         )

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pydantic import ValidationError
 
 from agentrl.config.foreign_keys import with_our_name
-from agentrl.config.rules import fault
+from agentrl.config.rules import fault, sandbox_faults
 from agentrl.config.schema import StageConfig
 from agentrl.config.train_sections import RolloutConfig
 from agentrl.engines.base import EngineSpec, EngineTraits
@@ -49,6 +49,7 @@ def engine_faults(stage: StageConfig, *, trains: bool) -> Iterator[Fault]:
     spec = stage.engine_spec
     rollout = stage.rollout
     traits = spec.traits()
+    yield from sandbox_faults(stage)
     if trains and not traits.returns_ids:
         yield fault(
             f"rollout.engine={rollout.engine!r} cannot train (such a server returns neither token "
@@ -66,7 +67,7 @@ def engine_faults(stage: StageConfig, *, trains: bool) -> Iterator[Fault]:
     if stage.placement.rollout_workers:
         yield from _worker_gpu_faults(stage, spec, traits)
     else:
-        yield from _shared_gpu_faults(stage, spec, traits.ranks_a_server)
+        yield from _shared_gpu_faults(stage, spec, traits.ranks_a_server if traits.gpus else 0)
     most = traits.max_owners
     if most is not None and stage.num_hosts > most:
         owner = stage.hosts_setting
@@ -133,7 +134,8 @@ def _worker_gpu_faults(
                 "placement.rollout",
                 section,
             )
-        if traits.ranks_a_server and getattr(spec, "kv_memory_fraction", 0) is None:
+        servers = needed and traits.ranks_a_server
+        if servers and getattr(spec, "kv_memory_fraction", 0) is None:
             yield fault(
                 f"{section}.kv_memory_fraction must be set for servers that share a GPU with a "
                 f"rank (placement.rollout={name!r}), got none; set it",

@@ -107,7 +107,6 @@ def stage_faults(stage: StageConfig, *, trains: bool = True) -> Iterator[Fault]:
     yield from _keep_best_faults(stage)
     yield from _size_faults(stage)
     yield from _rollout_faults(stage)
-    yield from _sandbox_faults(stage)
 
 
 def sampler_faults(stage: StageConfig) -> Iterator[Fault]:
@@ -333,7 +332,8 @@ def _sampling_faults(stage: StageConfig) -> Iterator[Fault]:
         )
 
 
-def _sandbox_faults(stage: StageConfig) -> Iterator[Fault]:
+def sandbox_faults(stage: StageConfig) -> Iterator[Fault]:
+    """Room for the sandboxes of each process that plays; its engine says how many these are."""
     try:
         stage.sandbox.check_room(stage.sandboxes_a_host)
     except ConfigError as error:
@@ -343,8 +343,8 @@ def _sandbox_faults(stage: StageConfig) -> Iterator[Fault]:
     if cap is not None and cap < stage.num_hosts:
         setting = stage.hosts_setting
         yield fault(
-            f"sandbox.max_running must be at least {setting}={stage.num_hosts}, since each of them "
-            f"hosts episodes, got {cap}; raise it",
+            f"sandbox.max_running must be at least {stage.num_hosts}, one for each process that "
+            f"hosts episodes ({setting}), got {cap}; raise it",
             "sandbox.max_running",
             setting,
         )

@@ -99,8 +99,12 @@ class StageConfig(_StageSections, _RunSections):
     @property
     def num_hosts(self) -> int:
         """Processes that play episodes: rollout workers, or without any the training processes, of
-        which those that share a server count alike."""
-        return self.placement.rollout_workers or self.placement.world_size
+        those that have a server together the first."""
+        own = self.placement
+        if own.rollout_workers:
+            return own.rollout_workers
+        together = self.engine_spec.traits().ranks_a_server or 1
+        return own.world_size // (1 if own.world_size % together else together)
 
     @property
     def hosts_setting(self) -> str:
@@ -142,8 +146,9 @@ class StageConfig(_StageSections, _RunSections):
     @property
     def ranks_a_server(self) -> int:
         """Ranks whose GPUs a server has that the first of them starts; 0 where none has theirs."""
-        own = 0 if self.placement.rollout_workers else self.engine_spec.traits().ranks_a_server
-        return own if own and self.device == "cuda" else 0
+        traits = self.engine_spec.traits()
+        takes = not self.placement.rollout_workers and traits.ranks_a_server and traits.gpus
+        return traits.ranks_a_server if takes and self.device == "cuda" else 0
 
     @property
     def gpus_a_worker(self) -> int:

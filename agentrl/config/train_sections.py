@@ -84,7 +84,8 @@ class RolloutConfig(EpisodeSettings):
     default true for servers on the ranks' GPUs."""
     full_sync_every: Count = 50
     """Versions from one whose weights rollout workers are sent whole to the next; of those between
-    they are sent what changed, where the engine can take that (``torch``). 1 sends all of each."""
+    they are sent what changed. Beside an engine that cannot be read, such as ``sglang``, a worker
+    keeps a copy for that. 1 sends all of each."""
     max_running: Count = 32
     """Episodes in flight at once."""
     kv_tokens: Count | None = None

@@ -165,7 +165,8 @@ class HostedEngine(RolloutEngine, EngineControl, Protocol):
 
 
 class ReadableEngine(Protocol):
-    """An engine that gives its weights back, so that it can be sent what changed alone."""
+    """An engine that gives its weights back. It can be sent what changed alone without a copy of
+    them beside it."""
 
     def read(self, name: str) -> torch.Tensor:
         """A copy of a tensor in the served dtype, as it is served now or was put last."""
@@ -183,6 +184,14 @@ class WeightSender(Protocol):
 
     def begin(self, update: Any) -> UpdateSession:
         """A session that puts tensors into a ``servers.update.ServerUpdate``."""
+
+    def shards(self, clients: Sequence[Any], shapes: Mapping[str, tuple[int, ...]]) -> Shards:
+        """What each rank of a server is sent alone; none where all of them get whole tensors.
+
+        Args:
+            clients: ``servers.client.ServerClient`` of each server.
+            shapes: of the folder's tensors.
+        """
 
     def catch_up(self, update: Any) -> None:
         """Gives the update's server, which was started again, the weights of its version.
@@ -224,9 +233,8 @@ class EngineTraits:
         images: takes images beside text.
         max_owners: processes that may build it at once; None for any number.
         transport: how weights reach it; None where they are put in this process.
-        ranks_a_server: ranks of a node on whose GPUs one of them starts a server; 0 for an engine
-            that takes no GPU by itself.
-        readable: is a ``ReadableEngine`` too.
+        ranks_a_server: ranks of a node beside which one of them starts a server, on their GPUs
+            where it takes some; 0 for an engine that each has by itself.
         gpus: that a process apart from ranks needs for it, servers and all.
     """
 
@@ -236,7 +244,6 @@ class EngineTraits:
     max_owners: int | None = None
     transport: Transport | None = None
     ranks_a_server: int = 0
-    readable: bool = False
     gpus: int = 1
 
 

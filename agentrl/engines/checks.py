@@ -157,7 +157,7 @@ class _CheckedEngine(Contract):
             session.commit()
             self._built.resume()
             self._hold_version(version, "was committed")
-        if self._spec.traits().readable:
+        if hasattr(self._built, "read"):
             with self.rule("read() gives the tensors that were put"):
                 for name, tensor in tensors:
                     found = self._built.read(name)

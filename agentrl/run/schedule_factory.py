@@ -111,10 +111,8 @@ def rollouts(
     pool = processes.rollouts
     scored = scored_pool(pool, processes.roles, stage)
 
-    full_every = stage.rollout.full_sync_every if stage.engine_spec.traits().readable else 1
-
     def send_weights(policy: str, version: int, mode: PauseMode) -> None:
-        changes = version % full_every > 0
+        changes = version % stage.rollout.full_sync_every > 0
         processes.sync.publish(policy, policies[policy], pool, version, mode, changes=changes)
 
     # Batches and evaluations wait at the same service, so that its deadline covers the larger one.

@@ -23,6 +23,7 @@ from agentrl.weight_sync.served_copy import (
     ServedCopy,
     ServedWeights,
 )
+from agentrl.weight_sync.shard_memory import ShardSender, ShardSession
 from agentrl.weight_sync.shared_memory import SharedMemorySender
 from agentrl.weight_sync.transports import make_sender
 from agentrl.weight_sync.verify import TrainerReference, trainer_reference
@@ -38,6 +39,8 @@ __all__ = [
     "ServedCopy",
     "ServedDtype",
     "ServedWeights",
+    "ShardSender",
+    "ShardSession",
     "SharedMemorySender",
     "StaleWeightsError",
     "TrainerReference",

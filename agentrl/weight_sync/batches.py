@@ -6,19 +6,21 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from agentrl.engines import Served
+from agentrl.engines import Served, ServedDtype, UpdateSession
 from agentrl.engines.checksum import tensor_checksum
+from agentrl.engines.servers.client import ServerClient
 from agentrl.engines.servers.update import ServerUpdate
 from agentrl.engines.tensor_parallel import Shards, ShardTensor
 from agentrl.engines.tensor_slice import TensorSlice
 from agentrl.engines.weights import WeightArray
 from agentrl.errors import EngineError
+from agentrl.training import WeightPart
 
 BATCH_BYTES = 256 * 2**20
 """Of tensors in one call; a larger tensor goes alone."""
@@ -37,12 +39,14 @@ class BatchSender(ABC):
         self._served = served
         self._memory = torch.empty(0, dtype=torch.uint8)
 
-    def begin(self, update: ServerUpdate) -> BatchSession:
+    def begin(self, update: ServerUpdate) -> UpdateSession:
         """See ``WeightSender.begin``."""
         return BatchSession(update, self)
 
-    def shards(self, update: ServerUpdate) -> Shards:
-        """What each rank of a server is sent alone; none where all of them get whole tensors."""
+    def shards(
+        self, clients: Sequence[ServerClient], shapes: Mapping[str, tuple[int, ...]]
+    ) -> Shards:
+        """See ``WeightSender.shards``."""
         return ()
 
     @abstractmethod
@@ -96,6 +100,50 @@ class BatchSender(ABC):
         return torch.empty(size, dtype=torch.uint8)
 
 
+class BatchSession:
+    """An ``UpdateSession`` that gathers tensors up to ``BATCH_BYTES`` and then sends them.
+
+    Args:
+        update: of the servers.
+        sender: whose memory holds the batch.
+    """
+
+    def __init__(self, update: ServerUpdate, sender: BatchSender) -> None:
+        self._update = update
+        self._sender = sender
+        self._dtype: torch.dtype = getattr(torch, update.dtype)
+        whole = (
+            ShardTensor(name, shape, (TensorSlice.whole(name, shape),))
+            for name, shape in update.shapes.items()
+        )
+        clients = [server.client for server in update.servers]
+        shards = sender.shards(clients, update.shapes) or (tuple(whole),)
+        self._batch = Batch(shards, update.dtype, sender.memory, BATCH_BYTES, self._send)
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        """See ``UpdateSession.put``; the tensor may share memory with a parameter that the next
+        step changes."""
+        shape = tuple(tensor.shape)
+        self._update.accept(name, shape)
+        own = tensor.detach().to(self._dtype)
+        self._update.checksums[name] = tensor_checksum(name, own)
+        self._batch.put(WeightPart(name, shape, (0,) * len(shape), own))
+
+    def commit(self) -> None:
+        """See ``UpdateSession.commit``."""
+        self._update.require_complete()
+        self._batch.end()
+        self._update.finish()
+
+    def abort(self) -> None:
+        """The engine is corrupt where a batch was sent."""
+        self._update.give_up()
+
+    def _send(self, by_rank: Sequence[Sequence[WeightArray]], last: bool) -> None:
+        label, flush = (self._update.label, self._update.flush) if last else (None, False)
+        self._sender.send(self._update, by_rank, label=label, flush=flush)
+
+
 @dataclass(eq=False, slots=True)
 class _Held:
     """A tensor as a rank of a server holds it.
@@ -113,110 +161,112 @@ class _Held:
     bytes: Tensor
 
 
-class BatchSession:
-    """An ``UpdateSession`` that gathers tensors up to ``BATCH_BYTES`` and then sends them.
+class Batch:
+    """Puts parts together, in memory that is used again, to what ranks of a server hold.
 
     Args:
-        update: of the servers.
-        sender: whose memory holds the batch.
+        shards: what each of those ranks holds.
+        dtype: as served.
+        memory: gives at least so many bytes; what was in them before is lost.
+        most_bytes: of a batch; a larger tensor goes alone.
+        send: is given the tensors that have all of their parts, by rank, and whether they are the
+            last.
     """
 
-    def __init__(self, update: ServerUpdate, sender: BatchSender) -> None:
-        self._update = update
-        self._sender = sender
-        self._dtype: torch.dtype = getattr(torch, update.dtype)
-        whole = (
-            ShardTensor(name, shape, (TensorSlice.whole(name, shape),))
-            for name, shape in update.shapes.items()
-        )
-        self._shards: Shards = sender.shards(update) or (tuple(whole),)
+    def __init__(
+        self,
+        shards: Shards,
+        dtype: ServedDtype,
+        memory: Callable[[int], Tensor],
+        most_bytes: int,
+        send: Callable[[Sequence[Sequence[WeightArray]], bool], None],
+    ) -> None:
+        self._dtype = dtype
+        self._itemsize = getattr(torch, dtype).itemsize
+        self._get_memory = memory
+        self._most_bytes = most_bytes
+        self._send_tensors = send
+        self._num_ranks = len(shards)
         self._by_name: dict[str, list[_Held]] = {}
-        for rank, tensors in enumerate(self._shards):
+        for rank, tensors in enumerate(shards):
             for tensor in tensors:
                 names = {part.name for part in tensor.parts}
                 held = _Held(rank, tensor, names, torch.empty(0, dtype=torch.uint8))
                 for name in names:
                     self._by_name.setdefault(name, []).append(held)
-        sizes = [self._size(tensor) for tensors in self._shards for tensor in tensors]
-        self._memory = sender.memory(max(*sizes, min(sum(sizes), BATCH_BYTES)))
-        self._batch: list[_Held] = []
+        sizes = [self._size(tensor) for tensors in shards for tensor in tensors]
+        self._memory = memory(max(*sizes, min(sum(sizes), most_bytes)))
+        self._gathered: list[_Held] = []
         self._used = 0
 
-    def put(self, name: str, tensor: Tensor) -> None:
-        """See ``UpdateSession.put``; the tensor may share memory with a parameter that the next
-        step changes."""
-        self._update.accept(name, tuple(tensor.shape))
-        own = tensor.detach().to(self._dtype)
-        self._update.checksums[name] = tensor_checksum(name, own)
-        for held in self._by_name.get(name, ()):
+    def put(self, part: WeightPart) -> None:
+        """All that the ranks hold of a tensor, or more of it, in the served dtype."""
+        for held in self._by_name.get(part.name, ()):
             if not len(held.bytes):
                 self._reserve(held)
-                self._batch.append(held)
-            _fill(held, own, name)
+                self._gathered.append(held)
+            _fill(held, part)
 
-    def commit(self) -> None:
-        """See ``UpdateSession.commit``."""
-        self._update.require_complete()
-        self._send_batch(last=True)
-        self._update.finish()
-
-    def abort(self) -> None:
-        """The engine is corrupt where a batch was sent."""
-        self._update.give_up()
+    def end(self) -> None:
+        """All parts were put."""
+        self._send(last=True)
 
     def _size(self, tensor: ShardTensor) -> int:
         """Bytes of a tensor, up to where the next one begins."""
-        return -(-math.prod(tensor.shape) * self._dtype.itemsize // _ALIGNED) * _ALIGNED
+        return aligned(math.prod(tensor.shape) * self._itemsize)
 
     def _reserve(self, held: _Held) -> None:
         """Makes room for a tensor; what is in the way is sent."""
         size = self._size(held.tensor)
-        if self._used + size > min(BATCH_BYTES, len(self._memory)):
-            self._send_batch(last=False)
+        if self._used + size > min(self._most_bytes, len(self._memory)):
+            self._send(last=False)
         if self._used + size > len(self._memory):
             # Tensors that wait for parts leave it too little.
             self._move(self._used + size)
-        held.bytes = self._memory[self._used :][
-            : math.prod(held.tensor.shape) * self._dtype.itemsize
-        ]
+        num_bytes = math.prod(held.tensor.shape) * self._itemsize
+        held.bytes = self._memory[self._used : self._used + num_bytes]
         self._used += size
 
-    def _send_batch(self, *, last: bool) -> None:
+    def _send(self, *, last: bool) -> None:
         """Sends the tensors that have all of their parts."""
-        by_rank: list[list[WeightArray]] = [[] for _ in self._shards]
-        for held in self._batch:
+        by_rank: list[list[WeightArray]] = [[] for _ in range(self._num_ranks)]
+        for held in self._gathered:
             if not held.missing:
                 name, shape = held.tensor.name, held.tensor.shape
-                array = WeightArray(name, self._update.dtype, shape, held.bytes.numpy())
-                by_rank[held.rank].append(array)
+                by_rank[held.rank].append(WeightArray(name, self._dtype, shape, held.bytes.numpy()))
         if last or any(by_rank):
-            label, flush = (self._update.label, self._update.flush) if last else (None, False)
-            self._sender.send(self._update, by_rank, label=label, flush=flush)
-        self._batch = [held for held in self._batch if held.missing]
+            self._send_tensors(by_rank, last)
+        self._gathered = [held for held in self._gathered if held.missing]
         self._move(len(self._memory))
 
     def _move(self, size: int) -> None:
         """The tensors of the batch to the front of so many bytes."""
-        kept = [held.bytes.clone() for held in self._batch]
-        self._memory = self._sender.memory(size)
+        kept = [held.bytes.clone() for held in self._gathered]
+        self._memory = self._get_memory(size)
         self._used = 0
-        for held, before in zip(self._batch, kept, strict=True):
+        for held, before in zip(self._gathered, kept, strict=True):
             held.bytes = self._memory[self._used :][: len(before)].copy_(before)
             self._used += self._size(held.tensor)
 
 
-def _fill(held: _Held, whole: Tensor, name: str) -> None:
-    """Copies a tensor's parts to where a rank's one holds them."""
-    held.missing.discard(name)
-    own = held.bytes.view(whole.dtype).view(held.tensor.shape)
+def aligned(num_bytes: int) -> int:
+    """The next place where a tensor may begin."""
+    return -(-num_bytes // _ALIGNED) * _ALIGNED
+
+
+def _fill(held: _Held, given: WeightPart) -> None:
+    """Copies what a rank holds of a part to where it does."""
+    held.missing.discard(given.name)
+    own = held.bytes.view(given.tensor.dtype).view(held.tensor.shape)
     # A fused tensor may have the shape of one of its parts.
     if all(part.size == part.shape == held.tensor.shape for part in held.tensor.parts):
-        own.copy_(whole)
+        own.copy_(given.tensor)
         return
     row = 0
     for part in held.tensor.parts:
-        if part.name == name:
-            own[row : row + part.size[0]].copy_(whole[part.slices])
+        if part.name == given.name:
+            rows = given.tensor[part.slices_of(given.first)]
+            own[row : row + part.size[0]].copy_(rows)
         row += part.size[0]
     # the rows that no token of the vocabulary has
     own[row:].zero_()

@@ -23,11 +23,11 @@ from torch.distributed.distributed_c10d import (
     _world,
 )
 
-from agentrl.engines import Served
+from agentrl.engines import Served, UpdateSession
 from agentrl.engines.servers.update import ServerUpdate
 from agentrl.engines.weights import WeightArray
 from agentrl.errors import EngineError
-from agentrl.weight_sync.batches import BatchSender, BatchSession
+from agentrl.weight_sync.batches import BatchSender
 
 _POLL_S = 0.002
 _numbers = itertools.count()
@@ -66,7 +66,7 @@ class BroadcastSender(BatchSender):
         self._backend = backend
         self._address = address
 
-    def begin(self, update: ServerUpdate) -> BatchSession:
+    def begin(self, update: ServerUpdate) -> UpdateSession:
         """A session that broadcasts.
 
         Raises:

@@ -6,9 +6,10 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from agentrl.engines import UpdateSession
 from agentrl.engines.servers.update import ServerUpdate
 from agentrl.engines.weights import WeightArray, new_folder, write_weights
-from agentrl.weight_sync.batches import BatchSender, BatchSession
+from agentrl.weight_sync.batches import BatchSender
 
 
 class DiskSender(BatchSender):
@@ -19,7 +20,7 @@ class DiskSender(BatchSender):
     _folders: Path | None = None
     _written = 0
 
-    def begin(self, update: ServerUpdate) -> BatchSession:
+    def begin(self, update: ServerUpdate) -> UpdateSession:
         """A session that fills a folder."""
         self._folders = update.folder.parent
         self._written = 0

@@ -67,8 +67,7 @@ class Resharder:
         self._empty = torch.empty(0, dtype=dtype, device=device)
         self._wishes: defaultdict[str, list[TensorSlice]] = defaultdict(list)
         for wish in wishes[self.rank]:
-            if wish.numel:
-                self._wishes[wish.name].append(wish)
+            self._wishes[wish.name].append(wish)
 
     @torch.no_grad()
     def run(self, parts: Iterable[WeightPart]) -> Iterator[WeightPart]:
@@ -95,7 +94,7 @@ class Resharder:
             for name in bucket.complete:
                 whole = own.pop(name, None)
                 for wish in self._wishes[name]:
-                    tensor = made.pop(wish, whole)
+                    tensor = made.pop(wish, whole if wish.numel else self._empty.view(wish.size))
                     assert tensor is not None, "what is wanted was planned"
                     yield WeightPart(name, wish.shape, wish.first, tensor)
         for _ in source:

@@ -104,7 +104,7 @@ class ServedCopy:
             return changed(own, self._changes[name])
         return PartBits(bits_of(own).copy())
 
-    def tensors(self, version: int) -> Iterator[tuple[str, Tensor]]:
+    def parts(self, version: int) -> Iterator[WeightPart]:
         """The parts themselves. What was taken is of this version where none is left to take.
 
         Raises:
@@ -112,9 +112,9 @@ class ServedCopy:
         """
         # Without the lock, which an iterator that nobody ends would keep: a renewal that began
         # meanwhile may have changed the tensor that was taken last, and has changed the version.
-        for name, part in self._parts.copy().items():
+        for part in self._parts.copy().values():
             self._require(version)
-            yield name, part.tensor
+            yield part
         self._require(version)
 
     def _require(self, version: int) -> None:
@@ -254,7 +254,8 @@ class OwnWeights:
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """See ``ServedWeights.tensors``."""
-        return self.copy.tensors(self.version)
+        for part in self.copy.parts(self.version):
+            yield part.name, part.tensor
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:

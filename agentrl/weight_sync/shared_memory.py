@@ -5,11 +5,12 @@ them.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from agentrl.engines.servers.client import ServerClient
 from agentrl.engines.servers.update import ServerUpdate
 from agentrl.engines.tensor_parallel import Shards
 from agentrl.engines.weights import WeightArray
@@ -25,9 +26,11 @@ class SharedMemorySender(BatchSender):
     see. A tensor-parallel rank is given its own part alone, where that is known.
     """
 
-    def shards(self, update: ServerUpdate) -> Shards:
-        """See ``BatchSender.shards``."""
-        layouts = {server.client.shards(update.shapes) for server in update.servers}
+    def shards(
+        self, clients: Sequence[ServerClient], shapes: Mapping[str, tuple[int, ...]]
+    ) -> Shards:
+        """See ``WeightSender.shards``."""
+        layouts = {client.shards(shapes) for client in clients}
         # Servers that are cut in different ways all read whole tensors.
         return layouts.pop() if len(layouts) == 1 else ()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from agentrl.engines import Served, Transport, WeightSender
@@ -11,6 +11,7 @@ from agentrl.weight_sync.batches import BatchSender
 from agentrl.weight_sync.broadcast import BroadcastSender
 from agentrl.weight_sync.disk import DiskSender
 from agentrl.weight_sync.http import HttpSender
+from agentrl.weight_sync.shard_memory import ShardSender
 from agentrl.weight_sync.shared_memory import SharedMemorySender
 
 _SENDERS: Mapping[TransportName, type[BatchSender]] = {
@@ -20,16 +21,21 @@ _SENDERS: Mapping[TransportName, type[BatchSender]] = {
 }
 
 
-def make_sender(transport: Transport | None, served: Served | None = None) -> WeightSender | None:
+def make_sender(
+    transport: Transport | None, served: Served | None = None, ranks: Sequence[int] = ()
+) -> WeightSender | None:
     """The sender of a transport; None where weights are put in this process.
 
     Args:
         transport: of an engine.
         served: where a server that was started again gets its weights.
+        ranks: that have the servers together; see ``ShardSender``.
     """
     if transport is None:
         return None
     if transport.name == "broadcast":
         backend: Literal["gloo", "nccl"] = "nccl" if transport.device == "cuda" else "gloo"
         return BroadcastSender(backend, transport.address, served)
+    if transport.name == "shared_memory" and len(ranks) > 1:
+        return ShardSender(ranks, served)
     return _SENDERS[transport.name](served)

@@ -145,7 +145,8 @@ def test_imitation_needs_no_siblings(write: Write) -> None:
          "129}", "more than sandbox.docker.max_sandboxes=128"),
         ("sandbox: {max_lifetime_s: 600}", "must be more than rollout.episode_timeout_s=600"),
         ("sandbox: {max_running: 1}\nplacement: {world_size: "
-         "2}", "must be at least placement.world_size=2"),
+         "2}", "must be at least 2, one for each process that hosts episodes "
+         "(placement.world_size), got 1"),
         ("algorithm: gprpo", "algorithm.name='gprpo' is unknown; did you mean 'grpo'?"),
         ("algorithm: {clip_lo: "
          "0.1}", "unknown key algorithm.clip_lo; did you mean algorithm.clip_low?"),

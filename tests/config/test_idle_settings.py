@@ -229,11 +229,8 @@ def test_what_an_override_makes_idle_is_told(
          "critic.optim does nothing with algorithm.name='grpo' as it is set; leave it out, or "
          "choose one with it, such as ppo"),
         ("rollout: {full_sync_every: 5}",
-         "rollout.full_sync_every=5 does nothing with placement.rollout_workers=0 (engines are "
-         "always given all weights); leave it out, or set it above 0"),
-        ("rollout: {full_sync_every: 5, engine: sglang}\nplacement: {rollout_workers: 2}",
-         "rollout.full_sync_every=5 does nothing with rollout.engine='sglang' (engines are "
-         "always given all weights); leave it out, or use 'torch'"),
+         "rollout.full_sync_every=5 does nothing with placement.rollout_workers=0 (nothing is "
+         "then sent as changes); leave it out, or set it above 0"),
         ("reference: {path: x}",
          "reference.path does nothing with algorithm.name='grpo' as it is set"),
         ("algorithm: sft\neval: {sets: {a: t.py:f}}",

@@ -254,3 +254,26 @@ def test_an_environment_that_is_there_is_not_built_again(tmp_path: Path) -> None
         tmp_path / "bin" / "python",
         False,
     )
+
+
+@pytest.mark.parametrize(
+    ("own", "each"),
+    [
+        (("placement.world_size=4",), 3),
+        # Of the ranks that have a server together the first plays.
+        (("placement.world_size=4", "rollout.sglang.tp_size=2"), 6),
+        (("placement.world_size=3", "rollout.sglang.tp_size=2"), 4),
+        (("placement.rollout_workers=2", "rollout.sglang.tp_size=2"), 6),
+    ],
+)
+def test_the_processes_that_play_share_the_sandboxes(
+    stage: Callable[..., StageConfig], own: tuple[str, ...], each: int
+) -> None:
+    assert stage("sandbox.max_running=12", *own).sandboxes_a_host == each
+
+
+def test_two_ranks_with_one_server_may_have_one_sandbox(stage: Callable[..., StageConfig]) -> None:
+    own = ("sandbox.max_running=1", "placement.world_size=2")
+    assert stage(*own, "rollout.sglang.tp_size=2").sandboxes_a_host == 1
+    with pytest.raises(ConfigError, match=r"sandbox\.max_running must be at least 2"):
+        stage(*own)

@@ -161,19 +161,24 @@ def test_a_backend_that_keeps_its_memory_cannot_take_turns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "ranks_a_server", "servers"),
+    ("nodes", "ranks_a_server", "tp", "servers"),
     [
-        ("aaaa", 1, [[0], [1], [2], [3]]),
-        ("aaaa", 2, [[0, 1], [2, 3]]),
+        ("aaaa", 1, 1, [[0], [1], [2], [3]]),
+        # The first two train the upper half of all rows, which is the part of a server's first.
+        ("aaaa", 2, 1, [[0, 2], [1, 3]]),
+        ("aaaa", 4, 1, [[0, 1, 2, 3]]),
+        # Neighbours train the two halves of each tensor.
+        ("aaaa", 2, 2, [[0, 1], [2, 3]]),
+        ("aaaa", 4, 2, [[0, 2, 1, 3]]),
         # Ray may have placed them in turn
-        ("abab", 2, [[0, 2], [1, 3]]),
-        ("aabbbb", 2, [[0, 1], [2, 3], [4, 5]]),
+        ("abab", 2, 1, [[0, 2], [1, 3]]),
+        ("aabbbb", 2, 1, [[0, 1], [2, 4], [3, 5]]),
     ],
 )
-def test_a_server_has_the_gpus_of_one_node(
-    nodes: str, ranks_a_server: int, servers: list[list[int]]
+def test_a_server_has_ranks_of_one_node_that_train_its_own_parts(
+    nodes: str, ranks_a_server: int, tp: int, servers: list[list[int]]
 ) -> None:
-    assert ranks_of_servers(nodes, ranks_a_server) == servers
+    assert ranks_of_servers(nodes, ranks_a_server, tp=tp) == servers
 
 
 def test_ranks_that_cannot_be_divided_are_named() -> None:
@@ -205,25 +210,39 @@ class Ranks(RoleGroup):
         return list(ranks)
 
 
-def worker_spec(ranks_a_server: int) -> Any:
-    spec = SimpleNamespace(
-        section="own", traits=lambda: EngineTraits(ranks_a_server=ranks_a_server)
-    )
+def worker_spec(ranks_a_server: int, gpus: int = 1) -> Any:
+    traits = EngineTraits(ranks_a_server=ranks_a_server, gpus=gpus)
+    spec = SimpleNamespace(section="own", traits=lambda: traits)
     return SimpleNamespace(engine=SimpleNamespace(spec=spec), sleeps=True)
 
 
 def test_the_first_of_a_servers_ranks_owns_it_over_all_their_gpus() -> None:
     ranks = Ranks("4567")
     assert ranks.host(worker_spec(2)) == [0, 2]
-    of_rank = [(("4", "5"), True), ((), True), (("6", "7"), True), ((), True)]
-    assert ranks.called == ("share_gpus", of_rank)
+    assert ranks.called == (
+        "share_server",
+        [
+            ((0, 1), ("4", "5"), True),
+            ((0, 1), (), True),
+            ((2, 3), ("6", "7"), True),
+            ((2, 3), (), True),
+        ],
+    )
 
 
-@pytest.mark.parametrize(("gpus", "ranks_a_server"), [("4567", 0), ("    ", 2)])
-def test_ranks_without_gpus_to_share_have_an_engine_each(gpus: str, ranks_a_server: int) -> None:
+@pytest.mark.parametrize(("gpus", "needed"), [("    ", 2), ("4567", 0)])
+def test_ranks_have_a_server_together_that_takes_no_gpu(gpus: str, needed: int) -> None:
     ranks = Ranks(gpus)
-    assert ranks.host(worker_spec(ranks_a_server)) == [0, 1, 2, 3]
-    assert ranks.called == ("share_gpus", [((), True)] * 4)
+    assert ranks.host(worker_spec(2, needed)) == [0, 2]
+    assert ranks.called[1] == [((0, 1), (), True)] * 2 + [((2, 3), (), True)] * 2
+
+
+@pytest.mark.parametrize(("gpus", "ranks_a_server"), [("4567", 0), ("   ", 2), (" ", 2)])
+def test_ranks_that_share_nothing_have_an_engine_each(gpus: str, ranks_a_server: int) -> None:
+    ranks = Ranks(gpus)
+    numbers = list(range(len(gpus)))
+    assert ranks.host(worker_spec(ranks_a_server)) == numbers
+    assert ranks.called == ("share_server", [((rank,), (), True) for rank in numbers])
 
 
 class Sender:

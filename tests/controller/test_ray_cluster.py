@@ -162,6 +162,16 @@ def test_a_cluster_that_refuses_is_named_with_the_remedy(
         assert "the cluster asks for a token, and the one here is missing or another; copy" in told
 
 
+@pytest.mark.slow
+def test_a_cluster_of_another_ray_is_named(cluster: tuple[str, Path], tmp_path: Path) -> None:
+    address, home = cluster
+    (tmp_path / "sitecustomize.py").write_text("import ray\nray.__version__ = '1.2.3'\n")
+    joins = f"ADDRESS = {address!r}\n{_JOINS}"
+    told = _python(joins, home, RAY_AUTH_MODE="token", PYTHONPATH=str(tmp_path))
+    assert told.startswith(f"PlacementConfig.ray_address={address!r} must be of a Ray cluster")
+    assert "it runs another Ray or Python; install its versions here" in told
+
+
 def test_no_cluster_is_named(tmp_path: Path) -> None:
     brief = "import agentrl.controller.cluster.ray_cluster as module; module._JOIN_S = 3.0"
     # in a process of its own: in this one another test may have started Ray

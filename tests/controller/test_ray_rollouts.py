@@ -95,7 +95,7 @@ def test_of_two_ranks_one_has_the_engine_and_both_take_turns_with_it(
     cluster = Cluster(group, group.pool_of([0]))
     try:
         group.setup(roles(model))
-        group.on_all("sharing the GPUs", "share_gpus", (), True)
+        group.on_all("sharing the servers", "share_server", (0, 1), (), True)
         # the rank without an engine gathers in the dtype of the other's
         served = engine_spec(model, dtype="bfloat16")
         cluster.pool.setup(replace(rollouts(model), engine=served))

@@ -226,6 +226,49 @@ def test_a_worker_that_joins_between_is_sent_all_weights_and_then_changes(
         late.engine.close()
 
 
+class Unreadable:
+    """An engine that gives no weights back, as servers give none."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "read":
+            raise AttributeError(name)
+        return getattr(self._engine, name)
+
+
+def test_a_worker_whose_engine_cannot_be_read_is_sent_what_changed_too(
+    worker: Worker, host: EpisodeHost
+) -> None:
+    host.engine = Unreadable(host.engine)  # type: ignore[assignment]
+    trainer = Published(worker)
+    few = trainer.num_bytes / 25
+    assert sent(host, trainer.weights(1)) == trainer.num_bytes
+    assert not host._copies
+    trainer.step()
+    # From here on it keeps what it is sent.
+    assert sent(host, trainer.weights(2)) == trainer.num_bytes
+    for version in range(3, 6):
+        trainer.step()
+        assert 0 < sent(host, trainer.weights(version)) < few
+    trainer.step()
+    assert sent(host, trainer.weights(6, changes=False)) == trainer.num_bytes
+    trainer.step()
+    assert sent(host, trainer.weights(7)) < few
+    trainer.step()
+    # A delivery that breaks off leaves nothing that changes could be put on.
+    weights = trainer.weights(8)
+    trainer.weights(9)
+    assert host.update(weights, 8, "retract", joins=True) == []
+    trainer.step()
+    assert sent(host, trainer.weights(10)) == trainer.num_bytes
+    trainer.step()
+    assert sent(host, trainer.weights(11)) < few
+    kept = sum(tensor.nbytes for tensor in host._copies.values())
+    assert kept == trainer.num_bytes
+
+
 def test_a_renewal_that_broke_off_is_no_base(worker: Worker, host: EpisodeHost) -> None:
     trainer = Published(worker)
     sent(host, trainer.weights(1))

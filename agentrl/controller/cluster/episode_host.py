@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from typing import TypeGuard, cast
@@ -25,7 +25,6 @@ from agentrl.engines import (
     HostedEngine,
     MessageEngine,
     PauseMode,
-    ReadableEngine,
     SharedGpus,
 )
 from agentrl.engines.probe import ProbeNoise
@@ -37,6 +36,7 @@ from agentrl.rollouts import (
     GroupState,
     paced_collector,
 )
+from agentrl.training import WeightPart
 from agentrl.types import Trajectory
 from agentrl.weight_sync import (
     OwnWeights,
@@ -69,8 +69,13 @@ class EpisodeHost:
         self.noise = ProbeNoise()
         """Of the engine's comparisons with its trainer."""
         self._weights: ServedWeights | OwnWeights | None = None
+        self._keeps = False  # what it is sent, since changes are put on it
+        self._copies: dict[str, Tensor] = {}
+        self._copied: Mapping[str, int] = {}
         self.shared: SharedGpus | None = None
         """The GPUs that a server started here has in turn with ranks."""
+        self.ranks: tuple[int, ...] = ()
+        """Those that have the server together; none where it is no rank's."""
 
     def setup(self, spec: RolloutWorkerSpec | None) -> None:
         self.close()
@@ -78,7 +83,7 @@ class EpisodeHost:
             return
         with ExitStack() as opened:
             opened.enter_context(paced_collector())
-            sender = make_sender(spec.engine.spec.traits().transport, self._tensors)
+            sender = make_sender(spec.engine.spec.traits().transport, self._tensors, self.ranks)
             engine = self._plan(spec).build(sender)
             on_close = None
             if _has_weights(engine):
@@ -126,6 +131,7 @@ class EpisodeHost:
         mode: PauseMode,
         *,
         joins: bool = False,
+        parts: Iterable[WeightPart] | None = None,
     ) -> list[WeightsReport]:
         """See ``RolloutPool.update``.
 
@@ -133,16 +139,23 @@ class EpisodeHost:
             weights: as the ranks keep them.
             version: of them.
             mode: what becomes of requests in flight.
+            parts: those that this rank writes for a server that it has together with others; all
+                of them take part then. None for all tensors.
             joins: whether the ranks may go on to the next version meanwhile. All tensors then come
                 before the engine hears of one; where they did not, nothing is changed or returned.
         """
         assert self.engine is not None, "weights go to an engine"
         self._weights = weights
-        if isinstance(weights, OwnWeights):
-            delivery = None
-            tensors: Iterable[tuple[str, Tensor]] = weights.tensors()
+        delivery = None
+        tensors: Iterable[tuple[str, Tensor]]
+        if parts is not None:
+            tensors = ((part.name, part.tensor) for part in parts)
+        elif isinstance(weights, OwnWeights):
+            tensors = weights.tensors()
         else:
             tensors = delivery = weights.tensors(self._base(weights))
+            if self._keeps:
+                tensors = self._kept(delivery)
         if joins:
             try:
                 tensors = list(tensors)
@@ -152,6 +165,8 @@ class EpisodeHost:
             report = update_engine(
                 self.engine, tensors, lambda: weights.reference, version, mode, self.noise
             )
+        if self._keeps:
+            self._copied = weights.reference.checksum
         return [report if delivery is None else replace(report, bytes=delivery.num_bytes)]
 
     def clock_paused(self) -> AbstractContextManager[None]:
@@ -168,6 +183,7 @@ class EpisodeHost:
         self._runner = None
         self.engine = None
         self._weights = None
+        self._keeps, self._copies = False, {}
         opened.close()
 
     def _plan(self, spec: RolloutWorkerSpec) -> EnginePlan:
@@ -182,21 +198,31 @@ class EpisodeHost:
         return replace(plan, place=replace(plan.place, shared=shared))
 
     def _base(self, weights: ServedWeights) -> Callable[[str], Tensor] | None:
-        """Reads the weights that changes are of from the engine; None where it has others, and is
-        sent whole tensors."""
+        """Reads the weights that changes are of: from the engine, or where it gives none back, from
+        the copies here. None where there are others, and whole tensors must be sent."""
         if weights.base is None:
             return None
-        engine = self.engine
-        assert engine is not None, "changes are of an engine's weights"
-        if engine.checksum() != weights.base:
+        assert self.engine is not None, "changes are of an engine's weights"
+        read: Callable[[str], Tensor] | None = getattr(self.engine, "read", None)
+        self._keeps = read is None
+        held = self._copied if self._keeps else self.engine.checksum()
+        if held != weights.base:
             logger.info(
-                "the engine serves other weights than those whose changes are known, and is sent "
-                "all of version %d",
+                "the weights whose changes are known are not here, and all of version %d are sent",
                 weights.version,
                 extra={"event": "whole_weights", "version": weights.version},
             )
             return None
-        return cast(ReadableEngine, engine).read
+        return read or self._copies.__getitem__
+
+    def _kept(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Keeps copies in place of those that are here; none of a delivery that breaks off."""
+        self._copies, self._copied = {}, {}
+        kept: dict[str, Tensor] = {}
+        for name, tensor in tensors:
+            kept[name] = tensor
+            yield name, tensor
+        self._copies = kept
 
     def _tensors(self, version: int) -> Iterator[tuple[str, Tensor]]:
         """What the ranks serve, for a server that was started again.

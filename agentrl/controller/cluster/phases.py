@@ -150,14 +150,20 @@ def largest(by_rank: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def ranks_of_servers(
-    nodes: Sequence[str], ranks_a_server: int, setting: str = "tp_size"
+    nodes: Sequence[str], ranks_a_server: int, setting: str = "tp_size", tp: int = 1
 ) -> list[list[int]]:
-    """Which ranks' GPUs each server has; the first of them owns it.
+    """Which ranks have each server together, in the order of its tensor-parallel ranks; the first
+    of them owns it.
+
+    The part of the weights that a rank trains lies in the part of the server's rank on its GPU: of
+    n ranks of a node that divide tensors by rows, a server of t has the ranks r, r + n/t, ....
+    Where the node has not all of the rows, some ranks hold nothing of their server's part.
 
     Args:
         nodes: of each rank.
-        ranks_a_server: GPUs of a server, which must be of one node.
+        ranks_a_server: of one node.
         setting: that says so.
+        tp: neighbouring ranks that hold a layer together in training.
 
     Raises:
         ConfigError: it does not divide the ranks of a node.
@@ -166,15 +172,16 @@ def ranks_of_servers(
     for rank, node in enumerate(nodes):
         by_node[node].append(rank)
     servers = []
-    for node, ranks in by_node.items():
+    for node, own in by_node.items():
+        # first by what tensor parallelism divides, then by FSDP's rows
+        ranks = sorted(own, key=lambda rank: (rank % tp, rank))
         if len(ranks) % ranks_a_server:
             raise ConfigError(
-                f"{setting}={ranks_a_server} must divide the ranks of each node (a "
-                f"server beside them has the GPUs of so many), got {len(ranks)} "
+                f"{setting}={ranks_a_server} must divide the ranks of each node (so many "
+                f"of them have a server together), got {len(ranks)} "
                 f"{f'on node {node}' if node else 'in this process'}; change it, or "
                 "placement.world_size"
             )
-        servers += [
-            ranks[start : start + ranks_a_server] for start in range(0, len(ranks), ranks_a_server)
-        ]
+        apart = len(ranks) // ranks_a_server
+        servers += [ranks[first::apart] for first in range(apart)]
     return sorted(servers)

@@ -75,6 +75,8 @@ class RoleGroup:
     def __init__(self, mesh: MeshShape, name: str = "") -> None:
         self.mesh = mesh
         self.name = name
+        self.ranks_a_server = 1
+        """Ranks that have one of the servers beside them together."""
         self._under_way = 0
         self._clock = IdleClock()
         # guards the two above: the loop's thread and the scoring thread call
@@ -126,25 +128,31 @@ class RoleGroup:
             return self._clock.take()[1]
 
     def host(self, spec: RolloutWorkerSpec | None) -> RolloutPool:
-        """Where the ranks play a stage's episodes: beside each, or beside the first of those whose
-        GPUs a server has.
+        """Where the ranks play a stage's episodes: beside each, or beside the first of those that
+        have a server together. On a CPU, ranks that cannot be divided so have a server each.
 
         Raises:
             ConfigError: the ranks of a node cannot be divided so.
         """
         places = self.describe()
-        on_gpus = all(place.gpu for place in places)
-        ranks_a_server, setting = 0, ""
-        if spec is not None and on_gpus:
-            ranks_a_server = spec.engine.spec.traits().ranks_a_server
+        together, setting, on_gpus = 0, "", False
+        if spec is not None:
+            traits = spec.engine.spec.traits()
+            together = traits.ranks_a_server
             setting = f"rollout.{spec.engine.spec.section}.tp_size"
-        servers = ranks_of_servers([place.node for place in places], ranks_a_server or 1, setting)
-        ids: list[tuple[str, ...]] = [()] * len(places)
-        if ranks_a_server:
-            for ranks in servers:
-                ids[ranks[0]] = tuple(places[rank].gpu for rank in ranks)
+            on_gpus = bool(together and traits.gpus) and all(place.gpu for place in places)
+        if not together or (not on_gpus and len(places) % together):
+            together = 1
+        nodes = [place.node for place in places]
+        servers = ranks_of_servers(nodes, together, setting, self.mesh.tp)
         sleeps = spec is not None and spec.sleeps
-        self.call_ranks("sharing the GPUs", "share_gpus", [(own, sleeps) for own in ids])
+        by_rank: list[Any] = [()] * len(places)
+        for ranks in servers:
+            ids = tuple(places[rank].gpu for rank in ranks) if on_gpus else ()
+            for rank in ranks:
+                by_rank[rank] = (tuple(ranks), ids if rank == ranks[0] else (), sleeps)
+        self.call_ranks("sharing the servers", "share_server", by_rank)
+        self.ranks_a_server = together
         return self.pool_of([ranks[0] for ranks in servers])
 
     def pool_of(self, ranks: Sequence[int]) -> RolloutPool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import Any
 
 from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.controller.cluster.rollout_pool import RolloutPool
@@ -36,7 +37,7 @@ class WeightSync:
             version: the policy version from now on.
             mode: what becomes of requests in flight.
             changes: engines elsewhere that serve the weights published last are sent only what
-                changed since; see ``EngineTraits.readable``.
+                changed since.
 
         Returns:
             A report for each engine.
@@ -94,7 +95,9 @@ class ServedSync(WeightSync):
 
 class ColocatedSync(ServedSync):
     """Into the engine in each rank's process, by one collective call; ranks without an engine help
-    to gather. Servers that a rank started are other processes."""
+    to gather. Servers that a rank started are other processes: they take whole tensors from the
+    served copies, or what each rank of theirs lacks of its own part, where ranks have them
+    together and each can be sent its part alone."""
 
     def send(
         self,
@@ -105,9 +108,15 @@ class ColocatedSync(ServedSync):
         changes: bool,
     ) -> list[WeightsReport]:
         layout = pool.layout()
+        group = learner.group
         if layout is not None and layout.restarts:
-            return super().send(learner, pool, version, mode, changes)
-        dtype = "float32" if layout is None else layout.dtype
-        args = (learner.name, version, mode, dtype)
-        reports = learner.group.call("weights", "publish", args=args)
+            if len(layout.shards) != group.ranks_a_server:
+                return super().send(learner, pool, version, mode, changes=False)
+            weights = group.serve(learner.name, layout.dtype, version, changes=False)
+            args: tuple[Any, ...] = (learner.name, weights, layout.shards, mode)
+            reports = group.call("weights", "hand_over", args=args)
+        else:
+            dtype = "float32" if layout is None else layout.dtype
+            args = (learner.name, version, mode, dtype)
+            reports = group.call("weights", "publish", args=args)
         return [report for report in reports if report is not None]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import traceback
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -16,6 +18,7 @@ from agentrl.controller.cluster.episode_host import EpisodeHost
 from agentrl.controller.cluster.phases import RankPhases
 from agentrl.controller.cluster.rollout_pool import ProcessInfo
 from agentrl.engines import PauseMode, SharedGpus
+from agentrl.engines.tensor_parallel import Shards
 from agentrl.engines.tensor_slice import TensorSlice
 from agentrl.errors import ConfigError, TrainingError
 from agentrl.training import Actor, DistSpec, join, leave, whole_checksums
@@ -26,6 +29,9 @@ from agentrl.weight_sync import (
     Resharder,
     ServedCopy,
     ServedDtype,
+    ServedWeights,
+    ShardSender,
+    ShardSession,
     TrainerReference,
     WeightsReport,
     make_resharder,
@@ -54,6 +60,7 @@ class Worker:
         self._roles: dict[str, object] = {}
         self._served: dict[str, ServedCopy] = {}
         self._resharders: dict[str, Resharder] = {}
+        self._sender: ShardSender | None = None
         self.rollouts = EpisodeHost(name)
         self.phases = RankPhases(self._roles, self.rollouts)
 
@@ -135,10 +142,16 @@ class Worker:
                 resharder=self._resharders[role],
             )
 
-    def share_gpus(self, ids: tuple[str, ...], sleeps: bool) -> None:
-        """Before a stage's engines start: the GPUs of the server that this rank owns, none where it
-        owns none; with ``sleeps`` engines and trainer have them in turn."""
+    def share_server(self, ranks: tuple[int, ...], ids: tuple[str, ...], sleeps: bool) -> None:
+        """Before a stage's engines start.
+
+        Args:
+            ranks: that have a server together, this one too; the first owns it.
+            ids: GPUs of the server that this rank owns; none where it owns or takes none.
+            sleeps: whether engines and trainer have them in turn.
+        """
         self.rollouts.shared = SharedGpus(ids) if ids else None
+        self.rollouts.ranks = ranks
         self.phases.begin(sleeps)
 
     def serve(
@@ -163,6 +176,40 @@ class Worker:
         is_first = dist.get_rank() == 0
         return served.places(), reference if is_first else None, base if is_first else None
 
+    def hand_over(
+        self, role: str, weights: ServedWeights, shards: Shards, mode: PauseMode
+    ) -> WeightsReport | None:
+        """Gives the servers that ranks have together what these serve, each rank its own part of
+        it; None where this one owns no server. Collective.
+
+        Args:
+            role: whose served copies were renewed.
+            weights: as the ranks keep them.
+            shards: what each rank of a server holds.
+            mode: what becomes of requests in flight.
+        """
+        host = self.rollouts
+        served = self.served_copy(role)
+        own = shards[host.ranks.index(dist.get_rank())]
+        if role not in self._resharders:
+            wanted = [part for tensor in own for part in tensor.parts]
+            dtype = getattr(torch, weights.dtype)
+            made = Resharder(served.places(), wanted, dtype, torch.device("cpu"))
+            self._resharders[role] = made
+        parts = self._resharders[role].run(served.parts(weights.version))
+        if host.engine is not None:
+            [report] = host.update(weights, weights.version, mode, parts=parts)
+            # of all its ranks
+            numbers = sum(math.prod(tensor.shape) for rank in shards for tensor in rank)
+            return replace(report, bytes=numbers * getattr(torch, weights.dtype).itemsize)
+        if self._sender is None:
+            self._sender = ShardSender(host.ranks)
+        session = ShardSession(self._sender, own, weights.dtype)
+        for part in parts:
+            session.put(part.name, part.tensor)
+        session.commit()
+        return None
+
     def served_copy(self, role: str) -> ServedCopy:
         """What this rank serves of a role's weights."""
         return self._served.setdefault(role, ServedCopy())
@@ -185,6 +232,7 @@ class Worker:
         self._roles.clear()
         self._served.clear()
         self._resharders.clear()
+        self._sender = None
 
     def _with_weights(self, role: str) -> Actor:
         found = self._roles.get(role)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Mapping, Sequence
 
 from agentrl.engines.base import (
@@ -53,8 +54,15 @@ class ServersEngine(ServerControl):
         return self.state.info()
 
     def layout(self) -> EngineLayout:
-        """Whole tensors under Hugging Face names; each server cuts its ranks' parts."""
-        return EngineLayout(dtype=self.state.kind.place.dtype, restarts=True)
+        """Whole tensors under Hugging Face names, or what each rank is sent alone."""
+        return self._layout
+
+    @functools.cached_property
+    def _layout(self) -> EngineLayout:
+        """A server that is started again is cut as it was."""
+        clients = [server.client for server in self.pool.serving]
+        shards = self.sender.shards(clients, self.state.shapes) if self.sender else ()
+        return EngineLayout(self.state.kind.place.dtype, shards, restarts=True)
 
     def begin_update(self, version: int) -> UpdateSession:
         """See ``EngineControl.begin_update``.

@@ -93,14 +93,15 @@ class ServersSpec(EngineSpec):
         by_default: TransportName = "http" if self.urls or self.command else "shared_memory"
         way = self.weight_sync or by_default
         transport = Transport(way, self.device, self.broadcast_address)
-        shares = self._shares_gpu and self.device != "cpu"
+        beside = self._shares_gpu
+        shares = beside and self.device != "cpu"
         # of servers that are elsewhere NCCL alone needs a GPU here
         sends = self.weight_sync == "broadcast" and self.device == "cuda"
         return EngineTraits(
             images=True,
             max_owners=1 if self.urls else None,
             transport=transport,
-            ranks_a_server=self._gpus_a_server if shares else 0,
+            ranks_a_server=self._gpus_a_server if beside else 0,
             gpus=self.num_servers * self._gpus_a_server if shares else int(sends),
         )
 

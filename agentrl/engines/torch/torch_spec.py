@@ -69,7 +69,7 @@ class TorchEngineSpec(EngineSpec):
 
     def traits(self) -> EngineTraits:
         """See ``EngineSpec.traits``."""
-        return EngineTraits(deterministic=True, readable=True, gpus=int(self.device != "cpu"))
+        return EngineTraits(deterministic=True, gpus=int(self.device != "cpu"))
 
     def resolve(self, place: EnginePlace) -> EnginePlace:
         """See ``EngineSpec.resolve``.

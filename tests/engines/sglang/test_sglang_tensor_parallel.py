@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,14 @@ import pytest
 from agentrl.engines.servers.client import EncodedTensors
 from agentrl.engines.sglang import SGLangEngine
 from agentrl.engines.sglang.launch import SGLangServers
-from agentrl.engines.weights import WeightArray
+from agentrl.engines.tensor_parallel import tensor_parallel_shards
+from agentrl.engines.weights import WeightArray, tensor_shapes
+from agentrl.store import read_jsonl
 from agentrl.weight_sync import BroadcastSender, DiskSender, HttpSender, SharedMemorySender, batches
 from tests.engines.sglang.conftest import running_server
 from tests.engines.sglang.models import HuggingFace, logprobs, made, publish, request, versions
+from tests.engines.sglang.runs import assert_each_was_trained_once, train
+from tests.run.tiny_run import metrics
 
 pytestmark = pytest.mark.sglang
 
@@ -88,3 +93,22 @@ def test_through_shared_memory_each_rank_is_sent_its_own_part_alone(
         assert own[f"{layer}.mlp.down_proj.weight"] == (64, 64)
         assert own["model.embed_tokens.weight"] == (320 // 2, 64)
         assert own["model.norm.weight"] == (64,)
+
+
+@pytest.mark.timeout(900)
+def test_two_ranks_have_one_server_together_and_each_writes_its_part(
+    tmp_path: Path, model: Path, python: str
+) -> None:
+    both = ("placement.mode=ray", "placement.world_size=2", "rollout.sglang.tp_size=2")
+    run_dir = train(tmp_path, model, *both, f"rollout.sglang.python={python}", "train.steps=2")
+    rows = metrics(run_dir)
+    assert [row["policy_version"] for row in rows] == [1, 2]
+    assert max(row["mismatch/logp_abs/max"] for row in rows) < 1e-4
+    assert len(list(run_dir.glob("engine/*/*/server-*.log"))) == 1
+    own = tensor_parallel_shards(tensor_shapes(model), 2, kv_heads=2)
+    numbers = sum(math.prod(tensor.shape) for rank in own for tensor in rank)
+    told = [row for path in (run_dir / "logs").glob("*.jsonl") for row in read_jsonl(path)]
+    sent = [row["bytes"] for row in told if row.get("event") == "weights_published"]
+    assert sent == [4 * numbers] * len(sent)
+    assert len(sent) >= 2
+    assert_each_was_trained_once(run_dir)

@@ -1,0 +1,68 @@
+"""Ranks that have a server together: each receives what it lacks of its own part alone and writes
+it where the server reads it, and no rank has the whole model.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from agentrl.engines.checksum import tensor_checksum
+from agentrl.engines.tensor_slice import TensorSlice
+from agentrl.errors import EngineError
+from agentrl.training import WeightPart
+from agentrl.weight_sync.shard_memory import written_checksums
+from tests.training.ranks import run_ranks
+from tests.weight_sync.shard_memory_rank import BATCH_BYTES, SHAPES
+
+MODEL_BYTES = 4 * sum(map(math.prod, SHAPES.values()))
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_each_rank_writes_its_own_part_and_the_server_reads_all(size: int, tmp_path: Path) -> None:
+    run_ranks("tests.weight_sync.shard_memory_rank", size, str(tmp_path))
+    ranks = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=False) for rank in range(size)]
+    for tp in (2, 4)[: size // 2]:
+        of_tp = [own[tp] for own in ranks]
+        owners = [own for own in of_tp if "layout" in own]
+        assert len(owners) == size // tp
+        for own in owners:
+            assert own["layout"]
+            assert len(own["read"]) == 2 + 3 * tp
+            assert all(own["read"])
+            # several buckets of each version
+            assert own["calls"] > 4
+        for own in of_tp:
+            assert own["received"] == own["lacks"]
+            assert own["received"] == pytest.approx(own["formula"], rel=0.05)
+        # All ranks have one copy of the model together. What travels is beside it, in buckets.
+        assert sum(own["kept"] for own in of_tp) == MODEL_BYTES
+        largest = 4 * 256 * 16
+        room = sum(own["private"] for own in of_tp) - MODEL_BYTES
+        # a tensor that is put together, and what is sent and received for it
+        assert 0 < room <= size * 3 * largest / tp
+        shared = {name: most for own in of_tp for name, most in own["shared"].items()}
+        # One file of each server, in which the ranks' parts begin at multiples of 64 bytes.
+        assert len(shared) == size // tp
+        assert all(0 < most < max(largest, BATCH_BYTES) + 64 * tp for most in shared.values())
+
+
+def test_a_block_of_two_ranks_counts_once_and_must_be_the_same() -> None:
+    whole = torch.arange(24.0).view(4, 6)
+
+    def sums(*places: tuple[int, int, int], off: float = 0) -> dict[TensorSlice, torch.Tensor]:
+        parts = [
+            WeightPart(
+                "w", (4, 6), (row, column), whole[row : row + 2, column : column + size] + off
+            )
+            for row, column, size in places
+        ]
+        return {part.block: part.sums() for part in parts}
+
+    ranks = [sums((0, 0, 6)), sums((0, 0, 6), (2, 0, 3)), sums((2, 3, 3))]
+    assert written_checksums(ranks, "float32") == {"w": tensor_checksum("w", whole)}
+    with pytest.raises(EngineError, match="ranks wrote 'w' with other bits than each other"):
+        written_checksums([ranks[0], sums((0, 0, 6), off=1)], "float32")

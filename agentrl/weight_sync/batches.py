@@ -14,6 +14,7 @@ from torch import Tensor
 
 from agentrl.engines import Served
 from agentrl.engines.checksum import tensor_checksum
+from agentrl.engines.servers.client import NewVersion
 from agentrl.engines.servers.update import ServerUpdate
 from agentrl.engines.tensor_parallel import Shards, ShardTensor
 from agentrl.engines.tensor_slice import TensorSlice
@@ -50,9 +51,7 @@ class BatchSender(ABC):
         self,
         update: ServerUpdate,
         by_rank: Sequence[Sequence[WeightArray]],
-        *,
-        label: str | None,
-        flush: bool,
+        new: NewVersion | None,
     ) -> None:
         """Gives all servers some tensors, and returns when they have them.
 
@@ -60,8 +59,7 @@ class BatchSender(ABC):
             update: of the servers.
             by_rank: the tensors, in this sender's memory; one entry of whole ones where ``shards``
                 gives none.
-            label: of the new weights; with the last tensors alone.
-            flush: the KV cache.
+            new: what servers serve with these tensors; None as long as more follow.
         """
 
     def catch_up(self, update: ServerUpdate) -> None:
@@ -190,8 +188,7 @@ class BatchSession:
                 array = WeightArray(name, self._update.dtype, shape, held.bytes.numpy())
                 by_rank[held.rank].append(array)
         if last or any(by_rank):
-            label, flush = (self._update.label, self._update.flush) if last else (None, False)
-            self._sender.send(self._update, by_rank, label=label, flush=flush)
+            self._sender.send(self._update, by_rank, self._update.new if last else None)
         self._batch = [held for held in self._batch if held.missing]
         self._move(len(self._memory))
 

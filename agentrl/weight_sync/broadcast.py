@@ -24,6 +24,7 @@ from torch.distributed.distributed_c10d import (
 )
 
 from agentrl.engines import Served
+from agentrl.engines.servers.client import NewVersion
 from agentrl.engines.servers.update import ServerUpdate
 from agentrl.engines.weights import WeightArray
 from agentrl.errors import EngineError
@@ -93,7 +94,7 @@ class BroadcastSender(BatchSender):
 
     def _open(self, update: ServerUpdate) -> _Group:
         """Joins with all servers at once; a server that refuses ends the wait for the others."""
-        name = f"agentrl-{next(_numbers)}-{update.label}"
+        name = f"agentrl-{next(_numbers)}-{update.new.label}"
         timeout = timedelta(seconds=update.timeout_s)
         # Its constructor may not wait for servers, which are asked to join only below.
         store = TCPStore(self._address, 0, is_master=True, timeout=timeout, wait_for_workers=False)
@@ -129,9 +130,7 @@ class BroadcastSender(BatchSender):
         self,
         update: ServerUpdate,
         by_rank: Sequence[Sequence[WeightArray]],
-        *,
-        label: str | None,
-        flush: bool,
+        new: NewVersion | None,
     ) -> None:
         """See ``BatchSender.send``: announces tensors, then broadcasts them one by one. A group
         that lost a rank is broken for all of its ranks."""
@@ -140,9 +139,7 @@ class BroadcastSender(BatchSender):
             return
         [batch] = by_rank
         update.pause_servers()
-        receiving = update.start(
-            lambda client, _: client.receive(group.name, batch, label=label, flush=flush)
-        )
+        receiving = update.start(lambda client, _: client.receive(group.name, batch, new))
         fault = self._broadcast(update, group, batch, receiving)
         if not fault:
             update.wait(receiving)

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +24,7 @@ from agentrl.errors import EngineError
 
 BATCH_BYTES = 256 * 2**20
 """Of tensors in one call; a larger tensor goes alone."""
+_NOTHING = np.empty(0, np.uint8)
 _ALIGNED = 64
 """Bytes at whose multiples tensors begin."""
 
@@ -145,7 +147,8 @@ class BatchSession:
         step changes."""
         self._update.accept(name, tuple(tensor.shape))
         own = tensor.detach().to(self._dtype)
-        self._update.checksums[name] = tensor_checksum(name, own)
+        # Of one without memory, which another process sends, that process tells the checksum.
+        self._update.checksums[name] = 0 if own.is_meta else tensor_checksum(name, own)
         for held in self._by_name.get(name, ()):
             if not len(held.bytes):
                 self._reserve(held)
@@ -185,7 +188,8 @@ class BatchSession:
         for held in self._batch:
             if not held.missing:
                 name, shape = held.tensor.name, held.tensor.shape
-                array = WeightArray(name, self._update.dtype, shape, held.bytes.numpy())
+                data = _NOTHING if held.bytes.is_meta else held.bytes.numpy()
+                array = WeightArray(name, self._update.dtype, shape, data)
                 by_rank[held.rank].append(array)
         if last or any(by_rank):
             self._sender.send(self._update, by_rank, self._update.new if last else None)

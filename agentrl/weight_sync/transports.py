@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Callable, Mapping
 
 from agentrl.engines import Served, Transport, WeightSender
 from agentrl.engines.base import TransportName
 from agentrl.weight_sync.batches import BatchSender
 from agentrl.weight_sync.broadcast import BroadcastSender
 from agentrl.weight_sync.disk import DiskSender
+from agentrl.weight_sync.group_root import GroupBackend
 from agentrl.weight_sync.http import HttpSender
+from agentrl.weight_sync.served_copy import ServedWeights
 from agentrl.weight_sync.shared_memory import SharedMemorySender
 
 _SENDERS: Mapping[TransportName, type[BatchSender]] = {
@@ -20,16 +21,21 @@ _SENDERS: Mapping[TransportName, type[BatchSender]] = {
 }
 
 
-def make_sender(transport: Transport | None, served: Served | None = None) -> WeightSender | None:
+def make_sender(
+    transport: Transport | None,
+    served: Served | None = None,
+    elsewhere: Callable[[], ServedWeights | None] = lambda: None,
+) -> WeightSender | None:
     """The sender of a transport; None where weights are put in this process.
 
     Args:
         transport: of an engine.
         served: where a server that was started again gets its weights.
+        elsewhere: see ``BroadcastSender``.
     """
     if transport is None:
         return None
     if transport.name == "broadcast":
-        backend: Literal["gloo", "nccl"] = "nccl" if transport.device == "cuda" else "gloo"
-        return BroadcastSender(backend, transport.address, served)
+        backend: GroupBackend = "nccl" if transport.device == "cuda" else "gloo"
+        return BroadcastSender(backend, transport.address, served, elsewhere)
     return _SENDERS[transport.name](served)

@@ -69,6 +69,7 @@ class EpisodeHost:
         self.noise = ProbeNoise()
         """Of the engine's comparisons with its trainer."""
         self._weights: ServedWeights | OwnWeights | None = None
+        self._announces = False
         self.shared: SharedGpus | None = None
         """The GPUs that a server started here has in turn with ranks."""
 
@@ -78,7 +79,9 @@ class EpisodeHost:
             return
         with ExitStack() as opened:
             opened.enter_context(paced_collector())
-            sender = make_sender(spec.engine.spec.traits().transport, self._tensors)
+            transport = spec.engine.spec.traits().transport
+            sender = make_sender(transport, self._tensors, self._elsewhere)
+            self._announces = transport is not None and transport.name == "broadcast"
             engine = self._plan(spec).build(sender)
             on_close = None
             if _has_weights(engine):
@@ -138,9 +141,11 @@ class EpisodeHost:
         """
         assert self.engine is not None, "weights go to an engine"
         self._weights = weights
+        delivery = None
         if isinstance(weights, OwnWeights):
-            delivery = None
             tensors: Iterable[tuple[str, Tensor]] = weights.tensors()
+        elif self._announces:
+            tensors = weights.announced()
         else:
             tensors = delivery = weights.tensors(self._base(weights))
         if joins:
@@ -206,7 +211,12 @@ class EpisodeHost:
         """
         if self._weights is None or self._weights.version != version:
             raise StaleWeightsError(f"the ranks serve another version than {version}")
-        yield from self._weights.tensors()
+        elsewhere = self._elsewhere() if self._announces else None
+        yield from elsewhere.announced() if elsewhere else self._weights.tensors()
+
+    def _elsewhere(self) -> ServedWeights | None:
+        """What ranks in other processes serve."""
+        return self._weights if isinstance(self._weights, ServedWeights) else None
 
     @property
     def _hosted(self) -> EpisodeRunner:

@@ -101,6 +101,9 @@ class OwnRank:
     def take(self, asked: Any) -> list[list[PartBits]]:
         return [self.worker.served_parts("actor", *asked)]
 
+    def root(self, method: str, *args: Any) -> Any:
+        raise AssertionError("nothing is broadcast")
+
     def serve(self, version: int, *, changes: bool) -> tuple[ServedWeights, float]:
         """A version, and the processor seconds that it took."""
         before = time.process_time()

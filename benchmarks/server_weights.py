@@ -2,6 +2,7 @@
 
 ``python -m benchmarks.server_weights`` trains nothing: it gives a random model of 125 million
 parameters to a real SGLang with one tensor-parallel rank and with two, several times in each way.
+``--shape tiny --runs 1`` tries in a minute whether all of it runs; its figures say nothing.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from agentrl.training import Actor, ActorSpec, DistSpec, join, leave
 from agentrl.weight_sync import make_sender
 from benchmarks.figures import Figures, add_arguments
 from benchmarks.start import write_random_model
+from benchmarks.trainer.ranks import MemoryPeak
+from benchmarks.trainer.shapes import SHAPES
 
 MOST_COPIES = 3
 MOST_RATIO = 1 / 8
@@ -36,7 +39,10 @@ MOST_RATIO = 1 / 8
 NOTE = (
     "Float32. A way is measured from an update's start to the server's last answer, without "
     "digests and probe, the least of the runs. Processor seconds are those of this process alone, "
-    "since a paused SGLang spins. The copies go tensor by tensor to memory that was written before."
+    "since a paused SGLang spins. The copies go tensor by tensor to memory that was written "
+    "before. Bytes are those that this machine's loopback took in an update, whoever sent them. "
+    "Memory is the growth of this process's anonymous memory in the first update; what lies in "
+    "/dev/shm is not in it."
 )
 
 
@@ -59,25 +65,39 @@ def _update(engine: SGLangEngine, tensors: Mapping[str, Tensor], version: int) -
     session.commit()
 
 
+def loopback_bytes() -> int:
+    """That this machine has sent itself so far."""
+    lines = Path("/proc/net/dev").read_text(encoding="ascii").splitlines()
+    [counts] = [line.partition(":")[2] for line in lines if line.strip().startswith("lo:")]
+    return int(counts.split()[0])
+
+
 def ways(
     figures: Figures, tensors: Mapping[str, Tensor], engine: SGLangEngine, name: str, runs: int
 ) -> dict[str, float]:
     """Processor seconds of each way."""
     engine.pause("retract")
     found: dict[str, float] = {}
+    size = sum(tensor.nbytes for tensor in tensors.values())
     version = 0
     for way in get_args(TransportName):
         engine.sender = make_sender(Transport(way))
         assert engine.sender is not None
         least = math.inf
-        for _ in range(runs + 1):  # the first one makes what is used again
+        peak = MemoryPeak()
+        for run in range(runs + 1):  # the first one makes what is used again
             version += 1
+            before = loopback_bytes()
             wall, processor = seconds(partial(_update, engine, tensors, version))
+            sent = loopback_bytes() - before
+            if not run:
+                figures.report(f"{name}: {way}, memory over the model", peak.close() / size, "x")
             least = min(least, wall)
             found[way] = min(found.get(way, math.inf), processor)
         engine.sender.close()
         figures.report(f"{name}: {way}", least, "s")
         figures.report(f"{name}: {way}, processor", found[way], "s")
+        figures.report(f"{name}: {way}, bytes over the model", sent / size, "x")
     return found
 
 
@@ -85,6 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.server_weights", description=__doc__
     )
+    parser.add_argument("--shape", choices=SHAPES, default="125M", help="of the model")
     parser.add_argument("--runs", type=int, default=2, help="of each, after a first one")
     parser.add_argument("--tp", type=int, nargs="+", default=(1, 2), help="ranks of a server")
     own = os.environ.get("AGENTRL_SGLANG_PYTHON") or SGLANG.python()
@@ -96,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     join(DistSpec())
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch, "model")
-        figures.report("parameters", write_random_model(folder, "125M") / 1e6, "M")
+        figures.report("parameters", write_random_model(folder, arguments.shape) / 1e6, "M")
         actor = Actor(ActorSpec(str(folder), make_algorithm("sft")), DistSpec())
         tensors = {name: tensor.detach().clone() for name, tensor in actor.weights("float32")}
         memory = torch.ones(max(tensor.numel() for tensor in tensors.values()))

@@ -67,7 +67,9 @@ def engine_faults(stage: StageConfig, *, trains: bool) -> Iterator[Fault]:
     if stage.placement.rollout_workers:
         yield from _worker_gpu_faults(stage, spec, traits)
     else:
-        yield from _shared_gpu_faults(stage, spec, traits.ranks_a_server if traits.gpus else 0)
+        shared = traits.ranks_a_server if traits.gpus else 0
+        yield from _shared_gpu_faults(stage, spec, shared)
+    yield from _broadcast_faults(stage, spec, traits)
     most = traits.max_owners
     if most is not None and stage.num_hosts > most:
         owner = stage.hosts_setting
@@ -78,6 +80,25 @@ def engine_faults(stage: StageConfig, *, trains: bool) -> Iterator[Fault]:
             f"own, or set {owner}={most}",
             given,
             owner,
+        )
+
+
+def _broadcast_faults(
+    stage: StageConfig, spec: EngineSpec, traits: EngineTraits
+) -> Iterator[Fault]:
+    """Rules of weights that the first rank sends from its GPU to those of servers."""
+    way, own = traits.transport, stage.placement
+    if way is None or (way.name, way.device) != ("broadcast", "cuda"):
+        return
+    if traits.ranks_a_server and (own.workers_share or not own.rollout_workers):
+        section = f"rollout.{spec.section}"
+        yield fault(
+            f"{section}.weight_sync='broadcast' with device='cuda' goes through NCCL, which "
+            "refuses two ranks on one GPU, and needs servers on other GPUs than the ranks that "
+            "train; set placement.rollout_workers with GPUs of their own, give servers by urls, "
+            "leave device out (gloo), or set weight_sync=http or disk",
+            f"{section}.weight_sync",
+            "placement.rollout_workers",
         )
 
 

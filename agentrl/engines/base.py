@@ -215,12 +215,12 @@ class Transport:
     Args:
         name: of the sender in ``agentrl.weight_sync``.
         device: of the servers, which decides a process group's backend.
-        address: of the trainer's machine as servers reach it.
+        address: of the machine that broadcasts, as servers reach it; by default one that it knows.
     """
 
     name: TransportName
     device: Literal["cpu", "cuda"] | None = None
-    address: str = "127.0.0.1"
+    address: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

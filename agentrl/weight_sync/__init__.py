@@ -9,6 +9,7 @@ from agentrl.errors import StaleWeightsError
 from agentrl.weight_sync.broadcast import BroadcastSender
 from agentrl.weight_sync.changes import PartBits
 from agentrl.weight_sync.disk import DiskSender
+from agentrl.weight_sync.group_root import GroupRoot
 from agentrl.weight_sync.http import HttpSender
 from agentrl.weight_sync.in_process import (
     WeightsReport,
@@ -31,6 +32,7 @@ from agentrl.weight_sync.verify import TrainerReference, trainer_reference
 __all__ = [
     "BroadcastSender",
     "DiskSender",
+    "GroupRoot",
     "HttpSender",
     "OwnWeights",
     "PartBits",

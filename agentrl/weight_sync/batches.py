@@ -9,12 +9,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from agentrl.engines import Served, ServedDtype, UpdateSession
 from agentrl.engines.checksum import tensor_checksum
-from agentrl.engines.servers.client import ServerClient
+from agentrl.engines.servers.client import NewVersion, ServerClient
 from agentrl.engines.servers.update import ServerUpdate
 from agentrl.engines.tensor_parallel import Shards, ShardTensor
 from agentrl.engines.tensor_slice import TensorSlice
@@ -24,6 +25,7 @@ from agentrl.training import WeightPart
 
 BATCH_BYTES = 256 * 2**20
 """Of tensors in one call; a larger tensor goes alone."""
+_NOTHING = np.empty(0, np.uint8)
 _ALIGNED = 64
 """Bytes at whose multiples tensors begin."""
 
@@ -54,9 +56,7 @@ class BatchSender(ABC):
         self,
         update: ServerUpdate,
         by_rank: Sequence[Sequence[WeightArray]],
-        *,
-        label: str | None,
-        flush: bool,
+        new: NewVersion | None,
     ) -> None:
         """Gives all servers some tensors, and returns when they have them.
 
@@ -64,8 +64,7 @@ class BatchSender(ABC):
             update: of the servers.
             by_rank: the tensors, in this sender's memory; one entry of whole ones where ``shards``
                 gives none.
-            label: of the new weights; with the last tensors alone.
-            flush: the KV cache.
+            new: what servers serve with these tensors; None as long as more follow.
         """
 
     def catch_up(self, update: ServerUpdate) -> None:
@@ -126,7 +125,8 @@ class BatchSession:
         shape = tuple(tensor.shape)
         self._update.accept(name, shape)
         own = tensor.detach().to(self._dtype)
-        self._update.checksums[name] = tensor_checksum(name, own)
+        # Of one without memory, which another process sends, that process tells the checksum.
+        self._update.checksums[name] = 0 if own.is_meta else tensor_checksum(name, own)
         self._batch.put(WeightPart(name, shape, (0,) * len(shape), own))
 
     def commit(self) -> None:
@@ -140,8 +140,7 @@ class BatchSession:
         self._update.give_up()
 
     def _send(self, by_rank: Sequence[Sequence[WeightArray]], last: bool) -> None:
-        label, flush = (self._update.label, self._update.flush) if last else (None, False)
-        self._sender.send(self._update, by_rank, label=label, flush=flush)
+        self._sender.send(self._update, by_rank, self._update.new if last else None)
 
 
 @dataclass(eq=False, slots=True)
@@ -233,7 +232,8 @@ class Batch:
         for held in self._gathered:
             if not held.missing:
                 name, shape = held.tensor.name, held.tensor.shape
-                by_rank[held.rank].append(WeightArray(name, self._dtype, shape, held.bytes.numpy()))
+                data = _NOTHING if held.bytes.is_meta else held.bytes.numpy()
+                by_rank[held.rank].append(WeightArray(name, self._dtype, shape, data))
         if last or any(by_rank):
             self._send_tensors(by_rank, last)
         self._gathered = [held for held in self._gathered if held.missing]

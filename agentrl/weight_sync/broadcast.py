@@ -1,222 +1,181 @@
-"""Weights by broadcast: a process group of the trainer (rank 0) and every rank of every server."""
+"""Weights by broadcast: a process group of the trainer's rank 0 and every rank of every server."""
 
 from __future__ import annotations
 
 import itertools
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Literal
+from typing import Any, TypeAlias
 
 import torch
-import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
-from torch.distributed.distributed_c10d import (
-    Backend,
-    GroupName,
-    PrefixStore,
-    ProcessGroup,
-    _new_process_group_helper,
-    _world,
-)
+from torch import Tensor
 
 from agentrl.engines import Served, UpdateSession
+from agentrl.engines.servers.client import NewVersion
 from agentrl.engines.servers.update import ServerUpdate
 from agentrl.engines.weights import WeightArray
-from agentrl.errors import EngineError
+from agentrl.errors import EngineError, StaleWeightsError
 from agentrl.weight_sync.batches import BatchSender
+from agentrl.weight_sync.group_root import GroupBackend, GroupRoot
+from agentrl.weight_sync.served_copy import ServedWeights
 
-_POLL_S = 0.002
+_LOOK_S = 0.01
 _numbers = itertools.count()
+
+Root: TypeAlias = Callable[..., Any]
+"""Calls a method of a ``GroupRoot``, by its name, in the process that sends."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """A process group, and the servers in it."""
+    """A process group, who sends in it, and the servers that are its other ranks."""
 
     name: str
+    root: Root
     members: tuple[str, ...]
-    process_group: ProcessGroup
 
 
 class BroadcastSender(BatchSender):
-    """``WeightSender`` over gloo (CPU) or NCCL (GPU).
+    """``WeightSender`` over gloo (CPU) or NCCL (GPU). Where the ranks that train are in other
+    processes, their rank 0 sends: NCCL refuses a process on a server's GPU.
 
     The group is kept between updates, and made again where the servers that take part are others
     than before.
 
     Args:
         backend: ``nccl`` where trainer and servers have GPUs.
-        address: of this machine, as the servers reach it.
+        address: of the machine that sends, as the servers reach it; by default one that it knows.
         served: see ``BatchSender``.
+        elsewhere: what ranks in other processes serve; None where this process has the weights.
     """
 
     def __init__(
         self,
-        backend: Literal["gloo", "nccl"] = "gloo",
-        address: str = "127.0.0.1",
+        backend: GroupBackend = "gloo",
+        address: str | None = None,
         served: Served | None = None,
+        elsewhere: Callable[[], ServedWeights | None] = lambda: None,
     ) -> None:
         super().__init__(served)
         self.group: _Group | None = None
-        self.device = "cuda" if backend == "nccl" else "cpu"
         self._backend = backend
         self._address = address
+        self._elsewhere = elsewhere
+        self._own = GroupRoot()
 
     def begin(self, update: ServerUpdate) -> UpdateSession:
-        """A session that broadcasts.
+        """A session that broadcasts. Tensors without memory (torch's device ``meta``) are put into
+        it where the weights are elsewhere.
 
         Raises:
             EngineError: a server did not join.
         """
+        weights = self._elsewhere()
         if self.group is None or self.group.members != update.member_ids:
             # Forgotten before it is left: a group that some have left serves nobody.
-            stale = self.group
-            self.group = None
+            stale, self.group = self.group, None
             update.on_all(lambda client, _: client.leave_groups())
             if stale is not None:
-                dist.destroy_process_group(stale.process_group)
-            self.group = self._open(update)
+                stale.root("leave", stale.name)
+            self.group = self._open(update, weights.reader.root if weights else self._own)
         return super().begin(update)
 
     def close(self) -> None:
-        """Leaves the group."""
+        """Leaves the groups of this process."""
         super().close()
-        group = self.group
         self.group = None
-        # leaving the default group ends all others
-        if group is not None and group.process_group in _world.pg_map:
-            dist.destroy_process_group(group.process_group)
-
-    def _open(self, update: ServerUpdate) -> _Group:
-        """Joins with all servers at once; a server that refuses ends the wait for the others."""
-        name = f"agentrl-{next(_numbers)}-{update.label}"
-        timeout = timedelta(seconds=update.timeout_s)
-        # Its constructor may not wait for servers, which are asked to join only below.
-        store = TCPStore(self._address, 0, is_master=True, timeout=timeout, wait_for_workers=False)
-        ranks = list(
-            itertools.accumulate((server.client.num_ranks for server in update.servers), initial=1)
-        )
-        joining = update.start(
-            lambda client, place: client.join_group(
-                name,
-                host=self._address,
-                port=store.port,
-                rank=ranks[place],
-                world_size=ranks[-1],
-                backend=self._backend,
-            )
-        )
-        own = _in_background(lambda: _join(name, store, ranks[-1], self._backend, timeout))
-        try:
-            while not (own.done() and joining.done()):
-                if joining.done() and (joining.exception() is not None or update.lost_any):
-                    update.wait(joining)
-                    raise EngineError(
-                        f"a server was lost while it joined the group {name!r}; publish again"
-                    )
-                time.sleep(_POLL_S)
-            update.wait(joining)
-            return _Group(name, update.member_ids, own.result())
-        except RuntimeError as error:
-            # of gloo or NCCL
-            raise EngineError(f"the group {name!r} could not be joined: {error}") from error
+        self._own.close()
 
     def send(
         self,
         update: ServerUpdate,
         by_rank: Sequence[Sequence[WeightArray]],
-        *,
-        label: str | None,
-        flush: bool,
+        new: NewVersion | None,
     ) -> None:
-        """See ``BatchSender.send``: announces tensors, then broadcasts them one by one. A group
-        that lost a rank is broken for all of its ranks."""
-        group = self.group
+        """See ``BatchSender.send``: announces tensors to the servers, and has the root send them. A
+        group that lost a rank is broken for all of its ranks."""
+        group, weights = self.group, self._elsewhere()
+        [batch] = by_rank
+        tensors: Iterable[tuple[str, Tensor]] = map(_tensor, batch)
+        if weights:
+            names = {array.name for array in batch}
+            tensors = weights.only(names).tensors()
+            # Servers that are lost are given these when they come up, and compared then.
+            update.checksums |= {name: weights.reference.checksum[name] for name in names}
         if group is None or not update.num_live:
             return
-        [batch] = by_rank
         update.pause_servers()
-        receiving = update.start(
-            lambda client, _: client.receive(group.name, batch, label=label, flush=flush)
-        )
-        fault = self._broadcast(update, group, batch, receiving)
-        if not fault:
-            update.wait(receiving)
-            return
-        # never used again, nor waited for
-        self.group = None
-        if receiving.done():
-            # a server that refused says why
-            update.wait(receiving)
-        update.lose_all(f"the broadcast of the weights broke off: {fault}")
-
-    def _broadcast(
-        self,
-        update: ServerUpdate,
-        group: _Group,
-        batch: Sequence[WeightArray],
-        receiving: Future[None],
-    ) -> str:
-        """Why not all tensors went out; empty where they did. A server that refused or died would
-        leave this side waiting for ever. One that has all of them may say so before this side knows
-        that the last is out."""
-        options = dist.BroadcastOptions()
-        options.rootRank = 0
-        for array in batch:
-            try:
-                own = torch.from_numpy(array.data).view(getattr(torch, array.dtype))
-                tensor = own.view(array.shape).to(self.device)
-                work = group.process_group.broadcast([tensor], options)
-                while not work.is_completed():
-                    if update.lost_any or (receiving.done() and receiving.exception() is not None):
-                        return "a server took no part any more"
-                    time.sleep(_POLL_S)
-                work.wait()
-            except RuntimeError as error:
-                # how gloo and NCCL say that a rank is gone, and why
-                return " ".join(str(error).split())
-        return ""
-
-
-def _in_background(work: Callable[[], ProcessGroup]) -> Future[ProcessGroup]:
-    """A join without the others lasts until the group's timeout, and nobody needs its end. The
-    thread is a daemon, since one of an executor would keep the process from ending for so long."""
-    future: Future[ProcessGroup] = Future()
-
-    def run() -> None:
+        receiving = update.start(lambda client, _: client.receive(group.name, batch, new))
         try:
-            future.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - boundary: handed to who waits
-            future.set_exception(error)
+            group.root("send", group.name, tensors)
+            update.checksums |= _together(update, group, receiving)
+        except EngineError as error:
+            # never used again, nor waited for
+            self.group = None
+            group.root("leave", group.name)
+            if isinstance(error, StaleWeightsError):
+                # The root has left, and the servers hear of it before anything else is asked.
+                receiving.exception()
+                raise
+            if receiving.done():
+                # a server that refused says why
+                update.wait(receiving)
+            update.lose_all(f"the broadcast of the weights broke off: {error}")
+            return
+        update.wait(receiving)
 
-    threading.Thread(target=run, name="agentrl-join-group", daemon=True).start()
-    return future
+    def allocate(self, size: int) -> Tensor:
+        """Memory for a batch; none of it is touched where the weights are elsewhere."""
+        device = "meta" if self._elsewhere() else "cpu"
+        return torch.empty(size, dtype=torch.uint8, device=device)
+
+    def _open(self, update: ServerUpdate, root: Root) -> _Group:
+        """Joins with all servers at once; a server that refuses ends the wait for the others."""
+        group = _Group(f"agentrl-{next(_numbers)}-{update.new.label}", root, update.member_ids)
+        ranks = list(
+            itertools.accumulate((server.client.num_ranks for server in update.servers), initial=1)
+        )
+        how = (ranks[-1], self._backend, update.timeout_s, self._address)
+        host, port = root("open", group.name, *how)
+        joining = update.start(
+            lambda client, place: client.join_group(
+                group.name,
+                host=host,
+                port=port,
+                rank=ranks[place],
+                world_size=ranks[-1],
+                backend=self._backend,
+            )
+        )
+        try:
+            _together(update, group, joining)
+        except EngineError as error:
+            root("leave", group.name)
+            if joining.done():
+                update.wait(joining)
+            raise EngineError(f"the group {group.name!r}: {error}; publish again") from error
+        update.wait(joining)
+        return group
 
 
-def _join(
-    name: str,
-    store: TCPStore,
-    world_size: int,
-    backend: Literal["gloo", "nccl"],
-    timeout: timedelta,
-) -> ProcessGroup:
-    """This side of a group beside the default one. SGLang makes its side by the same function of
-    torch's, which has no public name; the keys under which the ranks find each other are its
-    own."""
-    group, _ = _new_process_group_helper(
-        world_size,
-        0,
-        [],
-        Backend(backend),
-        PrefixStore(name, store),
-        group_name=GroupName(name),
-        timeout=timeout,
-    )
-    assert isinstance(group, ProcessGroup)
-    # destroy_process_group() asks for it
-    _world.pg_group_ranks[group] = {rank: rank for rank in range(world_size)}
-    return group
+def _together(update: ServerUpdate, group: _Group, theirs: Future[Any]) -> Mapping[str, int]:
+    """Waits until the root has done its part; a server may say that it has all before that.
+
+    Raises:
+        EngineError: the root's part broke off, or a server does not do its own.
+    """
+    sent: Mapping[str, int] | None = None
+    while sent is None:
+        if update.lost_any or (theirs.done() and theirs.exception() is not None):
+            raise EngineError("a server took no part any more")
+        time.sleep(_LOOK_S)
+        sent = group.root("ended", group.name)
+    return sent
+
+
+def _tensor(array: WeightArray) -> tuple[str, Tensor]:
+    """Its name, and the tensor over its memory."""
+    dtype: torch.dtype = getattr(torch, array.dtype)
+    return array.name, torch.from_numpy(array.data).view(dtype).view(array.shape)

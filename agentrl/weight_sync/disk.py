@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentrl.engines import UpdateSession
+from agentrl.engines.servers.client import NewVersion
 from agentrl.engines.servers.update import ServerUpdate
 from agentrl.engines.weights import WeightArray, new_folder, write_weights
 from agentrl.weight_sync.batches import BatchSender
@@ -29,24 +30,22 @@ class DiskSender(BatchSender):
 
     def catch_up(self, update: ServerUpdate) -> None:
         """See ``WeightSender.catch_up``."""
-        _load(update, label=update.label, flush=True)
+        _load(update)
 
     def send(
         self,
         update: ServerUpdate,
         by_rank: Sequence[Sequence[WeightArray]],
-        *,
-        label: str | None,
-        flush: bool,
+        new: NewVersion | None,
     ) -> None:
         """See ``BatchSender.send``; no server hears of an update before the folder is whole."""
         self._written += 1
         folder = update.folder
         write_weights(folder / f"model-{self._written:05d}.safetensors", by_rank[0])
-        if label is None:
+        if new is None:
             # more files follow
             return
-        _load(update, label=label, flush=flush)
+        _load(update)
         for older in folder.parent.iterdir():
             if older.is_dir() and older != folder:
                 shutil.rmtree(older)
@@ -58,6 +57,6 @@ class DiskSender(BatchSender):
             shutil.rmtree(self._folders)
 
 
-def _load(update: ServerUpdate, *, label: str, flush: bool) -> None:
+def _load(update: ServerUpdate) -> None:
     folder = str(update.folder.resolve())
-    update.on_all(lambda client, _: client.load_folder(folder, label=label, flush=flush))
+    update.on_all(lambda client, _: client.load_folder(folder, update.new))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from agentrl.engines.servers.client import NewVersion
 from agentrl.engines.servers.update import ServerUpdate
 from agentrl.engines.weights import WeightArray
 from agentrl.weight_sync.batches import BatchSender
@@ -18,11 +19,9 @@ class HttpSender(BatchSender):
         self,
         update: ServerUpdate,
         by_rank: Sequence[Sequence[WeightArray]],
-        *,
-        label: str | None,
-        flush: bool,
+        new: NewVersion | None,
     ) -> None:
         """See ``BatchSender.send``."""
         update.pause_servers()
         tensors = update.kind.bucket(by_rank[0])
-        update.on_all(lambda client, _: client.load_tensors(tensors, label=label, flush=flush))
+        update.on_all(lambda client, _: client.load_tensors(tensors, new))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -138,6 +138,9 @@ class PartReader(Protocol):
             StaleWeightsError: another version is served by now.
         """
 
+    def root(self, method: str, *args: Any) -> Any:
+        """Calls a method of the ``GroupRoot`` of the trainer's rank 0."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServedWeights:
@@ -167,6 +170,23 @@ class ServedWeights:
                 alone is then asked for.
         """
         return Delivery(self, base)
+
+    def announced(self) -> Iterator[tuple[str, Tensor]]:
+        """Names, and tensors without memory (torch's device ``meta``), for servers that the
+        trainer's rank 0 sends them to."""
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        for name, shape in self.shapes.items():
+            yield name, torch.empty(shape, dtype=dtype, device="meta")
+
+    def only(self, names: Set[str]) -> ServedWeights:
+        """Some of them."""
+        ranks = [tuple(place for place in own if place.name in names) for own in self.ranks]
+        return replace(self, ranks=tuple(ranks))
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the whole tensors, by name."""
+        return {place.name: place.shape for own in self.ranks for place in own}
 
 
 class Delivery:
@@ -209,10 +229,9 @@ class Delivery:
 
     def _buckets(self) -> list[list[str]]:
         """The names of tensors that come together."""
-        shapes = {place.name: place.shape for own in self._weights.ranks for place in own}
         buckets: list[list[str]] = [[]]
         size = 0
-        for name, shape in shapes.items():
+        for name, shape in self._weights.shapes.items():
             own = math.prod(shape) * self._dtype.itemsize
             if buckets[-1] and size + own > BUCKET_BYTES:
                 buckets.append([])

@@ -140,8 +140,8 @@ class ShardSession:
         dist.barrier()
         update = self._update
         if update is not None:
-            label, flush = (update.label, update.flush) if last else (None, False)
-            self._sender.send(update, self._of_ranks(by_rank[0]), label=label, flush=flush)
+            new = update.new if last else None
+            self._sender.send(update, self._of_ranks(by_rank[0]), new)
         # A rank may write the next bucket when all servers have read this one.
         dist.barrier()
 

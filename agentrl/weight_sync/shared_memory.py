@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from agentrl.engines.servers.client import ServerClient
+from agentrl.engines.servers.client import NewVersion, ServerClient
 from agentrl.engines.servers.update import ServerUpdate
 from agentrl.engines.tensor_parallel import Shards
 from agentrl.engines.weights import WeightArray
@@ -38,15 +38,13 @@ class SharedMemorySender(BatchSender):
         self,
         update: ServerUpdate,
         by_rank: Sequence[Sequence[WeightArray]],
-        *,
-        label: str | None,
-        flush: bool,
+        new: NewVersion | None,
     ) -> None:
         """See ``BatchSender.send``."""
         update.pause_servers()
         readers = sum(server.client.num_ranks for server in update.servers) // len(by_rank)
         tensors = update.kind.shared(self._memory.untyped_storage(), by_rank, readers)
-        update.on_all(lambda client, _: client.load_tensors(tensors, label=label, flush=flush))
+        update.on_all(lambda client, _: client.load_tensors(tensors, new))
 
     def allocate(self, size: int) -> Tensor:
         """Shared memory.

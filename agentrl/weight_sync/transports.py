@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
 
 from agentrl.engines import Served, Transport, WeightSender
 from agentrl.engines.base import TransportName
 from agentrl.weight_sync.batches import BatchSender
 from agentrl.weight_sync.broadcast import BroadcastSender
 from agentrl.weight_sync.disk import DiskSender
+from agentrl.weight_sync.group_root import GroupBackend
 from agentrl.weight_sync.http import HttpSender
+from agentrl.weight_sync.served_copy import ServedWeights
 from agentrl.weight_sync.shard_memory import ShardSender
 from agentrl.weight_sync.shared_memory import SharedMemorySender
 
@@ -22,20 +23,24 @@ _SENDERS: Mapping[TransportName, type[BatchSender]] = {
 
 
 def make_sender(
-    transport: Transport | None, served: Served | None = None, ranks: Sequence[int] = ()
+    transport: Transport | None,
+    served: Served | None = None,
+    elsewhere: Callable[[], ServedWeights | None] = lambda: None,
+    ranks: Sequence[int] = (),
 ) -> WeightSender | None:
     """The sender of a transport; None where weights are put in this process.
 
     Args:
         transport: of an engine.
         served: where a server that was started again gets its weights.
+        elsewhere: see ``BroadcastSender``.
         ranks: that have the servers together; see ``ShardSender``.
     """
     if transport is None:
         return None
     if transport.name == "broadcast":
-        backend: Literal["gloo", "nccl"] = "nccl" if transport.device == "cuda" else "gloo"
-        return BroadcastSender(backend, transport.address, served)
+        backend: GroupBackend = "nccl" if transport.device == "cuda" else "gloo"
+        return BroadcastSender(backend, transport.address, served, elsewhere)
     if transport.name == "shared_memory" and len(ranks) > 1:
         return ShardSender(ranks, served)
     return _SENDERS[transport.name](served)

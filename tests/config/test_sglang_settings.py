@@ -142,6 +142,17 @@ def test_an_api_key_is_not_shown(
             "goes through NCCL, which refuses two ranks on one GPU",
         ),
         (
+            [
+                "placement.device=cuda",
+                "placement.world_size=2",
+                "placement.rollout_workers=2",
+                "placement.rollout=main",
+                "rollout.sglang.weight_sync=broadcast",
+                "rollout.sglang.device=cuda",
+            ],
+            "needs servers on other GPUs than the ranks that train",
+        ),
+        (
             ["placement.rollout_workers=1", "placement.worker_resources={GPU: 1}"],
             "must name custom resources of Ray, got 'GPU', which Ray hands out itself",
         ),

@@ -66,6 +66,9 @@ class Ranks:
         both = zip(self.copies, names, strict=True)
         return [copy.read(version, own, changes=changes) for copy, own in both]
 
+    def root(self, method: str, *args: Any) -> Any:
+        raise AssertionError("nothing is broadcast")
+
 
 def renewed(copy: ServedCopy, version: int, own: list[WeightPart]) -> list[WeightPart]:
     return list(copy.renew(own, version))

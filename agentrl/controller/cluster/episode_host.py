@@ -72,6 +72,7 @@ class EpisodeHost:
         self._keeps = False  # what it is sent, since changes are put on it
         self._copies: dict[str, Tensor] = {}
         self._copied: Mapping[str, int] = {}
+        self._announces = False
         self.shared: SharedGpus | None = None
         """The GPUs that a server started here has in turn with ranks."""
         self.ranks: tuple[int, ...] = ()
@@ -83,7 +84,9 @@ class EpisodeHost:
             return
         with ExitStack() as opened:
             opened.enter_context(paced_collector())
-            sender = make_sender(spec.engine.spec.traits().transport, self._tensors, self.ranks)
+            transport = spec.engine.spec.traits().transport
+            sender = make_sender(transport, self._tensors, self._elsewhere, self.ranks)
+            self._announces = transport is not None and transport.name == "broadcast"
             engine = self._plan(spec).build(sender)
             on_close = None
             if _has_weights(engine):
@@ -152,6 +155,8 @@ class EpisodeHost:
             tensors = ((part.name, part.tensor) for part in parts)
         elif isinstance(weights, OwnWeights):
             tensors = weights.tensors()
+        elif self._announces:
+            tensors = weights.announced()
         else:
             tensors = delivery = weights.tensors(self._base(weights))
             if self._keeps:
@@ -232,7 +237,12 @@ class EpisodeHost:
         """
         if self._weights is None or self._weights.version != version:
             raise StaleWeightsError(f"the ranks serve another version than {version}")
-        yield from self._weights.tensors()
+        elsewhere = self._elsewhere() if self._announces else None
+        yield from elsewhere.announced() if elsewhere else self._weights.tensors()
+
+    def _elsewhere(self) -> ServedWeights | None:
+        """What ranks in other processes serve."""
+        return self._weights if isinstance(self._weights, ServedWeights) else None
 
     @property
     def _hosted(self) -> EpisodeRunner:

@@ -27,14 +27,10 @@ from agentrl.controller.cluster.role_group import Look, RoleGroup
 from agentrl.controller.cluster.rollout_pool import RolloutPool
 from agentrl.controller.cluster.worker import RoleSpec
 from agentrl.engines import ServedDtype
-from agentrl.errors import TrainingError
+from agentrl.errors import EngineError, TrainingError
 from agentrl.training import DistSpec
 from agentrl.training.device import FIRST_DEVICE, DeviceType
-from agentrl.weight_sync import (
-    PartBits,
-    ServedWeights,
-    StaleWeightsError,
-)
+from agentrl.weight_sync import PartBits, ServedWeights
 
 _KEEP_FREED_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(2**25),  # the largest that glibc takes
@@ -171,10 +167,19 @@ class _RankReader:
 
     def take(self, asked: Any) -> list[list[PartBits]]:
         """See ``PartReader``."""
-        try:
-            given = [ref and ray.get(ref)[0] for ref in asked]
-        except RayTaskError as error:
-            if isinstance(error.cause, StaleWeightsError):
-                raise error.cause from None
-            raise
+        given = [ref and _answer(ref)[0] for ref in asked]
         return [ray.get(ref) if ref else [] for ref in given]
+
+    def root(self, method: str, *args: Any) -> Any:
+        """See ``PartReader``."""
+        return _answer(self.ranks[0].call_root.remote(method, *args))
+
+
+def _answer(ref: Any) -> Any:
+    """What a rank answers, or raises."""
+    try:
+        return ray.get(ref)
+    except RayTaskError as error:
+        if isinstance(error.cause, EngineError):
+            raise error.cause from None
+        raise

@@ -27,7 +27,7 @@ from agentrl.store import logging_to
 from agentrl.store.node_files import placed
 from agentrl.tools import close_shared_tools
 from agentrl.types import Trajectory, file_modules
-from agentrl.weight_sync import WeightsReport
+from agentrl.weight_sync import GroupRoot, WeightsReport
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +70,7 @@ class _RayWorker(Worker):
         self._given: dict[tuple[str, int, tuple[str, ...], bool], Any] = {}
         # workers ask at once
         self._giving = threading.Lock()
+        self._root = GroupRoot(str(ray.util.get_node_ip_address()))  # type: ignore[no-untyped-call]
 
     def listen(self) -> tuple[str, int]:
         """See ``ray_cluster.listening_address``."""
@@ -79,6 +80,7 @@ class _RayWorker(Worker):
         return replace(super().describe(), node=ray.get_runtime_context().get_node_id())
 
     def setup(self, roles: Mapping[str, RoleSpec]) -> None:
+        self._root.close()
         super().setup(placed(roles))
 
     def setup_rollouts(self, spec: RolloutWorkerSpec | None) -> EngineLayout | None:
@@ -101,6 +103,11 @@ class _RayWorker(Worker):
                 if len(self._given) > _MOST_GIVEN:
                     del self._given[next(iter(self._given))]
             return [self._given[key]]
+
+    @ray.method(concurrency_group="root")
+    def call_root(self, method: str, *args: Any) -> Any:
+        """A call of what sends to servers elsewhere; none waits for them."""
+        return self._root(method, *args)
 
     @ray.method(concurrency_group="episodes")
     def episodes(self, method: str, *args: Any) -> Any:
@@ -137,7 +144,10 @@ class _RolloutWorker(_RayWorker):
 
 
 # Ray itself restarts no actor: its engine and weights would be gone, and the pool starts another.
-_options: dict[str, Any] = {"max_restarts": 0, "concurrency_groups": {"episodes": 4, "served": 2}}
+_options: dict[str, Any] = {
+    "max_restarts": 0,
+    "concurrency_groups": {"episodes": 4, "served": 2, "root": 1},
+}
 rank_actor: Any = ray.remote(**_options)(_Rank)
 """Ray's class of a rank's actor."""
 rollout_actor: Any = ray.remote(**_options)(_RolloutWorker)

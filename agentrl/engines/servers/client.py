@@ -97,6 +97,19 @@ class EncodedTensors:
     form: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class NewVersion:
+    """What a server serves from the call on that brings the last tensors of an update.
+
+    Args:
+        label: of the weights.
+        flush: whether its KV cache is emptied.
+    """
+
+    label: str
+    flush: bool
+
+
 class ServerClient(Protocol):
     """One server's calls, from one event loop.
 
@@ -175,11 +188,9 @@ class ServerClient(Protocol):
         """Names the weights served now; requests in flight go on."""
         ...
 
-    async def load_folder(self, folder: str, *, label: str, flush: bool) -> None: ...
+    async def load_folder(self, folder: str, new: NewVersion) -> None: ...
 
-    async def load_tensors(
-        self, tensors: EncodedTensors, *, label: str | None, flush: bool
-    ) -> None: ...
+    async def load_tensors(self, tensors: EncodedTensors, new: NewVersion | None) -> None: ...
 
     async def join_group(
         self, name: str, *, host: str, port: int, rank: int, world_size: int, backend: str
@@ -188,7 +199,7 @@ class ServerClient(Protocol):
     async def leave_groups(self) -> None: ...
 
     async def receive(
-        self, name: str, arrays: Sequence[WeightArray], *, label: str | None, flush: bool
+        self, name: str, arrays: Sequence[WeightArray], new: NewVersion | None
     ) -> None: ...
 
     async def digests(self) -> Mapping[HeldTensor, str]:

@@ -34,8 +34,9 @@ class ServersSpec(EngineSpec):
     """Transport of new weights: ``shared_memory`` of this machine, ``http`` calls that hold the
     tensors, a folder on ``disk`` that every server reads, or a ``broadcast`` in a process group. By
     default ``http`` with ``urls`` or ``command``, else ``shared_memory``."""
-    broadcast_address: str = "127.0.0.1"
-    """This machine's address as servers reach it, for ``weight_sync: broadcast``."""
+    broadcast_address: str | None = None
+    """Address of the trainer's rank 0 as servers reach it, for ``weight_sync: broadcast``; by
+    default the one by which Ray knows its machine, and 127.0.0.1 without Ray."""
     env: dict[str, str] = Field(default_factory=dict)
     """Further environment variables of the servers."""
     api_key_env: str | None = None
@@ -68,18 +69,11 @@ class ServersSpec(EngineSpec):
                 f"={list(self.command)} needs device, 'cpu' or 'cuda', since it cannot be asked "
                 "what it starts a server on; set it",
             )
-        if self.weight_sync == "broadcast" and self.device == "cuda" and self._shares_gpu:
-            raise self.broken(
-                "weight_sync",
-                "='broadcast' with device='cuda' goes through NCCL, which refuses two ranks on one "
-                "GPU, and a server that is started here takes the sender's; set weight_sync=http "
-                "or disk, leave device out (gloo), or give servers on other GPUs by urls",
-            )
         return self
 
     @property
     def _shares_gpu(self) -> bool:
-        """Whether servers come up on the first GPU of the process that sends weights."""
+        """Whether servers come up on the first GPU of the process that starts them."""
         return not self.urls and "CUDA_VISIBLE_DEVICES" not in self.env
 
     @property
@@ -95,14 +89,12 @@ class ServersSpec(EngineSpec):
         transport = Transport(way, self.device, self.broadcast_address)
         beside = self._shares_gpu
         shares = beside and self.device != "cpu"
-        # of servers that are elsewhere NCCL alone needs a GPU here
-        sends = self.weight_sync == "broadcast" and self.device == "cuda"
         return EngineTraits(
             images=True,
             max_owners=1 if self.urls else None,
             transport=transport,
             ranks_a_server=self._gpus_a_server if beside else 0,
-            gpus=self.num_servers * self._gpus_a_server if shares else int(sends),
+            gpus=self.num_servers * self._gpus_a_server if shares else 0,
         )
 
     def resolve(self, place: EnginePlace) -> EnginePlace:

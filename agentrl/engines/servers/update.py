@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from agentrl.engines.checks import PutTensors
-from agentrl.engines.servers.client import ServerClient
+from agentrl.engines.servers.client import NewVersion, ServerClient
 from agentrl.engines.servers.control import ServerControl
 from agentrl.engines.servers.http_client import ServerLostError
 from agentrl.engines.servers.server import Server
@@ -32,8 +32,7 @@ class ServerUpdate:
     Attributes:
         shapes: of every tensor, by Hugging Face name; all must be put but a tied head.
         checksums: of what was put so far, by the tensors' names.
-        label: what the servers call the new weights; sent with the last of them.
-        flush: whether the servers' KV cache is emptied.
+        new: what the servers serve with the last tensor.
         folder: where this update's weights may be written.
         model: the folder of the model's configuration and tokenizer.
         kind: of the servers.
@@ -47,8 +46,7 @@ class ServerUpdate:
         self.servers = tuple(servers)
         self.shapes = state.shapes
         self.checksums: dict[str, int] = {}
-        self.label = state.labels.label(version)
-        self.flush = state.flushes_updates
+        self.new = NewVersion(state.labels.label(version), state.flushes_updates)
         self.folder = state.weights_folder(version)
         self.model = Path(state.kind.place.model)
         self.kind = state.kind

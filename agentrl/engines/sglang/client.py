@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from agentrl.engines.base import EnginePlace, PauseMode, Tag
 from agentrl.engines.held_weights import HeldTensor
-from agentrl.engines.servers.client import EncodedTensors, WeightLabels
+from agentrl.engines.servers.client import EncodedTensors, NewVersion, WeightLabels
 from agentrl.engines.servers.http_client import (
     CONNECT_S,
     HttpClient,
@@ -204,28 +204,25 @@ class SGLangClient(HttpClient):
             "/update_weight_version", {"new_version": label, "abort_all_requests": False}
         )
 
-    async def load_folder(self, folder: str, *, label: str, flush: bool) -> None:
+    async def load_folder(self, folder: str, new: NewVersion) -> None:
         """Loads weights from a folder that the server can read."""
         body = {"model_path": folder, "load_format": "auto"}
-        await self._load("/update_weights_from_disk", body, label, flush)
+        await self._load("/update_weights_from_disk", body, new)
 
-    async def load_tensors(
-        self, tensors: EncodedTensors, *, label: str | None, flush: bool
-    ) -> None:
+    async def load_tensors(self, tensors: EncodedTensors, new: NewVersion | None) -> None:
         """Loads tensors; returns when each rank has its part.
 
         Args:
             tensors: base64 of a pickle. A handle of torch's ``file_descriptor`` sharing in it would
                 hang the server.
-            label: given with the last tensors alone.
-            flush: empty the KV cache.
+            new: given with the last tensors alone.
         """
         body = {
             # Each rank reads the entry of its own number.
             "serialized_named_tensors": [*tensors.texts] * (self.num_ranks // len(tensors.texts)),
             "load_format": tensors.form,
         }
-        await self._load("/update_weights_from_tensor", body, label, flush)
+        await self._load("/update_weights_from_tensor", body, new)
 
     async def join_group(
         self, name: str, *, host: str, port: int, rank: int, world_size: int, backend: str
@@ -251,20 +248,14 @@ class SGLangClient(HttpClient):
             await self._success("/destroy_weights_update_group", {"group_name": name})
 
     async def receive(
-        self,
-        name: str,
-        arrays: Sequence[WeightArray],
-        *,
-        label: str | None,
-        flush: bool,
+        self, name: str, arrays: Sequence[WeightArray], new: NewVersion | None
     ) -> None:
         """Receives tensors by broadcast, one after the other; returns when they are loaded.
 
         Args:
             name: a group that it joined.
             arrays: in the order of the broadcasts; their names, dtypes and shapes are sent.
-            label: given with the last of an update alone.
-            flush: empty the KV cache.
+            new: given with the last of an update alone.
 
         Raises:
             EngineError: it never joined, so that the call would be refused while the trainer hangs
@@ -281,7 +272,7 @@ class SGLangClient(HttpClient):
             "shapes": [array.shape for array in arrays],
             "group_name": name,
         }
-        await self._load("/update_weights_from_distributed", body, label, flush)
+        await self._load("/update_weights_from_distributed", body, new)
 
     async def digests(self) -> Mapping[HeldTensor, str]:
         """See ``ServerClient.digests``: SHA-256 on a CPU, on a GPU a hash of SGLang's own, which is
@@ -327,11 +318,10 @@ class SGLangClient(HttpClient):
             raise ServerLostError(f"{self.name} answered {route} with a stream of nothing")
         return answer
 
-    async def _load(
-        self, route: str, body: Mapping[str, Any], label: str | None, flush: bool
-    ) -> None:
+    async def _load(self, route: str, body: Mapping[str, Any], new: NewVersion | None) -> None:
         """A call that brings weights; requests in flight go on."""
-        labelled = {"weight_version": label} if label else {}
+        labelled = {"weight_version": new.label} if new else {}
+        flush = new is not None and new.flush
         await self._success(
             route, {**body, **labelled, "flush_cache": flush, "abort_all_requests": False}
         )

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from agentrl.engines.servers.client import EncodedTensors
+from agentrl.engines.servers.client import EncodedTensors, NewVersion
 from agentrl.engines.servers.http_client import RefusedError, ServerLostError
 from agentrl.engines.servers.server import free_port, server_url
 from agentrl.engines.sglang.client import SGLangClient
@@ -154,7 +154,7 @@ async def test_each_tensor_parallel_rank_gets_a_bucket() -> None:
 
     async with client_of(server_info=INFO, update_weights_from_tensor=keep) as (client, _):
         await client.probe()
-        await client.load_tensors(EncodedTensors(("AAAA",), None), label="own.1", flush=True)
+        await client.load_tensors(EncodedTensors(("AAAA",), None), NewVersion("own.1", flush=True))
     body = json.loads(sent[0])
     assert (body["serialized_named_tensors"], body["weight_version"]) == (["AAAA", "AAAA"], "own.1")
 
@@ -169,7 +169,7 @@ async def test_an_update_that_did_not_succeed_says_why() -> None:
         with pytest.raises(
             RefusedError, match="did not do /update_weights_from_disk: no such file"
         ):
-            await client.load_folder("nowhere", label="own.1", flush=True)
+            await client.load_folder("nowhere", NewVersion("own.1", flush=True))
 
 
 async def test_memory_is_not_released_while_requests_run() -> None:
@@ -199,7 +199,7 @@ async def test_what_was_released_is_resumed_once() -> None:
 async def test_nothing_is_received_in_a_group_that_was_not_joined() -> None:
     async with client_of(update_weights_from_distributed=SUCCESS) as (client, server):
         with pytest.raises(EngineError, match="did not join the group 'g'"):
-            await client.receive("g", [], label=None, flush=False)
+            await client.receive("g", [], None)
     assert server.calls == []
 
 

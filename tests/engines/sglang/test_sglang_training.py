@@ -36,6 +36,18 @@ def test_training_publishes_each_step_and_samples_what_it_trains(
     assert_each_was_trained_once(run_dir)
 
 
+def test_rank_0_broadcasts_what_two_ranks_hold_to_the_server_of_a_rollout_worker(
+    tmp_path: Path, model: Path, python: str
+) -> None:
+    apart = ("placement.mode=ray", "placement.world_size=2", "placement.rollout_workers=1")
+    server = (f"rollout.sglang.python={python}", "rollout.sglang.weight_sync=broadcast")
+    run_dir = train(tmp_path, model, *apart, *server, "train.steps=2")
+    rows = metrics(run_dir)
+    assert [row["policy_version"] for row in rows] == [1, 2]
+    assert max(row["mismatch/logp_abs/max"] for row in rows) < 1e-4
+    assert_each_was_trained_once(run_dir)
+
+
 def test_a_server_sleeps_while_its_rank_trains(tmp_path: Path, model: Path, python: str) -> None:
     own = ("rollout.sleep=true", f"rollout.sglang.python={python}", "train.steps=2")
     run_dir = train(tmp_path, model, *own)

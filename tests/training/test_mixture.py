@@ -377,7 +377,7 @@ def test_the_products_of_a_token_are_counted_with_its_own_experts(tmp_path: Path
 
 async def test_what_is_published_gives_torchs_engine_the_trainers_logprobs(tmp_path: Path) -> None:
     folder = write_family(tmp_path / "model", "qwen3_moe", vocab_size=96)
-    actor = make_actor(str(folder), "sft")
+    actor = make_actor(str(folder), "sft", backend="plain")
     update(actor, make_batch(kind=SegmentKind.TARGET))
     engine = TorchEngineSpec().build(EnginePlace(str(folder), context_tokens=64))
     try:

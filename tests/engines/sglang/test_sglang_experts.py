@@ -40,7 +40,7 @@ async def test_a_trained_mixture_is_served_with_the_trainers_logprobs(
         ff=128,
         experts=4,
     )
-    actor = make_actor(str(folder), "sft")
+    actor = make_actor(str(folder), "sft", backend="plain")
     with running_server(python, folder, tmp_path / "server") as url:
         update(actor, make_batch(kind=SegmentKind.TARGET))
         engine = build(url, sender=HttpSender, model=str(folder))

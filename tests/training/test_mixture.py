@@ -307,7 +307,8 @@ def test_the_balancing_loss_is_transformers(tmp_path: Path) -> None:
         expected = gradients(theirs, 0.3 * loss)
     for name, gradient in expected.items():
         if gradient is not None:
-            torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-9)
+            # transformers has the shares of tokens in float32
+            torch.testing.assert_close(found[name], gradient, rtol=1e-6, atol=1e-7)
     assert found["model.layers.0.mlp.gate.weight"].abs().max() > 1e-4
 
 

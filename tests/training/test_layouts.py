@@ -19,10 +19,11 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
 )
+from transformers.core_model_loading import revert_weight_conversion
 
 from agentrl.training import DistSpec, join, leave
 from agentrl.training.fsdp.checkpoint_export import export_checkpoint
-from tests.tiny_models import SLIDING
+from tests.tiny_models import SLIDING, write_family
 from tests.training.harness import VOCAB, make_actor, write_model
 from tests.training.layout_rank import BUGS, LAYOUTS, SQUARE, Layout, Ranks, compared, trained
 from tests.training.ranks import run_ranks
@@ -73,6 +74,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     LlamaForCausalLM(llama).save_pretrained(folder / "llama")
     for name in ("qwen2", "llama"):
         (folder / name / "tokenizer.json").write_text("{}")
+    write_family(folder / "experts", "qwen3_moe", vocab_size=VOCAB, num_experts=4)
+    write_family(folder / "mixtral", "mixtral", vocab_size=VOCAB, num_local_experts=4)
     return folder
 
 
@@ -179,7 +182,7 @@ def test_a_checkpoint_goes_on_in_any_layout(
     # one rank's checkpoint, on this layout
     assert found["resumed"] == pytest.approx(alone[f"{own.model} trained"]["resumed"], rel=1e-9)
     # this layout's, on one rank
-    actor = make_actor(str(models / own.model), "sft", dtype="float64")
+    actor = make_actor(str(models / own.model), "sft", dtype="float64", optim=own.moving)
     actor.load(found["folder"])
     for name, weight in actor.weights():
         assert torch.equal(weight, found["weights"][name]), name
@@ -187,7 +190,8 @@ def test_a_checkpoint_goes_on_in_any_layout(
     export_checkpoint(found["folder"], tmp_path / "exported", dtype="float64")
     for folder in (found["folder"] / "export", tmp_path / "exported"):
         exported = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
-        for name, weight in exported.named_parameters():
+        own = revert_weight_conversion(exported, dict(exported.named_parameters()))
+        for name, weight in own.items():
             assert torch.equal(weight, found["weights"][name]), name
 
 

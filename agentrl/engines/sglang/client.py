@@ -31,7 +31,7 @@ from agentrl.engines.sglang.sglang_spec import SGLangEngineSpec
 from agentrl.engines.sglang.stream import events, tell_new
 from agentrl.engines.sglang.wire import generate_body, read_answer, read_score, score_body
 from agentrl.engines.tensor_parallel import Shards
-from agentrl.engines.weights import WeightArray
+from agentrl.engines.weights import WeightArray, read_config
 from agentrl.errors import EngineError
 from agentrl.types import Completion, GenerateRequest
 
@@ -280,8 +280,11 @@ class SGLangClient(HttpClient):
         """
         ranks = await self._checksums()
         where = self._info.get("device") or "cpu"
+        config = read_config(self._place.model)
         return {
-            HeldTensor(f"{name!r} ({where}, rank {rank} of {len(ranks)})", part_names(name)): digest
+            HeldTensor(
+                f"{name!r} ({where}, rank {rank} of {len(ranks)})", part_names(name, config)
+            ): digest
             for rank, digests in enumerate(ranks)
             for name, digest in digests.items()
         }

@@ -118,6 +118,7 @@ class ModelInfo:
         length_scale: ℓ of the partition's cost n + n²/ℓ, tokens.
         max_tokens: longest sequence that it has positions for; None where it sets no bound.
         shares_prefixes: whether it computes the common beginning of a micro-batch's samples once.
+        num_active: parameters that compute a token, with its experts alone; None is all.
     """
 
     num_parameters: int
@@ -125,6 +126,7 @@ class ModelInfo:
     length_scale: float
     max_tokens: int | None = None
     shares_prefixes: bool = False
+    num_active: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

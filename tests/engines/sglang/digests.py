@@ -99,7 +99,7 @@ def differing(
 
 
 def _parts(served: str, weights: Mapping[str, WeightArray]) -> list[WeightArray] | None:
-    names = part_names(served)
+    names = part_names(served, {})
     known = names and all(name in weights for name in names)
     return [weights[name] for name in names] if known else None
 

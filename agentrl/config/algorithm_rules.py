@@ -213,7 +213,8 @@ def _staleness_faults(stage: StageConfig, settings: AlgorithmSettings) -> Iterat
     elif not settings.corrects_staleness:
         yield fault(
             f"{why}, which needs algorithm.rollout_correction.level='token' (truncated importance "
-            "weights), got 'none'; set it, or rollout.schedule=sync",
+            f"weights), got {settings.rollout_correction.level!r}; set it, or "
+            "rollout.schedule=sync",
             "algorithm.rollout_correction.level",
             "rollout.max_staleness",
         )

@@ -114,7 +114,7 @@ def test_imitation_needs_no_siblings(write: Write) -> None:
         ("rollout: {schedule: async}",
          "rollout.schedule='async' with rollout.max_staleness=1 trains tokens that older weights "
          "sampled, which needs algorithm.rollout_correction.level='token' (truncated importance "
-         "weights), got 'none'; set it, or rollout.schedule=sync"),
+         "weights), got 'auto'; set it, or rollout.schedule=sync"),
         ("algorithm: {rollout_correction: {level: token}}\nrollout: {schedule: async, "
          "oversample: 0.5}",
          "rollout.on_stale='wait' loses no group, so that no more are in flight than "

@@ -75,9 +75,17 @@ class TorchEngineSpec(EngineSpec):
         """See ``EngineSpec.resolve``.
 
         Raises:
-            ConfigError: no room for one request's KV.
+            ConfigError: no room for one request's KV, or other threads than the trainer's where
+                both must give the same bits.
         """
         RowPlan.of(place)
+        own, trainers = self.num_threads, place.num_threads
+        if place.deterministic and own and trainers and own != trainers:
+            raise ConfigError(
+                f"TorchEngineSpec.num_threads must be PlacementConfig.threads_per_rank={trainers} "
+                "with EnginePlace.deterministic (sampler and trainer then give the same bits), got "
+                f"{own}; leave it out"
+            )
         return place
 
     def build(self, place: EnginePlace, sender: WeightSender | None = None) -> HostedEngine:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +34,18 @@ FAMILIES: Mapping[str, DecoderFamily] = {
     "qwen3": DecoderFamily(qk_norm=True),
 }
 """By ``model_type``."""
+
+
+def computed(config: Mapping[str, Any]) -> bool:
+    """Whether the engine's own decoder computes a model, by its ``config.json``: never a silent
+    approximation. The same models can be computed in fixed shapes.
+    """
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return (
+        config.get("model_type") in FAMILIES
+        and config.get("hidden_act", "silu") == "silu"
+        and not config.get("use_sliding_window")
+        and set(config.get("layer_types") or ()) <= {"full_attention"}
+        and scaling.get("rope_type", scaling.get("type", "default"))
+        in ("default", "linear", "llama3")
+    )

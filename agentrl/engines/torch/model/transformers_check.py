@@ -17,6 +17,7 @@ from transformers import Cache
 
 from agentrl.engines.find import engines_with
 from agentrl.engines.torch.kv_cache import KVCache, KVShape
+from agentrl.engines.torch.model.served_model import ServedModel
 from agentrl.engines.torch.model.transformers_decoder import (
     CacheMasks,
     MaskKind,
@@ -29,6 +30,10 @@ _LENGTH = 20
 _WINDOW = 6
 _FIRST = 7
 _SECOND = 12
+# more keys than a block of attention has
+_EXACT_LENGTH = 72
+_EXACT_STEPS = 6
+_EXACT_ROWS = 5
 # of the logits' standard deviation; a wrong mask gives about 1
 _TOLERANCE = {
     torch.float32: 1e-3,
@@ -76,6 +81,45 @@ def prove(module: Any, kinds: tuple[MaskKind, ...]) -> tuple[KVShape, CacheMasks
         config.model_type,
         "its forward over rows of a cache is not its forward alone: " + "; ".join(causes),
     )
+
+
+def require_exact(model: ServedModel, vocab_size: int) -> None:
+    """Tries out that a token's logits do not depend on what is computed beside it: each of a few
+    tokens alone, and as the last of its sequence, at other places among other rows.
+
+    Raises:
+        EngineError: they differ in a bit.
+    """
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(vocab_size, (_EXACT_LENGTH,), generator=generator).to(model.device)
+    known = ids.cpu().numpy().astype(np.int32)
+    kv, forward = model.empty_rows(_EXACT_ROWS, _EXACT_LENGTH)
+    prefiller = Prefiller(forward, kv, model.num_heads, ids.device, fixed=False)
+
+    def prefilled(row: int, end: int, *others: WaitingPrefill) -> Tensor:
+        found = prefiller.run([WaitingPrefill([row], known[:end], 0), *others])
+        return next(
+            logits[place]
+            for items, logits in found
+            for place, item in enumerate(items)
+            if item.rows == [row]
+        )
+
+    prefilled(0, _EXACT_LENGTH - _EXACT_STEPS)
+    for end in range(_EXACT_LENGTH - _EXACT_STEPS + 1, _EXACT_LENGTH + 1):
+        kv.set_visible(0, end)
+        span = 1 + end % _EXACT_ROWS
+        positions = torch.full((span,), kv.trash, device=ids.device)
+        positions[0] = end - 1
+        alone = forward.decode(ids[end - 1].expand(span), positions, ((span, kv.max_keys),))[0]
+        beside = WaitingPrefill([2], known[: end // 2], 0)
+        if not torch.equal(alone, prefilled(1, end, beside)):
+            raise EngineError(
+                "EnginePlace.deterministic needs matrix products that round a row alike wherever "
+                f"it stands, and this machine's ({torch.get_num_threads()} threads, "
+                f"{model.dtype}) do not; set EnginePlace.num_threads=1, or run without it",
+                retryable=False,
+            )
 
 
 class _Recorder(Cache):  # type: ignore[misc]  # transformers' classes are untyped here

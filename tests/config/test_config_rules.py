@@ -181,6 +181,18 @@ def test_deterministic_runs_compute_in_float32(problems: Problems) -> None:
     )
 
 
+def test_deterministic_runs_may_compute_in_bfloat16_as_the_engine_does(
+    problems: Problems, write: Write
+) -> None:
+    head = (
+        "model: {path: m, dtype: bfloat16, head_dtype: float32}\ndata: {train: t.py:f}\n"
+        "run: {deterministic: true}\n"
+    )
+    assert load_config(write("placement: {device: cpu}\n", head=head)).run.deterministic
+    (line,) = problems("placement: {device: cuda}\n", head=head)
+    assert "run.deterministic needs model.dtype='float32'" in line
+
+
 def test_truncated_sampling_can_be_allowed(write: Write) -> None:
     config = load_config(write("rollout: {top_p: 0.9, allow_biased_sampling: true}\n"))
     assert config.rollout.top_p == 0.9

@@ -273,6 +273,8 @@ def _inexact(spec: ModelSpec, place: DistSpec) -> str | None:
         f"the device is {place.device}, not a CPU": torch.device(place.device).type != "cpu",
         f"{place.tp * place.sp} ranks hold a layer or a row together": place.tp * place.sp > 1,
         "train.compile fuses operations": spec.compile,
+        "model.head_dtype is not float32, as the engine's output layer is": spec.dtype == "bfloat16"
+        and spec.head_dtype is None,
         "TorchEngine has no decoder of its own for its family": not known,
     }
     return next((cause for cause, holds in causes.items() if holds), None)

@@ -38,6 +38,9 @@ KEYS = 64
 QUERY_ROWS = 4
 """The least rows of queries in a product of attention: those of one token where G is more."""
 
+_ACTIVATIONS = (nn.SiLU.__module__, "transformers.activations")
+"""Where the classes of elementwise functions are."""
+
 _VECTOR = 64
 """Elements that any processor's vector loop divides."""
 
@@ -62,7 +65,7 @@ def fix_shapes(module: nn.Module) -> None:
             own = partial(_linear_layer, layer)
         elif isinstance(getattr(layer, "inv_freq", None), Tensor):
             own = partial(_by_position, layer.forward)
-        elif not list(layer.children()) and not list(layer.parameters()) and _is_activation(layer):
+        elif type(layer).__module__ in _ACTIVATIONS:
             own = partial(_activation, layer.forward)
         if own is not None:
             layer.forward = own  # type: ignore[method-assign]
@@ -191,11 +194,6 @@ class OrdinaryBackward(torch.autograd.Function):
 
 def _linear_layer(layer: nn.Linear, rows: Tensor) -> Tensor:
     return linear(rows, layer.weight, layer.bias)
-
-
-def _is_activation(layer: nn.Module) -> bool:
-    """Whether a module without weights changes numbers: dropout is 0, and does not."""
-    return not isinstance(layer, (nn.Identity, nn.Dropout))
 
 
 def _activation(function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:

@@ -15,16 +15,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import math
 import os
 import pickle
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -34,6 +33,7 @@ from agentrl.errors import AgentRLError
 from agentrl.types import GenerateRequest, SamplingParams
 from benchmarks.figures import ROOT, Figures, add_arguments, machine
 from benchmarks.step import CODE, Row, checkpoint, default_cache, scratch, train
+from benchmarks.trainer.exactness_rank import FAR, Job
 from benchmarks.trainer.ranks import run_ranks
 from tests.tiny_models import write_family
 from tests.training.sampled_batch import sampled_batch
@@ -48,8 +48,7 @@ LAYOUTS = {
     "fsdp2, tp 2": ("fsdp2", 2, 1),
     "fsdp2, sp 2": ("fsdp2", 1, 2),
 }
-FAR = 0.01
-"""Nats beyond which a token counts as far."""
+"""Backends, and ranks that hold a layer and a row together."""
 GENERATION = 3.0
 STEP = 2.5
 BLOCKS = 2
@@ -69,56 +68,57 @@ class Line:
     """One row of the page.
 
     Args:
-        differences: ``[K]`` trainer less sampler, nats; None where the combination is refused.
+        found: numbers of ``exactness_rank``; None where the engine refuses the combination.
         refused: why.
     """
 
     family: str
     dtype: str
-    layout: str
     deterministic: bool
-    differences: np.ndarray | None = None
+    layout: str
+    found: Mapping[str, float] | None = None
     refused: str = ""
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """Of the page's table."""
+        """Of the page's table; TorchEngine tells no experts."""
         mode = "yes" if self.deterministic else "no"
         head = (self.family, "TorchEngine", self.dtype, self.layout, mode)
-        if self.differences is None:
-            return (*head, "refused", "–", "–", "–", "–")
-        found = np.abs(self.differences)
-        k3 = float((np.expm1(self.differences) - self.differences).mean())
-        numbers = (float(found.max()), float(found.mean()), k3)
-        return (*head, *(f"{one:.2g}" for one in numbers), f"{(found > FAR).mean():.1%}", "–")
+        if self.found is None:
+            return (*head, "refused", *("–",) * 4)
+        numbers = (f"{self.found[name]:.2g}" for name in ("max", "mean", "k3"))
+        return (*head, *numbers, f"{self.found['far']:.1%}", "–")
 
 
 def families(folder: Path) -> list[Line]:
     """Every family, dtype, mode and layout."""
-    lines = []
+    lines: list[Line] = []
+    jobs: dict[Line, Job] = {}
     for family in FAMILIES:
         model = write_family(folder / family, family, vocab_size=96)
         for dtype, deterministic in product(DTYPES, (False, True)):
+            case = (family, dtype, deterministic)
             try:
                 batch = sampled_batch(model, dtype=dtype, deterministic=deterministic)
             except AgentRLError as error:
-                lines.append(Line(family, dtype, "any", deterministic, refused=str(error)))
+                lines.append(Line(*case, "any", refused=str(error)))
                 continue
-            file = folder / "batch"
-            file.write_bytes(pickle.dumps(batch))
-            for layout, (backend, tp, sp) in LAYOUTS.items():
-                if tp > 1 and family in MIXTURES:
-                    continue
-                settings = {"dtype": dtype, "backend": backend, "deterministic": deterministic}
-                if dtype == "bfloat16":
-                    settings["head_dtype"] = "float32"
-                found, *_ = run_ranks(
-                    "benchmarks.trainer.exactness_rank",
-                    *(str(model), str(file), json.dumps(settings), str(tp), str(sp)),
-                    size=tp * sp,
-                )
-                lines.append(Line(family, dtype, layout, deterministic, np.array(found)))
-                print(" | ".join(lines[-1].cells), flush=True)
+            settings: dict[str, Any] = {"dtype": dtype, "deterministic": deterministic}
+            if dtype == "bfloat16":
+                settings["head_dtype"] = "float32"
+            for layout, (backend, tp, _) in LAYOUTS.items():
+                if tp == 1 or family not in MIXTURES:
+                    lines.append(Line(*case, layout))
+                    job = Job(str(model), batch, settings | {"backend": backend})
+                    jobs[lines[-1]] = job
+    for layout, (_, tp, sp) in LAYOUTS.items():
+        own = [line for line in jobs if line.layout == layout]
+        file = folder / "jobs"
+        file.write_bytes(pickle.dumps([jobs[line] for line in own]))
+        module = "benchmarks.trainer.exactness_rank"
+        answers, *_ = run_ranks(module, str(tp), str(sp), str(file), size=tp * sp)
+        for line, answer in zip(own, answers, strict=True):
+            lines[lines.index(line)] = replace(line, found=answer)
     return lines
 
 
@@ -250,12 +250,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         with scratch() as folder:
             lines = families(folder)
         for line in lines:
-            if line.differences is not None:
-                name = ", ".join((line.family, line.dtype, line.layout))
+            if line.found is not None:
                 mode = "deterministic" if line.deterministic else "ordinary"
-                largest = float(np.abs(line.differences).max())
-                assert math.isfinite(largest)
-                figures.report(f"{name}, {mode}: largest difference", largest, "nats")
+                name = ", ".join((line.family, line.dtype, line.layout, mode))
+                figures.report(f"{name}: largest difference", line.found["max"], "nats")
     if arguments.only != "families":
         model = checkpoint(arguments.cache, "code", CODE, seed=arguments.seed)
         cost = Figures()

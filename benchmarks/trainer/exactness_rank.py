@@ -1,7 +1,7 @@
 """Exactness rank: one of the ranks that compute the logprobs of what an engine sampled.
 
-Run as ``python -m benchmarks.trainer.exactness_rank --rank RANK --port PORT MODEL BATCH SETTINGS
-TP SP``, with a pickled batch and an actor's settings as JSON.
+Run as ``python -m benchmarks.trainer.exactness_rank --rank RANK --port PORT TP SP JOBS``. ``JOBS``
+is a pickled list of ``Job``; the answer has numbers for each.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import json
 import pickle
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,13 +22,31 @@ from agentrl.training.data.partition import Layout, partition
 from agentrl.training.data.prefix_tree import PrefixOrder
 from agentrl.types import Batch
 
-__all__ = ["compare"]
+__all__ = ["FAR", "Job"]
+
+FAR = 0.01
+"""Nats beyond which a token counts as far."""
 
 
-def compare(model: str, batch: Batch, settings: dict[str, object], place: DistSpec) -> list[float]:
-    """``[K]`` the trainer's logprobs less the sampler's, over the trained tokens."""
-    join(place)
-    actor = ActorSpec(model, make_algorithm("grpo"), **settings).build(place)  # type: ignore[arg-type]
+@dataclass(frozen=True)
+class Job:
+    """A batch that an engine sampled with a model, and how an actor computes it.
+
+    Args:
+        settings: of ``ActorSpec``.
+    """
+
+    model: str
+    batch: Batch
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+def compare(job: Job, place: DistSpec) -> dict[str, float]:
+    """How far the trainer's logprobs are from the sampler's, over the trained tokens."""
+    # a deterministic actor turns it on for its process
+    torch.use_deterministic_algorithms(False)
+    actor = ActorSpec(job.model, make_algorithm("grpo"), **job.settings).build(place)
+    batch = job.batch
     groups = batch.group[batch.trajectory]
     plan = union(
         partition(
@@ -41,24 +61,28 @@ def compare(model: str, batch: Batch, settings: dict[str, object], place: DistSp
     columns = merge_columns([actor.logprobs(parts[0])], parts, batch.cu_seqlens)
     found = batch.join(columns).old_logprobs
     assert found is not None
-    difference = found.astype(np.float64) - batch.rollout_logprobs
-    return [float(one) for one in difference[batch.loss_mask != 0]]
+    difference = (found.astype(np.float64) - batch.rollout_logprobs)[batch.loss_mask != 0]
+    size = np.abs(difference)
+    return {
+        "max": float(size.max()),
+        "mean": float(size.mean()),
+        "k3": float((np.expm1(difference) - difference).mean()),
+        "far": float((size > FAR).mean()),
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rank", type=int)
     parser.add_argument("--port", type=int)
-    parser.add_argument("model")
-    parser.add_argument("batch", type=Path)
-    parser.add_argument("settings", type=json.loads)
     parser.add_argument("tp", type=int)
     parser.add_argument("sp", type=int)
+    parser.add_argument("jobs", type=Path)
     own = parser.parse_args()
     torch.set_num_threads(1)
     place = DistSpec(own.rank, own.tp * own.sp, port=own.port, tp=own.tp, sp=own.sp)
-    batch = pickle.loads(own.batch.read_bytes())
-    found = compare(own.model, batch, own.settings, place)
+    join(place)
+    found = [compare(job, place) for job in pickle.loads(own.jobs.read_bytes())]
     leave()
     print(json.dumps(found))
 

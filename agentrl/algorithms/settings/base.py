@@ -81,7 +81,7 @@ class RolloutCorrection(Section):
     sample by the product of their ratios, ``geometric`` by the geometric mean of them. ``auto`` is
     ``token`` after a step whose engine computed other logprobs than the trainer (``above``), else
     ``none``; and ``none`` where the loss compares with the sampler itself."""
-    above: Annotated[float, Field(gt=0), _CHOSEN] = 0.01
+    above: Annotated[float, Field(gt=0), _CHOSEN] = 0.002
     """Mean distance of the sampler's logprobs from the trainer's, nats, on the tokens of the very
     version that a step trains (``mismatch/engine/logp_abs``), above which ``auto`` corrects the
     next step; above 0."""

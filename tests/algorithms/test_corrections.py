@@ -117,7 +117,7 @@ def test_an_engine_that_differs_is_corrected_from_the_next_step_on(
     assert algorithm.next_state(far, differing(0.001)) == {}
     events = [getattr(record, "event", "") for record in caplog.records]
     assert events == ["rollout_correction"] * 2
-    assert "by 0.02 nats on average, more than rollout_correction.above=0.002" in caplog.text
+    assert "are 0.02 nats from the trainer's on average" in caplog.text
 
 
 @pytest.mark.parametrize(

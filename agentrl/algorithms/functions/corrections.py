@@ -87,18 +87,15 @@ def next_correction(
     found = stats.get("mismatch/engine/logp_abs")
     if found is None or not found.count:
         return state
-    corrects, corrected = found.mean > settings.above, CORRECTED in state
-    if corrects != corrected:
+    corrects = found.mean > settings.above
+    if corrects != (CORRECTED in state):
         logger.warning(
-            "The engine's logprobs differ from the trainer's by %.3g nats on average, %s "
-            "rollout_correction.above=%g: %s",
+            "The engine's logprobs are %.3g nats from the trainer's on average, and the bound "
+            "rollout_correction.above is %g: level='auto' weighs %s from the next step on",
             found.mean,
-            "more than" if corrects else "no longer more than",
             settings.above,
-            "level='auto' weighs tokens from the next step on (docs/algorithms.md)"
-            if corrects
-            else "nothing is corrected from the next step on",
-            extra={"event": "rollout_correction", "mean": found.mean, "corrects": corrects},
+            "tokens" if corrects else "nothing",
+            extra={"event": "rollout_correction", "mean": found.mean},
         )
     rest = {name: value for name, value in state.items() if name != CORRECTED}
     return rest | ({CORRECTED: 1.0} if corrects else {})

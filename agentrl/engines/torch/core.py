@@ -33,13 +33,6 @@ _BATCH_SHARE = 4
 _HOLD_BACK_STEPS = 8
 
 
-def in_fixed_order(plan: RowPlan, model: ServedModel) -> bool:
-    """Whether forward passes must not vary in their rows and keys: the engine is deterministic, and
-    its model is not exact by itself.
-    """
-    return plan.deterministic and not model.exact
-
-
 class KVState:
     """The decode rows, empty at first, made and dropped as one (``sleep`` frees them): their KV,
     their host arrays, the sessions in them, and the forward passes over them.
@@ -50,7 +43,7 @@ class KVState:
         self.table = RowTable(plan.num_rows, self.kv.capacity, self.kv.trash)
         self.cache = SessionCache(self.table, self.kv, plan.parked_tokens)
         self.prefiller = Prefiller(
-            self.decoder, self.kv, model.num_heads, model.device, fixed=in_fixed_order(plan, model)
+            self.decoder, self.kv, model.num_heads, model.device, fixed=plan.in_order
         )
 
 
@@ -75,12 +68,12 @@ class TorchScheduler:
         self.now = life.clock.now
         # answered
         self.outbox: list[ScheduledRequest] = []
-        self._plan = plan
+        # what an exact model gives depends on no order
+        self._plan = replace(plan, in_order=plan.in_order and not weights.exact)
         self._weights = weights
-        self._fixed = in_fixed_order(plan, weights)
         self._life = life
         self._as_text = decode
-        self._rows = KVState(plan, weights)
+        self._rows = KVState(self._plan, weights)
         # of sessions with KV here: they go first, so that it is not evicted
         self._returning: deque[ScheduledRequest] = deque()
         self._arriving: deque[ScheduledRequest] = deque()
@@ -309,7 +302,7 @@ class TorchScheduler:
 
     def _reusable(self, tokens: int, pure: int) -> int:
         """How many of the ``tokens`` positions that agree may be used again."""
-        if not self._fixed:
+        if not self._plan.in_order:
             return tokens
         return min(tokens, pure) // DETERMINISTIC_CHUNK * DETERMINISTIC_CHUNK
 
@@ -341,7 +334,7 @@ class TorchScheduler:
         live = self._live
         kv = state.kv
         inputs = torch.from_numpy(table.inputs[:, : self._span]).to(self._weights.device)
-        if self._fixed:
+        if self._plan.in_order:
             # A product over another number of keys may add up in another order.
             blocks: Blocks = ((self._span, kv.max_keys),)
         else:
@@ -449,7 +442,7 @@ class TorchScheduler:
         parameters.
         """
         self._changed = False
-        if self._running and not self._fixed:
+        if self._running and not self._plan.in_order:
             for one, other in exchanges(self._rows.table.keys(self._plan.num_rows)):
                 self._rows.cache.swap(one, other)
                 jobs = {other: self._running.pop(one, None), one: self._running.pop(other, None)}
@@ -459,7 +452,9 @@ class TorchScheduler:
                         self._running[row] = job
         running = sorted(self._running)
         self._live = np.array(running, dtype=np.int64)
-        self._span = self._plan.num_rows if self._fixed else (running[-1] + 1 if running else 0)
+        self._span = running[-1] + 1 if running else 0
+        if self._plan.in_order:
+            self._span = self._plan.num_rows
         if running:
             self._sampling = self._rows.table.sampling(
                 slice(0, self._span), self._live, self._weights.device

@@ -21,13 +21,14 @@ class RowPlan:
         context_tokens: positions of a row.
         num_rows: requests that run at once.
         parked_tokens: KV positions of waiting sessions outside the rows.
-        deterministic: fixed shapes, and KV that depends on the ids alone (docs/engines.md).
+        in_order: forward passes whose rows and keys never vary, and KV that depends on the ids
+            alone (docs/engines.md, Deterministic mode).
     """
 
     context_tokens: int
     num_rows: int
     parked_tokens: int
-    deterministic: bool = False
+    in_order: bool = False
 
     @classmethod
     def of(cls, place: EnginePlace) -> RowPlan:

@@ -138,20 +138,8 @@ def segment_attention(
             here.
     """
     refuse_extras(SEGMENTS, extras)
-    spans = masks.spans
     outputs: list[Tensor] = []
-    # Each entry has the keys and values of a span's path.
-    seen: list[tuple[Tensor, Tensor]] = []
-    parts = zip(
-        *(torch.split(tensor, [span.size for span in spans], 2) for tensor in (query, key, value)),
-        strict=True,
-    )
-    for span, (q, k, v) in zip(spans, parts, strict=True):
-        if span.parent != ROOT:
-            earlier_k, earlier_v = seen[span.parent]
-            k = torch.cat([earlier_k, k], dim=2)
-            v = torch.cat([earlier_v, v], dim=2)
-        seen.append((k, v))
+    for span, q, k, v in _paths(masks.spans, query, key, value):
         outputs += [
             scaled_dot_product_attention(
                 q[:, :, block.query : block.query + block.size],
@@ -166,6 +154,22 @@ def segment_attention(
         ]
     # in one layout whatever the number of spans, since compiled layers have a graph for each
     return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
+
+
+def _paths(
+    spans: Sequence[Span], query: Tensor, key: Tensor, value: Tensor
+) -> Iterator[tuple[Span, Tensor, Tensor, Tensor]]:
+    """Each span with its queries, and the keys and values of its path."""
+    seen: list[tuple[Tensor, Tensor]] = []
+    sizes = [span.size for span in spans]
+    parts = zip(*(torch.split(one, sizes, 2) for one in (query, key, value)), strict=True)
+    for span, (q, k, v) in zip(spans, parts, strict=True):
+        if span.parent != ROOT:
+            earlier_k, earlier_v = seen[span.parent]
+            k = torch.cat([earlier_k, k], dim=2)
+            v = torch.cat([earlier_v, v], dim=2)
+        seen.append((k, v))
+        yield span, q, k, v
 
 
 def fixed_segments(
@@ -196,15 +200,7 @@ def _attend_spans(
     spans: Sequence[Span], scaling: float, query: Tensor, key: Tensor, value: Tensor
 ) -> Tensor:
     outputs: list[Tensor] = []
-    seen: list[tuple[Tensor, Tensor]] = []
-    sizes = [span.size for span in spans]
-    parts = zip(*(one.split(sizes, 2) for one in (query, key, value)), strict=True)
-    for span, (q, k, v) in zip(spans, parts, strict=True):
-        if span.parent != ROOT:
-            earlier_k, earlier_v = seen[span.parent]
-            k = torch.cat([earlier_k, k], dim=2)
-            v = torch.cat([earlier_v, v], dim=2)
-        seen.append((k, v))
+    for span, q, k, v in _paths(spans, query, key, value):
         place = span.first
         for queries in q.split(QUERIES, 2):
             stop = place + queries.shape[2]

@@ -66,7 +66,7 @@ def fix_shapes(module: nn.Module) -> None:
         elif isinstance(getattr(layer, "inv_freq", None), Tensor):
             own = partial(_by_position, layer.forward)
         elif type(layer).__module__ in _ACTIVATIONS:
-            own = partial(_activation, layer.forward)
+            own = partial(_in_vectors, layer.forward)
         if own is not None:
             layer.forward = own  # type: ignore[method-assign]
 
@@ -194,11 +194,6 @@ class OrdinaryBackward(torch.autograd.Function):
 
 def _linear_layer(layer: nn.Linear, rows: Tensor) -> Tensor:
     return linear(rows, layer.weight, layer.bias)
-
-
-def _activation(function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
-    made: Tensor = OrdinaryBackward.apply(partial(_in_vectors, function), function, rows)  # type: ignore[no-untyped-call]
-    return made
 
 
 def _in_vectors(function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:

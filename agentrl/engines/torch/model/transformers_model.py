@@ -101,7 +101,7 @@ class TransformersModel(ServedModel):
         if self._head is not None:
             self._head.product = fixed_shapes.linear
         self._module.set_attn_implementation(FIXED_ROWS)
-        require_exact(self, int(self.vocab_size))
+        require_exact(self._module, self.kv_shape, self._masks)
 
     def _place_parameters(self) -> None:
         names = FolderNames(self._module)

@@ -61,7 +61,7 @@ def fix_shapes(module: nn.Module) -> None:
     """
     for layer in module.modules():
         own: Callable[..., Any] | None = None
-        if isinstance(layer, nn.Linear):
+        if type(layer) is nn.Linear:
             own = partial(_linear_layer, layer)
         elif isinstance(getattr(layer, "inv_freq", None), Tensor):
             own = partial(_by_position, layer.forward)

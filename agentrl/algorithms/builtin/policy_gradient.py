@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from agentrl.algorithms.algorithm_spec import AlgorithmSpec
-from agentrl.algorithms.functions.corrections import next_correction, rollout_correction
+from agentrl.algorithms.functions.corrections import chosen_correction, next_correction
 from agentrl.algorithms.functions.credit import (
     keep_informative_group,
     overlong_penalty,
@@ -73,7 +73,7 @@ def policy_gradient(
         value_loss=value_loss,
         advantages=broadcast_to_tokens,
         trains=frozenset({SegmentKind.POLICY}),
-        correction=partial(rollout_correction, settings=correction)
+        correction=partial(chosen_correction, settings=correction)
         if settings.chooses_correction or correction.is_active
         else None,
         needs=settings.needs,

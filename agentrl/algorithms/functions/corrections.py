@@ -45,8 +45,8 @@ def rollout_correction(inputs: PolicyInputs, *, settings: RolloutCorrection) -> 
     """Factors as ``algorithm.rollout_correction`` says: weights times rejections.
 
     Returns:
-        The factors; level ``auto`` weighs by token where the algorithm's state says so, else it has
-        no statistics. The statistics are ``mismatch/weight`` and ``mismatch/weight_sq``, from which
+        The factors; level ``auto`` weighs by token where the algorithm's state says so. The
+        statistics are ``mismatch/weight`` and ``mismatch/weight_sq``, from which
         ``mismatch/ess`` comes, ``mismatch/truncated_frac`` (weights moved to a bound, or masked
         for it) and ``mismatch/rejected_frac``.
     """
@@ -56,8 +56,6 @@ def rollout_correction(inputs: PolicyInputs, *, settings: RolloutCorrection) -> 
     level = settings.level
     if level == "auto":
         level = "token" if inputs.state.get(CORRECTED) else "none"
-    if level == settings.reject == "none":
-        return no_correction(inputs)
     if level != "none":
         found = _level(ratio, inputs, level).exp()
         outside = (found > settings.cap) | (found < settings.floor)
@@ -72,6 +70,13 @@ def rollout_correction(inputs: PolicyInputs, *, settings: RolloutCorrection) -> 
     weight = torch.where(inputs.sampled, weight, 1.0)
     stats |= {"mismatch/weight": weight, "mismatch/weight_sq": weight.square()}
     return Correction(weight, stats_of(stats))
+
+
+def chosen_correction(inputs: PolicyInputs, *, settings: RolloutCorrection) -> Correction | None:
+    """``rollout_correction`` where level ``auto`` corrects this step, or tokens may be rejected."""
+    if not (inputs.state.get(CORRECTED) or settings.is_active):
+        return None
+    return rollout_correction(inputs, settings=settings)
 
 
 def next_correction(

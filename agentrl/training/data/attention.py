@@ -202,7 +202,7 @@ def _attend_spans(
     outputs: list[Tensor] = []
     for span, q, k, v in _paths(spans, query, key, value):
         place = span.first
-        for queries in q.split(QUERIES, 2):
+        for queries in torch.split(q, QUERIES, 2):
             stop = place + queries.shape[2]
             keys, values = (whole_blocks(one[:, :, :stop]) for one in (k, v))
             positions = torch.arange(place, stop, device=q.device)[:, None]

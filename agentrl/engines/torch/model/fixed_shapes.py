@@ -68,7 +68,7 @@ def fix_shapes(module: nn.Module) -> None:
         elif type(layer).__module__ in _ACTIVATIONS:
             own = partial(_in_vectors, layer.forward)
         if own is not None:
-            layer.forward = own  # type: ignore[method-assign]
+            layer.forward = own
 
 
 def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -139,7 +139,7 @@ def _product(rows: Tensor, weight: Tensor) -> Tensor:
         weight = weight.clone(memory_format=torch.contiguous_format)
     made = rows.new_empty((tiles * TILE, weight.shape[0]))
     columns = weight.t()
-    for tile, target in zip(rows.split(TILE), made.split(TILE), strict=True):
+    for tile, target in zip(torch.split(rows, TILE), torch.split(made, TILE), strict=True):
         torch.mm(tile, columns, out=target)
     return made[:count]
 
@@ -202,7 +202,7 @@ def _in_vectors(function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
     flat = rows.reshape(-1, width)
     if width % _VECTOR:
         flat = functional.pad(flat, (0, -width % _VECTOR))
-    pieces = flat.split(max(1, _ONE_THREAD // flat.shape[1]))
+    pieces = torch.split(flat, max(1, _ONE_THREAD // flat.shape[1]))
     made = [function(piece) for piece in pieces]
     return (made[0] if len(made) == 1 else torch.cat(made))[:, :width].reshape(rows.shape)
 
@@ -213,7 +213,7 @@ def _by_position(
     """Cosines and sines of a fixed number of positions at a time."""
     flat = position_ids.reshape(-1)
     padded = functional.pad(flat, (0, -flat.numel() % _VECTOR))
-    found = [function(like, piece[None]) for piece in padded.split(_VECTOR)]
+    found = [function(like, piece[None]) for piece in torch.split(padded, _VECTOR)]
     cosines, sines = (torch.cat(kind, 1)[0, : flat.numel()] for kind in zip(*found, strict=True))
     shape = (*position_ids.shape, cosines.shape[-1])
     return cosines.view(shape), sines.view(shape)

@@ -38,6 +38,9 @@ KEYS = 64
 QUERY_ROWS = 4
 """The least rows of queries in a product of attention: those of one token where G is more."""
 
+_LEAST_WIDTH = 32
+"""Of heads: torch multiplies smaller matrices by another kernel where there are few of them."""
+
 _ACTIVATIONS = (nn.SiLU.__module__, "transformers.activations")
 """Where the classes of elementwise functions are."""
 
@@ -87,6 +90,11 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float
         scale: of the scores.
     """
     S, H, T, E = query.shape
+    if E < _LEAST_WIDTH:
+        query, key, value = (
+            functional.pad(one, (0, _LEAST_WIDTH - E)) for one in (query, key, value)
+        )
+        return attend(query, key, value, mask, scale)[..., :E]
     K, L = key.shape[1:3]
     G = H // K
     tokens = math.ceil(QUERY_ROWS / G)

@@ -94,8 +94,8 @@ def require_exact(module: Any, shape: KVShape, masks: CacheMasks) -> None:
         EngineError: they differ in a bit.
     """
     ids = _drawn(module, _EXACT_LENGTH)
-    alone = _over_rows(module, shape, masks, ids, (1,))
-    chunks = _over_rows(module, shape, masks, ids, (7, 40, _EXACT_LENGTH - 2, _EXACT_LENGTH))
+    alone = _over_rows(module, shape, masks, ids, (1,), rows=1)
+    chunks = _over_rows(module, shape, masks, ids, (7, 40, _EXACT_LENGTH - 4), rows=4)
     if any(not torch.equal(alone[end], found) for end, found in chunks.items()):
         raise EngineError(
             "EnginePlace.deterministic needs matrix products that round a row alike wherever it "
@@ -171,21 +171,28 @@ def _drawn(module: Any, length: int) -> Tensor:
 
 
 def _over_rows(
-    module: Any, shape: KVShape, masks: CacheMasks, ids: Tensor, ends: tuple[int, ...]
+    module: Any,
+    shape: KVShape,
+    masks: CacheMasks,
+    ids: Tensor,
+    ends: tuple[int, ...],
+    *,
+    rows: int = 2,
 ) -> dict[int, Tensor]:
     """Logits by the number of tokens behind which they come: after padded chunks with these ends
-    in the second of two rows, then token by token beside an idle row.
+    in the last of some rows, then token by token beside idle ones.
     """
-    kv = KVCache(shape, 2, ids.numel(), module.dtype, module.device, KEYS)
+    kv = KVCache(shape, rows, ids.numel(), module.dtype, module.device, KEYS)
     decoder = TransformersDecoder(module, kv, masks)
     prefiller = Prefiller(decoder, kv, 1, ids.device, fixed=True)
     known = ids.cpu().numpy().astype(np.int32)
     logits = {}
     for first, end in itertools.pairwise((0, *ends)):
-        ((_, last),) = prefiller.run([WaitingPrefill([1], known[:end], first)])
+        ((_, last),) = prefiller.run([WaitingPrefill([rows - 1], known[:end], first)])
         logits[end] = last[0]
+    tokens = torch.zeros(rows, dtype=ids.dtype, device=ids.device)
+    positions = torch.full_like(tokens, kv.trash)
     for position in range(ends[-1], ids.numel()):
-        tokens = torch.stack((torch.zeros_like(ids[position]), ids[position]))
-        positions = torch.tensor([kv.trash, position], device=ids.device)
-        logits[position + 1] = decoder.decode(tokens, positions, ((2, kv.max_keys),))[1]
+        tokens[-1], positions[-1] = ids[position], position
+        logits[position + 1] = decoder.decode(tokens, positions, ((rows, kv.max_keys),))[-1]
     return logits

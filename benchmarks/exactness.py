@@ -195,7 +195,7 @@ async def _episodes(engine: TorchEngine, number: int) -> None:
             )
             new = [segment.token_ids for segment in answer.segments]
             ids = np.concatenate([ids, *new, rng.integers(10, 400, 12)]).astype(np.int32)
-        engine.release(name)
+        await engine.release(name)
 
     await asyncio.gather(*(episode(group, rollout) for group in range(16) for rollout in range(8)))
 
@@ -209,16 +209,17 @@ def page(lines: Sequence[Line], figures: Figures) -> str:
         *("family", "engine", "dtype", "layout", "deterministic"),
         *("max abs difference", "mean", "k3", f"over {FAR:g}", "experts differ"),
     )
-    table = [columns, ("---",) * len(columns), *(line.cells for line in lines)]
+    table = [columns, *(line.cells for line in lines)]
     refusals = sorted({f"{line.family}: {line.refused}" for line in lines if line.refused})
-    measured = [("figure", "value", "target", "met"), ("---",) * 4]
+    measured = [("figure", "value", "target", "met")]
     for figure in figures.rows:
         met = {None: "", True: "yes", False: "**no**"}[figure.met]
         value = f"{figure.value:.4g} {figure.unit}".strip()
         measured.append((figure.name, value, figure.target or "", met))
 
     def rows(cells: Sequence[Sequence[str]]) -> str:
-        return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+        head, *body = (f"| {' | '.join(row)} |" for row in cells)
+        return "\n".join([head, f"|{'---|' * len(cells[0])}", *body])
 
     where = f"{facts['cpu']}, torch {versions['torch']}, transformers {versions['transformers']}"
     parts = [

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from agentrl.engines import EnginePlace
+from agentrl.engines.torch import TorchEngineSpec
 from agentrl.engines.torch.model import fixed_shapes
-from agentrl.errors import EngineError
+from agentrl.errors import ConfigError, EngineError
 from tests.engines.tiny import TinyModel
 
 
@@ -83,3 +85,11 @@ def test_a_machine_whose_products_see_other_rows_is_refused(
     monkeypatch.setattr(fixed_shapes, "_product", lambda rows, weight: rows @ weight.t())
     with pytest.raises(EngineError, match="round a row alike wherever it stands"):
         start(tiny, deterministic=True)
+
+
+def test_other_threads_than_the_trainers_are_refused() -> None:
+    place = EnginePlace("folder", deterministic=True, num_threads=2)
+    rule = "TorchEngineSpec.num_threads must be PlacementConfig.threads_per_rank=2"
+    with pytest.raises(ConfigError, match=rule):
+        TorchEngineSpec(num_threads=1).resolve(place)
+    assert TorchEngineSpec(num_threads=2).resolve(place) == place

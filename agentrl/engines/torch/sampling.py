@@ -153,12 +153,16 @@ def sample(
     ids = torch.searchsorted(cumulative, threshold, right=True).clamp_(max=logits_NV.shape[-1] - 1)
     if rows.greedy is not None:
         ids = torch.where(rows.greedy, logits_NV.argmax(-1, keepdim=True), ids)
-    logprobs = logits_NV.log_softmax(-1).gather(1, ids) if exact else probs.gather(1, ids).log_()
-    drawn = ids.view(-1), logprobs.view(-1)
+    logprobs_NV = logits_NV.log_softmax(-1) if exact else None
+
+    def logprobs_of(ids: Tensor) -> Tensor:
+        return probs.gather(1, ids).log_() if logprobs_NV is None else logprobs_NV.gather(1, ids)
+
+    drawn = ids.view(-1), logprobs_of(ids).view(-1)
     if not rows.num_alternatives:
         return Drawn(*drawn)
-    top, top_ids = probs.topk(rows.num_alternatives, -1)
-    return Drawn(*drawn, top_ids, top.log_())
+    likeliest = probs.topk(rows.num_alternatives, -1).indices
+    return Drawn(*drawn, likeliest, logprobs_of(likeliest))
 
 
 def _truncated(probs: Tensor, rows: SamplingRows) -> Tensor:

@@ -139,7 +139,8 @@ class AlgorithmSpec:
         advantages: credit brought to tokens.
         select: ``[J]`` float64 weights of trajectories, at least 0; the loss is what it would be if
             each were in the batch that many times. None weighs them alike.
-        correction: c_t, detached, against the sampler's own probabilities; None is 1.
+        correction: c_t, detached, against the sampler's own probabilities; None, or what returns
+            None, is 1.
         value_loss: of a critic, per token; needed with ``needs.critic``.
         auxiliary: further losses of the policy.
         next_state: the state after a step.
@@ -177,7 +178,7 @@ class AlgorithmSpec:
     trains: frozenset[SegmentKind]
     select: Callable[[Rewards], F64] | None = None
     pair_loss: Callable[[PairInputs], PairLoss] | None = None
-    correction: Callable[[PolicyInputs], Correction] | None = None
+    correction: Callable[[PolicyInputs], Correction | None] | None = None
     value_loss: Callable[[ValueInputs], TokenLoss] | None = None
     auxiliary: tuple[AuxiliaryLoss, ...] = ()
     next_state: Callable[[AlgorithmState, Stats], AlgorithmState] = _same_state

@@ -5,7 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from agentrl.algorithms import AlgorithmSettings, AlgorithmSpec, Traits
+from agentrl.algorithms import (
+    AlgorithmSettings,
+    AlgorithmSpec,
+    PolicyGradientSettings,
+    Traits,
+)
 from agentrl.config.rules import both_given, fault, sampler_faults
 from agentrl.config.schema import StageConfig
 from agentrl.config.train_sections import CriticOptim
@@ -211,9 +216,12 @@ def _staleness_faults(stage: StageConfig, settings: AlgorithmSettings) -> Iterat
             "rollout.max_staleness",
         )
     elif not settings.corrects_staleness:
+        level = "none"
+        if isinstance(settings, PolicyGradientSettings):
+            level = settings.rollout_correction.level
         yield fault(
             f"{why}, which needs algorithm.rollout_correction.level='token' (truncated importance "
-            "weights), got 'none'; set it, or rollout.schedule=sync",
+            f"weights), got {level!r}; set it, or rollout.schedule=sync",
             "algorithm.rollout_correction.level",
             "rollout.max_staleness",
         )

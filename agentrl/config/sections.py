@@ -54,7 +54,8 @@ class RunSection(Section):
     seed: Natural = 0
     """The one root of every random number."""
     deterministic: bool = False
-    """The same numbers to the last bit in every run and after every resume; slower."""
+    """The same numbers to the last bit in every run and after every resume, and on a CPU the
+    sampler's logprobs equal to the trainer's; slower (docs/engines.md, Deterministic mode)."""
     replay: str | None = None
     """Run directory, from the current folder: stages that play train the groups that it stored
     instead, step by step and without an engine, to compare algorithms (docs/replay.md)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import torch
 from torch import tensor
 
 from agentrl.algorithms import Correction, PolicyInputs, make_algorithm
+from agentrl.algorithms.functions.corrections import CORRECTED
+from agentrl.types import Stat, Stats
 from tests.algorithms.made import policy_inputs
 
 ROWS = tensor([0, 0, 1, 1])
@@ -23,10 +26,17 @@ def tokens(*ratios: float, sampled: list[bool] | None = None) -> PolicyInputs:
     return policy_inputs(old, rollout_logprobs=rollout, sample_row=ROWS, sampled=told)
 
 
+def differing(nats: float) -> Stats:
+    """The statistics of a step whose engine was so far from the trainer on four tokens."""
+    return Stats({"mismatch/engine/logp_abs": Stat(4 * nats, 4)})
+
+
 def corrected(given: PolicyInputs, **settings: Any) -> Correction:
     correction = make_algorithm("grpo", {"rollout_correction": settings}).correction
     assert correction is not None
-    return correction(given)
+    found = correction(given)
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize(
@@ -87,3 +97,39 @@ def test_huge_ratios_stay_numbers() -> None:
 
 def test_without_settings_there_is_no_correction() -> None:
     assert make_algorithm("grpo").correction is None
+
+
+def test_an_engine_that_differs_is_corrected_from_the_next_step_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    algorithm = make_algorithm("grpo")
+    assert algorithm.correction is not None
+    given = tokens(4.0, 0.5, 1.5, 1.0)
+    assert algorithm.correction(given) is None
+
+    near = algorithm.next_state({}, differing(0.002))
+    far = algorithm.next_state(near, differing(0.02))
+    weighed = algorithm.correction(replace(given, state=far))
+    assert weighed is not None
+    assert (near, far) == ({}, {CORRECTED: 1.0})
+    assert weighed.factor.tolist() == pytest.approx([2.0, 0.5, 1.5, 1.0])
+    # a step without fresh tokens tells nothing
+    assert algorithm.next_state(far, Stats()) == far
+    assert algorithm.next_state(far, differing(0.001)) == {}
+    events = [getattr(record, "event", "") for record in caplog.records]
+    assert events == ["rollout_correction"] * 2
+    assert "are 0.02 nats from the trainer's on average" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("grpo", {"rollout_correction": {"level": "none"}}),
+        ("grpo", {"rollout_correction": {"level": "token"}}),
+        # the ratio of the loss is against the sampler already
+        ("grpo", {"old_logprobs": "rollout"}),
+        ("dppo", {}),
+    ],
+)
+def test_a_step_changes_no_other_correction(name: str, settings: dict[str, Any]) -> None:
+    assert make_algorithm(name, settings).next_state({}, differing(9.0)) == {}

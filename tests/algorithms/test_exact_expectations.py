@@ -226,7 +226,9 @@ def corrected(settings: dict[str, Any], policy: Policy, sampler: Policy) -> Tens
     )
     assert spec.policy_loss is not None
     assert spec.correction is not None
-    loss = spec.policy_loss(inputs).loss * spec.correction(inputs).factor
+    correction = spec.correction(inputs)
+    assert correction is not None
+    loss = spec.policy_loss(inputs).loss * correction.factor
     return policy.gradient(-(sampler.sequences().detach().exp()[ROWS] * loss).sum())
 
 

@@ -122,7 +122,7 @@ def test_imitation_needs_no_siblings(write: Write) -> None:
         ("rollout: {schedule: async}",
          "rollout.schedule='async' with rollout.max_staleness=1 trains tokens that older weights "
          "sampled, which needs algorithm.rollout_correction.level='token' (truncated importance "
-         "weights), got 'none'; set it, or rollout.schedule=sync"),
+         "weights), got 'auto'; set it, or rollout.schedule=sync"),
         ("algorithm: {rollout_correction: {level: token}}\nrollout: {schedule: async, "
          "oversample: 0.5}",
          "rollout.on_stale='wait' loses no group, so that no more are in flight than "
@@ -188,6 +188,18 @@ def test_deterministic_runs_compute_in_float32(problems: Problems) -> None:
     assert line.startswith(
         "config.yaml:1:18: run.deterministic needs model.dtype='float32', got 'bfloat16'"
     )
+
+
+def test_deterministic_runs_may_compute_in_bfloat16_as_the_engine_does(
+    problems: Problems, write: Write
+) -> None:
+    head = (
+        "model: {path: m, dtype: bfloat16, head_dtype: float32}\ndata: {train: t.py:f}\n"
+        "run: {deterministic: true}\n"
+    )
+    assert load_config(write("placement: {device: cpu}\n", head=head)).run.deterministic
+    (line,) = problems("placement: {device: cuda}\n", head=head)
+    assert "run.deterministic needs model.dtype='float32'" in line
 
 
 def test_truncated_sampling_can_be_allowed(write: Write) -> None:

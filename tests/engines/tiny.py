@@ -58,7 +58,7 @@ class TinyModel:
 def all_logprobs(module: Any, ids: np.ndarray, temperature: float = 1.0) -> Tensor:
     """``[T, V]`` log p of every next token, the softmax in float64."""
     with torch.no_grad():
-        logits = module(torch.from_numpy(ids.astype(np.int64))[None]).logits[0].double()
+        logits: Tensor = module(torch.from_numpy(ids.astype(np.int64))[None]).logits[0].double()
     return (logits / temperature).log_softmax(-1)
 
 

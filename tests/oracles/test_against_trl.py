@@ -100,8 +100,9 @@ def ours(
     given = inputs(case, **columns)
     outcome = spec.policy_loss(given)
     corrected = outcome.loss
-    if spec.correction is not None:
-        corrected = corrected * spec.correction(given).factor
+    correction = spec.correction(given) if spec.correction is not None else None
+    if correction is not None:
+        corrected = corrected * correction.factor
     loss = (corrected * weight).sum()
     for term in outcome.terms.values():
         loss = loss + term.coef * (term.values * weight).sum()

@@ -170,8 +170,9 @@ def layout(world_size: int, micro_batch_tokens: int) -> Layout:
 
 def gradients(actor: Actor) -> dict[str, torch.Tensor]:
     """The whole gradient of the last step by name, as AdamW with beta_1 = 0 remembers it."""
-    (optimizer,) = actor.backend.optimizers
+    backend: Any = actor.backend
+    (optimizer,) = backend.optimizers
     return {
         name: optimizer.state[p]["exp_avg"].full_tensor()
-        for name, p in actor.backend.model.named_parameters()
+        for name, p in backend.model.named_parameters()
     }

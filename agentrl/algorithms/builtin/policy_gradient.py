@@ -6,13 +6,13 @@ Each of them is this record with a credit, a loss or advantages of its own.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 from agentrl.algorithms.algorithm_spec import AlgorithmSpec
-from agentrl.algorithms.functions.corrections import rollout_correction
+from agentrl.algorithms.functions.corrections import chosen_correction, next_correction
 from agentrl.algorithms.functions.credit import (
     keep_informative_group,
     overlong_penalty,
@@ -35,7 +35,7 @@ from agentrl.algorithms.settings.policy_gradient import (
     Overlong,
     PolicyGradientSettings,
 )
-from agentrl.types import SegmentKind
+from agentrl.types import SegmentKind, Stats
 from agentrl.types.section import Section
 
 T = TypeVar("T")
@@ -73,8 +73,8 @@ def policy_gradient(
         value_loss=value_loss,
         advantages=broadcast_to_tokens,
         trains=frozenset({SegmentKind.POLICY}),
-        correction=partial(rollout_correction, settings=correction)
-        if correction.is_active
+        correction=partial(chosen_correction, settings=correction)
+        if settings.chooses_correction or correction.is_active
         else None,
         needs=settings.needs,
         old_logprobs=settings.old_logprobs,
@@ -83,10 +83,25 @@ def policy_gradient(
         max_staleness=0 if settings.on_policy_only else None,
         initial_state={KL_COEF: settings.kl_coef} if adapts else {},
     )
-    if not adapts:
-        return spec
-    target = settings.kl_target or 0.0
-    return replace(spec, next_state=partial(adapted_kl, target=target, horizon=settings.kl_horizon))
+    changes: list[Callable[[AlgorithmState, Stats], AlgorithmState]] = []
+    if adapts:
+        target = settings.kl_target or 0.0
+        changes.append(partial(adapted_kl, target=target, horizon=settings.kl_horizon))
+    if settings.chooses_correction:
+        changes.append(partial(next_correction, settings=correction))
+    return replace(spec, next_state=partial(after_step, changes=changes)) if changes else spec
+
+
+def after_step(
+    state: AlgorithmState,
+    stats: Stats,
+    *,
+    changes: Sequence[Callable[[AlgorithmState, Stats], AlgorithmState]],
+) -> AlgorithmState:
+    """The state after each of several changes."""
+    for change in changes:
+        state = change(state, stats)
+    return state
 
 
 def shaped(

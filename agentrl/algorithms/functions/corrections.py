@@ -9,17 +9,25 @@ Axis: N trained tokens of a micro-batch.
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from agentrl.algorithms.functions.token_terms import max_over, mean_over, stats_of, sum_over
-from agentrl.algorithms.records import Correction, PolicyInputs
+from agentrl.algorithms.records import AlgorithmState, Correction, PolicyInputs
 from agentrl.algorithms.settings.base import RolloutCorrection
+from agentrl.types import Stats
+
+logger = logging.getLogger(__name__)
 
 _LIMIT = 20.0
 """Nats beyond which a ratio is no number to work with."""
+
+
+CORRECTED = "rollout_corrected"
+"""1 in the state of an algorithm whose level ``auto`` weighs tokens."""
 
 
 def truncated_importance(inputs: PolicyInputs, *, cap: float) -> Correction:
@@ -37,15 +45,19 @@ def rollout_correction(inputs: PolicyInputs, *, settings: RolloutCorrection) -> 
     """Factors as ``algorithm.rollout_correction`` says: weights times rejections.
 
     Returns:
-        The factors. The statistics are ``mismatch/weight`` and ``mismatch/weight_sq``, from which
+        The factors; level ``auto`` weighs by token where the algorithm's state says so. The
+        statistics are ``mismatch/weight`` and ``mismatch/weight_sq``, from which
         ``mismatch/ess`` comes, ``mismatch/truncated_frac`` (weights moved to a bound, or masked
         for it) and ``mismatch/rejected_frac``.
     """
     ratio = log_ratio(inputs)
     weight = torch.ones_like(ratio)
     stats = {}
-    if settings.level != "none":
-        found = _level(ratio, inputs, settings).exp()
+    level = settings.level
+    if level == "auto":
+        level = "token" if inputs.state.get(CORRECTED) else "none"
+    if level != "none":
+        found = _level(ratio, inputs, level).exp()
         outside = (found > settings.cap) | (found < settings.floor)
         weight = found.clamp(settings.floor, settings.cap)
         if settings.outside == "mask":
@@ -60,16 +72,50 @@ def rollout_correction(inputs: PolicyInputs, *, settings: RolloutCorrection) -> 
     return Correction(weight, stats_of(stats))
 
 
+def chosen_correction(inputs: PolicyInputs, *, settings: RolloutCorrection) -> Correction | None:
+    """``rollout_correction`` where level ``auto`` corrects this step, or tokens may be rejected."""
+    if not (inputs.state.get(CORRECTED) or settings.is_active):
+        return None
+    return rollout_correction(inputs, settings=settings)
+
+
+def next_correction(
+    state: AlgorithmState, stats: Stats, *, settings: RolloutCorrection
+) -> AlgorithmState:
+    """The state after a step: whether level ``auto`` corrects the next one.
+
+    Args:
+        state: of the step.
+        stats: of the step; one without such tokens leaves the state.
+        settings: with the bound.
+    """
+    found = stats.get("mismatch/engine/logp_abs")
+    if found is None or not found.count:
+        return state
+    corrects = found.mean > settings.above
+    if corrects != (CORRECTED in state):
+        logger.warning(
+            "The engine's logprobs are %.3g nats from the trainer's on average, and the bound "
+            "rollout_correction.above is %g: level='auto' weighs %s from the next step on",
+            found.mean,
+            settings.above,
+            "tokens" if corrects else "nothing",
+            extra={"event": "rollout_correction", "mean": found.mean},
+        )
+    rest = {name: value for name, value in state.items() if name != CORRECTED}
+    return rest | ({CORRECTED: 1.0} if corrects else {})
+
+
 def log_ratio(inputs: PolicyInputs) -> Tensor:
     """``[N]`` log r; 0 for tokens that no engine sampled."""
     ratio = inputs.old_logprobs.detach() - inputs.rollout_logprobs
     return torch.where(inputs.sampled, ratio, 0.0)
 
 
-def _level(ratio: Tensor, inputs: PolicyInputs, settings: RolloutCorrection) -> Tensor:
+def _level(ratio: Tensor, inputs: PolicyInputs, level: str) -> Tensor:
     """``[N]`` log ratios that are weighed, each held to the limit after its sum or mean."""
-    if settings.level != "token":
-        over = sum_over if settings.level == "sequence" else mean_over
+    if level != "token":
+        over = sum_over if level == "sequence" else mean_over
         ratio = over(ratio, inputs.sample_row)
     return ratio.clamp(-_LIMIT, _LIMIT)
 

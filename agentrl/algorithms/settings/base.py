@@ -67,6 +67,7 @@ class ReducedSettings(AlgorithmSettings):
 
 Positive = Annotated[float, Field(gt=0)]
 _WEIGHTED = ActsWith("level", but=("none",))
+_CHOSEN = ActsWith("level", only=("auto",))
 _REJECTED = ActsWith("reject", but=("none",))
 
 
@@ -75,9 +76,15 @@ class RolloutCorrection(Section):
     trained.
     """
 
-    level: Literal["none", "token", "sequence", "geometric"] = "none"
+    level: Literal["auto", "none", "token", "sequence", "geometric"] = "auto"
     """What is weighted: ``token`` by its own ratio π_old / π_rollout, ``sequence`` all tokens of a
-    sample by the product of their ratios, ``geometric`` by the geometric mean of them."""
+    sample by the product of their ratios, ``geometric`` by the geometric mean of them. ``auto`` is
+    ``token`` after a step whose engine computed other logprobs than the trainer (``above``), else
+    ``none``; and ``none`` where the loss compares with the sampler itself."""
+    above: Annotated[float, Field(gt=0), _CHOSEN] = 0.002
+    """Mean distance of the sampler's logprobs from the trainer's, nats, on the tokens of the very
+    version that a step trains (``mismatch/engine/logp_abs``), above which ``auto`` corrects the
+    next step; above 0."""
     cap: Annotated[float, Field(ge=1), _WEIGHTED] = 2.0
     """Largest weight; at least 1."""
     floor: Annotated[float, Field(ge=0, le=1), _WEIGHTED] = 0.0
@@ -98,8 +105,8 @@ class RolloutCorrection(Section):
 
     @property
     def is_active(self) -> bool:
-        """Whether anything is corrected."""
-        return self.level != "none" or self.reject != "none"
+        """Whether anything is corrected in every step."""
+        return self.level not in ("auto", "none") or self.reject != "none"
 
     @model_validator(mode="after")
     def _check_rejection(self) -> Self:

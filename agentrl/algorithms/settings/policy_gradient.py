@@ -110,6 +110,11 @@ class PolicyGradientSettings(ReducedSettings):
         return self.rollout_correction.is_active
 
     @property
+    def chooses_correction(self) -> bool:
+        """Whether what a step measured tells if the next one corrects."""
+        return self.rollout_correction.level == "auto" and not self.on_policy_only
+
+    @property
     def needs(self) -> Needs:
         """See ``Traits``."""
         return Needs(reference=self.kl_coef > 0, entropy=self.entropy_coef > 0)
@@ -417,6 +422,11 @@ class DPPOSettings(GroupScaled):
                 f"reject={self.rollout_correction.reject!r}; leave them out",
             )
         return self
+
+    @property
+    def chooses_correction(self) -> bool:
+        """Its ratio corrects already."""
+        return False
 
     @property
     def corrects_staleness(self) -> bool:

@@ -43,7 +43,7 @@ class KVState:
         self.table = RowTable(plan.num_rows, self.kv.capacity, self.kv.trash)
         self.cache = SessionCache(self.table, self.kv, plan.parked_tokens)
         self.prefiller = Prefiller(
-            self.decoder, self.kv, model.num_heads, model.device, fixed=plan.deterministic
+            self.decoder, self.kv, model.num_heads, model.device, fixed=plan.in_order
         )
 
 
@@ -68,11 +68,12 @@ class TorchScheduler:
         self.now = life.clock.now
         # answered
         self.outbox: list[ScheduledRequest] = []
-        self._plan = plan
+        # what an exact model gives depends on no order
+        self._plan = replace(plan, in_order=plan.in_order and not weights.exact)
         self._weights = weights
         self._life = life
         self._as_text = decode
-        self._rows = KVState(plan, weights)
+        self._rows = KVState(self._plan, weights)
         # of sessions with KV here: they go first, so that it is not evicted
         self._returning: deque[ScheduledRequest] = deque()
         self._arriving: deque[ScheduledRequest] = deque()
@@ -301,7 +302,7 @@ class TorchScheduler:
 
     def _reusable(self, tokens: int, pure: int) -> int:
         """How many of the ``tokens`` positions that agree may be used again."""
-        if not self._plan.deterministic:
+        if not self._plan.in_order:
             return tokens
         return min(tokens, pure) // DETERMINISTIC_CHUNK * DETERMINISTIC_CHUNK
 
@@ -333,7 +334,7 @@ class TorchScheduler:
         live = self._live
         kv = state.kv
         inputs = torch.from_numpy(table.inputs[:, : self._span]).to(self._weights.device)
-        if self._plan.deterministic:
+        if self._plan.in_order:
             # A product over another number of keys may add up in another order.
             blocks: Blocks = ((self._span, kv.max_keys),)
         else:
@@ -360,7 +361,7 @@ class TorchScheduler:
         table = self._rows.table
         device = self._weights.device
         draws = torch.from_numpy(uniforms(table.seeds[rows], self.next_positions(rows))).to(device)
-        drawn = sample(logits, draws, params).on_host()
+        drawn = sample(logits, draws, params, exact=self._weights.exact).on_host()
         if live.size < rows.size:
             drawn = drawn.of(live)
         finite = np.isfinite(drawn.logprobs)
@@ -441,7 +442,7 @@ class TorchScheduler:
         parameters.
         """
         self._changed = False
-        if self._running and not self._plan.deterministic:
+        if self._running and not self._plan.in_order:
             for one, other in exchanges(self._rows.table.keys(self._plan.num_rows)):
                 self._rows.cache.swap(one, other)
                 jobs = {other: self._running.pop(one, None), one: self._running.pop(other, None)}
@@ -451,9 +452,9 @@ class TorchScheduler:
                         self._running[row] = job
         running = sorted(self._running)
         self._live = np.array(running, dtype=np.int64)
-        self._span = (
-            self._plan.num_rows if self._plan.deterministic else (running[-1] + 1 if running else 0)
-        )
+        self._span = running[-1] + 1 if running else 0
+        if self._plan.in_order:
+            self._span = self._plan.num_rows
         if running:
             self._sampling = self._rows.table.sampling(
                 slice(0, self._span), self._live, self._weights.device

@@ -25,10 +25,10 @@ class KVCache:
     """Keys and values ``[layers, rows, K, capacity, E]`` and the decode mask ``bias``
     ``[rows, K, capacity]``.
 
-    ``capacity`` exceeds ``max_keys`` (the context, rounded up): the last position, ``trash``, takes
-    the writes of padding and of rows that are not running, and is never read. ``flat`` has each
-    layer's keys and values by ``flat_index``. Everything starts at
-    zero and stays finite, because a masked NaN would still poison the product with the values.
+    ``capacity`` exceeds ``max_keys`` (the context, in whole blocks of ``block`` keys): the last
+    position, ``trash``, takes the writes of padding and of rows that are not running, and is never
+    read. ``flat`` has each layer's keys and values by ``flat_index``. Everything starts at zero and
+    stays finite, because a masked NaN would still poison the product with the values.
     """
 
     def __init__(
@@ -38,8 +38,10 @@ class KVCache:
         context_tokens: int,
         dtype: torch.dtype,
         device: torch.device,
+        block: int = _ALIGN,
     ) -> None:
-        self.max_keys = -(-context_tokens // _ALIGN) * _ALIGN
+        self._block = block
+        self.max_keys = self.in_blocks(context_tokens)
         self.capacity = self.max_keys + _ALIGN
         self.trash = self.capacity - 1
         K = shape.heads
@@ -54,6 +56,10 @@ class KVCache:
         self._row_base = (torch.arange(rows * K, device=device) * self.capacity).view(rows, K)
         self.flat = list(zip(*self._both.view(2, shape.num_layers, -1, E), strict=True))
         self._flat_bias = self.bias.view(-1)
+
+    def in_blocks(self, keys: int) -> int:
+        """So many keys, rounded up to whole blocks."""
+        return -(-keys // self._block) * self._block
 
     def show(self, positions_N: Tensor) -> Tensor:
         """Flat index ``[N·K]`` of one position a row for rows 0..N-1, made visible to

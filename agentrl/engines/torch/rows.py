@@ -13,6 +13,7 @@ from agentrl.engines.torch.job import ScheduledRequest
 from agentrl.engines.torch.sampling import SamplingRows
 
 _OFF: Mapping[str, np.generic] = {
+    "temperature": np.float32(1.0),
     "inverse_temperature": np.float32(1.0),
     "greedy": np.False_,
     "top_p": np.float32(1.0),
@@ -58,6 +59,7 @@ class RowTable:
         self.num_alternatives[row] = job.request.num_alternatives
         greedy = sampling.temperature == 0.0
         values = (
+            1.0 if greedy else sampling.temperature,
             1.0 if greedy else 1.0 / sampling.temperature,
             greedy,
             sampling.top_p,

@@ -51,12 +51,14 @@ class SamplingRows:
     stays short.
 
     Args:
+        temperature: ``[N, 1]`` float32 (1 for greedy rows).
         inverse_temperature: ``[N, 1]`` float32 (1 for greedy rows).
         greedy: ``[N, 1]`` bool.
         top_p, min_p: ``[N, 1]`` float32. top_k: ``[N, 1]`` int64, 0 for off.
         num_alternatives: how many most likely tokens are given beside each drawn one.
     """
 
+    temperature: Tensor | None = None
     inverse_temperature: Tensor | None = None
     greedy: Tensor | None = None
     top_p: Tensor | None = None
@@ -118,13 +120,17 @@ class HostDrawn(NamedTuple):
         )
 
 
-def sample(logits_NV: Tensor, uniforms_N: Tensor, rows: SamplingRows) -> Drawn:
+def sample(
+    logits_NV: Tensor, uniforms_N: Tensor, rows: SamplingRows, *, exact: bool = False
+) -> Drawn:
     """Draws one token a row by inverting the cumulative distribution at ``uniforms_N``.
 
     Args:
         logits_NV: float32.
         uniforms_N: float64 in [0, 1).
         rows: sampling parameters.
+        exact: take logprobs as the trainer does, to the last bit: by log-softmax, of logits that
+            are divided by the temperature.
 
     Returns:
         ids ``[N]`` int64 and logprobs ``[N]`` float32 of log-softmax(logits / temperature) over the
@@ -132,7 +138,9 @@ def sample(logits_NV: Tensor, uniforms_N: Tensor, rows: SamplingRows) -> Drawn:
         not finite. Alternatives have logprobs of the same kind; one whose probability is too small
         for float32 has -inf.
     """
-    if rows.inverse_temperature is not None:
+    if exact and rows.temperature is not None:
+        logits_NV = logits_NV / rows.temperature
+    elif rows.inverse_temperature is not None:
         logits_NV = logits_NV * rows.inverse_temperature
     probs = logits_NV.softmax(-1)
     kept = _truncated(probs, rows) if rows.truncates else probs
@@ -145,11 +153,16 @@ def sample(logits_NV: Tensor, uniforms_N: Tensor, rows: SamplingRows) -> Drawn:
     ids = torch.searchsorted(cumulative, threshold, right=True).clamp_(max=logits_NV.shape[-1] - 1)
     if rows.greedy is not None:
         ids = torch.where(rows.greedy, logits_NV.argmax(-1, keepdim=True), ids)
-    drawn = ids.view(-1), probs.gather(1, ids).log_().view(-1)
+    logprobs_NV = logits_NV.log_softmax(-1) if exact else None
+
+    def logprobs_of(ids: Tensor) -> Tensor:
+        return probs.gather(1, ids).log_() if logprobs_NV is None else logprobs_NV.gather(1, ids)
+
+    drawn = ids.view(-1), logprobs_of(ids).view(-1)
     if not rows.num_alternatives:
         return Drawn(*drawn)
-    top, top_ids = probs.topk(rows.num_alternatives, -1)
-    return Drawn(*drawn, top_ids, top.log_())
+    likeliest = probs.topk(rows.num_alternatives, -1).indices
+    return Drawn(*drawn, likeliest, logprobs_of(likeliest))
 
 
 def _truncated(probs: Tensor, rows: SamplingRows) -> Tensor:

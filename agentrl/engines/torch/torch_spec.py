@@ -21,13 +21,14 @@ class RowPlan:
         context_tokens: positions of a row.
         num_rows: requests that run at once.
         parked_tokens: KV positions of waiting sessions outside the rows.
-        deterministic: fixed shapes, and KV that depends on the ids alone (docs/engines.md).
+        in_order: forward passes whose rows and keys never vary, and KV that depends on the ids
+            alone (docs/engines.md, Deterministic mode).
     """
 
     context_tokens: int
     num_rows: int
     parked_tokens: int
-    deterministic: bool = False
+    in_order: bool = False
 
     @classmethod
     def of(cls, place: EnginePlace) -> RowPlan:
@@ -75,9 +76,17 @@ class TorchEngineSpec(EngineSpec):
         """See ``EngineSpec.resolve``.
 
         Raises:
-            ConfigError: no room for one request's KV.
+            ConfigError: no room for one request's KV, or other threads than the trainer's where
+                both must give the same bits.
         """
         RowPlan.of(place)
+        own, trainers = self.num_threads, place.num_threads
+        if place.deterministic and own and trainers and own != trainers:
+            raise ConfigError(
+                f"TorchEngineSpec.num_threads must be PlacementConfig.threads_per_rank={trainers} "
+                "with EnginePlace.deterministic (sampler and trainer then give the same bits), got "
+                f"{own}; leave it out"
+            )
         return place
 
     def build(self, place: EnginePlace, sender: WeightSender | None = None) -> HostedEngine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from abc import abstractmethod
@@ -14,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from agentrl.engines.torch.model.families import MIXTURES
+from agentrl.engines.torch.model.families import MIXTURES, computed
+from agentrl.engines.weights import read_config
 from agentrl.errors import ConfigError
 from agentrl.training.backends.backend import (
     Loss,
@@ -45,6 +47,8 @@ from agentrl.training.parallel.process_group import FULL, DistSpec, Sharding
 from agentrl.training.parallel.shards import WeightPart, local
 from agentrl.training.save_result import SaveResult
 from agentrl.types import Part
+
+logger = logging.getLogger(__name__)
 
 
 class PackedBackend(TrainBackend):
@@ -91,7 +95,7 @@ class PackedBackend(TrainBackend):
             _use_deterministic_kernels()
         named, ep = f"{spec.setting}={spec.model_path!r}", spec.sharding.ep
         check_layout(spec.model_path, named, place.tp, place.sp, ep)
-        model = _open(spec, asked, torch.device(place.device))
+        model = _open(spec, asked, place)
         if spec.head_dtype is not None:
             if not isinstance(model.head, torch.nn.Linear):
                 raise ConfigError(
@@ -288,14 +292,39 @@ class PackedBackend(TrainBackend):
         return tuple(name.removeprefix(PREFIX) for name, flag in found if flag)
 
 
-def _open(spec: ModelSpec, asked: RoleModel, device: torch.device) -> PackedModel:
-    """The model for ``device``, not sharded yet, and mostly without its weights."""
+def _open(spec: ModelSpec, asked: RoleModel, place: DistSpec) -> PackedModel:
+    """The model for its device, not sharded yet, and mostly without its weights."""
+    device = torch.device(place.device)
     if asked.kind != "policy":
         kind = ValueModel if asked.kind == "values" else ScoreModel
         return open_scores(kind, spec, device, head_seed=asked.head_seed)
-    model = open_policy(spec, device)
+    inexact = _inexact(spec, place) if spec.deterministic else None
+    if inexact:
+        logger.warning(
+            "run.deterministic: the trainer's logprobs differ from the sampler's by rounding, "
+            "because %s (docs/engines.md, Deterministic mode)",
+            inexact,
+            extra={"event": "inexact_logprobs", "cause": inexact},
+        )
+    model = open_policy(spec, device, exact=spec.deterministic and not inexact)
     model.entropy_gradient = asked.entropy_gradient
     return model
+
+
+def _inexact(spec: ModelSpec, place: DistSpec) -> str | None:
+    """Why a policy is not computed in fixed shapes, as ``TorchEngine`` computes it; None where it
+    is."""
+    folder = Path(spec.model_path)
+    known = not (folder / "config.json").is_file() or computed(read_config(folder))
+    causes = {
+        f"the device is {place.device}, not a CPU": torch.device(place.device).type != "cpu",
+        f"{place.tp * place.sp} ranks hold a layer or a row together": place.tp * place.sp > 1,
+        "train.compile fuses operations": spec.compile,
+        "model.head_dtype is not float32, as the engine's output layer is": spec.dtype == "bfloat16"
+        and spec.head_dtype is None,
+        "TorchEngine has no decoder of its own for its family": not known,
+    }
+    return next((cause for cause, holds in causes.items() if holds), None)
 
 
 def _info_of(model: PackedModel) -> ModelInfo:

@@ -12,6 +12,7 @@ Shapes: H query heads, K key heads, T packed tokens, D head width.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,11 +20,18 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from agentrl.engines.torch.kv_cache import additive_mask
+from agentrl.engines.torch.model.fixed_shapes import OrdinaryBackward, attend, whole_blocks
 from agentrl.errors import ConfigError
 from agentrl.training.data.prefix_tree import ROOT, Span
 
 SEGMENTS = "segments"
 
+FIXED = "fixed_segments"
+"""Segments in fixed shapes, which a deterministic run takes: the engine's own arithmetic."""
+
+BY_SPAN = frozenset({SEGMENTS, FIXED})
+"""Attentions by one call a span, for a CPU."""
 
 QUERIES = 512
 """Of one call where a mask is needed: it then grows with a row's tokens, not with their square."""
@@ -130,20 +138,8 @@ def segment_attention(
             here.
     """
     refuse_extras(SEGMENTS, extras)
-    spans = masks.spans
     outputs: list[Tensor] = []
-    # Each entry has the keys and values of a span's path.
-    seen: list[tuple[Tensor, Tensor]] = []
-    parts = zip(
-        *(torch.split(tensor, [span.size for span in spans], 2) for tensor in (query, key, value)),
-        strict=True,
-    )
-    for span, (q, k, v) in zip(spans, parts, strict=True):
-        if span.parent != ROOT:
-            earlier_k, earlier_v = seen[span.parent]
-            k = torch.cat([earlier_k, k], dim=2)
-            v = torch.cat([earlier_v, v], dim=2)
-        seen.append((k, v))
+    for span, q, k, v in _paths(masks.spans, query, key, value):
         outputs += [
             scaled_dot_product_attention(
                 q[:, :, block.query : block.query + block.size],
@@ -158,6 +154,63 @@ def segment_attention(
         ]
     # in one layout whatever the number of spans, since compiled layers have a graph for each
     return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
+
+
+def _paths(
+    spans: Sequence[Span], query: Tensor, key: Tensor, value: Tensor
+) -> Iterator[tuple[Span, Tensor, Tensor, Tensor]]:
+    """Each span with its queries, and the keys and values of its path."""
+    seen: list[tuple[Tensor, Tensor]] = []
+    sizes = [span.size for span in spans]
+    parts = zip(*(torch.split(one, sizes, 2) for one in (query, key, value)), strict=True)
+    for span, (q, k, v) in zip(spans, parts, strict=True):
+        if span.parent != ROOT:
+            earlier_k, earlier_v = seen[span.parent]
+            k = torch.cat([earlier_k, k], dim=2)
+            v = torch.cat([earlier_v, v], dim=2)
+        seen.append((k, v))
+        yield span, q, k, v
+
+
+def fixed_segments(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    masks: Masks,
+    scaling: float,
+    sliding_window: int | None = None,
+    **extras: Any,
+) -> tuple[Tensor, None]:
+    """``segment_attention`` in fixed shapes (``fixed_shapes.attend``); its backward is ordinary."""
+    refuse_extras(FIXED, extras)
+    assert sliding_window is None, "no family that is computed so has one"
+
+    def ordinary(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return segment_attention(module, query, key, value, None, masks=masks, scaling=scaling)[0]
+
+    fixed = partial(_attend_spans, masks.spans, scaling)
+    found: Tensor = OrdinaryBackward.apply(fixed, ordinary, query, key, value)  # type: ignore[no-untyped-call]
+    return found, None
+
+
+def _attend_spans(
+    spans: Sequence[Span], scaling: float, query: Tensor, key: Tensor, value: Tensor
+) -> Tensor:
+    outputs: list[Tensor] = []
+    for span, q, k, v in _paths(spans, query, key, value):
+        place = span.first
+        for queries in torch.split(q, QUERIES, 2):
+            stop = place + queries.shape[2]
+            keys, values = (whole_blocks(one[:, :, :stop]) for one in (k, v))
+            positions = torch.arange(place, stop, device=q.device)[:, None]
+            later = torch.arange(keys.shape[2], device=q.device) > positions
+            mask = additive_mask(later[None, None], q.dtype)
+            outputs.append(attend(queries, keys, values, mask, scaling))
+            place = stop
+    return torch.cat(outputs, 1)
 
 
 def refuse_extras(attention: str, extras: Mapping[str, Any], *passed: str) -> None:
@@ -181,3 +234,4 @@ def refuse_extras(attention: str, extras: Mapping[str, Any], *passed: str) -> No
 
 
 AttentionInterface.register(SEGMENTS, segment_attention)
+AttentionInterface.register(FIXED, fixed_segments)

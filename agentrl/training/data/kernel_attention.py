@@ -25,7 +25,7 @@ from transformers import AttentionInterface
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
 from agentrl.errors import ConfigError
-from agentrl.training.data.attention import SEGMENTS, Masks, refuse_extras
+from agentrl.training.data.attention import BY_SPAN, SEGMENTS, Masks, refuse_extras
 from agentrl.training.data.block_mask import BlockMasks
 from agentrl.training.data.prefix_tree import ROOT, Span
 from agentrl.training.data.transfer import to_device
@@ -38,7 +38,7 @@ AttentionName = Literal[
 BY_ROW = "varlen_or_flex"
 """What ``auto`` is on a GPU."""
 
-SHARING = frozenset({SEGMENTS, "flex", BY_ROW})
+SHARING = BY_SPAN | {"flex", BY_ROW}
 """Attentions of rows that hold common prefixes once."""
 
 _KERNEL = {"BACKEND": "TRITON"}
@@ -129,7 +129,7 @@ def attention_arguments(
 
     For our own it is one object, into which compiled layers don't look.
     """
-    if attention == SEGMENTS:
+    if attention in BY_SPAN:
         return {"masks": Masks(spans)}
     shares = any(span.parent != ROOT for span in spans)
     if attention == "flex" or (attention == BY_ROW and shares):

@@ -10,6 +10,7 @@ Shapes: R rows of a chunk, V vocabulary, D width.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,12 +27,19 @@ class ChunkedHead:
         head: the layer, gathered and in the forward's dtype.
         dtype: of the products; None is the layer's own. The weights stay those rounded ones that
             are published.
+        product: of ``[R, D]`` rows, weight and bias.
     """
 
-    def __init__(self, head: nn.Linear, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        head: nn.Linear,
+        dtype: torch.dtype | None = None,
+        product: Callable[..., Tensor] = linear,
+    ) -> None:
         weight = local(head.weight)
         self._dtype = weight.dtype if dtype is None else dtype
         self._weight = weight.detach().to(self._dtype)
+        self._product = product
         self._weight_sum = _GradientSum()
         self._weight_end: Tensor = _End.apply(weight, self._weight_sum)  # type: ignore[no-untyped-call]
         self._bias: Tensor | None = None
@@ -51,6 +59,7 @@ class ChunkedHead:
             self._weight_end,
             self._bias_end,
             (self._weight_sum, self._bias_sum),
+            self._product,
         )
         return logits
 
@@ -113,18 +122,19 @@ class _Linear(torch.autograd.Function):
         weight_end: Tensor,
         bias_end: Tensor | None,
         sums: tuple[_GradientSum, _GradientSum],
+        product: Callable[..., Tensor],
     ) -> Tensor:
         ctx.save_for_backward(hidden, weight)
         ctx.sums = sums
-        return linear(hidden, weight, bias)
+        return product(hidden, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, *tuple[None, ...]]:
         hidden, weight = ctx.saved_tensors
-        to_hidden, _, _, to_weight, to_bias, _ = ctx.needs_input_grad
+        to_hidden, _, _, to_weight, to_bias, *_ = ctx.needs_input_grad
         of_weight, of_bias = ctx.sums
         if to_weight:
             of_weight.add_product(gradient.T, hidden)
         if to_bias:
             of_bias.add_rows(gradient)
-        return gradient @ weight if to_hidden else None, None, None, None, None, None
+        return gradient @ weight if to_hidden else None, *(None,) * 6

@@ -21,11 +21,12 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import AutoConfig
 
+from agentrl.engines.torch.model.fixed_shapes import fix_shapes
 from agentrl.engines.torch.model.folder_names import FolderNames
 from agentrl.engines.torch.model.quiet import quiet_transformers
 from agentrl.errors import ConfigError, DataError
 from agentrl.render import sees_images
-from agentrl.training.data.attention import SEGMENTS
+from agentrl.training.data.attention import BY_SPAN, FIXED
 from agentrl.training.data.kernel_attention import (
     SHARING,
     AttentionName,
@@ -136,7 +137,7 @@ class PackedModel(nn.Module):
         self.attention = attention
         self.head_dtype: torch.dtype | None = None
         # other attentions refuse arguments that they do not know
-        self.skips_mlp_rows = device.type == "cpu" and attention == SEGMENTS
+        self.skips_mlp_rows = device.type == "cpu" and attention in BY_SPAN
         if self.skips_mlp_rows:
             for block in self.blocks()[-1:]:
                 skip_mlp_rows(block)
@@ -273,7 +274,7 @@ class PackedModel(nn.Module):
             own: selects ``[R, ...]`` answers from the ``logits`` of the family's own output.
         """
         # what is compared lies outside of attention, and a family that caps scores has no segments
-        attention = SEGMENTS if self.attention == SEGMENTS else EAGER
+        attention = self.attention if self.attention in BY_SPAN else EAGER
         family: Any = _small(auto, self.config, attention)
         twin = type(self)(deepcopy(family), attention, CPU)
         # large answers, which a family that caps them would change
@@ -300,7 +301,13 @@ class PackedModel(nn.Module):
 
 
 def open_pretrained(
-    auto: Any, spec: ModelSpec, kind: str, device: torch.device, **config_values: object
+    auto: Any,
+    spec: ModelSpec,
+    kind: str,
+    device: torch.device,
+    *,
+    exact: bool = False,
+    **config_values: object,
 ) -> tuple[nn.Module, FolderWeights | None, frozenset[str]]:
     """Builds the model of a Hugging Face folder on ``meta``, in at least float32 and without
     dropout, for packed rows.
@@ -312,6 +319,7 @@ def open_pretrained(
         spec: the folder, and how its model runs.
         kind: the folder's required content, for errors.
         device: the device that the model will run on; ``patch_rmsnorm`` patches it for a CPU alone.
+        exact: whether it computes in fixed shapes (``fixed_shapes``), as the engine does.
         config_values: entries of the model's configuration to set.
 
     Returns:
@@ -323,6 +331,7 @@ def open_pretrained(
         ConfigError: the family cannot be trained packed.
     """
     attention = choose_attention(spec.attention, device, torch_dtype(spec.dtype))
+    attention = FIXED if exact else attention
     folder = Path(spec.model_path)
     named = f"{spec.setting}={spec.model_path!r}"
     if not (folder / "config.json").is_file():
@@ -360,8 +369,7 @@ def open_pretrained(
             f"{named}: {type(hf).__name__} doesn't use transformers' attention "
             f"interface, which packed rows need; choose another family"
         )
-    if device.type == "cpu":
-        patch_rmsnorm(hf)
+    _adapt_layers(hf, device, exact=exact)
     # Nothing is switched by it: there is no dropout.
     hf.train()
     return hf, weights, missing
@@ -385,6 +393,13 @@ def check_layout(model_path: str, named: str, tp: int, sp: int, ep: int) -> None
 def attention_of(hf: Any) -> str:
     """The name of the attention function that a loaded model calls."""
     return str(hf.config._attn_implementation)
+
+
+def _adapt_layers(hf: nn.Module, device: torch.device, *, exact: bool) -> None:
+    if exact:
+        fix_shapes(hf)
+    elif device.type == "cpu":
+        patch_rmsnorm(hf)
 
 
 def _kept_dtype(spec: ModelSpec) -> torch.dtype:

@@ -11,10 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
 
+from agentrl.engines.torch.model import fixed_shapes
 from agentrl.errors import ConfigError, DataError
+from agentrl.training.data.attention import FIXED
 from agentrl.training.data.packing import Packed
 from agentrl.training.models.chunked_head import ChunkedHead
 from agentrl.training.models.packed_model import (
@@ -199,7 +202,8 @@ class PolicyModel(PackedModel):
         """The output layer for several chunks, or in a dtype of its own."""
         head = self.head
         if isinstance(head, nn.Linear):
-            return ChunkedHead(head, self.head_dtype)
+            product = fixed_shapes.linear if self.attention == FIXED else linear
+            return ChunkedHead(head, self.head_dtype, product)
         parameters = list(head.parameters())
         if all(parameter.dtype.itemsize >= 4 for parameter in parameters):
             # Autograd's own sum over chunks is exact enough.
@@ -228,7 +232,7 @@ def _pick(
     return logprobs[logit_of, targets], entropy[logit_of]
 
 
-def open_policy(spec: ModelSpec, device: torch.device = CPU) -> PolicyModel:
+def open_policy(spec: ModelSpec, device: torch.device = CPU, *, exact: bool = False) -> PolicyModel:
     """Builds the causal model of a Hugging Face folder; ``PackedModel.fill`` reads its weights. See
     ``open_pretrained``.
 
@@ -238,12 +242,15 @@ def open_policy(spec: ModelSpec, device: torch.device = CPU) -> PolicyModel:
     Args:
         spec: the folder, and how its model runs.
         device: the device that the model will run on.
+        exact: whether it computes in fixed shapes, as ``TorchEngine`` does.
 
     Raises:
         DataError: the folder holds no loadable causal model.
         ConfigError: the family cannot be trained packed.
     """
-    hf, weights, missing = open_pretrained(AutoModelForCausalLM, spec, "a causal model", device)
+    hf, weights, missing = open_pretrained(
+        AutoModelForCausalLM, spec, "a causal model", device, exact=exact
+    )
     if missing:
         raise DataError(
             f"{spec.setting}={spec.model_path!r} lacks weights of a causal model "

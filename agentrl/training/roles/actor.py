@@ -240,9 +240,8 @@ class Actor(PolicyRole, LearningRole):
                 f"AlgorithmSpec declares, {sorted(algorithm.terms)}, got {sorted(outcome.terms)}"
             )
         corrected = weight
-        correction = None
-        if algorithm.correction is not None:
-            correction = algorithm.correction(inputs)
+        correction = algorithm.correction(inputs) if algorithm.correction is not None else None
+        if correction is not None:
             check_tokens(correction.factor, inputs.logprobs, algorithm.told("correction"))
             corrected = weight * correction.factor.detach()
             stats.add_all(correction.stats)

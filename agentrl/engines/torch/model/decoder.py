@@ -53,7 +53,7 @@ class DecoderWeights(ServedModel):
     SwiGLU.
 
     Args:
-        config: transformers' own, of a model that this decoder computes (``loading.computed``).
+        config: transformers' own, of a model that this decoder computes (``families.computed``).
     """
 
     def __init__(self, config: Any, dtype: torch.dtype, device: torch.device) -> None:

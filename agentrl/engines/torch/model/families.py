@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +71,16 @@ def is_mixture(folder: Path) -> bool:
     """Whether a Hugging Face folder has one of these."""
     config = folder / "config.json"
     return config.is_file() and json.loads(config.read_bytes()).get("model_type") in MIXTURES
+def computed(config: Mapping[str, Any]) -> bool:
+    """Whether the engine's own decoder computes a model, by its ``config.json``: never a silent
+    approximation. The same models can be computed in fixed shapes.
+    """
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return (
+        config.get("model_type") in FAMILIES
+        and config.get("hidden_act", "silu") == "silu"
+        and not config.get("use_sliding_window")
+        and set(config.get("layer_types") or ()) <= {"full_attention"}
+        and scaling.get("rope_type", scaling.get("type", "default"))
+        in ("default", "linear", "llama3")
+    )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from agentrl.engines.base import EnginePlace, ServedDtype
 from agentrl.engines.torch.model.decoder import DecoderWeights
-from agentrl.engines.torch.model.families import FAMILIES
+from agentrl.engines.torch.model.families import computed
 from agentrl.engines.torch.model.served_model import ServedModel
 from agentrl.engines.torch.model.transformers_model import (
     TransformersModel,
@@ -30,7 +30,8 @@ def load_model(
     state_dict: Mapping[str, Tensor] | None = None,
 ) -> ServedModel:
     """The engine's own decoder where it computes the model, else transformers' forward, which is
-    slower.
+    slower. What the own decoder computes is computed in fixed shapes where the engine is
+    deterministic, on a CPU, with the trainer's own layers.
 
     Args:
         place: names the folder and the dtype.
@@ -54,26 +55,16 @@ def load_model(
     folder = Path(place.model)
     values = read_config(folder) if config is None else config
     dtype = getattr(torch, place.dtype)
-    if computed(values):
+    exact = place.deterministic and device.type == "cpu" and computed(values)
+    if computed(values) and not exact:
         weights = DecoderWeights(hugging_face_config(values), dtype, device)
         weights.load(
             _folder_tensors(folder, place.dtype) if state_dict is None else state_dict.items()
         )
         return weights
     module = folder_module(folder, dtype) if state_dict is None else config_module(values, dtype)
-    return TransformersModel(module, device, state_dict, deterministic=place.deterministic)
-
-
-def computed(config: Mapping[str, Any]) -> bool:
-    """Whether the engine's own decoder computes a model: never a silent approximation."""
-    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    return (
-        config.get("model_type") in FAMILIES
-        and config.get("hidden_act", "silu") == "silu"
-        and not config.get("use_sliding_window")
-        and set(config.get("layer_types") or ()) <= {"full_attention"}
-        and scaling.get("rope_type", scaling.get("type", "default"))
-        in ("default", "linear", "llama3")
+    return TransformersModel(
+        module, device, state_dict, deterministic=place.deterministic, exact=exact
     )
 
 

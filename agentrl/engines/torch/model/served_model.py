@@ -97,6 +97,9 @@ class ServedModel(ABC):
         max_positions: positions that the model was made for.
         num_heads: query heads of a layer.
         kv_shape: of its KV at one position.
+        key_block: keys of its attention come in multiples of it.
+        exact: a token's logits are a function of the ids up to it, whatever else is computed beside
+            them, and equal the trainer's (``fixed_shapes``).
         places: of every tensor that an update must put, by its Hugging Face name.
         optional: of those that it may put too.
         aliases: other names of tensors in ``places``.
@@ -107,6 +110,8 @@ class ServedModel(ABC):
     max_positions: int
     num_heads: int
     kv_shape: KVShape
+    key_block = 16
+    exact = False
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype
@@ -177,7 +182,7 @@ class ServedModel(ABC):
         """KV memory for ``rows`` sequences of ``context_tokens``, and the forward passes over
         it.
         """
-        kv = KVCache(self.kv_shape, rows, context_tokens, self.dtype, self.device)
+        kv = KVCache(self.kv_shape, rows, context_tokens, self.dtype, self.device, self.key_block)
         return kv, self.forward_over(kv)
 
     def score(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:

@@ -8,6 +8,7 @@ rows, and both must give the same.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from transformers import Cache
 
 from agentrl.engines.find import engines_with
 from agentrl.engines.torch.kv_cache import KVCache, KVShape
+from agentrl.engines.torch.model.fixed_shapes import KEYS
 from agentrl.engines.torch.model.transformers_decoder import (
     CacheMasks,
     MaskKind,
@@ -29,6 +31,8 @@ _LENGTH = 20
 _WINDOW = 6
 _FIRST = 7
 _SECOND = 12
+# more keys than a block of attention has
+_EXACT_LENGTH = KEYS + 8
 # of the logits' standard deviation; a wrong mask gives about 1
 _TOLERANCE = {
     torch.float32: 1e-3,
@@ -78,6 +82,29 @@ def prove(module: Any, kinds: tuple[MaskKind, ...]) -> tuple[KVShape, CacheMasks
     )
 
 
+def require_exact(module: Any, shape: KVShape, masks: CacheMasks) -> None:
+    """Tries out that a token's logits are the same alone and as the last of a chunk.
+
+    Args:
+        module: computed in fixed shapes.
+        shape: of its KV.
+        masks: of ``prove``.
+
+    Raises:
+        EngineError: they differ in a bit.
+    """
+    ids = _drawn(module, _EXACT_LENGTH)
+    alone = _over_rows(module, shape, masks, ids, (1,), rows=1)
+    chunks = _over_rows(module, shape, masks, ids, (7, 40, _EXACT_LENGTH - 4), rows=4)
+    if any(not torch.equal(alone[end], found) for end, found in chunks.items()):
+        raise EngineError(
+            "EnginePlace.deterministic needs matrix products that round a row alike wherever it "
+            f"stands, and this machine's ({torch.get_num_threads()} threads, {module.dtype}) do "
+            "not; set EnginePlace.num_threads=1, or run without it",
+            retryable=False,
+        )
+
+
 class _Recorder(Cache):  # type: ignore[misc]  # transformers' classes are untyped here
     """Notes what each layer stores."""
 
@@ -120,16 +147,14 @@ def _kv_shape(module: Any, model_type: str) -> KVShape:
 
 def _disagreement(module: Any, shape: KVShape, masks: CacheMasks) -> str | None:
     """How the two ways differ, or None where they agree."""
-    config = module.config.get_text_config(decoder=True)
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(int(config.vocab_size), (_LENGTH,), generator=generator).to(module.device)
+    ids = _drawn(module, _LENGTH)
     try:
         alone = module(input_ids=ids[None], use_cache=False).logits[0].float()
-        over_rows = _over_rows(module, shape, masks, ids)
+        over_rows = _over_rows(module, shape, masks, ids, (_FIRST, _SECOND))
     except Exception as error:  # noqa: BLE001  (a family's own code, given masks that it may not know: refused by name)
         return f"it raises {type(error).__name__}: {error}"
-    expected = alone[[_FIRST - 1, *range(_SECOND - 1, _LENGTH)]]
-    difference = float((over_rows - expected).abs().max())
+    expected = alone[[end - 1 for end in over_rows]]
+    difference = float((torch.stack([*over_rows.values()]) - expected).abs().max())
     spread = float(expected.std())
     allowed = _TOLERANCE[module.dtype] * spread
     return (
@@ -139,19 +164,35 @@ def _disagreement(module: Any, shape: KVShape, masks: CacheMasks) -> str | None:
     )
 
 
-def _over_rows(module: Any, shape: KVShape, masks: CacheMasks, ids: Tensor) -> Tensor:
-    """Logits after two padded chunks in the second of two rows, then token by token beside an idle
-    row.
+def _drawn(module: Any, length: int) -> Tensor:
+    config = module.config.get_text_config(decoder=True)
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(int(config.vocab_size), (length,), generator=generator).to(module.device)
+
+
+def _over_rows(
+    module: Any,
+    shape: KVShape,
+    masks: CacheMasks,
+    ids: Tensor,
+    ends: tuple[int, ...],
+    *,
+    rows: int = 2,
+) -> dict[int, Tensor]:
+    """Logits by the number of tokens behind which they come: after padded chunks with these ends
+    in the last of some rows, then token by token beside idle ones.
     """
-    kv = KVCache(shape, 2, _LENGTH, module.dtype, module.device)
+    kv = KVCache(shape, rows, ids.numel(), module.dtype, module.device, KEYS)
     decoder = TransformersDecoder(module, kv, masks)
     prefiller = Prefiller(decoder, kv, 1, ids.device, fixed=True)
     known = ids.cpu().numpy().astype(np.int32)
-    logits = []
-    for first, end in ((0, _FIRST), (_FIRST, _SECOND)):
-        logits += [last[0] for _, last in prefiller.run([WaitingPrefill([1], known[:end], first)])]
-    for position in range(_SECOND, _LENGTH):
-        tokens = torch.stack((torch.zeros_like(ids[position]), ids[position]))
-        positions = torch.tensor([kv.trash, position], device=ids.device)
-        logits.append(decoder.decode(tokens, positions, ((2, kv.max_keys),))[1])
-    return torch.stack(logits)
+    logits = {}
+    for first, end in itertools.pairwise((0, *ends)):
+        ((_, last),) = prefiller.run([WaitingPrefill([rows - 1], known[:end], first)])
+        logits[end] = last[0]
+    tokens = torch.zeros(rows, dtype=ids.dtype, device=ids.device)
+    positions = torch.full_like(tokens, kv.trash)
+    for position in range(ends[-1], ids.numel()):
+        tokens[-1], positions[-1] = ids[position], position
+        logits[position + 1] = decoder.decode(tokens, positions, ((rows, kv.max_keys),))[-1]
+    return logits

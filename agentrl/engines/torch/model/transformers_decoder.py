@@ -13,9 +13,10 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers import Cache
+from transformers import AttentionInterface, Cache
 
 from agentrl.engines.torch.kv_cache import KVCache, additive_mask
+from agentrl.engines.torch.model.fixed_shapes import attend
 from agentrl.engines.torch.row_layout import Blocks
 
 MaskKind = Literal["full", "sliding", "by_layer"]
@@ -60,6 +61,34 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers' classes are untype
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0
+
+
+def fixed_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    *,
+    scaling: float,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """``fixed_shapes.attend`` over rows of the cache, for transformers' attention interface.
+
+    Args:
+        module: the attention layer; unused.
+        query: ``[n, H, T, E]``.
+        key, value: ``[n, K, L, E]``, whole blocks of keys.
+        attention_mask: ``[n, 1, T, L]``, additive.
+        scaling: of the scores.
+    """
+    return attend(query, key, value, attention_mask, scaling), None
+
+
+FIXED_ROWS = "fixed_rows"
+"""The name of ``fixed_attention``."""
+
+AttentionInterface.register(FIXED_ROWS, fixed_attention)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +137,7 @@ class TransformersDecoder:
     def decode(self, tokens_N: Tensor, positions_N: Tensor, blocks: Blocks) -> Tensor:
         """See ``Forward.decode``; all rows attend to as many keys as the longest."""
         N = tokens_N.shape[0]
-        num_keys = max(keys for _, keys in blocks)
+        num_keys = self.kv.in_blocks(max(keys for _, keys in blocks))
         index = self.kv.flat_index(torch.arange(N, device=tokens_N.device), positions_N[:, None])
         cache = RowCache(self.kv, N, index.view(N, 1, -1), num_keys)
         return self._logits(tokens_N[:, None], positions_N[:, None], cache, num_keys, 1)[:, 0]
@@ -118,6 +147,7 @@ class TransformersDecoder:
     ) -> Tensor:
         """See ``Forward.prefill``."""
         M, T = tokens_MT.shape
+        num_keys = self.kv.in_blocks(num_keys)
         index = self.kv.flat_index(rows_M, positions_MT)
         cache = RowCache(self.kv, rows_M, index.view(M, T, -1), num_keys)
         kept, place_M = torch.unique(last_M, return_inverse=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +16,16 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentrl.engines.find import engines_with
 from agentrl.engines.torch.kv_cache import KVCache
+from agentrl.engines.torch.model import fixed_shapes
 from agentrl.engines.torch.model.folder_names import FolderNames, ParameterGroup
 from agentrl.engines.torch.model.quiet import quiet_transformers
 from agentrl.engines.torch.model.served_model import ServedModel, WeightPlace
-from agentrl.engines.torch.model.transformers_check import prove, unserved
-from agentrl.engines.torch.model.transformers_decoder import MaskKind, TransformersDecoder
+from agentrl.engines.torch.model.transformers_check import prove, require_exact, unserved
+from agentrl.engines.torch.model.transformers_decoder import (
+    FIXED_ROWS,
+    MaskKind,
+    TransformersDecoder,
+)
 from agentrl.errors import EngineError
 
 _log = logging.getLogger(__name__)
@@ -42,10 +47,11 @@ class TransformersModel(ServedModel):
         device: where it goes.
         tensors: its weights; None where the module has them.
         deterministic: whether the engine is to be exact to the last bit.
+        exact: whether it is to compute in fixed shapes, as the trainer does (``fixed_shapes``).
 
     Raises:
-        EngineError: a model that cannot be served so, by what it lacks, or a tensor that is
-            missing, unknown or misshapen.
+        EngineError: a model that cannot be served so, by what it lacks, a tensor that is missing,
+            unknown or misshapen, or a machine whose products are not exact.
     """
 
     def __init__(
@@ -55,6 +61,7 @@ class TransformersModel(ServedModel):
         tensors: Mapping[str, Tensor] | None = None,
         *,
         deterministic: bool,
+        exact: bool = False,
     ) -> None:
         super().__init__(module.dtype, device)
         self._module = module.to(device).eval().requires_grad_(False)
@@ -78,11 +85,23 @@ class TransformersModel(ServedModel):
         else:
             self.load(tensors.items())
         self.kv_shape, self._masks = prove(module, _mask_kinds(config))
+        if exact:
+            self._fix_shapes()
+            return
         _log.warning(
             "TorchEngine has no decoder of its own for model_type=%r with this configuration: "
             "transformers' forward is used, which is slower (docs/engines.md)",
             self.kind,
         )
+
+    def _fix_shapes(self) -> None:
+        self.exact = True
+        self.key_block = fixed_shapes.KEYS
+        fixed_shapes.fix_shapes(self._module)
+        if self._head is not None:
+            self._head.product = fixed_shapes.linear
+        self._module.set_attn_implementation(FIXED_ROWS)
+        require_exact(self._module, self.kv_shape, self._masks)
 
     def _place_parameters(self) -> None:
         names = FolderNames(self._module)
@@ -214,6 +233,7 @@ class _FP32Head(nn.Module):
             source.weight,
             source.bias,
         )
+        self.product: Callable[..., Tensor] = nn.functional.linear
         self.renew()
 
     def renew(self) -> None:
@@ -222,7 +242,7 @@ class _FP32Head(nn.Module):
         self._values = weight.float(), None if bias is None else bias.float()
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return nn.functional.linear(hidden.float(), *self._values)
+        return self.product(hidden.float(), *self._values)
 
 
 def _mask_kinds(config: Any) -> tuple[MaskKind, ...]:

@@ -1,0 +1,40 @@
+"""A deterministic run trains with exactly the logprobs that its tokens were sampled with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.store import RunDirectory
+from tests.run.tiny_run import metrics, train
+
+CODE = Path(__file__).resolve().parents[2] / "examples" / "code" / "config.yaml"
+
+
+def differences(run_dir: Path) -> Sequence[Any]:
+    """The largest of each step that was trained on sampled tokens."""
+    steps = [row for row in metrics(run_dir) if row["stage"] == "rl" and row["step"]]
+    return [row["mismatch/logp_abs/max"] for row in steps]
+
+
+@pytest.mark.invariant
+def test_no_token_differs_in_a_deterministic_run(trained: RunDirectory) -> None:
+    assert differences(trained.root) == [0.0, 0.0]
+
+
+@pytest.mark.slow
+def test_no_token_of_the_code_example_differs(tmp_path: Path) -> None:
+    run_dir = train(
+        tmp_path,
+        "run.deterministic=true",
+        f"run.base_dir={CODE.parent}",
+        "placement.mode=inline",
+        "stages.warmup.steps=40",
+        "stages.rl.steps=4",
+        "stages.rl.eval.sets={}",
+        text=CODE.read_text(encoding="utf-8"),
+    )
+    assert differences(run_dir) == [0.0] * 4

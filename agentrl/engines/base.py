@@ -230,6 +230,7 @@ class EngineTraits:
             that takes no GPU by itself.
         readable: is a ``ReadableEngine`` too.
         gpus: that a process apart from ranks needs for it, servers and all.
+        routed_experts: tells the experts that each token of a mixture went through.
     """
 
     returns_ids: bool = True
@@ -240,6 +241,7 @@ class EngineTraits:
     ranks_a_server: int = 0
     readable: bool = False
     gpus: int = 1
+    routed_experts: bool = False
 
 
 @dataclass(frozen=True, slots=True)

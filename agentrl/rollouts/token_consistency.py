@@ -13,12 +13,15 @@ import numpy.typing as npt
 
 from agentrl.engines.checks import first_outside
 from agentrl.errors import TokenMismatchError
-from agentrl.types import Completion, GenerateRequest, SegmentKind
+from agentrl.types import Completion, GenerateRequest, RoutingShape, SegmentKind
 from agentrl.types.arrays import common_prefix
 
 
 def assert_token_consistency(
-    request: GenerateRequest, completion: Completion, vocab_size: int
+    request: GenerateRequest,
+    completion: Completion,
+    vocab_size: int,
+    routing: RoutingShape | None = None,
 ) -> None:
     """Compares a completion with the engine's own token counts (docs/tokens.md).
 
@@ -26,6 +29,7 @@ def assert_token_consistency(
         request: the request that was sent.
         completion: the engine's completion.
         vocab_size: the vocabulary size of the engine's model.
+        routing: of a mixture whose experts the engine tells.
 
     Raises:
         TokenMismatchError: the first rule that does not hold, with both values.
@@ -56,6 +60,25 @@ def assert_token_consistency(
         previous = segment.policy_version
         if (outside := first_outside(segment.token_ids, vocab_size)) is not None:
             _fail(request, f"id {outside} is outside the model's vocabulary of {vocab_size}")
+    if fault := _routing_fault(request, completion, length, routing):
+        _fail(request, f"of the experts that its tokens went through: {fault}")
+
+
+def _routing_fault(
+    request: GenerateRequest, completion: Completion, length: int, routing: RoutingShape | None
+) -> str:
+    """How a completion's record of experts cannot be that of its sequence of ``length`` ids."""
+    record = completion.routed_experts
+    if record is None:
+        return ""
+    if routing is None:
+        return "the engine told some, and its info() names no routing of its model"
+    # the last token has not been read
+    wanted = length - 1 - request.experts_from
+    is_cut = completion.finish_reason == "abort" and len(record) < wanted
+    if len(record) != wanted and not is_cut:
+        return f"{wanted} tokens from {request.experts_from} on were read, it has {len(record)}"
+    return routing.fault(record)
 
 
 def assert_extends_context(request: GenerateRequest, previous: npt.NDArray[np.int32]) -> None:
